@@ -1,0 +1,105 @@
+"""Errors that the person who wrote the expression can act on."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Span:
+    """A place in the source text: 1-based line, 0-based column, length in characters."""
+
+    line: int
+    column: int
+    length: int = 1
+
+
+class EqfuseError(Exception):
+    """Base class of every error that a user can cause.
+
+    The text names what is wrong, shows the source line with a caret under the place (where there
+    is one), and ends with what to do::
+
+        unknown name 'scal' (line 2)
+            S[i,j] = sum[d](Q[i,d] * K[j,d]) * scal
+                                               ^^^^
+        expected a tensor, an earlier definition or a scalar; did you mean 'scale'?
+    """
+
+    def __init__(self, message: str, *, source: str = "", span: Span | None = None, hint: str = "") -> None:
+        self.message = message
+        self.source = source
+        self.span = span
+        self.hint = hint
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        lines = [self.message]
+        source = source_lines(self.source)
+        if self.span is not None and self.span.line <= len(source):
+            text = source[self.span.line - 1]
+            body = text.strip().expandtabs(1)
+            column = min(max(0, self.span.column - (len(text) - len(text.lstrip()))), len(body))
+            length = max(1, min(self.span.length, len(body) - column))
+            lines[0] += f" (line {self.span.line})"
+            lines.append(f"    {body}")
+            lines.append("    " + " " * column + "^" * length)
+        if self.hint:
+            lines.append(self.hint)
+        return "\n".join(lines)
+
+
+class ParseError(EqfuseError):
+    """The source text is not a program of the language."""
+
+
+class TypeCheckError(EqfuseError):
+    """The program is well-formed but its axes, ranks or dtypes do not agree."""
+
+
+class BindError(EqfuseError):
+    """The tensors, scalars or sizes given do not fit the program."""
+
+
+class BudgetError(EqfuseError):
+    """The program is too large for a declared budget (e-nodes, rounds, memory)."""
+
+
+class ScheduleError(EqfuseError):
+    """The schedule asked for does not exist for this program."""
+
+
+class VerificationError(EqfuseError):
+    """A stage of the pipeline does not compute what the source says; carries a counterexample."""
+
+
+def source_lines(source: str) -> list[str]:
+    """The lines of a source text, as Python's parser counts them."""
+    return re.split(r"\r\n|\r|\n", source)
+
+
+def locate(source: str, text: str) -> Span | None:
+    """The first place outside comments where `text` stands as whole words, blanks ignored; None if nowhere."""
+    words = re.findall(r"\w+|[^\w\s]", text)
+    if not words:
+        return None
+    start, stop = (r"\b" if re.match(r"\w", word) else "" for word in (words[0], words[-1]))
+    pattern = re.compile(start + r"\s*".join(map(re.escape, words)) + stop)
+    for number, line in enumerate(source_lines(source), start=1):
+        if found := pattern.search(line.partition("#")[0]):
+            return Span(number, found.start(), found.end() - found.start())
+    return None
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``did you mean 'scale'?``, or nothing where no known name is close."""
+    match = closest(name, known)
+    return f"did you mean {match!r}?" if match else ""

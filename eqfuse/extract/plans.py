@@ -1,0 +1,83 @@
+"""A plan: which kernels, which groups of reductions in each, how each group is walked.
+
+A kernel computes some outputs over the same parallel axes. Its groups run one after the other, in
+dependency order; expressions (outputs, and bodies of later groups) read the exact value of a state
+as `Local(state, dims)`, and a temporary of an earlier kernel as `Load(name, axes)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from eqfuse.rules.merge import Group
+from eqfuse.terms.nodes import Output
+
+Schedule = Literal["rolling", "split_k", "resident", "multi_pass"]
+SCHEDULES: tuple[Schedule, ...] = ("rolling", "split_k", "resident", "multi_pass")
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    group: Group
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """`parallel` are the axes whose positions are independent; `whole` the axes of states and
+    outputs that one program instance keeps complete (a later group or the epilogue folds them).
+    Axes of outputs that a group of this kernel reduces (softmax itself) are in neither."""
+
+    name: str
+    outputs: tuple[Output, ...]
+    groups: tuple[GroupPlan, ...]
+    parallel: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a predicted cost, in seconds."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    terms: tuple[Term, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(term.seconds for term in self.terms)
+
+
+@dataclass(frozen=True)
+class AxisBlock:
+    """Chosen block of one axis in one kernel (see tile.nodes.Block for the kinds)."""
+
+    axis: str
+    kind: Literal["grid", "loop", "whole", "unit"]
+    size: int | None
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """Run-shape choices of one kernel, in the order of the nest's kernels."""
+
+    blocks: tuple[AxisBlock, ...]
+    warps: int = 4
+    stages: int = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k."""
+
+    schedule: Schedule
+    kernels: tuple[KernelPlan, ...]
+    cost: Cost | None = None
+    configs: tuple[KernelConfig, ...] = ()
+    shards: int = 1
+    reason: str = ""

@@ -1,0 +1,92 @@
+"""The loop nest of a chosen plan: what runs in parallel, what is carried, what is stored.
+
+    nest    ::= Nest(kernels, temporaries)       kernels run one after the other
+    kernel  ::= Kernel(name, parallel, body)     all positions of the parallel axes at once
+    stmt    ::= Let(name, dims, expr)            name[dims] = expr, for every position of dims
+              | Loop(axis, start, stop, unit, carried, body)
+              | Store(tensor, index, dims, expr) tensor[index] = expr, for every position of dims
+
+A `Loop` visits its axis tile by tile, in order, from `start` to `stop`; inside it the axis stands
+for the positions of the current tile and `Reduce(op, axis, ...)` folds over that tile alone.
+With `unit` the tile is a single position. Outside a loop over its axis, a `Reduce` folds over the
+whole axis. `dims` are the axes other than the parallel ones that a value has a component for
+(the tile's own axis among them); a `Local` reads a `Let` or `Carried` of the same kernel.
+
+A carried value starts as `init`; after each tile it becomes the `Let` named `next` in the body;
+after the loop its name stands for the last value (for `init`, when the loop visits nothing).
+
+Tile sizes are not part of the nest: it means the same for every choice of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eqfuse.terms.nodes import Expr
+
+
+@dataclass(frozen=True)
+class Let:
+    name: str
+    dims: tuple[str, ...]
+    expr: Expr
+
+
+@dataclass(frozen=True)
+class Carried:
+    name: str
+    dims: tuple[str, ...]
+    init: Expr
+    next: str
+
+
+@dataclass(frozen=True)
+class Loop:
+    axis: str
+    start: Expr
+    stop: Expr
+    unit: bool
+    carried: tuple[Carried, ...]
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Store:
+    tensor: str
+    index: tuple[Expr, ...]
+    dims: tuple[str, ...]
+    expr: Expr
+
+
+Stmt = Let | Loop | Store
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    parallel: tuple[str, ...]
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor that a kernel writes: an output of the program, or a temporary between kernels.
+
+    `dtype` None means: the promoted dtype of the inputs that the value is made from.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    dtype: str | None
+    is_output: bool
+
+
+@dataclass(frozen=True)
+class Nest:
+    """`domains` maps an axis that has no extent of its own (renamed copies) to the one that has;
+    `shards` maps a synthetic shard axis to the axis that it divides."""
+
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...]
+    domains: tuple[tuple[str, str], ...] = ()
+    shards: tuple[tuple[str, str], ...] = ()

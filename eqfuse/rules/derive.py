@@ -1,0 +1,320 @@
+"""Derivation: the best equal program, its cascaded groups, and the merge of each group.
+
+Two e-graphs, both saturated once per program whatever the sizes:
+
+`prepare` puts the outputs in over whole axes: factors leave loops, sums commute where that shows a
+cascade, unstable forms meet their stable equals; extraction takes the stablest, then the cheapest.
+
+`derive_group` puts one group's reductions in three times, over the parts A and B of the axis and over
+their union AB, each as the program defines it, its producers over the same part (Neptune's tags).
+The values over A and B are free; what extraction finds for the values over AB is the merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from eqfuse.extract.extraction import UNBOUNDED_SQUARE, Extraction
+from eqfuse.rules.catalogue import MERGE, PREPARE
+from eqfuse.rules.encode import Encoder
+from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
+from eqfuse.rules.repair import guard_body, guard_divisors, reads_state, recovers_by_sum
+from eqfuse.rules.saturate import Graph, Node, Report, session
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Expr,
+    Local,
+    Output,
+    Program,
+    Reduce,
+    call,
+    children,
+    free_axes,
+    rebuild,
+    reductions,
+    transform,
+    walk,
+)
+
+MAX_AUXILIARY_ROUNDS = 4
+
+
+def axis_order(program: Program) -> tuple[str, ...]:
+    """Every axis of a program: those of outputs as they are written, then the rest as they appear."""
+    order = dict.fromkeys(axis for output in program.outputs for axis in output.axes)
+    for node in walk(*(output.expr for output in program.outputs)):
+        if isinstance(node, Axis):
+            order.setdefault(node.name)
+    return tuple(order)
+
+
+# -- whole axes ------------------------------------------------------------------------------------
+
+
+def prepare(program: Program) -> tuple[tuple[Output, ...], Report]:
+    """The outputs in their stablest, then cheapest equal form over whole axes."""
+    exprs = [output.expr for output in program.outputs]
+    axes = list(dict.fromkeys(n.axis for n in walk(*exprs) if isinstance(n, Reduce)))
+    if not axes:
+        return program.outputs, Report()
+    encoder = Encoder(program.strict_casts)
+    with session(PREPARE) as saturation:
+        roots = [encoder.encode(expr) for expr in exprs]
+        saturation.run(encoder.lines + encoder.facts(axes) + [f"(let $out{i} {r})" for i, r in enumerate(roots)])
+        saturation.saturate()
+        graph = saturation.read()
+        unproved = _unproved_exponents(exprs, encoder, graph)
+        if unproved:
+            saturation.run([f"(unproved {term})" for term in unproved])
+            saturation.saturate()
+            graph = saturation.read()
+        best = Extraction(graph, encoder, unbounded_square=UNBOUNDED_SQUARE)
+        outputs = tuple(
+            replace(output, expr=best.term(graph.roots[f"out{i}"])) for i, output in enumerate(program.outputs)
+        )
+        return outputs, saturation.report
+
+
+def _unproved_exponents(exprs: Sequence[Expr], encoder: Encoder, graph: Graph) -> list[str]:
+    """Terms of exponents inside reductions that no fact bounds by 0."""
+    nonpos = {row[0] for row in graph.facts["nonpos"]}
+    bodies = [node.body for node in walk(*exprs) if isinstance(node, Reduce)]
+    found: dict[str, None] = {}
+    for node in walk(*bodies):
+        match node:
+            case Call("exp", (a,)):
+                term = encoder.terms["ALL", a]
+                if term.startswith("$") and graph.roots[term[1:]] not in nonpos:
+                    found[term] = None
+                elif not term.startswith("$"):
+                    found[term] = None
+    return list(found)
+
+
+# -- split axes ------------------------------------------------------------------------------------
+
+
+def _dims(expr: Expr, order: Sequence[str]) -> tuple[str, ...]:
+    free = free_axes(expr)
+    return tuple(axis for axis in order if axis in free)
+
+
+def name_states(axis: str, reduces: Sequence[Reduce], order: Sequence[str]) -> tuple[State, ...]:
+    """States for reductions over one axis, in dependency order; bodies read earlier ones as `Local`."""
+    names: dict[Expr, Local] = {}
+    states: list[State] = []
+    for reduce in reduces:
+        stem = f"{reduce.op}_{axis}"
+        taken = sum(1 for s in states if s.op == reduce.op)
+        name = stem if not taken else f"{stem}{taken + 1}"
+        dims = _dims(reduce, order)
+        body = _with_locals(reduce.body, names)
+        names[reduce] = Local(name, dims)
+        states.append(State(name, reduce.op, body, dims))
+    return tuple(states)
+
+
+def _with_locals(expr: Expr, names: dict[Expr, Local]) -> Expr:
+    """`expr` with the named reductions replaced by their values, outermost first."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node not in memo:
+            memo[node] = names[node] if node in names else rebuild(node, tuple(map(visit, children(node))))
+        return memo[node]
+
+    return visit(expr)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    merge: Merge | None
+    obstacles: tuple[Obstacle, ...]
+    missing: tuple[State, ...]
+
+
+def derive_group(
+    axis: str, reduces: Sequence[Reduce], order: Sequence[str], strict_casts: bool = False
+) -> tuple[Group, Report]:
+    """The group of these reductions over `axis` (in dependency order) with its merge, or why it has none.
+    `order` is the program's order of axes.
+
+    Where the merge needs a reduction that is no state, that accumulator is added and the derivation
+    starts again.
+    """
+    states = name_states(axis, reduces, order)
+    report = Report()
+    for _ in range(MAX_AUXILIARY_ROUNDS):
+        attempt = _attempt(axis, states, order, strict_casts, report)
+        if attempt.merge or not attempt.missing:
+            break
+        states = states + attempt.missing
+    merge = attempt.merge
+    if merge is None:
+        states = name_states(axis, reduces, order)
+    return Group(axis, states, merge, attempt.obstacles), report
+
+
+def _attempt(
+    axis: str, states: tuple[State, ...], order: Sequence[str], strict_casts: bool, report: Report
+) -> _Attempt:
+    encoder = Encoder(strict_casts)
+
+    def opaque(expr: Expr) -> bool:
+        return isinstance(expr, Reduce) and expr.axis != axis and not reads_state(expr)
+
+    with session(MERGE) as saturation:
+        terms: dict[tuple[str, str], str] = {}
+        for part in ("A", "B", "AB"):
+            local: dict[str, str] = {}
+            for state in states:
+                body = encoder.encode(state.body, part, local, opaque)
+                term = f"$state_{state.name}_{part}"
+                encoder.lines.append(f'(let {term} (Red "{state.op}" "{axis}" "{part}" {body}))')
+                local[state.name] = terms[state.name, part] = term
+        marks = [f"(state {terms[s.name, part]})" for s in states for part in ("A", "B")]
+        saturation.run(encoder.lines + encoder.facts([axis]) + marks)
+        saturation.saturate()
+        graph = saturation.read()
+        report.add(saturation.report)
+        return _Search(axis, states, tuple(order), encoder, graph).attempt()
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Extraction of the AB values from a saturated e-graph."""
+
+    axis: str
+    states: tuple[State, ...]
+    axes: tuple[str, ...]
+    encoder: Encoder
+    graph: Graph
+
+    def root(self, state: State, part: str) -> int:
+        return self.graph.roots[f"state_{state.name}_{part}"]
+
+    def values(self, part: str, suffix: str) -> dict[int, Expr]:
+        return {self.root(s, part): Local(s.name + suffix, s.dims) for s in self.states}
+
+    def attempt(self) -> _Attempt:
+        updates, stuck = self.order({**self.values("A", "")}, parts=("B",))
+        if stuck:
+            missing = self.missing_accumulators(stuck)
+            obstacles = () if missing else tuple(obstacle(self.axis, s) for s in stuck)
+            return _Attempt(None, obstacles, missing)
+        combines, stuck = self.order({**self.values("A", "_a"), **self.values("B", "_b")}, parts=())
+        if stuck:
+            return _Attempt(None, tuple(obstacle(self.axis, s) for s in stuck), ())
+        merge = Merge(
+            tuple(self.update(state, value) for state, value in updates),
+            tuple(Combine(state.name, guard_divisors(value, self.axis)) for state, value in combines),
+            tuple(filter(None, map(self.finish, self.states))),
+        )
+        return _Attempt(merge, (), ())
+
+    def order(
+        self, known: dict[int, Expr], parts: tuple[str, ...]
+    ) -> tuple[list[tuple[State, Expr]], tuple[State, ...]]:
+        """The AB value of every state, in an order in which each reads only what is there; and the rest."""
+
+        def allowed(node: Node) -> bool:
+            return node.head != "Red" or node.words[1] != self.axis or node.words[2] in parts
+
+        found: list[tuple[State, Expr]] = []
+        rest = list(self.states)
+        while rest:
+            best = Extraction(self.graph, self.encoder, known, allowed)
+            costs = {s.name: cost for s in rest if (cost := best.cost(self.root(s, "AB"))) is not None}
+            if not costs:
+                break
+            ready = min((s for s in rest if s.name in costs), key=lambda s: costs[s.name])
+            key = self.root(ready, "AB")
+            found.append((ready, best.term(key)))
+            known = {**known, key: Local(f"{ready.name}_new", ready.dims)}
+            rest.remove(ready)
+        return found, tuple(rest)
+
+    def missing_accumulators(self, stuck: tuple[State, ...]) -> tuple[State, ...]:
+        """Reductions over A that would close the merge: their bodies read values over A alone."""
+        old = self.values("A", "")
+
+        def over_a(node: Node) -> bool:
+            return node.head != "Red" or node.words[1] != self.axis or node.words[2] == "A"
+
+        inside = Extraction(self.graph, self.encoder, old, over_a)
+        known = {**old, **self.values("AB", "_new")}
+
+        def allowed(node: Node) -> bool:
+            if node.head != "Red" or node.words[1] != self.axis:
+                return True
+            return node.words[2] == "B" or (node.words[2] == "A" and node.args[0] in inside.best)
+
+        wanted: dict[Reduce, None] = {}
+        for state in stuck:
+            key = self.root(state, "AB")
+            best = Extraction(self.graph, self.encoder, {k: v for k, v in known.items() if k != key}, allowed)
+            if best.cost(key) is None:
+                return ()
+            for op, body in best.reductions(key, self.axis, "A", inside):
+                wanted[Reduce(op, self.axis, body)] = None
+        return self._name_auxiliaries(wanted)
+
+    def _name_auxiliaries(self, wanted: Iterable[Reduce]) -> tuple[State, ...]:
+        """States for these reductions and for those over the same axis inside them."""
+        taken = sum(1 for s in self.states if s.auxiliary)
+        names: dict[Expr, Local] = {}
+        states: list[State] = []
+        for reduce in (r for r in reductions(*wanted) if r.axis == self.axis):
+            body = _with_locals(reduce.body, names)
+            dims = _dims(Reduce(reduce.op, self.axis, body), self.axes)
+            name = f"aux_{self.axis}{taken + len(states) + 1}"
+            names[reduce] = Local(name, dims)
+            states.append(State(name, reduce.op, body, dims, auxiliary=True))
+        return tuple(states)
+
+    def update(self, state: State, value: Expr) -> Update:
+        """Names the fresh reductions over the tile and makes everything total."""
+        parts: list[Part] = []
+
+        def step(node: Expr) -> Expr:
+            match node:
+                case Reduce(op, axis, body) if axis == self.axis:
+                    name = f"{state.name}_tile" + (str(len(parts) + 1) if parts else "")
+                    parts.append(Part(name, op, guard_body(body, op, axis)[0]))
+                    return Local(name, _dims(node, self.axes))
+                case _:
+                    return node
+
+        named = transform(value, step)
+        return Update(state.name, tuple(parts), guard_divisors(named, self.axis))
+
+    def finish(self, state: State) -> Finish | None:
+        recover = guard_body(state.body, state.op, self.axis)[1]
+        if recover is None:
+            return None
+        how = "add" if recovers_by_sum(state.body, state.op, self.axis) else "mul"
+        return Finish(state.name, call(how, Local(state.name, state.dims), recover))
+
+
+def obstacle(axis: str, state: State) -> Obstacle:
+    """The smallest part of the body that mixes a varying value with a state in a way no rule separates."""
+    separable = {"add", "sub", "mul", "div", "neg", "abs", "sq", "sqrt", "rsqrt", "exp", "log", "where"}
+    mixed = [
+        node
+        for node in walk(state.body)
+        if isinstance(node, Call) and reads_state(node) and axis in free_axes(node) and node.fn not in separable
+    ]
+    factor = mixed[0] if mixed else state.body
+    condition = (
+        f"no rule separates what varies along {axis} from the value of {_producers(factor)} in it"
+        if mixed
+        else f"no factor or term of it can leave the {state.op} over {axis}"
+    )
+    return Obstacle(Reduce(state.op, axis, state.body), factor, condition)
+
+
+def _producers(expr: Expr) -> str:
+    names = dict.fromkeys(node.name for node in walk(expr) if isinstance(node, Local))
+    return " and ".join(names)

@@ -1,0 +1,202 @@
+"""Expressions to e-graph terms and back.
+
+Subtraction, division and reciprocal roots have no constructor of their own: a - b is a + (-b), a / b
+is a * inv(b), rsqrt(a) is inv(sqrt(a)). What the rules cannot look into (loads, positions,
+predicates without reductions) becomes a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from eqfuse.terms.nodes import CASTS, Call, Const, Expr, Local, Reduce, Size, call, children, free_axes, walk
+
+_UNARY = {"neg": "Neg", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs", "sq": "Sq"}
+_BINARY = {"add": "Add", "mul": "Mul", "maximum": "Max", "minimum": "Min"}
+_DECODE_UNARY = {v: k for k, v in _UNARY.items()}
+_DECODE_BINARY = {v: k for k, v in _BINARY.items()}
+
+ONE = '(Num "1")'
+ZERO = '(Num "0")'
+
+
+def quote(text: str) -> str:
+    """`text` as an egglog string literal."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+@dataclass
+class Encoder:
+    """Encodes expressions of one program; remembers what each leaf and number stands for.
+
+    Casts are transparent unless `strict_casts`.
+    """
+
+    strict_casts: bool = False
+    leaves: dict[str, Expr] = field(default_factory=dict)
+    numbers: dict[str, Const] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    terms: dict[tuple[str, Expr], str] = field(default_factory=dict)
+
+    def leaf(self, expr: Expr) -> str:
+        name = str(expr)
+        while self.leaves.setdefault(name, expr) is not expr:
+            name += "'"
+        return f"(Leaf {quote(name)})"
+
+    def number(self, value: float | int | bool) -> str:
+        text = repr(int(value)) if float(value).is_integer() else repr(float(value))
+        self.numbers.setdefault(text, Const(int(value) if text.lstrip("-").isdigit() else float(value)))
+        return f'(Num "{text}")'
+
+    def encode(
+        self,
+        expr: Expr,
+        part: str = "ALL",
+        local: Mapping[str, str] | None = None,
+        opaque: Callable[[Expr], bool] = lambda expr: False,
+    ) -> str:
+        """The name of the term of `expr`; the commands that define it are added to `lines`.
+
+        Reductions and sizes of an axis are over its `part`. `local` gives the terms of states by name;
+        subexpressions for which `opaque` holds become leaves.
+        """
+        terms: dict[Expr, str] = {}
+        stack = [expr]
+        while stack:
+            node = stack[-1]
+            if node in terms:
+                stack.pop()
+                continue
+            below = () if opaque(node) else [c for c in self._parts(node) if c not in terms]
+            if below:
+                stack.extend(below)
+                continue
+            terms[node] = self._define(node, terms, part, local or {}, opaque)
+        self.terms.update({(part, node): name for node, name in terms.items()})
+        return terms[expr]
+
+    @staticmethod
+    def _parts(expr: Expr) -> tuple[Expr, ...]:
+        return children(expr) if isinstance(expr, Call | Reduce) else ()
+
+    def _define(
+        self,
+        expr: Expr,
+        terms: Mapping[Expr, str],
+        part: str,
+        local: Mapping[str, str],
+        opaque: Callable[[Expr], bool],
+    ) -> str:
+        match expr:
+            case Const(value):
+                return self.number(value)
+            case Local(name, _) if name in local:
+                return local[name]
+            case Size(axis):
+                text = f'(Red "sum" "{axis}" "{part}" {ONE})'
+            case Reduce(op, axis, body) if not opaque(expr):
+                text = f'(Red "{op}" "{axis}" "{part}" {terms[body]})'
+            case Call(fn, args) if not opaque(expr):
+                text = self._call(expr, fn, [terms[a] for a in args])
+            case _:
+                return self.leaf(expr)
+        name = f"$t{len(self.lines)}"
+        self.lines.append(f"(let {name} {text})")
+        return name
+
+    def _call(self, expr: Call, fn: str, args: list[str]) -> str:
+        match fn:
+            case "sub":
+                return f"(Add {args[0]} (Neg {args[1]}))"
+            case "div":
+                return f"(Mul {args[0]} (Inv {args[1]}))"
+            case "rsqrt":
+                return f"(Inv (Sqrt {args[0]}))"
+            case "relu":
+                return f"(Max {args[0]} {ZERO})"
+            case "where":
+                return f"(Where {' '.join(args)})"
+        if fn in _UNARY:
+            return f"({_UNARY[fn]} {args[0]})"
+        if fn in _BINARY:
+            return f"({_BINARY[fn]} {args[0]} {args[1]})"
+        if fn in CASTS and not self.strict_casts:
+            return f'(Cast "{fn}" {args[0]})'
+        if not any(isinstance(node, Reduce | Local | Size) for node in walk(expr)):
+            return self.leaf(expr)
+        match args:
+            case [a]:
+                return f'(Apply1 "{fn}" {a})'
+            case [a, b]:
+                return f'(Apply2 "{fn}" {a} {b})'
+        return self.leaf(expr)
+
+    def facts(self, axes: Iterable[str]) -> list[str]:
+        """Dependence of every leaf and number on every axis, and signs of numbers."""
+        self.number(0)
+        self.number(1)
+        lines: list[str] = []
+        for text, const in self.numbers.items():
+            term = f'(Num "{text}")'
+            lines += [f'(fixed {term} "{axis}")' for axis in axes]
+            if abs(const.value) != float("inf"):
+                lines.append(f"(constant {term})")
+            if const.value >= 0:
+                lines.append(f"(nonneg {term})")
+            if const.value <= 0:
+                lines.append(f"(nonpos {term})")
+        for name, expr in self.leaves.items():
+            free = free_axes(expr)
+            term = f"(Leaf {quote(name)})"
+            lines += [f'({"varies" if axis in free else "fixed"} {term} "{axis}")' for axis in axes]
+            if isinstance(expr, Size):
+                lines.append(f"(nonneg {term})")
+        return lines
+
+    def decode(self, head: str, words: tuple[str, ...], args: tuple[Expr, ...]) -> Expr:
+        """The expression of one e-node, its children decoded already."""
+        match head, words, args:
+            case "Num", (text,), ():
+                return self.numbers.get(text) or Const(int(text))
+            case "Leaf", (name,), ():
+                return self.leaves[name]
+            case "Add", (), (a, Call("neg", (b,))):
+                return call("sub", a, b)
+            case "Add", (), (Call("neg", (a,)), b):
+                return call("sub", b, a)
+            case "Mul", (), (a, Call("div", (Const(1), b))):
+                return call("div", a, b)
+            case "Mul", (), (Call("div", (Const(1), a)), b):
+                return call("div", b, a)
+            case "Inv", (), (Call("sqrt", (a,)),):
+                return call("rsqrt", a)
+            case "Inv", (), (a,):
+                return call("div", Const(1), a)
+            case "Max", (), (a, Const(0)):
+                return call("relu", a)
+            case "Where", (), (p, a, b):
+                return call("where", p, a, b)
+            case "Cast", (fn,), (a,):
+                return call(fn, a)
+            case "Ratio", (), (a, b):  # total: where a factor is 0 or infinite, 1 stands for it
+                guarded = _guarded("invertible", a)
+                return guarded if b is Const(1) else call("div", guarded, _guarded("invertible", b))
+            case "Delta", (), (a, b):  # total: where a term is infinite, 0 stands for it
+                guarded = _guarded("finite", a)
+                return guarded if b is Const(0) else call("sub", guarded, _guarded("finite", b))
+            case "Apply1" | "Apply2", (fn,), _:
+                return call(fn, *args)
+            case "Red", ("sum", axis, "ALL"), (Const(1),):
+                return Size(axis)
+            case "Red", (op, axis, _), (body,):
+                return Reduce(op, axis, body)
+        if head in _DECODE_UNARY:
+            return call(_DECODE_UNARY[head], *args)
+        return call(_DECODE_BINARY[head], *args)
+
+
+def _guarded(fn: str, value: Expr) -> Expr:
+    return value if isinstance(value, Const) else call(fn, value)

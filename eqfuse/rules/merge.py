@@ -1,0 +1,93 @@
+"""What derivation hands to the planner: the states of a cascaded group, and how they merge.
+
+A group is a set of reductions over one axis, in dependency order. Its merge says how the states of
+two disjoint parts of the axis become the state of their union; it is derived, never written.
+
+Names of values inside these expressions (all `Local`):
+
+    m          in a body:    the exact value of state `m` over the whole axis
+               in an update: the state of what the loop has seen        (Neptune's r)
+               in a finish:  the state of the whole axis, possibly guarded
+    m_new      the state once the current tile (or the other part) is merged in (Neptune's r')
+    m_tile     in an update: a fresh reduction over the current tile; `m_tile2`... further ones
+    m_a, m_b   in a combine: the states of the two parts
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eqfuse.terms.nodes import Expr
+
+
+@dataclass(frozen=True)
+class State:
+    """`name[dims] = op over axis of body`; the body reads earlier states of the group as `Local`."""
+
+    name: str
+    op: str
+    body: Expr
+    dims: tuple[str, ...]
+    auxiliary: bool = False  # synthesised to close the merge; no output needs its value
+
+
+@dataclass(frozen=True)
+class Part:
+    """A reduction over the current tile alone: `name = op over the tile of body`."""
+
+    name: str
+    op: str
+    body: Expr
+
+
+@dataclass(frozen=True)
+class Update:
+    """One step of a rolling loop: first the parts, then `<state>_new = value`."""
+
+    state: str
+    parts: tuple[Part, ...]
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Combine:
+    """`<state>_new = value`, from the states `_a` and `_b` of two parts."""
+
+    state: str
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The exact value of a state from the carried one, where a guard made them differ
+    (a maximum that stayed -inf, a scale that stayed 0)."""
+
+    state: str
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Merge:
+    update: tuple[Update, ...]
+    combine: tuple[Combine, ...]
+    finish: tuple[Finish, ...]
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a group has no merge: the reduction, the factor or term that depends on other states,
+    and the condition that no rule could meet."""
+
+    reduction: Expr
+    factor: Expr
+    condition: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cascaded reductions over `axis`, in dependency order. `merge` is None where there is an obstacle."""
+
+    axis: str
+    states: tuple[State, ...]
+    merge: Merge | None
+    obstacles: tuple[Obstacle, ...] = ()

@@ -1,0 +1,151 @@
+"""Running rule sets to saturation under a budget, and reading the e-graph back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from egglog import bindings
+
+from eqfuse.errors import BudgetError
+from eqfuse.rules.rule import RELATIONS, RuleSet, prelude
+
+MAX_NODES = 60_000
+"""E-nodes (and facts) after which saturation is abandoned and reported."""
+
+MAX_ROUNDS = 40
+
+
+@dataclass(frozen=True)
+class Node:
+    """One e-node: constructor, its string arguments, its argument classes."""
+
+    head: str
+    words: tuple[str, ...]
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A saturated e-graph: the nodes of every class, the facts, and the classes of named roots."""
+
+    classes: Mapping[int, tuple[Node, ...]]
+    facts: Mapping[str, frozenset[tuple[int | str, ...]]]
+    roots: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.classes.values()))
+
+
+@dataclass
+class Report:
+    """What saturation took: e-nodes, rounds, matches per rule, whether it reached a fixed point."""
+
+    enodes: int = 0
+    rounds: int = 0
+    saturated: bool = True
+    matches: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: Report) -> None:
+        self.enodes = max(self.enodes, other.enodes)
+        self.rounds += other.rounds
+        self.saturated &= other.saturated
+        for name, count in other.matches.items():
+            self.matches[name] = self.matches.get(name, 0) + count
+
+
+@dataclass
+class Saturation:
+    """An e-graph with its rules declared, ready for one program's terms."""
+
+    graph: bindings.EGraph
+    rulesets: tuple[RuleSet, ...]
+    report: Report = field(default_factory=Report)
+
+    def run(self, program: Sequence[str]) -> None:
+        """Terms and facts as egglog commands."""
+        self.graph.run_program(*self.graph.parse_program("\n".join(program)))
+
+    def saturate(self) -> None:
+        """All rule sets, round after round, each to its own fixed point, until none adds anything.
+
+        Raises BudgetError when the budget is spent first; the report says how far it came.
+        """
+        schedule = " ".join(f"(run-schedule (saturate (run {r.name})))" for r in self.rulesets[:-1])
+        schedule += f" (run-schedule (run {self.rulesets[-1].name}))"
+        commands = self.graph.parse_program(schedule)
+        for _ in range(MAX_ROUNDS):
+            updated = False
+            for command in commands:
+                (output,) = self.graph.run_program(command)
+                updated |= output.report.updated
+                for name, count in output.report.num_matches_per_rule.items():
+                    self.report.matches[name] = self.report.matches.get(name, 0) + count
+            self.report.rounds += 1
+            size = sum(len(f.rows) for f in self.graph.freeze().functions.values())
+            if not updated or size > MAX_NODES:
+                break
+        self.report.saturated = not updated
+        if updated:
+            raise BudgetError(
+                f"saturation stopped after {self.report.rounds} rounds with {size} e-nodes and facts",
+                hint="the program is too large for the budget: give parts of it names and compile them apart",
+            )
+
+    def read(self) -> Graph:
+        """The e-graph as plain data. Retired forms are left out where their class has another."""
+        classes: dict[int, list[Node]] = {}
+        retired: dict[int, list[Node]] = {}
+        facts: dict[str, frozenset[tuple[int | str, ...]]] = {}
+        roots: dict[str, int] = {}
+        ids: dict[bindings.Value, int] = {}
+        strings: dict[bindings.Value, str] = {}
+
+        def value(sort: str, v: bindings.Value) -> int | str:
+            if sort == "String":
+                if v not in strings:
+                    strings[v] = self.graph.value_to_string(v)
+                return strings[v]
+            return ids.setdefault(v, len(ids))
+
+        for name, function in self.graph.freeze().functions.items():
+            rows = [(tuple(map(value, function.input_sorts, row.inputs)), row) for row in function.rows]
+            if name in RELATIONS:
+                facts[name] = frozenset(inputs for inputs, _ in rows)
+            elif function.is_let_binding:
+                roots |= {name.removeprefix("$"): ids.setdefault(row.output, len(ids)) for _, row in rows}
+            elif function.output_sort == "E":
+                for inputs, row in rows:
+                    words = tuple(x for x in inputs if isinstance(x, str))
+                    args = tuple(x for x in inputs if isinstance(x, int))
+                    target = retired if row.subsumed else classes
+                    target.setdefault(ids.setdefault(row.output, len(ids)), []).append(Node(name, words, args))
+        for key, nodes in retired.items():
+            classes.setdefault(key, nodes)
+        graph = Graph({key: tuple(nodes) for key, nodes in classes.items()}, facts, roots)
+        self.report.enodes = graph.size
+        return graph
+
+
+_declared: dict[tuple[RuleSet, ...], bindings.EGraph] = {}
+_lock = threading.RLock()
+
+
+@contextmanager
+def session(rulesets: tuple[RuleSet, ...]) -> Iterator[Saturation]:
+    """A fresh e-graph under these rules. Declaring rules costs more than running a program, so the
+    declared e-graph is kept and what a program adds to it is popped afterwards."""
+    with _lock:
+        if rulesets not in _declared:
+            fresh = bindings.EGraph()
+            fresh.run_program(*fresh.parse_program(prelude(rulesets)))
+            _declared[rulesets] = fresh
+        graph = _declared[rulesets]
+        graph.run_program(*graph.parse_program("(push)"))
+        try:
+            yield Saturation(graph, rulesets)
+        finally:
+            graph.run_program(*graph.parse_program("(pop)"))

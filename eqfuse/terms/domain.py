@@ -1,0 +1,50 @@
+"""The scalars that an interpreter computes with: one protocol, several arithmetics.
+
+Reals belong to the domain (float64, float32, or a finite field with a real shadow). Integers and
+truth values are plain numpy arrays everywhere: positions, extents and labels are exact in every
+domain. A domain's arrays have numpy's shapes and broadcast as numpy's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Domain(Protocol):
+    """Arithmetic on arrays of reals. `Any` below stands for the domain's own array type."""
+
+    name: str
+
+    def full(self, shape: tuple[int, ...], number: float) -> Any:
+        """An array of one number (inf allowed)."""
+
+    def lift(self, integers: np.ndarray) -> Any:
+        """Exact integers or truth values (as 0 and 1) as reals."""
+
+    def call(self, fn: str, args: Sequence[Any]) -> Any:
+        """An elementwise function of `nodes.ARITY` from reals to reals, casts included."""
+
+    def compare(self, fn: str, left: Any, right: Any) -> np.ndarray:
+        """A comparison of `nodes.COMPARISONS`: truth values."""
+
+    def where(self, condition: np.ndarray, left: Any, right: Any) -> Any: ...
+
+    def reduce(self, op: str, value: Any, axis: int) -> Any:
+        """Fold one dimension away; the identity of `op` where it is empty."""
+
+    def shape(self, value: Any) -> tuple[int, ...]: ...
+
+    def reshape(self, value: Any, shape: tuple[int, ...]) -> Any: ...
+
+    def transpose(self, value: Any, order: Sequence[int]) -> Any: ...
+
+    def broadcast(self, value: Any, shape: tuple[int, ...]) -> Any: ...
+
+    def take(self, value: Any, index: tuple[Any, ...]) -> Any:
+        """numpy indexing, basic or advanced: `value[index]`."""
+
+    def put(self, target: Any, index: tuple[Any, ...], value: Any) -> None:
+        """`target[index] = value`, in place."""

@@ -1,0 +1,266 @@
+"""Expressions of the language, shared by every stage.
+
+    expr ::= Const(value)                 a number, a truth value, or +-inf
+           | Scalar(name)                 a run-time scalar
+           | Axis(name)                   the position along an axis, an integer
+           | Size(axis)                   the extent of an axis, an integer
+           | Load(tensor, index)          one element; one index expression per dimension
+           | Call(fn, args)               an elementwise function of FUNCTIONS
+           | Reduce(op, axis, body)       op over all positions of an axis, which it binds
+           | Local(name, dims)            a value computed earlier by the loop nest (never in source programs)
+
+Nodes are interned: structurally equal expressions are the same object, so expressions are DAGs,
+equality is identity, and every traversal can memoise on the node itself.
+
+A reduction binds its axis lexically: in ``sum[j](x[i,j] / sum[j](x[i,j]))`` the two ``j`` differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+DTYPES = ("f8e4m3", "f16", "bf16", "f32", "f64", "i32", "i64", "bool")
+CASTS = ("f8e4m3", "f16", "bf16", "f32", "f64")
+"""dtypes that can be written as functions; the cast `f16(x)` is `Call("f16", (x,))`."""
+
+ARITY: Mapping[str, int] = {
+    **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum", "floordiv", "mod"), 2),
+    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or"), 2),
+    **dict.fromkeys(("neg", "not", "abs", "sign", "floor", "round", "sq", "sqrt", "rsqrt", "exp", "log"), 1),
+    **dict.fromkeys(("tanh", "sigmoid", "relu", "gelu", "silu", "erf", "sin", "cos"), 1),
+    **dict.fromkeys(CASTS, 1),
+    "where": 3,
+    # Total repairs: `finite` maps +-inf to 0, `invertible` maps 0 and +-inf to 1; both keep NaN.
+    "finite": 1,
+    "invertible": 1,
+}
+"""Number of arguments of every elementwise function."""
+
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+LOGICAL = ("and", "or", "not")
+
+REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "prod": 1.0}
+"""Built-in reductions and their identities. (`mean` is parsed as `sum / size`.)"""
+
+COMBINE: Mapping[str, str] = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+"""The binary function that a reduction folds with."""
+
+
+class _Interned(type):
+    _pool: ClassVar[WeakValueDictionary[tuple[Any, ...], Any]] = WeakValueDictionary()
+
+    def __call__(cls, *args: Any) -> Any:
+        # repr of the leaf keeps 1, 1.0 and True apart; nodes are compared by identity.
+        key = (cls, *(a if isinstance(a, (Expr, tuple)) else (type(a), repr(a)) for a in args))
+        node = _Interned._pool.get(key)
+        if node is None:
+            node = super().__call__(*args)
+            _Interned._pool[key] = node
+        return node
+
+
+class Expr(metaclass=_Interned):
+    """Base class of all expression nodes. Construct with positional arguments only."""
+
+    __slots__ = ("__weakref__",)
+
+    def __str__(self) -> str:
+        from eqfuse.terms.printer import show
+
+        return show(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), tuple(getattr(self, f.name) for f in fields(self)))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Const(Expr):
+    value: float | int | bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scalar(Expr):
+    name: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Axis(Expr):
+    name: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Size(Expr):
+    axis: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Load(Expr):
+    tensor: str
+    index: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call(Expr):
+    fn: str
+    args: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Reduce(Expr):
+    op: str
+    axis: str
+    body: Expr
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Local(Expr):
+    name: str
+    dims: tuple[str, ...]
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """The direct subexpressions, left to right."""
+    match expr:
+        case Load(_, index):
+            return index
+        case Call(_, args):
+            return args
+        case Reduce(_, _, body):
+            return (body,)
+        case _:
+            return ()
+
+
+def rebuild(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
+    """`expr` with its direct subexpressions replaced."""
+    match expr:
+        case Load(tensor, _):
+            return Load(tensor, parts)
+        case Call(fn, _):
+            return Call(fn, parts)
+        case Reduce(op, axis, _):
+            return Reduce(op, axis, parts[0])
+        case _:
+            return expr
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct subexpression of the roots, children before parents."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(children(node)))
+
+
+def transform(expr: Expr, step: Callable[[Expr], Expr], memo: dict[Expr, Expr] | None = None) -> Expr:
+    """`expr` rebuilt bottom-up, `step` applied to every rebuilt node. Blind to binding of axes."""
+    memo = {} if memo is None else memo
+    for node in walk(expr):
+        if node not in memo:
+            memo[node] = step(rebuild(node, tuple(memo[c] for c in children(node))))
+    return memo[expr]
+
+
+def free_axes(expr: Expr) -> frozenset[str]:
+    """Axes on whose position the value of `expr` depends."""
+    memo = _FREE_AXES
+    found = memo.get(expr)
+    if found is None:
+        match expr:
+            case Axis(name):
+                found = frozenset({name})
+            case Local(_, dims):
+                found = frozenset(dims)
+            case Reduce(_, axis, body):
+                found = free_axes(body) - {axis}
+            case _:
+                found = frozenset().union(*map(free_axes, children(expr)))
+        memo[expr] = found
+    return found
+
+
+_FREE_AXES: WeakKeyDictionary[Expr, frozenset[str]] = WeakKeyDictionary()
+
+
+def substitute_axes(expr: Expr, mapping: Mapping[str, Expr]) -> Expr:
+    """`expr` with free axes replaced. Raises ValueError where a bound axis would capture a replacement."""
+    return _substitute(expr, mapping, {})
+
+
+def _substitute(expr: Expr, mapping: Mapping[str, Expr], memo: dict[Expr, Expr]) -> Expr:
+    """`memo` holds what this very mapping made of nodes: a shared node is rebuilt once."""
+    if not mapping or not (free_axes(expr) & mapping.keys()):
+        return expr
+    if expr not in memo:
+        match expr:
+            case Axis(name):
+                memo[expr] = mapping.get(name, expr)
+            case Reduce(op, axis, body):
+                inner = {name: to for name, to in mapping.items() if name != axis and name in free_axes(body)}
+                if any(axis in free_axes(to) for to in inner.values()):
+                    raise ValueError(f"axis {axis!r} would capture; rename it first")
+                memo[expr] = Reduce(op, axis, _substitute(body, inner, memo if inner == mapping else {}))
+            case Local(name, _):
+                raise ValueError(f"axes of the local value {name!r} cannot be replaced")
+            case _:
+                memo[expr] = rebuild(expr, tuple(_substitute(c, mapping, memo) for c in children(expr)))
+    return memo[expr]
+
+
+def reductions(*roots: Expr) -> list[Reduce]:
+    """Every distinct reduction in the roots, inner ones first."""
+    return [node for node in walk(*roots) if isinstance(node, Reduce)]
+
+
+def call(fn: str, *args: Expr) -> Call:
+    """`Call` with its arguments spelt out; raises ValueError on an unknown function or a wrong count."""
+    if ARITY.get(fn) != len(args):
+        raise ValueError(f"{fn} does not take {len(args)} arguments")
+    return Call(fn, args)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or temporary. `dtype` is None until a tensor gives it; `axes` name the dimensions
+    where the declaration or a plain access does, else None."""
+
+    name: str
+    rank: int
+    dtype: str | None = None
+    axes: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result: `name[axes] = expr`, written in full over the inputs."""
+
+    name: str
+    axes: tuple[str, ...]
+    expr: Expr
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A parsed program with every temporary inlined (sharing is kept by interning).
+
+    `domains` maps an axis that had to be renamed to the axis whose extent it has.
+    `integers` are the scalars that are integers: declared so, or used in an index.
+    """
+
+    source: str
+    tensors: tuple[Tensor, ...]
+    scalars: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    domains: Mapping[str, str]
+    strict_casts: bool = False
+    integers: tuple[str, ...] = ()

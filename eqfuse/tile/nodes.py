@@ -1,0 +1,227 @@
+"""The tile program: the loop nest over blocks of positions, ready to run or to print as Triton.
+
+    program ::= Program(kernels, buffers)
+    kernel  ::= Kernel(name, blocks, grid, body)
+    stmt    ::= Let(value, op) | For(...) | Store(tensor, index, value, mask)
+    op      ::= Constant(number)                   a scalar
+              | Argument(name)                     a run-time scalar
+              | Extent(axis)                       the size of an axis, a run-time integer
+              | BlockSize(axis)                    positions in a block of an axis, a launch-time constant
+              | Start(axis)                        first position of the current block of an axis
+              | Positions(axis)                    the block's positions, a tile with dims (axis,)
+              | Fill(number)                       a tile of one number
+              | Elementwise(fn, args)              operands have the result's dims, or none (scalars)
+              | Align(value)                       permute and expand a value to the result's dims
+              | Cast(value)                        to the result's dtype
+              | LoadTile(tensor, index, mask, other)
+              | ReduceTile(op, value, axis)        drops one dim
+              | Dot(left, right, axis, accumulator)
+                                                   left dims (*batch, m, axis), right dims (*batch, axis, n),
+                                                   result and accumulator dims (*batch, m, n)
+
+A `Value` carries its name, its dims (tile axes in order; () is a scalar) and its dtype; every op's
+result is one. Extents of tiles are symbolic: each dim is an axis with a `Block`. Names are unique in
+a kernel; a value is visible after its definition, in the statements of its body and of inner bodies.
+A carried value is visible in its `For` and after it, where it stands for the last value.
+
+Dimension reconciliation is explicit, in `Align`, for everything but memory accesses: the index and
+mask values of a `LoadTile` or `Store` carry any subset of the dims of the tile that is loaded or
+stored, in any order, and are matched to it by name (a pointer is a sum of terms that broadcast).
+A `Dot` has batch dims only where lowering was asked for them (`batched_dots`, for a CPU).
+Integers are i32 or i64; `floordiv` and `mod` round down, their divisors are positive.
+
+Positions past the end of an axis exist in a ragged last block: loads and stores mask them, and a
+reduction over the axis first replaces them by its identity (an explicit `where`), so a program
+is right whether a runner pads blocks (Triton) or clips them (the CPU); `Bound` masks are the ones
+that a clipping runner may skip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from eqfuse.loops.nodes import Buffer
+
+BlockKind = Literal["grid", "loop", "whole", "unit"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """How a kernel walks an axis.
+
+    grid: one block per program instance. loop: one block per iteration. whole: one block holds the
+    whole axis. unit: one position at a time (never a tile dim). `size` is the number of positions
+    (a power of two for Triton); None for `whole`, where the extent decides at launch.
+    A grid block of size 1 is not a tile dim: the axis is a scalar position.
+    """
+
+    axis: str
+    kind: BlockKind
+    size: int | None
+
+
+@dataclass(frozen=True)
+class Value:
+    name: str
+    dims: tuple[str, ...]
+    dtype: str  # one of terms.nodes.DTYPES
+
+
+@dataclass(frozen=True)
+class Constant:
+    number: float | int | bool
+
+
+@dataclass(frozen=True)
+class Argument:
+    name: str
+
+
+@dataclass(frozen=True)
+class Extent:
+    axis: str
+
+
+@dataclass(frozen=True)
+class BlockSize:
+    axis: str
+
+
+@dataclass(frozen=True)
+class Start:
+    axis: str
+
+
+@dataclass(frozen=True)
+class Positions:
+    axis: str
+
+
+@dataclass(frozen=True)
+class Fill:
+    number: float
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    fn: str
+    args: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """positions of `axis` < its extent (or the loop's stop): a tile with dims (axis,), or a scalar for unit axes."""
+
+    axis: str
+    stop: Value
+
+
+@dataclass(frozen=True)
+class Align:
+    value: Value
+
+
+@dataclass(frozen=True)
+class Cast:
+    value: Value
+
+
+@dataclass(frozen=True)
+class LoadTile:
+    tensor: str
+    index: tuple[Value, ...]
+    mask: Value | None
+    other: float
+
+
+@dataclass(frozen=True)
+class ReduceTile:
+    op: str
+    value: Value
+    axis: str
+
+
+@dataclass(frozen=True)
+class Dot:
+    left: Value
+    right: Value
+    axis: str
+    accumulator: Value | None
+
+
+Op = (
+    Constant
+    | Argument
+    | Extent
+    | BlockSize
+    | Start
+    | Positions
+    | Fill
+    | Elementwise
+    | Bound
+    | Align
+    | Cast
+    | LoadTile
+    | ReduceTile
+    | Dot
+)
+
+
+@dataclass(frozen=True)
+class Let:
+    value: Value
+    op: Op
+
+
+@dataclass(frozen=True)
+class Carried:
+    """`value` is `init` before the first iteration and `next` (defined in the body) after each."""
+
+    value: Value
+    init: Value
+    next: Value
+
+
+@dataclass(frozen=True)
+class For:
+    """Blocks of `axis` from `start` to `stop` in steps of the axis's block size; `stop` may fall inside a block.
+
+    `masked` is False where no position of any block is past the end (and every predicate that cuts
+    the range of the loop was proved to hold): such a body has no `Bound` of `axis`. With `masked`,
+    every `Bound` of `axis` in the body has the loop's own `stop`. `start > stop` visits nothing.
+    """
+
+    axis: str
+    start: Value
+    stop: Value
+    carried: tuple[Carried, ...]
+    body: tuple[Stmt, ...]
+    masked: bool
+
+
+@dataclass(frozen=True)
+class Store:
+    tensor: str
+    index: tuple[Value, ...]
+    value: Value
+    mask: Value | None
+
+
+Stmt = Let | For | Store
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    grid: tuple[str, ...]  # axes with grid blocks; the first varies fastest
+    blocks: tuple[Block, ...]
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class TileProgram:
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...]
+    domains: tuple[tuple[str, str], ...] = ()
+    shards: tuple[tuple[str, str], ...] = ()
