@@ -1,0 +1,63 @@
+"""eqfuse: reduction programs as expression strings in, one verified fused kernel out.
+
+    import eqfuse as eq
+    kernel = eq.compile("y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))")
+    y = kernel(x=tensor)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eqfuse import compiler
+from eqfuse.errors import EqfuseError
+from eqfuse.kernel import Kernel
+from eqfuse.terms.interpreter import reference as _reference
+from eqfuse.terms.parser import parse
+from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.equivalence import equivalent
+
+__version__ = "0.1.0"
+
+
+def compile(
+    source: str,
+    *,
+    scalars: Mapping[str, float] | None = None,
+    target: str = "auto",
+    prefer: str | None = None,
+    verify: bool = True,
+    strict_casts: bool = False,
+    trials: int = 16,
+) -> Kernel:
+    """Derive, choose, lower and verify a fused kernel for a program.
+
+    `scalars` are constants known now (others are given at each call). `target` is "auto" (the CPU, or
+    the GPU that the tensors are on), "cpu", "sm_80", "sm_90", "h200", "sm_100" or "gfx942". `prefer`
+    forces a schedule: "rolling", "split_k", "resident" or "multi_pass". `verify=False` skips the
+    field test until `certificate` is asked for. `strict_casts` makes casts opaque to the rules.
+
+    Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
+    impossible (the text says which factor is in the way), BudgetError where saturation does not
+    end, VerificationError with a counterexample where a stage is wrong.
+    """
+    device = compiler.device_named("cpu" if target == "auto" else target)
+    derived = compiler.derive(source, scalars, strict_casts)
+    return Kernel(derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}))
+
+
+def reference(source: str) -> Callable[..., Any]:
+    """The unfused program in float64: a function of tensors, scalars and `sizes` by name, giving numpy arrays."""
+    program = parse(source)
+    names = {tensor.name for tensor in program.tensors}
+
+    def run(*, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
+        tensors = {n: v for n, v in values.items() if n in names}
+        scalars = {n: v for n, v in values.items() if n not in names}
+        return _reference(program, tensors, scalars, sizes)
+
+    return run
+
+
+__all__ = ["Certificate", "EqfuseError", "Kernel", "compile", "equivalent", "reference"]

@@ -16,6 +16,8 @@ from eqfuse.terms.nodes import Output
 Schedule = Literal["rolling", "split_k", "resident", "multi_pass"]
 SCHEDULES: tuple[Schedule, ...] = ("rolling", "split_k", "resident", "multi_pass")
 
+Kind = Literal["grid", "loop", "whole", "unit"]
+
 
 @dataclass(frozen=True)
 class GroupPlan:
@@ -58,7 +60,7 @@ class AxisBlock:
     """Chosen block of one axis in one kernel (see tile.nodes.Block for the kinds)."""
 
     axis: str
-    kind: Literal["grid", "loop", "whole", "unit"]
+    kind: Kind
     size: int | None
 
 

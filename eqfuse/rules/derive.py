@@ -101,12 +101,12 @@ def _dims(expr: Expr, order: Sequence[str]) -> tuple[str, ...]:
     return tuple(axis for axis in order if axis in free)
 
 
-def name_states(axis: str, reduces: Sequence[Reduce], order: Sequence[str]) -> tuple[State, ...]:
+def name_states(axis: str, reduces: Sequence[Reduce], order: Sequence[str], suffix: str = "") -> tuple[State, ...]:
     """States for reductions over one axis, in dependency order; bodies read earlier ones as `Local`."""
     names: dict[Expr, Local] = {}
     states: list[State] = []
     for reduce in reduces:
-        stem = f"{reduce.op}_{axis}"
+        stem = f"{reduce.op}_{axis}{suffix}"
         taken = sum(1 for s in states if s.op == reduce.op)
         name = stem if not taken else f"{stem}{taken + 1}"
         dims = _dims(reduce, order)
@@ -136,29 +136,29 @@ class _Attempt:
 
 
 def derive_group(
-    axis: str, reduces: Sequence[Reduce], order: Sequence[str], strict_casts: bool = False
+    axis: str, reduces: Sequence[Reduce], order: Sequence[str], strict_casts: bool = False, suffix: str = ""
 ) -> tuple[Group, Report]:
     """The group of these reductions over `axis` (in dependency order) with its merge, or why it has none.
-    `order` is the program's order of axes.
+    `order` is the program's order of axes, `suffix` ends the names of states.
 
     Where the merge needs a reduction that is no state, that accumulator is added and the derivation
     starts again.
     """
-    states = name_states(axis, reduces, order)
+    states = name_states(axis, reduces, order, suffix)
     report = Report()
     for _ in range(MAX_AUXILIARY_ROUNDS):
-        attempt = _attempt(axis, states, order, strict_casts, report)
+        attempt = _attempt(axis, states, order, strict_casts, suffix, report)
         if attempt.merge or not attempt.missing:
             break
         states = states + attempt.missing
     merge = attempt.merge
     if merge is None:
-        states = name_states(axis, reduces, order)
+        states = name_states(axis, reduces, order, suffix)
     return Group(axis, states, merge, attempt.obstacles), report
 
 
 def _attempt(
-    axis: str, states: tuple[State, ...], order: Sequence[str], strict_casts: bool, report: Report
+    axis: str, states: tuple[State, ...], order: Sequence[str], strict_casts: bool, suffix: str, report: Report
 ) -> _Attempt:
     encoder = Encoder(strict_casts)
 
@@ -179,7 +179,7 @@ def _attempt(
         saturation.saturate()
         graph = saturation.read()
         report.add(saturation.report)
-        return _Search(axis, states, tuple(order), encoder, graph).attempt()
+        return _Search(axis, suffix, states, tuple(order), encoder, graph).attempt()
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,7 @@ class _Search:
     """Extraction of the AB values from a saturated e-graph."""
 
     axis: str
+    suffix: str
     states: tuple[State, ...]
     axes: tuple[str, ...]
     encoder: Encoder
@@ -269,7 +270,7 @@ class _Search:
         for reduce in (r for r in reductions(*wanted) if r.axis == self.axis):
             body = _with_locals(reduce.body, names)
             dims = _dims(Reduce(reduce.op, self.axis, body), self.axes)
-            name = f"aux_{self.axis}{taken + len(states) + 1}"
+            name = f"aux_{self.axis}{self.suffix}{taken + len(states) + 1}"
             names[reduce] = Local(name, dims)
             states.append(State(name, reduce.op, body, dims, auxiliary=True))
         return tuple(states)

@@ -1,0 +1,277 @@
+"""The command `eqfuse`. Errors that a user can cause are printed without a stack trace; exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import eqfuse as eq
+from eqfuse.errors import BindError, EqfuseError
+from eqfuse.extract.plans import SCHEDULES
+from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.terms.nodes import Program
+from eqfuse.terms.parser import parse
+from eqfuse.terms.types import program_dtypes
+
+Number = int | float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status: 0, or 1 where a check failed, or 2 for an error of the user's."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace, Console], int] = options.command
+    try:
+        return command(options, Console())
+    except EqfuseError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eqfuse",
+        description="Fuses reduction programs by equality saturation, verifies them, emits Triton.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace, Console], int], text: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(command=run)
+        return command
+
+    add("demo", _demo, "softmax and causal attention on the CPU, with every stage shown")
+
+    run = add("run", _run, "run a program, on random tensors or on those of an .npz file")
+    _add_program(run)
+    run.add_argument("--size", action="append", default=[], metavar="AXIS=N", help="size of an axis")
+    run.add_argument(
+        "--scalar", action="append", default=[], metavar="NAME=X", help="value of a run-time scalar"
+    )
+    run.add_argument("--inputs", type=Path, metavar="FILE.npz", help="tensors by name; the others are random")
+    run.add_argument("--output", type=Path, metavar="FILE.npz", help="where to write the results")
+    run.add_argument("--seed", type=int, default=0, help="of the random tensors")
+    run.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
+    run.add_argument("--device", default="cpu", help="where the tensors live: cpu (default) or cuda")
+
+    emit = add("emit", _emit, "print the Triton source of a program")
+    _add_program(emit)
+    emit.add_argument("--target", default="sm_90", help="sm_80, sm_90 (default), gfx942 or cpu")
+    emit.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
+    emit.add_argument("--output", type=Path, metavar="FILE.py", help="write the source there")
+
+    verify = add("verify", _verify, "verify the kernel of a program, or that two programs are equivalent")
+    _add_program(verify)
+    verify.add_argument("other", nargs="?", metavar="OTHER", help="a second program, compared with the first")
+
+    bench = add("bench", _bench, "measure every program of the papers")
+    bench.add_argument("name", metavar="NAME", help="workloads, compile, emit or cpu")
+    bench.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
+    bench.add_argument("--small", action="store_true", help="only the small sizes")
+    bench.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    bench.add_argument("--output", type=Path, metavar="FILE.json", help="default: bench/results/NAME.json")
+    bench.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
+    bench.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
+
+    add("doctor", _doctor, "versions, devices, and what works here")
+    add("rules", _rules, "the rewrite rules: name, left side, right side, condition, reason")
+    return parser
+
+
+def _add_program(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "file", metavar="FILE", help="a program in the language of README, or - for standard input"
+    )
+    command.add_argument(
+        "--constant",
+        action="append",
+        default=[],
+        metavar="NAME=X",
+        help="value of a scalar that is known now",
+    )
+
+
+def _demo(options: argparse.Namespace, console: Console) -> int:
+    from eqfuse.demo import demo
+
+    return demo(console)
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    source = _read(options.file)
+    constants = _numbers(options.constant, "--constant")
+    sizes = {name: int(value) for name, value in _numbers(options.size, "--size").items()}
+    program = parse(source, scalars=constants)
+    inputs = _inputs(program, sizes, options)
+    kernel = eq.compile(source, scalars=constants, prefer=options.prefer)
+    unknown = {axis: size for axis, size in sizes.items() if not _given_by(program, axis)}
+    result = kernel(
+        **inputs, **_numbers(options.scalar, "--scalar"), **({"sizes": unknown} if unknown else {})
+    )
+    outputs = result if isinstance(result, tuple) else (result,)
+    named = {output.name: value.cpu() for output, value in zip(program.outputs, outputs, strict=True)}
+    for name, value in named.items():
+        console.print(f"{name}  {str(value.dtype).removeprefix('torch.')}{list(value.shape)}", markup=False)
+        console.print(str(value), markup=False, highlight=False)
+    console.print(
+        f"schedule {kernel.plan.schedule}; certificate {'ok' if kernel.certificate.ok else 'FAILED'}"
+    )
+    if options.output:
+        # numpy has no bfloat16 and no float8; float32 holds both exactly.
+        np.savez(options.output, allow_pickle=False, **{name: _to_numpy(value) for name, value in named.items()})
+        console.print(f"written to {options.output}", markup=False)
+    return 0
+
+
+def _emit(options: argparse.Namespace, console: Console) -> int:
+    constants = _numbers(options.constant, "--constant")
+    kernel = eq.compile(_read(options.file), scalars=constants, target=options.target, prefer=options.prefer)
+    if options.output:
+        options.output.write_text(kernel.triton, encoding="utf-8")
+        console.print(f"written to {options.output}", markup=False)
+    else:
+        print(kernel.triton)
+    return 0
+
+
+def _verify(options: argparse.Namespace, console: Console) -> int:
+    source = _read(options.file)
+    if options.other:
+        certificate = eq.equivalent(source, _read(options.other))
+    else:
+        certificate = eq.compile(source, scalars=_numbers(options.constant, "--constant")).certificate
+    console.print(str(certificate), markup=False, highlight=False)
+    return 0 if certificate.ok else 1
+
+
+def _bench(options: argparse.Namespace, console: Console) -> int:
+    from bench.report import Options
+    from bench.runner import run
+
+    chosen = Options(
+        only=options.only,
+        device=options.device,
+        small=options.small,
+        torch_compile=not options.no_torch_compile,
+        memory=not options.no_memory,
+    )
+    return run(options.name, chosen, output=options.output, console=console)
+
+
+def _doctor(options: argparse.Namespace, console: Console) -> int:
+    from eqfuse.doctor import doctor
+
+    return doctor(console)
+
+
+def _rules(options: argparse.Namespace, console: Console) -> int:
+    from eqfuse.rules.catalogue import MERGE, PREPARE
+    from eqfuse.rules.rule import Rewrite
+
+    for ruleset in dict.fromkeys(PREPARE + MERGE):
+        table = Table(title=ruleset.name, title_justify="left", show_edge=False)
+        for heading in ("rule", "says", "where", "why"):
+            table.add_column(heading, overflow="fold")
+        for rule in ruleset.rules:
+            says = f"{rule.left} = {rule.right}" if isinstance(rule, Rewrite) else rule.fact
+            table.add_row(*map(_plain, (rule.name, says, ", ".join(rule.when), rule.why)))
+        console.print(table)
+    return 0
+
+
+def _plain(text: str) -> str:
+    """Text in which brackets are brackets, not rich's markup."""
+    return text.replace("[", "\\[")
+
+
+def _read(file: str) -> str:
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise EqfuseError(
+            f"cannot read {file!r}: {reason}", hint="FILE holds a program; - is standard input"
+        ) from None
+
+
+def _numbers(settings: Sequence[str], flag: str) -> dict[str, Number]:
+    """From `name=number` words; raises BindError."""
+    found: dict[str, Number] = {}
+    for word in settings:
+        name, _, text = word.partition("=")
+        try:
+            found[name] = int(text) if flag == "--size" or text.lstrip("+-").isdigit() else float(text)
+        except ValueError:
+            raise BindError(
+                f"{flag} {word!r} is not a name and a number", hint=f"write {flag} j=128"
+            ) from None
+    return found
+
+
+def _inputs(
+    program: Program, sizes: Mapping[str, int], options: argparse.Namespace
+) -> dict[str, torch.Tensor]:
+    given = _load(options.inputs)
+    dtypes = program_dtypes(program)
+    generator = torch.Generator().manual_seed(options.seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for tensor in program.tensors:
+        if tensor.name in given:
+            tensors[tensor.name] = given.pop(tensor.name)
+            continue
+        dtype = dtypes[tensor.name]
+        if not TORCH_DTYPES[dtype].is_floating_point:
+            hint = "give it with --inputs FILE.npz; random integers would mean nothing"
+            raise BindError(f"{tensor.name!r} holds {dtype} values", hint=hint)
+        shape = [_extent(tensor.name, number, axis, sizes) for number, axis in enumerate(tensor.axes)]
+        tensors[tensor.name] = torch.randn(shape, generator=generator).to(TORCH_DTYPES[dtype])
+    if given:
+        names = " ".join(tensor.name for tensor in program.tensors)
+        raise BindError(f"the program has no tensor {next(iter(given))!r}", hint=f"tensors: {names}")
+    return {name: tensor.to(options.device) for name, tensor in tensors.items()}
+
+
+def _extent(tensor: str, number: int, axis: str | None, sizes: Mapping[str, int]) -> int:
+    if axis is None:
+        hint = f"declare the tensor ({tensor}: f32[i, j]) to name its axes, or give it with --inputs FILE.npz"
+        raise BindError(f"dimension {number + 1} of {tensor!r} has no axis of its own", hint=hint)
+    if axis not in sizes:
+        raise BindError(f"axis {axis!r} of {tensor!r} has no size", hint=f"add --size {axis}=128")
+    return sizes[axis]
+
+
+def _given_by(program: Program, axis: str) -> bool:
+    """Whether a tensor determines the extent of an axis."""
+    return any(axis in tensor.axes for tensor in program.tensors)
+
+
+def _load(path: Path | None) -> dict[str, torch.Tensor]:
+    if path is None:
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (OSError, ValueError) as error:
+        raise BindError(
+            f"cannot read tensors from {str(path)!r}: {error}", hint="write it with numpy.savez"
+        ) from None
+
+
+def _to_numpy(value: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    narrow = value.dtype in (torch.bfloat16, torch.float8_e4m3fn)
+    array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = (value.float() if narrow else value).numpy()
+    return array
+
+
+if __name__ == "__main__":
+    sys.exit(main())

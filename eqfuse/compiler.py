@@ -1,0 +1,235 @@
+"""The pipeline, top to bottom.
+
+    source --parse--> Program --prepare--> outputs --derive--> groups with merges     once per program
+    extents --choose--> Plan, Nest --lower--> TileProgram --emit--> Triton             once per shape
+    verify: every stage against the source, in a finite field                          once per loop nest
+
+`EQFUSE_DEBUG=1` prints what passes between the stages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.extract.choose import Candidate, candidates, pick
+from eqfuse.extract.configure import tiny
+from eqfuse.extract.devices import DEVICES, Device
+from eqfuse.extract.plans import KernelConfig
+from eqfuse.extract.structure import Partition
+from eqfuse.loops import interpreter as loops_interpreter
+from eqfuse.loops.nodes import Loop, Nest
+from eqfuse.loops.printer import show as show_nest
+from eqfuse.loops.walk import statements
+from eqfuse.rules.derive import axis_order, derive_group, prepare
+from eqfuse.rules.merge import Group
+from eqfuse.rules.saturate import Report
+from eqfuse.terms.interpreter import evaluate
+from eqfuse.terms.nodes import Output, Program, Reduce
+from eqfuse.terms.parser import axes_of, parse
+from eqfuse.terms.printer import show_program
+from eqfuse.terms.types import program_dtypes
+from eqfuse.tile import interpreter as tile_interpreter
+from eqfuse.tile.lower import lower as lower_tiles
+from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.printer import show as show_tiles
+from eqfuse.tile.triton import emit
+from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.equivalence import Stage, check_stages
+from eqfuse.verify.sizes import small_extents
+
+NOMINAL_EXTENT = 1024
+"""Extent that a plan assumes for an axis while no tensor has given one."""
+
+
+@dataclass
+class Timings:
+    """Milliseconds per stage of one compilation."""
+
+    ms: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.ms[name] = self.ms.get(name, 0.0) + 1e3 * (time.perf_counter() - start)
+
+
+@dataclass
+class Derived:
+    """A program with what equality saturation made of it; independent of sizes."""
+
+    program: Program
+    outputs: tuple[Output, ...]
+    report: Report
+    timings: Timings
+    groups: dict[tuple[str, tuple[Reduce, ...], str], Group] = field(default_factory=dict)
+
+    def group(self, axis: str, reduces: tuple[Reduce, ...], suffix: str) -> Group:
+        """The group of these reductions, derived at the first request."""
+        key = (axis, reduces, suffix)
+        if key not in self.groups:
+            with self.timings.stage("derive"):
+                order = axis_order(replace(self.program, outputs=self.outputs))
+                group, report = derive_group(axis, reduces, order, self.program.strict_casts, suffix)
+            self.report.add(report)
+            self.groups[key] = group
+        return self.groups[key]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One shape's result: the candidates, the chosen one, and its tile program."""
+
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    tile: TileProgram
+    dtypes: Mapping[str, str]
+    extents: Mapping[str, int]
+    device: Device
+
+
+def derive(source: str, scalars: Mapping[str, float] | None, strict_casts: bool) -> Derived:
+    """Parse and saturate: everything that does not depend on sizes."""
+    timings = Timings()
+    with timings.stage("parse"):
+        program = parse(source, scalars=scalars, strict_casts=strict_casts)
+        program_dtypes(program)
+    with timings.stage("derive"):
+        outputs, report = prepare(program)
+    _debug("prepared", show_program(replace(program, outputs=outputs)))
+    return Derived(program, outputs, report, timings)
+
+
+def nominal_extents(program: Program) -> dict[str, int]:
+    """Extents to plan with before any tensor is seen."""
+    return dict.fromkeys(axes_of(program.outputs), NOMINAL_EXTENT)
+
+
+def compile_for(
+    derived: Derived,
+    extents: Mapping[str, int],
+    dtypes: Mapping[str, str],
+    device: Device,
+    prefer: str | None,
+) -> Compiled:
+    """Choose a plan for these extents and lower it. Raises ScheduleError where `prefer` is impossible."""
+    program, timings = derived.program, derived.timings
+    partition = Partition(axis_order(replace(program, outputs=derived.outputs)), extents, derived.group)
+    spent = timings.ms.get("derive", 0.0)
+    with timings.stage("choose"):
+        found = candidates(program, derived.outputs, partition, dtypes, device)
+        chosen = pick(found, prefer, tuple(derived.groups.values()))
+    timings.ms["choose"] -= timings.ms["derive"] - spent
+    _debug("loops", show_nest(chosen.nest))
+    with timings.stage("lower"):
+        tile = lower_nest(chosen.nest, program, dtypes, chosen.plan.configs, device)
+    _debug("tiles", show_tiles(tile))
+    return Compiled(tuple(found), chosen, tile, dtypes, extents, device)
+
+
+def lower_nest(
+    nest: Nest, program: Program, dtypes: Mapping[str, str], configs: Sequence[KernelConfig], device: Device
+) -> TileProgram:
+    """The tile program of a nest; the CPU takes matrix products over shared leading axes."""
+    return lower_tiles(nest, program, dtypes, tuple(configs), batched_dots=device.kind == "cpu")
+
+
+def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
+    """The self-contained Triton module of a compiled shape."""
+    program, plan = derived.program, compiled.chosen.plan
+    with derived.timings.stage("emit"):
+        nest = compiled.chosen.nest
+        shards = {axis: plan.shards for axis, _ in nest.shards}
+        return emit(compiled.tile, program, compiled.dtypes, plan.configs, name=name, sizes=shards)
+
+
+def verify(
+    derived: Derived,
+    nest: Nest,
+    dtypes: Mapping[str, str],
+    device: Device,
+    *,
+    trials: int,
+    scalars: Mapping[str, object] | None = None,
+) -> Certificate:
+    """The source against the prepared outputs, the loop nest and the tile program, in the field.
+
+    Tiles are smaller than the axes, the last ones ragged, shards several and uneven.
+    Raises VerificationError with the counterexample where a stage differs.
+    """
+    program = derived.program
+    prepared = replace(program, outputs=derived.outputs)
+    extents = small_extents(program, scalars)
+    with derived.timings.stage("verify"):
+        stages = [
+            Stage(
+                "prepared",
+                lambda i, d: evaluate(prepared, i.tensors, i.scalars, i.extents, d, batch=i.trials),
+                extents,
+            ),
+            *(_loop_stage(nest, program, extents, tile, shards) for tile, shards in ((2, 2), (3, 3))),
+            *(_tile_stage(nest, program, dtypes, extents, block, shards, device) for block, shards in ((2, 2), (4, 3))),
+        ]
+        certificate = check_stages(program, stages, trials=trials, dtypes=dtypes, scalars=scalars)
+    if not certificate.ok:
+        raise VerificationError(
+            f"the fused program was not verified: {certificate.reason}",
+            hint=str(certificate.counterexample or "no counterexample: too little could be compared"),
+        )
+    return certificate
+
+
+def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: int, shards: int) -> Stage:
+    walked = {s.axis for k in nest.kernels for s in statements(k.body) if isinstance(s, Loop)}
+    tiles = {axis: 1 if axis in dict(nest.shards) else tile for axis in walked}
+    split = {axis: shards for axis, _ in nest.shards}
+    return Stage(
+        f"loops, tiles of {tile}",
+        lambda i, d: loops_interpreter.run(
+            nest, program, i.tensors, i.scalars, i.extents, d, tiles=tiles, shards=split, batch=i.trials
+        ),
+        extents,
+        f"tiles of {tile}" + (f", {shards} shards" if split else ""),
+    )
+
+
+def _tile_stage(
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    extents: Mapping[str, int],
+    block: int,
+    shards: int,
+    device: Device,
+) -> Stage:
+    split = {axis: shards for axis, _ in nest.shards}
+    configs = [tiny(kernel, block) for kernel in nest.kernels]
+    tiles = lower_nest(nest, program, dtypes, configs, device)
+    return Stage(
+        f"tiles, blocks of {block}",
+        lambda i, d: tile_interpreter.run(
+            tiles, program, i.tensors, i.scalars, i.extents, d, shards=split, batch=i.trials
+        ),
+        extents,
+        f"blocks of {block}, padded" + (f", {shards} shards" if split else ""),
+    )
+
+
+def device_named(name: str) -> Device:
+    """The device description of a target. Raises EqfuseError for an unknown name."""
+    if name not in DEVICES:
+        raise EqfuseError(f"unknown target {name!r}", hint=f"choose one of auto, {', '.join(DEVICES)}")
+    return DEVICES[name]
+
+
+def _debug(stage: str, text: str) -> None:
+    if os.environ.get("EQFUSE_DEBUG", "0") not in ("", "0"):
+        print(f"-- {stage}\n{text}\n", file=sys.stderr)

@@ -1,0 +1,100 @@
+"""`eqfuse doctor`: versions, devices, and which ways of running a kernel work on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import eqfuse as eq
+from bench.measure import as_tuple
+from bench.report import environment, recorded
+
+PROGRAM = "m[i] = max[j](x[i,j])\ns[i] = sum[j](exp(x[i,j] - m[i]))"
+
+
+def doctor(console: Console) -> int:
+    """Print the findings; 1 where the CPU cannot run and verify a kernel, else 0."""
+    facts = Table(title="environment", title_justify="left", show_header=False)
+    for name, value in environment().items():
+        facts.add_row(name, str(value) if value is not None else "none")
+    console.print(facts)
+
+    checks = Table(title="what works", title_justify="left", show_header=False)
+    problems = {name: _problem(check) for name, check in CHECKS.items()}
+    for name, problem in problems.items():
+        checks.add_row(name, "[green]yes[/]" if not problem else "no", problem)
+    console.print(checks)
+    return 1 if problems[CPU] else 0
+
+
+def _problem(check: Callable[[], str]) -> str:
+    """What stands against a check; empty where it passed."""
+    found: list[str] = []
+    with recorded(found.append):
+        found.append(check())
+    return "".join(found)
+
+
+def _cpu() -> str:
+    kernel = eq.compile(PROGRAM, target="cpu")
+    x = torch.randn(7, 33)
+    value = as_tuple(kernel(x=x))[-1]
+    right = torch.allclose(value, torch.exp(x - x.amax(1, keepdim=True)).sum(1))
+    return "" if right and kernel.certificate.ok else "the kernel's result is wrong"
+
+
+def _interpreter() -> str:
+    from bench.interpreted import run_interpreted
+
+    x = torch.randn(7, 33)
+    value = run_interpreted(eq.compile(PROGRAM, target="cpu").triton, {"x": x}, {})[-1]
+    return (
+        "" if torch.allclose(value, torch.exp(x - x.amax(1, keepdim=True)).sum(1)) else "the result is wrong"
+    )
+
+
+def _ahead_of_time(target: str) -> Callable[[], str]:
+    def check() -> str:
+        from eqfuse.tile.aot import compile_for
+
+        compile_for(eq.compile(PROGRAM, target=target).triton, target)
+        return ""
+
+    return check
+
+
+def _gpu() -> str:
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    x = torch.randn(7, 33, device="cuda")
+    value = as_tuple(eq.compile(PROGRAM)(x=x))[-1]
+    return (
+        ""
+        if torch.allclose(value, torch.exp(x - x.amax(1, keepdim=True)).sum(1), atol=1e-5)
+        else "wrong result"
+    )
+
+
+def _cpp() -> str:
+    compiler = os.environ.get("CXX", "g++")
+    return (
+        ""
+        if shutil.which(compiler)
+        else f"{compiler} is not there: torch.compile is left out of `eqfuse bench cpu`"
+    )
+
+
+CPU = "kernels on the CPU, verified"
+CHECKS: dict[str, Callable[[], str]] = {
+    CPU: _cpu,
+    "kernels on the GPU": _gpu,
+    "Triton's interpreter": _interpreter,
+    "compiling for sm_90 (H100, H200)": _ahead_of_time("sm_90"),
+    "compiling for gfx942 (MI300)": _ahead_of_time("gfx942"),
+    "a C++ compiler for torch.compile": _cpp,
+}

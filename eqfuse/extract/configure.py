@@ -1,0 +1,237 @@
+"""Block sizes, warps and stages of one kernel, from its loop nest, extents and device.
+
+One idea for every kernel: the widest value that is computed (its product of blocks) should fill what
+one program instance keeps on chip, the axis that memory is contiguous along first; matrix products
+get a row and a column axis of at least 16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from eqfuse.extract.devices import Device
+from eqfuse.extract.plans import AxisBlock, KernelConfig, Kind
+from eqfuse.loops.nodes import Kernel, Loop
+from eqfuse.loops.walk import expressions, statements
+from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
+
+GPU_TILE = 4096
+"""Elements of the widest elementwise tile of a GPU program instance."""
+
+CPU_TILE = 1 << 17
+"""Elements of the widest tile on the CPU: half a megabyte of float32, which stays in a core's cache."""
+
+GPU_ROWS, GPU_COLUMNS, GPU_DEPTH = 128, 64, 64
+"""Blocks of a matrix product on a GPU: rows, columns, and the contracted axis when it is a loop."""
+
+GPU_WHOLE = 256
+"""Positions of a contracted axis that a GPU block keeps whole; longer ones are walked in steps."""
+
+CPU_WHOLE = 4096
+TENSOR_CORE_MIN = 16
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A sum of products over `axis`: the axes that only the left or only the right factor has."""
+
+    axis: str
+    left: frozenset[str]
+    right: frozenset[str]
+    shared: frozenset[str]
+
+
+def product_factors(expr: Expr) -> list[Expr]:
+    """The factors of a product; divisors stay with their quotient."""
+    match expr:
+        case Call("mul", (a, b)):
+            return product_factors(a) + product_factors(b)
+        case _:
+            return [expr]
+
+
+def contraction(reduce: Reduce) -> Contraction | None:
+    """How a reduction is a matrix product, or None."""
+    if reduce.op != "sum":
+        return None
+    factors = [free_axes(f) for f in product_factors(reduce.body) if reduce.axis in free_axes(f)]
+    for i, left in enumerate(factors):
+        for right in factors[i + 1 :]:
+            shared = (left & right) - {reduce.axis}
+            if left - right and right - left and len(factors) == 2:
+                return Contraction(reduce.axis, left - right, right - left, shared)
+    return None
+
+
+def contractions(kernel: Kernel) -> Iterator[Contraction]:
+    for expr in expressions(kernel.body):
+        for node in walk(expr):
+            if isinstance(node, Reduce) and (found := contraction(node)) is not None:
+                yield found
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """What each axis of a kernel is for, before sizes are chosen."""
+
+    parallel: tuple[str, ...]
+    loops: tuple[str, ...]
+    units: tuple[str, ...]
+    single: frozenset[str]  # parallel axes that a loop's range depends on: one position per instance
+    inner: tuple[str, ...]  # axes that are whole, or walked inside a body
+    inner_only: frozenset[str]  # those of them that no value has as a dim
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> _Roles:
+        loops = {s.axis: s.unit for s in statements(kernel.body) if isinstance(s, Loop)}
+        dims: dict[str, None] = {}
+        for stmt in statements(kernel.body):
+            if isinstance(stmt, Loop):
+                dims |= dict.fromkeys(d for c in stmt.carried for d in c.dims)
+            else:
+                dims |= dict.fromkeys(stmt.dims)
+        bound: dict[str, None] = {}
+        for expr in expressions(kernel.body):
+            bound |= dict.fromkeys(n.axis for n in walk(expr) if isinstance(n, Reduce))
+        taken = {*kernel.parallel, *loops}
+        inner = tuple(a for a in {**dims, **bound} if a not in taken)
+        return cls(
+            kernel.parallel,
+            tuple(a for a, unit in loops.items() if not unit),
+            tuple(a for a, unit in loops.items() if unit),
+            frozenset().union(
+                *(free_axes(s.start) | free_axes(s.stop) for s in statements(kernel.body) if isinstance(s, Loop))
+            ),
+            inner,
+            frozenset(a for a in inner if a not in dims),
+        )
+
+
+def widest_values(kernel: Kernel) -> list[frozenset[str]]:
+    """Axes of every value that a body computes elementwise; a matrix product counts as its result."""
+    found: list[frozenset[str]] = []
+    for expr in expressions(kernel.body):
+        for node in walk(expr):
+            if isinstance(node, Call):
+                found.append(free_axes(node))
+            elif isinstance(node, Reduce):
+                found.append(free_axes(node) if contraction(node) else free_axes(node.body))
+    return found
+
+
+def contiguous_axes(kernel: Kernel) -> list[str]:
+    """Axes that some load has last, most frequent first: memory is contiguous along them."""
+    count: dict[str, int] = {}
+    for expr in expressions(kernel.body):
+        for node in walk(expr):
+            if isinstance(node, Load) and node.index and isinstance(node.index[-1], Axis):
+                name = node.index[-1].name
+                count[name] = count.get(name, 0) + 1
+    return sorted(count, key=lambda a: -count[a])
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least `n`."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def configure(kernel: Kernel, extents: Mapping[str, int], device: Device) -> KernelConfig:
+    """Blocks for one kernel. Every axis that the kernel walks gets one."""
+    roles = _Roles.of(kernel)
+    return (_for_cpu if device.kind == "cpu" else _for_gpu)(kernel, roles, extents, device)
+
+
+def _fill(
+    blocks: dict[str, int], order: Iterable[str], values: list[frozenset[str]], limits: Mapping[str, int], budget: int
+) -> None:
+    """Grows blocks in `order` by doubling while every value that has the axis stays within the budget."""
+
+    def widest(axis: str) -> int:
+        sizes = [math.prod(blocks.get(a, 1) for a in v) for v in values if axis in v]
+        return max(sizes, default=0)
+
+    for axis in order:
+        while blocks[axis] < limits[axis] and widest(axis) * 2 <= budget:
+            blocks[axis] = min(blocks[axis] * 2, limits[axis])
+
+
+def _for_cpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: Device) -> KernelConfig:
+    values = widest_values(kernel) or [frozenset(roles.parallel)]
+    whole = {a for a in roles.inner if a not in roles.inner_only or extents[a] <= CPU_WHOLE}
+    blocks = {a: extents[a] for a in whole} | {a: 1 for a in roles.units}
+    for axis in (*roles.parallel, *roles.loops, *(a for a in roles.inner if a not in whole)):
+        blocks[axis] = 1
+    limits = {a: 1 if a in roles.single else max(1, extents[a]) for a in blocks}
+    near = [a for a in contiguous_axes(kernel) if a in blocks and a not in whole]
+    matrix = [c for c in contractions(kernel)]
+    starts = dict.fromkeys(a for c in matrix for a in (*sorted(c.left), *sorted(c.right), c.axis))
+    walked = [a for a in blocks if a not in whole and a not in roles.units]
+    for axis in starts:  # matrix products first get balanced blocks
+        if axis in walked:
+            blocks[axis] = min(limits[axis], 256)
+    for axis in walked:
+        if axis in near and axis not in starts:
+            blocks[axis] = min(limits[axis], 2048)
+    _fill(blocks, [*reversed([a for a in roles.parallel]), *roles.loops], values, limits, CPU_TILE)
+    kinds = _kinds(roles, whole)
+    return KernelConfig(tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks))
+
+
+def _for_gpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: Device) -> KernelConfig:
+    values = widest_values(kernel) or [frozenset(roles.parallel)]
+    whole = {a for a in roles.inner if a not in roles.inner_only or extents[a] <= GPU_WHOLE}
+    limits = {a: power_of_two(extents[a]) for a in (*roles.parallel, *roles.loops, *roles.inner, *roles.units)}
+    limits |= dict.fromkeys(roles.single, 1)
+    blocks = {a: limits[a] if a in whole else 1 for a in limits}
+    matrix = list(contractions(kernel))
+    tiled: list[str] = []
+    for c in matrix:
+        for side, size in ((c.left, GPU_ROWS), (c.right, GPU_COLUMNS)):
+            if any(a in whole or a in tiled for a in side):
+                continue
+            options = [a for a in (*roles.parallel, *roles.loops) if a in side and a not in roles.single]
+            wide = [a for a in options if extents[a] > 1] or options
+            if wide:
+                axis = wide[-1]
+                tiled.append(axis)
+                blocks[axis] = max(TENSOR_CORE_MIN, min(limits[axis], size))
+        if c.axis not in whole and c.axis not in tiled:
+            tiled.append(c.axis)
+            blocks[c.axis] = max(TENSOR_CORE_MIN, min(limits[c.axis], GPU_DEPTH))
+    rest = [a for a in (*roles.loops, *roles.parallel) if a not in tiled]
+    near = [a for a in contiguous_axes(kernel) if a in rest]
+    order = [*near, *[a for a in reversed(rest) if a not in near and a in roles.loops]]
+    order += [a for a in reversed(roles.parallel) if a not in tiled and a not in order]
+    if not matrix:
+        caps = {a: min(limits[a], GPU_TILE if a in roles.loops else 1024) for a in limits}
+        _fill(blocks, order, values, caps, GPU_TILE)
+    else:
+        for axis in (a for a in rest if a in roles.loops):
+            blocks[axis] = min(limits[axis], GPU_COLUMNS)
+    biggest = max((math.prod(blocks.get(a, 1) for a in v) for v in values), default=1)
+    while matrix and biggest > 4 * GPU_TILE and any(blocks[a] > 32 for a in tiled):
+        axis = max(tiled, key=lambda a: blocks[a])
+        blocks[axis] //= 2
+        biggest = max(math.prod(blocks.get(a, 1) for a in v) for v in values)
+    kinds = _kinds(roles, whole)
+    warps = 8 if biggest > 2 * GPU_TILE else 4
+    stages = 3 if matrix and roles.loops else 2
+    return KernelConfig(tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks), warps, stages)
+
+
+def _kinds(roles: _Roles, whole: set[str]) -> dict[str, Kind]:
+    kinds: dict[str, Kind] = dict.fromkeys(roles.parallel, "grid") | dict.fromkeys(roles.loops, "loop")
+    kinds |= dict.fromkeys(roles.units, "unit")
+    return kinds | {a: "whole" if a in whole else "loop" for a in roles.inner}
+
+
+def tiny(kernel: Kernel, block: int = 2) -> KernelConfig:
+    """Blocks smaller than any axis of a verification run, so that there are several and a ragged last one."""
+    roles = _Roles.of(kernel)
+    kinds = _kinds(roles, {a for a in roles.inner if a not in roles.inner_only})
+    sizes: dict[Kind, int | None] = {"grid": block, "loop": block, "unit": 1, "whole": None}
+    return KernelConfig(
+        tuple(AxisBlock(a, kind, 1 if a in roles.single else sizes[kind]) for a, kind in kinds.items())
+    )

@@ -1,0 +1,164 @@
+"""Predicted time of a loop nest under a configuration: small sums of bytes and operations over rates.
+
+Bytes over bandwidth, matrix and elementwise and special-function operations over their rates, launches,
+and how well the grid fills the device. Terms overlap on a GPU (the largest counts), and add up on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from eqfuse.extract.configure import Contraction, contraction
+from eqfuse.extract.devices import Device
+from eqfuse.extract.plans import Cost, KernelConfig, Term
+from eqfuse.loops.nodes import Kernel, Loop, Nest, Stmt, Store
+from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
+
+SPECIAL = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "gelu", "silu", "erf", "sin", "cos", "div")
+BYTES = {"f8e4m3": 1, "bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8, "i64": 8}
+HALF = ("f8e4m3", "f16", "bf16")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Extents of axes and dtypes of tensors (temporaries included) that a cost is asked for."""
+
+    extents: Mapping[str, int]
+    dtypes: Mapping[str, str]
+
+    def positions(self, axes: frozenset[str]) -> float:
+        return float(math.prod(self.extents.get(a, 1) for a in axes))
+
+
+def nest_cost(nest: Nest, configs: tuple[KernelConfig, ...], shape: Shape, device: Device) -> Cost:
+    """The cost of all kernels, one after the other."""
+    totals: dict[str, float] = {}
+    for kernel, config in zip(nest.kernels, configs, strict=True):
+        for term in kernel_terms(kernel, config, shape, device):
+            totals[term.name] = totals.get(term.name, 0.0) + term.seconds
+    return Cost(tuple(Term(name, seconds) for name, seconds in totals.items()))
+
+
+def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> list[Term]:
+    """Terms of one kernel, in seconds."""
+    blocks = {b.axis: b.size or max(1, shape.extents[b.axis]) for b in config.blocks}
+    grid = math.prod(math.ceil(shape.extents[a] / blocks[a]) for a in kernel.parallel)
+    fill = grid / (math.ceil(grid / device.units) * device.units) if grid else 1.0
+    operations = list(_operations(kernel))
+    memory = sum(_load_seconds(load, inside, kernel, blocks, shape, device) for load, inside in _loads(kernel))
+    memory += sum(_store_seconds(store, shape, device) for store in _stores(kernel.body))
+    matrix = sum(
+        2 * shape.positions(axes | {c.axis}) / (device.matrix_half if _is_half(c_expr, shape) else device.matrix_float)
+        for c_expr, c, axes in operations
+        if c is not None
+    )
+    elementwise = sum(shape.positions(axes) for _, c, axes in operations if c is None) / device.elementwise
+    special = sum(
+        shape.positions(axes) for e, c, axes in operations if c is None and isinstance(e, Call) and e.fn in SPECIAL
+    )
+    steps = grid * _steps(kernel.body, blocks, shape)
+    overhead = steps * device.step / device.units
+    terms = [
+        Term("memory", memory),
+        Term("matrix", matrix / fill),
+        Term("elementwise", elementwise / fill),
+        Term("special", special / device.special / fill),
+        Term("steps", overhead),
+        Term("spill", _spill(kernel, blocks, shape, device)),
+    ]
+    if device.kind == "gpu":  # units work side by side; what is not the bottleneck hides behind it
+        largest = max(terms, key=lambda t: t.seconds)
+        terms = [t if t is largest or t.name in ("steps", "spill") else Term(t.name, 0.2 * t.seconds) for t in terms]
+    return [*terms, Term("launch", device.launch)]
+
+
+def _operations(kernel: Kernel) -> Iterator[tuple[Expr, Contraction | None, frozenset[str]]]:
+    """Every operation of the bodies, with the axes over whose positions it runs."""
+    from eqfuse.loops.walk import expressions
+
+    for expr in expressions(kernel.body):
+        for node in walk(expr):
+            if isinstance(node, Reduce):
+                found = contraction(node)
+                yield node, found, (free_axes(node) if found else free_axes(node.body)) | frozenset(kernel.parallel)
+            elif isinstance(node, Call):
+                yield node, None, free_axes(node) | (frozenset(kernel.parallel) if free_axes(node) else frozenset())
+
+
+def _is_half(expr: Expr, shape: Shape) -> bool:
+    loads = [n for n in walk(expr) if isinstance(n, Load)]
+    return bool(loads) and all(shape.dtypes.get(load.tensor, "f32") in HALF for load in loads)
+
+
+def _loads(kernel: Kernel) -> Iterator[tuple[Load, frozenset[str]]]:
+    """Every distinct load with the loops around it."""
+
+    def visit(body: tuple[Stmt, ...], around: frozenset[str]) -> Iterator[tuple[Load, frozenset[str]]]:
+        seen: set[Load] = set()
+        for stmt in body:
+            if isinstance(stmt, Loop):
+                yield from visit(stmt.body, around | {stmt.axis})
+                continue
+            for node in walk(stmt.expr):
+                if isinstance(node, Load) and node not in seen:
+                    seen.add(node)
+                    yield node, around
+
+    yield from visit(kernel.body, frozenset())
+
+
+def _stores(body: tuple[Stmt, ...]) -> Iterator[Store]:
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            yield from _stores(stmt.body)
+        elif isinstance(stmt, Store):
+            yield stmt
+
+
+def _load_seconds(
+    load: Load,
+    around: frozenset[str],
+    kernel: Kernel,
+    blocks: Mapping[str, int],
+    shape: Shape,
+    device: Device,
+) -> float:
+    """First read from memory, the blocks' repeated reads from cache where the tensor fits it."""
+    size = BYTES[shape.dtypes.get(load.tensor, "f32")]
+    used = free_axes(load)
+    unique = shape.positions(used) * size
+    again = math.prod(
+        math.ceil(shape.extents[a] / blocks[a]) for a in (*kernel.parallel, *around) if a not in used and a in blocks
+    )
+    bandwidth = device.cache_bandwidth if unique <= device.cache else device.bandwidth
+    return unique / device.bandwidth + (again - 1) * unique / bandwidth
+
+
+def _store_seconds(store: Store, shape: Shape, device: Device) -> float:
+    axes = frozenset(n.name for i in store.index for n in walk(i) if isinstance(n, Axis))
+    return shape.positions(axes) * BYTES[shape.dtypes.get(store.tensor, "f32")] / device.bandwidth
+
+
+def _steps(body: tuple[Stmt, ...], blocks: Mapping[str, int], shape: Shape) -> float:
+    """Statements that one program instance runs, loops unrolled: what per-tile overhead multiplies."""
+    total = 0.0
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            trips = math.ceil(shape.extents[stmt.axis] / (1 if stmt.unit else blocks[stmt.axis]))
+            total += trips * _steps(stmt.body, blocks, shape)
+        else:
+            total += sum(1 for n in walk(stmt.expr) if isinstance(n, Call | Reduce))
+    return total
+
+
+def _spill(kernel: Kernel, blocks: Mapping[str, int], shape: Shape, device: Device) -> float:
+    """Time to move what does not fit on chip out and in again."""
+    from eqfuse.extract.configure import widest_values
+
+    widest = max((math.prod(blocks.get(a, 1) for a in axes) for axes in widest_values(kernel)), default=1) * 4
+    if widest <= device.tile:
+        return 0.0
+    instances = math.prod(math.ceil(shape.extents[a] / blocks[a]) for a in kernel.parallel)
+    return 8 * widest * instances / device.bandwidth

@@ -1,0 +1,271 @@
+"""Which kernels a program takes: what is materialised between them, what each computes in one place.
+
+Sizes decide here (a reduction that would be computed again by every block is better stored once), so
+this runs per shape; the groups that it asks for are derived once per program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from eqfuse.rules.merge import Group
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Expr,
+    Load,
+    Local,
+    Output,
+    Reduce,
+    children,
+    free_axes,
+    rebuild,
+    reductions,
+    walk,
+)
+
+NOMINAL_BLOCK = 64
+"""Positions per grid block, as far as deciding what is computed again by every block goes."""
+
+RECOMPUTE_SHARE = 0.25
+"""A reduction is materialised when computing it again in every block would add more than this share
+of its reader's own work."""
+
+WHOLE_LIMIT = 512
+"""Positions of an axis that one block can keep for a state (an accumulator's columns)."""
+
+INNER_LIMIT = 4096
+"""Positions of an axis that a cascade inside another loop's body may keep whole."""
+
+LIFT_LIMIT = 64
+"""Positions of a reduced axis whose inner producers are computed for all of it beforehand."""
+
+Derive = Callable[[str, tuple[Reduce, ...], str], Group]
+"""(axis, reductions in dependency order, suffix for the names of states) -> group."""
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """A kernel before schedules are chosen: see plans.KernelPlan for the fields."""
+
+    name: str
+    outputs: tuple[Output, ...]
+    groups: tuple[Group, ...]
+    parallel: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+def frontier(*roots: Expr) -> list[Reduce]:
+    """The outermost reductions of the roots, in order of appearance."""
+    found: dict[Reduce, None] = {}
+    seen: set[Expr] = set()
+
+    def visit(node: Expr) -> None:
+        if node in seen:
+            return
+        seen.add(node)
+        if isinstance(node, Reduce):
+            found[node] = None
+            return
+        for child in children(node):
+            visit(child)
+
+    for root in roots:
+        visit(root)
+    return list(found)
+
+
+def _stage(reduce: Reduce, members: Mapping[Reduce, None]) -> int:
+    """How many changes of axis lie between a reduction and the inputs, among those of one kernel."""
+    below = [q for q in frontier(reduce.body) if q in members]
+    return max((_stage(q, members) + (q.axis != reduce.axis) for q in below), default=0)
+
+
+def work(expr: Expr, extents: Mapping[str, int]) -> float:
+    """Operations to evaluate an expression once at every position of its free axes."""
+    total = 0.0
+    for node in walk(expr):
+        if isinstance(node, Call | Reduce):
+            axes = free_axes(node.body) if isinstance(node, Reduce) else free_axes(node)
+            total += math.prod(extents.get(axis, 1) for axis in axes)
+    return total
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Splits a program's outputs into kernels for given extents."""
+
+    order: Sequence[str]
+    extents: Mapping[str, int]
+    derive: Derive
+
+    def kernels(self, outputs: Sequence[Output]) -> tuple[KernelShape, ...]:
+        """The kernels, producers first."""
+        stored: dict[Reduce, Output] = {}
+        for output in outputs:
+            self._find_cuts(output.expr, output.axes, frozenset(), stored)
+        # Inner cuts first: a stored reduction may itself read stored ones.
+        everything = [*stored.values(), *outputs]
+        replaced = [
+            Output(o.name, o.axes, self._read_stored(o.expr, stored, keep=o), o.dtype) for o in everything
+        ]
+        clusters = self._cluster(replaced)
+        return tuple(self._shape(f"kernel{i + 1}", cluster) for i, cluster in enumerate(clusters))
+
+    # -- what is materialised ----------------------------------------------------------------------
+
+    def _find_cuts(
+        self, expr: Expr, axes: Iterable[str], bound: frozenset[str], stored: dict[Reduce, Output]
+    ) -> None:
+        """Adds the reductions below `expr` that are stored; `axes` are the reader's parallel axes."""
+        parallel = frozenset(axes) - {r.axis for r in frontier(expr)}
+        for reduce in frontier(expr):
+            group = self._cascade(reduce)
+            for inner in self._inner(group):
+                if inner in stored:
+                    continue
+                if self._is_cut(inner, reduce, parallel):
+                    free = tuple(a for a in self.order if a in free_axes(inner))
+                    self._find_cuts(inner, free, frozenset(), stored)
+                    stored[inner] = Output(f"stored{len(stored) + 1}", free, inner)
+                else:
+                    self._find_cuts(inner, parallel | {reduce.axis}, bound | {reduce.axis}, stored)
+
+    def _cascade(self, reduce: Reduce) -> list[Reduce]:
+        """The reduction and those over the same axis that it reads directly."""
+        found = [reduce]
+        for inner in frontier(reduce.body):
+            if inner.axis == reduce.axis:
+                found += self._cascade(inner)
+        return list(dict.fromkeys(found))
+
+    def _inner(self, group: Sequence[Reduce]) -> list[Reduce]:
+        """Reductions over other axes that the bodies of a group read directly."""
+        return list(
+            dict.fromkeys(q for r in group for q in frontier(r.body) if q.axis != r.axis and q not in group)
+        )
+
+    def _is_cut(self, inner: Reduce, reader: Reduce, parallel: frozenset[str]) -> bool:
+        missing = [a for a in parallel if a not in free_axes(inner) and a != reader.axis]
+        again = math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
+        if (again - 1) * work(inner, self.extents) > RECOMPUTE_SHARE * work(reader, self.extents):
+            return True
+        is_cascade = len(self._cascade(inner)) > 1 or bool(self._inner([inner]))
+        return is_cascade and self.extents.get(inner.axis, 1) > INNER_LIMIT
+
+    def _read_stored(self, expr: Expr, stored: Mapping[Reduce, Output], keep: Output) -> Expr:
+        memo: dict[Expr, Expr] = {}
+
+        def visit(node: Expr, top: bool) -> Expr:
+            if not top and isinstance(node, Reduce) and node in stored:
+                output = stored[node]
+                return Load(output.name, tuple(Axis(a) for a in output.axes))
+            if node not in memo:
+                memo[node] = rebuild(node, tuple(visit(c, False) for c in children(node)))
+            return memo[node]
+
+        return visit(expr, any(keep.name == o.name for o in stored.values()))
+
+    # -- what shares a kernel ----------------------------------------------------------------------
+
+    def _cluster(self, outputs: Sequence[Output]) -> list[list[Output]]:
+        """Outputs that share a reduction share a kernel, unless one reads what the other stores."""
+        clusters: list[list[Output]] = []
+        for output in outputs:
+            mine = set(reductions(output.expr))
+            signature = (frozenset(output.axes), frozenset(r.axis for r in frontier(output.expr)))
+            reads = {n.tensor for n in walk(output.expr) if isinstance(n, Load)}
+            home = None
+            for index in range(len(clusters) - 1, -1, -1):
+                cluster = clusters[index]
+                if any(o.name in reads for o in cluster):
+                    break
+                shares = any(mine & set(reductions(o.expr)) for o in cluster)
+                alike = any(
+                    signature == (frozenset(o.axes), frozenset(r.axis for r in frontier(o.expr))) for o in cluster
+                )
+                if shares or alike:
+                    home = cluster
+            if home is None:
+                clusters.append([output])
+            else:
+                home.append(output)
+        return clusters
+
+    # -- what one kernel looks like ----------------------------------------------------------------
+
+    def _shape(self, name: str, outputs: Sequence[Output]) -> KernelShape:
+        exprs = [o.expr for o in outputs]
+        lifted = self._lifted(exprs)
+        tops = list(dict.fromkeys([*lifted, *frontier(*exprs)]))
+        members = dict.fromkeys(r for top in tops for r in self._cascade(top))
+        passes: dict[tuple[int, str], list[Reduce]] = {}
+        for reduce in reductions(*members):
+            if reduce in members:
+                passes.setdefault((_stage(reduce, members), reduce.axis), []).append(reduce)
+        groups: list[Group] = []
+        values: dict[Reduce, Local] = {}
+        for (_, axis), reduces in sorted(passes.items(), key=lambda item: item[0][0]):
+            again = sum(1 for g in groups if g.axis == axis)
+            plain = tuple(r for r in (_replace(r, values) for r in reduces) if isinstance(r, Reduce))
+            group = self.derive(axis, plain, f"_{again + 1}" if again else "")
+            groups.append(group)
+            for reduce, state in zip(reduces, group.states, strict=False):
+                values[reduce] = Local(state.name, state.dims)
+        rewritten = tuple(
+            Output(o.name, o.axes, _replace(o.expr, values), o.dtype) for o in outputs
+        )
+        group_axes = {g.axis for g in groups}
+        parallel, whole = self._axes(rewritten, groups, group_axes)
+        return KernelShape(name, rewritten, tuple(groups), parallel, whole)
+
+    def _lifted(self, exprs: Sequence[Expr]) -> list[Reduce]:
+        """Inner reductions computed before their reader's loop: those that do not depend on its axis, and
+        those over all of a short axis."""
+        found: dict[Reduce, None] = {}
+        for top in frontier(*exprs):
+            for inner in self._inner(self._cascade(top)):
+                small = self.extents.get(top.axis, 1) <= LIFT_LIMIT
+                if top.axis not in free_axes(inner) or (small and free_axes(inner) & self._outer_axes(exprs)):
+                    for deeper in self._lifted([inner]):
+                        found[deeper] = None
+                    found[inner] = None
+        return list(found)
+
+    @staticmethod
+    def _outer_axes(exprs: Sequence[Expr]) -> frozenset[str]:
+        return frozenset().union(*map(free_axes, exprs))
+
+    def _axes(
+        self, outputs: Sequence[Output], groups: Sequence[Group], group_axes: set[str]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        holders = [frozenset(o.axes) - group_axes for o in outputs]
+        holders += [frozenset(s.dims) - group_axes for g in groups for s in g.states if not s.auxiliary]
+        used = [a for a in self.order if any(a in h for h in holders)]
+        everywhere = [a for a in used if all(a in h for h in holders)]
+        whole = []
+        for axis in used:
+            if axis in everywhere:
+                continue
+            in_outputs = all(axis in o.axes for o in outputs)
+            if not in_outputs or self.extents.get(axis, 1) <= WHOLE_LIMIT:
+                whole.append(axis)
+        parallel = tuple(a for a in used if a not in whole)
+        return parallel, tuple(whole)
+
+
+def _replace(expr: Expr, values: Mapping[Reduce, Local]) -> Expr:
+    """`expr` with reductions that are states replaced by their values, outermost first."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node not in memo:
+            if isinstance(node, Reduce) and node in values:
+                memo[node] = values[node]
+            else:
+                memo[node] = rebuild(node, tuple(map(visit, children(node))))
+        return memo[node]
+
+    return visit(expr)

@@ -1,0 +1,290 @@
+"""A compiled program: callable on tensors, and open to inspection at every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from eqfuse import compiler
+from eqfuse.compiler import Compiled, Derived
+from eqfuse.errors import BindError, EqfuseError, locate
+from eqfuse.extract.devices import Device
+from eqfuse.extract.plans import Plan
+from eqfuse.loops.printer import show as show_nest
+from eqfuse.rules.printer import MergeText, why_not
+from eqfuse.terms.interpreter import reference
+from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import check_dtypes, program_dtypes
+from eqfuse.tile.cpu import CpuProgram
+from eqfuse.tile.launch import TritonProgram
+from eqfuse.tile.printer import show as show_tiles
+from eqfuse.verify.certificate import Certificate
+
+TORCH_DTYPES: Mapping[torch.dtype, str] = {
+    torch.float8_e4m3fn: "f8e4m3",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "bool",
+}
+
+
+@dataclass
+class Kernel:
+    """One program, fused. Call it with the program's tensors and scalars by name.
+
+    Plans are chosen per shape and kept; `plan`, `loops`, `tile`, `triton` show the one of the last
+    call (before any call: of nominal extents). Not safe to call from several threads at once
+    on shapes that it has not seen.
+    """
+
+    derived: Derived
+    device: Device
+    auto: bool
+    prefer: str | None
+    verify: bool
+    trials: int
+    scalars: Mapping[str, float]
+    _compiled: dict[Any, Compiled] = field(default_factory=dict)
+    _runners: dict[Any, Any] = field(default_factory=dict)
+    _certificates: dict[Any, Certificate] = field(default_factory=dict)
+    _current: Compiled | None = None
+
+    def __post_init__(self) -> None:
+        program = self.derived.program
+        self._current = self._compile(compiler.nominal_extents(program), program_dtypes(program), self.device)
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def __call__(self, *, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
+        """The outputs, for torch or numpy tensors and numbers given by name: one tensor, or a tuple in
+        program order, of the kind that came in. `sizes` gives axes that no tensor determines.
+
+        Tensors may be non-contiguous or broadcast. An empty reduced axis gives what the unfused
+        program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit.
+        """
+        program = self.derived.program
+        tensors, scalars, was_numpy = self._sorted(values)
+        extents = bind(program, {n: tuple(t.shape) for n, t in tensors.items()}, sizes, scalars)
+        dtypes = check_dtypes(program, {name: _dtype_name(name, t) for name, t in tensors.items()})
+        device = self._device_of(tensors)
+        if 0 in extents.values():
+            results = self._unfused(tensors, scalars, sizes, dtypes)
+        else:
+            compiled = self._current = self._compile(extents, dtypes, device)
+            results = self._run(compiled, tensors, scalars)
+        ordered = tuple(results[output.name] for output in program.outputs)
+        if was_numpy:
+            ordered = tuple(_to_numpy(t) for t in ordered)
+        return ordered[0] if len(ordered) == 1 else ordered
+
+    def _sorted(self, values: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
+        """Tensors (as torch tensors) and scalars apart; whether the tensors came as numpy arrays."""
+        names = {t.name for t in self.derived.program.tensors}
+        tensors: dict[str, torch.Tensor] = {}
+        scalars: dict[str, Any] = {}
+        kinds: dict[str, str] = {}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and (name in names or value.ndim):
+                tensors[name], kinds[name] = value.detach(), "torch"
+            elif isinstance(value, np.ndarray) and (name in names or value.ndim):
+                tensors[name], kinds[name] = _from_numpy(name, value), "numpy"
+            elif name in names:
+                raise BindError(
+                    f"{name!r} is a {type(value).__name__}, not a tensor",
+                    source=self.derived.program.source,
+                    span=locate(self.derived.program.source, name),
+                    hint="pass a torch tensor or a numpy array",
+                )
+            else:
+                scalars[name] = value.item() if isinstance(value, torch.Tensor | np.generic | np.ndarray) else value
+        if len(set(kinds.values())) > 1:
+            listed = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
+            raise BindError(f"torch tensors and numpy arrays are mixed: {listed}", hint="pass one kind")
+        return tensors, scalars, "numpy" in kinds.values()
+
+    def _device_of(self, tensors: Mapping[str, torch.Tensor]) -> Device:
+        places = {name: tensor.device for name, tensor in tensors.items()}
+        if len(set(places.values())) > 1:
+            listed = ", ".join(f"{name} on {place}" for name, place in places.items())
+            raise BindError(f"tensors are on different devices: {listed}", hint="move them to one device")
+        on_gpu = any(place.type == "cuda" for place in places.values())
+        if self.auto:
+            return _gpu() if on_gpu else compiler.device_named("cpu")
+        if on_gpu != (self.device.kind == "gpu"):
+            where = "the GPU" if on_gpu else "the CPU"
+            raise BindError(
+                f"the tensors are on {where}, the kernel was compiled for {self.device.name}",
+                hint='move the tensors, or compile with target="auto"',
+            )
+        return self.device
+
+    def _unfused(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        scalars: Mapping[str, Any],
+        sizes: Mapping[str, int] | None,
+        dtypes: Mapping[str, str],
+    ) -> dict[str, torch.Tensor]:
+        """The unfused program, which is all there is to run where an axis is empty."""
+        program = self.derived.program
+        arrays = {n: _to_numpy(t.cpu()) for n, t in tensors.items()}
+        found = reference(program, arrays, scalars, sizes)
+        found = found if isinstance(found, tuple) else (found,)
+        compiled = self._current
+        assert compiled is not None
+        kinds = {b.name: b.dtype for b in compiled.tile.buffers}
+        names = {v: k for k, v in TORCH_DTYPES.items()}
+        place = next((t.device for t in tensors.values()), torch.device("cpu"))
+        return {
+            o.name: torch.as_tensor(np.asarray(a)).to(place, names[kinds[o.name] or "f32"])
+            for o, a in zip(program.outputs, found, strict=True)
+        }
+
+    def _run(
+        self, compiled: Compiled, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]
+    ) -> Mapping[str, torch.Tensor]:
+        plan = compiled.chosen.plan
+        shards = {axis: plan.shards for axis, _ in compiled.chosen.nest.shards}
+        if compiled.device.kind == "cpu":
+            program = self._runners.get(id(compiled.tile))
+            if program is None:
+                program = self._runners[id(compiled.tile)] = CpuProgram(compiled.tile, self.derived.program)
+            found: Mapping[str, torch.Tensor] = program(tensors, scalars, compiled.extents, shards)
+            return found
+        launcher = self._runners.get(id(compiled.tile))
+        if launcher is None:
+            text = compiler.emit_triton(self.derived, compiled, self.name)
+            launcher = self._runners[id(compiled.tile)] = TritonProgram(text, self.name)
+        made = launcher(**tensors, **scalars, sizes={**compiled.extents, **shards})
+        made = made if isinstance(made, tuple) else (made,)
+        outputs = [b.name for b in compiled.tile.buffers if b.is_output]
+        return dict(zip(outputs, made, strict=True))
+
+    def _compile(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Compiled:
+        key = (device.name, tuple(sorted(extents.items())), tuple(sorted(dtypes.items())))
+        if key not in self._compiled:
+            compiled = compiler.compile_for(self.derived, extents, dtypes, device, self.prefer)
+            if self.verify:
+                self._certify(compiled)
+            self._compiled[key] = compiled
+        return self._compiled[key]
+
+    def _certify(self, compiled: Compiled) -> Certificate:
+        key = (compiled.chosen.nest, compiled.device.kind)
+        if key not in self._certificates:
+            self._certificates[key] = compiler.verify(
+                self.derived, compiled.chosen.nest, compiled.dtypes, compiled.device, trials=self.trials, scalars=self.scalars
+            )
+        return self._certificates[key]
+
+    # -- inspection --------------------------------------------------------------------------------
+
+    @property
+    def compiled(self) -> Compiled:
+        """Everything about the shape of the last call."""
+        assert self._current is not None
+        return self._current
+
+    @property
+    def name(self) -> str:
+        """A name for the emitted function: the outputs'."""
+        return "fused_" + "_".join(output.name for output in self.derived.program.outputs)
+
+    @property
+    def plan(self) -> Plan:
+        """The chosen plan: `.schedule`, `.cost` (seconds, by term), `.kernels`, `.configs`, `.shards`."""
+        return self.compiled.chosen.plan
+
+    def plans(self) -> tuple[Plan, ...]:
+        """Every candidate for the shape, cheapest first."""
+        return tuple(candidate.plan for candidate in self.compiled.candidates)
+
+    @property
+    def merge(self) -> MergeText:
+        """The derived merge of every group of reductions; printable."""
+        groups = dict.fromkeys(g.group for k in self.plan.kernels for g in k.groups)
+        return MergeText(tuple(groups))
+
+    @property
+    def loops(self) -> str:
+        """The loop nest of the chosen plan."""
+        return show_nest(self.compiled.chosen.nest)
+
+    @property
+    def tile(self) -> str:
+        """The tile program of the chosen plan."""
+        return show_tiles(self.compiled.tile)
+
+    @property
+    def triton(self) -> str:
+        """A Python module that needs torch and triton alone; its launcher is named after the outputs."""
+        return compiler.emit_triton(self.derived, self.compiled, self.name)
+
+    @property
+    def certificate(self) -> Certificate:
+        """What was verified, how, and what that does not cover. Verifies now if compilation did not."""
+        return self._certify(self.compiled)
+
+    @property
+    def stats(self) -> Mapping[str, Any]:
+        """enodes, rounds, saturated, rule matches, and milliseconds per stage so far."""
+        report = self.derived.report
+        return {
+            "enodes": report.enodes,
+            "rounds": report.rounds,
+            "saturated": report.saturated,
+            "matches": dict(report.matches),
+            "ms": dict(self.derived.timings.ms),
+        }
+
+    def why_not(self) -> tuple[str, ...]:
+        """Why a reduction could not be fused: one sentence per obstacle; empty where everything is."""
+        return why_not(self.merge.groups)
+
+    def __repr__(self) -> str:
+        return f"<eqfuse.Kernel {self.name}: {self.plan.schedule} on {self.compiled.device.name}>"
+
+
+def _gpu() -> Device:
+    major, minor = torch.cuda.get_device_capability()
+    if torch.version.hip:
+        return compiler.device_named("gfx942")
+    if (major, minor) == (9, 0):
+        return compiler.device_named("h200" if "H200" in torch.cuda.get_device_name() else "sm_90")
+    return compiler.device_named("sm_100" if major >= 10 else "sm_80")
+
+
+def _dtype_name(name: str, tensor: torch.Tensor) -> str:
+    found = TORCH_DTYPES.get(tensor.dtype)
+    if found is None:
+        raise BindError(
+            f"{name!r} has dtype {tensor.dtype}, which the language does not have",
+            hint=f"convert it to one of {', '.join(TORCH_DTYPES.values())}",
+        )
+    return found
+
+
+def _from_numpy(name: str, array: np.ndarray) -> torch.Tensor:
+    try:
+        return torch.as_tensor(array)
+    except (TypeError, ValueError) as error:
+        raise BindError(f"{name!r} has dtype {array.dtype}: {error}", hint="convert it to float32 or int64") from None
+
+
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """numpy has no bfloat16 and no float8: those become float32."""
+    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        tensor = tensor.float()
+    result: np.ndarray = tensor.numpy()
+    return result
+
+
+__all__ = ["EqfuseError", "Kernel"]

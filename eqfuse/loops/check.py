@@ -1,0 +1,207 @@
+"""What every well-formed nest satisfies, checked wherever one is made or handed on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Stmt, Store
+from eqfuse.loops.walk import defined, statements
+from eqfuse.terms.nodes import (
+    ARITY,
+    REDUCTIONS,
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    free_axes,
+    walk,
+)
+
+
+class NestError(Exception):
+    """A loop nest that breaks a rule of its own language: a mistake of the compiler, not of a user."""
+
+
+def check(nest: Nest, program: Program) -> None:
+    """Raises NestError, naming kernel and statement, where the nest is not well-formed.
+
+    Values are defined before they are read, where they are visible, with the dims they are read with.
+    Every axis that an expression depends on is a position (parallel, or a unit loop) or a dim.
+    A fold is the whole right-hand side of a `Let`. Each output and each temporary is stored by
+    exactly one statement, no instance writes where another does, and a temporary is stored before
+    it is loaded, by an earlier kernel.
+    """
+    ranks = {tensor.name: tensor.rank for tensor in program.tensors}
+    buffers = {buffer.name: buffer for buffer in nest.buffers}
+    _check_names(nest, program, ranks)
+    for kernel in nest.kernels:
+        readable = dict(ranks)
+        _KernelCheck(kernel, readable, buffers, frozenset(program.scalars)).run()
+        ranks |= {name: len(buffers[name].axes) for name in _stored(kernel)}
+    _check_stores(nest)
+
+
+def _stored(kernel: Kernel) -> list[str]:
+    return [stmt.tensor for stmt in statements(kernel.body) if isinstance(stmt, Store)]
+
+
+def _check_names(nest: Nest, program: Program, tensors: Mapping[str, int]) -> None:
+    _unique((kernel.name for kernel in nest.kernels), "kernel")
+    _unique((*tensors, *(buffer.name for buffer in nest.buffers)), "tensor")
+    expected = {output.name: output.axes for output in program.outputs}
+    found = {buffer.name: buffer.axes for buffer in nest.buffers if buffer.is_output}
+    if expected != found:
+        raise NestError(f"the program's outputs are {expected}, the nest's are {found}")
+    copies, shards = dict(nest.domains), dict(nest.shards)
+    for axis, of in (*nest.domains, *nest.shards):
+        if of in copies or of in shards:
+            raise NestError(f"axis {axis!r} has the extent of {of!r}, which has none of its own")
+
+
+def _check_stores(nest: Nest) -> None:
+    times = Counter(name for kernel in nest.kernels for name in _stored(kernel))
+    for buffer in nest.buffers:
+        if times[buffer.name] != 1:
+            raise NestError(f"{buffer.name!r} is stored by {times[buffer.name]} statements, not by one")
+
+
+def _unique(names: Iterable[str], kind: str) -> None:
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise NestError(f"{times} {kind}s are called {name!r}")
+
+
+@dataclass
+class _KernelCheck:
+    """Walks one kernel. `positions` are the axes that stand for one position, `tiles` those of
+    open loops over tiles; `visible` maps the names in scope to their dims."""
+
+    kernel: Kernel
+    readable: Mapping[str, int]
+    buffers: Mapping[str, Buffer]
+    scalars: frozenset[str]
+    positions: set[str] = field(default_factory=set)
+    tiles: set[str] = field(default_factory=set)
+    visible: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        _unique(self.kernel.parallel, f"parallel axes of {self.kernel.name!r}, which")
+        _unique(defined(self.kernel.body), f"values of {self.kernel.name!r}, which")
+        self.positions.update(self.kernel.parallel)
+        self._body(self.kernel.body)
+
+    def _fail(self, text: str) -> NestError:
+        return NestError(f"kernel {self.kernel.name!r}: {text}")
+
+    def _body(self, body: Iterable[Stmt]) -> None:
+        for stmt in body:
+            match stmt:
+                case Let(name, dims, expr):
+                    self._value(f"{name!r}", dims, expr)
+                    self.visible[name] = dims
+                case Store():
+                    self._store(stmt)
+                case Loop():
+                    self._loop(stmt)
+
+    def _value(self, name: str, dims: tuple[str, ...], expr: Expr) -> None:
+        self._dims(name, dims)
+        inner = expr
+        if isinstance(expr, Reduce):
+            if expr.op not in REDUCTIONS:
+                raise self._fail(f"{name} folds with {expr.op!r}, which is not a reduction")
+            if expr.axis in self.positions or expr.axis in dims:
+                raise self._fail(
+                    f"{name} folds axis {expr.axis!r}, of which it has one position or a component"
+                )
+            inner = expr.body
+        self._axes(name, dims, expr)
+        self._expr(name, inner)
+
+    def _dims(self, name: str, dims: tuple[str, ...]) -> None:
+        _unique(dims, f"dims of {name} in {self.kernel.name!r}")
+        if both := self.positions & set(dims):
+            raise self._fail(f"{name} has dims {sorted(both)}, of which one position is at hand")
+
+    def _axes(self, name: str, dims: Iterable[str], expr: Expr) -> None:
+        if missing := free_axes(expr) - self.positions - set(dims):
+            raise self._fail(f"{name} depends on axes {sorted(missing)}, which nothing provides")
+
+    def _expr(self, name: str, expr: Expr) -> None:
+        for node in walk(expr):
+            match node:
+                case Local(read, dims) if read not in self.visible:
+                    raise self._fail(f"{name} reads {read!r}, which is not defined there")
+                case Local(read, dims) if dims != self.visible[read]:
+                    raise self._fail(
+                        f"{name} reads {read!r} with dims {dims}, which has {self.visible[read]}"
+                    )
+                case Load(tensor, _) if tensor not in self.readable:
+                    raise self._fail(f"{name} loads {tensor!r}, which no earlier kernel stores")
+                case Load(tensor, index) if len(index) != self.readable[tensor]:
+                    raise self._fail(
+                        f"{name} loads {tensor!r} with {len(index)} indices, of rank {self.readable[tensor]}"
+                    )
+                case Scalar(scalar) if scalar not in self.scalars:
+                    raise self._fail(f"{name} reads the scalar {scalar!r}, which the program does not have")
+                case Call(fn, args) if ARITY.get(fn) != len(args):
+                    raise self._fail(f"{name} calls {fn!r} with {len(args)} arguments")
+                case Reduce(op, axis, _):
+                    raise self._fail(f"{name} contains {op}[{axis}], which needs a name of its own")
+                case Axis() | Size() | Const() | Scalar() | Local() | Load() | Call():
+                    pass
+
+    def _store(self, stmt: Store) -> None:
+        name = f"the store to {stmt.tensor!r}"
+        if stmt.tensor not in self.buffers:
+            raise self._fail(f"{name} has no buffer")
+        rank = len(self.buffers[stmt.tensor].axes)
+        if len(stmt.index) != rank:
+            raise self._fail(f"{name} has {len(stmt.index)} indices, the buffer has rank {rank}")
+        self._dims(name, stmt.dims)
+        for expr in (*stmt.index, stmt.expr):
+            self._axes(name, stmt.dims, expr)
+            self._expr(name, expr)
+        indexed = frozenset().union(*map(free_axes, stmt.index))
+        if racing := (self.positions | set(stmt.dims)) - indexed:
+            raise self._fail(
+                f"{name} does not depend on axes {sorted(racing)}: several values for one element"
+            )
+
+    def _loop(self, loop: Loop) -> None:
+        name = f"the loop over {loop.axis!r}"
+        if loop.axis in self.positions | self.tiles:
+            raise self._fail(f"{name} is inside of what walks the same axis")
+        for bound in (loop.start, loop.stop):
+            self._axes(name, (), bound)
+            self._expr(name, bound)
+        for carried in loop.carried:
+            self._carried_in(carried, loop)
+        outer = dict(self.visible)
+        self.visible.update({carried.name: carried.dims for carried in loop.carried})
+        inside = self.positions if loop.unit else self.tiles
+        inside.add(loop.axis)
+        self._body(loop.body)
+        inside.remove(loop.axis)
+        lets = {stmt.name: stmt.dims for stmt in loop.body if isinstance(stmt, Let)}
+        for carried in loop.carried:
+            if lets.get(carried.next) != carried.dims:
+                raise self._fail(
+                    f"{name} does not compute {carried.next!r} with the dims of {carried.name!r}"
+                )
+        self.visible = outer | {carried.name: carried.dims for carried in loop.carried}
+
+    def _carried_in(self, carried: Carried, loop: Loop) -> None:
+        self._value(f"{carried.name!r}", carried.dims, carried.init)
+        if loop.axis in carried.dims:
+            raise self._fail(
+                f"{carried.name!r} has a component for each position of the loop that carries it"
+            )

@@ -1,0 +1,335 @@
+"""From a plan to the loop nest that it stands for: one schedule, one way to walk a group's axis.
+
+    rolling     one loop; after each tile the states stand for what was seen, repaired by the merge
+    multi_pass  one loop per dependency level; each reads the exact states of earlier ones
+    resident    no loop; the whole axis at once
+    split_k     a kernel whose instances each roll over one shard, then one that merges their states
+
+A kernel of the plan becomes several where it splits an axis: `<name>_partial` for each group that is
+split, `<name>` or `<name>_merge` for the rest, and `<name>_map` for outputs along a split axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from eqfuse.errors import ScheduleError
+from eqfuse.extract.plans import GroupPlan, KernelPlan, Plan
+from eqfuse.loops.builder import Builder, fresh_name
+from eqfuse.loops.check import check
+from eqfuse.loops.nodes import Buffer, Carried, Kernel, Nest
+from eqfuse.loops.share import named, pruned, rename_locals, shared
+from eqfuse.loops.walk import axes_of, defined, loaded
+from eqfuse.rules.merge import Group, Merge, State
+from eqfuse.terms.nodes import (
+    COMBINE,
+    REDUCTIONS,
+    Axis,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Output,
+    Program,
+    Reduce,
+    Size,
+    call,
+    walk,
+)
+
+
+def lower(plan: Plan, program: Program) -> Nest:
+    """The loop nest of `plan`. Raises ScheduleError where a group has no merge for its schedule."""
+    context = _Context.of(plan, program)
+    kernels = [kernel for plan_ in plan.kernels for kernel in _KernelLowering(plan_, context).kernels()]
+    nest = _tidied(kernels, context)
+    check(nest, program)
+    return nest
+
+
+def _tidied(kernels: list[Kernel], context: _Context) -> Nest:
+    """The nest of raw kernels: temporaries that nobody reads dropped, values shared and named."""
+    outputs = {buffer.name for buffer in context.buffers if buffer.is_output}
+    read: set[str] = set()
+    result: list[Kernel] = []
+    for kernel in reversed(kernels):
+        unread = {buffer.name for buffer in context.buffers} - outputs - read
+        body = pruned(shared(kernel.body, kernel.parallel), frozenset(unread))
+        read |= loaded(body)
+        taken = frozenset(defined(body)) | context.axes | context.tensors | context.scalars
+        if body:
+            result.append(replace(kernel, body=named(body, taken)))
+    used = {axis for kernel in result for axis in axes_of(kernel)}
+    buffers = tuple(buffer for buffer in context.buffers if buffer.name in outputs | read)
+    domains = tuple((axis, of) for axis, of in context.aliases.items() if axis in used)
+    shards = tuple((shard, axis) for axis, shard in context.shards.items() if shard in used)
+    return Nest(tuple(reversed(result)), buffers, domains, shards)
+
+
+@dataclass
+class _Context:
+    """What the kernels of one nest share: the names in use, and what was added so far.
+
+    `aliases` maps an axis to the one whose extent it has, `shards` an axis to the axis of its shards.
+    """
+
+    outputs: frozenset[str]
+    tensors: set[str]
+    scalars: frozenset[str]
+    axes: set[str]
+    aliases: dict[str, str]
+    shards: dict[str, str] = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+
+    @staticmethod
+    def of(plan: Plan, program: Program) -> _Context:
+        outputs = [output for kernel in plan.kernels for output in kernel.outputs]
+        tensors = {tensor.name for tensor in program.tensors} | {output.name for output in outputs}
+        axes = set(program.domains) | {axis for kernel in plan.kernels for axis in _plan_axes(kernel)}
+        return _Context(
+            outputs=frozenset(output.name for output in program.outputs),
+            tensors=tensors,
+            scalars=frozenset(program.scalars),
+            axes=axes,
+            aliases=dict(program.domains),
+        )
+
+    def shard_axis(self, axis: str) -> str:
+        if axis not in self.shards:
+            self.shards[axis] = fresh_name(f"{axis}_shard", self.axes)
+            self.axes.add(self.shards[axis])
+        return self.shards[axis]
+
+    def temporary(self, name: str, axes: tuple[str, ...]) -> Load:
+        """A new tensor in the type that sums are kept in, and how to read it."""
+        tensor = fresh_name(name, self.tensors)
+        self.tensors.add(tensor)
+        self.buffers.append(Buffer(tensor, axes, "acc", is_output=False))
+        return Load(tensor, tuple(map(Axis, axes)))
+
+    def output(self, output: Output) -> None:
+        is_output = output.name in self.outputs
+        dtype = output.dtype if is_output else output.dtype or "acc"
+        self.buffers.append(Buffer(output.name, output.axes, dtype, is_output))
+
+
+class _KernelLowering:
+    """Lowers one kernel of the plan.
+
+    `_exact` names the value of each state whose group is done in the kernel being built;
+    `_partials` and `_finals` are the temporaries that hold states per shard, and for good.
+    """
+
+    def __init__(self, plan: KernelPlan, context: _Context) -> None:
+        self._plan = plan
+        self._context = context
+        self._exact: dict[str, str] = {}
+        self._partials: dict[str, Load] = {}
+        self._finals: dict[str, Load] = {}
+
+    def kernels(self) -> Iterator[Kernel]:
+        """The kernels, unshared and unpruned, in the order in which they run."""
+        plan = self._plan
+        split = [index for index, group in enumerate(plan.groups) if group.schedule == "split_k"]
+        for number, index in enumerate(split):
+            yield self._partial(index, _numbered(f"{plan.name}_partial", number))
+        maps: dict[tuple[str, ...], list[Output]] = {}
+        local: dict[tuple[str, ...], list[Output]] = {}
+        divided = {plan.groups[index].group.axis for index in split}
+        for output in plan.outputs:
+            self._context.output(output)
+            axes = self._walked(output)
+            (maps if divided & set(axes) else local).setdefault(axes, []).append(output)
+        yield self._rest(f"{plan.name}_merge" if split else plan.name, local, maps.values())
+        for number, (axes, outputs) in enumerate(maps.items()):
+            yield self._map(_numbered(f"{plan.name}_map", number), axes, outputs)
+
+    def _walked(self, output: Output) -> tuple[str, ...]:
+        """Axes of an output that groups reduce tile by tile: its values need another walk along them."""
+        groups = self._plan.groups
+        tiled = {plan.group.axis for plan in groups if plan.schedule != "resident"}
+        held = {plan.group.axis for plan in groups if plan.schedule == "resident"}
+        return tuple(axis for axis in output.axes if axis in tiled - held - set(self._plan.parallel))
+
+    def _partial(self, index: int, name: str) -> Kernel:
+        """The kernel that rolls the group `index` over each shard and stores its states."""
+        group = self._plan.groups[index].group
+        shard = self._context.shard_axis(group.axis)
+        build = self._builder((*self._plan.parallel, shard))
+        self._groups(build, self._plan.groups[:index])
+        chunk = call(
+            "floordiv", call("sub", call("add", Size(group.axis), Size(shard)), Const(1)), Size(shard)
+        )
+        start = call("minimum", call("mul", Axis(shard), chunk), Size(group.axis))
+        stop = call("minimum", call("add", start, chunk), Size(group.axis))
+        self._roll(build, group, _merge_of(self._plan.groups[index]), start, stop)
+        for state in group.states:
+            axes = (*self._plan.parallel, *self._dims(state), shard)
+            partial = self._context.temporary(f"{self._plan.name}_{state.name}", axes)
+            build.store(partial.tensor, axes, Local(state.name, state.dims))
+            self._partials[state.name] = partial
+        return Kernel(name, build.parallel, build.body)
+
+    def _rest(
+        self, name: str, local: Mapping[tuple[str, ...], list[Output]], mapped: Iterable[list[Output]]
+    ) -> Kernel:
+        """The kernel that ends every group and stores the outputs that it can, and the states that others need."""
+        build = self._builder(self._plan.parallel)
+        self._groups(build, self._plan.groups)
+        for axes, outputs in local.items():
+            with ExitStack() as loops:
+                for axis in axes:
+                    loops.enter_context(build.loop(axis, Const(0), Size(axis)))
+                for output in outputs:
+                    build.store(output.name, output.axes, self._exactly(output.expr))
+        for state in self._read_by([output for outputs in mapped for output in outputs]):
+            axes = (*self._plan.parallel, *self._dims(state))
+            final = self._context.temporary(f"{self._plan.name}_{state.name}_final", axes)
+            build.store(final.tensor, axes, Local(self._exact[state.name], state.dims))
+            self._finals[state.name] = final
+        return Kernel(name, build.parallel, build.body)
+
+    def _map(self, name: str, axes: tuple[str, ...], outputs: list[Output]) -> Kernel:
+        """The kernel that computes outputs at every position of split axes, from the stored states."""
+        build = self._builder((*self._plan.parallel, *axes))
+        for state in self._read_by(outputs):
+            build.let(state.name, state.dims, self._finals[state.name])
+        for output in outputs:
+            build.store(output.name, output.axes, output.expr)
+        return Kernel(name, build.parallel, build.body)
+
+    def _read_by(self, outputs: list[Output]) -> list[State]:
+        names = {node.name for node in walk(*(output.expr for output in outputs)) if isinstance(node, Local)}
+        return [state for plan in self._plan.groups for state in plan.group.states if state.name in names]
+
+    def _builder(self, parallel: tuple[str, ...]) -> Builder:
+        self._exact = {}
+        return Builder(parallel, self._context.axes, self._context.aliases)
+
+    def _dims(self, state: State) -> tuple[str, ...]:
+        return tuple(axis for axis in state.dims if axis not in self._plan.parallel)
+
+    def _exactly(self, expr: Expr) -> Expr:
+        """`expr` reading the exact values of the states of finished groups."""
+        return rename_locals(expr, self._exact)
+
+    # Groups ---------------------------------------------------------------------------------------
+
+    def _groups(self, build: Builder, plans: Iterable[GroupPlan]) -> None:
+        for plan in plans:
+            group = plan.group
+            match plan.schedule:
+                case "rolling":
+                    merge = _merge_of(plan)
+                    self._roll(build, group, merge, Const(0), Size(group.axis))
+                    self._finish(build, group, merge)
+                case "split_k":
+                    merge = _merge_of(plan)
+                    self._merge(build, group, merge)
+                    self._finish(build, group, merge)
+                case "multi_pass":
+                    self._passes(build, group)
+                    self._exact.update({state.name: state.name for state in group.states})
+                case "resident":
+                    for state in group.states:
+                        build.fold(state.name, state.dims, state.op, group.axis, self._exactly(state.body))
+                        self._exact[state.name] = state.name
+
+    def _roll(self, build: Builder, group: Group, merge: Merge, start: Expr, stop: Expr) -> None:
+        dims = {state.name: state.dims for state in group.states}
+        with build.loop(group.axis, start, stop, _carried(build, group.states)):
+            for update in merge.update:
+                for part in update.parts:
+                    body = self._exactly(part.body)
+                    build.fold(part.name, dims[update.state], part.op, group.axis, body)
+                build.let(f"{update.state}_new", dims[update.state], self._exactly(update.value))
+
+    def _merge(self, build: Builder, group: Group, merge: Merge) -> None:
+        """Folds the stored states of all shards, one after the other."""
+        shard = self._context.shard_axis(group.axis)
+        dims = {state.name: state.dims for state in group.states}
+        carried = {f"{state.name}_a": state.name for state in group.states}
+        with build.loop(shard, Const(0), Size(shard), _carried(build, group.states), unit=True):
+            for state in group.states:
+                build.let(f"{state.name}_b", state.dims, self._partials[state.name])
+            for combine in merge.combine:
+                value = rename_locals(self._exactly(combine.value), carried)
+                build.let(f"{combine.state}_new", dims[combine.state], value)
+
+    def _finish(self, build: Builder, group: Group, merge: Merge) -> None:
+        dims = {state.name: state.dims for state in group.states}
+        exact = {state.name: state.name for state in group.states}
+        for finish in merge.finish:
+            exact[finish.state] = f"{finish.state}_final"
+            build.let(exact[finish.state], dims[finish.state], self._exactly(finish.value))
+        self._exact |= exact
+
+    def _passes(self, build: Builder, group: Group) -> None:
+        """A loop for the states that read no other, a loop for those that read these, and so on."""
+        for states in _levels(group.states):
+            with build.loop(group.axis, Const(0), Size(group.axis), _carried(build, states)):
+                for state in states:
+                    tile = f"{state.name}_tile"
+                    build.fold(tile, state.dims, state.op, group.axis, self._exactly(state.body))
+                    value = call(COMBINE[state.op], Local(state.name, state.dims), Local(tile, state.dims))
+                    build.let(f"{state.name}_new", state.dims, value)
+
+
+def _carried(build: Builder, states: Iterable[State]) -> tuple[Carried, ...]:
+    return tuple(
+        Carried(state.name, build.dims(state.dims), Const(REDUCTIONS[state.op]), f"{state.name}_new")
+        for state in states
+    )
+
+
+def _levels(states: tuple[State, ...]) -> list[list[State]]:
+    """The states by the length of the longest chain of states that each depends on."""
+    depth: dict[str, int] = {}
+    levels: list[list[State]] = []
+    for state in states:
+        read = {node.name for node in walk(state.body) if isinstance(node, Local)}
+        depth[state.name] = max((depth[name] + 1 for name in read & depth.keys()), default=0)
+        if depth[state.name] == len(levels):
+            levels.append([])
+        levels[depth[state.name]].append(state)
+    return levels
+
+
+def _merge_of(plan: GroupPlan) -> Merge:
+    group = plan.group
+    if group.merge is not None:
+        return group.merge
+    why = [f"{obstacle.factor} in {obstacle.reduction}: {obstacle.condition}" for obstacle in group.obstacles]
+    raise ScheduleError(
+        f"the reductions over {group.axis!r} cannot be walked as {plan.schedule!r}: they have no merge",
+        hint="; ".join([*why, "the schedules 'multi_pass' and 'resident' need none"]),
+    )
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 0 else f"{name}{number + 1}"
+
+
+def _plan_axes(plan: KernelPlan) -> Iterator[str]:
+    """Every axis name that a kernel of the plan mentions."""
+    yield from (*plan.parallel, *plan.whole)
+    exprs: list[Expr] = []
+    for output in plan.outputs:
+        yield from output.axes
+        exprs.append(output.expr)
+    for group in (group.group for group in plan.groups):
+        yield group.axis
+        for state in group.states:
+            yield from state.dims
+            exprs.append(state.body)
+        if group.merge is not None:
+            exprs += [part.body for update in group.merge.update for part in update.parts]
+            exprs += [update.value for update in group.merge.update]
+            exprs += [combine.value for combine in group.merge.combine]
+            exprs += [finish.value for finish in group.merge.finish]
+    for node in walk(*exprs):
+        match node:
+            case Axis(name) | Size(name) | Reduce(_, name, _):
+                yield name

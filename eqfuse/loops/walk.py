@@ -1,0 +1,59 @@
+"""Traversals of loop nests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
+from eqfuse.terms.nodes import Axis, Expr, Load, Reduce, Size, walk
+
+
+def statements(body: Iterable[Stmt]) -> Iterator[Stmt]:
+    """Every statement, in the order of the text; a loop before its body."""
+    for stmt in body:
+        yield stmt
+        if isinstance(stmt, Loop):
+            yield from statements(stmt.body)
+
+
+def expressions(body: Iterable[Stmt]) -> Iterator[Expr]:
+    """Every expression that the statements evaluate."""
+    for stmt in statements(body):
+        match stmt:
+            case Let(_, _, expr):
+                yield expr
+            case Store(_, index, _, expr):
+                yield from (*index, expr)
+            case Loop(_, start, stop, _, carried, _):
+                yield from (start, stop, *(value.init for value in carried))
+
+
+def defined(body: Iterable[Stmt]) -> Iterator[str]:
+    """Names of values, in the order of the text."""
+    for stmt in statements(body):
+        match stmt:
+            case Let(name, _, _):
+                yield name
+            case Loop():
+                yield from (value.name for value in stmt.carried)
+
+
+def loaded(body: Iterable[Stmt]) -> frozenset[str]:
+    """Names of the tensors that the statements read."""
+    return frozenset(node.tensor for node in walk(*expressions(body)) if isinstance(node, Load))
+
+
+def axes_of(kernel: Kernel) -> frozenset[str]:
+    """Every axis that a kernel mentions."""
+    found = set(kernel.parallel)
+    for stmt in statements(kernel.body):
+        match stmt:
+            case Loop():
+                found.add(stmt.axis)
+            case Let(_, dims, _) | Store(_, _, dims, _):
+                found.update(dims)
+    for node in walk(*expressions(kernel.body)):
+        match node:
+            case Axis(name) | Size(name) | Reduce(_, name, _):
+                found.add(name)
+    return frozenset(found)

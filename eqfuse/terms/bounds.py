@@ -1,0 +1,206 @@
+"""Reads outside a tensor, found from sizes and scalars before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eqfuse.errors import BindError, locate
+from eqfuse.terms import integers
+from eqfuse.terms.intervals import Affine, Box
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    children,
+    free_axes,
+    walk,
+)
+from eqfuse.terms.printer import show
+
+MAX_POSITIONS = 1 << 20
+"""Positions that are tried one by one where ranges alone do not decide."""
+
+NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition that has the value `holds` wherever the read under it counts."""
+
+    condition: Expr
+    holds: bool
+
+
+Guards = tuple[Guard, ...]
+
+
+def check_bounds(
+    program: Program,
+    shapes: Mapping[str, tuple[int, ...]],
+    extents: Mapping[str, int],
+    scalars: Mapping[str, Any],
+) -> None:
+    """Raises BindError for a read that is outside its tensor at some position.
+
+    Reads under a `where` (or after an `and`) count only where its condition selects them. What sizes
+    and scalars do not decide (gathers, conditions on data) is accepted: outside positions read as 0.
+    """
+    box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
+    for load, guards in _reads([output.expr for output in program.outputs]):
+        for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
+            if isinstance(index, Axis):
+                continue
+            outside = _outside(index, size, guards, box)
+            if outside is not None:
+                raise _error(program, load, dimension, size, outside)
+
+
+def _error(program: Program, load: Load, dimension: int, size: int, outside: tuple[int, int]) -> BindError:
+    low, high = outside
+    index = show(load.index[dimension])
+    reads = f"position {low}" if low == high else f"positions {low} to {high}"
+    limits = [f"{index} >= 0"] * (low < 0) + [f"{index} < {size}"] * (high >= size)
+    condition = limits[0] if len(limits) == 1 else " & ".join(f"({limit})" for limit in limits)
+    guard = f"give tensors that fit, or guard the read: where({condition}, {show(load)}, 0)"
+    return BindError(
+        f"{show(load)} reads {reads} of dimension {dimension} of {load.tensor!r}, which has size {size}",
+        source=program.source,
+        span=locate(program.source, show(load)) or locate(program.source, load.tensor),
+        hint=guard if free_axes(load.index[dimension]) else "give a tensor that fits",
+    )
+
+
+def _reads(roots: Sequence[Expr]) -> Iterator[tuple[Load, Guards]]:
+    seen: set[tuple[Expr, Guards]] = set()
+    stack: list[tuple[Expr, Guards]] = [(root, ()) for root in reversed(roots)]
+    while stack:
+        node, guards = stack.pop()
+        if (node, guards) in seen:
+            continue
+        seen.add((node, guards))
+        if isinstance(node, Load):
+            yield node, guards
+        stack.extend(reversed(list(_guarded_children(node, guards))))
+
+
+def _guarded_children(node: Expr, guards: Guards) -> Iterator[tuple[Expr, Guards]]:
+    match node:
+        case Call("where", (condition, left, right)):
+            yield condition, guards
+            yield left, _with(guards, condition, True)
+            yield right, _with(guards, condition, False)
+        case Call("and" | "or" as fn, (left, right)):
+            yield left, guards
+            yield right, _with(guards, left, fn == "and")
+        case Reduce(_, axis, body):
+            yield body, tuple(guard for guard in guards if axis not in free_axes(guard.condition))
+        case _:
+            for child in children(node):
+                yield child, guards
+
+
+def _with(guards: Guards, condition: Expr, holds: bool) -> Guards:
+    guard = Guard(condition, holds)
+    return guards if guard in guards else (*guards, guard)
+
+
+def _outside(index: Expr, size: int, guards: Guards, box: Box) -> tuple[int, int] | None:
+    """The range of an index that leaves 0..size-1 for certain; None where it does not, or may not."""
+    form = box.affine(index)
+    bounds = box.range(index)
+    if form is None or bounds is None or (bounds[0] >= 0 and bounds[1] < size):
+        return None
+    facts = [fact for guard in guards for fact in _facts(guard.condition, guard.holds, box)]
+    to_end = Affine({}, size - 1).plus(form, -1)
+    if _is_nonnegative(form, facts, box) and _is_nonnegative(to_end, facts, box):
+        return None
+    axes = free_axes(index).union(*(free_axes(guard.condition) for guard in guards))
+    if prod(box.extents[axis] for axis in axes) <= MAX_POSITIONS:
+        return _tried(index, size, guards, sorted(axes), box)
+    # Over distinct axes an affine index attains both ends of its range.
+    return bounds if not guards and all(isinstance(atom, Axis) for atom in form.terms) else None
+
+
+def _facts(condition: Expr, holds: bool, box: Box) -> list[Affine]:
+    """Affine forms that are at least 0 where the condition has the value `holds`."""
+    match condition:
+        case Call("not", (operand,)):
+            return _facts(operand, not holds, box)
+        case Call("and" | "or" as fn, (left, right)):
+            return _facts(left, holds, box) + _facts(right, holds, box) if holds == (fn == "and") else []
+        case Call(fn, (first, second)) if fn in NEGATED:
+            lower, upper = box.affine(first), box.affine(second)
+            if lower is None or upper is None:
+                return []
+            up, down, one = upper.plus(lower, -1), lower.plus(upper, -1), Affine({}, 1)
+            match fn if holds else NEGATED[fn]:
+                case "lt":
+                    return [up.plus(one, -1)]
+                case "le":
+                    return [up]
+                case "gt":
+                    return [down.plus(one, -1)]
+                case "ge":
+                    return [down]
+                case "eq":
+                    return [up, down]
+    return []
+
+
+def _is_nonnegative(form: Affine, facts: Sequence[Affine], box: Box) -> bool:
+    for rest in (form, *(form.plus(fact, -1) for fact in facts)):
+        bounds = box.bounds(rest)
+        if bounds is not None and bounds[0] >= 0:
+            return True
+    return False
+
+
+def _tried(index: Expr, size: int, guards: Guards, axes: Sequence[str], box: Box) -> tuple[int, int] | None:
+    values: dict[Expr, npt.NDArray[Any] | None] = {}
+    shape = tuple(box.extents[axis] for axis in axes)
+    grid = dict(zip(axes, np.indices(shape, sparse=True), strict=True))
+    for node in walk(index, *(guard.condition for guard in guards)):
+        values[node] = _value(node, values, grid, box)
+    reached = np.ones(shape, bool)
+    for guard in guards:
+        condition = values[guard.condition]
+        if condition is None:
+            return None
+        reached &= condition == guard.holds
+    attained = values[index]
+    if attained is None:
+        return None
+    positions = np.broadcast_to(attained, shape)[reached]
+    if positions.size == 0 or (positions.min() >= 0 and positions.max() < size):
+        return None
+    return int(positions.min()), int(positions.max())
+
+
+def _value(
+    node: Expr, values: Mapping[Expr, npt.NDArray[Any] | None], grid: Mapping[str, npt.NDArray[Any]], box: Box
+) -> npt.NDArray[Any] | None:
+    match node:
+        case Axis(name):
+            return grid.get(name)
+        case Call(fn, args) if fn in integers.INTEGER_FUNCTIONS or fn in integers.TRUTH_FUNCTIONS:
+            parts = [part for arg in args if (part := values[arg]) is not None]
+            return integers.call(fn, tuple(parts)) if len(parts) == len(args) else None
+        case Const(bool(value)):
+            return np.asarray(value)
+        case Const() | Scalar() | Size():
+            form = box.affine(node)
+            return None if form is None else np.asarray(form.constant)
+        case _:
+            return None

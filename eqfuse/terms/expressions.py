@@ -1,0 +1,395 @@
+"""Expressions of the source text, read into terms."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, reduce
+
+from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean
+from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
+from eqfuse.terms.library import CONSTANTS, DERIVED, FUNCTIONS, REDUCERS, SINGLE_AXIS, VARIADIC
+from eqfuse.terms.nodes import (
+    ARITY,
+    REDUCTIONS,
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Scalar,
+    Size,
+    call,
+    walk,
+)
+from eqfuse.terms.syntax import Declaration, Definition, Source, axis_names
+
+BINARY: Mapping[type[ast.operator], str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.BitAnd: "and",
+    ast.BitOr: "or",
+}
+COMPARE: Mapping[type[ast.cmpop], str] = {
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+}
+MAX_EXPONENT = 16
+LARGEST_INTEGER = 2**63 - 1
+Number = float | int | bool
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the names of one program are, known before its expressions are read.
+
+    `axes`: every name that some definition, reduction or declaration binds; `subscripted`: every name
+    that is indexed somewhere; `constants`: scalars given at compile time.
+    """
+
+    axes: frozenset[str]
+    subscripted: frozenset[str]
+    definitions: Mapping[str, Definition]
+    declared: Mapping[str, Declaration]
+    constants: Mapping[str, Number]
+
+    def is_scalar(self, name: str) -> bool:
+        """Whether the name was declared or given as a scalar."""
+        declaration = self.declared.get(name)
+        return name in self.constants or (declaration is not None and declaration.axes is None)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The axes bound here; inside a derived reduction's text also the argument that `...` stands for."""
+
+    axes: frozenset[str]
+    argument: Expr | None = None
+
+    def bind(self, axes: tuple[str, ...]) -> Scope:
+        """This scope inside a reduction over `axes`."""
+        return Scope(self.axes.union(axes), self.argument)
+
+
+@dataclass
+class Reader:
+    """Reads expressions of `current`, a definition. `done` holds the definitions read so far,
+    `read_names` every name that some definition read, `ranks` the ranks of the tensors met."""
+
+    source: Source
+    names: Names
+    inliner: Inliner
+    current: str = ""
+    done: dict[str, Expr] = field(default_factory=dict)
+    read_names: set[str] = field(default_factory=set)
+    ranks: dict[str, int] = field(default_factory=dict)
+
+    def read(self, node: ast.expr, scope: Scope) -> Expr:
+        """The term that `node` stands for. Raises ParseError and TypeCheckError."""
+        match node:
+            case ast.Constant(value=value) if value is Ellipsis and scope.argument is not None:
+                return scope.argument
+            case ast.Constant():
+                return self._constant(node)
+            case ast.Name():
+                return self._name(node, scope)
+            case ast.Subscript():
+                return self._load(node, scope)
+            case ast.Call():
+                return self._call(node, scope)
+            case ast.BinOp(op=ast.Pow()):
+                return self._power(node, scope)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
+                return call(BINARY[type(op)], self.read(left, scope), self.read(right, scope))
+            case ast.UnaryOp(op=op, operand=operand):
+                return self._unary(op, self.read(operand, scope))
+            case ast.Compare():
+                return self._comparison(node, scope)
+            case ast.BoolOp(op=op, values=values):
+                fn = "and" if isinstance(op, ast.And) else "or"
+                return reduce(lambda a, b: call(fn, a, b), [self.read(value, scope) for value in values])
+            case _:
+                raise self._not_in_language(node)
+
+    def _error(
+        self, message: str, node: ast.AST, hint: str = "", kind: type[EqfuseError] = ParseError
+    ) -> EqfuseError:
+        return self.source.error(message, node, hint, kind)
+
+    def _not_in_language(self, node: ast.AST) -> EqfuseError:
+        hints: Mapping[type[ast.AST], str] = {
+            ast.IfExp: "write where(condition, a, b)",
+            ast.Slice: "write an axis name for each dimension",
+            ast.Attribute: "write functions without a module, exp(x), and a transpose by its indices, x[j, i]",
+        }
+        hint = hints.get(type(node), "")
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            hint = "write a product of matrices as sum[k](a[i, k] * b[k, j])"
+        return self._error("this is not part of the language", node, hint)
+
+    def _constant(self, node: ast.Constant) -> Expr:
+        value = node.value
+        if not isinstance(value, int | float):
+            raise self._error("this is not a number", node, "numbers, True and False are constants")
+        if isinstance(value, int) and value > LARGEST_INTEGER:
+            raise self._error("this integer does not fit 64 bits", node, f"write {float(value)!r}")
+        return Const(value)
+
+    def _unary(self, op: ast.unaryop, operand: Expr) -> Expr:
+        match op, operand:
+            case ast.UAdd(), _:
+                return operand
+            case ast.USub(), Const(value) if not isinstance(value, bool):
+                return Const(-value)
+            case ast.USub(), _:
+                return call("neg", operand)
+            case _:
+                return call("not", operand)
+
+    def _comparison(self, node: ast.Compare, scope: Scope) -> Expr:
+        parts = [self.read(part, scope) for part in (node.left, *node.comparators)]
+        links: list[Expr] = []
+        for op, left, right in zip(node.ops, parts, parts[1:], strict=False):
+            if type(op) not in COMPARE:
+                raise self._error("this comparison is not part of the language", node, "use < <= > >= == !=")
+            links.append(call(COMPARE[type(op)], left, right))
+        return reduce(lambda a, b: call("and", a, b), links)
+
+    def _power(self, node: ast.BinOp, scope: Scope) -> Expr:
+        base, exponent = self.read(node.left, scope), self.read(node.right, scope)
+        if not isinstance(exponent, Const) or isinstance(exponent.value, bool):
+            hint = "write exp(y * log(x)) for an exponent that is not a constant"
+            raise self._error("an exponent must be a constant", node.right, hint)
+        if exponent.value in (0.5, -0.5):
+            return call("sqrt" if exponent.value > 0 else "rsqrt", base)
+        if exponent.value != exponent.value or abs(exponent.value) > MAX_EXPONENT or exponent.value % 1:
+            hint = (
+                f"exponents are 0.5, -0.5 and integers up to {MAX_EXPONENT}; write exp(y * log(x)) for others"
+            )
+            raise self._error(f"unsupported exponent {exponent.value!r}", node.right, hint)
+        power = _integer_power(base, abs(int(exponent.value)))
+        return power if exponent.value >= 0 else call("div", Const(1), power)
+
+    def _name(self, node: ast.Name, scope: Scope) -> Expr:
+        name, names = node.id, self.names
+        if name in scope.axes:
+            return Axis(name)
+        if name in names.definitions:
+            return self._definition(node, (), node)
+        if name in names.constants:
+            self.read_names.add(name)
+            return Const(names.constants[name])
+        if name in CONSTANTS:
+            return Const(CONSTANTS[name])
+        if name in names.axes:
+            raise self._unbound(node)
+        if name in names.subscripted or (name in names.declared and not names.is_scalar(name)):
+            raise self._error(
+                f"{name!r} is a tensor", node, f"write its indices: {name}[...]", TypeCheckError
+            )
+        if name not in names.declared and (name in FUNCTIONS or name in REDUCERS):
+            hint = f"write {name}[j](...)" if name in REDUCERS else f"write {name}(...)"
+            raise self._error(f"{name!r} is a function", node, hint)
+        self.read_names.add(name)
+        return Scalar(name)
+
+    def _unbound(self, node: ast.Name) -> EqfuseError:
+        axis = node.id
+        hint = f"reduce over it, as in sum[{axis}](...), or add it to the axes on the left side"
+        return self._error(f"axis {axis!r} is not bound here", node, hint)
+
+    def _load(self, node: ast.Subscript, scope: Scope) -> Expr:
+        match node.value:
+            case ast.Name(id=name) if name in self.names.axes or self.names.is_scalar(name):
+                what = "an axis" if name in self.names.axes else "a scalar"
+                raise self._error(f"{name!r} is {what} and has no axes", node)
+            case ast.Name(id=name):
+                pass
+            case ast.Attribute():
+                raise self._not_in_language(node.value)
+            case _:
+                hint = "give the expression a name on a line of its own, and index that"
+                raise self._error("only names can be indexed", node, hint)
+        known = name in self.names.definitions or name in self.names.declared
+        if name in REDUCERS and not known:
+            text = ast.unparse(node)
+            raise self._error(f"{text} reduces nothing", node, f"write {text}(...)")
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        index = tuple([self._index(part, scope) for part in parts])
+        if name in self.names.definitions:
+            return self._definition(node, index, node.value)
+        self._check_rank(name, len(index), node)
+        self.read_names.add(name)
+        return Load(name, index)
+
+    def _index(self, node: ast.expr, scope: Scope) -> Expr:
+        if isinstance(node, ast.Name) and node.id not in scope.axes:
+            names = self.names
+            if node.id not in names.definitions and not names.is_scalar(node.id):
+                if node.id in names.axes or node.id in CONSTANTS:
+                    raise self._unbound(node)
+                hint = (
+                    f"reduce over it, as in sum[{node.id}](...), or add it to the axes on the left side; "
+                    f"if it is a number, declare it: {node.id}: i32"
+                )
+                raise self._error(f"axis {node.id!r} is not bound here", node, hint)
+        expr = self.read(node, scope)
+        if not is_index(expr):
+            hint = "an index adds, scales by sizes, divides (//, %) by sizes, clamps (min, max), or reads a tensor"
+            raise self._error("this cannot be an index", node, hint)
+        return expr
+
+    def _check_rank(self, name: str, rank: int, node: ast.AST) -> None:
+        declaration = self.names.declared.get(name)
+        if declaration is not None and declaration.axes is not None:
+            expected, origin = len(declaration.axes), f"it is declared {name}: {_declared_text(declaration)}"
+        else:
+            expected, origin = self.ranks.setdefault(name, rank), "it is read with that many before"
+        if rank != expected:
+            raise self._error(
+                f"{name!r} has {_count(expected, 'axis')}, {rank} given", node, origin, TypeCheckError
+            )
+
+    def _definition(self, node: ast.expr, index: tuple[Expr, ...], name_node: ast.expr) -> Expr:
+        name = getattr(name_node, "id", "")
+        definition = self.names.definitions[name]
+        if name not in self.done:
+            if name == self.current:
+                raise self._error(
+                    f"{name!r} is defined by itself", node, "a definition reads earlier ones only"
+                )
+            hint = f"it is defined on line {definition.line}; move that definition up"
+            raise self._error(f"{name!r} is read before it is defined", node, hint)
+        self.read_names.add(name)
+        if len(index) != len(definition.axes):
+            left = f"{name}[{', '.join(definition.axes)}]" if definition.axes else name
+            hint = f"it is defined as {left} on line {definition.line}"
+            message = f"{name!r} has {_count(len(definition.axes), 'axis')}, {len(index)} given"
+            raise self._error(message, node, hint, TypeCheckError)
+        try:
+            return self.inliner.replace(self.done[name], dict(zip(definition.axes, index, strict=True)))
+        except SizeOfComputedIndex as error:
+            hint = f"give the size a name: write a scalar in place of N({error.axis})"
+            message = f"N({error.axis}) in {name!r} has no meaning where {error.axis!r} is a computed index"
+            raise self._error(message, node, hint, TypeCheckError) from None
+
+    def _call(self, node: ast.Call, scope: Scope) -> Expr:
+        for argument in (*node.args, *node.keywords):
+            if isinstance(argument, ast.keyword | ast.Starred):
+                raise self._error("arguments are given by position, one by one", node)
+        match node.func:
+            case ast.Name(id=name):
+                return self._function(name, node, scope)
+            case ast.Subscript(value=ast.Name(id=name), slice=axes):
+                return self._reduction(name, axes, node, scope)
+            case ast.Attribute():
+                raise self._not_in_language(node.func)
+            case _:
+                raise self._error("only names can be called", node)
+
+    def _function(self, name: str, node: ast.Call, scope: Scope) -> Expr:
+        if name == "N":
+            return self._size(node)
+        if name in VARIADIC:
+            if len(node.args) < 2:
+                hint = f"{name}[j](x) reduces over an axis; {name}(a, b) compares"
+                raise self._error(f"{name} takes two or more arguments, {len(node.args)} given", node, hint)
+            args = [self.read(arg, scope) for arg in node.args]
+            return reduce(lambda a, b: call(VARIADIC[name], a, b), args)
+        if name in REDUCERS:
+            raise self._error(f"{name} needs the axes that it reduces", node, f"write {name}[j](...)")
+        if name not in FUNCTIONS:
+            guess = did_you_mean(name, (*FUNCTIONS, *REDUCERS, "N"))
+            hint = guess or "functions: " + " ".join(sorted({*FUNCTIONS, *VARIADIC, "N"}))
+            raise self._error(f"unknown function {name!r}", node.func, hint)
+        self._check_count(name, ARITY[name], node)
+        return call(name, *[self.read(arg, scope) for arg in node.args])
+
+    def _check_count(self, name: str, count: int, node: ast.Call) -> None:
+        if len(node.args) != count:
+            message = f"{name} takes {_count(count, 'argument')}, {len(node.args)} given"
+            hint = "write where(condition, value if true, value if false)" if name == "where" else ""
+            raise self._error(message, node, hint)
+
+    def _size(self, node: ast.Call) -> Expr:
+        match node.args:
+            case [ast.Name(id=axis)] if axis in self.names.axes:
+                return Size(axis)
+            case [ast.Name(id=name)]:
+                hint = did_you_mean(name, self.names.axes) or "N(j) is the number of positions of axis 'j'"
+                raise self._error(f"{name!r} is not an axis", node.args[0], hint)
+            case _:
+                hint = "N(j) is the number of positions of axis 'j'"
+                raise self._error("N takes the name of one axis", node, hint)
+
+    def _reduction(self, name: str, index: ast.expr, node: ast.Call, scope: Scope) -> Expr:
+        if name not in REDUCERS:
+            if name in FUNCTIONS:
+                raise self._error(f"{name!r} does not reduce", node.func, f"write {name}(...) without axes")
+            hint = did_you_mean(name, REDUCERS) or "reductions: " + " ".join(REDUCERS)
+            raise self._error(f"unknown reduction {name!r}", node.func, hint)
+        axes = axis_names(self.source, index, "a reduction")
+        self._check_count(f"{name}[{', '.join(axes)}]", 1, node)
+        body = self.read(node.args[0], scope.bind(axes))
+        if name in REDUCTIONS:
+            return reduce(lambda inner, axis: Reduce(name, axis, inner), reversed(axes), body)
+        if name in SINGLE_AXIS and len(axes) != 1:
+            raise self._error(f"{name} takes one axis, {len(axes)} given", node.func)
+        sizes = " * ".join(f"N({axis})" for axis in axes)
+        text = DERIVED[name].format(X="...", J=", ".join(axes), N=f"({sizes})")
+        return self.read(_expression(text), Scope(scope.axes.union(axes), body))
+
+
+@cache
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _integer_power(base: Expr, exponent: int) -> Expr:
+    if exponent == 0:
+        return Const(1)
+    if exponent == 1:
+        return base
+    half = call("sq", _integer_power(base, exponent // 2))
+    return call("mul", half, base) if exponent % 2 else half
+
+
+def is_index(expr: Expr) -> bool:
+    """Whether a term has the form of an index: affine, // and % by sizes, clamps, and reads of tensors."""
+    match expr:
+        case Axis() | Size() | Scalar() | Load():
+            return True
+        case Const(value):
+            return type(value) is int
+        case Call("neg" | "abs" | "add" | "sub" | "maximum" | "minimum", args):
+            return all(map(is_index, args))
+        case Call("mul", (left, right)):
+            return is_index(left) and is_index(right) and (_is_uniform(left) or _is_uniform(right))
+        case Call("floordiv" | "mod", (left, right)):
+            return is_index(left) and is_index(right) and _is_uniform(right)
+        case _:
+            return False
+
+
+def _is_uniform(expr: Expr) -> bool:
+    return not any(isinstance(node, Axis | Load) for node in walk(expr))
+
+
+def _declared_text(declaration: Declaration) -> str:
+    return f"{declaration.dtype}[{', '.join(declaration.axes or ())}]"
+
+
+def _count(number: int, noun: str) -> str:
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {'axes' if noun == 'axis' else noun + 's'}"

@@ -1,0 +1,137 @@
+"""Floating-point domains: numpy arrays in float64 or float32, with IEEE infinities and NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eqfuse.terms.nodes import CASTS, REDUCTIONS
+
+Array = npt.NDArray[Any]
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "f8e4m3": torch.float8_e4m3fn,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "bool": torch.bool,
+}
+"""The torch dtype of each dtype of the language."""
+
+COMPARE: Mapping[str, np.ufunc] = {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
+FOLD: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+
+
+def rounded(value: Array, dtype: str) -> Array:
+    """`value` rounded to a dtype as torch rounds, in its own dtype; a wider dtype changes nothing."""
+    tensor = torch.from_numpy(np.array(value, order="C"))
+    return np.asarray(tensor.to(TORCH_DTYPES[dtype]).to(tensor.dtype).numpy())
+
+
+def _by_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Array], Array]:
+    return lambda value: np.asarray(function(torch.from_numpy(np.array(value, order="C"))).numpy())
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(np.reciprocal(1 + np.exp(-x)))
+
+
+_erf = _by_torch(torch.erf)
+
+ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "neg": np.negative,
+    "abs": np.abs,
+    # As torch has it, the sign of NaN is 0.
+    "sign": lambda x: np.nan_to_num(np.sign(x), nan=0.0),
+    "floor": np.floor,
+    "round": np.rint,
+    "sq": np.square,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: np.reciprocal(np.sqrt(x)),
+    "exp": np.exp,
+    "log": np.log,
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * (1 + _erf(x * np.sqrt(0.5, dtype=x.dtype))) / 2,
+    "silu": lambda x: x * _sigmoid(x),
+    "erf": _erf,
+    "sin": np.sin,
+    "cos": np.cos,
+    "finite": lambda x: np.where(np.isinf(x), 0, x),
+    "invertible": lambda x: np.where((x == 0) | np.isinf(x), 1, x),
+}
+
+
+class FloatDomain:
+    """Arithmetic of `domain.Domain` in one float dtype. A written cast rounds; NaN propagates."""
+
+    def __init__(self, dtype: Literal["float64", "float32"] = "float64") -> None:
+        self.name: str = dtype
+        self.dtype = np.dtype(dtype)
+
+    def full(self, shape: tuple[int, ...], number: float) -> Array:
+        return np.full(shape, number, self.dtype)
+
+    def lift(self, integers: Array) -> Array:
+        return np.asarray(integers).astype(self.dtype)
+
+    def call(self, fn: str, args: Sequence[Any]) -> Array:
+        if fn in CASTS:
+            return rounded(args[0], fn)
+        with np.errstate(all="ignore"):
+            return np.asarray(ELEMENTWISE[fn](*args), self.dtype)
+
+    def compare(self, fn: str, left: Any, right: Any) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(COMPARE[fn](left, right))
+
+    def where(self, condition: Array, left: Any, right: Any) -> Array:
+        return np.asarray(np.where(condition, left, right))
+
+    def reduce(self, op: str, value: Any, axis: int) -> Array:
+        with np.errstate(all="ignore"):
+            folded = FOLD[op].reduce(
+                value, axis=axis, dtype=self.dtype, initial=self.dtype.type(REDUCTIONS[op])
+            )
+        return np.asarray(folded)
+
+    def shape(self, value: Any) -> tuple[int, ...]:
+        return tuple(value.shape)
+
+    def reshape(self, value: Any, shape: tuple[int, ...]) -> Array:
+        return np.asarray(np.reshape(value, shape))
+
+    def transpose(self, value: Any, order: Sequence[int]) -> Array:
+        return np.transpose(value, order)
+
+    def broadcast(self, value: Any, shape: tuple[int, ...]) -> Array:
+        return np.broadcast_to(value, shape)
+
+    def take(self, value: Any, index: tuple[Any, ...]) -> Array:
+        return np.asarray(value[index])
+
+    def put(self, target: Any, index: tuple[Any, ...], value: Any) -> None:
+        target[index] = value

@@ -1,0 +1,83 @@
+"""Reading a temporary at given positions: its axes replaced, bound axes renamed where they would capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from eqfuse.errors import BudgetError
+from eqfuse.terms.nodes import Axis, Expr, Reduce, Size, children, free_axes, rebuild
+
+MAX_NODES = 50_000
+"""Nodes that inlining may build for one program."""
+
+
+class SizeOfComputedIndex(ValueError):
+    """`N(axis)` where the axis was replaced by something that is not an axis."""
+
+    def __init__(self, axis: str) -> None:
+        self.axis = axis
+        super().__init__(axis)
+
+
+class Inliner:
+    """Replaces free axes in expressions of one program.
+
+    A bound axis that would capture is renamed to a fresh one (`j` to `j_1`), which `domains` then maps
+    to the axis whose extent it has. The same reading gives the same expression, so sharing is kept.
+    """
+
+    def __init__(self, names: Iterable[str], domains: dict[str, str]) -> None:
+        self.names = frozenset(names)
+        self.domains = domains
+        self._built = 0
+
+    def replace(self, expr: Expr, mapping: Mapping[str, Expr]) -> Expr:
+        """`expr` with free axes replaced. Raises SizeOfComputedIndex and BudgetError."""
+        moved = {name: to for name, to in mapping.items() if to is not Axis(name)}
+        return self._replace(expr, moved, {}) if moved else expr
+
+    def _replace(self, expr: Expr, mapping: Mapping[str, Expr], memo: dict[object, Expr]) -> Expr:
+        key = (expr, *sorted(mapping.items(), key=lambda item: item[0]))
+        if key not in memo:
+            self._built += 1
+            if self._built > MAX_NODES:
+                raise BudgetError(
+                    f"the program has more than {MAX_NODES} operations once its temporaries are inlined",
+                    hint="return the temporaries that are read at several places, and read them in another program",
+                )
+            memo[key] = self._rebuild(expr, mapping, memo)
+        return memo[key]
+
+    def _rebuild(self, expr: Expr, mapping: Mapping[str, Expr], memo: dict[object, Expr]) -> Expr:
+        match expr:
+            case Axis(name):
+                return mapping.get(name, expr)
+            case Size(axis):
+                match mapping.get(axis):
+                    case None:
+                        return expr
+                    case Axis(to):
+                        return Size(to)
+                    case _:
+                        raise SizeOfComputedIndex(axis)
+            case Reduce(op, axis, body):
+                inner = {name: to for name, to in mapping.items() if name != axis}
+                free = free_axes(body)
+                arriving = frozenset[str]().union(
+                    *(free_axes(to) for name, to in inner.items() if name in free)
+                )
+                if axis in arriving:
+                    fresh = self._fresh(axis, arriving | free)
+                    inner[axis] = Axis(fresh)
+                    axis = fresh
+                return Reduce(op, axis, self._replace(body, inner, memo)) if inner else expr
+            case _:
+                return rebuild(expr, tuple([self._replace(part, mapping, memo) for part in children(expr)]))
+
+    def _fresh(self, axis: str, avoid: frozenset[str]) -> str:
+        base = self.domains.get(axis, axis)
+        number = 1
+        while (name := f"{base}_{number}") in self.names or name in avoid:
+            number += 1
+        self.domains[name] = base
+        return name

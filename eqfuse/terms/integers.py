@@ -1,0 +1,72 @@
+"""Arithmetic among integers and truth values, which is exact and the same in every domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+INTEGER_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sign": np.sign,
+    "sq": np.square,
+    "where": np.where,
+}
+"""Functions whose result is an integer where all their values are."""
+
+TRUTH_FUNCTIONS: Mapping[str, np.ufunc] = {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+}
+
+_BOUNDS = np.iinfo(np.int64)
+FOLDS: Mapping[str, tuple[np.ufunc, int]] = {
+    "sum": (np.add, 0),
+    "prod": (np.multiply, 1),
+    "max": (np.maximum, _BOUNDS.min),
+    "min": (np.minimum, _BOUNDS.max),
+}
+"""Reductions of integers and their identities; an integer has no infinity."""
+
+
+def is_exact(value: Any) -> bool:
+    """Whether an interpreter's value is integers or truth values, rather than reals of a domain."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "iub"
+
+
+def as_integers(value: Any) -> npt.NDArray[np.int64]:
+    """Integers or truth values as int64."""
+    return np.asarray(value).astype(np.int64)
+
+
+def fold(op: str, value: Any, dimension: int) -> npt.NDArray[np.int64]:
+    """A reduction of integers, or of truth values as 0 and 1, over one dimension."""
+    function, identity = FOLDS[op]
+    return np.asarray(function.reduce(as_integers(value), axis=dimension, initial=identity))
+
+
+def call(fn: str, args: tuple[Any, ...]) -> npt.NDArray[Any]:
+    """A function of integers and truth values to one of the two; numpy's broadcasting."""
+    with np.errstate(all="ignore"):
+        if fn in TRUTH_FUNCTIONS:
+            return np.asarray(TRUTH_FUNCTIONS[fn](*args))
+        if fn == "where":
+            return np.asarray(np.where(*args))
+        return np.asarray(INTEGER_FUNCTIONS[fn](*map(as_integers, args)))

@@ -1,0 +1,356 @@
+"""The meaning of expressions: evaluation in any domain, with named dimensions.
+
+Every value is a pair of dims (axis names) and an array with one dimension for each. Reals are arrays
+of the domain; integers and truth values are numpy arrays, so a domain's own arrays must not be numpy
+arrays of integers. The dimension `TRIAL`, first where present, holds independent trials.
+
+A read outside its tensor gives 0: `where(i > 0, x[i - 1], 0)` may evaluate `x[-1]`, and drops it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eqfuse.errors import BindError
+from eqfuse.terms import integers
+from eqfuse.terms.domain import Domain
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.nodes import (
+    COMBINE,
+    COMPARISONS,
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    children,
+    free_axes,
+    walk,
+)
+from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import KINDS, check_dtypes
+
+TRIAL = "%trial"
+"""Name of the dimension of independent trials; no axis can have it."""
+
+MAX_ELEMENTS = 1 << 25
+"""A reduction whose body has more elements than this is folded piece by piece."""
+
+
+class Value(NamedTuple):
+    """An array and the axis of each of its dimensions."""
+
+    dims: tuple[str, ...]
+    data: Any
+
+
+@dataclass(frozen=True)
+class Env:
+    """What expressions are evaluated in.
+
+    `positions` restricts axes to some of their positions, in order; other axes are whole. A `Reduce`
+    folds over the positions that its axis has here. Real tensors, and no others, have `batch` trials
+    as their first dimension where it is not None; real scalars of shape (batch,) likewise.
+    """
+
+    domain: Domain
+    tensors: Mapping[str, Any]
+    scalars: Mapping[str, Any]
+    extents: Mapping[str, int]
+    positions: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    locals: Mapping[str, tuple[tuple[str, ...], Any]] = field(default_factory=dict)
+    batch: int | None = None
+
+    def at(self, axis: str) -> npt.NDArray[np.int64]:
+        """The positions of an axis."""
+        found = self.positions.get(axis)
+        return np.arange(self.extents[axis]) if found is None else np.atleast_1d(found)
+
+    def length(self, dim: str) -> int:
+        """Number of positions of an axis, or of trials."""
+        if dim == TRIAL:
+            return self.batch or 1
+        found = self.positions.get(dim)
+        return self.extents[dim] if found is None else np.size(found)
+
+
+def evaluate_expr(expr: Expr, env: Env) -> Value:
+    """The value of one expression; its dims are those axes that it depends on, in no particular order."""
+    return evaluate_all([expr], env)[0]
+
+
+def evaluate_all(exprs: Sequence[Expr], env: Env) -> list[Value]:
+    """The values of several expressions, what they share computed once."""
+    parents = Counter(child for node in walk(*exprs) for child in children(node))
+    run = _Run(env, frozenset(node for node, count in parents.items() if count > 1))
+    return [run.value(expr) for expr in exprs]
+
+
+def expand(value: Value, dims: Sequence[str], env: Env) -> Any:
+    """The array of `value` with exactly these dims, repeated along those that it lacks."""
+    shape = tuple(env.length(dim) for dim in dims)
+    return _broadcast(env.domain, aligned(value, dims, env.domain), shape)
+
+
+def evaluate(
+    program: Program,
+    tensors: Mapping[str, Any],
+    scalars: Mapping[str, Any],
+    extents: Mapping[str, int],
+    domain: Domain,
+    *,
+    batch: int | None = None,
+) -> dict[str, Any]:
+    """The outputs of the program as written, by name.
+
+    Real tensors are arrays of the domain, integer tensors numpy arrays, scalars numbers or arrays of
+    the domain. With `batch`, real tensors have a leading dimension of that many trials, and so has
+    every output. Temporaries take their full size.
+    """
+    env = Env(domain, tensors, typed_scalars(program, scalars), extents, batch=batch)
+    values = evaluate_all([output.expr for output in program.outputs], env)
+    trials = () if batch is None else (TRIAL,)
+    return {
+        output.name: expand(value, (*trials, *output.axes), env)
+        for output, value in zip(program.outputs, values, strict=True)
+    }
+
+
+def typed_scalars(program: Program, scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """Scalars as the program types them: integers where it needs integers, else floats; arrays as they are."""
+    typed = dict(scalars)
+    for name, value in scalars.items():
+        if name in program.integers:
+            typed[name] = int(value)
+        elif isinstance(value, Real):
+            typed[name] = float(value)
+    return typed
+
+
+def reference(
+    program: Program,
+    tensors: Mapping[str, Any],
+    scalars: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Any:
+    """The outputs of the unfused program in float64: a numpy array, or a tuple of them in program order.
+
+    Takes numpy arrays or torch tensors, and numbers. Integer and truth-valued results are exact.
+    Raises BindError where the inputs do not fit the program, TypeCheckError where their types do not.
+    """
+    domain = FloatDomain("float64")
+    arrays = {name: _as_array(name, value) for name, value in tensors.items()}
+    numbers = {name: _as_number(name, value) for name, value in (scalars or {}).items()}
+    extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
+    check_dtypes(program, _dtypes(program, arrays))
+    results = evaluate(program, arrays, numbers, extents, domain)
+    outputs = tuple(np.array(results[output.name]) for output in program.outputs)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+        value = (tensor.to(torch.float64) if tensor.is_floating_point() else tensor).numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        message = f"{name!r} has elements of type {array.dtype}, not numbers"
+        raise BindError(message, hint="pass a tensor of floats, integers or truth values")
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def _as_number(name: str, value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor) and value.ndim == 0:
+        value = value.item()
+    if not isinstance(value, int | float):
+        raise BindError(f"scalar {name!r} is {type(value).__name__}, not a number", hint=f"pass {name}=1.0")
+    return value
+
+
+def _dtypes(program: Program, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, str]:
+    """dtypes as far as this float64 evaluation cares: the declared one wherever the kind is the same."""
+    declared = {tensor.name: tensor.dtype for tensor in program.tensors if tensor.dtype is not None}
+    given = {name: {"f": "f64", "b": "bool"}.get(array.dtype.kind, "i64") for name, array in arrays.items()}
+    for name, dtype in declared.items():
+        if name in given and KINDS.get(dtype) == KINDS.get(given[name]):
+            given[name] = dtype
+    return given
+
+
+def aligned(value: Value, dims: Sequence[str], domain: Domain) -> Any:
+    """The array of `value` with its dims in the order of `dims`, of length 1 where it lacks one."""
+    order = [value.dims.index(dim) for dim in dims if dim in value.dims]
+    data = value.data
+    if integers.is_exact(data):
+        shape = iter(np.transpose(data, order).shape)
+        return np.transpose(data, order).reshape([next(shape) if dim in value.dims else 1 for dim in dims])
+    if order != list(range(len(order))):
+        data = domain.transpose(data, order)
+    if len(value.dims) == len(dims):
+        return data
+    lengths = iter(domain.shape(data))
+    return domain.reshape(data, tuple(next(lengths) if dim in value.dims else 1 for dim in dims))
+
+
+def _broadcast(domain: Domain, data: Any, shape: tuple[int, ...]) -> Any:
+    if integers.is_exact(data):
+        return np.broadcast_to(data, shape)
+    return data if domain.shape(data) == shape else domain.broadcast(data, shape)
+
+
+def _union(values: Sequence[Value]) -> tuple[str, ...]:
+    """All dims of the values, trials first."""
+    dims = dict.fromkeys(dim for value in values for dim in value.dims)
+    return tuple(sorted(dims, key=lambda dim: dim != TRIAL))
+
+
+@dataclass
+class _Run:
+    """One evaluation. `kept` are the nodes with several readers, whose values `memo` remembers.
+
+    Axes are bound lexically, yet a node has one value: every binder of an axis folds the same positions.
+    """
+
+    env: Env
+    kept: frozenset[Expr]
+    memo: dict[Expr, Value] = field(default_factory=dict)
+
+    def value(self, node: Expr) -> Value:
+        found = self.memo.get(node)
+        if found is None:
+            found = self._evaluate(node)
+            if node in self.kept:
+                self.memo[node] = found
+        return found
+
+    def _evaluate(self, node: Expr) -> Value:
+        env = self.env
+        match node:
+            case Const(value):
+                return Value((), self._number(value))
+            case Scalar(name):
+                return self._scalar(env.scalars[name])
+            case Axis(name):
+                return Value((name,), env.at(name))
+            case Size(axis):
+                return Value((), np.asarray(env.extents[axis]))
+            case Local(name, _):
+                return Value(*env.locals[name])
+            case Load():
+                return self._load(node)
+            case Reduce():
+                return self._reduce(node)
+            case Call(fn, args):
+                return self._call(fn, [self.value(arg) for arg in args])
+            case _:
+                raise TypeError(f"not an expression: {node!r}")
+
+    def _number(self, value: float | bool) -> Any:
+        return self.env.domain.full((), value) if isinstance(value, float) else np.asarray(value)
+
+    def _scalar(self, value: Any) -> Value:
+        if isinstance(value, int | float | np.generic):
+            return Value((), self._number(value.item() if isinstance(value, np.generic) else value))
+        shape = value.shape if integers.is_exact(value) else self.env.domain.shape(value)
+        return Value((TRIAL,) if len(shape) == 1 else (), value)
+
+    def _real(self, data: Any) -> Any:
+        return self.env.domain.lift(data) if integers.is_exact(data) else data
+
+    def _call(self, fn: str, args: Sequence[Value]) -> Value:
+        domain = self.env.domain
+        dims = _union(args)
+        parts = [aligned(arg, dims, domain) for arg in args]
+        if fn == "where":
+            condition, *branches = parts
+            if all(map(integers.is_exact, branches)):
+                return Value(dims, integers.call(fn, tuple(parts)))
+            return Value(dims, domain.where(condition, *map(self._real, branches)))
+        exact = fn in integers.INTEGER_FUNCTIONS or fn in integers.TRUTH_FUNCTIONS
+        if exact and all(map(integers.is_exact, parts)):
+            return Value(dims, integers.call(fn, tuple(parts)))
+        reals = [self._real(part) for part in parts]
+        if fn in COMPARISONS:
+            return Value(dims, domain.compare(fn, reals[0], reals[1]))
+        return Value(dims, domain.call(fn, reals))
+
+    def _load(self, node: Load) -> Value:
+        env = self.env
+        data = env.tensors[node.tensor]
+        exact = integers.is_exact(data)
+        trials = () if exact or env.batch is None else (TRIAL,)
+        shape = (data.shape if exact else env.domain.shape(data))[len(trials) :]
+        names = [index.name for index in node.index if isinstance(index, Axis)]
+        plain = len(names) == len(node.index) == len(set(names))
+        if plain and all(
+            axis not in env.positions and env.extents[axis] == size
+            for axis, size in zip(names, shape, strict=True)
+        ):
+            return Value((*trials, *names), data)
+        index = [self.value(part) for part in node.index]
+        dims = _union([Value(trials, None), *index])
+        parts = [np.asarray(aligned(part, dims, env.domain)) for part in index]
+        counts = tuple(env.length(dim) for dim in dims)
+        inside = np.ones((1,) * len(dims), bool)
+        for part, size in zip(parts, shape, strict=True):
+            inside = inside & (part >= 0) & (part < size)
+        if not inside.any():
+            zero = np.zeros(counts, data.dtype) if exact else env.domain.full(counts, 0.0)
+            return Value(dims, zero)
+        selection = [np.clip(part, 0, size - 1) for part, size in zip(parts, shape, strict=True)]
+        if trials:
+            selection.insert(0, aligned(Value(trials, np.arange(env.batch or 1)), dims, env.domain))
+        taken = data[tuple(selection)] if exact else env.domain.take(data, tuple(selection))
+        if not inside.all():
+            if exact:
+                taken = np.where(inside, taken, np.zeros((), data.dtype))
+            else:
+                taken = env.domain.where(inside, taken, env.domain.full((), 0.0))
+        return Value(dims, _broadcast(env.domain, taken, counts))
+
+    def _reduce(self, node: Reduce) -> Value:
+        env, axis = self.env, node.axis
+        axes = free_axes(node.body) | {axis}
+        count = env.length(axis)
+        elements = prod(env.length(dim) for dim in axes) * (env.batch or 1)
+        if elements <= MAX_ELEMENTS or count < 2:
+            return self._fold(node)
+        pieces = np.array_split(env.at(axis), min(count, -(-elements // MAX_ELEMENTS)))
+        # A piece restricts the axis, also for an inner reduction that binds the same name: those have one
+        # value for all positions, made before.
+        for part in walk(node.body):
+            if isinstance(part, Reduce) and part.axis == axis:
+                self.memo[part] = self.value(part)
+        outside = {part: value for part, value in self.memo.items() if axis not in free_axes(part)}
+        total: Value | None = None
+        for piece in pieces:
+            restricted = replace(env, positions={**env.positions, axis: piece})
+            folded = _Run(restricted, self.kept, dict(outside))._fold(node)
+            total = folded if total is None else self._call(COMBINE[node.op], [total, folded])
+        return total if total is not None else self._fold(node)
+
+    def _fold(self, node: Reduce) -> Value:
+        domain = self.env.domain
+        body = self.value(node.body)
+        if node.axis not in body.dims:
+            dims = (*body.dims, node.axis)
+            body = Value(dims, expand(body, dims, self.env))
+        dimension = body.dims.index(node.axis)
+        dims = body.dims[:dimension] + body.dims[dimension + 1 :]
+        if integers.is_exact(body.data):
+            return Value(dims, integers.fold(node.op, body.data, dimension))
+        return Value(dims, domain.reduce(node.op, body.data, dimension))

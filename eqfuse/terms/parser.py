@@ -1,0 +1,296 @@
+"""From source text to `Program`: what the names are, every definition read, temporaries inlined."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean
+from eqfuse.terms.expressions import Names, Number, Reader, Scope
+from eqfuse.terms.inline import Inliner
+from eqfuse.terms.library import CONSTANTS
+from eqfuse.terms.nodes import (
+    CASTS,
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Output,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    Tensor,
+    call,
+    children,
+    walk,
+)
+from eqfuse.terms.syntax import (
+    MAX_DEPTH,
+    TOO_DEEP,
+    TOO_DEEP_HINT,
+    Alias,
+    Declaration,
+    Definition,
+    Return,
+    Source,
+    Statement,
+    statements,
+)
+
+INTEGER_DTYPES = ("i32", "i64")
+
+
+def parse(source: str, *, scalars: Mapping[str, Number] | None = None, strict_casts: bool = False) -> Program:
+    """The program of a source text.
+
+    Names in `scalars` become constants; other free names are run-time scalars.
+    Raises ParseError (not a program), TypeCheckError (ranks that do not agree), BindError (a name in
+    `scalars` that the program does not have) and BudgetError (too large once inlined).
+    """
+    if not isinstance(source, str):
+        raise ParseError(
+            f"the source is {type(source).__name__}, not text", hint="pass the program as a string"
+        )
+    text = Source.of(source)
+    try:
+        return _program(text, _constants(scalars or {}), strict_casts)
+    except RecursionError:
+        raise text.error(TOO_DEEP, None, TOO_DEEP_HINT) from None
+
+
+def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool) -> Program:
+    found = statements(source)
+    names = _names(source, found, constants)
+    domains = _aliases(source, found)
+    reader = Reader(source, names, Inliner(re.findall(r"\w+", source.text), domains))
+    for definition in names.definitions.values():
+        reader.current = definition.name
+        reader.done[definition.name] = _defined(source, reader, definition)
+    _check_all_used(source, names, reader.read_names)
+    _check_constants(source, names, reader.read_names)
+    outputs = tuple(
+        _output(names.definitions[name], reader.done[name], names)
+        for name in _output_names(source, found, names, reader.read_names)
+    )
+    nodes = list(walk(*(output.expr for output in outputs)))
+    axes = axes_of(outputs)
+    return Program(
+        source=source.text,
+        tensors=_tensors(nodes, names, domains),
+        scalars=tuple(dict.fromkeys(node.name for node in nodes if isinstance(node, Scalar))),
+        outputs=outputs,
+        domains={axis: of for axis, of in domains.items() if axis in axes},
+        strict_casts=strict_casts,
+        integers=_integers(nodes, names),
+    )
+
+
+def axes_of(outputs: Iterable[Output]) -> tuple[str, ...]:
+    """Every axis of the outputs: their own, reduced ones, and those of sizes, in order of appearance."""
+    found: dict[str, None] = {}
+    for output in outputs:
+        found.update(dict.fromkeys(output.axes))
+        for node in walk(output.expr):
+            match node:
+                case Axis(name) | Size(name) | Reduce(_, name, _):
+                    found[name] = None
+    return tuple(found)
+
+
+def _constants(scalars: Mapping[str, Number]) -> dict[str, Number]:
+    constants: dict[str, Number] = {}
+    for name, value in scalars.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(plain, int | float):
+            hint = "scalars are numbers; pass tensors when the kernel is called"
+            raise BindError(f"scalar {name!r} is {type(value).__name__}, not a number", hint=hint)
+        constants[name] = plain
+    return constants
+
+
+def _names(source: Source, found: Sequence[Statement], constants: Mapping[str, Number]) -> Names:
+    definitions: dict[str, Definition] = {}
+    declared: dict[str, Declaration] = {}
+    for statement in found:
+        if isinstance(statement, Definition):
+            if statement.name in definitions:
+                hint = f"it is defined on line {definitions[statement.name].line}; give this one another name"
+                raise source.error(f"{statement.name!r} is defined twice", statement.node, hint)
+            definitions[statement.name] = statement
+        elif isinstance(statement, Declaration):
+            if statement.name in declared:
+                raise source.error(
+                    f"{statement.name!r} is declared twice", statement.node, "remove one of the two"
+                )
+            declared[statement.name] = statement
+    axes, subscripted = _bound_and_subscripted(found)
+    names = Names(frozenset(axes), frozenset(subscripted), definitions, declared, constants)
+    for name, node in [(name, statement.node) for name, statement in (declared | definitions).items()]:
+        if name in CONSTANTS:
+            raise source.error(f"{name!r} is a constant of the language", node, "choose another name")
+        if name in axes:
+            raise source.error(
+                f"{name!r} is also the name of an axis", node, "choose another name for one of them"
+            )
+    return names
+
+
+def _check_constants(source: Source, names: Names, read: set[str]) -> None:
+    scalars = read - names.subscripted - names.definitions.keys()
+    for name, value in names.constants.items():
+        if name in names.axes:
+            hint = "give sizes of axes where tensors are given; a size in an expression is N(axis)"
+            raise BindError(f"scalar {name!r} is an axis of the program", hint=hint)
+        if name not in read:
+            known = "scalars: " + " ".join(sorted(scalars)) if scalars else "it reads no scalars"
+            raise BindError(f"the program has no scalar {name!r}", hint=did_you_mean(name, scalars) or known)
+        declaration = names.declared.get(name)
+        if declaration is not None and declaration.dtype in INTEGER_DTYPES and not isinstance(value, int):
+            message = f"{name!r} is declared {declaration.dtype}, its value is {value!r}"
+            raise source.error(message, declaration.node, "give it an integer", BindError)
+
+
+def _bound_and_subscripted(found: Sequence[Statement]) -> tuple[set[str], set[str]]:
+    axes: set[str] = set()
+    subscripted: set[str] = set()
+    for statement in found:
+        match statement:
+            case Declaration(axes=names):
+                axes.update(names or ())
+            case Alias(axis, of):
+                axes.update((axis, of))
+            case Definition(axes=names, value=value):
+                axes.update(names)
+                reduced = {node.func for node in ast.walk(value) if isinstance(node, ast.Call)}
+                for node in ast.walk(value):
+                    if not isinstance(node, ast.Subscript):
+                        continue
+                    if node in reduced:
+                        index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+                        axes.update(part.id for part in index if isinstance(part, ast.Name))
+                    elif isinstance(node.value, ast.Name):
+                        subscripted.add(node.value.id)
+    return axes, subscripted
+
+
+def _aliases(source: Source, found: Sequence[Statement]) -> dict[str, str]:
+    domains: dict[str, str] = {}
+    for alias in (statement for statement in found if isinstance(statement, Alias)):
+        of = domains.get(alias.of, alias.of)
+        if alias.axis in domains or alias.axis == of or alias.axis in domains.values():
+            hint = "declare the extent of each axis once, from one axis that has it"
+            raise source.error(f"the extent of axis {alias.axis!r} is declared twice", alias.node, hint)
+        domains[alias.axis] = of
+    return domains
+
+
+def _defined(source: Source, reader: Reader, definition: Definition) -> Expr:
+    expr = reader.read(definition.value, Scope(frozenset(definition.axes)))
+    declaration = reader.names.declared.get(definition.name)
+    if declaration is not None:
+        if (declaration.axes or ()) != definition.axes:
+            axes = f"[{', '.join(declaration.axes)}]" if declaration.axes else ""
+            hint = f"it is declared {definition.name}: {declaration.dtype}{axes}"
+            message = f"{definition.name!r} is declared with other axes"
+            raise source.error(message, definition.node, hint, TypeCheckError)
+        outermost = expr.fn if isinstance(expr, Call) else None
+        if declaration.dtype in CASTS and declaration.dtype != outermost:
+            expr = call(declaration.dtype, expr)
+    if _depth(expr) > MAX_DEPTH:
+        raise source.error(
+            TOO_DEEP, definition.node, "with its temporaries inlined; split the program in two"
+        )
+    return expr
+
+
+def _depth(expr: Expr) -> int:
+    depths: dict[Expr, int] = {}
+    for node in walk(expr):
+        depths[node] = 1 + max((depths[child] for child in children(node)), default=0)
+    return depths[expr]
+
+
+def _check_all_used(source: Source, names: Names, read: set[str]) -> None:
+    for name, declaration in names.declared.items():
+        if name not in read and name not in names.definitions:
+            guess = did_you_mean(name, read - names.declared.keys())
+            hint = guess or "remove the declaration"
+            raise source.error(f"{name!r} is declared but never read", declaration.node, hint)
+
+
+def _output_names(source: Source, found: Sequence[Statement], names: Names, read: set[str]) -> list[str]:
+    last = found[-1]
+    if not isinstance(last, Return):
+        return [name for name in names.definitions if name not in read]
+    returned: list[str] = []
+    for node in last.names:
+        if node.id not in names.definitions:
+            if node.id in names.subscripted or node.id in names.declared:
+                raise source.error(f"{node.id!r} is an input", node, "return names that the program defines")
+            hint = did_you_mean(node.id, names.definitions) or "the program defines " + " ".join(
+                names.definitions
+            )
+            raise source.error(f"output {node.id!r} is never defined", node, hint)
+        if node.id in returned:
+            raise source.error(f"{node.id!r} is returned twice", node, "name each output once")
+        returned.append(node.id)
+    return returned
+
+
+def _output(definition: Definition, expr: Expr, names: Names) -> Output:
+    declaration = names.declared.get(definition.name)
+    cast = expr.fn if isinstance(expr, Call) and expr.fn in CASTS else None
+    return Output(definition.name, definition.axes, expr, declaration.dtype if declaration else cast)
+
+
+def _tensors(nodes: Sequence[Expr], names: Names, domains: Mapping[str, str]) -> tuple[Tensor, ...]:
+    loads: dict[str, list[Load]] = {}
+    for node in nodes:
+        if isinstance(node, Load):
+            loads.setdefault(node.tensor, []).append(node)
+    tensors = []
+    for name in dict.fromkeys((*(name for name in names.declared if name in loads), *loads)):
+        declaration = names.declared.get(name)
+        rank = len(loads[name][0].index)
+        if declaration is not None and declaration.axes is not None:
+            tensors.append(Tensor(name, rank, declaration.dtype, declaration.axes))
+        else:
+            axes = tuple(_plain_axis(loads[name], position, domains) for position in range(rank))
+            tensors.append(Tensor(name, rank, None, axes))
+    return tuple(tensors)
+
+
+def _plain_axis(loads: Sequence[Load], position: int, domains: Mapping[str, str]) -> str | None:
+    """The one axis that all plain accesses of a dimension use; None where they differ or there is none."""
+    index = [load.index[position] for load in loads]
+    axes = {domains.get(part.name, part.name) for part in index if isinstance(part, Axis)}
+    return axes.pop() if len(axes) == 1 else None
+
+
+def _integers(nodes: Sequence[Expr], names: Names) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for node in nodes:
+        match node:
+            case Load(_, index):
+                parts: tuple[Expr, ...] = index
+            case Call("floordiv" | "mod", (left, right)) if _is_integral(left) or _is_integral(right):
+                parts = (left, right)
+            case _:
+                continue
+        found.update(dict.fromkeys(part.name for part in walk(*parts) if isinstance(part, Scalar)))
+    declared = {name for name, declaration in names.declared.items() if declaration.dtype in INTEGER_DTYPES}
+    found.update({node.name: None for node in nodes if isinstance(node, Scalar) and node.name in declared})
+    return tuple(found)
+
+
+def _is_integral(expr: Expr) -> bool:
+    """Whether an expression is made of axes, sizes, integers and scalars alone, and of the first two at all."""
+    nodes = list(walk(expr))
+    return any(isinstance(node, Axis | Size) for node in nodes) and not any(
+        isinstance(node, Load) or (isinstance(node, Const) and type(node.value) is not int) for node in nodes
+    )

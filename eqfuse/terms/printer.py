@@ -1,0 +1,95 @@
+"""Expressions and programs as text of the language, as a person would have written them."""
+
+from __future__ import annotations
+
+import math
+
+from eqfuse.terms.library import OPERATORS
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Program, Reduce, Scalar, Size, walk
+
+OR, AND, NOT, COMPARE, SUM, PRODUCT, UNARY, ATOM = range(1, 9)
+"""Binding strengths, weakest first."""
+
+STRENGTH = {
+    "or": OR,
+    "and": AND,
+    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), COMPARE),
+    **dict.fromkeys(("add", "sub"), SUM),
+    **dict.fromkeys(("mul", "div", "floordiv", "mod"), PRODUCT),
+}
+SYMBOLS = {**OPERATORS, "and": "and", "or": "or"}
+
+
+def show(expr: Expr) -> str:
+    """The expression in the source language, with no more parentheses than its structure needs."""
+    texts: dict[Expr, tuple[str, int]] = {}
+    for node in walk(expr):
+        texts[node] = _show(node, texts)
+    return texts[expr][0]
+
+
+def show_program(program: Program) -> str:
+    """A source text that parses to the same program: declarations, then one definition per output."""
+    lines = [f"{t.name}: {t.dtype}[{', '.join(a or '' for a in t.axes)}]" for t in program.tensors if t.dtype]
+    lines += [f"{name}: i64" for name in program.integers]
+    lines += [f"{axis}: axis[{of}]" for axis, of in program.domains.items()]
+    for output in program.outputs:
+        left = f"{output.name}[{', '.join(output.axes)}]" if output.axes else output.name
+        written = isinstance(output.expr, Call) and output.expr.fn == output.dtype
+        if output.dtype is not None and not written:
+            lines.append(f"{output.name}: {output.dtype}{left.removeprefix(output.name)}")
+        lines.append(f"{left} = {show(output.expr)}")
+    return "\n".join(lines)
+
+
+def _show(node: Expr, texts: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
+    """Text and binding strength of a node whose children have theirs."""
+
+    def text(part: Expr, least: int = OR) -> str:
+        inner, strength = texts[part]
+        return inner if strength >= least else f"({inner})"
+
+    match node:
+        case Const(value):
+            return _number(value), UNARY if _is_negative(value) else ATOM
+        case Scalar(name) | Axis(name) | Local(name, _):
+            return name, ATOM
+        case Size(axis):
+            return f"N({axis})", ATOM
+        case Load(tensor, index):
+            return f"{tensor}[{', '.join(map(text, index))}]", ATOM
+        case Reduce(op, axis, body):
+            axes = [axis]
+            while isinstance(body, Reduce) and body.op == op and body.axis not in axes:
+                axes.append(body.axis)
+                body = body.body
+            return f"{op}[{', '.join(axes)}]({text(body)})", ATOM
+        case Call("neg", (Const() as operand,)):
+            return f"-({text(operand)})", UNARY
+        case Call("neg", (operand,)):
+            return f"-{text(operand, UNARY)}", UNARY
+        case Call("not", (operand,)):
+            return f"not {text(operand, NOT)}", NOT
+        case Call("maximum" | "minimum" as fn, (left, right)):
+            parts = [right]
+            while isinstance(left, Call) and left.fn == fn:
+                parts.append(left.args[1])
+                left = left.args[0]
+            return f"{fn[:3]}({', '.join(map(text, (left, *reversed(parts))))})", ATOM
+        case Call(fn, (left, right)) if fn in STRENGTH:
+            strength = STRENGTH[fn]
+            # Operators group to the left; comparisons do not group at all.
+            least = strength + 1 if strength == COMPARE else strength
+            return f"{text(left, least)} {SYMBOLS[fn]} {text(right, strength + 1)}", strength
+        case Call(fn, args):
+            return f"{fn}({', '.join(map(text, args))})", ATOM
+        case _:
+            raise TypeError(f"not an expression: {node!r}")
+
+
+def _is_negative(value: float | bool) -> bool:
+    return math.copysign(1.0, value) < 0 and not math.isnan(value)
+
+
+def _number(value: float | bool) -> str:
+    return "pi" if value == math.pi else repr(value)

@@ -1,0 +1,140 @@
+"""Extents of axes, from the tensors, scalars and sizes given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eqfuse.errors import BindError, closest, did_you_mean, locate
+from eqfuse.terms.bounds import check_bounds
+from eqfuse.terms.intervals import index_range, whole_number
+from eqfuse.terms.nodes import Axis, Load, Program, walk
+from eqfuse.terms.parser import axes_of
+
+__all__ = ["bind", "index_range"]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A size of an axis, and where it comes from: a dimension of a tensor, or `sizes`."""
+
+    size: int
+    tensor: str | None
+    dimension: int = 0
+
+    def __str__(self) -> str:
+        return "sizes" if self.tensor is None else f"{self.tensor} (dimension {self.dimension})"
+
+
+def bind(
+    program: Program,
+    shapes: Mapping[str, tuple[int, ...]],
+    sizes: Mapping[str, int] | None = None,
+    scalars: Mapping[str, Any] | None = None,
+) -> dict[str, int]:
+    """The extent of every axis of the program: free, bound, renamed, or of a declaration.
+
+    Raises BindError for a missing or unknown tensor, scalar or axis, a wrong rank, sizes that do not
+    agree, an axis that nothing gives a size, and a read that is outside its tensor.
+    """
+    scalars = scalars or {}
+    _check_names(program, shapes, scalars)
+    _check_ranks(program, shapes)
+    found = _extents(program, shapes)
+    _add_sizes(program, sizes or {}, found)
+    extents = {axis: extent.size for axis, extent in found.items()}
+    for axis in axes_of(program.outputs):
+        base = program.domains.get(axis, axis)
+        if base not in extents:
+            raise BindError(
+                f"nothing gives axis {base!r} a size",
+                source=program.source,
+                span=locate(program.source, base),
+                hint=f'no tensor has it as a plain index; pass sizes={{"{base}": ...}}',
+            )
+        extents[axis] = extents[base]
+    check_bounds(program, shapes, extents, scalars)
+    return extents
+
+
+def _check_names(program: Program, shapes: Collection[str], scalars: Mapping[str, Any]) -> None:
+    tensors = [tensor.name for tensor in program.tensors]
+    extra = [name for name in (*shapes, *scalars) if name not in tensors and name not in program.scalars]
+    for name in program.scalars:
+        if name in shapes:
+            raise _name_error(program, name, f"{name!r} is a scalar, a tensor is given", "pass a number")
+        if name not in scalars:
+            guess = closest(name, extra)
+            if guess is not None:
+                hint = f"expected a tensor, an earlier definition or a scalar; did you mean {guess!r}?"
+                raise _name_error(program, name, f"unknown name {name!r}", hint)
+            raise _name_error(program, name, f"scalar {name!r} is not given", f"pass {name}=...")
+    for name in tensors:
+        if name in scalars:
+            raise _name_error(program, name, f"{name!r} is a tensor, a number is given", "pass a tensor")
+        if name not in shapes:
+            guess = did_you_mean(name, extra)
+            raise _name_error(program, name, f"tensor {name!r} is not given", guess or f"pass {name}=...")
+    for name in extra:
+        known = (*tensors, *program.scalars)
+        hint = did_you_mean(name, known) or ("inputs: " + " ".join(known) if known else "it has no inputs")
+        raise BindError(f"the program has no input {name!r}", hint=hint)
+    for name in program.integers:
+        if whole_number(scalars[name]) is None:
+            message = f"scalar {name!r} is {scalars[name]!r}, not an integer"
+            raise _name_error(program, name, message, "it is used in an index")
+
+
+def _name_error(program: Program, name: str, message: str, hint: str) -> BindError:
+    return BindError(message, source=program.source, span=locate(program.source, name), hint=hint)
+
+
+def _check_ranks(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for tensor in program.tensors:
+        shape = shapes[tensor.name]
+        if len(shape) != tensor.rank:
+            axes = ", ".join(axis or "..." for axis in tensor.axes)
+            dimensions = f"{tensor.rank} dimension{'s' * (tensor.rank != 1)}"
+            message = f"{tensor.name!r} has {dimensions}, the tensor given has shape {tuple(shape)}"
+            raise _name_error(program, tensor.name, message, f"the program reads {tensor.name}[{axes}]")
+
+
+def _extents(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Extent]:
+    found: dict[str, Extent] = {}
+    for axis, extent in _sources(program, shapes):
+        known = found.setdefault(axis, extent)
+        if known.size != extent.size:
+            message = f"axis {axis!r} has size {known.size} in {known} and {extent.size} in {extent}"
+            hint = "pass tensors whose sizes agree, or name the axes differently"
+            raise _name_error(program, str(extent.tensor), message, hint)
+    return found
+
+
+def _sources(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Extent]]:
+    for tensor in program.tensors:
+        for dimension, axis in enumerate(tensor.axes):
+            if axis is not None:
+                base = program.domains.get(axis, axis)
+                yield base, Extent(shapes[tensor.name][dimension], tensor.name, dimension)
+    for node in walk(*(output.expr for output in program.outputs)):
+        if isinstance(node, Load):
+            for dimension, index in enumerate(node.index):
+                if isinstance(index, Axis):
+                    base = program.domains.get(index.name, index.name)
+                    yield base, Extent(shapes[node.tensor][dimension], node.tensor, dimension)
+
+
+def _add_sizes(program: Program, sizes: Mapping[str, int], found: dict[str, Extent]) -> None:
+    axes = {program.domains.get(axis, axis) for axis in (*axes_of(program.outputs), *found)}
+    for name, size in sizes.items():
+        axis = program.domains.get(name, name)
+        if axis not in axes:
+            hint = did_you_mean(name, axes) or "axes: " + " ".join(sorted(axes))
+            raise BindError(f"the program has no axis {name!r}", hint=hint)
+        if not hasattr(size, "__index__") or size < 0:
+            raise BindError(f"the size of axis {name!r} is {size!r}", hint="a size is an integer, 0 or more")
+        known = found.setdefault(axis, Extent(int(size), None))
+        if known.size != size:
+            message = f"axis {axis!r} has size {known.size} in {known} and {size} in sizes"
+            raise BindError(message, hint=f"leave {name!r} out of sizes")

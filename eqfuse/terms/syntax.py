@@ -1,0 +1,219 @@
+"""Statements of a source text, read with Python's own grammar.
+
+    Q: f16[b, h, i, d]        Declaration of a tensor
+    g: i32                    Declaration of a scalar
+    k: axis[j]                Alias: axis k has the extent of axis j
+    S[i, j] = expression      Definition
+    return O, L               Return, at the end
+
+Indentation has no meaning; a statement ends with its line unless a bracket is open.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+from eqfuse.errors import EqfuseError, ParseError, Span, did_you_mean, source_lines
+from eqfuse.terms.nodes import DTYPES
+
+MAX_DEPTH = 150
+"""Levels of nesting that an expression may have, before and after temporaries are inlined."""
+
+AXIS_KEYWORD = "axis"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """`axes` is None for a scalar."""
+
+    name: str
+    dtype: str
+    axes: tuple[str, ...] | None
+    node: ast.AST
+
+
+@dataclass(frozen=True)
+class Alias:
+    axis: str
+    of: str
+    node: ast.AST
+
+
+@dataclass(frozen=True)
+class Definition:
+    name: str
+    axes: tuple[str, ...]
+    value: ast.expr
+    node: ast.AST
+
+    @property
+    def line(self) -> int:
+        """1-based line of the definition."""
+        return int(getattr(self.node, "lineno", 0))
+
+
+@dataclass(frozen=True)
+class Return:
+    names: tuple[ast.Name, ...]
+
+
+Statement = Declaration | Alias | Definition | Return
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source text, its lines, and the blanks that were cut from the front of each line."""
+
+    text: str
+    lines: tuple[str, ...]
+    cut: tuple[int, ...]
+
+    @staticmethod
+    def of(text: str) -> Source:
+        lines = source_lines(text)
+        stripped = tuple(line.lstrip(" \t\f") for line in lines)
+        return Source(text, stripped, tuple(len(a) - len(b) for a, b in zip(lines, stripped, strict=True)))
+
+    def span(self, node: ast.AST) -> Span:
+        """The place of a node; a node of several lines is cut at the end of its first."""
+        line: int = getattr(node, "lineno", 1)
+        raw = self.lines[line - 1].encode()
+        start = len(raw[: getattr(node, "col_offset", 0)].decode())
+        one_line = getattr(node, "end_lineno", line) == line
+        stop = len(raw[: getattr(node, "end_col_offset", None)].decode()) if one_line else len(raw.decode())
+        return Span(line, start + self.cut[line - 1], max(1, stop - start))
+
+    def error(
+        self, message: str, node: ast.AST | None, hint: str = "", kind: type[EqfuseError] = ParseError
+    ) -> EqfuseError:
+        """An error of this text that points at `node`."""
+        return kind(message, source=self.text, span=None if node is None else self.span(node), hint=hint)
+
+    def module(self) -> ast.Module:
+        """The text as Python's syntax tree. Raises ParseError."""
+        try:
+            return ast.parse("\n".join(self.lines))
+        except SyntaxError as error:
+            raise self._syntax_error(error) from None
+        except (RecursionError, MemoryError):
+            raise self.error(TOO_DEEP, None, TOO_DEEP_HINT) from None
+        except ValueError:
+            raise self.error("the source text has characters that no program can have", None) from None
+
+    def _syntax_error(self, error: SyntaxError) -> EqfuseError:
+        message = error.msg
+        if message.startswith("too many nested parentheses"):
+            return self.error(TOO_DEEP, None, TOO_DEEP_HINT)
+        line = min(max(error.lineno or 1, 1), len(self.lines))
+        column = max((error.offset or 1) - 1, 0)
+        length = (error.end_offset or 0) - (error.offset or 0) if error.end_lineno == error.lineno else 1
+        span = Span(line, column + self.cut[line - 1], max(1, length))
+        empty_index = re.search(r"\w+\s*\[\s*\]", self.lines[line - 1])
+        hint = (
+            "a result without axes is written without brackets: y = sum[i](x[i])"
+            if empty_index
+            else "a definition looks like S[i, j] = sum[d](Q[i, d] * K[j, d])"
+        )
+        return ParseError(f"syntax error: {message}", source=self.text, span=span, hint=hint)
+
+
+TOO_DEEP = f"the program is nested more than {MAX_DEPTH} levels deep"
+TOO_DEEP_HINT = "give parts of the expression names of their own"
+
+
+def statements(source: Source) -> list[Statement]:
+    """The statements of the text, in order. Raises ParseError."""
+    found: list[Statement] = []
+    for node in source.module().body:
+        if found and isinstance(found[-1], Return):
+            raise source.error("nothing may follow 'return'", node, "move 'return' to the end")
+        found.append(_statement(source, node))
+        _check_depth(source, node)
+    if not any(isinstance(statement, Definition) for statement in found):
+        message = "the program defines nothing" if found else "the program is empty"
+        raise source.error(message, None, "write at least one definition, for example y[i] = sum[j](x[i, j])")
+    return found
+
+
+def _statement(source: Source, node: ast.stmt) -> Statement:
+    match node:
+        case ast.AnnAssign(target=target, annotation=annotation, value=value):
+            return _declaration(source, node, target, annotation, value)
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            return Definition(name, (), value, node.targets[0])
+        case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=index)], value=value):
+            return Definition(name, axis_names(source, index, "the left side"), value, node.targets[0])
+        case ast.Assign(targets=[target, *others]):
+            hint = "write S[i, j] = ... for a result with axes, y = ... for one without"
+            message = "only one name can be defined at a time" if others else "this cannot be defined"
+            raise source.error(message, target, hint)
+        case ast.Return(value=ast.Name() as name):
+            return Return((name,))
+        case ast.Return(value=ast.Tuple(elts=names)) if names and all(isinstance(n, ast.Name) for n in names):
+            return Return(tuple(name for name in names if isinstance(name, ast.Name)))
+        case ast.Return():
+            raise source.error("'return' takes the names of the outputs", node, "write return O, L")
+        case _:
+            hint = "write declarations (x: f16[i, j]), definitions (y[i] = ...) and a final return"
+            raise source.error("this is not a statement of the language", node, hint)
+
+
+def _declaration(
+    source: Source, node: ast.AST, target: ast.expr, annotation: ast.expr, value: ast.expr | None
+) -> Declaration | Alias:
+    if not isinstance(target, ast.Name):
+        hint = "write the axes after the dtype: x: f16[i, j]"
+        raise source.error("a declaration starts with a name", target, hint)
+    if value is not None:
+        hint = "write the declaration and the definition on two lines"
+        raise source.error("a declaration has no value", value, hint)
+    match annotation:
+        case ast.Name(id=dtype):
+            axes = None
+        case ast.Subscript(value=ast.Name(id=dtype), slice=index):
+            axes = axis_names(source, index, "a declaration")
+        case _:
+            hint = "write x: f16[i, j] for a tensor, eps: f32 for a scalar"
+            raise source.error("this is not a dtype", annotation, hint)
+    if dtype == AXIS_KEYWORD:
+        if axes is None or len(axes) != 1:
+            hint = f"write {target.id}: axis[j] to say that {target.id!r} has the extent of 'j'"
+            raise source.error("'axis' takes the axis that has the same extent", annotation, hint)
+        return Alias(target.id, axes[0], target)
+    if dtype not in DTYPES:
+        guess = did_you_mean(dtype, DTYPES)
+        hint = f"{guess} dtypes: {' '.join(DTYPES)}".strip()
+        raise source.error(f"unknown dtype {dtype!r}", annotation, hint)
+    if dtype == "bool" and axes is None:
+        hint = f"declare it i32, and compare it: {target.id} != 0"
+        raise source.error("a scalar is a number", annotation, hint)
+    return Declaration(target.id, dtype, axes, target)
+
+
+def axis_names(source: Source, index: ast.expr, where: str) -> tuple[str, ...]:
+    """The distinct axis names of an index list. Raises ParseError."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    names: list[str] = []
+    for part in parts:
+        if not isinstance(part, ast.Name):
+            hint = "index expressions belong on the right side of a definition"
+            raise source.error(f"{where} takes axis names only", part, hint)
+        if part.id in names:
+            raise source.error(
+                f"axis {part.id!r} is repeated", part, "each dimension needs an axis of its own"
+            )
+        names.append(part.id)
+    if not names:
+        raise source.error(f"{where} takes at least one axis", index)
+    return tuple(names)
+
+
+def _check_depth(source: Source, root: ast.AST) -> None:
+    level, depth = [root], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise source.error(TOO_DEEP, root, TOO_DEEP_HINT)
+        level = [child for node in level for child in ast.iter_child_nodes(node)]

@@ -1,0 +1,233 @@
+"""Kinds of expressions (integer, truth value, real), dtypes of results, and checks of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from eqfuse.errors import EqfuseError, TypeCheckError, locate
+from eqfuse.terms.nodes import (
+    CASTS,
+    COMPARISONS,
+    LOGICAL,
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    walk,
+)
+from eqfuse.terms.printer import show
+
+Kind = Literal["int", "bool", "real"]
+
+KINDS: Mapping[str, Kind] = {"i32": "int", "i64": "int", "bool": "bool"}
+"""Kinds of the dtypes that are not real."""
+
+AMONG_INTEGERS = (
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "mod",
+    "maximum",
+    "minimum",
+    "neg",
+    "abs",
+    "sign",
+    "sq",
+    "where",
+)
+"""Functions whose result is an integer where all (for `where`, both) values are."""
+
+
+def kinds(roots: Iterable[Expr], dtypes: Mapping[str, str]) -> dict[Expr, Kind]:
+    """The kind of every subexpression. `dtypes` has tensors, scalars and locals; what it lacks is real."""
+    found: dict[Expr, Kind] = {}
+    for node in walk(*roots):
+        found[node] = _kind(node, found, dtypes)
+    return found
+
+
+def kind(expr: Expr, dtypes: Mapping[str, str]) -> Kind:
+    """The kind of one expression; see `kinds`."""
+    return kinds([expr], dtypes)[expr]
+
+
+def _kind(node: Expr, found: Mapping[Expr, Kind], dtypes: Mapping[str, str]) -> Kind:
+    match node:
+        case Const(value):
+            return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "real"
+        case Axis() | Size():
+            return "int"
+        case Load(name, _) | Scalar(name) | Local(name, _):
+            return KINDS.get(dtypes.get(name, ""), "real")
+        case Reduce(_, _, body):
+            return "real" if found[body] == "real" else "int"
+        case Call(fn, _) if fn in COMPARISONS or fn in LOGICAL:
+            return "bool"
+        case Call("where", (_, left, right)) if found[left] == found[right]:
+            return found[left]
+        case Call(fn, args) if fn in AMONG_INTEGERS:
+            values = args[1:] if fn == "where" else args
+            return "real" if any(found[value] == "real" for value in values) else "int"
+        case _:
+            return "real"
+
+
+def program_dtypes(program: Program, dtypes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """dtypes of all tensors and integer scalars of a program.
+
+    `dtypes` are those of the tensors at hand; a tensor that it lacks has its declared dtype, or else i64
+    where it serves as an index, and f32. Raises TypeCheckError where a declaration says otherwise.
+    """
+    given = dict(dtypes or {})
+    result: dict[str, str] = dict.fromkeys(program.integers, "i64")
+    indexing = _names_in_indices(program)
+    for tensor in program.tensors:
+        dtype = given.get(tensor.name)
+        if dtype is not None and tensor.dtype is not None and dtype != tensor.dtype:
+            message = f"{tensor.name!r} is declared {tensor.dtype}, the tensor given is {dtype}"
+            hint = "convert the tensor, or change the declaration"
+            raise _error(program, message, tensor.name, hint)
+        result[tensor.name] = dtype or tensor.dtype or ("i64" if tensor.name in indexing else "f32")
+    return given | result
+
+
+def _names_in_indices(program: Program) -> frozenset[str]:
+    loads = [node for node in walk(*_roots(program)) if isinstance(node, Load)]
+    inside = {part for load in loads for part in walk(*load.index)}
+    return frozenset(part.tensor for part in inside if isinstance(part, Load))
+
+
+def _roots(program: Program) -> list[Expr]:
+    return [output.expr for output in program.outputs]
+
+
+def compute_dtype(dtypes: Iterable[str]) -> str:
+    """The dtype of arithmetic on reals: f32, or f64 where any input is."""
+    return "f64" if "f64" in set(dtypes) else "f32"
+
+
+def result_dtype(expr: Expr, dtypes: Mapping[str, str]) -> str:
+    """The dtype of an output: its outermost written cast, else torch's promotion of what it is made from.
+
+    f8 gives way to any other floating dtype and counts as f32 alone; a real made from no floating
+    input is f32. Integers are i64 unless made from i32 values alone.
+    """
+    match kind(expr, dtypes):
+        case "bool":
+            return "bool"
+        case "int":
+            return "i32" if _contributions(expr, dtypes, "int") == {"i32"} else "i64"
+        case _ if isinstance(expr, Call) and expr.fn in CASTS:
+            return expr.fn
+        case _:
+            return _promoted(_contributions(expr, dtypes, "real"))
+
+
+def _promoted(dtypes: frozenset[str]) -> str:
+    if "f64" in dtypes:
+        return "f64"
+    wider = dtypes - {"f8e4m3"}
+    return next(iter(wider)) if len(wider) == 1 else "f32"
+
+
+def _contributions(root: Expr, dtypes: Mapping[str, str], wanted: Kind) -> frozenset[str]:
+    """dtypes of the values of a kind that `root` is made from: not of indices, nor of conditions."""
+    all_kinds = kinds([root], dtypes)
+    found: dict[Expr, frozenset[str]] = {}
+    for node in walk(root):
+        match node:
+            case Call(fn, _) if fn in CASTS:
+                own = frozenset({fn})
+            case Call(fn, _) if fn in COMPARISONS or fn in LOGICAL:
+                own = frozenset()
+            case Call(fn, args):
+                own = frozenset[str]().union(*(found[arg] for arg in args))
+            case Reduce(op, _, body):
+                # Counting and adding up are exact: torch widens them to i64.
+                own = found[body] | ({"i64"} if op in ("sum", "prod") and wanted == "int" else frozenset())
+            case Load(name, _) | Local(name, _) if all_kinds[node] == wanted:
+                own = frozenset({dtypes.get(name, "f32")})
+            case Axis() | Size() | Scalar() if wanted == "int":
+                own = frozenset({"i64"})
+            case _:
+                own = frozenset()
+        found[node] = own
+    return found[root]
+
+
+def check_dtypes(program: Program, dtypes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The dtypes of all inputs, after checking that every expression makes sense with them.
+
+    Raises TypeCheckError for a real index, a condition that is no truth value, arithmetic on truth
+    values (they count as 0 and 1 in `sum` and in the branches of `where` only), and a declared dtype
+    that the tensor given, or the value defined, does not have.
+    """
+    known = program_dtypes(program, dtypes)
+    roots = _roots(program)
+    all_kinds = kinds(roots, known)
+    for node in walk(*roots):
+        _check(program, node, all_kinds)
+    for output in program.outputs:
+        expected = KINDS.get(output.dtype or "", "real")
+        if output.dtype is not None and all_kinds[output.expr] != expected:
+            message = f"{output.name!r} is declared {output.dtype}, its value is {_describe(all_kinds[output.expr])}"
+            raise _error(program, message, output.name, "change the declaration")
+    return known
+
+
+def _check(program: Program, node: Expr, all_kinds: Mapping[Expr, Kind]) -> None:
+    match node:
+        case Load(name, index):
+            for part in index:
+                if all_kinds[part] != "int":
+                    message = f"an index of {name!r} is {_describe(all_kinds[part])}: {show(part)}"
+                    raise _error(program, message, node, "an index is made of integers")
+        case Call("where", (condition, _, _)) if all_kinds[condition] != "bool":
+            hint = f"compare it: where({show(condition)} != 0, ...)"
+            raise _error(program, f"a condition is {_describe(all_kinds[condition])}", condition, hint)
+        case Call(fn, args) if fn in LOGICAL:
+            for part in args:
+                if all_kinds[part] != "bool":
+                    message = f"{fn!r} takes truth values, this is {_describe(all_kinds[part])}"
+                    tight = "& and | bind more tightly than comparisons: write (a > 0) & (b > 0)"
+                    hint = tight if isinstance(part, Const) else f"compare it: ({show(part)} != 0)"
+                    raise _error(program, message, part, hint)
+        case Call("eq" | "ne", (left, right)) if all_kinds[left] == all_kinds[right]:
+            pass
+        case Call(fn, args) if fn != "where" and fn not in CASTS:
+            _check_numbers(program, args, all_kinds)
+        case Reduce("max" | "min" | "prod" as op, axis, body) if all_kinds[body] == "bool":
+            instead = "any" if op == "max" else "all"
+            hint = f"write {instead}[{axis}](...)"
+            raise _error(program, f"{op!r} takes numbers, this is a truth value", node, hint)
+
+
+def _check_numbers(program: Program, args: Iterable[Expr], all_kinds: Mapping[Expr, Kind]) -> None:
+    for part in args:
+        if all_kinds[part] == "bool":
+            hint = f"write where({show(part)}, 1, 0)"
+            raise _error(program, "a truth value stands where a number is expected", part, hint)
+
+
+def _describe(found: Kind) -> str:
+    return {"int": "an integer", "bool": "a truth value", "real": "a real number"}[found]
+
+
+def _error(program: Program, message: str, place: Expr | str, hint: str) -> EqfuseError:
+    """An error that points at a name, or at an expression where its text (or a tensor of it) is in the source."""
+    texts = [place] if isinstance(place, str) else [show(place), *_names(place)]
+    spans = (locate(program.source, text) for text in texts)
+    span = next((span for span in spans if span is not None), None)
+    return TypeCheckError(message, source=program.source, span=span, hint=hint)
+
+
+def _names(place: Expr) -> list[str]:
+    return [node.tensor for node in walk(place) if isinstance(node, Load)]

@@ -1,0 +1,280 @@
+"""Building a kernel body: every op once, as far outside as what it reads allows, under a readable name."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from eqfuse.terms.nodes import Expr
+from eqfuse.tile.check import TileError
+from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
+from eqfuse.tile.nodes import (
+    Align,
+    Block,
+    BlockSize,
+    Bound,
+    Carried,
+    Cast,
+    Constant,
+    Elementwise,
+    Extent,
+    Fill,
+    For,
+    Let,
+    Op,
+    Positions,
+    Start,
+    Stmt,
+    Store,
+    Value,
+)
+from eqfuse.tile.walk import defined, nested, operands, used
+
+
+@dataclass
+class Binding:
+    """What a name of the nest stands for: a value; or, while `value` is None, an expression over an
+    axis that no open loop walks, computed where it is read. `expr` is None for carried values."""
+
+    value: Value | None
+    expr: Expr | None
+
+
+@dataclass
+class Scope:
+    """One level of loops under construction; the first is the kernel body."""
+
+    axis: str | None = None
+    stop: Value | None = None
+    masked: bool = False
+    body: list[Stmt] = field(default_factory=list)
+    ops: dict[tuple[object, ...], Value] = field(default_factory=dict)
+    values: dict[tuple[object, ...], Value] = field(default_factory=dict)
+    names: dict[str, Binding] = field(default_factory=dict)
+
+
+class Builder:
+    """Emits the ops of one kernel. `reserved` are names that no value may have; `domains` maps a
+    renamed axis to the axis whose extent it has."""
+
+    def __init__(
+        self,
+        blocks: Mapping[str, Block],
+        domains: Mapping[str, str],
+        reserved: Iterable[str],
+        accumulate: str,
+    ) -> None:
+        self.blocks = blocks
+        self.domains = domains
+        self.accumulate = accumulate
+        self.scopes = [Scope()]
+        self.ops: dict[str, Op] = {}
+        self._rank = {axis: rank for rank, axis in enumerate(blocks)}
+        self._levels: dict[str, int] = {}
+        self._reserved = set(reserved)
+        self._names: set[str] = set()
+
+    # Axes ---------------------------------------------------------------------------------------
+
+    def is_tile(self, axis: str) -> bool:
+        """Whether the axis is a dim of tiles; otherwise it is a scalar position."""
+        block = self.blocks[axis]
+        return block.kind in ("loop", "whole") or (block.kind == "grid" and block.size != 1)
+
+    def is_open(self, axis: str) -> bool:
+        """Whether positions of the axis exist here: a grid or whole axis, or one that an open loop walks."""
+        return self.blocks[axis].kind in ("grid", "whole") or self.level_of_axis(axis) > 0
+
+    def is_ragged(self, axis: str) -> bool:
+        """Whether the block of a tile axis may have positions past the end here."""
+        level = self.level_of_axis(axis)
+        return self.scopes[level].masked if level else self.is_tile(axis)
+
+    def level_of_axis(self, axis: str) -> int:
+        return max((n for n, scope in enumerate(self.scopes) if scope.axis == axis), default=0)
+
+    def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """Axes in the common order that operands are reconciled to: that of the kernel's blocks."""
+        return tuple(sorted(set(axes), key=self._rank.__getitem__))
+
+    # Scopes -------------------------------------------------------------------------------------
+
+    @property
+    def level(self) -> int:
+        return len(self.scopes) - 1
+
+    def open(self, axis: str, stop: Value, masked: bool) -> None:
+        self.scopes.append(Scope(axis, stop, masked))
+
+    def carry(self, hint: str, dims: tuple[str, ...], dtype: str) -> Value:
+        """A value carried by the loop that was just opened."""
+        return self._name(hint, dims, dtype, self.level)
+
+    def close(self, start: Value, carried: Sequence[Carried]) -> None:
+        """Ends the innermost loop and places it as far outside as what it reads allows."""
+        scope = self.scopes.pop()
+        assert scope.axis is not None and scope.stop is not None
+        loop = For(scope.axis, start, scope.stop, tuple(carried), tuple(scope.body), scope.masked)
+        inside = {value.name for value in defined((loop,))}
+        read = [self._levels[name] for name in used((loop,)) - inside]
+        level = self.level if any(isinstance(s, Store) for s in nested((loop,))) else max(read, default=0)
+        for item in carried:
+            self._levels[item.value.name] = level
+        self.scopes[level].body.append(loop)
+
+    def store(self, store: Store) -> None:
+        self.scopes[-1].body.append(store)
+
+    # Names of the nest --------------------------------------------------------------------------
+
+    def bind(self, name: str, binding: Binding) -> None:
+        """From here on, in the innermost scope, the name stands for this."""
+        scope = self.scopes[-1]
+        if name in scope.names:
+            scope.values.clear()
+        scope.names[name] = binding
+
+    def level_of_name(self, name: str) -> int:
+        for level in range(self.level, -1, -1):
+            if name in self.scopes[level].names:
+                return level
+        raise TileError(f"{name!r} is read before it is computed")
+
+    def binding(self, name: str) -> Binding:
+        return self.scopes[self.level_of_name(name)].names[name]
+
+    # Ops ----------------------------------------------------------------------------------------
+
+    def emit(self, op: Op, dims: tuple[str, ...], dtype: str, hint: str) -> Value:
+        """The value of an op: a new one, or the one that the same op has already."""
+        level = self._level(op, dims)
+        scope = self.scopes[level]
+        key = (repr(op), dims, dtype)
+        found = scope.ops.get(key)
+        if found is None:
+            found = self._name(hint, dims, dtype, level)
+            self.ops[found.name] = op
+            scope.ops[key] = found
+            scope.body.append(Let(found, op))
+        return found
+
+    def constant(self, number: float | bool, dtype: str) -> Value:
+        if dtype not in INTEGERS:
+            number = float(number)
+        return self.emit(Constant(number), (), dtype, "c")
+
+    def start(self, axis: str) -> Value:
+        return self.emit(Start(axis), (), "i32", f"{axis}_start" if self.is_tile(axis) else f"{axis}_at")
+
+    def positions(self, axis: str) -> Value:
+        return self.emit(Positions(axis), (axis,), "i32", f"{axis}_at")
+
+    def extent(self, axis: str) -> Value:
+        axis = self.domains.get(axis, axis)
+        return self.emit(Extent(axis), (), "i32", f"{axis}_size")
+
+    def block_size(self, axis: str) -> Value:
+        return self.emit(BlockSize(axis), (), "i32", f"{axis}_block")
+
+    def bound(self, axis: str) -> Value:
+        """Which positions of a ragged block exist."""
+        stop = self.scopes[self.level_of_axis(axis)].stop if self.level_of_axis(axis) else self.extent(axis)
+        assert stop is not None
+        return self.emit(Bound(axis, stop), (axis,), "bool", f"{axis}_in")
+
+    def align(self, value: Value, dims: tuple[str, ...]) -> Value:
+        """`value` permuted and expanded to `dims`."""
+        if value.dims == dims:
+            return value
+        op = self.ops.get(value.name)
+        if isinstance(op, Constant):
+            return self.emit(Fill(float(op.number)), dims, value.dtype, "fill")
+        return self.emit(Align(value), dims, value.dtype, value.name)
+
+    def cast(self, value: Value, dtype: str, hint: str = "") -> Value:
+        if value.dtype == dtype:
+            return value
+        op = self.ops.get(value.name)
+        if isinstance(op, Constant) and (dtype not in INTEGERS or value.dtype in INTEGERS):
+            return self.constant(op.number, dtype)
+        return self.emit(Cast(value), value.dims, dtype, hint or f"{value.name}_{dtype}")
+
+    def truth(self, value: Value) -> Value:
+        """A condition as it is; a number as whether it is not 0."""
+        if value.dtype == "bool":
+            return value
+        zero = self.constant(0, value.dtype)
+        return self.emit(Elementwise("ne", (value, zero)), value.dims, "bool", f"{value.name}_true")
+
+    def elementwise(self, fn: str, args: Sequence[Value], hint: str) -> Value:
+        """An elementwise function: operands converted as the numerics policy says, and reconciled."""
+        dtypes = [arg.dtype for arg in args]
+        wanted = operand_dtypes(fn, dtypes, self.accumulate)
+        cast = [
+            self.truth(arg) if dtype == "bool" else self.cast(arg, dtype)
+            for arg, dtype in zip(args, wanted, strict=True)
+        ]
+        dims = self.ordered(axis for arg in cast for axis in arg.dims)
+        operands = tuple(self.align(arg, dims) if arg.dims else arg for arg in cast)
+        return self.emit(Elementwise(fn, operands), dims, result_dtype(fn, dtypes, self.accumulate), hint)
+
+    def integer(self, fn: str, left: Value, right: Value, hint: str = "n") -> Value:
+        """Integer arithmetic of loop ranges, folded where it is trivial."""
+        a, b = self._number(left), self._number(right)
+        if a is not None and b is not None:
+            return self.constant(_FOLD[fn](a, b), "i32")
+        if fn == "add" and a is not None:
+            return self._shifted(right, a, hint)
+        if fn in ("add", "sub") and b is not None:
+            return self._shifted(left, b if fn == "add" else -b, hint)
+        if left == right and fn in ("maximum", "minimum", "sub"):
+            return self.constant(0, "i32") if fn == "sub" else left
+        if fn == "maximum" and b == 0 and self._is_nonnegative(left):
+            return left
+        return self.elementwise(fn, (left, right), hint)
+
+    def _shifted(self, value: Value, by: int, hint: str) -> Value:
+        """`value + by`, with one addition where `value` is a shifted one already."""
+        match self.ops.get(value.name):
+            case Elementwise("add" | "sub" as fn, (base, offset)) if (
+                number := self._number(offset)
+            ) is not None:
+                value, by = base, by + (number if fn == "add" else -number)
+        if by == 0:
+            return value
+        amount = self.constant(abs(by), value.dtype)
+        return self.elementwise("add" if by > 0 else "sub", (value, amount), hint)
+
+    def _number(self, value: Value) -> int | None:
+        op = self.ops.get(value.name)
+        return int(op.number) if isinstance(op, Constant) else None
+
+    def _is_nonnegative(self, value: Value) -> bool:
+        return isinstance(self.ops.get(value.name), (Extent, Start, BlockSize))
+
+    def _level(self, op: Op, dims: tuple[str, ...]) -> int:
+        levels = [*(self._levels[value.name] for value in operands(op)), *map(self.level_of_axis, dims)]
+        if isinstance(op, (Start, Positions, Bound)):
+            levels.append(self.level_of_axis(op.axis))
+        return max(levels, default=0)
+
+    def _name(self, hint: str, dims: tuple[str, ...], dtype: str, level: int) -> Value:
+        name = hint
+        number = 1
+        while name in self._names or name in self._reserved or keyword.iskeyword(name):
+            number += 1
+            name = f"{hint}_{number}"
+        self._names.add(name)
+        self._levels[name] = level
+        return Value(name, dims, dtype)
+
+
+_FOLD: Mapping[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b,
+    "maximum": lambda a, b: max(a, b),
+    "minimum": lambda a, b: min(a, b),
+}

@@ -1,0 +1,273 @@
+"""Whether a tile program holds together: definitions, dims, dtypes and blocks, at every boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from eqfuse.errors import EqfuseError
+from eqfuse.terms.nodes import ARITY, COMBINE, DTYPES
+from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
+from eqfuse.tile.nodes import (
+    Align,
+    Argument,
+    Block,
+    BlockSize,
+    Bound,
+    Cast,
+    Constant,
+    Dot,
+    Elementwise,
+    Extent,
+    Fill,
+    For,
+    Kernel,
+    Let,
+    LoadTile,
+    Op,
+    Positions,
+    ReduceTile,
+    Start,
+    Stmt,
+    Store,
+    TileProgram,
+    Value,
+)
+from eqfuse.tile.walk import operands
+
+
+class TileError(EqfuseError):
+    """A tile program that does not hold together, or a nest that its blocks cannot walk.
+
+    No source text causes it: it is a fault of the compiler, or of blocks chosen by hand.
+    """
+
+
+def check(program: TileProgram, dtypes: Mapping[str, str] | None = None) -> None:
+    """Raises TileError where the program is malformed. With `dtypes` (of inputs and scalars), loads
+    and arguments are checked against them."""
+    known = {**(dtypes or {}), **{buffer.name: buffer.dtype for buffer in program.buffers if buffer.dtype}}
+    ranks = {buffer.name: len(buffer.axes) for buffer in program.buffers}
+    for kernel in program.kernels:
+        _KernelCheck(kernel, known, ranks).run()
+
+
+class _KernelCheck:
+    def __init__(self, kernel: Kernel, dtypes: Mapping[str, str], ranks: Mapping[str, int]) -> None:
+        self._kernel = kernel
+        self._dtypes = dtypes
+        self._ranks = ranks
+        self._blocks: dict[str, Block] = {}
+        self._visible: dict[str, Value] = {}
+        self._names: set[str] = set()
+        self._open: list[For] = []
+
+    def run(self) -> None:
+        for block in self._kernel.blocks:
+            self._require(block.axis not in self._blocks, f"two blocks of axis {block.axis!r}")
+            positive = (
+                block.size is None if block.kind == "whole" else block.size is not None and block.size >= 1
+            )
+            self._require(positive, f"axis {block.axis!r} has a {block.kind} block of size {block.size}")
+            self._require(
+                block.kind != "unit" or block.size == 1, f"unit block of axis {block.axis!r} has size 1"
+            )
+            self._blocks[block.axis] = block
+        grid = {block.axis for block in self._kernel.blocks if block.kind == "grid"}
+        self._require(
+            set(self._kernel.grid) == grid and len(self._kernel.grid) == len(grid),
+            f"the grid {self._kernel.grid} is not the axes with grid blocks",
+        )
+        self._body(self._kernel.body)
+
+    def _require(self, holds: bool, message: str) -> None:
+        if not holds:
+            raise TileError(f"kernel {self._kernel.name!r}: {message}")
+
+    # Statements ---------------------------------------------------------------------------------
+
+    def _body(self, body: Iterable[Stmt]) -> None:
+        for stmt in body:
+            match stmt:
+                case Let(value, op):
+                    for operand in operands(op):
+                        self._read(operand)
+                    self._op(value, op)
+                    self._define(value)
+                case For():
+                    self._for(stmt)
+                case Store():
+                    self._store(stmt)
+
+    def _for(self, loop: For) -> None:
+        block = self._block(loop.axis)
+        self._require(
+            block.kind in ("loop", "unit"), f"loop over axis {loop.axis!r} with a {block.kind} block"
+        )
+        self._require(
+            all(loop.axis != outer.axis for outer in self._open), f"loop over {loop.axis!r} inside itself"
+        )
+        self._scalar_integer(loop.start)
+        self._scalar_integer(loop.stop)
+        outside = dict(self._visible)
+        for item in loop.carried:
+            self._read(item.init)
+            for other in (item.init, item.next):
+                same = (other.dims, other.dtype) == (item.value.dims, item.value.dtype)
+                self._require(same, f"{_typed(item.value)} is carried from {_typed(other)}")
+        for item in loop.carried:
+            self._define(item.value)
+        self._open.append(loop)
+        self._body(loop.body)
+        self._open.pop()
+        for item in loop.carried:
+            self._read(item.next)
+        self._visible = {**outside, **{item.value.name: item.value for item in loop.carried}}
+
+    def _store(self, store: Store) -> None:
+        self._read(store.value)
+        self._access(store.tensor, store.index, store.mask, store.value)
+        self._require(store.tensor in self._ranks, f"store to {store.tensor!r}, which is not a buffer")
+        self._require(
+            len(store.index) == self._ranks[store.tensor],
+            f"store to {store.tensor!r} of rank {self._ranks[store.tensor]} with {len(store.index)} indexes",
+        )
+
+    # Values -------------------------------------------------------------------------------------
+
+    def _define(self, value: Value) -> None:
+        self._require(value.name not in self._names, f"{value.name!r} is defined twice")
+        self._require(value.dtype in DTYPES, f"{value.name!r} has the unknown dtype {value.dtype!r}")
+        self._require(len(set(value.dims)) == len(value.dims), f"{_typed(value)} repeats a dim")
+        for axis in value.dims:
+            block = self._block(axis)
+            tiled = block.kind in ("loop", "whole") or (block.kind == "grid" and block.size != 1)
+            self._require(tiled, f"{_typed(value)} has the dim {axis!r}, which is a scalar position")
+            walked = block.kind != "loop" or any(loop.axis == axis for loop in self._open)
+            self._require(walked, f"{_typed(value)} has the dim {axis!r} outside a loop over it")
+        self._names.add(value.name)
+        self._visible[value.name] = value
+
+    def _read(self, value: Value) -> None:
+        found = self._visible.get(value.name)
+        self._require(found is not None, f"{value.name!r} is read where it is not defined")
+        self._require(found == value, f"{value.name!r} is read as {_typed(value)}")
+
+    def _scalar_integer(self, value: Value) -> None:
+        self._read(value)
+        fits = value.dims == () and value.dtype in ("i32", "i64")
+        self._require(fits, f"{_typed(value)} is not a scalar integer")
+
+    def _block(self, axis: str) -> Block:
+        self._require(axis in self._blocks, f"axis {axis!r} has no block")
+        return self._blocks[axis]
+
+    # Ops ----------------------------------------------------------------------------------------
+
+    def _op(self, value: Value, op: Op) -> None:
+        match op:
+            case Constant():
+                self._shape(value, (), value.dtype)
+            case Argument(name):
+                self._shape(value, (), self._dtypes.get(name, value.dtype))
+            case Extent():
+                self._shape(value, (), "i32")
+            case BlockSize(axis):
+                self._block(axis)
+                self._shape(value, (), "i32")
+            case Start(axis):
+                self._position(axis)
+                self._shape(value, (), "i32")
+            case Positions(axis):
+                self._position(axis)
+                self._shape(value, (axis,), "i32")
+            case Fill():
+                self._shape(value, value.dims, value.dtype)
+            case Elementwise(fn, args):
+                self._elementwise(value, fn, args)
+            case Bound(axis, stop):
+                self._bound(value, axis, stop)
+            case Align(source):
+                self._require(
+                    set(source.dims) <= set(value.dims), f"{_typed(value)} loses dims of {_typed(source)}"
+                )
+                self._shape(value, value.dims, source.dtype)
+            case Cast(source):
+                self._shape(value, source.dims, value.dtype)
+            case LoadTile(tensor, index, mask, _):
+                self._access(tensor, index, mask, value)
+            case ReduceTile(fold, source, axis):
+                self._require(fold in COMBINE, f"unknown reduction {fold!r}")
+                self._require(axis in source.dims, f"{_typed(source)} has no dim {axis!r} to fold")
+                self._shape(value, tuple(dim for dim in source.dims if dim != axis), source.dtype)
+            case Dot(left, right, axis, accumulator):
+                self._dot(value, left, right, axis, accumulator)
+
+    def _shape(self, value: Value, dims: tuple[str, ...], dtype: str) -> None:
+        self._require(value.dims == dims, f"{_typed(value)} should have the dims {list(dims)}")
+        self._require(value.dtype == dtype, f"{_typed(value)} should be {dtype}")
+
+    def _position(self, axis: str) -> None:
+        block = self._block(axis)
+        walked = block.kind in ("grid", "whole") or any(loop.axis == axis for loop in self._open)
+        self._require(walked, f"position of axis {axis!r} outside a loop over it")
+
+    def _bound(self, value: Value, axis: str, stop: Value) -> None:
+        self._position(axis)
+        self._scalar_integer(stop)
+        self._shape(value, (axis,), "bool")
+        for loop in self._open:
+            if loop.axis == axis:
+                self._require(loop.masked, f"bound of axis {axis!r} in a loop that is not masked")
+                self._require(
+                    loop.stop == stop, f"bound of axis {axis!r} at {stop.name!r}, not at the loop's stop"
+                )
+
+    def _elementwise(self, value: Value, fn: str, args: tuple[Value, ...]) -> None:
+        self._require(ARITY.get(fn) == len(args), f"{fn} of {len(args)} operands")
+        for arg in args:
+            self._require(
+                arg.dims in ((), value.dims), f"operand {_typed(arg)} of {_typed(value)} is not reconciled"
+            )
+        self._require(
+            any(arg.dims == value.dims for arg in args), f"{_typed(value)} has dims that no operand has"
+        )
+        dtypes = [arg.dtype for arg in args]
+        accumulate = "f64" if "f64" in (*dtypes, value.dtype) else "f32"
+        wanted = list(operand_dtypes(fn, dtypes, accumulate))
+        if fn == "where":  # may choose between values in a storage dtype
+            wanted = ["bool", value.dtype, value.dtype]
+        else:
+            self._shape(value, value.dims, result_dtype(fn, dtypes, accumulate))
+        self._require(dtypes == wanted, f"{fn} of {', '.join(dtypes)} should be of {', '.join(wanted)}")
+
+    def _access(self, tensor: str, index: tuple[Value, ...], mask: Value | None, tile: Value) -> None:
+        for value in index:
+            self._read(value)
+            self._require(value.dtype in INTEGERS, f"index {_typed(value)} of {tensor!r} is not an integer")
+        if mask is not None:
+            self._read(mask)
+            self._require(mask.dtype == "bool", f"mask {_typed(mask)} is not a truth value")
+        places = (*index, *(() if mask is None else (mask,)))
+        covered = {axis for value in places for axis in value.dims}
+        self._require(
+            covered == set(tile.dims), f"{_typed(tile)} does not have the dims of its index in {tensor!r}"
+        )
+        dtype = self._dtypes.get(tensor, tile.dtype)
+        self._require(tile.dtype == dtype, f"{tensor!r} holds {dtype}, not {tile.dtype}")
+
+    def _dot(self, value: Value, left: Value, right: Value, axis: str, accumulator: Value | None) -> None:
+        fits = len(left.dims) == len(right.dims) >= 2
+        self._require(fits, f"dot of {_typed(left)} and {_typed(right)}")
+        *batch, m, last = left.dims
+        *other, first, n = right.dims
+        fits = batch == other and last == first == axis and m != n
+        self._require(fits, f"dot of {_typed(left)} and {_typed(right)} over {axis!r}")
+        self._require(left.dtype == right.dtype, f"dot of {_typed(left)} and {_typed(right)}")
+        self._shape(value, (*batch, m, n), value.dtype)
+        self._require(value.dtype in ("f32", "f64"), f"{_typed(value)} accumulates a dot")
+        if accumulator is not None:
+            self._shape(accumulator, value.dims, value.dtype)
+
+
+def _typed(value: Value) -> str:
+    return f"{value.name}: {value.dtype}[{', '.join(value.dims)}]"

@@ -1,0 +1,186 @@
+"""Writes a tile program as straight Python over torch CPU tensors.
+
+Blocks are clipped: the last one is smaller, so every `Bound` holds and costs nothing. Accesses by
+plain positions are slices, affine ones strided views, only the rest gathers. A value that nothing
+reads any more is overwritten in place, or deleted. Each kernel becomes a function of the tensors,
+the scalars and the sizes, its grid the outer loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from eqfuse.tile.cpu_access import load, store
+from eqfuse.tile.cpu_compute import dot, elementwise, reduced
+from eqfuse.tile.cpu_values import TORCH, Affine, Item, Line, Storage, names_in, needed, rendered
+from eqfuse.tile.cpu_writer import Writer, identifier
+from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.nodes import (
+    Align,
+    Argument,
+    BlockSize,
+    Bound,
+    Cast,
+    Constant,
+    Dot,
+    Elementwise,
+    Extent,
+    Fill,
+    For,
+    Kernel,
+    Let,
+    LoadTile,
+    Op,
+    Positions,
+    ReduceTile,
+    Start,
+    Stmt,
+    Store,
+    TileProgram,
+    Value,
+)
+from eqfuse.tile.walk import used
+
+HEADER = """\
+from math import inf, nan
+
+import torch
+
+from eqfuse.tile.torch_ops import checked, finite, fold_empty, gather, invertible, scatter, strided
+"""
+
+
+def source_of(program: TileProgram) -> tuple[str, tuple[str, ...]]:
+    """Python source for `program`, and the names of its functions in the order in which to call them.
+
+    Each function takes (tensors, scalars, sizes), mappings by name: input and buffer tensors, run-time
+    scalars as Python numbers, and the extent of every axis. It writes the buffers.
+    """
+    texts, names = [HEADER], []
+    taken = names_in(HEADER)
+    for kernel in program.kernels:
+        name = identifier(kernel.name, taken)
+        names.append(name)
+        texts.append(_kernel_source(kernel, program, taken, name))
+    return "\n\n".join(texts), tuple(names)
+
+
+def _kernel_source(kernel: Kernel, program: TileProgram, taken: set[str], name: str) -> str:
+    w = Writer(kernel, program, taken)
+    outer: list[Line] = []
+    level = outer
+    for axis in reversed(kernel.grid):
+        inner: list[Line] = []
+        level.append(Line(w.walk(axis, "0", w.size(axis), inner), body=inner))
+        level = inner
+    w.open(kernel.body, level, ())
+    _body(w, kernel.body)
+    kept = needed(w.head + outer)
+    return f"def {name}(tensors, scalars, sizes):\n" + "\n".join(rendered(kept) or ["    pass"]) + "\n"
+
+
+def _body(w: Writer, body: Sequence[Stmt]) -> None:
+    scope = w.scopes[-1]
+    for scope.index, stmt in enumerate(body):
+        match stmt:
+            case Let(value, op):
+                w.define(value, _operation(w, value, op))
+            case For():
+                _loop(w, stmt)
+            case Store():
+                store(w, stmt)
+        w.release(scope)
+
+
+def _loop(w: Writer, loop: For) -> None:
+    start, stop = w.python(w.items[loop.start.name]), w.python(w.items[loop.stop.name])
+    if stop != w.size(loop.axis):
+        stop = w.let(f"{loop.axis}_end", f"min({stop}, {w.size(loop.axis)})")
+    inside = used(loop.body)
+    claimed: set[Storage] = set()
+    for carried in loop.carried:
+        name = w.fresh(carried.value.name)
+        w.emit(w.carry(carried.value, w.items[carried.init.name], claimed, inside), name)
+        w.items[carried.value.name] = _carried(carried.value, name)
+    body: list[Line] = []
+    header = w.walk(loop.axis, start, stop, body)
+    w.open(loop.body, body, [carried.next.name for carried in loop.carried])
+    for carried in loop.carried:
+        w.hold(carried.value)
+    _body(w, loop.body)
+    w.scopes[-1].index = len(loop.body)
+    _advance(w, loop, body)
+    w.scopes.pop()
+    w.scopes[-1].lines.append(Line(header, body=body))
+    for carried in loop.carried:
+        w.hold(carried.value)
+
+
+def _carried(value: Value, text: str) -> Item:
+    if not value.dims and value.dtype in INTEGERS:
+        return Item(text, (), value.dtype, affine=Affine(text, data=True))
+    return Item(text, value.dims, value.dtype, frozenset(value.dims))
+
+
+def _advance(w: Writer, loop: For, body: list[Line]) -> None:
+    """Carried variables take their next contents, at once where one is the next content of another."""
+    claimed: set[Storage] = set()
+    pairs = []
+    for carried in loop.carried:
+        text = w.carry(carried.value, w.items[carried.next.name], claimed, ())
+        pairs.append((w.items[carried.value.name].text, text))
+    pairs = [(name, text) for name, text in pairs if name != text]
+    names = {name for name, _ in pairs}
+    if any(names & names_in(text) for _, text in pairs):
+        body.append(Line(f"{', '.join(name for name, _ in pairs)} = {', '.join(text for _, text in pairs)}"))
+    else:
+        body += [Line(f"{name} = {text}", name) for name, text in pairs]
+
+
+def _operation(w: Writer, value: Value, op: Op) -> Item:
+    match op:
+        case Constant(number) if value.dtype in INTEGERS:
+            truth = bool(number) if value.dtype == "bool" else None
+            text = repr(int(number) if truth is None else truth)
+            return Item(text, (), value.dtype, affine=Affine(text), truth=truth)
+        case Constant(number) | Fill(number):
+            return w.filled(value, number)
+        case Argument(name) if value.dtype in INTEGERS:
+            text = w.at_head(value.name, f"{'bool' if value.dtype == 'bool' else 'int'}(scalars[{name!r}])")
+            return Item(text, (), value.dtype, affine=Affine(text, data=True))
+        case Argument(name):
+            text = f"torch.tensor(float(scalars[{name!r}]), dtype={TORCH[value.dtype]})"
+            return Item(w.at_head(value.name, text), (), value.dtype)
+        case Extent(axis):
+            return w.scalar(value, w.size(axis))
+        case BlockSize(axis):
+            size = w.blocks[axis].size
+            return w.scalar(value, w.size(axis) if size is None else repr(size))
+        case Start(axis):
+            return replace(w.scalar(value, w.start(axis)), affine=Affine(w.start(axis), pure=axis))
+        case Positions(axis):
+            return _positions(w, value, axis)
+        case Bound():
+            # A clipped block has no position past its stop: the extent, or the loop's own stop.
+            return Item("True", value.dims, "bool", truth=True)
+        case Align(source):
+            return w.aligned(w.items[source.name], value.dims, value.name)
+        case Cast(source):
+            return w.converted(w.items[source.name], value.dtype, value.name)
+        case Elementwise(fn, args):
+            return elementwise(w, value, fn, [w.items[arg.name] for arg in args])
+        case LoadTile():
+            return load(w, value, op)
+        case ReduceTile(reduction, source, axis):
+            return reduced(w, value, reduction, w.items[source.name], axis)
+        case Dot():
+            return dot(w, value, op)
+
+
+def _positions(w: Writer, value: Value, axis: str) -> Item:
+    if not value.dims:
+        return Item(w.start(axis), (), value.dtype, affine=Affine(w.start(axis), pure=axis))
+    affine = Affine(w.start(axis), {axis: "1"}, pure=axis)
+    text = w.let(value.name, f"torch.arange({w.start(axis)}, {w.stop(axis)})")
+    return Item(text, value.dims, value.dtype, frozenset(value.dims), affine=affine)

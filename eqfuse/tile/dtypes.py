@@ -1,0 +1,107 @@
+"""Which dtype a value has on chip: the numerics policy, as functions of dtypes alone.
+
+Arithmetic on reals happens in the accumulation dtype (f32, or f64); arithmetic on integers that
+stays among integers is exact. Storage dtypes survive only where nothing is computed: in loads, in
+written casts, and in the operands of a dot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL
+
+INTEGERS = ("bool", "i32", "i64")
+NARROW = ("f8e4m3", "f16", "bf16")
+"""Floating dtypes that tensor cores multiply and that nothing is accumulated in."""
+
+_AMONG_INTEGERS = frozenset(
+    ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum", "neg", "abs", "sq", "sign")
+)
+
+
+def widest_integer(dtypes: Sequence[str]) -> str:
+    """The dtype that integer arithmetic on such operands has: i32 unless one is i64."""
+    return "i64" if "i64" in dtypes else "i32"
+
+
+def operand_dtypes(fn: str, args: Sequence[str], accumulate: str) -> tuple[str, ...]:
+    """The dtypes that the operands of an elementwise function are converted to first."""
+    match fn:
+        case "where":
+            return ("bool", *(result_dtype(fn, args, accumulate),) * 2)
+        case _ if fn in CASTS:
+            return tuple(args)
+        case _ if fn in LOGICAL:
+            return ("bool",) * len(args)
+        case _ if fn in COMPARISONS:
+            return (_common(args, accumulate),) * len(args)
+        case _:
+            return (result_dtype(fn, args, accumulate),) * len(args)
+
+
+def result_dtype(fn: str, args: Sequence[str], accumulate: str) -> str:
+    """The dtype of an elementwise function of operands of these dtypes."""
+    match fn:
+        case "where":
+            return "bool" if set(args[1:]) == {"bool"} else _common(args[1:], accumulate)
+        case _ if fn in CASTS:
+            return fn
+        case _ if fn in LOGICAL or fn in COMPARISONS:
+            return "bool"
+        case _ if fn in _AMONG_INTEGERS:
+            return _common(args, accumulate)
+        case _:
+            return accumulate
+
+
+def reduced_dtype(body: str, accumulate: str) -> str:
+    """The dtype of a reduction over a body of this dtype."""
+    return _common((body,), accumulate)
+
+
+def _common(dtypes: Sequence[str], accumulate: str) -> str:
+    return widest_integer(dtypes) if all(d in INTEGERS for d in dtypes) else accumulate
+
+
+def identity(op: str, dtype: str) -> float | int:
+    """The identity of a reduction in a dtype; integers have no infinities."""
+    if dtype not in INTEGERS:
+        return {"sum": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}[op]
+    largest = 2**63 - 1 if dtype == "i64" else 2**31 - 1
+    return {"sum": 0, "prod": 1, "max": -largest - 1, "min": largest}[op]
+
+
+def dot_dtype(left: str, right: str, left_loaded: bool, right_loaded: bool, accumulate: str) -> str:
+    """The dtype that both operands of a dot have.
+
+    An operand in a narrow dtype keeps it: it is a plain load, or a written cast. What is computed
+    (or an f32 load) follows a narrow *loaded* operand if it is computed, and otherwise both are
+    multiplied in the accumulation dtype. Values too wide for f8 are not rounded to it unasked.
+    """
+    if accumulate == "f64":
+        return accumulate
+    if left == right and left in NARROW:
+        return left
+    narrow = [
+        (dtype, loaded) for dtype, loaded in ((left, left_loaded), (right, right_loaded)) if dtype in NARROW
+    ]
+    match narrow:
+        case [(first, _), (second, _)]:
+            return first if second == "f8e4m3" else second if first == "f8e4m3" else accumulate
+        case [(dtype, True)]:
+            other_loaded = left_loaded if dtype == right else right_loaded
+            if other_loaded:
+                return accumulate
+            return "bf16" if dtype == "f8e4m3" else dtype
+        case _:
+            return accumulate
+
+
+def promote(dtypes: Sequence[str]) -> str:
+    """torch's promotion of floating dtypes; f8 gives way to any other, and alone it counts as f32."""
+    floating = {d for d in dtypes if d not in INTEGERS}
+    if "f64" in floating:
+        return "f64"
+    wider = floating - {"f8e4m3"}
+    return wider.pop() if len(wider) == 1 else "f32"

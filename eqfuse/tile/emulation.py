@@ -1,0 +1,109 @@
+"""Triton's interpreter, in this process, made exact and fast enough to check emitted kernels with.
+
+Triton decides at import whether its own library functions are interpreted; here they are while the
+context is open. Within it, folds with a user's combine function work on whole slices instead of one
+element at a time, dots of bfloat16 multiply numbers (not their bit patterns), conversions round
+as the hardware does, and loop bounds may be arrays of one element, which numpy no longer converts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import triton.experimental.gluon  # Triton's launcher imports it, which has to happen outside the context
+import triton.language as tl
+from triton.language import standard
+from triton.runtime import interpreter as emulator
+from triton.runtime.jit import JITFunction
+
+_TORCH = {
+    tl.float16: torch.float16,
+    tl.bfloat16: torch.bfloat16,
+    tl.float32: torch.float32,
+    tl.float64: torch.float64,
+    tl.float8e4nv: torch.float8_e4m3fn,
+}
+
+
+def _converted(data: np.ndarray, source: Any, target: Any) -> np.ndarray:
+    """Bits of numbers in one floating dtype as bits in another, rounded half to even."""
+    numbers = torch.from_numpy(np.ascontiguousarray(data)).view(_TORCH[source]).to(_TORCH[target])
+    storage = {1: torch.uint8, 2: torch.uint16}.get(numbers.element_size()) if target not in _PLAIN else None
+    return np.asarray((numbers if storage is None else numbers.view(storage)).numpy())
+
+
+_GLUON = triton.experimental.gluon
+
+_PLAIN = (tl.float16, tl.float32, tl.float64)
+"""Floating dtypes that numpy has itself."""
+
+
+def _cast(builder: Any, source: Any, target: Any) -> Any:
+    have, want = source.dtype.scalar, target.scalar
+    if have in _TORCH and want in _TORCH:
+        return emulator.TensorHandle(_converted(source.data, have, want), want)
+    return _original_cast(builder, source, target)
+
+
+def _convert(builder: Any, source: Any, target: Any, rounding: Any) -> Any:
+    return _cast(builder, source, target)
+
+
+def _dot(builder: Any, left: Any, right: Any, accumulator: Any, precision: Any, imprecise: Any) -> Any:
+    wide = np.float64 if accumulator.data.dtype == np.float64 else np.float32
+    a, b = (
+        side.data.astype(wide)
+        if side.dtype.scalar in _PLAIN
+        else _converted(side.data, side.dtype.scalar, tl.float32)
+        for side in (left, right)
+    )
+    return emulator.TensorHandle(np.matmul(a, b) + accumulator.data, accumulator.dtype.scalar)
+
+
+def _reduce(fold: Any, values: tuple[Any, ...]) -> list[Any]:
+    """`ReduceOps.generic_reduce` for one tile: combines slices along the axis, first to last."""
+    (value,) = values
+    data = value.handle.data
+    total = fold.to_tensor(np.take(data, 0, fold.axis), value.dtype)
+    for place in range(1, data.shape[fold.axis]):
+        total = fold.combine_fn.fn(total, fold.to_tensor(np.take(data, place, fold.axis), value.dtype))
+    return [total]
+
+
+def _patch_tensor(tensor: Any, scope: Any) -> None:
+    _original_patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+_original_cast = emulator.InterpreterBuilder.cast_impl
+_original_patch_tensor = emulator._patch_lang_tensor
+
+
+@contextmanager
+def interpreter() -> Iterator[None]:
+    """Runs kernels of modules that were loaded `interpreted`. Restores Triton's state on exit."""
+    builder, folds = emulator.InterpreterBuilder, emulator.ReduceOps
+    changes: list[tuple[Any, str, Any]] = [
+        (builder, "cast_impl", _cast),
+        (builder, "create_fp_to_fp", _convert),
+        (builder, "create_dot", _dot),
+        (folds, "generic_reduce", _reduce),
+        (emulator, "_patch_lang_tensor", _patch_tensor),
+    ]
+    for name, function in list(vars(standard).items()):
+        if isinstance(function, JITFunction):
+            interpreted = emulator.InterpretedFunction(function.fn)
+            changes += [(home, name, interpreted) for home in (standard, tl) if hasattr(home, name)]
+    saved = [(home, name, getattr(home, name)) for home, name, _ in changes]
+    try:
+        for home, name, replacement in changes:
+            setattr(home, name, replacement)
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        for home, name, original in saved:
+            setattr(home, name, original)

@@ -1,0 +1,102 @@
+"""Tile dims and dtypes of expressions, known before anything is emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from eqfuse.loops.nodes import Let, Loop, Stmt
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, children, walk
+from eqfuse.tile.dtypes import reduced_dtype, result_dtype
+from eqfuse.tile.nodes import Block
+
+Type = tuple[frozenset[str], str]
+"""Tile dims, unordered, and dtype."""
+
+NO_DIMS: frozenset[str] = frozenset()
+
+
+@dataclass
+class Types:
+    """Types in one kernel. `named` gives those of the nest's values; `aligned` are the axes whose
+    blocks all start at a multiple of the block size."""
+
+    blocks: Mapping[str, Block]
+    tensors: Mapping[str, str]
+    scalars: Mapping[str, str]
+    accumulate: str
+    named: Callable[[str], Type]
+    aligned: Collection[str]
+    is_tile: Callable[[str], bool]
+    assumed: dict[str, Type] = field(default_factory=dict)
+
+    def of(self, expr: Expr) -> Type:
+        memo: dict[Expr, Type] = {}
+        for node in walk(expr):
+            memo[node] = self._of(node, [memo[child] for child in children(node)])
+        return memo[expr]
+
+    def dims(self, expr: Expr) -> frozenset[str]:
+        return self.of(expr)[0]
+
+    def dtype(self, expr: Expr) -> str:
+        return self.of(expr)[1]
+
+    def _of(self, expr: Expr, parts: list[Type]) -> Type:
+        dims = frozenset[str]().union(*(part[0] for part in parts))
+        match expr:
+            case Const(bool()):
+                return NO_DIMS, "bool"
+            case Const(int(number)):
+                return NO_DIMS, "i32" if abs(number) < 2**31 else "i64"
+            case Const():
+                return NO_DIMS, self.accumulate
+            case Scalar(name):
+                return NO_DIMS, self.scalars[name]
+            case Axis(name):
+                return frozenset({name}) if self.is_tile(name) else NO_DIMS, "i32"
+            case Load(tensor, _):
+                return dims, self.tensors[tensor]
+            case Local(name, _):
+                return self.assumed.get(name) or self.named(name)
+            case Reduce(_, axis, _):
+                return dims - {axis}, reduced_dtype(parts[0][1], self.accumulate)
+            case Call("floordiv", (part, Const(int(divisor)))) if self.is_uniform(part, divisor):
+                return NO_DIMS, "i32"
+            case Call(fn, _):
+                return dims, result_dtype(fn, [part[1] for part in parts], self.accumulate)
+            case _:
+                return NO_DIMS, "i32"
+
+    def is_uniform(self, expr: Expr, divisor: int) -> bool:
+        """Whether `expr // divisor` is one number for a whole block: blocks that never straddle a multiple."""
+        if not isinstance(expr, Axis) or not self.is_tile(expr.name):
+            return False
+        block = self.blocks[expr.name]
+        starts_aligned = block.kind == "grid" or expr.name in self.aligned
+        return starts_aligned and block.size is not None and divisor > 0 and divisor % block.size == 0
+
+    def carried(self, loop: Loop) -> dict[str, Type]:
+        """Types of a loop's carried values: wide enough for every `init` and every `next`."""
+        outer, found = self.assumed, {item.name: self.of(item.init) for item in loop.carried}
+        settled = False
+        while not settled:
+            self.assumed = {**outer, **found}
+            self._assume(loop.body)
+            wider = {
+                item.name: self._join(found[item.name], self.assumed[item.next]) for item in loop.carried
+            }
+            settled, found = wider == found, wider
+        self.assumed = outer
+        return found
+
+    def _assume(self, body: tuple[Stmt, ...]) -> None:
+        for stmt in body:
+            match stmt:
+                case Let(name, _, expr):
+                    self.assumed[name] = self.of(expr)
+                case Loop():
+                    self.assumed.update(self.carried(stmt))
+
+    def _join(self, left: Type, right: Type) -> Type:
+        return left[0] | right[0], result_dtype("where", ("bool", left[1], right[1]), self.accumulate)

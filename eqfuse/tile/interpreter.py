@@ -1,0 +1,445 @@
+"""Runs a tile program literally, as a GPU would, in any scalar domain.
+
+Blocks are padded: a ragged last block has its full size, its positions run past the end, masked loads
+give `other`, and an unmasked load past the end of a tensor is an error. All program instances run at
+once: a value is an array of shape (trials, instances, *dims) whose extents of 1 broadcast, and an
+instance whose loop is over earlier than its neighbours' is inactive for the rest of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eqfuse.loops.nodes import Buffer
+from eqfuse.terms.domain import Domain
+from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL, Program
+from eqfuse.tile.check import TileError
+from eqfuse.tile.dtypes import INTEGERS, NARROW
+from eqfuse.tile.nodes import (
+    Align,
+    Argument,
+    Block,
+    BlockSize,
+    Bound,
+    Cast,
+    Constant,
+    Dot,
+    Elementwise,
+    Extent,
+    Fill,
+    For,
+    Kernel,
+    Let,
+    LoadTile,
+    Op,
+    Positions,
+    ReduceTile,
+    Start,
+    Stmt,
+    Store,
+    TileProgram,
+    Value,
+)
+from eqfuse.tile.storage import buffer_dtypes, resolve_extents
+
+Integers = npt.NDArray[Any]
+"""Integers or truth values, with numpy's own arithmetic."""
+
+_INTEGER_FUNCTIONS: Mapping[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sign": np.sign,
+    "sq": np.square,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "where": np.where,
+}
+_INTEGER_REDUCTIONS: Mapping[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+
+
+def run(
+    program: TileProgram,
+    source: Program,
+    tensors: Mapping[str, Any],
+    scalars: Mapping[str, Any],
+    extents: Mapping[str, int],
+    domain: Domain,
+    *,
+    shards: Mapping[str, int],
+    batch: int | None = None,
+) -> dict[str, Any]:
+    """The outputs of `program`, computed in `domain` with padded blocks of the sizes that `Block` says.
+
+    Integer tensors are numpy integers of the tensor's shape. Tensors of reals are the domain's arrays,
+    with a leading dimension of `batch` independent trials unless `batch` is None; so are all outputs,
+    integer ones included. A scalar is a number, or a domain array of shape () or (batch,). `extents`
+    gives every axis that `program.domains` does not rename, `shards` every shard axis.
+    Elements that nothing was stored to are NaN. Raises TileError where the program is wrong.
+    """
+    sizes = resolve_extents(program, extents, shards)
+    memory = {
+        tensor.name: _Memory.of_input(tensor.name, tensors[tensor.name], tensor.rank, domain, batch)
+        for tensor in source.tensors
+        if tensor.name in tensors
+    }
+    dtypes = buffer_dtypes(program)
+    for buffer in program.buffers:
+        memory[buffer.name] = _Memory.of_buffer(buffer, dtypes[buffer.name], sizes, domain, batch or 1)
+    for kernel in program.kernels:
+        _Instances(kernel, memory, scalars, sizes, domain).run()
+    outputs = {}
+    for buffer in program.buffers:
+        if buffer.is_output:
+            array = memory[buffer.name].array
+            integer = memory[buffer.name].integer
+            outputs[buffer.name] = (
+                array if batch is not None else array[0] if integer else domain.take(array, (0,))
+            )
+    return outputs
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """A tensor of shape (trials or 1, *shape). `written` and `owner` are kept for buffers only."""
+
+    name: str
+    array: Any
+    shape: tuple[int, ...]
+    integer: bool
+    dtype: str | None = None
+    written: npt.NDArray[np.bool_] | None = None
+
+    @classmethod
+    def of_input(cls, name: str, tensor: Any, rank: int, domain: Domain, batch: int | None) -> _Memory:
+        if isinstance(tensor, np.ndarray) and tensor.dtype.kind in "iub":
+            return cls(name, tensor[None], tensor.shape, integer=True)
+        shape = domain.shape(tensor)
+        if batch is None:
+            tensor, shape = domain.reshape(tensor, (1, *shape)), (1, *shape)
+        if len(shape) != rank + 1:
+            raise TileError(f"tensor {name!r} has shape {shape}; expected (trials, ...) of rank {rank + 1}")
+        return cls(name, tensor, shape[1:], integer=False)
+
+    @classmethod
+    def of_buffer(
+        cls, buffer: Buffer, dtype: str, sizes: Mapping[str, int], domain: Domain, trials: int
+    ) -> _Memory:
+        shape = tuple(sizes[axis] for axis in buffer.axes)
+        integer = dtype in INTEGERS
+        full = (trials, *shape)
+        array = np.zeros(full, dtype=np.int64) if integer else domain.full(full, math.nan)
+        return cls(buffer.name, array, shape, integer, dtype, np.zeros(full, dtype=np.bool_))
+
+
+class _Instances:
+    """All program instances of one kernel."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        memory: Mapping[str, _Memory],
+        scalars: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        domain: Domain,
+    ) -> None:
+        self.kernel, self.memory, self.scalars, self.sizes, self.domain = (
+            kernel,
+            memory,
+            scalars,
+            sizes,
+            domain,
+        )
+        self.values: dict[str, Any] = {}
+        self.blocks = {block.axis: self._padded(block) for block in kernel.blocks}
+        counts = [-(-sizes[axis] // self.blocks[axis]) for axis in kernel.grid]
+        self.count = math.prod(counts)
+        whole = np.zeros((1, 1), dtype=np.int64)
+        self.starts: dict[str, Integers] = {b.axis: whole for b in kernel.blocks if b.kind == "whole"}
+        rest = np.arange(self.count, dtype=np.int64)[None]
+        for axis, count in zip(kernel.grid, counts, strict=True):
+            if count:
+                self.starts[axis] = rest % count * self.blocks[axis]
+                rest = rest // count
+        self.owner: dict[str, npt.NDArray[np.int64]] = {}
+
+    def _padded(self, block: Block) -> int:
+        if block.kind == "whole":
+            return 1 << max(0, self.sizes[block.axis] - 1).bit_length()
+        return 1 if block.kind == "unit" or block.size is None else block.size
+
+    def run(self) -> None:
+        if self.count:
+            with np.errstate(all="ignore"):
+                self._body(self.kernel.body, np.ones((1, self.count), dtype=np.bool_))
+
+    def _body(self, body: Sequence[Stmt], active: npt.NDArray[np.bool_]) -> None:
+        for stmt in body:
+            match stmt:
+                case Let(value, op):
+                    self.values[value.name] = self._evaluate(value, op, active)
+                case For():
+                    self._loop(stmt, active)
+                case Store():
+                    self._store(stmt, active)
+
+    def _loop(self, loop: For, active: npt.NDArray[np.bool_]) -> None:
+        step = self.blocks[loop.axis]
+        position, stop = self.values[loop.start.name], self.values[loop.stop.name]
+        for carried in loop.carried:
+            self.values[carried.value.name] = self._converted(carried.init, carried.value.dtype)
+        while (running := active & (position < stop)).any():
+            self.starts[loop.axis] = position
+            self._body(loop.body, running)
+            self._advance(loop, running, everywhere=bool(running.all()))
+            position = position + step
+
+    def _advance(self, loop: For, running: npt.NDArray[np.bool_], *, everywhere: bool) -> None:
+        advanced = {}
+        for carried in loop.carried:
+            name, rank = carried.value.name, len(carried.value.dims)
+            following = self._converted(carried.next, carried.value.dtype)
+            if not everywhere:
+                where = np.where if carried.value.dtype in INTEGERS else self.domain.where
+                following = where(running.reshape(1, -1, *(1,) * rank), following, self.values[name])
+            advanced[name] = following
+        self.values |= advanced
+
+    # Values
+
+    def _evaluate(self, value: Value, op: Op, active: npt.NDArray[np.bool_]) -> Any:
+        rank = len(value.dims)
+        match op:
+            case Constant(number) | Fill(number):
+                return self._number(number, value.dtype, (1,) * (rank + 2))
+            case Argument(name):
+                return self._argument(name, value)
+            case Extent(axis):
+                return self._integer(self.sizes[axis])
+            case BlockSize(axis):
+                return self._integer(self.blocks[axis])
+            case Start(axis):
+                return self.starts[axis]
+            case Positions(axis):
+                return self._positions(axis, rank)
+            case Bound(axis, stop):
+                return self._positions(axis, rank) < self._aligned(stop, value.dims)
+            case Align(operand):
+                return self._aligned(operand, value.dims)
+            case Cast(operand):
+                return self._converted(operand, value.dtype)
+            case Elementwise(fn, args):
+                return self._elementwise(value, fn, args)
+            case LoadTile():
+                return self._load(value, op, active)
+            case ReduceTile(reduction, operand, axis):
+                return self._reduce(reduction, operand, axis)
+            case Dot():
+                return self._dot(value, op)
+
+    def _number(self, number: float, dtype: str, shape: tuple[int, ...]) -> Any:
+        if dtype in INTEGERS:
+            return np.full(shape, number, dtype=np.bool_ if dtype == "bool" else np.int64)
+        return self.domain.full(shape, float(number))
+
+    def _integer(self, number: int) -> Integers:
+        return np.full((1, 1), number, dtype=np.int64)
+
+    def _argument(self, name: str, value: Value) -> Any:
+        given = self.scalars[name]
+        if isinstance(given, (bool, int, float, np.number, np.bool_)):
+            return self._number(
+                float(given) if value.dtype not in INTEGERS else int(given), value.dtype, (1, 1)
+            )
+        if value.dtype in INTEGERS:
+            return np.asarray(given).reshape(-1, 1)
+        return self.domain.reshape(given, (math.prod(self.domain.shape(given)), 1))
+
+    def _positions(self, axis: str, rank: int) -> Integers:
+        start = self.starts[axis]
+        return start[..., None] + np.arange(self.blocks[axis]) if rank else start
+
+    def _aligned(self, value: Value, dims: Sequence[str]) -> Any:
+        """The value with its dims permuted to the order of `dims`, of extent 1 where it has none."""
+        array = self.values[value.name]
+        if tuple(value.dims) == tuple(dims):
+            return array
+        if missing := set(value.dims) - set(dims):
+            raise TileError(f"{value.name} in {self.kernel.name} has dims {sorted(missing)} that {dims} lack")
+        order = (0, 1, *(2 + value.dims.index(d) for d in dims if d in value.dims))
+        if value.dtype in INTEGERS:
+            array = array.transpose(order)
+            old = array.shape
+        else:
+            array = self.domain.transpose(array, order)
+            old = self.domain.shape(array)
+        tile = iter(old[2:])
+        shape = (*old[:2], *(next(tile) if d in value.dims else 1 for d in dims))
+        return array.reshape(shape) if value.dtype in INTEGERS else self.domain.reshape(array, shape)
+
+    def _converted(self, value: Value, dtype: str) -> Any:
+        """The value in another dtype; rounded where that is narrower."""
+        array = self.values[value.name]
+        if dtype == value.dtype:
+            return array
+        if dtype in INTEGERS:
+            if value.dtype not in INTEGERS:
+                raise TileError(f"{value.name} in {self.kernel.name} is real and cannot become {dtype}")
+            return array.astype(np.bool_ if dtype == "bool" else np.int64)
+        return self._rounded(self._real(array, value.dtype), value.dtype, dtype)
+
+    def _rounded(self, array: Any, before: str, dtype: str) -> Any:
+        narrower = dtype in NARROW or (dtype == "f32" and before == "f64")
+        return self.domain.call(dtype, [array]) if narrower and before != dtype else array
+
+    def _real(self, array: Any, dtype: str) -> Any:
+        return self.domain.lift(array) if dtype in INTEGERS else array
+
+    def _elementwise(self, value: Value, fn: str, args: Sequence[Value]) -> Any:
+        arrays = [self._aligned(arg, value.dims) for arg in args]
+        if fn == "where":
+            condition, left, right = arrays
+            if value.dtype in INTEGERS:
+                return np.where(condition, left, right)
+            return self.domain.where(
+                condition, self._real(left, args[1].dtype), self._real(right, args[2].dtype)
+            )
+        among_integers = all(arg.dtype in INTEGERS for arg in args)
+        if fn in LOGICAL or (among_integers and fn in COMPARISONS) or value.dtype in ("i32", "i64"):
+            return _INTEGER_FUNCTIONS[fn](*arrays)
+        reals = [self._real(array, arg.dtype) for array, arg in zip(arrays, args, strict=True)]
+        if fn in COMPARISONS:
+            return self.domain.compare(fn, *reals)
+        if fn in CASTS:
+            return self._rounded(reals[0], args[0].dtype, fn)
+        return self.domain.call(fn, reals)
+
+    def _reduce(self, op: str, value: Value, axis: str) -> Any:
+        array = self.values[value.name]
+        place = 2 + value.dims.index(axis)
+        integer = value.dtype in INTEGERS
+        shape = list(array.shape if integer else self.domain.shape(array))
+        shape[place] = self.blocks[axis]
+        if integer:
+            return _INTEGER_REDUCTIONS[op](np.broadcast_to(array, shape).astype(np.int64), axis=place)
+        return self.domain.reduce(op, self.domain.broadcast(array, tuple(shape)), place)
+
+    def _dot(self, value: Value, op: Dot) -> Any:
+        dims = (*value.dims, op.axis)
+        left, right = (self._real(self._aligned(v, dims), v.dtype) for v in (op.left, op.right))
+        product = self.domain.call("mul", [left, right])
+        shape = (*self.domain.shape(product)[:-1], self.blocks[op.axis])
+        total = self.domain.reduce("sum", self.domain.broadcast(product, shape), len(shape) - 1)
+        if op.accumulator is None:
+            return total
+        return self.domain.call("add", [self._aligned(op.accumulator, value.dims), total])
+
+    # Memory
+
+    def _guarded(
+        self,
+        what: str,
+        tensor: _Memory,
+        index: Sequence[Integers],
+        required: npt.NDArray[np.bool_],
+    ) -> list[Integers]:
+        """The index with every unrequired element made harmless; TileError where a required one is outside."""
+        if len(index) != len(tensor.shape):
+            raise TileError(f"{what} has {len(index)} index expressions for {len(tensor.shape)} dimensions")
+        safe = []
+        for place, (positions, extent) in enumerate(zip(index, tensor.shape, strict=True)):
+            outside = (positions < 0) | (positions >= extent)
+            wrong = required & outside
+            if wrong.any():
+                example = np.broadcast_to(positions, wrong.shape)[wrong][0]
+                raise TileError(
+                    f"{what} is out of range in dimension {place}: position {example} of {extent} is not masked"
+                )
+            safe.append(np.where(outside, 0, positions))
+        return safe
+
+    def _load(self, value: Value, op: LoadTile, active: npt.NDArray[np.bool_]) -> Any:
+        tensor = self.memory[op.tensor]
+        rank = len(value.dims)
+        index = [self._aligned(v, value.dims) for v in op.index]
+        required: npt.NDArray[np.bool_] = active.reshape(1, -1, *(1,) * rank)
+        mask = None
+        if op.mask is not None:
+            mask = self._aligned(op.mask, value.dims)
+            required = required & mask
+        what = f"load {value.name} = {op.tensor}[{', '.join(v.name for v in op.index)}] in {self.kernel.name}"
+        safe = self._guarded(what, tensor, index, required)
+        other = self._number(op.other, value.dtype, (1,) * (rank + 2))
+        if math.prod(tensor.shape) == 0:
+            return other
+        where: tuple[Any, ...]
+        if not safe:
+            where = (slice(None), *(None,) * (rank + 1))
+        elif all(positions.shape[0] == 1 for positions in safe):
+            where = (slice(None), *(positions[0] for positions in safe))
+        else:
+            trials = np.arange(
+                tensor.written.shape[0] if tensor.written is not None else self._trials(tensor)
+            )
+            where = (trials.reshape(-1, *(1,) * (rank + 1)), *safe)
+        if tensor.integer:
+            if tensor.written is not None and (required & ~tensor.written[where]).any():
+                raise TileError(f"{what} reads integers that nothing stored")
+            found = tensor.array[where]
+            return found if mask is None else np.where(mask, found, other)
+        found = self.domain.take(tensor.array, where)
+        return found if mask is None else self.domain.where(mask, found, other)
+
+    def _trials(self, tensor: _Memory) -> int:
+        return int(tensor.array.shape[0] if tensor.integer else self.domain.shape(tensor.array)[0])
+
+    def _store(self, stmt: Store, active: npt.NDArray[np.bool_]) -> None:
+        tensor, value = self.memory[stmt.tensor], stmt.value
+        what = f"store {stmt.tensor}[{', '.join(v.name for v in stmt.index)}] in {self.kernel.name}"
+        if tensor.written is None:
+            raise TileError(f"{what} writes to an input")
+        array = self._converted(value, tensor.dtype) if tensor.dtype else self.values[value.name]
+        index = [self._aligned(v, value.dims) for v in stmt.index]
+        shape = (self._trials(tensor), self.count, *(self.blocks[d] for d in value.dims))
+        selected = np.broadcast_to(active.reshape(1, -1, *(1,) * len(value.dims)), shape)
+        if stmt.mask is not None:
+            selected = selected & self._aligned(stmt.mask, value.dims)
+        safe = self._guarded(what, tensor, index, selected)
+        chosen = np.nonzero(selected)
+        target = (chosen[0], *(np.broadcast_to(positions, shape)[chosen] for positions in safe))
+        self._claim(what, tensor, target, chosen[1])
+        tensor.written[target] = True
+        if tensor.integer:
+            tensor.array[target] = np.broadcast_to(array, shape)[chosen]
+        else:
+            self.domain.put(
+                tensor.array, target, self.domain.take(self.domain.broadcast(array, shape), chosen)
+            )
+
+    def _claim(self, what: str, tensor: _Memory, target: Any, instance: Integers) -> None:
+        """TileError where two program instances store to one element: the order would decide."""
+        assert tensor.written is not None
+        owner = self.owner.setdefault(tensor.name, np.full(tensor.written.shape, -1, dtype=np.int64))
+        before = owner[target]
+        owner[target] = instance
+        if ((before >= 0) & (before != instance)).any() or (owner[target] != instance).any():
+            raise TileError(f"{what} writes one element from two program instances")

@@ -1,0 +1,92 @@
+"""Loading emitted modules and calling them: on a GPU, or in Triton's interpreter on CPU tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from eqfuse.errors import BindError, EqfuseError
+
+
+def cache_folder() -> Path:
+    """Where emitted modules are kept: `$XDG_CACHE_HOME/eqfuse/triton`, or a folder of temporary files
+    where that cannot be written to."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "eqfuse" / "triton"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.gettempdir()) / f"eqfuse-{os.getuid()}" / "triton"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def source_file(source_text: str) -> Path:
+    """The file that holds a module's source, which Triton reads its kernels from. Named by its hash."""
+    path = cache_folder() / f"{hashlib.sha256(source_text.encode()).hexdigest()[:24]}.py"
+    if not path.exists() or path.read_text(encoding="utf-8") != source_text:
+        # Another process never sees half a file.
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            file.write(source_text)
+        os.replace(file.name, path)
+    return path
+
+
+@lru_cache(maxsize=256)
+def load(source_text: str, *, interpreted: bool = False) -> ModuleType:
+    """The module of an emitted source text. Loaded `interpreted`, its kernels run on CPU tensors,
+    under `emulation.interpreter()`. Raises EqfuseError without Triton."""
+    try:
+        from triton import knobs
+    except ImportError as error:
+        raise EqfuseError("Triton is not installed", hint="install it, or run on the CPU") from error
+    path = source_file(source_text)
+    spec = importlib.util.spec_from_file_location(f"eqfuse_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise EqfuseError(f"cannot import {path}", hint="emitted modules are Python files")
+    module = importlib.util.module_from_spec(spec)
+    with knobs.runtime.scope():
+        if interpreted:
+            knobs.runtime.interpret = True
+        spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class TritonProgram:
+    """An emitted module and the name of its function; called as that function is."""
+
+    source_text: str
+    name: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs on the GPU that holds the tensors. Raises BindError where the arguments do not fit,
+        and EqfuseError where Triton does not compile a kernel for the device."""
+        from triton.errors import TritonError
+
+        function = getattr(load(self.source_text), self.name)
+        try:
+            return function(*args, **kwargs)
+        except ValueError as error:
+            raise BindError(str(error)) from error
+        except TritonError as error:
+            raise EqfuseError(f"Triton refused a kernel of {self.name}: {error}") from error
+
+
+def interpret(source_text: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Calls function `name` of an emitted module in Triton's interpreter, on CPU tensors."""
+    from eqfuse.tile.emulation import interpreter
+
+    function = getattr(load(source_text, interpreted=True), name)
+    with interpreter():
+        try:
+            return function(*args, **kwargs)
+        except ValueError as error:
+            raise BindError(str(error)) from error

@@ -1,0 +1,103 @@
+"""From the loop nest to tiles: which blocks every kernel walks its axes in, and what dtypes are kept.
+
+`kernel.py` lowers the statements of a kernel, `expressions.py` what they compute, `partition.py` cuts
+loop ranges; `builder.py` emits every op once and as far outside as it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from eqfuse.extract.plans import KernelConfig
+from eqfuse.loops import nodes as loops
+from eqfuse.loops.walk import expressions, statements
+from eqfuse.terms.nodes import CASTS, Axis, Call, Load, Output, Program, Reduce, walk
+from eqfuse.tile.check import check
+from eqfuse.tile.dtypes import INTEGERS, promote
+from eqfuse.tile.infer import Types
+from eqfuse.tile.kernel import KernelLowering
+from eqfuse.tile.nodes import Block, TileProgram
+
+
+def lower(
+    nest: loops.Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    configs: tuple[KernelConfig, ...],
+    *,
+    accumulate: str = "f32",
+    batched_dots: bool = False,
+) -> TileProgram:
+    """The tile program of `nest`, with the blocks of `configs` (one per kernel, in order).
+
+    `dtypes` gives the dtype of every input tensor, and may give those of run-time scalars; others
+    are i32 where the program knows them for integers, and real elsewhere. An axis without a block is
+    walked like the axis whose extent it has, or else kept whole. Arithmetic is done in `accumulate`,
+    and in f64 if any input is f64; temporaries without a dtype are kept in it. `batched_dots` allows
+    dots whose operands share dims. Raises TileError where the blocks cannot walk the nest.
+    """
+    if "f64" in dtypes.values():
+        accumulate = "f64"
+    scalars = {
+        name: dtypes.get(name, "i32" if name in program.integers else accumulate) for name in program.scalars
+    }
+    outputs = {output.name: output for output in program.outputs}
+    buffers = []
+    for buffer in nest.buffers:
+        output, dtype = outputs.get(buffer.name), buffer.dtype
+        if dtype is None and output is not None:
+            dtype = output.dtype or _output_dtype(output, dtypes, scalars, accumulate)
+        buffers.append(replace(buffer, dtype=accumulate if dtype in (None, "acc") else dtype))
+    tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}
+    domains = dict(nest.domains)
+    kernels = tuple(
+        KernelLowering(
+            kernel, _blocks(kernel, config, domains), domains, tensors, scalars, accumulate, batched_dots
+        ).run()
+        for kernel, config in zip(nest.kernels, configs, strict=True)
+    )
+    result = TileProgram(kernels, tuple(buffers), nest.domains, nest.shards)
+    check(result, {**dtypes, **scalars})
+    return result
+
+
+def _output_dtype(
+    output: Output, dtypes: Mapping[str, str], scalars: Mapping[str, str], accumulate: str
+) -> str:
+    """The written cast if it is outermost, else what the inputs promote to, integers staying integers."""
+    if isinstance(output.expr, Call) and output.expr.fn in CASTS:
+        return output.expr.fn
+    no_blocks = Types(
+        {}, dtypes, scalars, accumulate, lambda _: (frozenset(), accumulate), (), lambda _: False
+    )
+    dtype = no_blocks.dtype(output.expr)
+    if dtype in INTEGERS:
+        return dtype
+    used = {dtypes[node.tensor] for node in walk(output.expr) if isinstance(node, Load)} - set(INTEGERS)
+    return promote(tuple(used)) if used else accumulate
+
+
+def _blocks(kernel: loops.Kernel, config: KernelConfig, domains: Mapping[str, str]) -> dict[str, Block]:
+    """Blocks of every axis that the kernel mentions: parallel axes, then those of loops, then others."""
+    chosen = {block.axis: Block(block.axis, block.kind, block.size) for block in config.blocks}
+    walked = {stmt.axis: stmt for stmt in statements(kernel.body) if isinstance(stmt, loops.Loop)}
+    nodes = list(walk(*expressions(kernel.body)))
+    inside = {node.name for node in nodes if isinstance(node, Axis)} | {
+        node.axis for node in nodes if isinstance(node, Reduce)
+    }
+    others = [axis for axis in chosen if axis in inside] + sorted(inside - chosen.keys())
+    blocks: dict[str, Block] = {}
+    for axis in dict.fromkeys((*kernel.parallel, *walked, *others)):
+        like = chosen.get(domains.get(axis, axis))
+        if axis in walked and walked[axis].unit:
+            blocks[axis] = Block(axis, "unit", 1)
+        elif axis in chosen:
+            blocks[axis] = chosen[axis]
+        elif axis in kernel.parallel:
+            blocks[axis] = Block(axis, "grid", 1)
+        elif like is not None and like.size is not None and like.size > 1:
+            blocks[axis] = Block(axis, "loop", like.size)
+        else:
+            blocks[axis] = Block(axis, "whole", None)
+    return blocks

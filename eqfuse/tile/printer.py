@@ -1,0 +1,138 @@
+"""Tile programs as text: one line per value, its dtype and dims, and what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from eqfuse.tile.nodes import (
+    Align,
+    Argument,
+    Block,
+    BlockSize,
+    Bound,
+    Cast,
+    Constant,
+    Dot,
+    Elementwise,
+    Extent,
+    Fill,
+    For,
+    Kernel,
+    Let,
+    LoadTile,
+    Op,
+    Positions,
+    ReduceTile,
+    Start,
+    Stmt,
+    Store,
+    TileProgram,
+    Value,
+)
+
+_ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%"}
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_INFIX = {**_ARITHMETIC, **_COMPARISONS, "and": "&", "or": "|"}
+
+
+def show(program: TileProgram) -> str:
+    """The program as text. Constants stand where they are used; the same program gives the same text."""
+    lines = []
+    for buffer in program.buffers:
+        kind = "output" if buffer.is_output else "temporary"
+        lines.append(f"{kind} {buffer.name}: {buffer.dtype}[{', '.join(buffer.axes)}]")
+    for kernel in program.kernels:
+        lines += ["", *_Printer(kernel).lines()]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+class _Printer:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._constants: dict[str, str] = {}
+
+    def lines(self) -> Iterator[str]:
+        yield f"kernel {self._kernel.name}, grid ({', '.join(self._kernel.grid)}):"
+        for block in self._kernel.blocks:
+            yield f"    {_block(block)}"
+        yield from self._body(self._kernel.body, "    ")
+
+    def _body(self, body: Iterable[Stmt], indent: str) -> Iterator[str]:
+        for stmt in body:
+            match stmt:
+                case Let(value, Constant(number)):
+                    self._constants[value.name] = str(number)
+                case Let(value, op):
+                    yield f"{indent}{_typed(value)} = {self._op(value, op)}"
+                case For():
+                    yield from self._for(stmt, indent)
+                case Store(tensor, index, value, mask):
+                    yield f"{indent}store {tensor}[{self._list(index)}] = {self._name(value)}{self._where(mask)}"
+
+    def _for(self, loop: For, indent: str) -> Iterator[str]:
+        kind = " masked" if loop.masked else ""
+        yield f"{indent}for {loop.axis} in {self._name(loop.start)}..{self._name(loop.stop)}{kind}:"
+        for item in loop.carried:
+            yield f"{indent}    carry {_typed(item.value)} = {self._name(item.init)}, then {self._name(item.next)}"
+        yield from self._body(loop.body, indent + "    ")
+
+    def _op(self, value: Value, op: Op) -> str:
+        match op:
+            case Constant(number) | Fill(number):
+                return str(number)
+            case Argument(name):
+                return f"argument {name}"
+            case Extent(axis):
+                return f"size({axis})"
+            case BlockSize(axis):
+                return f"block({axis})"
+            case Start(axis):
+                return f"start({axis})"
+            case Positions(axis):
+                return f"positions({axis})"
+            case Bound(axis, stop):
+                return f"positions({axis}) < {self._name(stop)}"
+            case Elementwise(fn, (left, right)) if fn in _INFIX:
+                return f"{self._name(left)} {_INFIX[fn]} {self._name(right)}"
+            case Elementwise(fn, args):
+                return f"{fn}({self._list(args)})"
+            case Align(source):
+                return f"align({self._name(source)}, [{', '.join(value.dims)}])"
+            case Cast(source):
+                return f"{value.dtype}({self._name(source)})"
+            case LoadTile(tensor, index, mask, other):
+                otherwise = "" if mask is None else f", else {other:g}"
+                return f"load {tensor}[{self._list(index)}]{self._where(mask)}{otherwise}"
+            case ReduceTile(fold, source, axis):
+                return f"{fold}({self._name(source)}, over {axis})"
+            case Dot(left, right, axis, accumulator):
+                start = "" if accumulator is None else f"{self._name(accumulator)} + "
+                return f"{start}dot({self._name(left)}, {self._name(right)}, over {axis})"
+
+    def _where(self, mask: Value | None) -> str:
+        return "" if mask is None else f" where {self._name(mask)}"
+
+    def _list(self, values: Iterable[Value]) -> str:
+        return ", ".join(map(self._name, values))
+
+    def _name(self, value: Value) -> str:
+        return self._constants.get(value.name, value.name)
+
+
+def _block(block: Block) -> str:
+    match block.kind:
+        case "grid" if block.size == 1:
+            return f"{block.axis}: one position per instance"
+        case "grid":
+            return f"{block.axis}: {block.size} positions per instance"
+        case "loop":
+            return f"{block.axis}: {block.size} positions per iteration"
+        case "whole":
+            return f"{block.axis}: all positions"
+        case "unit":
+            return f"{block.axis}: one position per iteration"
+
+
+def _typed(value: Value) -> str:
+    dims = f"[{', '.join(value.dims)}]" if value.dims else ""
+    return f"{value.name}: {value.dtype}{dims}"

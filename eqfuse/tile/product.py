@@ -1,0 +1,118 @@
+"""Sums of products as dots: which factors of a reduction's body make up which operand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, call
+
+
+@dataclass(frozen=True)
+class Product:
+    """`over[0] * over[1] * ... / under[0] / under[1] ...`"""
+
+    over: tuple[Expr, ...]
+    under: tuple[Expr, ...]
+
+    def expr(self) -> Expr:
+        """The product as one expression; 1 where it has no factor."""
+        if not self.over and not self.under:
+            return Const(1.0)
+        value = self.over[0] if self.over else Const(1.0)
+        for factor in self.over[1:]:
+            value = call("mul", value, factor)
+        for factor in self.under:
+            value = call("div", value, factor)
+        return value
+
+    def times(self, other: Product) -> Product:
+        return Product(self.over + other.over, self.under + other.under)
+
+    def inverse(self) -> Product:
+        return Product(self.under, self.over)
+
+    @property
+    def is_one(self) -> bool:
+        return not self.over and not self.under
+
+
+def factors(expr: Expr, look: Callable[[Local], Expr | None]) -> Product:
+    """The factors of `expr`; `look` gives the definition of a named value where it may be looked through."""
+    match expr:
+        case Call("mul", (left, right)):
+            return factors(left, look).times(factors(right, look))
+        case Call("div", (left, right)):
+            return factors(left, look).times(factors(right, look).inverse())
+        case Call("neg", (part,)):
+            return Product((Const(-1.0),), ()).times(factors(part, look))
+        case Local():
+            definition = look(expr)
+            if isinstance(definition, Call) and definition.fn in ("mul", "div", "neg"):
+                return factors(definition, look)
+    return Product((expr,), ())
+
+
+@dataclass(frozen=True)
+class DotPlan:
+    """`outside * sum over the axis of left * right`.
+
+    Dims of the operands: batch and `m` (left), batch and `n` (right), and the reduced axis in both.
+    """
+
+    outside: Product
+    left: Product
+    right: Product
+    batch: frozenset[str]
+    m: str
+    n: str
+
+
+def plan_dot(
+    product: Product,
+    axis: str,
+    dims: Callable[[Expr], frozenset[str]],
+    order: Callable[[frozenset[str]], tuple[str, ...]],
+    batched: bool,
+) -> DotPlan | None:
+    """How the sum of `product` over `axis` is a dot; None where it is not one.
+
+    Both operands carry the axis, and each has exactly one further dim that the other lacks; shared
+    further dims are a batch, where `batched` allows it. Factors that fit either operand join one
+    that is computed anyway, so that a plain load stays in its storage dtype.
+    """
+    outside, inside = Product((), ()), list[tuple[frozenset[str], Product]]()
+    for factor in (*(Product((e,), ()) for e in product.over), *(Product((), (e,)) for e in product.under)):
+        found = dims((factor.over or factor.under)[0])
+        if axis in found:
+            inside.append((found - {axis}, factor))
+        else:
+            outside = outside.times(factor)
+    kinds = {found for found, _ in inside}
+    widest = [kind for kind in kinds if not any(kind < other for other in kinds)]
+    if len(widest) != 2:
+        return None
+    first, second = widest
+    batch = first & second
+    if len(first - batch) != 1 or len(second - batch) != 1 or (batch and not batched):
+        return None
+    (m,), (n,) = order(first - batch), order(second - batch)
+    if order(frozenset({m, n}))[0] == n:
+        first, second, m, n = second, first, n, m
+    left, right, either = Product((), ()), Product((), ()), Product((), ())
+    for found, factor in inside:
+        if not found <= second:
+            left = left.times(factor)
+        elif not found <= first:
+            right = right.times(factor)
+        else:
+            either = either.times(factor)
+    if _is_load(left) and not _is_load(right):
+        right = right.times(either)
+    else:
+        left = left.times(either)
+    return DotPlan(outside, left, right, batch, m, n)
+
+
+def _is_load(product: Product) -> bool:
+    return len(product.over) == 1 and not product.under and isinstance(product.over[0], Load)

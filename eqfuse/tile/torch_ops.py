@@ -1,0 +1,146 @@
+"""What generated CPU code calls besides torch itself: irregular accesses, and functions that torch lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from eqfuse.errors import BindError
+
+Index = int | slice | torch.Tensor
+
+
+def finite(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Infinities become 0, NaN stays."""
+    return torch.nan_to_num(x, nan=math.nan, posinf=0.0, neginf=0.0, out=out)
+
+
+def invertible(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """0 and infinities become 1, NaN stays."""
+    bad = (x == 0) | torch.isinf(x)
+    return x.masked_fill(bad, 1.0) if out is None else x.masked_fill_(bad, 1.0)
+
+
+def fold_empty(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """max or min over a dimension that may have no positions."""
+    if x.shape[dim]:
+        return torch.amax(x, dim) if op == "max" else torch.amin(x, dim)
+    shape = [extent for place, extent in enumerate(x.shape) if place != dim % x.dim()]
+    if x.is_floating_point():
+        return x.new_full(shape, -math.inf if op == "max" else math.inf)
+    bounds = torch.iinfo(x.dtype)
+    return x.new_full(shape, bounds.min if op == "max" else bounds.max)
+
+
+def checked(what: str, index: Index, extent: int, mask: torch.Tensor | None = None) -> Index:
+    """`index` where it is within an extent; where `mask` is off, any position. BindError if it is outside."""
+    if isinstance(index, slice):
+        return index
+    if isinstance(index, int):
+        if not 0 <= index < extent and (mask is None or bool(mask.any())):
+            raise _outside(what, index, extent)
+        return min(max(index, 0), extent - 1)
+    if not index.numel():
+        return index
+    low, high = index.aminmax()
+    if low >= 0 and high < extent:
+        return index
+    wrong = (index < 0) | (index >= extent)
+    if mask is not None:
+        wrong = wrong & mask
+    if wrong.any():
+        raise _outside(what, int(index.expand(wrong.shape)[wrong][0]), extent)
+    return index.clamp(0, extent - 1)
+
+
+def _outside(what: str, position: int, extent: int) -> BindError:
+    return BindError(
+        f"{what}: position {position} is outside a dimension of {extent}",
+        hint=f"check the index tensors and sizes: positions run from 0 to {extent - 1}",
+    )
+
+
+def strided(
+    what: str,
+    source: torch.Tensor,
+    starts: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``source[starts[p] + sum(steps[p][d] * t[d])]`` for every ``t`` within `sizes`, as a view where that can be.
+
+    Positions that `mask` (broadcastable to `sizes`) excludes may be outside: any element stands there.
+    """
+    inside = all(size > 0 for size in sizes)
+    for start, step, extent in zip(starts, steps, source.shape, strict=True):
+        reach = [s * (size - 1) for s, size in zip(step, sizes, strict=True)]
+        low = start + sum(r for r in reach if r < 0)
+        high = start + sum(r for r in reach if r > 0)
+        inside = inside and low >= 0 and high < extent
+    strides = [
+        sum(step[d] * s for step, s in zip(steps, source.stride(), strict=True)) for d in range(len(sizes))
+    ]
+    if inside and all(stride >= 0 for stride in strides):
+        offset = source.storage_offset() + sum(a * s for a, s in zip(starts, source.stride(), strict=True))
+        return source.as_strided(sizes, strides, offset)
+    tile = [torch.arange(size).view(-1, *(1,) * (len(sizes) - d - 1)) for d, size in enumerate(sizes)]
+    index = [
+        torch.tensor(start).view((1,) * len(sizes)) + sum(s * t for s, t in zip(step, tile, strict=True) if s)
+        for start, step in zip(starts, steps, strict=True)
+    ]
+    return gather(what, source, index, (), tuple(range(len(sizes))), mask).expand(sizes)
+
+
+def gather(
+    what: str,
+    source: torch.Tensor,
+    index: Sequence[Index],
+    sliced: tuple[int, ...],
+    order: tuple[int, ...],
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``source[index]`` for tensors of positions, all of the tile's rank, mixed with plain positions and slices.
+
+    `sliced` are the places in the tile of the dims that a slice stands for (extent 1 in every tensor of
+    positions), `order` the permutation from (other dims, sliced dims in the order of `source`) to the tile.
+    """
+    if 0 in source.shape and mask is not None and not mask.any():
+        shape = torch.broadcast_shapes(mask.shape, *(i.shape for i in index if isinstance(i, torch.Tensor)))
+        return source.new_zeros(shape)
+    safe = [checked(what, at, extent, mask) for at, extent in zip(index, source.shape, strict=True)]
+    view = source[tuple(slice(None) if isinstance(at, torch.Tensor) else at for at in safe)]
+    kept = [at for at in safe if not isinstance(at, int)]
+    irregular = [place for place, at in enumerate(kept) if isinstance(at, torch.Tensor)]
+    regular = [place for place, at in enumerate(kept) if not isinstance(at, torch.Tensor)]
+    positions = [at.squeeze(sliced) for at in kept if isinstance(at, torch.Tensor)]
+    view = view.permute(irregular + regular)
+    if len(positions) == 1 and positions[0].dim() == 1:
+        found = view.index_select(0, positions[0])
+    elif positions:
+        found = view[tuple(positions)]
+    else:
+        found = view.reshape((1,) * (len(order) - view.dim()) + tuple(view.shape))
+    return found.permute(order)
+
+
+def scatter(
+    what: str,
+    target: torch.Tensor,
+    index: Sequence[int | torch.Tensor],
+    value: torch.Tensor,
+    sizes: Sequence[int],
+    mask: torch.Tensor | None = None,
+) -> None:
+    """``target[index] = value`` at the positions of a tile of shape `sizes` where `mask` is on.
+
+    Tensors among the indices, the value and the mask broadcast to `sizes`. Nothing else is touched.
+    """
+    selected = torch.ones((), dtype=torch.bool).expand(sizes) if mask is None else mask.expand(sizes)
+    places = tuple(
+        torch.as_tensor(checked(what, at, extent, selected)).expand(sizes)[selected]
+        for at, extent in zip(index, target.shape, strict=True)
+    )
+    target[places] = value.expand(sizes)[selected].to(target.dtype)

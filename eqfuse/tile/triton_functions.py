@@ -1,0 +1,264 @@
+"""Elementwise functions and folds as Triton expressions.
+
+Texts carry the precedence of their outermost operator, so parentheses appear only where Python
+needs them. What is too long for one expression, or reads its operand twice, is a small
+`@triton.jit` helper; a module prints the helpers that it uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from eqfuse.tile.dtypes import INTEGERS
+
+COMPARE, OR, AND, ADD, MUL, UNARY, ATOM = range(7)
+"""Precedences of Python's operators, loosest first."""
+
+TRITON_DTYPES: Mapping[str, str] = {
+    "f8e4m3": "tl.float8e4nv",
+    "f16": "tl.float16",
+    "bf16": "tl.bfloat16",
+    "f32": "tl.float32",
+    "f64": "tl.float64",
+    "i32": "tl.int32",
+    "i64": "tl.int64",
+    "bool": "tl.int1",
+}
+
+LOG2_E = "1.4426950408889634"
+LN_2 = "0.6931471805599453"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A Python expression and the precedence of its outermost operator."""
+
+    code: str
+    level: int = ATOM
+
+    def at(self, level: int) -> str:
+        """The expression where an operator of this precedence binds at least as tightly."""
+        return self.code if self.level >= level else f"({self.code})"
+
+
+def number(value: float | bool) -> Text:
+    """A literal; the infinities and NaN have none and are spelt as conversions."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return Text(f'float("{value}")')
+    return Text(repr(value), ATOM if value >= 0 else UNARY)
+
+
+_INFIX = {
+    "add": ("+", ADD, ADD),
+    "sub": ("-", ADD, MUL),
+    "mul": ("*", MUL, MUL),
+    "div": ("/", MUL, UNARY),
+    "lt": ("<", COMPARE, OR),
+    "le": ("<=", COMPARE, OR),
+    "gt": (">", COMPARE, OR),
+    "ge": (">=", COMPARE, OR),
+    "eq": ("==", COMPARE, OR),
+    "ne": ("!=", COMPARE, OR),
+    "and": ("&", AND, AND),
+    "or": ("|", OR, OR),
+}
+"""Symbol, precedence, and the precedence that the right operand needs."""
+
+_PREFIX = {"neg": "-", "not": "~"}
+
+_CALLS = {
+    "abs": "tl.abs",
+    "floor": "tl.floor",
+    "rsqrt": "tl.rsqrt",
+    "log": "tl.log",
+    "erf": "tl.erf",
+    "sin": "tl.sin",
+    "cos": "tl.cos",
+}
+
+
+def infix(fn: str, left: Text, right: Text) -> Text:
+    """`left fn right` for the functions that Python has an operator for."""
+    symbol, level, right_level = _INFIX[fn]
+    left_level = OR if level == COMPARE else level
+    return Text(f"{left.at(left_level)} {symbol} {right.at(right_level)}", level)
+
+
+def call(fn: str, *args: Text | str) -> Text:
+    return Text(f"{fn}({', '.join(a.code if isinstance(a, Text) else a for a in args)})")
+
+
+def convert(value: Text, dtype: str, *, scalar: bool, use: Callable[[str], str]) -> Text:
+    """`value` in another dtype, rounded half to even; beyond f8e4m3's range it is NaN, as in torch."""
+    if dtype == "f8e4m3":
+        return call(use("to_f8e4m3"), value)
+    if scalar:  # may be a plain number, which has no methods
+        return call("tl.cast", value, TRITON_DTYPES[dtype])
+    return Text(f"{value.at(ATOM)}.to({TRITON_DTYPES[dtype]})")
+
+
+def elementwise(
+    fn: str,
+    args: Sequence[Text],
+    dtype: str,
+    *,
+    non_negative: bool,
+    use: Callable[[str], str],
+) -> Text:
+    """An elementwise function as an expression.
+
+    `dtype` is what it computes in, `non_negative` says that integer operands of `floordiv` and
+    `mod` are known not to be below zero, `use` registers a helper and returns its name.
+    """
+    integer = dtype in INTEGERS
+    match fn:
+        case _ if fn in _INFIX:
+            return infix(fn, args[0], args[1])
+        case _ if fn in _PREFIX:
+            return Text(f"{_PREFIX[fn]}{args[0].at(UNARY)}", UNARY)
+        case "floordiv" | "mod" if integer and non_negative:
+            symbol = "//" if fn == "floordiv" else "%"
+            return Text(f"{args[0].at(MUL)} {symbol} {args[1].at(UNARY)}", MUL)
+        case "floordiv" | "mod":
+            return call(use(f"{fn}_int" if integer else f"{fn}_real"), *args)
+        case "maximum" | "minimum" if integer:
+            return call(f"tl.{fn}", *args)
+        case "maximum" | "minimum":
+            return call(use(fn), *args)
+        case "relu":
+            return call(use("maximum"), args[0], "0.0")
+        case "sq" if args[0].code.isidentifier():
+            return Text(f"{args[0].code} * {args[0].code}", MUL)
+        case "sqrt":
+            return call("tl.sqrt" if dtype == "f64" else "tl.sqrt_rn", *args)
+        case "exp" if dtype == "f64":
+            return call("tl.exp", *args)
+        case "exp":
+            return call("tl.exp2", infix("mul", args[0], Text(LOG2_E)))
+        case "where":
+            return call("tl.where", *args)
+        case "sign" if integer:
+            return call(use("sign_int"), *args)
+        case "tanh" if dtype == "f64":
+            return call(use("tanh_f64"), *args)
+        case _ if fn in _CALLS:
+            return call(_CALLS[fn], *args)
+        case _:
+            return call(use(fn), *args)
+
+
+def fold(op: str, value: Text, position: int, dtype: str, use: Callable[[str], str]) -> Text:
+    """A reduction of a tile along one of its dims. Maxima and minima of reals propagate NaN."""
+    if op == "sum" or (op in ("max", "min") and dtype in INTEGERS):
+        return call(f"tl.{op}", value, str(position))
+    combine = {"max": "maximum", "min": "minimum", "prod": "product"}[op]
+    return call("tl.reduce", value, str(position), use(combine))
+
+
+HELPERS: Mapping[str, str] = {
+    "maximum": """
+def maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "minimum": """
+def minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "product": """
+def product(a, b):
+    return a * b
+""",
+    "sq": """
+def sq(x):
+    return x * x
+""",
+    "finite": """
+def finite(x):
+    # Infinities become 0, NaN stays.
+    return tl.where(tl.abs(x) == float("inf"), 0.0, x)
+""",
+    "invertible": """
+def invertible(x):
+    # 0 and the infinities become 1, NaN stays.
+    return tl.where((x == 0.0) | (tl.abs(x) == float("inf")), 1.0, x)
+""",
+    "sign": """
+def sign(x):
+    return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, x))
+""",
+    "sign_int": """
+def sign_int(x):
+    return tl.where(x > 0, 1, tl.where(x < 0, -1, 0))
+""",
+    "round": """
+def round_half_even(x):
+    below = tl.floor(x)
+    rest = x - below
+    odd = below - 2.0 * tl.floor(0.5 * below) == 1.0
+    return tl.where((rest > 0.5) | ((rest == 0.5) & odd), below + 1.0, below)
+""",
+    "floordiv_int": """
+def floordiv_int(a, b):
+    # Triton's integer division rounds towards zero; b > 0.
+    quotient = a // b
+    return tl.where(quotient * b > a, quotient - 1, quotient)
+""",
+    "mod_int": """
+def mod_int(a, b):
+    # Triton's remainder has the sign of a; b > 0.
+    remainder = a % b
+    return tl.where(remainder < 0, remainder + b, remainder)
+""",
+    "floordiv_real": """
+def floordiv_real(a, b):
+    return tl.floor(a / b)
+""",
+    "mod_real": """
+def mod_real(a, b):
+    return a - b * tl.floor(a / b)
+""",
+    "sigmoid": """
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+""",
+    "silu": """
+def silu(x):
+    return x / (1.0 + tl.exp(-x))
+""",
+    "gelu": """
+def gelu(x):
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+""",
+    "tanh": """
+def tanh(x):
+    # Near 0 the quotient would cancel, so there the odd series (to x**11) takes over.
+    a = tl.abs(x)
+    e = tl.exp(-2.0 * a)
+    quotient = tl.where(x < 0.0, -(1.0 - e) / (1.0 + e), (1.0 - e) / (1.0 + e))
+    s = x * x
+    tail = 0.05396825396825397 - s * (0.021869488536155203 - s * 0.008863235529902197)
+    series = x + x * s * (-0.3333333333333333 + s * (0.13333333333333333 - s * tail))
+    return tl.where(a < 0.3, series, quotient)
+""",
+    "tanh_f64": """
+def tanh_f64(x):
+    # tanh(a) = -m / (2 + m) with m = exp(-2a) - 1; (e - 1) / log(e) cancels the rounding of e.
+    a = tl.abs(x)
+    e = tl.exp(-2.0 * a)
+    m = tl.where(e == 1.0, -2.0 * a, tl.where(e < 1e-8, e - 1.0, (e - 1.0) * (-2.0 * a) / tl.log(e)))
+    return tl.where(x < 0.0, m / (2.0 + m), -m / (2.0 + m))
+""",
+    "to_f8e4m3": """
+def to_f8e4m3(x):
+    # Triton saturates at the largest number, 448; torch makes NaN of what rounds beyond it.
+    return tl.where(tl.abs(x) > 464.0, float("nan"), x).to(tl.float8e4nv)
+""",
+}
+"""Helper sources by the function that they stand for, in the order in which a module prints them."""
+
+
+def helper_name(key: str) -> str:
+    """The name that a helper's source defines."""
+    return HELPERS[key].strip().removeprefix("def ").partition("(")[0]

@@ -1,0 +1,274 @@
+"""Whether a loop's update changes nothing where a predicate is false.
+
+A tile in which the predicate is false everywhere may then be skipped. The proof is symbolic: the
+predicate is replaced by false, the update is simplified by the laws below, and must become the
+carried value itself. Elements of input tensors are taken to be finite (where they are not, a
+skipped tile leaves out `0 * inf`); states are not: an unguarded difference of two of them may be
+inf - inf, so only what `finite` and `invertible` guard, or what is finite by itself, cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from eqfuse.loops.nodes import Let, Loop
+from eqfuse.terms.nodes import (
+    CASTS,
+    COMPARISONS,
+    REDUCTIONS,
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Reduce,
+    Scalar,
+    Size,
+    children,
+    rebuild,
+    walk,
+)
+
+ZERO, ONE = Const(0.0), Const(1.0)
+LOW, HIGH = Const(-math.inf), Const(math.inf)
+
+_KEEP_ZERO = frozenset(
+    (
+        "neg",
+        "abs",
+        "sq",
+        "sqrt",
+        "sign",
+        "floor",
+        "round",
+        "relu",
+        "gelu",
+        "silu",
+        "tanh",
+        "erf",
+        "sin",
+        *CASTS,
+    )
+)
+_KEEP_FINITE = frozenset(
+    ("add", "sub", "mul", "neg", "abs", "sq", "exp", "maximum", "minimum", "sign", "floor", "round", "relu")
+    + ("gelu", "silu", "tanh", "sigmoid", "erf", "sin", "cos", "floordiv", "mod", *CASTS)
+)
+_WIDE_CASTS = frozenset(("f16", "bf16", "f32", "f64"))
+
+
+def vanishes(loop: Loop, predicate: Expr, value: bool) -> bool:
+    """Whether every carried value keeps its old value where `predicate` has this truth value.
+
+    Also False where the loop stores anything, since a skipped tile would not be stored.
+    """
+    if not all(isinstance(stmt, Let) for stmt in loop.body):
+        return False
+    known: dict[str, Expr] = {}
+    for stmt in loop.body:
+        assert isinstance(stmt, Let)
+        known[stmt.name] = simplified(stmt.expr, known, predicate, value)
+    return all(known.get(item.next) is Local(item.name, ()) for item in loop.carried)
+
+
+def simplified(expr: Expr, known: Mapping[str, Expr], predicate: Expr, value: bool) -> Expr:
+    """`expr` with named values replaced and the predicate assumed; names left over lose their dims."""
+    memo: dict[Expr, Expr] = {}
+    for node in walk(expr):
+        match node:
+            case _ if node is predicate:
+                memo[node] = Const(value)
+            case Local(name, _):
+                memo[node] = known.get(name, Local(name, ()))
+            case _:
+                memo[node] = _simplify(rebuild(node, tuple(memo[child] for child in children(node))))
+    return memo[expr]
+
+
+def is_finite(expr: Expr) -> bool:
+    """Whether no element of `expr` is infinite or NaN, given finite inputs and no overflow."""
+    match expr:
+        case Const(number):
+            return math.isfinite(number)
+        case Axis() | Size() | Scalar() | Load():
+            return True
+        case Call("finite" | "invertible", _):
+            return True
+        case Call("where", (_, left, right)):
+            return is_finite(left) and is_finite(right)
+        case Call("div", (left, right)):
+            return is_finite(left) and is_nonzero(right) and is_finite(right)
+        case Call(fn, args):
+            return fn in _KEEP_FINITE and all(map(is_finite, args))
+        case Reduce(_, _, body):
+            return is_finite(body)
+        case _:
+            return False
+
+
+def is_nonzero(expr: Expr) -> bool:
+    """Whether no element of `expr` is 0."""
+    match expr:
+        case Const(number):
+            return number != 0
+        case Call("invertible", _) | Size():
+            return True
+        case Call("exp", (part,)):
+            return is_finite(part)
+        case Call("mul" | "div", (left, right)):
+            return is_nonzero(left) and is_nonzero(right)
+        case Call("abs" | "neg" | "sq" | "sqrt", (part,)):
+            return is_nonzero(part)
+        case _:
+            return False
+
+
+def _is_zero(expr: Expr) -> bool:
+    return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value == 0
+
+
+def _is_one(expr: Expr) -> bool:
+    return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value == 1
+
+
+def _is_positive(expr: Expr) -> bool:
+    return isinstance(expr, Size) or (isinstance(expr, Const) and 0 < expr.value < math.inf)
+
+
+def _simplify(expr: Expr) -> Expr:
+    match expr:
+        case Call(fn, (left, right)) if fn in COMPARISONS:
+            return _compared(expr, fn, left, right)
+        case Call("and" | "or" | "not", _) | Call("where", _):
+            return choose(expr)
+        case Call(fn, (left, right)):
+            return _binary(expr, fn, left, right)
+        case Call(fn, (part,)):
+            return _unary(expr, fn, part)
+        case Reduce(op, _, Const(number)) if op in REDUCTIONS and number == REDUCTIONS[op]:
+            return Const(REDUCTIONS[op])
+        case _:
+            return expr
+
+
+def choose(expr: Expr) -> Expr:
+    """A logical function or a `where` with the known truth values among its arguments used."""
+    match expr:
+        case Call("not", (Const(value),)):
+            return Const(not value)
+        case Call("and", (Const(value), other)) | Call("and", (other, Const(value))):
+            return other if value else Const(False)
+        case Call("or", (Const(value), other)) | Call("or", (other, Const(value))):
+            return Const(True) if value else other
+        case Call("where", (Const(value), left, right)):
+            return left if value else right
+        case Call("where", (_, left, right)) if left is right:
+            return left
+        case _:
+            return expr
+
+
+def _compared(expr: Expr, fn: str, left: Expr, right: Expr) -> Expr:
+    if isinstance(left, Const) and isinstance(right, Const):
+        a, b = left.value, right.value
+        return Const({"lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b, "eq": a == b, "ne": a != b}[fn])
+    if (fn == "ge" and right is LOW) or (fn == "le" and left is LOW):
+        return Const(True)
+    return expr
+
+
+def _binary(expr: Expr, fn: str, left: Expr, right: Expr) -> Expr:
+    match fn:
+        case "maximum" | "minimum":
+            unit = LOW if fn == "maximum" else HIGH
+            if left is unit or left is right:
+                return right
+            return left if right is unit else expr
+        case "add":
+            if _is_zero(left):
+                return right
+            if _is_zero(right):
+                return left
+            if (left in (LOW, HIGH) and is_finite(right)) or (right in (LOW, HIGH) and is_finite(left)):
+                return left if left in (LOW, HIGH) else right
+        case "sub":
+            if _is_zero(right):
+                return left
+            if left in (LOW, HIGH) and is_finite(right):
+                return left
+            if left is right and is_finite(left):
+                return ZERO
+        case "mul":
+            if _is_one(left):
+                return right
+            if _is_one(right):
+                return left
+            if (_is_zero(left) and is_finite(right)) or (_is_zero(right) and is_finite(left)):
+                return ZERO
+            if left in (LOW, HIGH) and _is_positive(right):
+                return left
+            if right in (LOW, HIGH) and _is_positive(left):
+                return right
+        case "div":
+            if _is_one(right):
+                return left
+            if _is_zero(left) and is_nonzero(right):
+                return ZERO
+            if left is right and is_finite(left) and is_nonzero(left):
+                return ONE
+            if left in (LOW, HIGH) and _is_positive(right):
+                return left
+    return expr
+
+
+def _unary(expr: Expr, fn: str, part: Expr) -> Expr:
+    match fn, part:
+        case "finite", _ if is_finite(part):
+            return part
+        case "finite", Const(number) if math.isinf(number):
+            return ZERO
+        case "invertible", Const(number):
+            return ONE if number == 0 or math.isinf(number) else part
+        case "exp", _ if part is LOW:
+            return ZERO
+        case "exp", _ if _is_zero(part):
+            return ONE
+        case "neg", Const(number):
+            return Const(-number)
+        case (("abs" | "sq"), Const(number)) if math.isinf(number):
+            return HIGH
+        case (("relu" | "sigmoid"), _) if part is LOW:
+            return ZERO
+        case _ if fn in _KEEP_ZERO and _is_zero(part):
+            return ZERO
+        case _ if fn in ("sq", "sqrt", "abs", *_WIDE_CASTS) and _is_one(part):
+            return ONE
+        case _ if fn in _WIDE_CASTS and part in (LOW, HIGH):
+            return part
+        case _:
+            return expr
+
+
+def folded(expr: Expr, proven: Mapping[Expr, bool]) -> Expr:
+    """`expr` with proven predicates replaced by their truth values, and what they choose chosen."""
+    memo: dict[Expr, Expr] = {}
+    for node in walk(expr):
+        if node in proven:
+            memo[node] = Const(proven[node])
+        else:
+            memo[node] = choose(rebuild(node, tuple(memo[child] for child in children(node))))
+    return memo[expr]
+
+
+def predicates(loop: Loop) -> list[Expr]:
+    """Every distinct condition of a `where` in the statements of the loop itself, in order."""
+    found: dict[Expr, None] = {}
+    for stmt in loop.body:
+        if isinstance(stmt, Let):
+            for node in walk(stmt.expr):
+                match node:
+                    case Call("where", (condition, _, _)):
+                        found.setdefault(condition)
+    return list(found)

@@ -1,0 +1,182 @@
+"""What a field cannot see: rounding errors and special values, in floating point.
+
+The budget of a fused kernel is the unfused program's own error in the kernel's precision: both are
+measured against float64, over inputs of several kinds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Draw = Callable[[tuple[int, ...], np.random.Generator], Array]
+Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Outputs by name, from input tensors by name."""
+
+FACTOR = 4.0
+"""A fused kernel may have this many times the unfused program's rms error."""
+
+
+def distributions() -> dict[str, Draw]:
+    """Kinds of inputs, by name: each draws an array of a shape.
+
+    normal; wide: magnitudes over five decades; close: a common value with differences of one part in
+    1000; outliers: one value in fifty is 50 times as large; heavy tails: Student's t with 2 degrees.
+    """
+    return {
+        "normal": lambda shape, rng: rng.normal(size=shape),
+        "wide": lambda shape, rng: rng.choice([-1.0, 1.0], shape) * 10 ** rng.uniform(-4, 1, shape),
+        "close": lambda shape, rng: 3.0 + 0.003 * rng.normal(size=shape),
+        "outliers": lambda shape, rng: rng.normal(size=shape) * np.where(rng.random(shape) < 0.02, 50.0, 1.0),
+        "heavy tails": lambda shape, rng: np.clip(rng.standard_t(2, shape), -200.0, 200.0),
+    }
+
+
+def input_sets(
+    shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator
+) -> dict[str, dict[str, Array]]:
+    """Real input tensors of every distribution, by its name."""
+    return {
+        kind: {name: draw(shape, rng) for name, shape in shapes.items()}
+        for kind, draw in distributions().items()
+    }
+
+
+@dataclass(frozen=True)
+class Error:
+    """Largest and root-mean-square difference from the reference, relative to the reference's rms."""
+
+    max: float
+    rms: float
+
+    @classmethod
+    def of(cls, reference: npt.ArrayLike, value: npt.ArrayLike) -> Error:
+        """Over the positions where both are finite; special values are compared by `same_special`.
+
+        Raises ValueError where the shapes differ.
+        """
+        exact, found = np.asarray(reference, np.float64), np.asarray(value, np.float64)
+        if exact.shape != found.shape:
+            raise ValueError(f"shapes differ: {exact.shape} and {found.shape}")
+        both = np.isfinite(exact) & np.isfinite(found)
+        if not both.any():
+            return cls(0.0, 0.0)
+        difference = np.abs(exact[both] - found[both])
+        scale = math.sqrt(np.mean(np.square(exact[both]))) or 1.0
+        return cls(float(difference.max()) / scale, math.sqrt(np.mean(np.square(difference))) / scale)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Errors of one output on one kind of inputs, and whether special values are where they belong."""
+
+    distribution: str
+    output: str
+    fused: Error
+    unfused: Error
+    special: SpecialReport
+
+    def within(self, factor: float, floor: float) -> bool:
+        """Whether the fused error is at most `factor` times the unfused one, or below `floor`."""
+        return bool(self.special) and self.fused.rms <= max(factor * self.unfused.rms, floor)
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """Errors against float64 over all kinds of inputs. `floor` is an rms error that always passes."""
+
+    measurements: tuple[Measurement, ...]
+    factor: float
+    floor: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether there were measurements, and all are within the budget."""
+        return bool(self.measurements) and all(m.within(self.factor, self.floor) for m in self.measurements)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        head = f"{'inputs':<12} {'output':<10} {'fused max':>10} {'rms':>10} {'unfused max':>12} {'rms':>10}"
+        return "\n".join([head, *map(self._line, self.measurements)])
+
+    def _line(self, m: Measurement) -> str:
+        numbers = f"{m.fused.max:>10.2e} {m.fused.rms:>10.2e} {m.unfused.max:>12.2e} {m.unfused.rms:>10.2e}"
+        verdict = (
+            "" if m.within(self.factor, self.floor) else f"  over {self.factor:g} times the unfused error"
+        )
+        return f"{m.distribution:<12} {m.output:<10} {numbers}" + (verdict if m.special else f"  {m.special}")
+
+
+def float_error(
+    reference64: Run,
+    candidate: Run,
+    unfused: Run,
+    inputs: Mapping[str, Mapping[str, Any]],
+    *,
+    factor: float = FACTOR,
+    floor: float = 1e-7,
+) -> ErrorReport:
+    """Errors of the fused candidate and of the unfused program, both in the kernel's precision.
+
+    `inputs` are sets of tensors by name of their kind (see `input_sets`); every set is rounded to the
+    kernel's input dtypes by the caller, so that all three read the same numbers.
+    """
+    measurements: list[Measurement] = []
+    for kind, tensors in inputs.items():
+        exact, fused, plain = reference64(tensors), candidate(tensors), unfused(tensors)
+        for name, expected in exact.items():
+            measurements.append(
+                Measurement(
+                    kind,
+                    name,
+                    Error.of(expected, fused[name]),
+                    Error.of(expected, plain[name]),
+                    same_special(expected, fused[name]),
+                )
+            )
+    return ErrorReport(tuple(measurements), factor, floor)
+
+
+@dataclass(frozen=True)
+class SpecialReport:
+    """Positions whose NaN or infinity differs: (position, expected, found), the first few; and how many."""
+
+    mismatches: tuple[tuple[tuple[int, ...], float, float], ...]
+    count: int
+
+    def __bool__(self) -> bool:
+        return self.count == 0
+
+    def __str__(self) -> str:
+        if not self.count:
+            return "the same special values"
+        shown = (f"at {list(at)}: {found} instead of {expected}" for at, expected, found in self.mismatches)
+        return f"{self.count} special values differ; " + "; ".join(shown)
+
+
+def same_special(reference: npt.ArrayLike, candidate: npt.ArrayLike, shown: int = 3) -> SpecialReport:
+    """Whether NaN, +inf and -inf are at the same positions. Raises ValueError where the shapes differ."""
+    expected, found = np.asarray(reference, np.float64), np.asarray(candidate, np.float64)
+    if expected.shape != found.shape:
+        raise ValueError(f"shapes differ: {expected.shape} and {found.shape}")
+    differ = (np.isnan(expected) != np.isnan(found)) | (
+        (np.isinf(expected) | np.isinf(found)) & (expected != found) & ~np.isnan(expected) & ~np.isnan(found)
+    )
+    places = np.argwhere(differ)
+    return SpecialReport(tuple(_mismatches(places[:shown], expected, found)), len(places))
+
+
+def _mismatches(
+    places: npt.NDArray[np.int64], expected: Array, found: Array
+) -> Iterator[tuple[tuple[int, ...], float, float]]:
+    for place in places:
+        at = tuple(int(k) for k in place)
+        yield at, float(expected[at]), float(found[at])

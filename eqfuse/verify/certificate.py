@@ -1,0 +1,157 @@
+"""What a verification says, in plain words: what was compared, how surely, and what was not looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+NOT_COVERED = (
+    "rounding: written casts and the kernel's precision are identities in the field (float errors are apart)",
+    "overflow and underflow of floating-point numbers",
+    "positions where the program itself gives NaN (compared in floats, position by position)",
+    "orders of values that no trial had; each order seen is decided by the residues",
+)
+"""What a field cannot see."""
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """Inputs on which a stage and the program differ, at one position of one output.
+
+    `inputs` are float64 arrays (integers where the program wants them) of one trial; `expected` and
+    `found` the real values there. Where the real values agree to rounding, `residues` tells the two
+    residues apart that decided.
+    """
+
+    stage: str
+    output: str
+    position: tuple[int, ...]
+    expected: float
+    found: float
+    inputs: Mapping[str, Any]
+    residues: tuple[int, int, str] | None = None
+
+    def __str__(self) -> str:
+        at = ", ".join(map(str, self.position))
+        claim = f"{self.output}[{at}] is {self.found:.6g} in stage {self.stage!r}"
+        lines = [f"{claim}, the program gives {self.expected:.6g}"]
+        if self.residues is not None:
+            found, expected, modulus = self.residues
+            lines.append(f"their residues modulo {modulus} are {found} and {expected}")
+        for name, value in self.inputs.items():
+            lines.append(f"  {name} = {_array_text(value)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """How one stage was compared with the program. Counts are of output elements over all trials.
+
+    compared: decided by residues; floats_only: no residue is known, compared in float64;
+    twisted: compared where a root or logarithm was taken of a non-square (no part of the bound);
+    undefined: skipped, the field has no value; special: skipped, infinite or NaN in the program;
+    signs: skipped, residues and real values disagree by the sign convention of a root.
+    """
+
+    name: str
+    extents: Mapping[str, int]
+    detail: str
+    compared: int
+    floats_only: int
+    undefined: int
+    special: int
+    twisted: int
+    signs: int
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{axis}={extent}" for axis, extent in self.extents.items())
+        text = f"{self.name}: {self.compared} elements agree"
+        if self.twisted:
+            text += f" ({self.twisted} of them with roots of non-squares)"
+        if self.floats_only:
+            text += f" ({self.floats_only} of them compared in float64 only)"
+        skipped = (
+            (self.undefined, "without a value in the field"),
+            (self.special, "infinite or NaN"),
+            (self.signs, "with an undecided sign of a root"),
+        )
+        left_out = [f"{count} {why}" for count, why in skipped if count]
+        if left_out:
+            text += "; left out: " + ", ".join(left_out)
+        return f"{text}\n    at sizes {sizes}" + (f"; {self.detail}" if self.detail else "")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The result of a verification.
+
+    `ok` is True only where every stage agreed and enough was compared; otherwise `reason` tells why.
+    `bound` is the probability that a wrong program would have passed, by `theorem` (1.0: none claimed),
+    of degree `degree` with `terms` exponentials. `resampled` counts trials drawn again because the
+    field had no value for some element; `extremes` counts where the extremes of max and min reductions
+    fell (first position, between, last).
+    """
+
+    ok: bool
+    trials: int
+    primes: tuple[int, int]
+    bound: float
+    theorem: str
+    degree: int
+    terms: int
+    interpreted: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
+    stages: tuple[StageReport, ...] = ()
+    undefined: int = 0
+    resampled: int = 0
+    extremes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    counterexample: Counterexample | None = None
+    reason: str = ""
+    not_covered: tuple[str, ...] = NOT_COVERED
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        p, q = self.primes
+        lines = [f"verified in {self.trials} trials" if self.ok else f"not verified: {self.reason}"]
+        if self.counterexample is not None:
+            lines += ["  " + line for line in str(self.counterexample).splitlines()]
+        lines.append(f"arithmetic: residues modulo p = {p}, inside exponentials modulo q = (p - 1) / 2 = {q}")
+        if self.interpreted:
+            lines.append("interpreted: " + " ".join(self.interpreted))
+        if self.opaque:
+            lines.append(
+                "opaque (equal arguments, equal values; nothing else is used): " + ", ".join(self.opaque)
+            )
+        if self.stages:
+            lines.append("stages:")
+            lines += ["  " + line for stage in self.stages for line in str(stage).splitlines()]
+        for op, (first, between, last) in self.extremes.items():
+            lines.append(f"the {op} of an axis was first {first}, between {between}, last {last} times")
+        if self.undefined or self.resampled:
+            lines.append(f"{self.undefined} elements had no value in the field")
+            lines.append(f"{self.resampled} further trials were drawn for them")
+        if self.ok:
+            lines.append(f"probability of accepting a wrong program: {_probability(self.bound)}")
+            lines.append(f"  {self.theorem} (here d = {self.degree}, k = {self.terms})")
+        lines.append("not covered:")
+        lines += [f"  {what}" for what in self.not_covered]
+        return "\n".join(lines)
+
+
+def _probability(bound: float) -> str:
+    if bound == 0.0:
+        return "below 1e-300"
+    if bound >= 1.0:
+        return "no bound claimed"
+    return f"at most 1e{math.ceil(math.log10(bound))}" if bound < 1e-3 else f"at most {bound:.3g}"
+
+
+def _array_text(value: Any) -> str:
+    array = np.asarray(value)
+    return np.array2string(array, precision=4, separator=", ", threshold=60, max_line_width=100)

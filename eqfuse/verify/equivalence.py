@@ -1,0 +1,391 @@
+"""Runs stages of the compiler, or two programs, on the same random inputs and compares what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eqfuse.terms.interpreter import evaluate
+from eqfuse.terms.nodes import Program
+from eqfuse.terms.parser import parse
+from eqfuse.verify.bound import Bound, acceptance_bound
+from eqfuse.verify.certificate import Certificate, Counterexample, StageReport
+from eqfuse.verify.field import TWISTED, UNDEFINED, FieldArray, FieldDomain
+from eqfuse.verify.joint import JointSizes
+from eqfuse.verify.modular import Truths
+from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, patterns
+from eqfuse.verify.sizes import InputSpec, input_specs, small_integers
+
+Run = Callable[[Inputs, FieldDomain], Mapping[str, Any]]
+"""Outputs by name: domain arrays (or numpy integers) with a leading trial dimension."""
+
+ROUNDS = 24
+"""Rounds of trials at most: more are drawn while some output position was not compared often enough."""
+STRAIGHT_ROUNDS = 6
+"""Rounds at most while every position was compared, but some only with roots continued to non-squares."""
+ENOUGH = 2
+"""Comparisons that every output position needs."""
+CLOSE = 1e-9
+"""Relative difference of float64 shadows that rounding can explain."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One form of the program: how to run it, at which extents (all axes), and what to say about it
+    (tile and shard sizes)."""
+
+    name: str
+    run: Run
+    extents: Mapping[str, int]
+    detail: str = ""
+
+
+@dataclass
+class Tally:
+    """What has been compared so far of one stage's outputs."""
+
+    compared: int = 0
+    floats_only: int = 0
+    undefined: int = 0
+    special: int = 0
+    twisted: int = 0
+    signs: int = 0
+    # Per output: how often each position agreed, how often without continued roots, and whether it
+    # ever had a finite value.
+    counts: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    straight: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    alive: dict[str, Truths] = field(default_factory=dict)
+    failure: str = ""
+    counterexample: Counterexample | None = None
+
+    def least(self, *, straight: bool = False) -> int:
+        """How often the least compared position was compared, among those that the program defines.
+
+        With `straight`, only comparisons in which no root or logarithm was continued to a non-square.
+        """
+        counts = self.straight if straight else self.counts
+        found = [counts[name][alive].min() for name, alive in self.alive.items() if alive.any()]
+        return int(min(found)) if len(found) == len(self.alive) and found else 0
+
+
+def compare(
+    reference: Mapping[str, Any],
+    candidate: Mapping[str, Any],
+    inputs: Inputs,
+    tally: Tally,
+    stage: str = "candidate",
+) -> bool:
+    """Adds one round's outputs to the tally; False, with `tally.failure` set, where they differ.
+
+    Outputs are equal where every residue known on both sides is. Elements without a value in the field,
+    and those that the reference makes infinite or NaN, are counted, not compared; but the candidate may
+    not make infinite or NaN what the reference does not.
+    """
+    if set(reference) != set(candidate):
+        tally.failure = (
+            f"outputs are {_names(candidate)} in stage {stage!r}, {_names(reference)} in the program"
+        )
+        return False
+    for name, expected in reference.items():
+        left, right = _field_array(expected), _field_array(candidate[name])
+        if left.shape != right.shape:
+            shapes = f"{right.shape[1:]} in stage {stage!r}, {left.shape[1:]} in the program"
+            tally.failure = f"{name!r} has shape {shapes}"
+            return False
+        if not _compare_output(name, left, right, inputs, tally, stage):
+            return False
+    return True
+
+
+def _names(outputs: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(outputs)) or "missing"
+
+
+def _field_array(value: Any) -> FieldArray:
+    if isinstance(value, FieldArray):
+        return value
+    exact = np.asarray(value).astype(np.int64)
+    return FieldArray(exact, exact, exact.astype(np.float64))
+
+
+def _compare_output(
+    name: str, expected: FieldArray, found: FieldArray, inputs: Inputs, tally: Tally, stage: str
+) -> bool:
+    decided = expected.lacks(UNDEFINED) & found.lacks(UNDEFINED)
+    straight = expected.lacks(TWISTED) & found.lacks(TWISTED)
+    finite = np.isfinite(expected.shadow)
+    no_elements = np.zeros(expected.shape, dtype=bool)
+    usable = decided & finite & np.isfinite(found.shadow)
+    with np.errstate(invalid="ignore"):
+        scale = np.maximum(np.abs(expected.shadow), 1.0)
+        close = np.abs(expected.shadow - found.shadow) <= CLOSE * scale
+    both = ((expected.p, found.p), (expected.q, found.q))
+    pairs = [(x, y) for x, y in both if x is not None and y is not None]
+    same = np.ones(expected.shape, dtype=bool) if pairs else close
+    for x, y in pairs:
+        same = same & (x == y)
+    undecided = no_elements
+    if expected.rooted or found.rooted:
+        undecided = usable & np.where(same, ~straight & ~close, close)
+    # An infinity of the program must be the same infinity in the candidate; a NaN is left to floats.
+    infinite = decided & np.isinf(expected.shadow) & (found.shadow != expected.shadow)
+    wrong = (usable & ~same & ~undecided) | (decided & finite & ~np.isfinite(found.shadow)) | infinite
+    agreed = usable & same & (close | straight)
+    tally.compared += int(agreed.sum())
+    tally.floats_only += 0 if pairs else int(agreed.sum())
+    tally.twisted += int((agreed & ~straight).sum())
+    tally.signs += int(undecided.sum())
+    tally.undefined += int((~decided).sum())
+    tally.special += int((decided & ~finite).sum())
+    independent = np.array([not pattern.special for pattern in patterns(inputs.trials)])
+    for counts, elements in ((tally.counts, agreed), (tally.straight, agreed & straight & bool(pairs))):
+        counts[name] = counts.get(name, 0) + elements[independent].sum(0)
+    tally.alive[name] = np.logical_or(tally.alive.get(name, False), finite.any(0))
+    if wrong.any():
+        tally.failure = f"stage {stage!r} differs from the program"
+        tally.counterexample = _counterexample(name, expected, found, wrong, close, inputs, stage)
+        return False
+    return True
+
+
+def _counterexample(
+    name: str,
+    expected: FieldArray,
+    found: FieldArray,
+    wrong: Truths,
+    close: Truths,
+    inputs: Inputs,
+    stage: str,
+) -> Counterexample:
+    visible = wrong & ~close
+    trial, *position = map(int, np.argwhere(visible if visible.any() else wrong)[0])
+    at = (trial, *position)
+    residues = None
+    if not visible.any():
+        for x, y, prime in ((expected.p, found.p, "p"), (expected.q, found.q, "q")):
+            if x is not None and y is not None and x[at] != y[at] and residues is None:
+                residues = (int(y[at]), int(x[at]), prime)
+    given: dict[str, Any] = {}
+    for key, value in (*inputs.scalars.items(), *inputs.tensors.items()):
+        if isinstance(value, FieldArray):
+            given[key] = value.shadow[trial] if value.shadow.ndim else value.shadow
+        else:
+            given[key] = value
+    return Counterexample(
+        stage, name, tuple(position), float(expected.shadow[at]), float(found.shadow[at]), given, residues
+    )
+
+
+def check_stages(
+    program: Program,
+    stages: Sequence[Stage],
+    *,
+    trials: int = 16,
+    seed: int = 0,
+    dtypes: Mapping[str, str] | None = None,
+    scalars: Mapping[str, object] | None = None,
+) -> Certificate:
+    """Compares every stage with the program as written, on the same random inputs, at the stage's extents.
+
+    `dtypes` tells which tensors are integers or truth values; `scalars` fixes some of the scalars.
+    """
+    given = scalars or {}
+
+    def reference(inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+        return evaluate(program, inputs.tensors, inputs.scalars, inputs.extents, domain, batch=inputs.trials)
+
+    groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
+    for stage in stages:
+        groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
+    verification = _Verification(trials, seed, program.strict_casts)
+    for key, members in groups.items():
+        extents = dict(key)
+        specs = input_specs(program, extents, given, dtypes)
+        verification.run(reference, members, _Source((program,), specs, given, extents))
+    bounds = [acceptance_bound(program, dict(key)) for key in groups]
+    return verification.certificate(bounds)
+
+
+def _enough(tallies: Iterable[Tally], rounds: int) -> bool:
+    straight = rounds < STRAIGHT_ROUNDS
+    return all(tally.least(straight=straight) >= ENOUGH for tally in tallies)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a group's inputs come from."""
+
+    programs: tuple[Program, ...]
+    specs: Mapping[str, InputSpec]
+    scalars: Mapping[str, object]
+    extents: Mapping[str, int]
+
+    def draw(self, domain: FieldDomain, trials: int, rng: np.random.Generator) -> Inputs:
+        tensors = draw_specs(self.specs, domain, trials, rng)
+        scalars = draw_scalars(self.programs, self.scalars, domain, trials, rng)
+        return Inputs(tensors, scalars, self.extents, trials)
+
+    def least_rounds(self) -> int:
+        """Integers are the same in all trials of a round, so they get a second one."""
+        return 2 if any(spec.kind != "real" for spec in self.specs.values()) else 1
+
+
+class _Verification:
+    """Rounds of trials, each in a field of its own, and what they showed."""
+
+    def __init__(self, trials: int, seed: int, strict_casts: bool) -> None:
+        if trials < 1:
+            raise ValueError("at least one trial is needed")
+        self._trials, self._seed, self._strict_casts = trials, seed, strict_casts
+        self._reports: list[StageReport] = []
+        self._interpreted: set[str] = set()
+        self._opaque: set[str] = set()
+        self._extremes: dict[str, npt.NDArray[np.int64]] = {}
+        self._primes = (0, 0)
+        self._drawn = self._resampled = 0
+        self._least: list[int] = []
+        self.reason = ""
+        self.counterexample: Counterexample | None = None
+
+    def run(self, reference: Run, stages: Sequence[Stage], source: _Source) -> None:
+        """Compares the stages with the reference until every output position was compared, or none will be."""
+        tallies = {stage.name: Tally() for stage in stages}
+        least_rounds = source.least_rounds()
+        for number in range(ROUNDS):
+            domain, rng = self._field(number)
+            inputs = source.draw(domain, self._trials, rng)
+            expected = reference(inputs, domain)
+            self._note_extremes(domain)
+            self._drawn += self._trials
+            self._resampled += self._trials if number >= least_rounds else 0
+            # A wrong stage fails at once; the rounds go on for what was not compared.
+            passed = [
+                compare(expected, stage.run(inputs, domain), inputs, tallies[stage.name], stage.name)
+                for stage in stages
+            ]
+            self._interpreted |= domain.interpreted
+            self._opaque |= domain.opaque
+            if not all(passed) or (number + 1 >= least_rounds and _enough(tallies.values(), number + 1)):
+                break
+        for stage in stages:
+            self._report(stage, tallies[stage.name])
+
+    def _field(self, number: int) -> tuple[FieldDomain, np.random.Generator]:
+        rng = np.random.default_rng([self._seed, number])
+        domain = FieldDomain(seed=int(rng.integers(2**62)), strict_casts=self._strict_casts)
+        self._primes = (domain.p, domain.q)
+        return domain, rng
+
+    def _note_extremes(self, domain: FieldDomain) -> None:
+        for op, seen in domain.extremes.items():
+            self._extremes[op] = self._extremes.get(op, 0) + seen.copy()
+
+    def _report(self, stage: Stage, tally: Tally) -> None:
+        self._reports.append(
+            StageReport(
+                stage.name,
+                dict(stage.extents),
+                stage.detail,
+                tally.compared,
+                tally.floats_only,
+                tally.undefined,
+                tally.special,
+                tally.twisted,
+                tally.signs,
+            )
+        )
+        self._least.append(tally.least(straight=True))
+        if tally.failure and not self.reason:
+            self.reason, self.counterexample = tally.failure, tally.counterexample
+        elif tally.least() < ENOUGH and not self.reason:
+            self.reason = (
+                f"too little could be compared in stage {stage.name!r}: some output position was compared "
+                f"{tally.least()} times in {self._drawn} trials ({tally.undefined} elements had no value in "
+                f"the field, {tally.special} were infinite or NaN in the program itself)"
+            )
+
+    def certificate(self, bounds: Sequence[Bound]) -> Certificate:
+        """The verdict. The bound is that of the least compared output position."""
+        if not self._reports and not self.reason:
+            self.reason = "nothing was compared"
+        worst = max(bounds, key=lambda bound: bound.per_trial, default=Bound(0, 0, 1.0, ""))
+        return Certificate(
+            ok=not self.reason,
+            trials=self._drawn,
+            primes=self._primes,
+            bound=worst.after(min(self._least)) if not self.reason else 1.0,
+            theorem=worst.theorem,
+            degree=worst.degree,
+            terms=worst.terms,
+            interpreted=tuple(sorted(self._interpreted)),
+            opaque=tuple(sorted(self._opaque)),
+            stages=tuple(self._reports),
+            undefined=sum(report.undefined for report in self._reports),
+            resampled=self._resampled,
+            extremes={op: (int(n[0]), int(n[1]), int(n[2])) for op, n in sorted(self._extremes.items())},
+            counterexample=self.counterexample,
+            reason=self.reason,
+        )
+
+
+def equivalent(
+    left: str | Program,
+    right: str | Program,
+    *,
+    trials: int = 16,
+    seed: int = 0,
+    scalars: Mapping[str, object] | None = None,
+) -> Certificate:
+    """Whether two programs (or source texts) compute the same outputs from the same inputs, at any sizes.
+
+    Outputs are matched by name. Programs whose outputs differ in name or shape, or which read a tensor
+    differently, are not equivalent, and `reason` says so. Raises EqfuseError for a text that is no program.
+    """
+    first = parse(left) if isinstance(left, str) else left
+    second = parse(right) if isinstance(right, str) else right
+    given = {**small_integers(first, second), **(scalars or {})}
+    verification = _Verification(trials, seed, first.strict_casts or second.strict_casts)
+    verification.reason = _interface_difference(first, second)
+    if verification.reason:
+        return verification.certificate([])
+    pair = JointSizes.of(first, second, given)
+    verification.reason = pair.output_difference()
+    if verification.reason:
+        return verification.certificate([])
+
+    def reference(inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+        return evaluate(first, inputs.tensors, inputs.scalars, pair.left, domain, batch=inputs.trials)
+
+    def other(inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+        return evaluate(second, inputs.tensors, inputs.scalars, pair.right, domain, batch=inputs.trials)
+
+    stage = Stage("second program", other, pair.right)
+    verification.run(reference, [stage], _Source((first, second), pair.specs, given, pair.left))
+    return verification.certificate(
+        [acceptance_bound(first, pair.left), acceptance_bound(second, pair.right)]
+    )
+
+
+def _interface_difference(first: Program, second: Program) -> str:
+    """Why two programs cannot be equivalent, from their names and ranks alone; empty if they may be."""
+    left, right = ([output.name for output in program.outputs] for program in (first, second))
+    if sorted(left) != sorted(right):
+        return f"the programs have different outputs: {', '.join(left)} and {', '.join(right)}"
+    axes = {output.name: output.axes for output in second.outputs}
+    for output in first.outputs:
+        if len(output.axes) != len(axes[output.name]):
+            ranks = f"{len(output.axes)} and {len(axes[output.name])}"
+            return f"output {output.name!r} has {ranks} dimensions"
+    ranks_of = {tensor.name: tensor.rank for tensor in second.tensors}
+    for tensor in first.tensors:
+        if ranks_of.get(tensor.name, tensor.rank) != tensor.rank:
+            return f"tensor {tensor.name!r} has {tensor.rank} and {ranks_of[tensor.name]} dimensions"
+    for one, two in ((first, second), (second, first)):
+        mixed = {tensor.name for tensor in one.tensors} & set(two.scalars)
+        if mixed:
+            return f"{min(mixed)!r} is a tensor in one program and a scalar in the other"
+    return ""

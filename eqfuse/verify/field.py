@@ -1,0 +1,525 @@
+"""The finite-field domain: exact arithmetic in which equal programs give equal values.
+
+A value carries up to two residues and a shadow:
+
+    p   residue modulo the safe prime p = 2q + 1
+    q   residue modulo q, while it is known: + - * / of inputs and constants have it, exp consumes it
+        (Mirage, section 5: one prime outside the exponents, one inside)
+    shadow   the real number it stands for, in float64; decides order and nothing else
+
+The squares modulo p have order q and play the positive reals: ``exp(x) = omega ** x.q`` is a homomorphism,
+``log`` is its inverse, ``sqrt(a) = a ** ((p + 1) / 4)`` is multiplicative on squares. A value whose residue
+modulo q is lost (a root, a second exponential) keeps, where it is written as a difference ``u - v``,
+both residues modulo p; then ``exp(u - v) = G(u) / G(v)`` with an uninterpreted positive G, and a chain of
+differences still telescopes. Everything else is a keyed hash of the residues: equal arguments, equal values.
+
+Elements on which the field has no answer (a zero divisor whose shadow is not zero) are marked UNDEFINED.
+Roots and logarithms of positive numbers that are no squares are taken of their negatives, and marked
+TWISTED: still functions of their arguments, and multiplicative, but some sign may be the wrong one.
+Infinities and NaN live in the shadow alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache, reduce
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.nodes import CASTS, REDUCTIONS
+from eqfuse.verify.modular import Reals, Residues, SquareGroup, Truths, inverse, power, scramble
+
+P = 1932740039
+"""The largest safe prime below 2**31 modulo which 2, 3, 5, ... 61 are all squares, so that the constants and
+sizes that people write have roots, as positive numbers do. -1 is a non-square."""
+Q = (P - 1) // 2
+
+UNDEFINED, TWISTED = np.uint8(1), np.uint8(2)
+"""Marks of elements: no value at all; a value by continuation of a root or logarithm to non-squares."""
+Marks = npt.NDArray[np.uint8]
+
+_NEAR_ZERO = 1e-9
+"""A shadow this small relative to the operands is rounding where the residue is exactly 0."""
+
+
+@dataclass(slots=True, eq=False)
+class FieldArray:
+    """An array of field values (see the module). Components of one shape; None where nothing is known.
+
+    `difference` holds the residues modulo p of u and v for a value u - v that has no residue modulo q.
+    `rooted`: a principal root was taken on the way, so the sign of the residue is a convention.
+    """
+
+    p: Residues | None
+    q: Residues | None
+    shadow: Reals
+    marks: Marks | None = None
+    difference: tuple[Residues, Residues] | None = None
+    rooted: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shadow.shape
+
+    def each(self, change: Callable[[Any], Any]) -> FieldArray:
+        """The same change of shape or selection applied to every component."""
+        return FieldArray(
+            None if self.p is None else change(self.p),
+            None if self.q is None else change(self.q),
+            change(self.shadow),
+            None if self.marks is None else change(self.marks),
+            None if self.difference is None else (change(self.difference[0]), change(self.difference[1])),
+            self.rooted,
+        )
+
+    def lacks(self, mark: np.uint8) -> Truths:
+        """Elements without this mark."""
+        return np.ones(self.shape, dtype=bool) if self.marks is None else (self.marks & mark) == 0
+
+
+class FieldDomain:
+    """Implements `terms.domain.Domain`. `seed` chooses omega and the keys of the uninterpreted functions.
+
+    `opaque` collects the functions that were evaluated as hashes; `strict_casts` makes casts opaque
+    (they are identities otherwise). `extremes` counts, per reduction of max or min, how often the extreme
+    was in the first, middle and last part of the axis.
+    """
+
+    name = "field"
+
+    def __init__(
+        self, p: int = P, q: int = Q, generator: int = 4, seed: int = 0, *, strict_casts: bool = False
+    ) -> None:
+        if p != 2 * q + 1 or not 2**8 < p < 2**31 or pow(generator, q, p) != 1 or generator % p in (0, 1):
+            raise ValueError(f"need a safe prime p = 2q + 1 below 2**31 and a square generator, got {p}, {q}")
+        self.p, self.q = p, q
+        self.group = SquareGroup(p, q, generator)
+        self.strict_casts = strict_casts
+        self.opaque: set[str] = set()
+        self.interpreted: set[str] = set()
+        self.extremes: dict[str, npt.NDArray[np.int64]] = {}
+        self._seed = seed
+        self._log_omega = int(np.random.default_rng(seed).integers(1, q))
+        self._floats = FloatDomain("float64")
+        self._table: dict[str, Callable[..., FieldArray]] = {
+            "add": self._add,
+            "sub": self._sub,
+            "mul": self._mul,
+            "div": self._div,
+            "neg": self._neg,
+            "sq": lambda x: self._mul(x, x),
+            "maximum": self._maximum,
+            "minimum": self._minimum,
+            "relu": lambda x: self._maximum(x, self.full((), 0.0)),
+            "abs": self._abs,
+            "sign": lambda x: self._from_shadow(self._floats.call("sign", [x.shadow]), x),
+            "exp": self._exp,
+            "log": self._log,
+            "sqrt": self._sqrt,
+            "rsqrt": lambda x: self._div(self.full((), 1.0), self._sqrt(x)),
+            "finite": self._finite,
+            "invertible": self._invertible,
+            "sigmoid": self._sigmoid,
+            "tanh": self._tanh,
+            "silu": lambda x: self._mul(x, self._sigmoid(x)),
+            "gelu": self._gelu,
+        }
+
+    @property
+    def omega(self) -> int:
+        return pow(self.group.generator, self._log_omega, self.p)
+
+    # Construction
+
+    def full(self, shape: tuple[int, ...], number: float) -> FieldArray:
+        p, q = _rational(number, self.p), _rational(number, self.q)
+        shadow = np.full(shape, float(number))
+        return FieldArray(np.full(shape, p, dtype=np.int64), np.full(shape, q, dtype=np.int64), shadow)
+
+    def lift(self, integers: npt.NDArray[Any]) -> FieldArray:
+        exact = np.asarray(integers).astype(np.int64)
+        return FieldArray(exact % self.p, exact % self.q, exact.astype(np.float64))
+
+    def draw(self, shadow: Reals, rng: np.random.Generator) -> FieldArray:
+        """Random values with the given shadows: plus or minus a square modulo p, anything modulo q."""
+        root = rng.integers(1, self.p, size=shadow.shape)
+        square = root * root % self.p
+        p = np.where(shadow < 0, self.p - square, square)
+        q = rng.integers(1, self.q, shadow.shape)
+        return FieldArray(np.where(shadow == 0, 0, p), np.where(shadow == 0, 0, q), shadow)
+
+    # Elementwise functions
+
+    def call(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
+        with np.errstate(all="ignore"):
+            if fn in CASTS:
+                return self._opaque(fn, args) if self.strict_casts else args[0]
+            known = self._table.get(fn)
+            if known is None:
+                return self._opaque(fn, args)
+            self.interpreted.add(fn)
+            return known(*args)
+
+    def _add(self, x: FieldArray, y: FieldArray) -> FieldArray:
+        result = self._linear(np.add, x, y)
+        if result.q is None and result.p is not None:
+            # u + (0 - v), as a rewritten difference may be spelt
+            for left, right in ((x, y), (y, x)):
+                if right.difference is not None and left.p is not None and not right.difference[0].any():
+                    result.difference = _spread(result.shape, left.p, right.difference[1])
+        return result
+
+    def _sub(self, x: FieldArray, y: FieldArray) -> FieldArray:
+        result = self._linear(np.subtract, x, y)
+        if result.q is None and x.p is not None and y.p is not None:
+            result.difference = _spread(result.shape, x.p, y.p)
+        return result
+
+    def _linear(self, op: Callable[..., Any], x: FieldArray, y: FieldArray) -> FieldArray:
+        p = None if x.p is None or y.p is None else op(x.p, y.p) % self.p
+        q = None if x.q is None or y.q is None else op(x.q, y.q) % self.q
+        shadow = op(x.shadow, y.shadow)
+        shadow = _exact_zeros(p if p is not None else q, shadow, lambda: np.abs(x.shadow) + np.abs(y.shadow))
+        return self._settle(FieldArray(p, q, shadow), x, y)
+
+    def _neg(self, x: FieldArray) -> FieldArray:
+        p = None if x.p is None else -x.p % self.p
+        q = None if x.q is None else -x.q % self.q
+        result = FieldArray(p, q, -x.shadow, x.marks, rooted=x.rooted)
+        if q is None and x.p is not None:
+            u, v = x.difference or (x.p, np.zeros_like(x.p))
+            result.difference = (v, u)
+        return result
+
+    def _mul(self, x: FieldArray, y: FieldArray) -> FieldArray:
+        return self._settle(self._product(x, y, x.shadow * y.shadow), x, y)
+
+    def _product(self, x: FieldArray, y: FieldArray, shadow: Reals) -> FieldArray:
+        p = None if x.p is None or y.p is None else x.p * y.p % self.p
+        q = None if x.q is None or y.q is None else x.q * y.q % self.q
+        result = FieldArray(p, q, shadow)
+        if q is None and p is not None and (x.difference is None) != (y.difference is None):
+            pair, factor = (x.difference, y.p) if x.difference is not None else (y.difference, x.p)
+            assert pair is not None and factor is not None
+            result.difference = _spread(p.shape, pair[0] * factor % self.p, pair[1] * factor % self.p)
+        return result
+
+    def _div(self, x: FieldArray, y: FieldArray) -> FieldArray:
+        pole = y.shadow == 0
+        broken = np.zeros(y.shape, dtype=bool)
+        for residue in (y.p, y.q):
+            if residue is not None:
+                # A zero on one side only is an accident of the field, or of float64.
+                broken |= ((residue == 0) != pole) & np.isfinite(y.shadow)
+        reciprocal = FieldArray(
+            None if y.p is None else inverse(y.p, self.p),
+            None if y.q is None else inverse(y.q, self.q),
+            y.shadow,
+        )
+        result = self._product(x, reciprocal, x.shadow / y.shadow)
+        result.marks = _marked(UNDEFINED, broken)
+        return self._settle(result, x, y, poles=pole & ~broken)
+
+    def _maximum(self, x: FieldArray, y: FieldArray) -> FieldArray:
+        return self.where((x.shadow >= y.shadow) | np.isnan(x.shadow), x, y)
+
+    def _minimum(self, x: FieldArray, y: FieldArray) -> FieldArray:
+        return self.where((x.shadow <= y.shadow) | np.isnan(x.shadow), x, y)
+
+    def _abs(self, x: FieldArray) -> FieldArray:
+        result = self.where(x.shadow < 0, self._neg(x), x)
+        if not result.rooted and result.p is not None:
+            finite = np.isfinite(x.shadow) & x.lacks(UNDEFINED)
+            result.rooted = bool(((power(result.p, self.q, self.p) == self.p - 1) & finite).any())
+        return result
+
+    def _exp(self, x: FieldArray) -> FieldArray:
+        shadow = np.exp(x.shadow)
+        if x.q is not None:
+            p: Residues | None = self.group.exp(x.q * self._log_omega % self.q)
+        elif x.difference is not None:
+            u, v = x.difference
+            p = self._positive("exp", u) * inverse(self._positive("exp", v), self.p) % self.p
+        else:
+            p = None if x.p is None else self._positive("exp", x.p)
+        if x.q is None:
+            self.opaque.add("exp of a value without exponent residue")
+        if p is not None:
+            p = np.where(np.isneginf(x.shadow), 0, p)
+        underflow = (shadow == 0) & np.isfinite(x.shadow)
+        return self._settle(FieldArray(p, None, shadow, _marked(UNDEFINED, underflow)), x)
+
+    def _positive(self, fn: str, residues: Residues) -> Residues:
+        """An uninterpreted function into the squares, 1 at 0."""
+        root = scramble(residues, self._key(fn)) % (self.p - 1) + 1
+        return np.where(residues == 0, 1, root * root % self.p)
+
+    def _log(self, x: FieldArray) -> FieldArray:
+        if x.p is None:
+            return self._opaque("log", [x])
+        positive = (x.shadow > 0) & np.isfinite(x.shadow)
+        square = power(x.p, self.q, self.p) == 1
+        usable = positive & (x.p != 0)
+        exponents = self.group.log(np.where(usable, np.where(square, x.p, self.p - x.p), 1))
+        q = exponents * pow(self._log_omega, -1, self.q) % self.q
+        twisted = positive & ~square
+        marks = _joined(_marked(TWISTED, twisted), _marked(UNDEFINED, positive & ~usable))
+        result = FieldArray(None, q, np.log(x.shadow), marks, rooted=bool(twisted.any()))
+        return self._settle(result, x, poles=~positive)
+
+    def _sqrt(self, x: FieldArray) -> FieldArray:
+        if x.p is None:
+            return self._opaque("sqrt", [x])
+        root = power(x.p, (self.p + 1) // 4, self.p)
+        # A variance of equal values may be -1e-17 in float64 where it is exactly 0.
+        real = np.where((x.p == 0) & np.isfinite(x.shadow), np.maximum(x.shadow, 0.0), x.shadow)
+        twisted = (root * root % self.p != x.p) & (real >= 0) & np.isfinite(real)
+        result = FieldArray(root, None, np.sqrt(real), _marked(TWISTED, twisted), rooted=True)
+        return self._settle(result, x, poles=real < 0)
+
+    def _finite(self, x: FieldArray) -> FieldArray:
+        infinite = np.isinf(x.shadow)
+        return self.where(infinite, self.full((), 0.0), x) if infinite.any() else x
+
+    def _invertible(self, x: FieldArray) -> FieldArray:
+        bad = np.isinf(x.shadow) | (x.shadow == 0)
+        return self.where(bad, self.full((), 1.0), x) if bad.any() else x
+
+    def _sigmoid(self, x: FieldArray) -> FieldArray:
+        """1 / (1 + exp(-x)) modulo p; uninterpreted modulo q, so that it can stand in an exponent."""
+        one = self.full((), 1.0)
+        result = self._div(one, self._add(one, self._exp(self._neg(x))))
+        result.q = self._opaque("sigmoid", [x]).q
+        return result
+
+    def _tanh(self, x: FieldArray) -> FieldArray:
+        two, one = self.full((), 2.0), self.full((), 1.0)
+        result = self._sub(self._mul(two, self._sigmoid(self._mul(two, x))), one)
+        # 2 sigmoid(2x) - 1 loses the digits of a small x.
+        result.shadow = self._floats.call("tanh", [x.shadow])
+        return result
+
+    def _gelu(self, x: FieldArray) -> FieldArray:
+        root_half = self._sqrt(self.full((), 0.5))
+        inner = self._add(self.full((), 1.0), self.call("erf", [self._mul(x, root_half)]))
+        return self._mul(self._mul(x, self.full((), 0.5)), inner)
+
+    def _opaque(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
+        """An uninterpreted function: hashes of the arguments, with the sign of the true value.
+
+        Odd and even functions stay odd and even. Where the true value is 0, or an argument is
+        infinite, the result is the true value itself.
+        """
+        self.opaque.add(fn)
+        shadow = self._floats.call(fn, [arg.shadow for arg in args])
+        result = FieldArray(None, None, np.asarray(shadow, dtype=np.float64))
+        known = [arg.p if arg.p is not None else arg.q for arg in args]
+        residues = [residue for residue in known if residue is not None]
+        if len(residues) == len(args):
+            if fn in ("erf", "sin", "cos"):
+                modulus = self.p if args[0].p is not None else self.q
+                residues = [np.where(args[0].shadow < 0, -residues[0] % modulus, residues[0])]
+            key = self._key(fn)
+            mixed = reduce(lambda seen, r: scramble(seen ^ r, key), residues, np.zeros((), dtype=np.int64))
+            root = mixed % (self.p - 1) + 1
+            finite = reduce(np.logical_and, [np.isfinite(arg.shadow) for arg in args])
+            whole = self.lift(np.where(finite, 0, np.nan_to_num(result.shadow, posinf=0.0, neginf=0.0)))
+            assert whole.p is not None and whole.q is not None
+            hashed = finite & (result.shadow != 0)
+            negative = result.shadow < 0
+            p, q = root * root % self.p, scramble(mixed, key) % self.q
+            result.p = np.where(hashed, np.where(negative, self.p - p, p), whole.p)
+            result.q = np.where(hashed, np.where(negative, -q % self.q, q), whole.q)
+        return self._settle(result, *args, poles=np.True_)
+
+    def _key(self, fn: str) -> int:
+        return crc32(fn.encode()) * 0x9E3779B97F4A7C15 + self._seed * 0xD1B54A32D192ED03 + 1
+
+    def _from_shadow(self, integers: Reals, x: FieldArray) -> FieldArray:
+        result = self.lift(np.nan_to_num(integers))
+        result.shadow, result.marks = integers, x.marks
+        return result
+
+    def _settle(
+        self, result: FieldArray, *args: FieldArray, poles: Truths | np.bool_ | None = None
+    ) -> FieldArray:
+        """Marks overflow of the shadow, clears residues of infinities and NaN, joins the marks.
+
+        `poles` are elements where finite arguments rightly give an infinity or NaN.
+        """
+        result.marks = _joined(result.marks, *(arg.marks for arg in args), shape=result.shape)
+        result.rooted = result.rooted or any(arg.rooted for arg in args)
+        special = ~np.isfinite(result.shadow)
+        if special.any():
+            result.p = None if result.p is None else np.where(special, 0, result.p)
+            result.q = None if result.q is None else np.where(special, 0, result.q)
+            overflow = special
+            for arg in args:
+                overflow = overflow & np.isfinite(arg.shadow)
+            if poles is not None:
+                overflow = overflow & ~poles
+            result.marks = _joined(result.marks, _marked(UNDEFINED, overflow), shape=result.shape)
+        return result
+
+    # Order
+
+    def compare(self, fn: str, left: FieldArray, right: FieldArray) -> Truths:
+        same = self._same(left, right)
+        with np.errstate(invalid="ignore"):
+            match fn:
+                case "eq":
+                    return same
+                case "ne":
+                    return ~same
+                case "lt":
+                    return (left.shadow < right.shadow) & ~same
+                case "le":
+                    return (left.shadow <= right.shadow) | same
+                case "gt":
+                    return (left.shadow > right.shadow) & ~same
+                case "ge":
+                    return (left.shadow >= right.shadow) | same
+        raise ValueError(f"{fn} is not a comparison")
+
+    def _same(self, left: FieldArray, right: FieldArray) -> Truths:
+        exact: Truths = left.shadow == right.shadow
+        for x, y in ((left.p, right.p), (left.q, right.q)):
+            if x is not None and y is not None:
+                finite = np.isfinite(left.shadow) & np.isfinite(right.shadow)
+                return np.where(finite, x == y, exact)
+        return exact
+
+    def where(self, condition: Truths, left: FieldArray, right: FieldArray) -> FieldArray:
+        p = None if left.p is None or right.p is None else np.where(condition, left.p, right.p)
+        q = None if left.q is None or right.q is None else np.where(condition, left.q, right.q)
+        result = FieldArray(p, q, np.where(condition, left.shadow, right.shadow))
+        if left.marks is not None or right.marks is not None:
+            none = np.uint8(0)
+            result.marks = np.where(
+                condition,
+                none if left.marks is None else left.marks,
+                none if right.marks is None else right.marks,
+            )
+        if q is None and p is not None and (left.difference is not None or right.difference is not None):
+            u, v = zip(_as_difference(left), _as_difference(right), strict=True)
+            result.difference = np.where(condition, *u), np.where(condition, *v)
+        result.rooted = left.rooted or right.rooted
+        return result
+
+    def reduce(self, op: str, value: FieldArray, axis: int) -> FieldArray:
+        count = value.shape[axis]
+        rest = value.shape[:axis] + value.shape[axis:][1:]
+        if count == 0:
+            return self.full(rest, REDUCTIONS[op])
+        match op:
+            case "sum":
+                return self._sum(value, axis)
+            case "prod":
+                index = [slice(None)] * axis
+                parts = [self.take(value, (*index, at)) for at in range(count)]
+                return reduce(lambda x, y: self.call("mul", [x, y]), parts)
+            case "max" | "min":
+                at = np.expand_dims((np.argmax if op == "max" else np.argmin)(value.shadow, axis=axis), axis)
+                self._note_extremes(op, at, count)
+                return value.each(lambda part: np.take_along_axis(part, at, axis).reshape(rest))
+        raise ValueError(f"{op} is not a reduction")
+
+    def _sum(self, value: FieldArray, axis: int) -> FieldArray:
+        p = None if value.p is None else value.p.sum(axis) % self.p
+        q = None if value.q is None else value.q.sum(axis) % self.q
+        with np.errstate(invalid="ignore"):
+            shadow = value.shadow.sum(axis)
+        shadow = _exact_zeros(p if p is not None else q, shadow, lambda: np.abs(value.shadow).sum(axis))
+        marks = None if value.marks is None else np.asarray(np.bitwise_or.reduce(value.marks, axis))
+        result = FieldArray(p, q, np.asarray(shadow), marks, rooted=value.rooted)
+        return self._settle(result, FieldArray(None, None, np.asarray(np.abs(value.shadow).max(axis))))
+
+    def _note_extremes(self, op: str, at: npt.NDArray[np.int64], count: int) -> None:
+        if count >= 3:
+            thirds = np.where(at == 0, 0, np.where(at == count - 1, 2, 1))
+            seen = self.extremes.setdefault(op, np.zeros(3, dtype=np.int64))
+            seen += np.bincount(thirds.ravel(), minlength=3)
+
+    # Shapes
+
+    def shape(self, value: FieldArray) -> tuple[int, ...]:
+        return value.shape
+
+    def reshape(self, value: FieldArray, shape: tuple[int, ...]) -> FieldArray:
+        return value.each(lambda part: part.reshape(shape))
+
+    def transpose(self, value: FieldArray, order: Sequence[int]) -> FieldArray:
+        return value.each(lambda part: part.transpose(order))
+
+    def broadcast(self, value: FieldArray, shape: tuple[int, ...]) -> FieldArray:
+        return value.each(lambda part: np.broadcast_to(part, shape))
+
+    def take(self, value: FieldArray, index: tuple[Any, ...]) -> FieldArray:
+        return value.each(lambda part: np.asarray(part[index]))
+
+    def put(self, target: FieldArray, index: tuple[Any, ...], value: FieldArray) -> None:
+        if target.marks is None and value.marks is not None:
+            target.marks = np.zeros(target.shape, dtype=np.uint8)
+        target.p = _put(target.p, index, value.p)
+        target.q = _put(target.q, index, value.q)
+        target.shadow = _put(target.shadow, index, value.shadow)
+        if target.marks is not None:
+            none = np.zeros(value.shape, dtype=np.uint8)
+            target.marks = _put(target.marks, index, none if value.marks is None else value.marks)
+        target.difference = None
+        target.rooted = target.rooted or value.rooted
+
+
+def _put(target: Any, index: tuple[Any, ...], value: Any) -> Any:
+    if target is None or value is None:
+        return None
+    if not target.flags.writeable:
+        target = target.copy()
+    target[index] = value
+    return target
+
+
+def _exact_zeros(residue: Residues | None, shadow: Reals, scale: Callable[[], Reals]) -> Reals:
+    """The shadow, made 0 where the residue is and only rounding made it differ."""
+    if residue is None:
+        return shadow
+    zero = residue == 0
+    if not zero.any():
+        return shadow
+    return np.where(zero & (np.abs(shadow) <= _NEAR_ZERO * scale()), 0.0, shadow)
+
+
+def _marked(mark: np.uint8, elements: Truths | np.bool_) -> Marks | None:
+    return elements * mark if elements.any() else None
+
+
+def _joined(*marks: Marks | None, shape: tuple[int, ...] | None = None) -> Marks | None:
+    known = [mark for mark in marks if mark is not None]
+    if not known:
+        return None
+    joined = reduce(np.bitwise_or, known)
+    return joined if shape is None or joined.shape == shape else np.broadcast_to(joined, shape)
+
+
+def _spread(shape: tuple[int, ...], u: Residues, v: Residues) -> tuple[Residues, Residues]:
+    return np.broadcast_to(u, shape), np.broadcast_to(v, shape)
+
+
+def _as_difference(x: FieldArray) -> tuple[Residues, Residues]:
+    assert x.p is not None
+    return x.difference if x.difference is not None else (x.p, np.zeros_like(x.p))
+
+
+@lru_cache(maxsize=4096)
+def _rational(number: float, modulus: int) -> int:
+    """A number as its shortest decimal modulo a prime (0.1 is 1/10); 0 for infinities and NaN."""
+    if not np.isfinite(number):
+        return 0
+    exact = Fraction(repr(float(number)))
+    return exact.numerator * pow(exact.denominator, -1, modulus) % modulus

@@ -1,0 +1,114 @@
+"""Sizes and inputs for two programs at once: what both read has one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from eqfuse.terms.nodes import Axis, Program
+from eqfuse.terms.parser import axes_of
+from eqfuse.verify.sizes import AxisClasses, InputSpec, input_specs, join_axes, joint_extents, loads
+
+_ATTEMPTS = 3
+"""Rounds of enlarging axes of one program to what the other reads."""
+
+
+@dataclass(frozen=True)
+class JointSizes:
+    """Extents of both programs' axes, and the tensors that either reads."""
+
+    first: Program
+    second: Program
+    left: Mapping[str, int]
+    right: Mapping[str, int]
+    specs: Mapping[str, InputSpec]
+
+    @classmethod
+    def of(cls, first: Program, second: Program, scalars: Mapping[str, object]) -> JointSizes:
+        """Small sizes at which a dimension of a tensor is the same for both programs."""
+        programs = (("first", first), ("second", second))
+        classes = AxisClasses()
+        for label, program in programs:
+            join_axes(classes, program, label)
+        _join_undetermined(classes, first, second)
+        reached: dict[object, int] = {}
+        for _ in range(_ATTEMPTS):
+            extents = joint_extents(classes, programs, scalars, reached)
+            left, right = ({a: n for (at, a), n in extents.items() if at == label} for label, _ in programs)
+            specs = _merged(
+                input_specs(first, left, scalars, _dtypes(first, second)),
+                input_specs(second, right, scalars, _dtypes(first, second)),
+            )
+            if not _enlarge(classes, programs, specs, extents, reached):
+                break
+        return cls(first, second, left, right, specs)
+
+    def output_difference(self) -> str:
+        """Why the outputs cannot be the same, from their shapes; empty where they agree."""
+        axes = {output.name: output.axes for output in self.second.outputs}
+        for output in self.first.outputs:
+            other = axes[output.name]
+            one = [self.left[axis] for axis in output.axes]
+            two = [self.right[axis] for axis in other]
+            if one != two:
+                return (
+                    f"output {output.name!r} has axes [{', '.join(output.axes)}] in one program and "
+                    f"[{', '.join(other)}] in the other, which are dimensions of different inputs"
+                )
+        return ""
+
+
+def _join_undetermined(classes: AxisClasses, first: Program, second: Program) -> None:
+    """Axes that no tensor sizes are the same where they have one name, or one place in an output."""
+    sized = {
+        classes.find(("dim", load.tensor, k))
+        for program in (first, second)
+        for load in loads(program)
+        for k, index in enumerate(load.index)
+        if isinstance(index, Axis)
+    }
+    pairs = [(axis, axis) for axis in axes_of(first.outputs) if axis in axes_of(second.outputs)]
+    axes = {output.name: output.axes for output in second.outputs}
+    for output in first.outputs:
+        pairs += zip(output.axes, axes[output.name], strict=True)
+    for one, two in pairs:
+        left, right = classes.find(("first", one)), classes.find(("second", two))
+        if left not in sized and right not in sized:
+            classes.join(left, right)
+
+
+def _dtypes(*programs: Program) -> dict[str, str]:
+    return {tensor.name: tensor.dtype for program in programs for tensor in program.tensors if tensor.dtype}
+
+
+def _merged(left: Mapping[str, InputSpec], right: Mapping[str, InputSpec]) -> dict[str, InputSpec]:
+    """What both programs can read: the larger shape, integers where one of them needs integers."""
+    merged = {**left, **right}
+    for name in left.keys() & right.keys():
+        one, two = left[name], right[name]
+        exact = [spec for spec in (one, two) if spec.kind != "real"]
+        values = exact[0].values if exact else (0, 1)
+        if len(exact) == 2:
+            narrow = (max(one.values[0], two.values[0]), min(one.values[1], two.values[1]))
+            values = narrow if narrow[0] <= narrow[1] else values
+        shape = tuple(max(a, b) for a, b in zip(one.shape, two.shape, strict=True))
+        merged[name] = InputSpec(name, shape, exact[0].kind if exact else "real", values)
+    return merged
+
+
+def _enlarge(
+    classes: AxisClasses,
+    programs: tuple[tuple[str, Program], ...],
+    specs: Mapping[str, InputSpec],
+    extents: Mapping[tuple[str, str], int],
+    reached: dict[object, int],
+) -> bool:
+    """Notes axes that index a dimension plainly and are shorter than it; True if there were any."""
+    found = False
+    for label, program in programs:
+        for load in loads(program):
+            for k, index in enumerate(load.index):
+                if isinstance(index, Axis) and extents[label, index.name] < specs[load.tensor].shape[k]:
+                    reached[classes.find((label, index.name))] = specs[load.tensor].shape[k]
+                    found = True
+    return found

@@ -1,0 +1,191 @@
+"""Random inputs whose real shadows come in the orders that matter.
+
+A wrong repair is invisible where nothing needs repairing: when the extreme comes first. So the trials
+go through a list of orders (the extreme last, first, in the middle, at random), of signs, ties and
+zeros. The residues are random in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from eqfuse.terms.nodes import Program
+from eqfuse.verify.field import FieldArray, FieldDomain
+from eqfuse.verify.modular import Reals
+from eqfuse.verify.sizes import InputSpec, input_specs, small_integers
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """How one trial's shadows lie along every dimension of every tensor.
+
+    order: of the magnitudes (of the values, for `signed`); sign: of the values; special: `ties` repeats
+    three values everywhere, `zeros` makes the first half along one dimension 0.
+    """
+
+    order: Literal["random", "ascending", "descending", "middle"]
+    sign: Literal["positive", "negative", "mixed", "signed"]
+    special: Literal["", "ties", "zeros"] = ""
+
+
+PATTERNS = (
+    Pattern("random", "mixed"),
+    Pattern("ascending", "positive"),
+    Pattern("descending", "positive"),
+    Pattern("middle", "positive"),
+    Pattern("random", "mixed"),
+    Pattern("ascending", "mixed"),
+    Pattern("ascending", "signed"),
+    Pattern("random", "mixed", "ties"),
+    Pattern("random", "positive"),
+    Pattern("middle", "mixed"),
+    Pattern("random", "mixed", "zeros"),
+    Pattern("descending", "signed"),
+    Pattern("random", "negative"),
+    Pattern("middle", "signed"),
+    Pattern("random", "positive", "ties"),
+    Pattern("random", "mixed"),
+)
+"""Trial t uses pattern t modulo their number."""
+
+SMALLEST, LARGEST = 0.2, 2.0
+"""Range of the magnitudes: exponentials of products of such numbers stay far from overflow."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a program is run on: `trials` independent inputs at once.
+
+    Real tensors are the domain's arrays, with a leading trial dimension. Integers and truth values are
+    plain numpy arrays of the tensor's shape, the same in all trials. Scalars are numbers or domain
+    arrays of shape (trials,).
+    """
+
+    tensors: Mapping[str, Any]
+    scalars: Mapping[str, Any]
+    extents: Mapping[str, int]
+    trials: int
+
+
+def patterns(trials: int) -> list[Pattern]:
+    """The pattern of every trial."""
+    return [PATTERNS[trial % len(PATTERNS)] for trial in range(trials)]
+
+
+def full_entropy(trials: int) -> int:
+    """How many of the trials draw every element independently (no ties, no zeros)."""
+    return sum(not pattern.special for pattern in patterns(trials))
+
+
+def draw(
+    program: Program,
+    extents: Mapping[str, int],
+    dtypes: Mapping[str, str] | None,
+    domain: FieldDomain,
+    trials: int,
+    rng: np.random.Generator,
+    scalars: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """Input tensors by name, as `Inputs` has them; shapes and ranges as `sizes.input_specs` finds them."""
+    specs = input_specs(program, extents, scalars, dtypes)
+    return draw_specs(specs, domain, trials, rng)
+
+
+def draw_specs(
+    specs: Mapping[str, InputSpec], domain: FieldDomain, trials: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    """As `draw`, from what is to be drawn."""
+    tensors: dict[str, Any] = {}
+    for spec in specs.values():
+        match spec.kind:
+            case "real":
+                tensors[spec.name] = _reals((trials, *spec.shape), domain, rng)
+            case "truth":
+                tensors[spec.name] = rng.random(spec.shape) < 0.6
+            case "integer":
+                low, high = spec.values
+                tensors[spec.name] = rng.integers(low, high + 1, spec.shape)
+    return tensors
+
+
+def draw_scalars(
+    programs: Sequence[Program],
+    given: Mapping[str, object],
+    domain: FieldDomain,
+    trials: int,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """Values for the scalars: those given, small integers, and random reals, every fourth one negative."""
+    integers = small_integers(*programs)
+    values: dict[str, Any] = {}
+    for name in dict.fromkeys(name for program in programs for name in program.scalars):
+        number = given.get(name, integers.get(name))
+        if isinstance(number, int):
+            values[name] = number
+        elif isinstance(number, float):
+            values[name] = domain.full((), number)
+        else:
+            shadow = rng.uniform(0.5, 2.0, trials)
+            values[name] = domain.draw(np.where(np.arange(trials) % 4 == 3, -shadow, shadow), rng)
+    return values
+
+
+def _reals(shape: tuple[int, ...], domain: FieldDomain, rng: np.random.Generator) -> FieldArray:
+    magnitude = rng.uniform(SMALLEST, LARGEST, shape)
+    sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
+    shadow = np.empty(shape)
+    plan = patterns(shape[0])
+    for pattern in dict.fromkeys(plan):
+        chosen = [trial for trial, other in enumerate(plan) if other == pattern]
+        shadow[chosen] = _arranged(pattern, magnitude[chosen], sign[chosen])
+    for trial, pattern in enumerate(plan):
+        if pattern.special == "zeros" and shape[1:]:
+            axis = int(rng.integers(len(shape) - 1))
+            if shape[1 + axis] > 1:
+                half = np.moveaxis(shadow[trial], axis, 0)
+                half[: half.shape[0] // 2] = 0.0
+    drawn = domain.draw(shadow, rng)
+    ties = [trial for trial, pattern in enumerate(plan) if pattern.special == "ties"]
+    return _tied(drawn, ties, rng) if ties else drawn
+
+
+def _arranged(pattern: Pattern, magnitude: Reals, sign: Reals) -> Reals:
+    if pattern.sign == "signed":
+        return _ordered(pattern.order, magnitude * sign)
+    ordered = _ordered(pattern.order, magnitude)
+    match pattern.sign:
+        case "mixed":
+            return ordered * sign
+        case "negative":
+            return -ordered
+        case _:
+            return ordered
+
+
+def _ordered(order: str, values: Reals) -> Reals:
+    if order == "random":
+        return values
+    dims = range(1, values.ndim)
+    for dim in dims:
+        # Sorting along one dimension keeps the order along those sorted before.
+        values = np.sort(values, axis=dim)
+    for dim in dims:
+        if order == "descending":
+            values = np.flip(values, dim)
+        elif order == "middle":
+            values = np.roll(values, (values.shape[dim] + 1) // 2, axis=dim)
+    return values
+
+
+def _tied(drawn: FieldArray, trials: list[int], rng: np.random.Generator) -> FieldArray:
+    """In the given trials every element becomes one of the first three, residues and shadow alike."""
+    size = int(np.prod(drawn.shape[1:]))
+    source: npt.NDArray[np.int64] = np.tile(np.arange(size), (drawn.shape[0], 1))
+    source[trials] = rng.integers(0, min(3, size), (len(trials), size))
+    flat = drawn.each(lambda part: np.take_along_axis(part.reshape(part.shape[0], -1), source, 1))
+    return flat.each(lambda part: part.reshape(drawn.shape))

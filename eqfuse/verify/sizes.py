@@ -1,0 +1,292 @@
+"""Small sizes to verify at: pairwise different, with ragged tiles, and large enough for every index.
+
+A size is free in the mathematics, so any choice verifies the program; these make swapped dimensions,
+missing tails and wrong groupings visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from eqfuse.terms.intervals import Box, Range
+from eqfuse.terms.nodes import (
+    COMPARISONS,
+    LOGICAL,
+    Axis,
+    Call,
+    Expr,
+    Load,
+    Program,
+    Reduce,
+    Size,
+    transform,
+    walk,
+)
+from eqfuse.terms.parser import axes_of
+
+Kind = Literal["real", "integer", "truth"]
+_KIND_OF_DTYPE: Mapping[str, Kind] = {"i32": "integer", "i64": "integer", "bool": "truth"}
+
+REDUCED = (7, 5, 9, 11, 13, 17)
+FREE = (3, 4, 2, 6, 8, 10, 12, 14)
+LARGEST_DIVISOR = 64
+"""Divisors of index expressions up to this size get an axis that is longer than they are."""
+GATHERED = 3
+"""Positions that a gather chooses from, where no axis fixes their number."""
+
+
+class AxisClasses:
+    """Axes that must have one extent, because they index one dimension of a tensor or are renamed copies.
+
+    Names are joined with `join` and looked up with `find`; dimensions of tensors are names too.
+    """
+
+    def __init__(self) -> None:
+        self._parent: dict[object, object] = {}
+
+    def find(self, name: object) -> object:
+        """The representative of `name`'s class."""
+        parent = self._parent.setdefault(name, name)
+        if parent != name:
+            parent = self._parent[name] = self.find(parent)
+        return parent
+
+    def join(self, left: object, right: object) -> None:
+        """Put two names into one class; the left representative stays."""
+        self._parent[self.find(right)] = self.find(left)
+
+
+def roots(program: Program) -> tuple[Expr, ...]:
+    """The expressions of the outputs."""
+    return tuple(output.expr for output in program.outputs)
+
+
+def loads(program: Program) -> list[Load]:
+    """Every distinct access, inner ones first."""
+    return [node for node in walk(*roots(program)) if isinstance(node, Load)]
+
+
+def join_axes(classes: AxisClasses, program: Program, label: str = "") -> None:
+    """Adds the axes of a program, as `(label, axis)`, and the dimensions `("dim", tensor, k)` they index."""
+    for axis in axes_of(program.outputs):
+        classes.join((label, program.domains.get(axis, axis)), (label, axis))
+    for load in loads(program):
+        for k, index in enumerate(load.index):
+            if isinstance(index, Axis):
+                classes.join(("dim", load.tensor, k), (label, index.name))
+    for tensor in program.tensors:
+        for k, declared in enumerate(tensor.axes):
+            if declared is not None and declared in axes_of(program.outputs):
+                classes.join(("dim", tensor.name, k), (label, declared))
+
+
+def small_extents(program: Program, scalars: Mapping[str, object] | None = None) -> dict[str, int]:
+    """Extents for every axis (renamed copies included): different for axes that may differ.
+
+    Reduced axes get the larger, odd ones, so that tiles of 2 and 3 leave a ragged last tile; an axis that
+    is divided (`h // g`, `j % 16`) is longer than the divisor.
+    """
+    classes = AxisClasses()
+    join_axes(classes, program)
+    extents = joint_extents(classes, [("", program)], scalars or {})
+    return {axis: extent for (_, axis), extent in extents.items()}
+
+
+def joint_extents(
+    classes: AxisClasses,
+    programs: Iterable[tuple[str, Program]],
+    scalars: Mapping[str, object],
+    reached: Mapping[object, int] | None = None,
+) -> dict[tuple[str, str], int]:
+    """Extents by class for several labelled programs whose axes were joined; `reached` are least extents."""
+    members: dict[object, list[tuple[str, str]]] = {}
+    reduced: set[object] = set()
+    atleast: dict[object, int] = dict(reached or {})
+    for label, program in programs:
+        integers = {**small_integers(program), **_integers(scalars)}
+        for axis in axes_of(program.outputs):
+            members.setdefault(classes.find((label, axis)), []).append((label, axis))
+        for node in walk(*roots(program)):
+            match node:
+                case Reduce(_, axis, _):
+                    reduced.add(classes.find((label, axis)))
+                case Call("floordiv" | "mod", (left, right)):
+                    divisor = _Positions({}, integers, {}).range(right)
+                    if divisor is not None and 1 < divisor[1] <= LARGEST_DIVISOR:
+                        for part in walk(left):
+                            if isinstance(part, Axis):
+                                key = classes.find((label, part.name))
+                                atleast[key] = max(atleast.get(key, 0), divisor[1] + 1)
+    used: set[int] = set()
+    extents: dict[tuple[str, str], int] = {}
+    for key, names in members.items():
+        extent = _unused(REDUCED if key in reduced else FREE, atleast.get(key, 0), used)
+        used.add(extent)
+        extents.update(dict.fromkeys(names, extent))
+    return extents
+
+
+def _unused(preferred: tuple[int, ...], atleast: int, used: set[int]) -> int:
+    for extent in preferred:
+        if extent >= atleast and extent not in used:
+            return extent
+    extent = max(atleast, preferred[-1])
+    while extent in used:
+        extent += 1
+    return extent
+
+
+def small_integers(*programs: Program) -> dict[str, int]:
+    """Values for the integer scalars: 2, 3, 4, ... in order."""
+    names = dict.fromkeys(name for program in programs for name in program.integers)
+    return {name: 2 + k for k, name in enumerate(names)}
+
+
+def _integers(scalars: Mapping[str, object]) -> dict[str, int]:
+    return {name: value for name, value in scalars.items() if isinstance(value, int)}
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """What integers can be at given extents; `gathered` are the values of integer tensors."""
+
+    extents: Mapping[str, int]
+    integers: Mapping[str, int]
+    gathered: Mapping[str, Range]
+
+    def range(self, expr: Expr) -> Range | None:
+        """Smallest and largest value of an integer expression; None where that cannot be told."""
+        positions = {axis: (0, extent - 1) for axis, extent in self.extents.items()}
+        # A loaded integer takes its place in the box as one more axis does.
+        positions |= {_stand_in(tensor).name: values for tensor, values in self.gathered.items()}
+        box = Box(positions, self.extents, self.integers)
+        return box.range(
+            transform(expr, lambda node: _stand_in(node.tensor) if isinstance(node, Load) else node)
+        )
+
+
+def _stand_in(tensor: str) -> Axis:
+    return Axis(f"value of {tensor}")
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One tensor to draw: its shape and, for integers, the values that make sense."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    values: Range = (0, 1)
+
+
+def input_specs(
+    program: Program,
+    extents: Mapping[str, int],
+    scalars: Mapping[str, object] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+) -> dict[str, InputSpec]:
+    """What to draw for each tensor of the program at these extents.
+
+    A dimension that an axis indexes plainly has that axis's extent, any other reaches as far as its
+    indices do. Integers stay within what they gather from or are compared with.
+    """
+    integers = {**small_integers(program), **_integers(scalars or {})}
+    kinds = _kinds(program, dtypes or {})
+    values = _integer_values(program, extents, integers, kinds)
+    shapes = _shapes(program, extents, integers, values)
+    return {
+        tensor.name: InputSpec(
+            tensor.name, shapes[tensor.name], kinds[tensor.name], values.get(tensor.name, (0, 1))
+        )
+        for tensor in program.tensors
+    }
+
+
+def small_shapes(
+    program: Program, extents: Mapping[str, int], scalars: Mapping[str, object] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the input tensors at these extents (see `input_specs`)."""
+    return {name: spec.shape for name, spec in input_specs(program, extents, scalars).items()}
+
+
+def _kinds(program: Program, dtypes: Mapping[str, str]) -> dict[str, Kind]:
+    kinds: dict[str, Kind] = {tensor.name: "real" for tensor in program.tensors}
+    for node in walk(*roots(program)):
+        for name, kind in _uses(node):
+            kinds[name] = kind
+    for tensor in program.tensors:
+        dtype = dtypes.get(tensor.name, tensor.dtype)
+        if dtype is not None:
+            kinds[tensor.name] = _KIND_OF_DTYPE.get(dtype, "real")
+    return kinds
+
+
+def _uses(node: Expr) -> Iterator[tuple[str, Kind]]:
+    """Tensors whose use in `node` tells that they hold integers or truth values."""
+    match node:
+        case Load(_, index):
+            for part in walk(*index):
+                if isinstance(part, Load):
+                    yield part.tensor, "integer"
+        case Call("where", (Load(tensor, _), *_)):
+            yield tensor, "truth"
+        case Call(fn, args) if fn in LOGICAL:
+            yield from ((arg.tensor, "truth") for arg in args if isinstance(arg, Load))
+        case Call(fn, (left, right)) if fn in COMPARISONS:
+            for one, other in ((left, right), (right, left)):
+                positional = any(isinstance(part, Axis | Size) for part in walk(other))
+                if isinstance(one, Load) and positional and not any(isinstance(p, Load) for p in walk(other)):
+                    yield one.tensor, "integer"
+
+
+def _integer_values(
+    program: Program, extents: Mapping[str, int], integers: Mapping[str, int], kinds: Mapping[str, Kind]
+) -> dict[str, Range]:
+    integer = [name for name, kind in kinds.items() if kind == "integer"]
+    values: dict[str, Range] = dict.fromkeys(integer, (0, GATHERED - 1))
+    for node in walk(*roots(program)):
+        match node:
+            case Call(fn, (left, right)) if fn in COMPARISONS:
+                for one, other in ((left, right), (right, left)):
+                    bound = _Positions(extents, integers, values).range(other)
+                    if isinstance(one, Load) and one.tensor in values and bound is not None:
+                        low, high = bound
+                        values[one.tensor] = (low, high) if fn in ("eq", "ne") else (low, high + 1)
+    plain = _plain_dimensions(program, extents)
+    for load in loads(program):
+        for k, index in enumerate(load.index):
+            if isinstance(index, Load) and (load.tensor, k) in plain and index.tensor in values:
+                values[index.tensor] = (0, plain[load.tensor, k] - 1)
+    return values
+
+
+def _plain_dimensions(program: Program, extents: Mapping[str, int]) -> dict[tuple[str, int], int]:
+    found: dict[tuple[str, int], int] = {}
+    for tensor in program.tensors:
+        for k, axis in enumerate(tensor.axes):
+            if axis is not None and axis in extents:
+                found[tensor.name, k] = extents[axis]
+    for load in loads(program):
+        for k, index in enumerate(load.index):
+            if isinstance(index, Axis):
+                found[load.tensor, k] = extents[index.name]
+    return found
+
+
+def _shapes(
+    program: Program, extents: Mapping[str, int], integers: Mapping[str, int], values: Mapping[str, Range]
+) -> dict[str, tuple[int, ...]]:
+    plain = _plain_dimensions(program, extents)
+    reach: dict[tuple[str, int], int] = {}
+    for load in loads(program):
+        for k, index in enumerate(load.index):
+            bound = _Positions(extents, integers, values).range(index)
+            reach[load.tensor, k] = max(reach.get((load.tensor, k), 1), 1 if bound is None else bound[1] + 1)
+    return {
+        tensor.name: tuple(
+            plain.get((tensor.name, k), reach.get((tensor.name, k), GATHERED)) for k in range(tensor.rank)
+        )
+        for tensor in program.tensors
+    }
