@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,9 +114,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     inputs = _inputs(program, sizes, options)
     kernel = eq.compile(source, scalars=constants, prefer=options.prefer)
     unknown = {axis: size for axis, size in sizes.items() if not _given_by(program, axis)}
-    result = kernel(
-        **inputs, **_numbers(options.scalar, "--scalar"), **({"sizes": unknown} if unknown else {})
-    )
+    values: dict[str, Any] = {**inputs, **_numbers(options.scalar, "--scalar")}
+    result = kernel(**values, sizes=unknown)
     outputs = result if isinstance(result, tuple) else (result,)
     named = {output.name: value.cpu() for output, value in zip(program.outputs, outputs, strict=True)}
     for name, value in named.items():
@@ -126,7 +126,9 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     )
     if options.output:
         # numpy has no bfloat16 and no float8; float32 holds both exactly.
-        np.savez(options.output, allow_pickle=False, **{name: _to_numpy(value) for name, value in named.items()})
+        np.savez(
+            options.output, allow_pickle=False, **{name: _to_numpy(value) for name, value in named.items()}
+        )
         console.print(f"written to {options.output}", markup=False)
     return 0
 

@@ -43,7 +43,7 @@ from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.equivalence import Stage, check_stages
 from eqfuse.verify.sizes import small_extents
 
-NOMINAL_EXTENT = 1024
+NOMINAL_EXTENT = 256
 """Extent that a plan assumes for an axis while no tensor has given one."""
 
 

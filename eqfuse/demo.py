@@ -23,7 +23,7 @@ def _show(workload: Workload, console: Console) -> bool:
     case = workload.cases["cpu"]
     inputs = workload.inputs(case)
     kernel = eq.compile(workload.source, scalars=case.constants, target="cpu")
-    result = as_tuple(kernel(**inputs, **case.scalars))
+    result = as_tuple(kernel(**workload.arguments(case, inputs)))
 
     console.rule(workload.name)
     sizes = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in inputs.items())
@@ -42,7 +42,7 @@ def _show(workload: Workload, console: Console) -> bool:
     times = interleaved(
         {
             "unfused": lambda values: workload.run_eager(case, values),
-            "fused": lambda values: kernel(**values, **case.scalars),
+            "fused": lambda values: kernel(**workload.arguments(case, values)),
         },
         lambda index: workload.inputs(case, seed=index),
         budget_seconds=4.0,
@@ -59,7 +59,7 @@ def _show(workload: Workload, console: Console) -> bool:
 
 def _section(console: Console, title: str, content: object) -> None:
     console.print(f"\n[bold]{title}[/]")
-    console.print(Text(str(content)))
+    console.print(Text(str(content)), soft_wrap=True)
 
 
 def _plans(kernel: eq.Kernel) -> Table:

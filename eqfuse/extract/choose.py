@@ -38,20 +38,36 @@ def candidates(
     dtypes: Mapping[str, str],
     device: Device,
 ) -> list[Candidate]:
-    """Every schedule of every kernel's dominant group, costed for these extents, cheapest first."""
-    kernels = partition.kernels(outputs)
-    found: list[Candidate] = []
-    for schedule in SCHEDULES:
-        if not all(_possible(k, schedule) for k in kernels):
-            continue
-        shards = _shards(kernels, partition.extents, device) if schedule == "split_k" else 1
-        plan = Plan(schedule, tuple(_scheduled(k, schedule, partition.extents) for k in kernels), shards=shards)
-        nest = lower(plan, program)
-        shape = shape_of(nest, partition.extents, dtypes, shards)
-        configs = tuple(configure(k, shape.extents, device) for k in nest.kernels)
-        cost = nest_cost(nest, configs, shape, device)
-        found.append(Candidate(replace(plan, cost=cost, configs=configs), nest))
+    """Every schedule of every kernel's dominant group, costed for these extents, cheapest first: once with
+    what would be computed again stored between kernels, once with everything computed in place."""
+    shapes = [partition.kernels(outputs)]
+    in_place = replace(partition, recompute_share=math.inf).kernels(outputs)
+    if in_place != shapes[0]:
+        shapes.append(in_place)
+    found = [
+        _candidate(program, kernels, schedule, partition.extents, dtypes, device)
+        for kernels in shapes
+        for schedule in SCHEDULES
+        if all(_possible(k, schedule) for k in kernels)
+    ]
     return sorted(found, key=lambda c: c.plan.cost.seconds if c.plan.cost else math.inf)
+
+
+def _candidate(
+    program: Program,
+    kernels: Sequence[KernelShape],
+    schedule: Schedule,
+    extents: Mapping[str, int],
+    dtypes: Mapping[str, str],
+    device: Device,
+) -> Candidate:
+    shards = _shards(kernels, extents, device) if schedule == "split_k" else 1
+    plan = Plan(schedule, tuple(_scheduled(k, schedule, extents) for k in kernels), shards=shards)
+    nest = lower(plan, program)
+    shape = shape_of(nest, extents, dtypes, shards)
+    configs = tuple(configure(k, shape.extents, device) for k in nest.kernels)
+    cost = nest_cost(nest, configs, shape, device)
+    return Candidate(replace(plan, cost=cost, configs=configs), nest)
 
 
 def pick(found: Sequence[Candidate], prefer: str | None, groups: Sequence[Group]) -> Candidate:

@@ -95,11 +95,13 @@ def work(expr: Expr, extents: Mapping[str, int]) -> float:
 
 @dataclass(frozen=True)
 class Partition:
-    """Splits a program's outputs into kernels for given extents."""
+    """Splits a program's outputs into kernels for given extents. `recompute_share` is the work that blocks
+    may do again, relative to the reader's, before a reduction is materialised."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
     derive: Derive
+    recompute_share: float = RECOMPUTE_SHARE
 
     def kernels(self, outputs: Sequence[Output]) -> tuple[KernelShape, ...]:
         """The kernels, producers first."""
@@ -150,7 +152,7 @@ class Partition:
     def _is_cut(self, inner: Reduce, reader: Reduce, parallel: frozenset[str]) -> bool:
         missing = [a for a in parallel if a not in free_axes(inner) and a != reader.axis]
         again = math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
-        if (again - 1) * work(inner, self.extents) > RECOMPUTE_SHARE * work(reader, self.extents):
+        if (again - 1) * work(inner, self.extents) > self.recompute_share * work(reader, self.extents):
             return True
         is_cascade = len(self._cascade(inner)) > 1 or bool(self._inner([inner]))
         return is_cascade and self.extents.get(inner.axis, 1) > INNER_LIMIT

@@ -79,7 +79,7 @@ class Builder:
         self._define(name, self.dims(axes), value, len(self._blocks) - 1)
 
     def fold(self, name: str, axes: tuple[str, ...], op: str, axis: str, body: Expr) -> None:
-        """`name[axes] = op over axis of body`: over the tile inside a loop along it, else over the whole axis."""
+        """`name[axes] = op over axis of body`: over the tile in a loop along it, else over the whole axis."""
         depth = len(self._blocks) - 1
         value = Reduce(op, axis, self._place(body, depth))
         self._define(name, self._ordered(value, axes), value, depth)

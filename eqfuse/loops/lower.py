@@ -175,7 +175,7 @@ class _KernelLowering:
     def _rest(
         self, name: str, local: Mapping[tuple[str, ...], list[Output]], mapped: Iterable[list[Output]]
     ) -> Kernel:
-        """The kernel that ends every group and stores the outputs that it can, and the states that others need."""
+        """The kernel that ends every group, and stores outputs and the states that `mapped` outputs need."""
         build = self._builder(self._plan.parallel)
         self._groups(build, self._plan.groups)
         for axes, outputs in local.items():

@@ -10,7 +10,8 @@ A `Loop` visits its axis tile by tile, in order, from `start` to `stop`; inside 
 for the positions of the current tile and `Reduce(op, axis, ...)` folds over that tile alone.
 With `unit` the tile is a single position. Outside a loop over its axis, a `Reduce` folds over the
 whole axis. `dims` are the axes other than the parallel ones that a value has a component for
-(the tile's own axis among them); a `Local` reads a `Let` or `Carried` of the same kernel.
+(the tile's own axis among them); a `Local` reads a `Let` or `Carried` of the same kernel. A `Reduce`
+is the whole right-hand side of a `Let`, never part of another expression.
 
 A carried value starts as `init`; after each tile it becomes the `Let` named `next` in the body;
 after the loop its name stands for the last value (for `init`, when the loop visits nothing).
@@ -72,7 +73,8 @@ class Kernel:
 class Buffer:
     """A tensor that a kernel writes: an output of the program, or a temporary between kernels.
 
-    `dtype` None means: the promoted dtype of the inputs that the value is made from.
+    `dtype` None means: the promoted dtype of the inputs that the value is made from; "acc": the
+    type that reductions accumulate in (f32, or f64 if any input is f64).
     """
 
     name: str

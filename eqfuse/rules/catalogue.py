@@ -21,16 +21,19 @@ def _title(pattern: str) -> str:
 
 
 def _dependence() -> tuple[Rule, ...]:
-    """`fixed`, `varies` and `cascaded` follow the structure of terms."""
+    """`fixed`, `varies`, `plain` (no reduction over the axis inside) and `cascaded` (one inside) follow the structure of terms."""
     rules: list[Rule] = []
     for p in _UNARY:
         t = _title(p)
         rules.append(Infer(f"fixed-{t}", f"fixed({p}, X)", ("fixed(a, X)",), "a function of a fixed value is fixed"))
         rules.append(Infer(f"varies-{t}", f"varies({p}, X)", ("varies(a, X)",), "its argument may vary"))
+        rules.append(Infer(f"plain-{t}", f"plain({p}, X)", ("plain(a, X)",), "no such reduction inside"))
         rules.append(Infer(f"cascaded-{t}", f"cascaded({p}, X)", ("cascaded(a, X)",), "contains such a reduction"))
     for p in _BINARY:
         t = _title(p)
         both = ("fixed(a, X)", "fixed(b, X)")
+        neither = ("plain(a, X)", "plain(b, X)")
+        rules.append(Infer(f"plain-{t}", f"plain({p}, X)", neither, "no such reduction inside"))
         rules.append(Infer(f"fixed-{t}", f"fixed({p}, X)", both, "a function of fixed values is fixed"))
         for side in "ab":
             rules.append(Infer(f"varies-{t}-{side}", f"varies({p}, X)", (f"varies({side}, X)",), "an argument may vary"))
@@ -45,6 +48,8 @@ def _dependence() -> tuple[Rule, ...]:
             Infer(f"cascaded-where-{side}", f"cascaded({where}, X)", (f"cascaded({side}, X)",), "contains such a reduction")
         )
     rules += [
+        Infer("plain-where", f"plain({where}, X)", ("plain(p, X)", "plain(a, X)", "plain(b, X)"), "no such reduction inside"),
+        Infer("plain-reduce", "plain(fold[R, D](e), X)", ("plain(e, X)", "X != D"), "no such reduction inside"),
         Infer("fixed-bound", "fixed(fold[R, D](e), D)", (), "a reduction does not depend on the axis it binds"),
         Infer("fixed-reduce", "fixed(fold[R, D](e), X)", ("fixed(e, X)",), "its body does not depend on X"),
         Infer("varies-reduce", "varies(fold[R, D](e), X)", ("varies(e, X)", "X != D"), "its body varies along X"),
@@ -74,6 +79,7 @@ SIGNS = RuleSet(
         Infer("nonneg-where", "nonneg(where(p, a, b))", ("nonneg(a)", "nonneg(b)"), "either branch"),
         Infer("nonneg-reduce", "nonneg(fold[R, D](e))", ("nonneg(e)",), "a fold of nonnegatives"),
         Infer("le-max", "le(e, max[D](e))", ("r == max[D](e)",), "an element is at most the maximum"),
+        Infer("le-max-of", "le(a, max[D](b))", ("le(a, b)", "r == max[D](b)"), "a <= b <= max b"),
         Infer("le-maximum-left", "le(a, maximum(a, b))", ("r == maximum(a, b)",), "a <= max(a, b)"),
         Infer("le-maximum-right", "le(b, maximum(a, b))", ("r == maximum(a, b)",), "b <= max(a, b)"),
         Infer("le-prefix", "le(max[A](e), max[AB](e))", ("r == max[AB](e)", "s == max[A](e)"), "a longer prefix"),
@@ -132,6 +138,8 @@ SIMPLIFY = RuleSet(
         Rewrite("inv-inv", "inv(inv(a))", "a", (), "1/(1/a) = a", subsume=True),
         Rewrite("abs-nonneg", "abs(a)", "a", ("nonneg(a)",), "|a| = a where a >= 0"),
         Rewrite("square", "a * a", "sq(a)", (), "a a = a^2"),
+        Rewrite("exp-cancel-right", "exp(a) * exp(-a)", "1", (), "e^a e^-a = 1", subsume=True),
+        Rewrite("exp-cancel-left", "exp(-a) * exp(a)", "1", (), "e^-a e^a = 1", subsume=True),
         Rewrite("ratio-same", "ratio(a, a)", "1", (), "a/a = 1", subsume=True),
         Rewrite("delta-same", "delta(a, a)", "0", (), "a - a = 0", subsume=True),
     ),
@@ -143,6 +151,8 @@ LOGARITHMS = RuleSet(
     "logarithms",
     (
         Rewrite("log-exp", "log(exp(a))", "a", (), "log e^a = a", subsume=True),
+        Rewrite("exp-log", "exp(log(a))", "a", (), "e^(log a) = a", subsume=True),
+        Rewrite("exp-neg-log", "exp(-log(a))", "inv(a)", (), "e^(-log a) = 1/a", subsume=True),
         Rewrite("log-product", "log(a * b)", "log(a) + log(b)", ("nonneg(a)", "nonneg(b)"), "log(a b) = log a + log b"),
         Rewrite("log-inverse", "log(inv(a))", "-log(a)", ("nonneg(a)",), "log(1/a) = -log a"),
     ),
@@ -251,7 +261,7 @@ HOIST = RuleSet(
             "interchange",
             "sum[D](w * sum[F](f))",
             "sum[F](sum[D](w * f))",
-            ("fixed(w, F)", "cascaded(f, D)"),
+            ("fixed(w, F)", "cascaded(f, D)", "plain(f, F)"),
             "sums commute (Fubini), so that the cascade over one axis is seen",
             subsume=True,
         ),
@@ -259,7 +269,7 @@ HOIST = RuleSet(
             "interchange-plain",
             "sum[D](sum[F](f))",
             "sum[F](sum[D](f))",
-            ("cascaded(f, D)",),
+            ("cascaded(f, D)", "plain(f, F)"),
             "sums commute (Fubini), so that the cascade over one axis is seen",
             subsume=True,
         ),

@@ -60,7 +60,7 @@ class Encoder:
     ) -> str:
         """The name of the term of `expr`; the commands that define it are added to `lines`.
 
-        Reductions and sizes of an axis are over its `part`. `local` gives the terms of states by name;
+        Reductions of an axis are over its `part`. `local` gives the terms of states by name;
         subexpressions for which `opaque` holds become leaves.
         """
         terms: dict[Expr, str] = {}
@@ -95,10 +95,11 @@ class Encoder:
                 return self.number(value)
             case Local(name, _) if name in local:
                 return local[name]
-            case Size(axis):
-                text = f'(Red "sum" "{axis}" "{part}" {ONE})'
             case Reduce(op, axis, body) if not opaque(expr):
                 text = f'(Red "{op}" "{axis}" "{part}" {terms[body]})'
+            case Call("div", (a, Size(axis))) if not opaque(expr) and _reads_reduction(a):
+                # a mean: what divides a sum over a part is the number of positions of that part
+                text = f'(Mul {terms[a]} (Inv (Red "sum" "{axis}" "{part}" {ONE})))'
             case Call(fn, args) if not opaque(expr):
                 text = self._call(expr, fn, [terms[a] for a in args])
             case _:
@@ -125,7 +126,7 @@ class Encoder:
             return f"({_BINARY[fn]} {args[0]} {args[1]})"
         if fn in CASTS and not self.strict_casts:
             return f'(Cast "{fn}" {args[0]})'
-        if not any(isinstance(node, Reduce | Local | Size) for node in walk(expr)):
+        if not _reads_reduction(expr):
             return self.leaf(expr)
         match args:
             case [a]:
@@ -141,7 +142,7 @@ class Encoder:
         lines: list[str] = []
         for text, const in self.numbers.items():
             term = f'(Num "{text}")'
-            lines += [f'(fixed {term} "{axis}")' for axis in axes]
+            lines += [f'(fixed {term} "{axis}") (plain {term} "{axis}")' for axis in axes]
             if abs(const.value) != float("inf"):
                 lines.append(f"(constant {term})")
             if const.value >= 0:
@@ -151,7 +152,8 @@ class Encoder:
         for name, expr in self.leaves.items():
             free = free_axes(expr)
             term = f"(Leaf {quote(name)})"
-            lines += [f'({"varies" if axis in free else "fixed"} {term} "{axis}")' for axis in axes]
+            for axis in axes:
+                lines.append(f'({"varies" if axis in free else "fixed"} {term} "{axis}") (plain {term} "{axis}")')
             if isinstance(expr, Size):
                 lines.append(f"(nonneg {term})")
         return lines
@@ -196,6 +198,10 @@ class Encoder:
         if head in _DECODE_UNARY:
             return call(_DECODE_UNARY[head], *args)
         return call(_DECODE_BINARY[head], *args)
+
+
+def _reads_reduction(expr: Expr) -> bool:
+    return any(isinstance(node, Reduce | Local) for node in walk(expr))
 
 
 def _guarded(fn: str, value: Expr) -> Expr:

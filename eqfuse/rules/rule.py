@@ -30,6 +30,7 @@ RELATIONS: Mapping[str, tuple[str, ...]] = {
     "bounded": ("E",),
     "aggregate": ("E",),
     "cascaded": ("E", "String"),
+    "plain": ("E", "String"),
     "want": ("E", "String"),
     "factors": ("E", "E", "E", "String"),
     "addends": ("E", "E", "E", "String"),

@@ -6,16 +6,17 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from egglog import bindings
 
 from eqfuse.errors import BudgetError
 from eqfuse.rules.rule import RELATIONS, RuleSet, prelude
 
-MAX_NODES = 60_000
-"""E-nodes (and facts) after which saturation is abandoned and reported."""
+MAX_MATCHES = 200_000
+"""Matches of rules after which saturation is abandoned and reported; a match adds a node or a fact at most."""
 
-MAX_ROUNDS = 40
+MAX_ROUNDS = 100
 
 
 @dataclass(frozen=True)
@@ -64,36 +65,49 @@ class Saturation:
     graph: bindings.EGraph
     rulesets: tuple[RuleSet, ...]
     report: Report = field(default_factory=Report)
+    _exhausted: bool = False
+    _commands: dict[str, Any] = field(default_factory=dict)
 
     def run(self, program: Sequence[str]) -> None:
         """Terms and facts as egglog commands."""
         self.graph.run_program(*self.graph.parse_program("\n".join(program)))
 
     def saturate(self) -> None:
-        """All rule sets, round after round, each to its own fixed point, until none adds anything.
+        """All rule sets, round after round, until none adds anything.
+
+        The first set (unit laws, which retire the longer form) runs to its fixed point before every step of
+        another: 0 * a must be 0 before a rule can multiply it again.
 
         Raises BudgetError when the budget is spent first; the report says how far it came.
         """
-        schedule = " ".join(f"(run-schedule (saturate (run {r.name})))" for r in self.rulesets[:-1])
-        schedule += f" (run-schedule (run {self.rulesets[-1].name}))"
-        commands = self.graph.parse_program(schedule)
-        for _ in range(MAX_ROUNDS):
-            updated = False
-            for command in commands:
-                (output,) = self.graph.run_program(command)
-                updated |= output.report.updated
-                for name, count in output.report.num_matches_per_rule.items():
-                    self.report.matches[name] = self.report.matches.get(name, 0) + count
+        updated = True
+        while updated and self.report.rounds < MAX_ROUNDS and not self._exhausted:
+            updated = any([self._step(ruleset) for ruleset in self.rulesets[1:]])
             self.report.rounds += 1
-            size = sum(len(f.rows) for f in self.graph.freeze().functions.values())
-            if not updated or size > MAX_NODES:
-                break
+        updated |= self._exhausted
         self.report.saturated = not updated
         if updated:
             raise BudgetError(
-                f"saturation stopped after {self.report.rounds} rounds with {size} e-nodes and facts",
-                hint="the program is too large for the budget: give parts of it names and compile them apart",
+                f"saturation stopped after {self.report.rounds} rounds and {sum(self.report.matches.values())} matches",
+                hint="the program is too large for the budget: compile parts of it apart",
             )
+
+    def _step(self, ruleset: RuleSet) -> bool:
+        """Unit laws to their fixed point, then one step of a rule set; whether that added anything."""
+        while self._run(self.rulesets[0]):
+            pass
+        return self._run(ruleset)
+
+    def _run(self, ruleset: RuleSet) -> bool:
+        if self._exhausted:
+            return False
+        if ruleset.name not in self._commands:
+            (self._commands[ruleset.name],) = self.graph.parse_program(f"(run-schedule (run {ruleset.name}))")
+        (output,) = self.graph.run_program(self._commands[ruleset.name])
+        for name, count in output.report.num_matches_per_rule.items():
+            self.report.matches[name] = self.report.matches.get(name, 0) + count
+        self._exhausted = sum(self.report.matches.values()) > MAX_MATCHES
+        return bool(output.report.updated)
 
     def read(self) -> Graph:
         """The e-graph as plain data. Retired forms are left out where their class has another."""

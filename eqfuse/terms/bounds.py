@@ -52,13 +52,20 @@ def check_bounds(
     extents: Mapping[str, int],
     scalars: Mapping[str, Any],
 ) -> None:
-    """Raises BindError for a read that is outside its tensor at some position.
+    """Raises BindError for a read that is outside its tensor at some position, or an integer division by 0.
 
     Reads under a `where` (or after an `and`) count only where its condition selects them. What sizes
     and scalars do not decide (gathers, conditions on data) is accepted: outside positions read as 0.
     """
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
-    for load, guards in _reads([output.expr for output in program.outputs]):
+    roots = [output.expr for output in program.outputs]
+    for node in walk(*roots):
+        if isinstance(node, Call) and node.fn in ("floordiv", "mod") and box.range(node.args[1]) == (0, 0):
+            span = locate(program.source, show(node)) or locate(program.source, show(node.args[1]))
+            raise BindError(
+                f"{show(node)} divides by 0", source=program.source, span=span, hint="give a divisor above 0"
+            )
+    for load, guards in _reads(roots):
         for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
             if isinstance(index, Axis):
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from eqfuse.errors import BudgetError
 from eqfuse.terms.nodes import Axis, Expr, Reduce, Size, children, free_axes, rebuild
 
-MAX_NODES = 50_000
+MAX_NODES = 20_000
 """Nodes that inlining may build for one program."""
 
 

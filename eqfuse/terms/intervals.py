@@ -65,7 +65,12 @@ class Box:
                 if not left.terms:
                     return right.scaled(left.constant)
                 return Affine({expr: 1}, 0) if right.terms else left.scaled(right.constant)
-            case Call("floordiv" | "mod" | "maximum" | "minimum" | "abs" | "sq", args):
+            case Call("floordiv" | "mod", (first, second)):
+                divisor = self.range(second)
+                # A division by 0 has no value, so it must not cancel.
+                defined = divisor is not None and divisor[0] > 0 and self.affine(first) is not None
+                return Affine({expr: 1}, 0) if defined else None
+            case Call("maximum" | "minimum" | "abs" | "sq", args):
                 return None if any(self.affine(arg) is None for arg in args) else Affine({expr: 1}, 0)
             case _:
                 return None

@@ -1,16 +1,22 @@
 """Runs a tile program on torch CPU tensors, in large tiles.
 
-Only tiles and outputs are ever allocated. Threads: torch's own, inside the operations on a tile. The
-alternative, one grid block per thread of a pool, was measured on 2 cores: over rows of 4096 columns both
-take the same time; for attention-like tiles of 256 x 512 the pool gains a tenth, and with tiles of
-64 x 128 it loses half. It would need `torch.set_num_threads(1)`, which is global to the process (MKL's
-part of it at once), so the caller's own torch code would pay. Large tiles make the difference small.
+Only tiles and outputs are ever allocated. Blocks of the grid run on a pool of threads, in each of which
+torch uses one thread. The alternative, torch's own threads inside every operation, was measured on 2
+cores. Idle, they are equal on softmax over 4096 x 4096 in tiles of 256 Ki elements, and the pool gains a
+tenth on attention in tiles of 256 x 512. While other processes want the cores, every operation of the
+alternative waits for its slower half: it took 2 to 16 s where one thread took half a second. A program of
+few blocks or little data runs on the calling thread, with torch's threads.
 """
 
 from __future__ import annotations
 
+import itertools
 import linecache
-from collections.abc import Callable, Mapping
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -18,25 +24,33 @@ import torch
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.cpu_source import source_of
-from eqfuse.tile.nodes import Let, LoadTile, TileProgram
+from eqfuse.tile.nodes import Kernel, Let, LoadTile, TileProgram
 from eqfuse.tile.storage import buffer_dtypes, resolve_extents
 from eqfuse.tile.walk import nested
 
-KernelFunction = Callable[
-    [Mapping[str, torch.Tensor], Mapping[str, float | int | bool], Mapping[str, int]], None
-]
+Tensors = Mapping[str, torch.Tensor]
+Scalars = Mapping[str, float | int | bool]
+Starts = tuple[int, ...]
+KernelFunction = Callable[[Tensors, Scalars, Mapping[str, int], Iterable[Starts]], None]
+
+SMALL_ELEMENTS = 1 << 16
+"""Programs whose tensors have fewer elements than this are not worth waking a pool for."""
 
 
 class CpuProgram:
-    """A tile program compiled to Python over torch; `text` is that Python, as a module of its own."""
+    """A tile program compiled to Python over torch; `text` is that Python, as a module of its own.
 
-    def __init__(self, program: TileProgram, source: Program) -> None:
+    `threads` (default: as many as torch uses) is how many blocks run at once.
+    """
+
+    def __init__(self, program: TileProgram, source: Program, threads: int | None = None) -> None:
         self.program = program
         self.source = source
+        self.threads = threads
         self.text, names = source_of(program)
         file = f"<eqfuse cpu {', '.join(kernel.name for kernel in program.kernels)}>"
         namespace: dict[str, Any] = {}
-        exec(compile(self.text, file, "exec"), namespace)
+        exec(compile(self.text, file, "exec"), namespace)  # noqa: S102  (text that this package wrote)
         linecache.cache[file] = (len(self.text), None, self.text.splitlines(keepends=True), file)
         self._kernels: tuple[KernelFunction, ...] = tuple(namespace[name] for name in names)
         self._dtypes = buffer_dtypes(program)
@@ -54,9 +68,15 @@ class CpuProgram:
         sizes = resolve_extents(self.program, extents, shards)
         buffers = buffers_for(self.program, extents, shards, self._dtypes)
         memory = {name: self._input(name, tensor) for name, tensor in tensors.items()} | buffers
-        with torch.no_grad():
-            for kernel in self._kernels:
-                kernel(memory, scalars, sizes)
+        small = sum(tensor.numel() for tensor in memory.values()) < SMALL_ELEMENTS
+        threads = 1 if small else self.threads or torch.get_num_threads()
+        for kernel, function in zip(self.program.kernels, self._kernels, strict=True):
+            blocks = _blocks(kernel, sizes)
+            if threads > 1 and len(blocks) >= 2 * threads:
+                _on_pool(threads, blocks, partial(function, memory, scalars, sizes))
+            else:
+                with torch.no_grad():
+                    function(memory, scalars, sizes, blocks)
         return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
 
     def _input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -64,6 +84,61 @@ class CpuProgram:
         if wanted is None or not (tensor.is_floating_point() or TORCH_DTYPES[wanted].is_floating_point):
             return tensor.detach()
         return tensor.detach().to(TORCH_DTYPES[wanted])
+
+
+def _blocks(kernel: Kernel, sizes: Mapping[str, int]) -> Sequence[Starts]:
+    """The first positions of every block of the grid; the first axis varies fastest."""
+    steps = {block.axis: block.size or 1 for block in kernel.blocks}
+    ranges = [range(0, sizes[axis], steps[axis]) for axis in reversed(kernel.grid)]
+    return [starts[::-1] for starts in itertools.product(*ranges)]
+
+
+class _Shared(Iterator[Starts]):
+    """Blocks that several threads take from, each block going to one."""
+
+    def __init__(self, blocks: Iterable[Starts]) -> None:
+        self._blocks = iter(blocks)
+        self._lock = threading.Lock()
+
+    def __next__(self) -> Starts:
+        with self._lock:
+            return next(self._blocks)
+
+
+def _on_pool(threads: int, blocks: Iterable[Starts], work: Callable[[Iterable[Starts]], None]) -> None:
+    """Runs `work` in every thread of the pool on blocks that they share; raises what the first of them raised."""
+    shared = _Shared(blocks)
+
+    def worker() -> None:
+        with torch.no_grad():
+            work(shared)
+
+    futures = [_pool(threads, os.getpid()).submit(worker) for _ in range(threads)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise errors[0]
+
+
+@lru_cache(maxsize=1)
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """Threads in which torch computes alone; one pool per process, for a fork has none of its parent's threads.
+
+    torch keeps the number per thread, but notes the last one set for threads that are yet to start:
+    that note is put back.
+    """
+    before = torch.get_num_threads()
+    started = threading.Barrier(threads + 1)
+
+    def alone() -> None:
+        torch.set_num_threads(1)
+        started.wait()
+
+    pool = ThreadPoolExecutor(threads, "eqfuse", initializer=alone)
+    for _ in range(threads):
+        pool.submit(int)
+    started.wait()
+    torch.set_num_threads(before)
+    return pool
 
 
 def _loaded_dtypes(program: TileProgram) -> dict[str, str]:

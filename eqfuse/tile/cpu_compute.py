@@ -187,7 +187,8 @@ def _where(w: Writer, value: Value, condition: Item, left: Item, right: Item) ->
         if number is not None and arg.is_real and w.reusable(arg, others, full, value.dtype):
             return _in_place(w, value, arg, f"{arg.text}.masked_fill_({mask}, {number!r})")
     texts = [
-        repr(arg.number) if arg.number is not None and arg.is_real and len(shaped) == 1 else arg.text for arg in (left, right)
+        repr(arg.number) if arg.number is not None and arg.is_real and len(shaped) == 1 else arg.text
+        for arg in (left, right)
     ]
     text = w.let(value.name, f"torch.where({condition.text}, {', '.join(texts)})")
     item = Item(text, value.dims, value.dtype, full)

@@ -3,7 +3,7 @@
 Blocks are clipped: the last one is smaller, so every `Bound` holds and costs nothing. Accesses by
 plain positions are slices, affine ones strided views, only the rest gathers. A value that nothing
 reads any more is overwritten in place, or deleted. Each kernel becomes a function of the tensors,
-the scalars and the sizes, its grid the outer loops.
+the scalars, the sizes, and the blocks of the grid that it runs.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ from eqfuse.tile.torch_ops import checked, finite, fold_empty, gather, invertibl
 def source_of(program: TileProgram) -> tuple[str, tuple[str, ...]]:
     """Python source for `program`, and the names of its functions in the order in which to call them.
 
-    Each function takes (tensors, scalars, sizes), mappings by name: input and buffer tensors, run-time
-    scalars as Python numbers, and the extent of every axis. It writes the buffers.
+    Each function takes (tensors, scalars, sizes, blocks): input and buffer tensors, run-time scalars as
+    Python numbers, the extent of every axis, each a mapping by name, and the blocks of the grid to run,
+    an iterable of their first positions in the order of the kernel's grid. It writes the buffers.
     """
     texts, names = [HEADER], []
     taken = names_in(HEADER)
@@ -68,16 +69,16 @@ def source_of(program: TileProgram) -> tuple[str, tuple[str, ...]]:
 
 def _kernel_source(kernel: Kernel, program: TileProgram, taken: set[str], name: str) -> str:
     w = Writer(kernel, program, taken)
-    outer: list[Line] = []
-    level = outer
-    for axis in reversed(kernel.grid):
-        inner: list[Line] = []
-        level.append(Line(w.walk(axis, "0", w.size(axis), inner), body=inner))
-        level = inner
-    w.open(kernel.body, level, ())
+    body: list[Line] = []
+    starts = [w.block(axis, w.size(axis), body) for axis in kernel.grid]
+    w.open(kernel.body, body, ())
     _body(w, kernel.body)
+    positions = f"{', '.join(starts)}{',' if len(starts) == 1 else ''}" if starts else "_"
+    outer = [Line(f"for {positions} in blocks:", body=body)]
     kept = needed(w.head + outer)
-    return f"def {name}(tensors, scalars, sizes):\n" + "\n".join(rendered(kept) or ["    pass"]) + "\n"
+    return (
+        f"def {name}(tensors, scalars, sizes, blocks):\n" + "\n".join(rendered(kept) or ["    pass"]) + "\n"
+    )
 
 
 def _body(w: Writer, body: Sequence[Stmt]) -> None:

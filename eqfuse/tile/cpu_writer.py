@@ -47,7 +47,7 @@ class Writer:
         self.blocks = {block.axis: block for block in kernel.blocks}
         self.domains = dict(program.domains)
         self.buffers = {buffer.name for buffer in program.buffers}
-        self.taken = {*taken, *dir(builtins), "tensors", "scalars", "sizes"}
+        self.taken = {*taken, *dir(builtins), "tensors", "scalars", "sizes", "blocks"}
         self.head: list[Line] = []
         self.items: dict[str, Item] = {}
         self.inputs: dict[str, str] = {}
@@ -98,15 +98,22 @@ class Writer:
         return self.constants[key]
 
     def walk(self, axis: str, start: str, stop: str, body: list[Line]) -> str:
-        """The header of a loop over the blocks of an axis; the block's range is defined in its body."""
-        block = self.blocks[axis]
-        step = 1 if block.kind == "unit" or block.size is None else block.size
+        """The header of a loop over the blocks of an axis."""
+        first = self.block(axis, stop, body)
+        step = self._step(axis)
+        return f"for {first} in range({start}, {stop}{f', {step}' if step > 1 else ''}):"
+
+    def block(self, axis: str, stop: str, body: list[Line]) -> str:
+        """The variable of a block's first position; where the block ends is computed in `body`."""
+        step = self._step(axis)
         first = self.starts[axis] = self.fresh(f"{axis}_start" if step > 1 else f"{axis}_at")
         last = self.stops[axis] = self.fresh(f"{axis}_stop")
-        body.append(
-            Line(f"{last} = min({first} + {step}, {stop})" if step > 1 else f"{last} = {first} + 1", last)
-        )
-        return f"for {first} in range({start}, {stop}{f', {step}' if step > 1 else ''}):"
+        end = f"min({first} + {step}, {stop})" if step > 1 else f"{first} + 1"
+        body.append(Line(f"{last} = {end}", last))
+        return first
+
+    def _step(self, axis: str) -> int:
+        return self.blocks[axis].size or 1
 
     def start(self, axis: str) -> str:
         return "0" if self.blocks[axis].kind == "whole" else self.starts[axis]

@@ -176,7 +176,8 @@ class Let:
 
 @dataclass(frozen=True)
 class Carried:
-    """`value` is `init` before the first iteration and `next` (defined in the body) after each."""
+    """`value` is `init` before the first iteration and `next` (visible at the end of the body) after each;
+    every `next` of a loop is read before any value is replaced."""
 
     value: Value
     init: Value

@@ -57,7 +57,7 @@ def checked(what: str, index: Index, extent: int, mask: torch.Tensor | None = No
 
 def _outside(what: str, position: int, extent: int) -> BindError:
     return BindError(
-        f"{what}: position {position} is outside a dimension of {extent}",
+        f"{what!r}: position {position} is outside a dimension of {extent}",
         hint=f"check the index tensors and sizes: positions run from 0 to {extent - 1}",
     )
 

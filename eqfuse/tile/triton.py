@@ -64,7 +64,6 @@ def emit(
         [
             *module.docstring(),
             "",
-            *module.remarks(),
             "import torch",
             "import triton",
             "import triton.language as tl",
@@ -146,11 +145,6 @@ class _Module:
         lines += ["", "Call:", "", f"    {result} = {self._name}({', '.join(self._arguments())})"]
         text = "\n".join(lines).replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
         return f'"""{text}\n"""'.splitlines()
-
-    def remarks(self) -> list[str]:
-        """A note to linters where the program uses a letter that looks like a digit."""
-        letters = {*self._axes, *self._source.scalars, *map(str, self._root)} & {"l", "I", "O"}
-        return ["# ruff: noqa: E741 (names are the program's)", ""] if letters else []
 
     def tables(self, kernels: Sequence[KernelText], configs: Sequence[KernelConfig]) -> list[str]:
         lines = ["# Dtype and axes of every tensor; None where no plain access names the axis of a dim."]

@@ -51,9 +51,9 @@ def number(value: float | bool) -> Text:
 
 
 _INFIX = {
-    "add": ("+", ADD, ADD),
+    "add": ("+", ADD, MUL),
     "sub": ("-", ADD, MUL),
-    "mul": ("*", MUL, MUL),
+    "mul": ("*", MUL, UNARY),
     "div": ("/", MUL, UNARY),
     "lt": ("<", COMPARE, OR),
     "le": ("<=", COMPARE, OR),
@@ -61,10 +61,10 @@ _INFIX = {
     "ge": (">=", COMPARE, OR),
     "eq": ("==", COMPARE, OR),
     "ne": ("!=", COMPARE, OR),
-    "and": ("&", AND, AND),
-    "or": ("|", OR, OR),
+    "and": ("&", AND, ADD),
+    "or": ("|", OR, AND),
 }
-"""Symbol, precedence, and the precedence that the right operand needs."""
+"""Symbol, precedence, and the precedence that the right operand needs: tighter, for order is rounding."""
 
 _PREFIX = {"neg": "-", "not": "~"}
 
@@ -91,7 +91,7 @@ def call(fn: str, *args: Text | str) -> Text:
 
 
 def convert(value: Text, dtype: str, *, scalar: bool, use: Callable[[str], str]) -> Text:
-    """`value` in another dtype, rounded half to even; beyond f8e4m3's range it is NaN, as in torch."""
+    """`value` in another dtype, rounded half to even; f8e4m3 saturates, as in torch."""
     if dtype == "f8e4m3":
         return call(use("to_f8e4m3"), value)
     if scalar:  # may be a plain number, which has no methods
@@ -252,8 +252,8 @@ def tanh_f64(x):
 """,
     "to_f8e4m3": """
 def to_f8e4m3(x):
-    # Triton saturates at the largest number, 448; torch makes NaN of what rounds beyond it.
-    return tl.where(tl.abs(x) > 464.0, float("nan"), x).to(tl.float8e4nv)
+    # Beyond the largest number is that number, on every target, as in torch.
+    return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 """,
 }
 """Helper sources by the function that they stand for, in the order in which a module prints them."""

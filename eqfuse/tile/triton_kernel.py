@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from eqfuse.tile.dtypes import INTEGERS, NARROW
+from eqfuse.tile.exponents import log2_scaled, scalar_factor
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -37,6 +38,7 @@ from eqfuse.tile.nodes import (
 from eqfuse.tile.triton_functions import (
     ATOM,
     HELPERS,
+    LN_2,
     LOG2_E,
     TRITON_DTYPES,
     Text,
@@ -72,8 +74,8 @@ class Names:
         return name
 
     def local(self, wanted: str) -> str:
-        """A name for a value of the tile program, whose own number (`x_2`) only made it unique there."""
-        return self.new(re.sub(r"_\d+$", "", wanted))
+        """A name for a value of the tile program, where numbers and dtypes (`x_2_f32`) only tell copies apart."""
+        return self.new(re.sub(r"_(\d+|f32|f64)(?=_|$)", "", wanted))
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -167,6 +169,7 @@ class _Writer:
         self._name = name
         self._tables = tables
         self._uses = Uses(kernel)
+        self._scaled = log2_scaled(kernel)
         self._blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
         self._names = Names((name,))
         self._parameters = self._collect()
@@ -346,6 +349,10 @@ class _Writer:
                 return "tl." not in code or len(self._uses.readers(value)) == 1
             case Bound():
                 return code == "True" or len(self._uses.readers(value)) == 1
+            case LoadTile():
+                return self._uses.is_inlined(value)
+            case Cast(source) if isinstance(self._uses.ops.get(source.name), LoadTile):
+                return self._uses.is_inlined(value) and "tl.load" not in code
             case _:
                 return self._uses.is_inlined(value) and len(code) <= _INLINE_COLUMNS
 
@@ -379,7 +386,7 @@ class _Writer:
             name = self._pieces[item.init.name].text.code
         else:
             name = self._names.local(value.name)
-            self._assign(name, self._full(self._pieces[item.init.name], value))
+            self._assign(name, self._full(self._piece(item.init, scaled=value.name in self._scaled), value))
         self._pieces[value.name] = Piece(Text(name), value.dims)
         if self._uses.updates_in_place(loop, path, item):
             self._variables[item.next.name] = name
@@ -395,11 +402,12 @@ class _Writer:
                 self._pieces[item.next.name] = Piece(Text(name), piece.dims, piece.thin)
         for item in moves:
             name = self._pieces[item.value.name].text.code
-            self._assign(name, self._full(self._pieces[item.next.name], item.value))
+            scaled = item.value.name in self._scaled
+            self._assign(name, self._full(self._piece(item.next, scaled=scaled), item.value))
 
     def _store(self, stmt: Store) -> None:
         dims = stmt.value.dims or self._union(stmt.index)
-        piece = self._aligned(self._pieces[stmt.value.name], dims)
+        piece = self._aligned(self._piece(stmt.value), dims)
         pointer, _ = self._pointer(stmt.tensor, stmt.index, dims)
         arguments = [pointer.code, piece.text.code]
         if stmt.mask is not None and (mask := self._mask(stmt.mask, dims)).text.code != "True":
@@ -409,7 +417,19 @@ class _Writer:
     # Expressions --------------------------------------------------------------------------------
 
     def _code(self, value: Value) -> str:
-        return self._pieces[value.name].text.code
+        return self._piece(value).text.code
+
+    def _piece(self, value: Value, *, scaled: bool = False) -> Piece:
+        """How a value reads, `scaled` by log2(e) or plain, whichever of the two it is kept as."""
+        piece = self._pieces[value.name]
+        if scaled == (value.name in self._scaled):
+            return piece
+        if not scaled:
+            return Piece(infix("mul", piece.text, Text(LN_2)), piece.dims, piece.thin)
+        op = self._uses.ops.get(value.name)
+        if isinstance(op, (Constant, Fill)):
+            return Piece(number(op.number * float(LOG2_E) if op.number else op.number))
+        return Piece(infix("mul", piece.text, Text(LOG2_E)), piece.dims, piece.thin)
 
     def _use(self, helper: str) -> str:
         self._helpers.add(helper)
@@ -434,9 +454,9 @@ class _Writer:
             case Bound(axis, stop):
                 return self._bound(axis, stop, value)
             case Align(source):
-                return self._aligned(self._pieces[source.name], value.dims)
+                return self._aligned(self._piece(source, scaled=value.name in self._scaled), value.dims)
             case Cast(source):
-                piece = self._pieces[source.name]
+                piece = self._piece(source)
                 return Piece(self._converted(piece, source.dtype, value.dtype), piece.dims, piece.thin)
             case Elementwise(fn, args):
                 return self._elementwise(fn, args, value)
@@ -455,7 +475,7 @@ class _Writer:
     def _bound(self, axis: str, stop: Value, value: Value) -> Piece:
         if not self._is_tile(axis):
             return Piece(Text("True"))
-        end = self._pieces[stop.name].text
+        end = self._piece(stop).text
         even = self._parameters.even.get(axis)
         if even is not None and isinstance(self._uses.ops.get(stop.name), Extent):
             end = Text(f"({self._parameters.blocks[axis]} if {even} else {end.code})")
@@ -490,14 +510,14 @@ class _Writer:
         return call("tl.broadcast_to", piece.text, self._shape(value.dims)) if piece.thin else piece.text
 
     def _elementwise(self, fn: str, args: tuple[Value, ...], value: Value) -> Piece:
-        pieces = [self._pieces[arg.name] for arg in args]
+        pieces = self._arguments(fn, args, value)
         tiles = [piece for piece in pieces if piece.dims]
         dims = value.dims if tiles else ()
         thin = frozenset.intersection(*(piece.thin for piece in tiles)) if tiles else frozenset()
         if fn in ("and", "or") and (known := [p for p in pieces if p.text.code != "True"]) != pieces:
             return (known[0] if known else pieces[0]) if fn == "and" else Piece(Text("True"))
         if fn == "exp" and value.dtype != "f64":
-            return Piece(call("tl.exp2", self._log2_scaled(args[0])), dims, thin)
+            return Piece(call("tl.exp2", pieces[0].text), dims, thin)
         computed = "f32" if value.dtype in INTEGERS else value.dtype
         texts = [
             self._converted(piece, arg.dtype, computed) if arg.dtype in NARROW else piece.text
@@ -513,19 +533,22 @@ class _Writer:
         )
         return Piece(text, dims, thin)
 
-    def _log2_scaled(self, value: Value) -> Text:
-        """`value * log2(e)`; where the value is a product with a number, that number takes the constant."""
-        op = self._uses.ops.get(value.name)
-        if isinstance(op, Elementwise) and op.fn == "mul" and self._uses.is_inlined(value):
-            for factor, other in (op.args, op.args[::-1]):
-                source = self._uses.ops.get(factor.name)
-                text = self._pieces[other.name].text
-                if isinstance(source, Constant):
-                    return infix("mul", text, number(source.number * float(LOG2_E)))
-                if isinstance(source, Argument):
-                    scaled = infix("mul", self._pieces[factor.name].text, Text(LOG2_E))
-                    return infix("mul", text, scaled)
-        return infix("mul", self._pieces[value.name].text, Text(LOG2_E))
+    def _arguments(self, fn: str, args: tuple[Value, ...], value: Value) -> list[Piece]:
+        """The operands of an elementwise function; those of `exp` and of scaled values times log2(e)."""
+        if fn == "exp" and value.dtype != "f64":
+            return [self._piece(args[0], scaled=True)]
+        if value.name not in self._scaled:
+            return [self._piece(arg) for arg in args]
+        factor = scalar_factor(Elementwise(fn, args))
+        if factor is None:
+            return [self._piece(arg, scaled=arg.dtype != "bool") for arg in args]
+        pieces = [self._piece(arg) for arg in args]
+        constant = Text(LOG2_E)
+        if fn == "div":  # by the scalar: x / s * c = x / (s / c)
+            pieces[factor] = Piece(infix("div", pieces[factor].text, constant))
+        else:
+            pieces[factor] = self._piece(args[factor], scaled=True)
+        return pieces
 
     def _is_non_negative(self, value: Value) -> bool:
         """Whether an integer is known not to be below 0."""
@@ -570,7 +593,7 @@ class _Writer:
         pointer = Text(self._parameters.pointers[tensor])
         covered: set[str] = set()
         for value, stride in zip(index, self._parameters.strides[tensor], strict=True):
-            piece = self._aligned(self._pieces[value.name], dims)
+            piece = self._aligned(self._piece(value), dims)
             covered |= set(piece.dims) - piece.thin
             if piece.text.code != "0":
                 pointer = infix("add", pointer, infix("mul", piece.text, Text(stride)))
@@ -594,7 +617,7 @@ class _Writer:
     # Folds --------------------------------------------------------------------------------------
 
     def _reduce(self, fn: str, source: Value, axis: str, value: Value) -> Piece:
-        piece = self._pieces[source.name]
+        piece = self._piece(source, scaled=value.name in self._scaled)
         if not piece.dims or axis in piece.thin:
             piece = Piece(self._full(piece, source), source.dims)
         text = self._converted(piece, source.dtype, value.dtype)
@@ -609,9 +632,9 @@ class _Writer:
             smallest = 32 if axis == op.axis and dtype == "f8e4m3" else 16
             block = self._parameters.blocks[axis]
             self._least[block] = max(self._least.get(block, 1), smallest)
-        arguments = [self._full(self._pieces[side.name], side).code for side in (op.left, op.right)]
+        arguments = [self._full(self._piece(side), side).code for side in (op.left, op.right)]
         if op.accumulator is not None:
-            arguments.append(self._full(self._pieces[op.accumulator.name], op.accumulator).code)
+            arguments.append(self._full(self._piece(op.accumulator), op.accumulator).code)
         if dtype in ("f32", "f64"):
             arguments.append('input_precision="ieee"')
         if dtype == "f8e4m3":

@@ -40,6 +40,7 @@ class Uses:
     def __init__(self, kernel: Kernel) -> None:
         self.ops: dict[str, Op] = {}
         self._paths: dict[str, Path] = {}
+        self._casts: set[Path] = set()
         self._loops: dict[str, tuple[For, Path]] = {}
         self._direct: dict[str, list[tuple[Reader, Value | None]]] = {}
         for path, stmt in _statements(kernel.body):
@@ -50,6 +51,8 @@ class Uses:
             case Let(value, op):
                 self.ops[value.name] = op
                 self._paths[value.name] = path
+                if isinstance(op, Cast):
+                    self._casts.add(path)
                 for operand in operands(op):
                     self._read(operand, Reader(path, True), value if isinstance(op, Align) else None)
             case Store(_, index, value, mask):
@@ -80,12 +83,14 @@ class Uses:
         return None if None in found else [through for through in found if through is not None]
 
     def is_inlined(self, value: Value) -> bool:
-        """Whether the op can be written where it is read: read once, in the body that defines it."""
-        if not isinstance(self.ops.get(value.name), (Elementwise, Cast)):
-            return False
+        """Whether the op can be written where it is read: read once, in the body that defines it.
+        Of loads, only those whose element is converted are."""
+        op = self.ops.get(value.name)
         match self.readers(value):
-            case [Reader(path, True)]:
+            case [Reader(path, True)] if isinstance(op, (Elementwise, Cast)):
                 return path[:-1] == self._paths[value.name][:-1]
+            case [Reader(path, True)] if isinstance(op, LoadTile) and self.alignments(value) is None:
+                return path in self._casts and path[:-1] == self._paths[value.name][:-1]
             case _:
                 return False
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 LIMIT = 110
 """Columns of a generated line."""
 
@@ -18,10 +21,10 @@ def wrap(line: str) -> list[str]:
     start = _value_start(line)
     if _split_operators(line[start:]) and not line.endswith(("(", "[", "{")):
         return [f"{line[:start]}(", *_body(line[start:], indent), f"{indent})"]
-    opening = _last_opening(line)
-    if opening is None:
+    pair = _longest_pair(line)
+    if pair is None:
         return [line]
-    closing = _matching(line, opening)
+    opening, closing = pair
     return [line[: opening + 1], *_body(line[opening + 1 : closing], indent), f"{indent}{line[closing:]}"]
 
 
@@ -33,8 +36,19 @@ def _body(text: str, indent: str) -> list[str]:
         return [inner + text]
     parts = _split(text, (", ",))
     if len(parts) > 1:
-        return [piece for part in parts for piece in wrap(f"{inner}{part},")]
+        return [piece for part in parts for piece in _with_comma(inner + part)]
     return [piece for part in _split_operators(text) or [text] for piece in wrap(inner + part)]
+
+
+def _with_comma(line: str) -> list[str]:
+    """One of several things between commas."""
+    if len(line) < LIMIT:
+        return [f"{line},"]
+    indent = line[: len(line) - len(line.lstrip())]
+    plain = _value_start(line) == len(indent)
+    operands = _split_operators(line.strip()) if plain else []
+    *first, last = [piece for part in operands for piece in wrap(indent + part)] or wrap(line)
+    return [*first, f"{last},"]
 
 
 def _split_operators(text: str) -> list[str]:
@@ -57,24 +71,16 @@ def _split(text: str, marks: tuple[str, ...], *, keep: bool = False) -> list[str
 
 
 def _value_start(line: str) -> int:
-    """Where the right side of an assignment (or the whole statement) begins."""
-    for position, depth in _depths(line):
-        if depth == 0 and line.startswith(" = ", position):
-            return position + 3
-    return len(line) - len(line.lstrip())
+    """Where the right side of an assignment, or a keyword's argument, or else the whole line begins."""
+    target = re.match(r"\s*[\w, ]+ = |\s*\w+=(?!=)|\s*", line)
+    return target.end() if target else 0
 
 
-def _last_opening(line: str) -> int | None:
-    """The opening bracket of the last outermost pair that is not empty."""
-    found = None
-    for position, depth in _depths(line):
-        if depth == 0 and line[position] in _OPEN and line[position + 1] not in _CLOSE:
-            found = position
-    return found
-
-
-def _matching(line: str, opening: int) -> int:
-    return next(p for p, depth in _depths(line) if p > opening and depth == 0 and line[p] in _CLOSE)
+def _longest_pair(line: str) -> tuple[int, int] | None:
+    """The outermost pair of brackets that holds the most text; the last one among equals."""
+    edges = [(p, line[p] in _OPEN) for p, depth in _depths(line) if depth == 0 and line[p] in _OPEN + _CLOSE]
+    pairs = [(left, right) for (left, opens), (right, _) in pairwise(edges) if opens and right > left + 1]
+    return max(pairs, key=lambda pair: (pair[1] - pair[0], pair[0]), default=None)
 
 
 def _depths(text: str) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ functions count as inputs (a random function of its arguments).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ from eqfuse.terms.nodes import (
 from eqfuse.verify.field import P, Q
 
 OPAQUE = ("gelu", "erf", "sin", "cos", "floor", "round", "log", "sqrt", "rsqrt", "sign")
+LOGISTIC = ("sigmoid", "tanh", "silu")
+"""Made of an exponential; uninterpreted where they stand in an exponent."""
 SELECTIONS = ("where", "maximum", "minimum")
 TRANSPARENT = ("finite", "invertible", "abs", "neg", "relu", *CASTS)
 
@@ -79,7 +82,7 @@ def acceptance_bound(program: Program, extents: Mapping[str, int], p: int = P, q
     exponentials are independent variables and Schwartz-Zippel applies to every candidate that is built
     from the same exponentials, as repairs are. Otherwise Mirage's theorem is used.
     """
-    counter = _Counter(extents)
+    counter = _Counts(extents)
     degree, terms = 1, 1
     for output in program.outputs:
         form = counter.count(output.expr)
@@ -95,7 +98,7 @@ def acceptance_bound(program: Program, extents: Mapping[str, int], p: int = P, q
     return Bound(degree, terms, 1 - 1 / terms, MIRAGE)
 
 
-class _Counter:
+class _Counts:
     def __init__(self, extents: Mapping[str, int]) -> None:
         self._extents = extents
         self._memo: dict[Expr, _Quotient] = {}
@@ -116,7 +119,7 @@ class _Counter:
             case Call("exp", (arg,)):
                 steps = sum(1 for _ in _terms(arg))
                 return _Quotient(1, 1, steps)
-            case Call("sigmoid" | "tanh" | "silu", (arg,)):
+            case Call(fn, (arg,)) if fn in LOGISTIC:
                 return _Quotient(2, 2, 2 + sum(1 for _ in _terms(arg)), free_axes(node))
             case Call("add" | "sub", _):
                 return _sum(parts[0], parts[1])
@@ -185,7 +188,7 @@ def _atoms(expr: Expr, bound: frozenset[str], program: Program) -> Iterator[_Ato
     match expr:
         case Reduce(_, axis, body):
             yield from _atoms(body, bound | {axis}, program)
-        case Call("exp" | "sigmoid" | "tanh" | "silu", (arg,)):
+        case Call(fn, (arg,)) if fn == "exp" or fn in LOGISTIC:
             yield from _split(arg, bound, program)
             yield from _atoms(arg, bound, program)
         case _:
@@ -237,28 +240,35 @@ def _terms(arg: Expr) -> Iterator[Expr]:
 
 
 def _independent(atoms: list[_Atom]) -> bool:
-    """Whether every atom has, at every position of its bound axes, an input element that no other atom reads."""
+    """Whether every atom has, at every position of its bound axes, a random element that no other atom reads."""
     repeated: dict[Expr, frozenset[str]] = {}
     for atom in atoms:
         seen = repeated.get(atom.term, frozenset())
         repeated[atom.term] = seen | (atom.bound & free_axes(atom.term))
-    readers: dict[str, int] = {}
-    for term in repeated:
-        for tensor in {node.tensor for node in walk(term) if isinstance(node, Load)}:
-            readers[tensor] = readers.get(tensor, 0) + 1
-    return all(_has_own_input(term, bound, readers) for term, bound in repeated.items())
+    readers = Counter(key for term in repeated for key in {_key(source) for source in _sources(term)})
+    return all(_has_own_source(term, bound, readers) for term, bound in repeated.items())
 
 
-def _has_own_input(term: Expr, bound: frozenset[str], readers: Mapping[str, int]) -> bool:
-    nodes = list(walk(term))
-    if isinstance(term, Call) and term.fn in OPAQUE:
-        return True
-    accesses: dict[str, list[Load]] = {}
-    for node in nodes:
-        if isinstance(node, Load):
-            accesses.setdefault(node.tensor, []).append(node)
-    for tensor, found in accesses.items():
-        plain = {part.name for part in found[0].index if isinstance(part, Axis)}
-        if len(found) == 1 and readers[tensor] == 1 and bound <= plain:
+def _sources(term: Expr) -> Iterator[Expr]:
+    """Where a term's randomness comes from: inputs, and uninterpreted functions (of whatever they read)."""
+    if isinstance(term, Load) or (isinstance(term, Call) and term.fn in (*OPAQUE, *LOGISTIC)):
+        yield term
+    else:
+        for child in children(term):
+            yield from _sources(child)
+
+
+def _key(source: Expr) -> object:
+    return source.tensor if isinstance(source, Load) else source
+
+
+def _has_own_source(term: Expr, bound: frozenset[str], readers: Mapping[object, int]) -> bool:
+    sources = set(_sources(term))
+    counts = Counter(map(_key, sources))
+    for source in sources:
+        plain = free_axes(source)
+        if isinstance(source, Load):
+            plain = frozenset(part.name for part in source.index if isinstance(part, Axis))
+        if counts[_key(source)] == readers[_key(source)] == 1 and bound <= plain:
             return True
     return False

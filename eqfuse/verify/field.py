@@ -147,12 +147,16 @@ class FieldDomain:
         return FieldArray(exact % self.p, exact % self.q, exact.astype(np.float64))
 
     def draw(self, shadow: Reals, rng: np.random.Generator) -> FieldArray:
-        """Random values with the given shadows: plus or minus a square modulo p, anything modulo q."""
+        """Random values with the given shadows: plus or minus a square modulo p, anything modulo q.
+
+        0 and infinities have the residues 0.
+        """
         root = rng.integers(1, self.p, size=shadow.shape)
         square = root * root % self.p
         p = np.where(shadow < 0, self.p - square, square)
         q = rng.integers(1, self.q, shadow.shape)
-        return FieldArray(np.where(shadow == 0, 0, p), np.where(shadow == 0, 0, q), shadow)
+        random = (shadow != 0) & np.isfinite(shadow)
+        return FieldArray(np.where(random, p, 0), np.where(random, q, 0), shadow)
 
     # Elementwise functions
 
@@ -291,18 +295,19 @@ class FieldDomain:
         bad = np.isinf(x.shadow) | (x.shadow == 0)
         return self.where(bad, self.full((), 1.0), x) if bad.any() else x
 
-    def _sigmoid(self, x: FieldArray) -> FieldArray:
-        """1 / (1 + exp(-x)) modulo p; uninterpreted modulo q, so that it can stand in an exponent."""
-        one = self.full((), 1.0)
-        result = self._div(one, self._add(one, self._exp(self._neg(x))))
-        result.q = self._opaque("sigmoid", [x]).q
+    def _tanh(self, x: FieldArray) -> FieldArray:
+        """2 / (1 + exp(-2 x)) - 1 modulo p; uninterpreted modulo q, so that it can stand in an exponent."""
+        one, two = self.full((), 1.0), self.full((), 2.0)
+        halves = self._add(one, self._exp(self._neg(self._mul(two, x))))
+        result = self._sub(self._div(two, halves), one)
+        opaque = self._opaque("tanh", [x])
+        result.q, result.shadow = opaque.q, opaque.shadow
         return result
 
-    def _tanh(self, x: FieldArray) -> FieldArray:
-        two, one = self.full((), 2.0), self.full((), 1.0)
-        result = self._sub(self._mul(two, self._sigmoid(self._mul(two, x))), one)
-        # 2 sigmoid(2x) - 1 loses the digits of a small x.
-        result.shadow = self._floats.call("tanh", [x.shadow])
+    def _sigmoid(self, x: FieldArray) -> FieldArray:
+        half = self.full((), 0.5)
+        result = self._mul(half, self._add(self.full((), 1.0), self._tanh(self._mul(half, x))))
+        result.shadow = self._floats.call("sigmoid", [x.shadow])
         return result
 
     def _gelu(self, x: FieldArray) -> FieldArray:
@@ -322,7 +327,7 @@ class FieldDomain:
         known = [arg.p if arg.p is not None else arg.q for arg in args]
         residues = [residue for residue in known if residue is not None]
         if len(residues) == len(args):
-            if fn in ("erf", "sin", "cos"):
+            if fn in ("tanh", "erf", "sin", "cos"):
                 modulus = self.p if args[0].p is not None else self.q
                 residues = [np.where(args[0].shadow < 0, -residues[0] % modulus, residues[0])]
             key = self._key(fn)
@@ -413,6 +418,7 @@ class FieldDomain:
         return result
 
     def reduce(self, op: str, value: FieldArray, axis: int) -> FieldArray:
+        self.interpreted.add(op)
         count = value.shape[axis]
         rest = value.shape[:axis] + value.shape[axis:][1:]
         if count == 0:
@@ -489,21 +495,21 @@ def _exact_zeros(residue: Residues | None, shadow: Reals, scale: Callable[[], Re
     """The shadow, made 0 where the residue is and only rounding made it differ."""
     if residue is None:
         return shadow
-    zero = residue == 0
+    zero = (residue == 0) & np.isfinite(shadow)
     if not zero.any():
         return shadow
     return np.where(zero & (np.abs(shadow) <= _NEAR_ZERO * scale()), 0.0, shadow)
 
 
 def _marked(mark: np.uint8, elements: Truths | np.bool_) -> Marks | None:
-    return elements * mark if elements.any() else None
+    return np.asarray(elements * mark) if elements.any() else None
 
 
 def _joined(*marks: Marks | None, shape: tuple[int, ...] | None = None) -> Marks | None:
     known = [mark for mark in marks if mark is not None]
     if not known:
         return None
-    joined = reduce(np.bitwise_or, known)
+    joined: Marks = reduce(np.bitwise_or, known)
     return joined if shape is None or joined.shape == shape else np.broadcast_to(joined, shape)
 
 

@@ -25,12 +25,13 @@ class Pattern:
     """How one trial's shadows lie along every dimension of every tensor.
 
     order: of the magnitudes (of the values, for `signed`); sign: of the values; special: `ties` repeats
-    three values everywhere, `zeros` makes the first half along one dimension 0.
+    three values everywhere, `zeros` makes the first half along one dimension 0, `infinite` makes it -inf
+    in one of the tensors (where infinities are wanted).
     """
 
     order: Literal["random", "ascending", "descending", "middle"]
     sign: Literal["positive", "negative", "mixed", "signed"]
-    special: Literal["", "ties", "zeros"] = ""
+    special: Literal["", "ties", "zeros", "infinite"] = ""
 
 
 PATTERNS = (
@@ -46,10 +47,10 @@ PATTERNS = (
     Pattern("middle", "mixed"),
     Pattern("random", "mixed", "zeros"),
     Pattern("descending", "signed"),
-    Pattern("random", "negative"),
+    Pattern("random", "negative", "infinite"),
     Pattern("middle", "signed"),
     Pattern("random", "positive", "ties"),
-    Pattern("random", "mixed"),
+    Pattern("random", "mixed", "infinite"),
 )
 """Trial t uses pattern t modulo their number."""
 
@@ -97,14 +98,24 @@ def draw(
 
 
 def draw_specs(
-    specs: Mapping[str, InputSpec], domain: FieldDomain, trials: int, rng: np.random.Generator
+    specs: Mapping[str, InputSpec],
+    domain: FieldDomain,
+    trials: int,
+    rng: np.random.Generator,
+    *,
+    infinities: bool = False,
 ) -> dict[str, Any]:
-    """As `draw`, from what is to be drawn."""
+    """As `draw`, from what is to be drawn; with `infinities`, some trials have -inf in one tensor each."""
     tensors: dict[str, Any] = {}
+    real = [name for name, spec in specs.items() if spec.kind == "real" and spec.shape]
+    infinite = [trial for trial, pattern in enumerate(patterns(trials)) if pattern.special == "infinite"]
+    first = int(rng.integers(len(real))) if real else 0
+    holes = {trial: real[(first + k) % len(real)] for k, trial in enumerate(infinite) if infinities and real}
     for spec in specs.values():
         match spec.kind:
             case "real":
-                tensors[spec.name] = _reals((trials, *spec.shape), domain, rng)
+                mine = [trial for trial, name in holes.items() if name == spec.name]
+                tensors[spec.name] = _reals((trials, *spec.shape), domain, rng, mine)
             case "truth":
                 tensors[spec.name] = rng.random(spec.shape) < 0.6
             case "integer":
@@ -135,7 +146,9 @@ def draw_scalars(
     return values
 
 
-def _reals(shape: tuple[int, ...], domain: FieldDomain, rng: np.random.Generator) -> FieldArray:
+def _reals(
+    shape: tuple[int, ...], domain: FieldDomain, rng: np.random.Generator, infinite: Sequence[int]
+) -> FieldArray:
     magnitude = rng.uniform(SMALLEST, LARGEST, shape)
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
     shadow = np.empty(shape)
@@ -144,11 +157,9 @@ def _reals(shape: tuple[int, ...], domain: FieldDomain, rng: np.random.Generator
         chosen = [trial for trial, other in enumerate(plan) if other == pattern]
         shadow[chosen] = _arranged(pattern, magnitude[chosen], sign[chosen])
     for trial, pattern in enumerate(plan):
-        if pattern.special == "zeros" and shape[1:]:
-            axis = int(rng.integers(len(shape) - 1))
-            if shape[1 + axis] > 1:
-                half = np.moveaxis(shadow[trial], axis, 0)
-                half[: half.shape[0] // 2] = 0.0
+        if shape[1:] and (pattern.special == "zeros" or trial in infinite):
+            lines = np.moveaxis(shadow[trial], int(rng.integers(len(shape) - 1)), 0)
+            lines[: len(lines) // 2] = 0.0 if pattern.special == "zeros" else -np.inf
     drawn = domain.draw(shadow, rng)
     ties = [trial for trial, pattern in enumerate(plan) if pattern.special == "ties"]
     return _tied(drawn, ties, rng) if ties else drawn

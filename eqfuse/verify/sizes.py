@@ -10,17 +10,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.intervals import Box, Range
 from eqfuse.terms.nodes import (
     COMPARISONS,
     LOGICAL,
     Axis,
     Call,
+    Const,
     Expr,
     Load,
     Program,
     Reduce,
+    Scalar,
     Size,
+    children,
     transform,
     walk,
 )
@@ -30,9 +37,13 @@ Kind = Literal["real", "integer", "truth"]
 _KIND_OF_DTYPE: Mapping[str, Kind] = {"i32": "integer", "i64": "integer", "bool": "truth"}
 
 REDUCED = (7, 5, 9, 11, 13, 17)
-FREE = (3, 4, 2, 6, 8, 10, 12, 14)
+FREE = (3, 2, 4, 6, 8, 10, 12, 14)
+COMPARED = (9, 11, 13, 15, 17, 19)
+"""For axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles."""
 LARGEST_DIVISOR = 64
 """Divisors of index expressions up to this size get an axis that is longer than they are."""
+LARGEST_OFFSET = 16
+"""So do numbers up to this size that positions are compared with."""
 GATHERED = 3
 """Positions that a gather chooses from, where no axis fixes their number."""
 
@@ -103,6 +114,7 @@ def joint_extents(
     """Extents by class for several labelled programs whose axes were joined; `reached` are least extents."""
     members: dict[object, list[tuple[str, str]]] = {}
     reduced: set[object] = set()
+    compared: set[object] = set()
     atleast: dict[object, int] = dict(reached or {})
     for label, program in programs:
         integers = {**small_integers(program), **_integers(scalars)}
@@ -119,10 +131,19 @@ def joint_extents(
                             if isinstance(part, Axis):
                                 key = classes.find((label, part.name))
                                 atleast[key] = max(atleast.get(key, 0), divisor[1] + 1)
+                case Call(fn, (left, right)) if fn in COMPARISONS:
+                    parts = [*_outside_loads(left), *_outside_loads(right)]
+                    keys = {classes.find((label, part.name)) for part in parts if isinstance(part, Axis)}
+                    offsets = [part.value for part in parts if isinstance(part, Const)]
+                    compared |= keys if len(keys) > 1 else set()
+                    for key in keys:
+                        near = [int(abs(offset)) + 2 for offset in offsets if abs(offset) <= LARGEST_OFFSET]
+                        atleast[key] = max(atleast.get(key, 0), *near, 0)
     used: set[int] = set()
     extents: dict[tuple[str, str], int] = {}
     for key, names in members.items():
-        extent = _unused(REDUCED if key in reduced else FREE, atleast.get(key, 0), used)
+        preferred = REDUCED if key in reduced else COMPARED if key in compared else FREE
+        extent = _unused(preferred, atleast.get(key, 0), used)
         used.add(extent)
         extents.update(dict.fromkeys(names, extent))
     return extents
@@ -136,6 +157,31 @@ def _unused(preferred: tuple[int, ...], atleast: int, used: set[int]) -> int:
     while extent in used:
         extent += 1
     return extent
+
+
+def _outside_loads(expr: Expr) -> Iterator[Expr]:
+    yield expr
+    if not isinstance(expr, Load):
+        for child in children(expr):
+            yield from _outside_loads(child)
+
+
+def constant_conditions(
+    program: Program, extents: Mapping[str, int], integers: Mapping[str, int]
+) -> list[Expr]:
+    """Comparisons of positions that have one value at all positions, so that only one side of them is seen."""
+    found = []
+    for node in walk(*roots(program)):
+        if isinstance(node, Call) and node.fn in COMPARISONS:
+            parts = list(walk(node))
+            known = all(part.name in integers for part in parts if isinstance(part, Scalar))
+            positional = any(isinstance(part, Axis) for part in parts)
+            if positional and known and not any(isinstance(part, Load | Reduce) for part in parts):
+                env = Env(FloatDomain("float64"), {}, integers, extents)
+                truth = np.asarray(evaluate_expr(node, env).data)
+                if truth.all() or not truth.any():
+                    found.append(node)
+    return found
 
 
 def small_integers(*programs: Program) -> dict[str, int]:

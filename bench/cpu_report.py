@@ -1,0 +1,167 @@
+"""`eqfuse bench cpu`: fused against unfused torch and torch.compile, times and peak memory.
+
+Times are medians of interleaved runs on fresh inputs, in one process; errors are against the unfused
+program in float64, from the same run. Memory is the growth of a fresh process's resident set at its
+peak during one call, outputs included, after a warm-up on the small case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+import eqfuse as eq
+from bench.measure import as_tuple, in_fresh_process, interleaved, peak_growth, rounding, worst_error
+from bench.report import Column, Options, Report, each, geometric_mean, recorded
+from bench.workloads import WORKLOADS, Case, Workload, select
+
+Contestant = Callable[[Mapping[str, torch.Tensor]], Any]
+
+AIM, FLOOR = 1.5, 0.8
+"""Speed over eager: the geometric mean to reach, and what no program should fall under."""
+
+MEMORY_ALLOWANCE = 64e6
+"""Bytes that a call may take beyond its outputs at the `long` case, where scores alone are 1 GB."""
+
+COLUMNS = (
+    Column("program", lambda row: str(row["program"])),
+    Column("case", lambda row: str(row["case"])),
+    Column("schedule", lambda row: str(row["schedule"])),
+    Column("eager ms", lambda row: _ms(row, "eager")),
+    Column("torch.compile ms", lambda row: _ms(row, "torch.compile")),
+    Column("fused ms", lambda row: _ms(row, "fused")),
+    Column("over eager", lambda row: f"{row['over_eager']:.2f}x" if "over_eager" in row else "-"),
+    Column("over compile", lambda row: f"{row['over_compile']:.2f}x" if "over_compile" in row else "-"),
+    Column("error", lambda row: f"{row['errors']['fused']:.1e}" if "errors" in row else "-"),
+    Column("eager's", lambda row: f"{row['errors']['eager']:.1e}" if "errors" in row else "-"),
+    Column("eager MB", lambda row: _mb(row, "eager")),
+    Column("fused MB", lambda row: _mb(row, "fused")),
+)
+
+
+def run(options: Options) -> Report:
+    """Failures: a program that does not run, an error above twice the unfused one, memory at `long`."""
+    report = Report(f"Time on {'the CPU' if options.device == 'cpu' else options.device}", COLUMNS)
+    for workload in each(select(options.only), "programs"):
+        case = workload.cases["small" if options.small else "cpu"]
+        with recorded(report.failing(workload.name)):
+            row = _timed(workload, case, options)
+            if options.memory:
+                row["memory"] = _memory(workload, case)
+            report.rows.append(row)
+            if options.memory and not options.small and "long" in workload.cases:
+                _check_long(report, workload)
+    for row in report.rows:
+        errors = row["errors"]
+        if not errors["fused"] <= errors["bound"]:
+            report.failures.append(
+                f"{row['program']}: error {errors['fused']:.2e}, {errors['eager']:.2e} unfused"
+            )
+    _summarise(report)
+    return report
+
+
+def _contestants(workload: Workload, case: Case, options: Options) -> tuple[dict[str, Contestant], Any, str]:
+    """What runs, the kernel, and why torch.compile does not run where it does not."""
+    kernel = eq.compile(workload.text(case), scalars=case.constants)
+    contestants: dict[str, Contestant] = {
+        "eager": lambda inputs: workload.run_eager(case, inputs),
+        "fused": lambda inputs: kernel(**workload.arguments(case, inputs)),
+    }
+    if not options.torch_compile:
+        return contestants, kernel, "not asked for"
+    torch.compiler.reset()
+    compiled = torch.compile(workload.eager, dynamic=False)
+    problems: list[str] = []
+    with recorded(problems.append):  # no C++ compiler, or an operation that inductor lacks
+        compiled(**workload.inputs(case, device=options.device), **case.scalars, **case.constants)
+        contestants["torch.compile"] = lambda inputs: compiled(**inputs, **case.scalars, **case.constants)
+    return contestants, kernel, "".join(problems)
+
+
+def _timed(workload: Workload, case: Case, options: Options) -> dict[str, Any]:
+    contestants, kernel, skipped = _contestants(workload, case, options)
+    first = workload.inputs(case, seed=1, device=options.device)
+    exact = workload.run_exact(case, first)
+    results = {name: as_tuple(call(first)) for name, call in contestants.items()}
+    errors = {name: worst_error(result, exact) for name, result in results.items()}
+    errors["bound"] = max(2 * errors["eager"], rounding(results["eager"]))
+    del exact, first, results
+    times = interleaved(
+        contestants,
+        lambda index: workload.inputs(case, seed=index, device=options.device),
+        device=options.device,
+    )
+    medians = {name: times.median(name) for name in contestants}
+    row: dict[str, Any] = {
+        "program": workload.name,
+        "case": case.name,
+        "schedule": str(kernel.plan.schedule),
+        "median_ms": {name: 1e3 * value for name, value in medians.items()},
+        "rounds": len(times.seconds["fused"]),
+        "errors": errors,
+        "torch_compile_skipped": skipped,
+        "over_eager": medians["eager"] / medians["fused"],
+    }
+    if "torch.compile" in medians:
+        row["over_compile"] = medians["torch.compile"] / medians["fused"]
+    return row
+
+
+def _memory(workload: Workload, case: Case) -> dict[str, int]:
+    return {who: in_fresh_process(call_memory, workload.name, case.name, who) for who in ("eager", "fused")}
+
+
+def call_memory(name: str, case_name: str, who: str) -> int:
+    """Bytes by which one call of `who` (eager or fused) on the case makes this process grow at its peak."""
+    workload = WORKLOADS[name]
+    case, small = workload.cases[case_name], workload.cases["small"]
+    inputs = workload.inputs(case)
+    if who == "eager":
+        workload.run_eager(small, workload.inputs(small))
+        return peak_growth(lambda: workload.run_eager(case, inputs))[1]
+    warm = eq.compile(workload.text(small), scalars=small.constants, target="cpu")
+    warm(**workload.arguments(small, workload.inputs(small)))
+    kernel = eq.compile(workload.text(case), scalars=case.constants, target="cpu")
+    return peak_growth(lambda: kernel(**workload.arguments(case, inputs)))[1]
+
+
+def _check_long(report: Report, workload: Workload) -> None:
+    """The case with 1 GB of scores: a fused call must grow by its outputs and 64 MB at most."""
+    case = workload.cases["long"]
+    grown = _memory(workload, case)
+    outputs = math.prod(case.sizes[axis] for axis in ("b", "h", "i", "e")) * 4
+    report.summary.append(
+        f"{workload.name}, 4 heads at length 8192: {grown['fused'] / 1e6:.0f} MB fused "
+        f"(outputs {outputs / 1e6:.0f} MB), {grown['eager'] / 1e6:.0f} MB unfused"
+    )
+    if grown["fused"] > outputs + MEMORY_ALLOWANCE:
+        report.failures.append(f"{workload.name} long: {grown['fused'] / 1e6:.0f} MB, above outputs + 64 MB")
+
+
+def _summarise(report: Report) -> None:
+    ratios = {row["program"]: row["over_eager"] for row in report.rows}
+    if not ratios:
+        return
+    report.summary.insert(
+        0,
+        f"geometric mean over eager {geometric_mean(ratios.values()):.2f}x (aim {AIM}x), {len(ratios)} programs",
+    )
+    compiled = [row["over_compile"] for row in report.rows if "over_compile" in row]
+    if compiled:
+        report.summary.insert(1, f"geometric mean over torch.compile {geometric_mean(compiled):.2f}x")
+    skipped = sorted({row["torch_compile_skipped"] for row in report.rows if row["torch_compile_skipped"]})
+    report.summary += [f"torch.compile did not run: {reason}" for reason in skipped]
+    slow = [f"{name} {ratio:.2f}x" for name, ratio in ratios.items() if ratio < FLOOR]
+    report.summary.append(f"under {FLOOR}x of eager: {', '.join(slow) or 'none'}")
+
+
+def _ms(row: Mapping[str, Any], name: str) -> str:
+    return f"{row['median_ms'][name]:.2f}" if name in row.get("median_ms", {}) else "-"
+
+
+def _mb(row: Mapping[str, Any], name: str) -> str:
+    return f"{row['memory'][name] / 1e6:.0f}" if "memory" in row else "-"

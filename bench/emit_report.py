@@ -1,0 +1,74 @@
+"""`eqfuse bench emit`: every program compiled ahead of time for GPUs that need not be here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.report import Column, Options, Report, each, recorded
+from bench.workloads import Case, Workload, select
+from eqfuse import compiler
+from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.aot import compile_for
+
+TARGETS = ("sm_90", "gfx942")
+
+COLUMNS = (
+    Column("program", lambda row: str(row["program"])),
+    Column("case", lambda row: str(row["case"])),
+    Column("target", lambda row: str(row["target"])),
+    Column("schedule", lambda row: str(row["schedule"])),
+    Column("kernel", lambda row: str(row["kernel"])),
+    Column("registers", lambda row: str(row["registers"])),
+    Column("spilled bytes", lambda row: _red_unless_zero(row["spilled_bytes"])),
+    Column("shared KB", lambda row: f"{row['shared_bytes'] / 1024:.0f}"),
+    Column("instructions", lambda row: " ".join(row["instructions"]) or "-"),
+)
+
+
+def run(options: Options) -> Report:
+    """Failures: a source that does not compile, and kernels that spill registers."""
+    report = Report("Compiled without a GPU", COLUMNS)
+    for workload in each(select(options.only), "programs"):
+        for target in TARGETS:
+            case = workload.cases["cpu"] if not workload.paper_cases else workload.paper_cases[-1]
+            with recorded(report.failing(f"{workload.name} {target}")):
+                report.rows += _rows(workload, case, target)
+    report.failures += [
+        f"{row['program']} {row['target']} {row['kernel']}: {row['spilled_bytes']} bytes of registers spilled"
+        for row in report.rows
+        if row["spilled_bytes"]
+    ]
+    for target in TARGETS:
+        rows = [row for row in report.rows if row["target"] == target]
+        with_matrix = sum(bool(row["instructions"]) for row in rows)
+        report.summary.append(f"{target}: {len(rows)} kernels, {with_matrix} with matrix instructions")
+    return report
+
+
+def _rows(workload: Workload, case: Case, target: str) -> list[dict[str, Any]]:
+    shapes = {name: workload.shape(name, case) for name in workload.tensors}
+    derived = compiler.derive(workload.text(case), case.constants, strict_casts=False)
+    extents = bind(derived.program, shapes, scalars=case.scalars)
+    device = compiler.device_named(target)
+    compiled = compiler.compile_for(derived, extents, program_dtypes(derived.program), device, None)
+    source = compiler.emit_triton(derived, compiled, workload.name)
+    return [
+        {
+            "program": workload.name,
+            "case": case.name,
+            "target": target,
+            "schedule": compiled.chosen.plan.schedule,
+            "dots": source.count("tl.dot("),
+            "kernel": found.name,
+            "registers": found.registers,
+            "spilled_bytes": found.spilled_bytes,
+            "shared_bytes": found.shared_bytes,
+            "instructions": sorted(found.instructions),
+        }
+        for found in compile_for(source, target, sizes=extents)
+    ]
+
+
+def _red_unless_zero(number: int) -> str:
+    return f"[red]{number}[/]" if number else "0"

@@ -1,0 +1,135 @@
+"""What every benchmark hands back: rows for a table and for JSON, a summary, and what went wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from eqfuse.errors import EqfuseError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asked for. `only` selects workloads as `workloads.select` does."""
+
+    only: str | None = None
+    device: str = "cpu"
+    small: bool = False
+    torch_compile: bool = True
+    memory: bool = True
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the printed table: its heading and the text of its cell for a row."""
+
+    heading: str
+    cell: Callable[[Mapping[str, Any]], str]
+
+
+@dataclass
+class Report:
+    """`rows` go to JSON whole; `columns` say which part of them is printed. No failures: exit status 0."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    summary: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def failing(self, subject: str) -> Callable[[str], None]:
+        """Where `recorded` may put what broke about `subject`."""
+        return lambda problem: self.failures.append(f"{subject}: {problem}")
+
+    def print(self, console: Console) -> None:
+        table = Table(title=self.title, title_justify="left")
+        for n, column in enumerate(self.columns):
+            table.add_column(column.heading, justify="left" if n == 0 else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*(column.cell(row) for column in self.columns))
+        console.print(table)
+        for line in self.summary:
+            console.print(line)
+        if self.failures:
+            console.print(f"[bold red]{len(self.failures)} failed[/]")
+            for line in self.failures:
+                console.print(f"  {line}", markup=False)
+
+    def write(self, path: Path) -> None:
+        """As JSON, with the versions and the machine that it was measured on."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "title": self.title,
+            "environment": environment(),
+            "summary": self.summary,
+            "failures": self.failures,
+            "rows": self.rows,
+        }
+        path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def environment() -> dict[str, Any]:
+    """Versions of what was measured and the machine it ran on."""
+    return {
+        "python": platform.python_version(),
+        **{name: installed(name) for name in ("eqfuse", "torch", "triton", "egglog", "numpy")},
+        "machine": platform.machine(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    names = info.read_text().splitlines() if info.exists() else []
+    return next(
+        (line.split(":", 1)[1].strip() for line in names if line.startswith("model name")), platform.machine()
+    )
+
+
+def each(items: Sequence[Any], label: str) -> Iterator[Any]:
+    """The items, with progress on stderr."""
+    return iter(track(items, description=label, console=Console(stderr=True), transient=True))
+
+
+@contextmanager
+def recorded(record: Callable[[str], object]) -> Iterator[None]:
+    """Hand what breaks inside to `record` as one line: a benchmark goes on, and reports it as a failure."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is a result of the benchmark)
+        record(one_line(error))
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line of a report."""
+    text = str(error).strip().splitlines()
+    first = text[0] if text else "no message"
+    return first if isinstance(error, EqfuseError) else f"{type(error).__name__}: {first}"
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """NaN for no values."""
+    logs = torch.tensor([float(v) for v in values], dtype=torch.float64).log()
+    return float(logs.mean().exp())

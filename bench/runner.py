@@ -1,0 +1,44 @@
+"""One runner for all benchmarks: `eqfuse bench NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.report import Options, Report
+from bench.workloads import select
+from eqfuse.errors import EqfuseError, did_you_mean
+
+REPORTS: Mapping[str, str] = {
+    "workloads": "every program: error of each schedule, certificate, Triton under its interpreter",
+    "compile": "every program: e-nodes, rounds, milliseconds of each stage of compilation, memory",
+    "emit": "every program compiled for sm_90 and gfx942: registers, spills, shared memory, instructions",
+    "cpu": "fused against torch eager and torch.compile on the CPU: times, errors, peak memory",
+}
+"""Names of benchmarks and what each one shows; `<name>_report.py` holds it."""
+
+RESULTS = Path("bench/results")
+
+
+def run(name: str, options: Options, *, output: Path | None = None, console: Console | None = None) -> int:
+    """Run one benchmark, print its table, write JSON; 0 where nothing failed, else 1.
+
+    Raises EqfuseError for an unknown benchmark or workload.
+    """
+    if name not in REPORTS:
+        hint = did_you_mean(name, REPORTS) or "benchmarks: " + " ".join(REPORTS)
+        raise EqfuseError(f"unknown benchmark {name!r}", hint=hint)
+    if not select(options.only):
+        names = " ".join(workload.name for workload in select(None))
+        raise EqfuseError(f"no workload starts with {options.only!r}", hint=f"workloads: {names}")
+    measure: Callable[[Options], Report] = import_module(f"bench.{name}_report").run
+    report = measure(options)
+    path = output or RESULTS / f"{name}.json"
+    report.write(path)
+    shown = console or Console()
+    report.print(shown)
+    shown.print(f"written to {path}", markup=False)
+    return 1 if report.failures else 0

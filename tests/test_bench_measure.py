@@ -1,0 +1,120 @@
+"""Errors, interleaved times, memory, reports: what the benchmarks are judged with."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from bench.measure import (
+    in_fresh_process,
+    interleaved,
+    peak_growth,
+    rms_error,
+    rounding,
+    worst_error,
+)
+from bench.report import Column, Report, geometric_mean, recorded
+from bench.report import Options as BenchOptions
+from bench.runner import run
+from eqfuse.errors import EqfuseError
+
+MEGABYTE = 2**20
+
+
+def test_rms_error_is_relative() -> None:
+    reference = torch.full((100,), 4.0, dtype=torch.float64)
+    assert rms_error(reference + 0.04, reference) == pytest.approx(0.01)
+    assert rms_error(torch.ones(3), torch.zeros(3)) == pytest.approx(math.sqrt(3))
+
+
+@pytest.mark.parametrize(
+    ("value", "reference"),
+    [
+        ([1.0, math.nan], [1.0, 2.0]),
+        ([1.0, 2.0], [1.0, math.nan]),
+        ([1.0, math.inf], [1.0, -math.inf]),
+        ([1.0, math.nan], [1.0, math.inf]),
+        ([1.0, 2.0], [1.0]),
+    ],
+)
+def test_rms_error_of_other_positions_is_infinite(value: list[float], reference: list[float]) -> None:
+    assert rms_error(torch.tensor(value), torch.tensor(reference)) == math.inf
+
+
+def test_rms_error_passes_over_equal_infinities_and_nan() -> None:
+    value = torch.tensor([1.0, math.inf, -math.inf, math.nan])
+    assert rms_error(value, value.double()) == 0.0
+
+
+def test_worst_error_needs_all_outputs() -> None:
+    x, y = torch.ones(2), torch.zeros(2)
+    assert worst_error((x,), (x, y)) == math.inf
+    assert worst_error((x, y), (x, y)) == 0.0
+
+
+def test_rounding_is_that_of_the_coarsest_output() -> None:
+    assert rounding((torch.ones(1), torch.ones(1, dtype=torch.float16))) == 2**-11
+    assert rounding((torch.ones(1, dtype=torch.int64), torch.ones(1))) == 2**-24
+
+
+def test_interleaved_gives_every_contestant_the_same_fresh_inputs() -> None:
+    seen: dict[str, list[float]] = {"a": [], "b": []}
+    times = interleaved(
+        {name: lambda values, name=name: seen[name].append(float(values["x"])) for name in seen},
+        lambda index: {"x": torch.tensor(float(index))},
+        rounds=4,
+    )
+    assert seen == {"a": [0.0, 1.0, 2.0, 3.0, 4.0], "b": [0.0, 1.0, 2.0, 3.0, 4.0]}
+    assert [len(times.seconds[name]) for name in seen] == [4, 4]  # the first round warms up
+    assert times.median("a") >= 0
+
+
+def grown_by(megabytes: int) -> int:
+    return peak_growth(lambda: torch.ones(megabytes * MEGABYTE // 4).sum())[1]
+
+
+def test_peak_growth_sees_memory_that_is_given_back() -> None:
+    small, large = in_fresh_process(grown_by, 1), in_fresh_process(grown_by, 300)
+    assert 300 * MEGABYTE <= large <= 340 * MEGABYTE
+    assert small <= 40 * MEGABYTE
+
+
+def test_a_failure_inside_recorded_becomes_a_line() -> None:
+    report = Report("title", ())
+    with recorded(report.failing("softmax")):
+        raise EqfuseError("unknown name 'x'", hint="declare it")
+    with recorded(report.failing("mlp")):
+        raise ZeroDivisionError("division by zero")
+    assert report.failures == ["softmax: unknown name 'x'", "mlp: ZeroDivisionError: division by zero"]
+
+
+def test_report_prints_and_writes(tmp_path: Path) -> None:
+    report = Report("a title", (Column("program", lambda row: str(row["program"])),))
+    report.rows.append({"program": "softmax", "error": 1e-7})
+    report.failures.append("mlp [rolling]: wrong")
+    report.write(tmp_path / "deep" / "x.json")
+    content = json.loads((tmp_path / "deep" / "x.json").read_text())
+    assert content["rows"] == [{"program": "softmax", "error": 1e-7}]
+    assert content["environment"]["torch"].startswith(torch.__version__.split("+")[0])
+    text = io.StringIO()
+    report.print(Console(file=text, width=100))
+    assert "softmax" in text.getvalue() and "mlp [rolling]: wrong" in text.getvalue()
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    assert math.isnan(geometric_mean([]))
+
+
+def test_unknown_benchmark_and_workload() -> None:
+    with pytest.raises(EqfuseError) as unknown:
+        run("workload", BenchOptions())
+    assert str(unknown.value) == "unknown benchmark 'workload'\ndid you mean 'workloads'?"
+    with pytest.raises(EqfuseError, match="no workload starts with 'sotfmax'"):
+        run("cpu", BenchOptions(only="sotfmax"))

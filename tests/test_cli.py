@@ -1,0 +1,127 @@
+"""The command line: what it prints, its exit status, and that errors of the user's have no stack trace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eqfuse.cli import main
+
+SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))\n"
+
+
+@pytest.fixture
+def softmax(tmp_path: Path) -> str:
+    file = tmp_path / "softmax.eq"
+    file.write_text("x: f32[i, j]\n" + SOFTMAX)
+    return str(file)
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command that must fail prints to stderr."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err
+    return captured.err
+
+
+def test_no_command_shows_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2
+    assert "usage: eqfuse" in capsys.readouterr().err
+
+
+def test_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of(capsys, "verify", "nowhere.eq") == (
+        "cannot read 'nowhere.eq': No such file or directory\nFILE holds a program; - is standard input\n"
+    )
+
+
+def test_error_in_the_program_shows_the_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "wrong.eq"
+    file.write_text("y[i] = sum[j](x[i,j]) * expp(2)\n")
+    text = error_of(capsys, "emit", str(file))
+    assert text.splitlines()[:3] == [
+        "unknown function 'expp' (line 1)",
+        "    y[i] = sum[j](x[i,j]) * expp(2)",
+        "                            ^^^^",
+    ]
+
+
+def test_run_needs_sizes(softmax: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        error_of(capsys, "run", softmax, "--size", "i=4") == "axis 'j' of 'x' has no size\nadd --size j=128\n"
+    )
+
+
+def test_run_needs_numbers(softmax: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of(capsys, "run", softmax, "--size", "i=four") == (
+        "--size 'i=four' is not a name and a number\nwrite --size j=128\n"
+    )
+
+
+def test_run_does_not_invent_integers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pick.eq"
+    file.write_text("label: i64[i]\ny[i] = sum[j](x[i,j]) - x[i, label[i]]\n")
+    assert error_of(capsys, "run", str(file), "--size", "i=3", "--size", "j=5") == (
+        "'label' holds i64 values\ngive it with --inputs FILE.npz; random integers would mean nothing\n"
+    )
+
+
+def test_run_on_arrays_of_a_file(softmax: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32)
+    np.savez(tmp_path / "in.npz", x=x)
+    out = tmp_path / "out.npz"
+    assert main(["run", softmax, "--inputs", str(tmp_path / "in.npz"), "--output", str(out)]) == 0
+    e = np.exp(x - x.max(1, keepdims=True))
+    np.testing.assert_allclose(np.load(out)["y"], e / e.sum(1, keepdims=True), rtol=1e-5)
+    assert "certificate ok" in capsys.readouterr().out
+
+
+def test_run_refuses_unknown_arrays(softmax: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "in.npz", z=np.zeros(3, np.float32))
+    text = error_of(
+        capsys, "run", softmax, "--inputs", str(tmp_path / "in.npz"), "--size", "i=3", "--size", "j=4"
+    )
+    assert text == "the program has no tensor 'z'\ntensors: x\n"
+
+
+def test_emit_writes_a_module(softmax: str, tmp_path: Path) -> None:
+    out = tmp_path / "kernel.py"
+    assert main(["emit", softmax, "--target", "sm_90", "--output", str(out)]) == 0
+    text = out.read_text()
+    compile(text, str(out), "exec")
+    assert "@triton.jit" in text and "import eqfuse" not in text
+
+
+def test_verify_tells_equal_from_different(tmp_path: Path, softmax: str) -> None:
+    shifted, wrong = tmp_path / "shifted.eq", tmp_path / "wrong.eq"
+    shifted.write_text("y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]))\n")
+    wrong.write_text("y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]) + 1)\n")
+    assert main(["verify", softmax]) == 0
+    assert main(["verify", softmax, str(shifted)]) == 0
+    assert main(["verify", softmax, str(wrong)]) == 1
+
+
+def test_rules_lists_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    from eqfuse.rules.catalogue import MERGE
+
+    assert main(["rules"]) == 0
+    # Narrow columns fold: compare without blanks and lines.
+    printed = re.sub(r"\W", "", capsys.readouterr().out)
+    for rule in (rule for ruleset in MERGE for rule in ruleset.rules):
+        assert re.sub(r"\W", "", rule.name)[:8] in printed
+
+
+def test_unknown_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of(capsys, "bench", "cpus") == "unknown benchmark 'cpus'\ndid you mean 'cpu'?\n"
+
+
+def test_doctor_says_what_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert "torch" in printed and "kernels on the CPU, verified" in printed

@@ -1,0 +1,66 @@
+"""Emitted kernels compiled for GPUs that are not there."""
+
+from __future__ import annotations
+
+import pytest
+from triton_nests import attention, loop, row_sum, softmax, split_log_sum
+
+from eqfuse.errors import EqfuseError
+from eqfuse.tile.aot import TARGETS, compile_for
+
+QKV = dict.fromkeys("QKV", "f16")
+MATRIX = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_attention_uses_matrix_instructions_and_does_not_spill(target: str) -> None:
+    case = attention() if target in ("sm_90", "gfx942") else attention(64, 32, 4)
+    (report,) = compile_for(case.text(QKV), target, sizes={"d": 64, "e": 64})
+    assert report.name == "attend"
+    assert MATRIX[target] in report.instructions
+    assert report.spilled_bytes == 0
+    assert 0 < report.registers <= (512 if target == "gfx942" else 255)
+    assert report.shared_bytes > 0
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_every_kernel_of_a_module_is_reported(target: str) -> None:
+    reports = compile_for(split_log_sum().text({"x": "bf16"}), target)
+    assert [report.name for report in reports] == ["partial", "merge"]
+    assert all(
+        report.spilled_bytes == 0 and not report.instructions & set(MATRIX.values()) for report in reports
+    )
+
+
+def test_float32_dots_are_exact() -> None:
+    (report,) = compile_for(
+        attention(32, 32, 4).text(dict.fromkeys("QKV", "f32")), "sm_90", sizes={"d": 32, "e": 32}
+    )
+    assert not report.instructions & {"mma", "wgmma"}
+
+
+@pytest.mark.parametrize("divisible", [True, False])
+def test_wide_loads_need_aligned_rows(divisible: bool) -> None:
+    (report,) = compile_for(
+        softmax().text({"x": "f32"}), "sm_90", {"softmax_rows": {"BLOCK_J": 256}}, divisible=divisible
+    )
+    assert ("ld.global.v" in report.assembly) == divisible
+
+
+def test_settings_override_defaults() -> None:
+    text = row_sum(loop("j", 16)).text({"x": "f32"})
+    small, large = (
+        compile_for(text, "sm_90", {"sums": {"BLOCK_J": size, "num_warps": 1}})[0] for size in (16, 1024)
+    )
+    assert small.registers < large.registers
+
+
+def test_unknown_target() -> None:
+    with pytest.raises(EqfuseError, match="unknown target 'sm_1'"):
+        compile_for(softmax().text({"x": "f32"}), "sm_1")
+
+
+def test_refusal_names_the_kernel() -> None:
+    text = row_sum(loop("j", 16)).text({"x": "f32"})
+    with pytest.raises(EqfuseError, match="cannot compile kernel sums for sm_90"):
+        compile_for(text, "sm_90", {"sums": {"BLOCK_J": 24}})

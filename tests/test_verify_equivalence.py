@@ -1,0 +1,300 @@
+"""Programs against programs and stages against programs: right ones pass, each kind of wrong one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eqfuse.errors import EqfuseError
+from eqfuse.terms.parser import parse
+from eqfuse.verify.equivalence import Stage, check_stages, equivalent
+from eqfuse.verify.field import FieldArray, FieldDomain
+from eqfuse.verify.sampling import Inputs
+from eqfuse.verify.sizes import small_extents
+
+SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
+ATTENTION = """
+S[i,j] = sum[d](Q[i,d] * K[j,d]) * scale
+T[i,j] = where(j <= i, S[i,j], -inf)
+P[i,j] = exp(T[i,j] - max[j](T[i,j]))
+O[i,e] = sum[j](P[i,j] / sum[j](P[i,j]) * V[j,e])
+"""
+VARIANCE = "y[i] = sum[j](sq(x[i,j] - mean[j](x[i,j]))) / N(j)"
+L2 = "y[i] = sqrt(sum[j](sq(x[i,j])))"
+SCALED_L2 = "m[i] = max[j](abs(x[i,j]))\ny[i] = m[i] * sqrt(sum[j](sq(x[i,j] / invertible(m[i]))))"
+RMSNORM = "y[i,j] = x[i,j] * rsqrt(sum[j](sq(x[i,j])) / N(j) + eps)"
+QUANTISED = "r[i] = max[j](abs(x[i,j]))\ny[i,n] = sum[j](f8e4m3(x[i,j] * 448 / r[i]) * w[j,n]) * r[i] / 448"
+ENTROPY = "p[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]))\nE[i] = sum[j](p[i,j] * log(p[i,j]))"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (SOFTMAX, "y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]))"),
+        (SOFTMAX, SOFTMAX.replace("i", "a").replace("j", "b")),
+        (
+            ATTENTION,
+            ATTENTION.replace("P[i,j] / sum[j](P[i,j]) * V[j,e])", "P[i,j] * V[j,e]) / sum[j](P[i,j])"),
+        ),
+        (ATTENTION, ATTENTION.replace("j <= i", "not(j > i)")),
+        (L2, SCALED_L2),
+        (
+            "y[i] = max[j](abs(x[i,j] / sqrt(sum[j](sq(x[i,j])))))",
+            f"n{L2[1:]}\ny[i] = max[j](abs(x[i,j])) / n[i]",
+        ),
+        (VARIANCE, "y[i] = sum[j](sq(x[i,j])) / N(j) - sq(mean[j](x[i,j]))"),
+        (QUANTISED, "r[i] = max[j](abs(x[i,j]))\ny[i,n] = sum[j](f8e4m3(x[i,j] / r[i]) * w[j,n]) * r[i]"),
+        ("y[i] = logsumexp[j](x[i,j])", "y[i] = log(sum[j](exp(x[i,j])))"),
+        ("y[i] = sum[j](x[i,j] * tanh(s * c[j]))", "y[i] = sum[j](tanh(s * c[j]) * x[i,j])"),
+        ("y[i] = silu(x[i])", "y[i] = x[i] / (1 + exp(-x[i]))"),
+        ("y[i] = max[j](abs(s) * x[i,j])", "y[i] = abs(s) * max[j](x[i,j])"),
+        ("y[i] = argmax[j](x[i,j])", "y[i] = argmax[j](exp(x[i,j]))"),
+        ("y[i] = sum[k](x[i+k] * w[k])", "y[a] = sum[b](w[b] * x[b+a])"),
+        (
+            "n: i64[b]\ny[b] = sum[j](where(j < n[b], x[b,j], 0))",
+            "y[b] = sum[j](where(j >= n[b], 0, x[b,j]))",
+        ),
+        ("L[i] = log(sum[v](exp(x[i,v]))) - x[i,y[i]]", "L[i] = -log(exp(x[i,y[i]]) / sum[v](exp(x[i,v])))"),
+        (ENTROPY, "E[i] = sum[j](exp(x[i,j]) * x[i,j]) / sum[j](exp(x[i,j])) - log(sum[j](exp(x[i,j])))"),
+    ],
+)
+def test_equal_programs_are_verified(left: str, right: str) -> None:
+    certificate = equivalent(left, right)
+    assert certificate.ok, str(certificate)
+    assert certificate.trials >= 16
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (SOFTMAX, "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j]))"),
+        (SOFTMAX, "y[i,j] = exp(x[i,j] - x[i,0]) / sum[j](exp(x[i,j] - max[j](x[i,j])))"),
+        (SOFTMAX, SOFTMAX + " + 0.0000001"),
+        (ATTENTION, ATTENTION.replace("j <= i", "j < i + 2")),
+        (ATTENTION, ATTENTION.replace("-inf", "0")),
+        (ATTENTION, ATTENTION.replace("Q[i,d] * K[j,d]) * scale", "Q[i,d] * K[j,d])")),
+        ("y[i] = max[j](s * x[i,j])", "y[i] = s * max[j](x[i,j])"),
+        (L2, SCALED_L2.replace("y[i] = m[i] * ", "y[i] = ")),
+        (L2, "y[i] = sum[j](abs(x[i,j]))"),
+        (VARIANCE, "y[i] = sum[j](sq(x[i,j])) / N(j) - sq(sum[j](x[i,j])) / N(j)"),
+        (VARIANCE, VARIANCE.replace(") / N(j)", ") / (N(j) - 1)")),
+        (RMSNORM, RMSNORM.replace(" + eps", "")),
+        (RMSNORM, RMSNORM.replace("eps", "0.000001")),
+        ("y[i] = sqrt(sum[j](sq(x[i,j])) + 0.000001)", L2),
+        ("y[i,j] = floor(x[i,j] * 10) / 10", "y[i,j] = x[i,j]"),
+        ("y[i,n] = sum[j](round(x[i,j] / s) * w[j,n]) * s", "y[i,n] = sum[j](round(x[i,j]) * w[j,n])"),
+        ("y[i] = sum[j](where(j <= i, x[j], 0))", "y[i] = sum[j](where(j < i, x[j], 0))"),
+        ("y[i] = sum[k](x[i+k] * w[k])", "y[i] = sum[k](x[i+k+1] * w[k])"),
+        ("y[i] = sum[j](max(x[i,j], 0))", "y[i] = max(sum[j](x[i,j]), 0)"),
+        (
+            "n: i64[b]\ny[b] = sum[j](where(j < n[b], x[b,j], 0))",
+            "y[b] = sum[j](where(j <= n[b], x[b,j], 0))",
+        ),
+        ("y[i] = min[j](x[i,j])", "y[i] = max[j](x[i,j])"),
+        (
+            ENTROPY,
+            "E[i] = sum[j](exp(x[i,j]) * x[i,j]) / sum[j](exp(x[i,j])) - log(sum[j](1.01 * exp(x[i,j])))",
+        ),
+    ],
+)
+def test_wrong_programs_are_rejected_with_a_counterexample(left: str, right: str) -> None:
+    certificate = equivalent(left, right)
+    assert not certificate.ok
+    assert certificate.bound == 1.0
+    example = certificate.counterexample
+    assert example is not None
+    assert "second program" in certificate.reason
+    differs = abs(example.expected - example.found) > 1e-9 or np.isnan(example.found) != np.isnan(
+        example.expected
+    )
+    assert differs or example.residues is not None
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "reason"),
+    [
+        ("y[i] = x[i]", "z[i] = x[i]", "different outputs: y and z"),
+        ("y[i] = x[i]\nz[i] = -x[i]", "y[i] = x[i]", "different outputs: y, z and y"),
+        ("y[i] = sum[j](x[i,j])", "y[i,j] = x[i,j]", "1 and 2 dimensions"),
+        ("y[i,j] = x[i,j]", "y[j,i] = x[i,j]", "dimensions of different inputs"),
+        ("y[i] = sum[j](x[i,j])", "y[j] = sum[i](x[i,j])", "dimensions of different inputs"),
+        ("y[i] = sum[j](x[i,j])", "y[i] = x[i]", "tensor 'x' has 2 and 1 dimensions"),
+        ("y[i] = x[i] * s", "y[i] = x[i] * s[i]", "'s' is a tensor in one program and a scalar"),
+    ],
+)
+def test_different_interfaces_are_not_equivalent(left: str, right: str, reason: str) -> None:
+    certificate = equivalent(left, right)
+    assert not certificate.ok and reason in certificate.reason
+    assert str(certificate).startswith("not verified: ")
+
+
+def test_a_text_that_is_no_program_is_an_error() -> None:
+    with pytest.raises(EqfuseError):
+        equivalent("y[i] = ", "y[i] = x[i]")
+
+
+def test_nothing_defined_is_not_verified() -> None:
+    text = "y[i] = sqrt(0 - sq(x[i]) - 1)"
+    certificate = equivalent(text, text)
+    assert not certificate.ok and "too little" in certificate.reason
+    assert not check_stages(parse(SOFTMAX), []).ok
+
+
+@dataclass(frozen=True)
+class Online:
+    """Softmax over tiles, as a loop would do it; each field is one way to get it wrong."""
+
+    tile: int = 2
+    identity: float = -np.inf
+    repair: Callable[[Callable[..., FieldArray], FieldArray, FieldArray], FieldArray] | None = None
+    tail: bool = True
+    start: float = 0.0
+
+    def __call__(self, inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+        x = inputs.tensors["x"]
+        trials, rows, columns = x.shape
+
+        def call(fn: str, *args: FieldArray) -> FieldArray:
+            return domain.call(fn, args)
+
+        def factor(old: FieldArray, new: FieldArray) -> FieldArray:
+            if self.repair is not None:
+                return self.repair(call, old, new)
+            return call("exp", call("sub", call("finite", old), call("finite", new)))
+
+        largest = domain.full((trials, rows), self.identity)
+        total = domain.full((trials, rows), self.start)
+        stop = columns if self.tail else columns - columns % self.tile
+        for first in range(0, stop, self.tile):
+            part = domain.take(x, (slice(None), slice(None), slice(first, first + self.tile)))
+            new = call("maximum", largest, domain.reduce("max", part, 2))
+            column = domain.reshape(new, (trials, rows, 1))
+            weights = call("exp", call("sub", part, column))
+            total = call("add", call("mul", total, factor(largest, new)), domain.reduce("sum", weights, 2))
+            largest = new
+        shifted = call("sub", x, domain.reshape(largest, (trials, rows, 1)))
+        return {"y": call("div", call("exp", shifted), domain.reshape(total, (trials, rows, 1)))}
+
+
+def _difference(call: Callable[..., FieldArray], left: FieldArray, right: FieldArray) -> FieldArray:
+    return call("exp", call("sub", call("finite", left), call("finite", right)))
+
+
+MUTANTS = {
+    "repair dropped": Online(repair=lambda call, old, new: _difference(call, new, new)),
+    "repair inverted": Online(repair=lambda call, old, new: _difference(call, new, old)),
+    "repair squared": Online(repair=lambda call, old, new: call("sq", _difference(call, old, new))),
+    "repair without the new maximum": Online(repair=lambda call, old, new: call("exp", call("finite", old))),
+    "wrong identity of the sum, the maximum finite": Online(start=1.0, identity=-1.0),
+    "ragged tail missing": Online(tail=False),
+}
+
+
+def softmax_stage(online: Online) -> Stage:
+    extents = small_extents(parse(SOFTMAX))
+    return Stage("loop", online, extents, f"tiles of {online.tile}")
+
+
+@pytest.mark.parametrize("tile", [1, 2, 3, 4, 7])
+def test_the_online_softmax_is_verified(tile: int) -> None:
+    certificate = check_stages(parse(SOFTMAX), [softmax_stage(Online(tile=tile))])
+    assert certificate.ok, str(certificate)
+    assert certificate.undefined == 0 and certificate.bound < 1e-50
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("seed", range(5))
+def test_wrong_online_softmaxes_are_rejected(name: str, seed: int) -> None:
+    certificate = check_stages(parse(SOFTMAX), [softmax_stage(MUTANTS[name])], seed=seed)
+    assert not certificate.ok and "differs" in certificate.reason
+
+
+@pytest.mark.parametrize(("identity", "ok"), [(-np.inf, True), (-1e30, True), (0.0, False), (-0.1, False)])
+def test_the_identity_of_a_maximum(identity: float, ok: bool) -> None:
+    def rolling(inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+        x = inputs.tensors["x"]
+        largest = domain.full(x.shape[:2], identity)
+        for first in range(0, x.shape[2], 2):
+            part = domain.take(x, (slice(None), slice(None), slice(first, first + 2)))
+            largest = domain.call("maximum", [largest, domain.reduce("max", part, 2)])
+        return {"y": largest}
+
+    program = parse("y[i] = max[j](x[i,j])")
+    assert check_stages(program, [Stage("loop", rolling, {"i": 3, "j": 7})]).ok is ok
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_wrong_repair_is_seen_although_it_is_invisible_where_the_maximum_comes_first(seed: int) -> None:
+    """One row and few trials: only the orders that are drawn on purpose make the repair do anything."""
+    program = parse("y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))")
+    extents = {"i": 1, "j": 3}
+    wrong = replace(MUTANTS["repair dropped"], tile=2)
+    assert not check_stages(program, [Stage("loop", wrong, extents)], trials=4, seed=seed).ok
+    certificate = check_stages(program, [Stage("loop", Online(tile=2), extents)], trials=4, seed=seed)
+    assert certificate.ok
+    first, between, last = certificate.extremes["max"]
+    assert first and between and last
+
+
+def test_one_wrong_stage_fails_the_whole() -> None:
+    stages = [softmax_stage(Online()), replace(softmax_stage(MUTANTS["ragged tail missing"]), name="broken")]
+    certificate = check_stages(parse(SOFTMAX), stages)
+    assert not certificate.ok and "'broken'" in certificate.reason
+    assert certificate.counterexample is not None and certificate.counterexample.stage == "broken"
+
+
+def test_outputs_of_the_wrong_shape_or_name_are_rejected() -> None:
+    good = softmax_stage(Online())
+
+    def transposed(inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+        return {"y": domain.transpose(good.run(inputs, domain)["y"], (0, 2, 1))}
+
+    def renamed(inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+        return {"z": good.run(inputs, domain)["y"]}
+
+    assert "has shape" in check_stages(parse(SOFTMAX), [replace(good, run=transposed)]).reason
+    assert "outputs are z" in check_stages(parse(SOFTMAX), [replace(good, run=renamed)]).reason
+
+
+def test_one_wrong_element_is_found() -> None:
+    good = softmax_stage(Online())
+
+    def spoilt(inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+        y = good.run(inputs, domain)["y"]
+        domain.put(y, (slice(None), 1, 3), domain.full((), float("nan")))
+        return {"y": y}
+
+    certificate = check_stages(parse(SOFTMAX), [replace(good, run=spoilt)])
+    assert not certificate.ok and certificate.counterexample is not None
+    assert certificate.counterexample.position == (1, 3)
+    assert "y[1, 3] is nan in stage 'loop'" in str(certificate)
+
+
+def test_strict_casts_are_not_moved() -> None:
+    left, right = (
+        parse(text, strict_casts=True)
+        for text in (QUANTISED, QUANTISED.replace(" * 448 / r[i]) ", " / r[i]) * 448 "))
+    )
+    assert not equivalent(left, right).ok
+    assert equivalent(left, left).ok
+
+
+def test_certificates_say_what_was_done() -> None:
+    certificate = equivalent("y[i] = erf(sum[j](exp(x[i,j])))", "y[i] = erf(sum[j](exp(x[i,j])))", seed=3)
+    text = str(certificate)
+    assert certificate.opaque == ("erf",) and set(certificate.interpreted) == {"exp", "sum"}
+    for part in ("verified in 16 trials", "residues modulo p = ", "opaque", "Schwartz-Zippel", "not covered"):
+        assert part in text
+    assert certificate == equivalent(
+        "y[i] = erf(sum[j](exp(x[i,j])))", "y[i] = erf(sum[j](exp(x[i,j])))", seed=3
+    )
+
+
+def test_no_bound_is_claimed_for_comparisons_in_floats() -> None:
+    certificate = equivalent(ENTROPY, ENTROPY)
+    assert certificate.ok and certificate.bound == 1.0
+    assert "compared in float64 only" in str(certificate) and "no bound claimed" in str(certificate)

@@ -1,0 +1,239 @@
+"""The finite-field domain by itself: which laws hold in it, what it marks, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from eqfuse.verify.field import TWISTED, UNDEFINED, FieldArray, FieldDomain, P, Q
+from eqfuse.verify.modular import SquareGroup, inverse, power
+
+SHAPE = (16, 3, 7)
+Law = Callable[..., FieldArray]
+
+
+@pytest.fixture
+def domain() -> FieldDomain:
+    return FieldDomain(seed=5)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def drawn(domain: FieldDomain, rng: np.random.Generator, *, positive: bool = False) -> FieldArray:
+    shadow = rng.normal(size=SHAPE)
+    return domain.draw(np.abs(shadow) if positive else shadow, rng)
+
+
+def agree(left: FieldArray, right: FieldArray, *, straight: bool = True) -> bool:
+    """Every residue known on both sides is equal, there is one, and so are the shadows."""
+    usable = left.lacks(UNDEFINED) & right.lacks(UNDEFINED)
+    if straight:
+        usable &= left.lacks(TWISTED) & right.lacks(TWISTED)
+    pairs = [(x, y) for x, y in ((left.p, right.p), (left.q, right.q)) if x is not None and y is not None]
+    assert pairs and usable.any()
+    close = np.allclose(left.shadow, right.shadow, equal_nan=True)
+    return close and all(np.array_equal(x[usable], y[usable]) for x, y in pairs)
+
+
+def test_the_prime_is_safe_and_small_numbers_are_squares() -> None:
+    assert P == 2 * Q + 1
+    assert pow(P - 1, Q, P) == P - 1
+    assert all(pow(n, Q, P) == 1 for n in range(1, 67))
+
+
+def test_modular_inverse_and_power(rng: np.random.Generator) -> None:
+    values = rng.integers(0, P, (3, 1001))
+    values[0, :5] = 0
+    found = inverse(values, P)
+    assert np.array_equal(values * found % P, (values != 0).astype(np.int64))
+    assert [int(power(np.array(n), 12345, P)) for n in (2, 7, P - 1)] == [
+        pow(n, 12345, P) for n in (2, 7, P - 1)
+    ]
+
+
+def test_discrete_logarithm_inverts_exponentiation(rng: np.random.Generator) -> None:
+    group = SquareGroup(P, Q, 4)
+    exponents = rng.integers(0, Q, (5, 11))
+    assert np.array_equal(group.log(group.exp(exponents)), exponents)
+    assert int(group.exp(np.array(77))) == pow(4, 77, P)
+
+
+def test_wrong_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match="safe prime"):
+        FieldDomain(p=101, q=50)
+    with pytest.raises(ValueError, match="safe prime"):
+        FieldDomain(generator=P - 1)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (lambda c, x, y: c("exp", c("add", x, y)), lambda c, x, y: c("mul", c("exp", x), c("exp", y))),
+        (lambda c, x, y: c("log", c("mul", c("exp", x), c("exp", y))), lambda c, x, y: c("add", x, y)),
+        (lambda c, x, y: c("sqrt", c("sq", x)), lambda c, x, y: c("abs", x)),
+        (lambda c, x, y: c("mul", c("div", x, y), y), lambda c, x, y: x),
+        (lambda c, x, y: c("sub", c("add", x, y), y), lambda c, x, y: x),
+        (
+            lambda c, x, y: c("maximum", x, y),
+            lambda c, x, y: c("neg", c("minimum", c("neg", x), c("neg", y))),
+        ),
+        (
+            lambda c, x, y: c("sqrt", c("mul", c("sq", x), c("sq", y))),
+            lambda c, x, y: c("mul", c("abs", x), c("abs", y)),
+        ),
+        (lambda c, x, y: c("sq", c("rsqrt", c("exp", x))), lambda c, x, y: c("exp", c("neg", x))),
+        (lambda c, x, y: c("tanh", c("neg", x)), lambda c, x, y: c("neg", c("tanh", x))),
+        (lambda c, x, y: c("erf", c("neg", x)), lambda c, x, y: c("neg", c("erf", x))),
+        (lambda c, x, y: c("cos", c("neg", x)), lambda c, x, y: c("cos", x)),
+        (lambda c, x, y: c("mul", x, c("sigmoid", x)), lambda c, x, y: c("silu", x)),
+        (
+            lambda c, x, y: c("div", c("exp", x), c("add", c("exp", x), c("exp", c("sub", x, x)))),
+            lambda c, x, y: c("sigmoid", x),
+        ),
+        (lambda c, x, y: c("f16", x), lambda c, x, y: x),
+    ],
+)
+def test_laws_hold(left: Law, right: Law, domain: FieldDomain, rng: np.random.Generator) -> None:
+    x, y = drawn(domain, rng), drawn(domain, rng)
+
+    def call(fn: str, *args: FieldArray) -> FieldArray:
+        return domain.call(fn, args)
+
+    assert agree(left(call, x, y), right(call, x, y))
+
+
+def test_false_laws_do_not_hold(domain: FieldDomain, rng: np.random.Generator) -> None:
+    x, y = drawn(domain, rng), drawn(domain, rng)
+    exp_x, exp_y = domain.call("exp", [x]), domain.call("exp", [y])
+    assert not np.any(
+        domain.call("add", [exp_x, exp_y]).p == domain.call("exp", [domain.call("add", [x, y])]).p
+    )
+    assert not np.any(domain.call("tanh", [x]).p == x.p)
+    rounded = domain.call("round", [domain.call("mul", [x, domain.full((), 40.0)])])
+    assert np.array_equal(rounded.shadow, np.rint(40.0 * x.shadow))
+    assert not np.any(rounded.p[rounded.shadow != 0] == (np.rint(40.0 * x.shadow) % P)[rounded.shadow != 0])
+
+
+def test_exponentials_of_values_without_exponent_residue_telescope(
+    domain: FieldDomain, rng: np.random.Generator
+) -> None:
+    norm = domain.call("sqrt", [domain.reduce("sum", domain.call("sq", [drawn(domain, rng)]), 2)])
+    value = domain.call("div", [drawn(domain, rng), domain.reshape(norm, (16, 3, 1))])
+    assert value.q is None
+    low, high = (domain.take(value, (slice(None), slice(None), slice(at, at + 1))) for at in (0, 4))
+    direct = domain.call("exp", [domain.call("sub", [value, high])])
+    by_steps = [domain.call("exp", [domain.call("sub", pair)]) for pair in ([value, low], [low, high])]
+    assert agree(direct, domain.call("mul", by_steps), straight=False)
+    negated = domain.call("add", [domain.call("neg", [high]), value])
+    assert agree(direct, domain.call("exp", [negated]), straight=False)
+
+
+def test_sums_and_products_over_an_axis(domain: FieldDomain, rng: np.random.Generator) -> None:
+    x, c = drawn(domain, rng), drawn(domain, rng)
+    first = domain.take(c, (slice(None), slice(None), slice(0, 1)))
+    scaled = domain.reduce("sum", domain.call("mul", [first, x]), 2)
+    hoisted = domain.call("mul", [domain.reshape(first, (16, 3)), domain.reduce("sum", x, 2)])
+    assert agree(scaled, hoisted)
+    product = domain.reduce("prod", domain.call("exp", [x]), 2)
+    assert agree(product, domain.call("exp", [domain.reduce("sum", x, 2)]))
+    empty = domain.full((2, 0), 1.0)
+    assert [float(domain.reduce(op, empty, 1).shadow[0]) for op in ("sum", "prod", "max", "min")] == [
+        0.0,
+        1.0,
+        -np.inf,
+        np.inf,
+    ]
+
+
+def test_the_shadow_decides_order_and_ties_keep_residues(
+    domain: FieldDomain, rng: np.random.Generator
+) -> None:
+    x = drawn(domain, rng)
+    largest = domain.reduce("max", x, 2)
+    at = x.shadow.argmax(2)[..., None]
+    assert np.array_equal(largest.p, np.take_along_axis(x.p, at, 2)[..., 0])
+    spread = domain.broadcast(domain.reshape(largest, (16, 3, 1)), SHAPE)
+    assert domain.compare("eq", x, spread).sum() == 16 * 3
+    assert domain.compare("le", x, spread).all()
+    assert not domain.compare("lt", spread, x).any()
+
+
+def test_infinities(domain: FieldDomain, rng: np.random.Generator) -> None:
+    x, low = drawn(domain, rng), domain.full(SHAPE, -np.inf)
+    assert agree(domain.call("maximum", [low, x]), x)
+    assert np.array_equal(domain.call("exp", [low]).p, np.zeros(SHAPE))
+    assert np.isneginf(domain.call("add", [low, x]).shadow).all()
+    difference = domain.call("sub", [low, low])
+    assert np.isnan(difference.shadow).all() and difference.lacks(UNDEFINED).all()
+    assert np.isnan(domain.call("mul", [domain.full(SHAPE, 0.0), low]).shadow).all()
+    assert agree(domain.call("finite", [low]), domain.full(SHAPE, 0.0))
+    assert agree(domain.call("invertible", [low]), domain.full(SHAPE, 1.0))
+    assert agree(domain.call("invertible", [x]), x)
+    assert np.array_equal(domain.call("div", [x, low]).p, np.zeros(SHAPE))
+    assert np.isinf(domain.call("div", [x, domain.full((), 0.0)]).shadow).all()
+    picked = domain.where(x.shadow > 0, x, low)
+    assert np.isneginf(picked.shadow).any() and agree(
+        domain.reduce("max", picked, 2), domain.reduce("max", picked, 2)
+    )
+
+
+def test_elements_without_a_value_are_marked(domain: FieldDomain) -> None:
+    one = domain.full((2,), 1.0)
+    accident = FieldArray(np.array([0, 5]), np.array([3, 5]), np.array([1.0, 1.0]))
+    assert domain.call("div", [one, accident]).lacks(UNDEFINED).tolist() == [False, True]
+    assert not domain.call("exp", [domain.full((2,), 1e4)]).lacks(UNDEFINED).any()
+    assert not domain.call("exp", [domain.full((2,), -1e4)]).lacks(UNDEFINED).any()
+    negative = domain.call("sqrt", [domain.full((2,), -4.0)])
+    assert np.isnan(negative.shadow).all() and negative.lacks(UNDEFINED).all()
+    root = domain.call("sqrt", [domain.full((), 67.0)])
+    assert not root.lacks(TWISTED).any() and domain.call("sqrt", [domain.full((), 64.0)]).lacks(TWISTED).all()
+
+
+def test_marks_travel_with_elements(domain: FieldDomain) -> None:
+    value = FieldArray(np.array([1, 2, 3]), None, np.array([1.0, 2.0, 3.0]), np.array([0, 1, 0], np.uint8))
+    other = domain.full((3,), 2.5)
+    assert domain.call("add", [value, other]).lacks(UNDEFINED).tolist() == [True, False, True]
+    assert domain.call("maximum", [value, other]).lacks(UNDEFINED).all()
+    assert not domain.reduce("sum", value, 0).lacks(UNDEFINED)
+    assert domain.reduce("max", value, 0).lacks(UNDEFINED)
+    target = domain.full((4,), 0.0)
+    domain.put(target, (slice(1, 4),), value)
+    assert target.lacks(UNDEFINED).tolist() == [True, True, False, True]
+    assert target.q is None
+
+
+def test_cancelled_differences_are_exactly_zero(domain: FieldDomain, rng: np.random.Generator) -> None:
+    x, y = drawn(domain, rng), drawn(domain, rng)
+    difference = domain.call("sub", [domain.call("sub", [domain.call("add", [x, y]), x]), y])
+    assert np.array_equal(difference.shadow, np.zeros(SHAPE))
+
+
+def test_constants_are_their_shortest_decimals(domain: FieldDomain) -> None:
+    tenth = domain.full((), 0.1)
+    assert int(tenth.p) * 10 % P == 1 and int(tenth.q) * 10 % Q == 1
+    assert agree(
+        domain.lift(np.array([3, -2])),
+        FieldArray(np.array([3, P - 2]), np.array([3, Q - 2]), np.array([3.0, -2])),
+    )
+
+
+def test_strict_casts_are_opaque(rng: np.random.Generator) -> None:
+    strict = FieldDomain(seed=1, strict_casts=True)
+    x = drawn(strict, rng)
+    cast = strict.call("f16", [x])
+    assert not np.any(cast.p == x.p)
+    assert np.array_equal(cast.shadow, x.shadow.astype(np.float16).astype(np.float64))
+    assert "f16" in strict.opaque
+
+
+def test_seeds_change_omega_and_the_opaque_functions() -> None:
+    first, second = FieldDomain(seed=1), FieldDomain(seed=2)
+    assert first.omega != second.omega and pow(first.omega, Q, P) == 1
+    x = first.full((1,), 0.75)
+    assert first.call("erf", [x]).p != second.call("erf", [x]).p
+    assert first.call("erf", [x]).p == FieldDomain(seed=1).call("erf", [x]).p
