@@ -21,6 +21,7 @@ def _stage_column(stage: str) -> Column:
     return Column(f"{stage} ms", lambda row: f"{row['ms'].get(stage, 0):.0f}")
 
 
+TITLE = "Compilation, imports apart"
 COLUMNS = (
     Column("program", lambda row: str(row["program"])),
     Column("e-nodes", lambda row: str(row["enodes"])),
@@ -32,12 +33,11 @@ COLUMNS = (
 )
 
 
-def run(options: Options) -> Report:
+def run(options: Options, report: Report) -> None:
     """Failures: a program that does not compile, does not saturate, or takes over 500 MB."""
-    report = Report("Compilation, imports apart", COLUMNS)
-    for workload in each(select(options.only), "programs"):
+    for workload in each(select(options.only)):
         with recorded(report.failing(workload.name)):
-            report.rows.append(in_fresh_process(measure, workload.name))
+            report.add(in_fresh_process(measure, workload.name))
     for row in report.rows:
         if not row["saturated"]:
             report.failures.append(f"{row['program']}: the budget was exhausted before saturation")
@@ -50,7 +50,6 @@ def run(options: Options) -> Report:
             f"{len(totals)} programs: median {statistics.median(totals):.0f} ms, "
             f"worst {slowest['total_ms']:.0f} ms ({slowest['program']})"
         )
-    return report
 
 
 def measure(name: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ AIM, FLOOR = 1.5, 0.8
 MEMORY_ALLOWANCE = 64e6
 """Bytes that a call may take beyond its outputs at the `long` case, where scores alone are 1 GB."""
 
+TITLE = "Median times of interleaved runs, and peak memory"
 COLUMNS = (
     Column("program", lambda row: str(row["program"])),
     Column("case", lambda row: str(row["case"])),
@@ -42,16 +43,15 @@ COLUMNS = (
 )
 
 
-def run(options: Options) -> Report:
+def run(options: Options, report: Report) -> None:
     """Failures: a program that does not run, an error above twice the unfused one, memory at `long`."""
-    report = Report(f"Time on {'the CPU' if options.device == 'cpu' else options.device}", COLUMNS)
-    for workload in each(select(options.only), "programs"):
+    for workload in each(select(options.only)):
         case = workload.cases["small" if options.small else "cpu"]
         with recorded(report.failing(workload.name)):
             row = _timed(workload, case, options)
             if options.memory:
                 row["memory"] = _memory(workload, case)
-            report.rows.append(row)
+            report.add(row)
             if options.memory and not options.small and "long" in workload.cases:
                 _check_long(report, workload)
     for row in report.rows:
@@ -61,7 +61,6 @@ def run(options: Options) -> Report:
                 f"{row['program']}: error {errors['fused']:.2e}, {errors['eager']:.2e} unfused"
             )
     _summarise(report)
-    return report
 
 
 def _contestants(workload: Workload, case: Case, options: Options) -> tuple[dict[str, Contestant], Any, str]:

@@ -13,6 +13,7 @@ from eqfuse.tile.aot import compile_for
 
 TARGETS = ("sm_90", "gfx942")
 
+TITLE = "Compiled without a GPU"
 COLUMNS = (
     Column("program", lambda row: str(row["program"])),
     Column("case", lambda row: str(row["case"])),
@@ -26,14 +27,13 @@ COLUMNS = (
 )
 
 
-def run(options: Options) -> Report:
+def run(options: Options, report: Report) -> None:
     """Failures: a source that does not compile, and kernels that spill registers."""
-    report = Report("Compiled without a GPU", COLUMNS)
-    for workload in each(select(options.only), "programs"):
+    for workload in each(select(options.only)):
         for target in TARGETS:
             case = workload.cases["cpu"] if not workload.paper_cases else workload.paper_cases[-1]
             with recorded(report.failing(f"{workload.name} {target}")):
-                report.rows += _rows(workload, case, target)
+                report.add(*_rows(workload, case, target))
     report.failures += [
         f"{row['program']} {row['target']} {row['kernel']}: {row['spilled_bytes']} bytes of registers spilled"
         for row in report.rows
@@ -43,7 +43,6 @@ def run(options: Options) -> Report:
         rows = [row for row in report.rows if row["target"] == target]
         with_matrix = sum(bool(row["instructions"]) for row in rows)
         report.summary.append(f"{target}: {len(rows)} kernels, {with_matrix} with matrix instructions")
-    return report
 
 
 def _rows(workload: Workload, case: Case, target: str) -> list[dict[str, Any]]:

@@ -140,9 +140,11 @@ def peak_growth(run: Callable[[], R]) -> tuple[R, int]:
 
 
 def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """`function(*args)` in a new process that has imported torch and eqfuse and done nothing else."""
+    """`function(*args)` in a new process that has imported torch and done nothing else."""
     context = get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
-        context.set_forkserver_preload(["torch", "eqfuse", "bench.workloads"])
+        context.set_forkserver_preload(
+            ["torch"]
+        )  # not eqfuse: egglog starts a thread, and is dead after a fork
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         return pool.submit(function, *args, **kwargs).result()

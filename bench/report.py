@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,9 +16,9 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
+from bench.workloads import Workload
 from eqfuse.errors import EqfuseError
 
 
@@ -41,13 +43,21 @@ class Column:
 
 @dataclass
 class Report:
-    """`rows` go to JSON whole; `columns` say which part of them is printed. No failures: exit status 0."""
+    """`rows` go to JSON whole; `columns` say which part of them is printed. No failures: exit status 0.
+
+    With a `path`, every row that is added is written at once: a run that is stopped keeps what it had.
+    """
 
     title: str
     columns: Sequence[Column]
     rows: list[dict[str, Any]] = field(default_factory=list)
     summary: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    path: Path | None = None
+
+    def add(self, *rows: dict[str, Any]) -> None:
+        self.rows += rows
+        self.write()
 
     def failing(self, subject: str) -> Callable[[str], None]:
         """Where `recorded` may put what broke about `subject`."""
@@ -56,7 +66,7 @@ class Report:
     def print(self, console: Console) -> None:
         table = Table(title=self.title, title_justify="left")
         for n, column in enumerate(self.columns):
-            table.add_column(column.heading, justify="left" if n == 0 else "right", overflow="fold")
+            table.add_column(column.heading, justify="left" if n == 0 else "right", no_wrap=n == 0)
         for row in self.rows:
             table.add_row(*(column.cell(row) for column in self.columns))
         console.print(table)
@@ -67,9 +77,11 @@ class Report:
             for line in self.failures:
                 console.print(f"  {line}", markup=False)
 
-    def write(self, path: Path) -> None:
-        """As JSON, with the versions and the machine that it was measured on."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def write(self) -> None:
+        """As JSON, with the versions and the machine that it was measured on; nothing without a path."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         content = {
             "title": self.title,
             "environment": environment(),
@@ -77,7 +89,7 @@ class Report:
             "failures": self.failures,
             "rows": self.rows,
         }
-        path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+        self.path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 def environment() -> dict[str, Any]:
@@ -108,9 +120,13 @@ def cpu_name() -> str:
     )
 
 
-def each(items: Sequence[Any], label: str) -> Iterator[Any]:
-    """The items, with progress on stderr."""
-    return iter(track(items, description=label, console=Console(stderr=True), transient=True))
+def each(items: Sequence[Workload]) -> Iterator[Workload]:
+    """The workloads; a line on stderr says when each one is done, and how long it took."""
+    for number, item in enumerate(items, start=1):
+        started = time.perf_counter()
+        yield item
+        took = time.perf_counter() - started
+        print(f"{number}/{len(items)} {item.name} {took:.1f} s", file=sys.stderr, flush=True)
 
 
 @contextmanager

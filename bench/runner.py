@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -34,11 +34,11 @@ def run(name: str, options: Options, *, output: Path | None = None, console: Con
     if not select(options.only):
         names = " ".join(workload.name for workload in select(None))
         raise EqfuseError(f"no workload starts with {options.only!r}", hint=f"workloads: {names}")
-    measure: Callable[[Options], Report] = import_module(f"bench.{name}_report").run
-    report = measure(options)
-    path = output or RESULTS / f"{name}.json"
-    report.write(path)
+    module = import_module(f"bench.{name}_report")
+    report = Report(module.TITLE, module.COLUMNS, path=output or RESULTS / f"{name}.json")
+    module.run(options, report)
+    report.write()
     shown = console or Console()
     report.print(shown)
-    shown.print(f"written to {path}", markup=False)
+    shown.print(f"written to {report.path}", markup=False)
     return 1 if report.failures else 0

@@ -31,6 +31,7 @@ def _schedule_column(name: str) -> Column:
     return Column(name, cell)
 
 
+TITLE = "Error against the float64 reference (rms, relative), per schedule"
 COLUMNS = (
     Column("program", lambda row: str(row["program"])),
     Column("case", lambda row: str(row["case"])),
@@ -40,13 +41,12 @@ COLUMNS = (
 )
 
 
-def run(options: Options) -> Report:
+def run(options: Options, report: Report) -> None:
     """Raises nothing for a program that fails: it is a line of `failures`."""
-    report = Report("Error against the float64 reference (rms, relative), per schedule", COLUMNS)
-    for workload in each(select(options.only), "programs"):
+    for workload in each(select(options.only)):
         for label in ("small",) if options.small else ("small", "cpu"):
             row = _row(workload, workload.cases[label], options.device)
-            report.rows.append(row)
+            report.add(row)
             report.failures += [f"{workload.name} {label}: {problem}" for problem in row["problems"]]
             report.failures += [
                 f"{workload.name} {label} {name}: {problem}"
@@ -58,7 +58,6 @@ def run(options: Options) -> Report:
     report.summary.append(
         f"{passed} of {len(report.rows) * len(SCHEDULES)} (program, case, schedule) pass; {programs} programs"
     )
-    return report
 
 
 def _row(workload: Workload, case: Case, device: str) -> dict[str, Any]:

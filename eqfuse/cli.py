@@ -23,13 +23,16 @@ from eqfuse.terms.types import program_dtypes
 
 Number = int | float
 
+PIPED_WIDTH = 150
+"""Columns of output that does not go to a terminal: tables are wider than the 80 that rich assumes."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0, or 1 where a check failed, or 2 for an error of the user's."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace, Console], int] = options.command
     try:
-        return command(options, Console())
+        return command(options, Console(width=None if sys.stdout.isatty() else PIPED_WIDTH))
     except EqfuseError as error:
         print(error, file=sys.stderr)
         return 2

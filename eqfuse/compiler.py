@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extract.choose import Candidate, candidates, pick
-from eqfuse.extract.configure import tiny
+from eqfuse.extract.configure import TENSOR_CORE_MIN, tiny
 from eqfuse.extract.devices import DEVICES, Device
 from eqfuse.extract.plans import KernelConfig
 from eqfuse.extract.structure import Partition
@@ -136,10 +136,18 @@ def compile_for(
 
 
 def lower_nest(
-    nest: Nest, program: Program, dtypes: Mapping[str, str], configs: Sequence[KernelConfig], device: Device
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    configs: Sequence[KernelConfig],
+    device: Device,
+    least_dot: int | None = None,
 ) -> TileProgram:
-    """The tile program of a nest; the CPU takes matrix products over shared leading axes."""
-    return lower_tiles(nest, program, dtypes, tuple(configs), batched_dots=device.kind == "cpu")
+    """The tile program of a nest. The CPU takes matrix products over shared leading axes; a GPU's matrix
+    unit wants `least_dot` positions of every axis (the device's own minimum by default)."""
+    on_cpu = device.kind == "cpu"
+    smallest = least_dot or (1 if on_cpu else TENSOR_CORE_MIN)
+    return lower_tiles(nest, program, dtypes, tuple(configs), batched_dots=on_cpu, least_dot=smallest)
 
 
 def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
@@ -212,7 +220,7 @@ def _tile_stage(
 ) -> Stage:
     split = {axis: shards for axis, _ in nest.shards}
     configs = [tiny(kernel, block) for kernel in nest.kernels]
-    tiles = lower_nest(nest, program, dtypes, configs, device)
+    tiles = lower_nest(nest, program, dtypes, configs, device, least_dot=1)
     return Stage(
         f"tiles, blocks of {block}",
         lambda i, d: tile_interpreter.run(

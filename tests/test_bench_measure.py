@@ -95,10 +95,10 @@ def test_a_failure_inside_recorded_becomes_a_line() -> None:
 
 
 def test_report_prints_and_writes(tmp_path: Path) -> None:
-    report = Report("a title", (Column("program", lambda row: str(row["program"])),))
-    report.rows.append({"program": "softmax", "error": 1e-7})
+    columns = (Column("program", lambda row: str(row["program"])),)
+    report = Report("a title", columns, path=tmp_path / "deep" / "x.json")
     report.failures.append("mlp [rolling]: wrong")
-    report.write(tmp_path / "deep" / "x.json")
+    report.add({"program": "softmax", "error": 1e-7})
     content = json.loads((tmp_path / "deep" / "x.json").read_text())
     assert content["rows"] == [{"program": "softmax", "error": 1e-7}]
     assert content["environment"]["torch"].startswith(torch.__version__.split("+")[0])

@@ -255,9 +255,23 @@ def test_stores_are_never_skipped() -> None:
 
 
 def test_finite() -> None:
-    for expr in (call("finite", m), call("exp", x), call("div", x, Size("j")), call("invertible", m)):
+    bounded: tuple[Expr, ...] = (
+        call("finite", m),
+        call("exp", x),
+        call("div", x, Size("j")),
+        call("invertible", m),
+    )
+    for expr in bounded:
         assert is_finite(expr), str(expr)
-    for expr in (m, LOW, call("exp", m), call("add", x, m), call("div", x, x), call("log", x)):
+    unbounded: tuple[Expr, ...] = (
+        m,
+        LOW,
+        call("exp", m),
+        call("add", x, m),
+        call("div", x, x),
+        call("log", x),
+    )
+    for expr in unbounded:
         assert not is_finite(expr), str(expr)
 
 

@@ -10,7 +10,7 @@ from tile_programs import Body, attention, paged_sum, program, row_softmax, sour
 
 from eqfuse.errors import BindError
 from eqfuse.loops.nodes import Buffer
-from eqfuse.tile.cpu import CpuProgram, buffers_for
+from eqfuse.tile.cpu import SMALL_ELEMENTS, CpuProgram, buffers_for
 from eqfuse.tile.nodes import Block, Cast, Constant, Dot, Fill, TileProgram, Value
 
 
@@ -336,3 +336,58 @@ def test_batched_dot_with_two_batch_dims() -> None:
     x, w = torch.randn(6, 3, 2, 5), torch.randn(6, 3, 5, 4)
     y = run(tiles, {"x": x, "w": w}, {"i": 6, "a": 3, "j": 5, "m": 2, "n": 4})
     torch.testing.assert_close(y, 1 + x @ w)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_blocks_run_on_several_threads_with_one_result(threads: int) -> None:
+    x = torch.randn(300, 400)
+    assert x.numel() > SMALL_ELEMENTS
+    before = torch.get_num_threads()
+    y = CpuProgram(row_softmax(16, 128), source(), threads)({"x": x}, {}, {"i": 300, "j": 400}, {})["y"]
+    torch.testing.assert_close(y, torch.softmax(x, 1))
+    assert torch.get_num_threads() == before
+
+
+def test_an_error_in_a_thread_reaches_the_caller() -> None:
+    table = torch.zeros(64, 8, dtype=torch.int32)
+    table[40, 3] = 5
+    given = {"x": torch.randn(2, 4, 5).half(), "table": table, "length": torch.full((64,), 32)}
+    given["unused"] = torch.empty(SMALL_ELEMENTS)
+    with pytest.raises(BindError, match="position 5 is outside"):
+        CpuProgram(paged_sum(1, 8, 4), source(), 2)(given, {}, {"i": 64, "j": 32, "d": 5}, {})
+
+
+def test_a_load_under_a_scalar_condition_is_not_made_where_it_does_not_hold() -> None:
+    """y[i] = sum over j of (x[j - 1, i] if j > 0 else 7), and the same through a choice of two tiles."""
+    for chosen in (False, True):
+        b = Body()
+        i, n_i, zero, n_j = b.positions("i"), b.extent("i"), b.integer(0), b.extent("j")
+        t0 = b.let(Fill(0.0), "i", name="t0")
+        t = b.carried("t", t0)
+        c = b.inner()
+        j, i_in = c.start("j"), c.bound("i", n_i)
+        inside = c.call("gt", j, zero)
+        mask = c.call("and", c.align(inside, "i"), i_in) if chosen else inside
+        x = c.load("x", [c.call("sub", j, c.integer(1)), i], mask, "i", other=0.0 if chosen else 7.0)
+        x = c.call("where", inside, x, c.let(Constant(7.0)), dtype="f32") if chosen else x
+        b.loop("j", zero, n_j, [(t, t0, c.call("add", t, x))], c)
+        b.store("y", [i], t, b.bound("i", n_i))
+        x = torch.randn(5, 9)
+        y = run(one_kernel(b, j=Block("j", "unit", 1)), {"x": x}, {"i": 9, "j": 6})
+        torch.testing.assert_close(y, x.sum(0) + 7)
+
+
+def test_f8_is_stored_rounded_and_multiplied_wide() -> None:
+    b = Body()
+    i, j, n_i, n_j = b.positions("i"), b.positions("j"), b.extent("i"), b.extent("j")
+    n, n_n = b.positions("n"), b.extent("n")
+    x = b.load("x", [i, j], b.masks("i j", b.bound("i", n_i), b.bound("j", n_j)), "i j")
+    small = b.let(Cast(x), "i j", "f8e4m3", "small")
+    w = b.load("w", [j, n], b.masks("j n", b.bound("j", n_j), b.bound("n", n_n)), "j n", "f8e4m3")
+    product = b.let(Dot(small, w, "j", None), "i n", name="product")
+    b.store("y", [i, n], product, b.masks("i n", b.bound("i", n_i), b.bound("n", n_n)))
+    blocks = (Block("i", "grid", 4), Block("j", "whole", None), Block("n", "whole", None))
+    tiles = program([b.kernel("dot", ("i",), *blocks)], [Buffer("y", ("i", "n"), "f32", True)])
+    x, w = torch.randn(6, 8), torch.randn(8, 3).to(torch.float8_e4m3fn)
+    y = run(tiles, {"x": x, "w": w}, {"i": 6, "j": 8, "n": 3})
+    torch.testing.assert_close(y, x.to(torch.float8_e4m3fn).float() @ w.float())

@@ -64,3 +64,21 @@ def test_refusal_names_the_kernel() -> None:
     text = row_sum(loop("j", 16)).text({"x": "f32"})
     with pytest.raises(EqfuseError, match="cannot compile kernel sums for sm_90"):
         compile_for(text, "sm_90", {"sums": {"BLOCK_J": 24}})
+
+
+def test_wide_positions_compile() -> None:
+    (report,) = compile_for(attention(64, 32, 4).text(QKV), "sm_90", wide=True)
+    assert report.spilled_bytes == 0 and "wgmma" in report.instructions
+
+
+@pytest.mark.parametrize(("target", "has"), [("sm_90", "wgmma"), ("gfx942", "mfma")])
+def test_eight_bit_floats(target: str, has: str) -> None:
+    text = attention(64, 64, 4).text({"Q": "f8e4m3", "K": "f8e4m3", "V": "f16"})
+    (report,) = compile_for(text, target)
+    assert has in report.instructions
+
+
+def test_missing_hardware_support_is_an_error() -> None:
+    text = attention(64, 64, 4).text({"Q": "f8e4m3", "K": "f8e4m3", "V": "f16"})
+    with pytest.raises(EqfuseError, match="(?s)cannot compile kernel attend for sm_80.*fp8e4nv"):
+        compile_for(text, "sm_80")

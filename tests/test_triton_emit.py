@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from triton_nests import Case, attention, paged_sum, pointwise, row_sum, softmax, split_log_sum, whole
+import torch
+import triton.language as tl
+from triton_nests import Case, attention, loop, paged_sum, pointwise, row_sum, softmax, split_log_sum, whole
 
 from eqfuse.extract.plans import KernelConfig
 from eqfuse.terms.nodes import Axis, Const, Load, Reduce, call
@@ -91,6 +93,39 @@ def test_carried_values_are_updated_in_place() -> None:
     assert "s = r * s + sum_j" in text
     assert "acc = tl.dot(p.to(tl.float16), v, r[:, None] * acc)" in text
     assert "m = m_new" in text  # the old maximum is read after the new one is known
+
+
+def test_scaled_scores_take_the_constant_of_the_exponent() -> None:
+    text = attention().text(dict.fromkeys("QKV", "f16"))
+    assert "dot * (scale * 1.4426950408889634)" in text
+    assert "p = tl.exp2(x_now - finite_2[:, None])" in text
+    assert text.count("1.4426950408889634") == text.count("tl.dot(q, k)")
+
+
+def test_loaded_exponents_are_subtracted_first() -> None:
+    assert "tl.exp2((x_now - finite_2[:, None]) * 1.4426950408889634)" in softmax().text({"x": "f32"})
+
+
+def test_loops_beside_each_other_share_their_variables() -> None:
+    text = row_sum(loop("j", 8)).text({"x": "f32"})
+    assert text.count("s = tl.zeros((BLOCK_I,), tl.float32)") == 1
+    assert text.count("s = s + sum_j") == 2
+    assert "s_2" not in text
+
+
+def test_wide_tensors_get_wide_positions() -> None:
+    module = load(row_sum(loop("j", 8)).text({"x": "f32"}))
+    near, far = torch.empty(1).expand(2**20, 2**20), torch.empty(1).as_strided((3, 2), (0, 1))
+    assert module.index_dtype(near, far) == tl.int32
+    meta = torch.empty(2**16, 2**15 + 1, device="meta")
+    assert module.index_dtype(near, meta) == tl.int64
+    assert module.index_dtype(meta[: 2**15]) == tl.int32
+
+
+def test_indices_that_are_loaded_become_wide() -> None:
+    text = paged_sum().text({"x": "f32", **INDEX})
+    assert "+ tl.cast(page_tile, INDEX)[:, None] * x_stride_0" in text
+    assert "tl.cast" not in paged_sum().text({"x": "f32", "page": "i64", "length": "i32"})
 
 
 @pytest.mark.parametrize("constant", [True, False])

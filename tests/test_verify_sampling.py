@@ -42,6 +42,13 @@ def test_extents_differ_unless_they_must_agree() -> None:
     assert points["i"] == points["j"] != points["d"]
 
 
+def test_an_axis_compared_with_a_reduced_one_reaches_past_its_first_tiles() -> None:
+    extents = small_extents(parse("y[i] = sum[j](where(j <= i, x[i,j], 0))"))
+    assert extents["i"] > extents["j"]
+    window = small_extents(parse("y[i] = sum[j](where((j <= i) & (i - j < 12), x[i,j], 0))"))
+    assert min(window["i"], window["j"]) > 12
+
+
 def test_divided_axes_are_longer_than_the_divisor() -> None:
     extents = small_extents(parse(PROGRAMS["grouped by a constant"]))
     assert extents["h"] > 4

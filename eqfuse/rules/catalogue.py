@@ -12,6 +12,7 @@ from __future__ import annotations
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 
 _UNARY = ("-a", "inv(a)", "exp(a)", "log(a)", "sqrt(a)", "abs(a)", "sq(a)", "cast(T, a)", "apply1(F, a)")
+_UNARY += ("finite(a)", "invertible(a)")
 _BINARY = ("a + b", "a * b", "maximum(a, b)", "minimum(a, b)", "ratio(a, b)", "delta(a, b)", "apply2(F, a, b)")
 
 
@@ -80,6 +81,7 @@ SIGNS = RuleSet(
         Infer("nonneg-reduce", "nonneg(fold[R, D](e))", ("nonneg(e)",), "a fold of nonnegatives"),
         Infer("le-max", "le(e, max[D](e))", ("r == max[D](e)",), "an element is at most the maximum"),
         Infer("le-max-of", "le(a, max[D](b))", ("le(a, b)", "r == max[D](b)"), "a <= b <= max b"),
+        Infer("le-finite", "le(a, finite(b))", ("le(a, b)", "r == finite(b)"), "finite(b) is b, where b is finite"),
         Infer("le-maximum-left", "le(a, maximum(a, b))", ("r == maximum(a, b)",), "a <= max(a, b)"),
         Infer("le-maximum-right", "le(b, maximum(a, b))", ("r == maximum(a, b)",), "b <= max(a, b)"),
         Infer("le-prefix", "le(max[A](e), max[AB](e))", ("r == max[AB](e)", "s == max[A](e)"), "a longer prefix"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from eqfuse.terms.nodes import CASTS, Call, Const, Expr, Local, Reduce, Size, call, children, free_axes, walk
 
 _UNARY = {"neg": "Neg", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs", "sq": "Sq"}
+_UNARY |= {"finite": "Finite", "invertible": "Invertible"}
 _BINARY = {"add": "Add", "mul": "Mul", "maximum": "Max", "minimum": "Min"}
 _DECODE_UNARY = {v: k for k, v in _UNARY.items()}
 _DECODE_BINARY = {v: k for k, v in _BINARY.items()}

@@ -55,6 +55,8 @@ CONSTRUCTORS: Mapping[str, str] = {
     "minimum": "Min",
     "where": "Where",
     "cast": "Cast",
+    "finite": "Finite",
+    "invertible": "Invertible",
     "ratio": "Ratio",
     "delta": "Delta",
 }
@@ -63,7 +65,7 @@ DATATYPE = """
 (datatype E
   (Num String) (Leaf String)
   (Add E E) (Mul E E) (Neg E) (Inv E) (Exp E) (Log E) (Sqrt E) (Abs E) (Sq E) (Max E E) (Min E E)
-  (Where E E E) (Cast String E) (Ratio E E) (Delta E E)
+  (Where E E E) (Cast String E) (Ratio E E) (Delta E E) (Finite E) (Invertible E)
   (Apply1 String E) (Apply2 String E E)
   (Red String String String E))
 """

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from egglog import bindings
-
-from eqfuse.errors import BudgetError
+from eqfuse.errors import BudgetError, EqfuseError
 from eqfuse.rules.rule import RELATIONS, RuleSet, prelude
+
+if TYPE_CHECKING:
+    from egglog import bindings
 
 MAX_MATCHES = 200_000
 """Matches of rules after which saturation is abandoned and reported; a match adds a node or a fact at most."""
@@ -154,6 +155,10 @@ def session(rulesets: tuple[RuleSet, ...]) -> Iterator[Saturation]:
     declared e-graph is kept and what a program adds to it is popped afterwards."""
     with _lock:
         if rulesets not in _declared:
+            try:
+                from egglog import bindings
+            except ImportError as error:  # emitted sources and benchmarks run where egglog does not
+                raise EqfuseError("egglog is not installed", hint="pip install egglog") from error
             fresh = bindings.EGraph()
             fresh.run_program(*fresh.parse_program(prelude(rulesets)))
             _declared[rulesets] = fresh

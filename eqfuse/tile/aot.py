@@ -55,18 +55,21 @@ def compile_for(
     *,
     sizes: Mapping[str, int] | None = None,
     divisible: bool = True,
+    wide: bool = False,
 ) -> list[KernelReport]:
     """Compiles every kernel of an emitted module for `target`, one of TARGETS.
 
     `config` overrides CONFIGS as at a call; `sizes` are extents of axes that one block holds whole
     (64 where not given). With `divisible`, sizes and strides are multiples of 16 and last dims are
-    contiguous, as they are for most tensors. Raises EqfuseError for an unknown target, and for a
+    contiguous, as they are for most tensors; `wide` is for tensors of 2**31 elements or more. Raises EqfuseError for an unknown target, and for a
     kernel that Triton cannot compile.
     """
     if target not in TARGETS:
         raise EqfuseError(f"unknown target {target!r}", hint=f"one of {', '.join(TARGETS)}")
     module = load(source_text)
-    return [_compile(module, name, target, config, sizes or {}, divisible) for name in module.SIGNATURES]
+    return [
+        _compile(module, name, target, config, sizes or {}, divisible, wide) for name in module.SIGNATURES
+    ]
 
 
 def _compile(
@@ -76,14 +79,17 @@ def _compile(
     config: Mapping[str, Mapping[str, int]] | None,
     sizes: Mapping[str, int],
     divisible: bool,
+    wide: bool,
 ) -> KernelReport:
     from triton import compile as triton_compile
+    from triton import language
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     kernel = getattr(module, name)
     extents = {axis: sizes.get(axis, 64) for axis in module.WHOLE[name].values()}
     chosen = module.settings(name, config, extents)
+    chosen["INDEX"] = language.int64 if wide else language.int32
     options = {key: chosen.pop(key) for key in ("num_warps", "num_stages")}
     constants = dict(chosen)
     for block, axis in module.WHOLE[name].items():
@@ -92,7 +98,7 @@ def _compile(
         constants |= dict.fromkeys(_last_strides(kernel.arg_names, module.SIGNATURES[name]), 1)
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     signature = {
-        key: "constexpr" if key in constants else module.SIGNATURES[name].get(key, "i64")
+        key: "constexpr" if key in constants else module.SIGNATURES[name].get(key, "i32")
         for key in kernel.arg_names
     }
     aligned = [

@@ -1,11 +1,13 @@
 """Runs a tile program on torch CPU tensors, in large tiles.
 
 Only tiles and outputs are ever allocated. Blocks of the grid run on a pool of threads, in each of which
-torch uses one thread. The alternative, torch's own threads inside every operation, was measured on 2
-cores. Idle, they are equal on softmax over 4096 x 4096 in tiles of 256 Ki elements, and the pool gains a
-tenth on attention in tiles of 256 x 512. While other processes want the cores, every operation of the
-alternative waits for its slower half: it took 2 to 16 s where one thread took half a second. A program of
-few blocks or little data runs on the calling thread, with torch's threads.
+torch uses one thread. The alternative, torch's own threads inside every operation, was measured in turns
+with it on 2 cores (medians of 7). With one other process about, they differ by less than the noise on
+softmax over 4096 x 4096 and on attention in tiles of 256 x 512; in tiles of 64 x 128, where threads wait
+for Python's lock, the pool takes 1.2 times as long. With two more processes that want the cores, every
+operation of the alternative waits for its slower half, and it takes 1.3 to 1.6 times as long on softmax
+and 2 to 3 times on attention. A program of few blocks or little data runs on the calling thread, with
+torch's threads.
 """
 
 from __future__ import annotations
@@ -104,14 +106,23 @@ class _Shared(Iterator[Starts]):
         with self._lock:
             return next(self._blocks)
 
+    def stop(self) -> None:
+        """Nobody gets another block."""
+        with self._lock:
+            self._blocks = iter(())
+
 
 def _on_pool(threads: int, blocks: Iterable[Starts], work: Callable[[Iterable[Starts]], None]) -> None:
     """Runs `work` in every thread of the pool on blocks that they share; raises what the first of them raised."""
     shared = _Shared(blocks)
 
     def worker() -> None:
-        with torch.no_grad():
-            work(shared)
+        try:
+            with torch.no_grad():
+                work(shared)
+        except BaseException:
+            shared.stop()
+            raise
 
     futures = [_pool(threads, os.getpid()).submit(worker) for _ in range(threads)]
     errors = [error for future in futures if (error := future.exception()) is not None]
@@ -119,7 +130,7 @@ def _on_pool(threads: int, blocks: Iterable[Starts], work: Callable[[Iterable[St
         raise errors[0]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
     """Threads in which torch computes alone; one pool per process, for a fork has none of its parent's threads.
 

@@ -34,7 +34,7 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, dot_dtype, identity
 from eqfuse.tile.infer import Types
 from eqfuse.tile.nodes import Argument, Dot, Elementwise, LoadTile, ReduceTile, Value
-from eqfuse.tile.product import DotPlan, Product, factors, plan_dot
+from eqfuse.tile.product import DotPlan, DotRules, factors, plan_dot, Product
 
 _ZERO_AT_ZERO = frozenset(
     ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "sq", "sign", "relu", "sqrt")
@@ -55,13 +55,13 @@ class Expressions:
         types: Types,
         reads: Counter[str],
         walk_loop: Callable[[loops.Loop], None],
-        batched_dots: bool,
+        dots: DotRules,
     ) -> None:
         self._build = build
         self._types = types
         self._reads = reads
         self._walk_loop = walk_loop
-        self._batched = batched_dots
+        self._dots = dots
         self._guards: tuple[Expr, ...] = ()
         self._zero: dict[str, frozenset[str]] = {}
         self._loaded: set[str] = set()
@@ -265,11 +265,15 @@ class Expressions:
         if expr.op != "sum" or not self._build.is_tile(expr.axis):
             return None
         product = factors(expr.body, lambda local: self._look(local, expr.axis))
-        plan = plan_dot(product, expr.axis, self._types.dims, self._build.ordered, self._batched)
-        if plan is None:
+        plan = plan_dot(product, expr.axis, self._types.dims, self._build.ordered, self._dots.batched)
+        if plan is None or not all(map(self._fills_matrix_unit, (plan.m, plan.n, expr.axis))):
             return None
         both = (self._types.dtype(side.expr()) for side in (plan.left, plan.right))
         return None if all(dtype in INTEGERS for dtype in both) else plan
+
+    def _fills_matrix_unit(self, axis: str) -> bool:
+        size = self._build.blocks[axis].size
+        return size is None or size >= self._dots.smallest
 
     def _look(self, local: Local, axis: str) -> Expr | None:
         """The definition of a named value that means the same here as where it was computed."""

@@ -14,6 +14,7 @@ from eqfuse.tile.builder import Binding, Builder
 from eqfuse.tile.check import TileError
 from eqfuse.tile.expressions import Expressions
 from eqfuse.tile.infer import Type, Types
+from eqfuse.tile.product import DotRules
 from eqfuse.tile.nodes import Block, Carried, Kernel, Store, Value
 from eqfuse.tile.partition import Partition, Segment
 from eqfuse.tile.prune import pruned
@@ -31,7 +32,7 @@ class KernelLowering:
         tensors: Mapping[str, str],
         scalars: Mapping[str, str],
         accumulate: str,
-        batched_dots: bool,
+        dots: DotRules,
     ) -> None:
         self._kernel = kernel
         self._domains = domains
@@ -42,7 +43,7 @@ class KernelLowering:
             blocks, tensors, scalars, accumulate, self._named, self._aligned, self._build.is_tile
         )
         reads = _reads(kernel)
-        self._expressions = Expressions(self._build, self._types, reads, self._loop, batched_dots)
+        self._expressions = Expressions(self._build, self._types, reads, self._loop, dots)
 
     def run(self) -> Kernel:
         self._body(self._kernel.body)

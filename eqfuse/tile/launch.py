@@ -71,13 +71,17 @@ class TritonProgram:
         and EqfuseError where Triton does not compile a kernel for the device."""
         from triton.errors import TritonError
 
-        function = getattr(load(self.source_text), self.name)
+        module = load(self.source_text)
         try:
-            return function(*args, **kwargs)
+            return getattr(module, self.name)(*args, **kwargs)
         except ValueError as error:
             raise BindError(str(error)) from error
         except TritonError as error:
-            raise EqfuseError(f"Triton refused a kernel of {self.name}: {error}") from error
+            kernels = ", ".join(module.CONFIGS)
+            raise EqfuseError(
+                f"Triton refused a kernel of {self.name} ({kernels}): {error}",
+                hint="smaller blocks or fewer stages may fit, see config=",
+            ) from error
 
 
 def interpret(source_text: str, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from eqfuse.tile.dtypes import INTEGERS, promote
 from eqfuse.tile.infer import Types
 from eqfuse.tile.kernel import KernelLowering
 from eqfuse.tile.nodes import Block, TileProgram
+from eqfuse.tile.product import DotRules
 
 
 def lower(
@@ -28,6 +29,7 @@ def lower(
     *,
     accumulate: str = "f32",
     batched_dots: bool = False,
+    least_dot: int = 1,
 ) -> TileProgram:
     """The tile program of `nest`, with the blocks of `configs` (one per kernel, in order).
 
@@ -35,7 +37,8 @@ def lower(
     are i32 where the program knows them for integers, and real elsewhere. An axis without a block is
     walked like the axis whose extent it has, or else kept whole. Arithmetic is done in `accumulate`,
     and in f64 if any input is f64; temporaries without a dtype are kept in it. `batched_dots` allows
-    dots whose operands share dims. Raises TileError where the blocks cannot walk the nest.
+    dots whose operands share dims; a sum of products with a block of fewer than `least_dot` positions is
+    no dot. Raises TileError where the blocks cannot walk the nest.
     """
     if "f64" in dtypes.values():
         accumulate = "f64"
@@ -51,9 +54,10 @@ def lower(
         buffers.append(replace(buffer, dtype=accumulate if dtype in (None, "acc") else dtype))
     tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}
     domains = dict(nest.domains)
+    dots = DotRules(batched_dots, least_dot)
     kernels = tuple(
         KernelLowering(
-            kernel, _blocks(kernel, config, domains), domains, tensors, scalars, accumulate, batched_dots
+            kernel, _blocks(kernel, config, domains), domains, tensors, scalars, accumulate, dots
         ).run()
         for kernel, config in zip(nest.kernels, configs, strict=True)
     )

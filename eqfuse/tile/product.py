@@ -9,6 +9,15 @@ from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, call
 
 
 @dataclass(frozen=True)
+class DotRules:
+    """What a device multiplies as matrices: operands that share dims (`batched`), and blocks of at least
+    `smallest` positions."""
+
+    batched: bool
+    smallest: int
+
+
+@dataclass(frozen=True)
 class Product:
     """`over[0] * over[1] * ... / under[0] / under[1] ...`"""
 

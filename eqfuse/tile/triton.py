@@ -16,7 +16,8 @@ from eqfuse.terms.nodes import Program
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.triton_functions import HELPERS
-from eqfuse.tile.triton_kernel import KernelText, Names, Tables, TensorInfo, write_kernel
+from eqfuse.tile.triton_kernel import KernelText, write_kernel
+from eqfuse.tile.triton_parameters import Names, Tables, TensorInfo
 from eqfuse.tile.wrap import wrap
 
 _TORCH_DTYPES: Mapping[str, str] = {
@@ -74,6 +75,7 @@ def emit(
             *_SETTINGS.splitlines(),
             *_AXIS_SIZES.splitlines(),
             *_BUFFER.splitlines(),
+            *_INDEX_DTYPE.splitlines(),
             *module.launcher(kernels),
             "",
         ]
@@ -121,7 +123,7 @@ class _Module:
         self._inputs = [tensor.name for tensor in source.tensors]
 
     def kernels(self) -> list[KernelText]:
-        names = Names((self._name, "settings", "axis_sizes", "buffer"))
+        names = Names((self._name, "settings", "axis_sizes", "buffer", "index_dtype"))
         tensors = {name: TensorInfo(self._dtypes[name], _labels(axes)) for name, axes in self._axes.items()}
         tables = Tables(tensors, self._root)
         found = [write_kernel(kernel, names.new(kernel.name), tables) for kernel in self._program.kernels]
@@ -164,7 +166,7 @@ class _Module:
         lines += _nested("LIMITS", {k.name: _limits(k) for k in kernels})
         lines += ["", "# Axes that one block holds whole: it is the next power of two."]
         lines += _nested("WHOLE", {k.name: self._whole(k) for k in kernels})
-        lines += ["", "# Types of the kernels' parameters; strides are 64-bit integers."]
+        lines += ["", "# Types of the kernels' parameters; strides are integers."]
         lines += _nested("SIGNATURES", {k.name: self._signature(k) for k in kernels})
         return lines
 
@@ -188,7 +190,7 @@ class _Module:
         return [*self._inputs, *self._source.scalars]
 
     def launcher(self, kernels: Sequence[KernelText]) -> list[str]:
-        local = Names((*self._axes, *self._source.scalars, "settings", "axis_sizes", "buffer"))
+        local = Names((*self._axes, *self._source.scalars, "settings", "axis_sizes", "buffer", "index_dtype"))
         size, blocks, grid = local.new("size"), local.new("blocks"), local.new("grid")
         out, workspace, sizes = local.new("out"), local.new("workspace"), local.new("sizes")
         config, device = local.new("config"), local.new("device")
@@ -259,6 +261,7 @@ class _Module:
                 f'{flag}={extent(axis)} == {blocks}["{parameters.blocks[axis]}"]'
                 for axis, flag in parameters.even.items()
             ),
+            f"INDEX=index_dtype({', '.join(parameters.pointers)})",
             f"**{blocks}",
         ]
         return [*lines, f"{kernel.name}[{grid}]({', '.join(arguments)})"]
@@ -378,4 +381,12 @@ def buffer(name, tensor, size, device):
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         raise ValueError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, not {shape} of {dtype}")
     return tensor
+'''
+
+_INDEX_DTYPE = '''
+
+def index_dtype(*tensors):
+    """The dtype of positions: 64 bits where an element is 2**31 or more away from its tensor's first."""
+    spans = (sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) for x in tensors)
+    return tl.int64 if max(spans) >= 2**31 else tl.int32
 '''

@@ -12,7 +12,7 @@ import numpy as np
 NOT_COVERED = (
     "rounding: written casts and the kernel's precision are identities in the field (float errors are apart)",
     "overflow and underflow of floating-point numbers",
-    "positions where the program itself gives NaN (compared in floats, position by position)",
+    "most infinities and NaN among the inputs, and what they make (compared in floats, position by position)",
     "orders of values that no trial had; each order seen is decided by the residues",
 )
 """What a field cannot see."""

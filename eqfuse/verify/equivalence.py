@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.terms.interpreter import evaluate
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Expr, Program
 from eqfuse.terms.parser import parse
 from eqfuse.verify.bound import Bound, acceptance_bound
-from eqfuse.verify.certificate import Certificate, Counterexample, StageReport
+from eqfuse.verify.certificate import NOT_COVERED, Certificate, Counterexample, StageReport
 from eqfuse.verify.field import TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.modular import Truths
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, patterns
-from eqfuse.verify.sizes import InputSpec, input_specs, small_integers
+from eqfuse.verify.sizes import InputSpec, constant_conditions, input_specs, small_integers
 
 Run = Callable[[Inputs, FieldDomain], Mapping[str, Any]]
 """Outputs by name: domain arrays (or numpy integers) with a leading trial dimension."""
@@ -78,12 +78,15 @@ def compare(
     inputs: Inputs,
     tally: Tally,
     stage: str = "candidate",
+    *,
+    special: bool = True,
 ) -> bool:
     """Adds one round's outputs to the tally; False, with `tally.failure` set, where they differ.
 
-    Outputs are equal where every residue known on both sides is. Elements without a value in the field,
-    and those that the reference makes infinite or NaN, are counted, not compared; but the candidate may
-    not make infinite or NaN what the reference does not.
+    Outputs are equal where every residue known on both sides is. Elements without a value in the field
+    are counted, not compared. What the reference makes finite, the candidate may not make infinite or
+    NaN. With `special`, infinities of the reference must be there too, and NaN where all inputs are finite
+    (a tile that a condition rules out may be left out, and with it 0 times an infinity).
     """
     if set(reference) != set(candidate):
         tally.failure = (
@@ -96,7 +99,7 @@ def compare(
             shapes = f"{right.shape[1:]} in stage {stage!r}, {left.shape[1:]} in the program"
             tally.failure = f"{name!r} has shape {shapes}"
             return False
-        if not _compare_output(name, left, right, inputs, tally, stage):
+        if not _compare_output(name, left, right, inputs, tally, stage, special):
             return False
     return True
 
@@ -113,7 +116,13 @@ def _field_array(value: Any) -> FieldArray:
 
 
 def _compare_output(
-    name: str, expected: FieldArray, found: FieldArray, inputs: Inputs, tally: Tally, stage: str
+    name: str,
+    expected: FieldArray,
+    found: FieldArray,
+    inputs: Inputs,
+    tally: Tally,
+    stage: str,
+    special: bool,
 ) -> bool:
     decided = expected.lacks(UNDEFINED) & found.lacks(UNDEFINED)
     straight = expected.lacks(TWISTED) & found.lacks(TWISTED)
@@ -131,9 +140,11 @@ def _compare_output(
     undecided = no_elements
     if expected.rooted or found.rooted:
         undecided = usable & np.where(same, ~straight & ~close, close)
-    # An infinity of the program must be the same infinity in the candidate; a NaN is left to floats.
-    infinite = decided & np.isinf(expected.shadow) & (found.shadow != expected.shadow)
-    wrong = (usable & ~same & ~undecided) | (decided & finite & ~np.isfinite(found.shadow)) | infinite
+    misplaced = np.isinf(expected.shadow) & (found.shadow != expected.shadow)
+    plain = inputs.finite().reshape(-1, *(1,) * (expected.shadow.ndim - 1))
+    misplaced |= np.isnan(expected.shadow) & ~np.isnan(found.shadow) & plain
+    misplaced &= decided & special
+    wrong = (usable & ~same & ~undecided) | (decided & finite & ~np.isfinite(found.shadow)) | misplaced
     agreed = usable & same & (close | straight)
     tally.compared += int(agreed.sum())
     tally.floats_only += 0 if pairs else int(agreed.sum())
@@ -188,10 +199,13 @@ def check_stages(
     seed: int = 0,
     dtypes: Mapping[str, str] | None = None,
     scalars: Mapping[str, object] | None = None,
+    special: bool = True,
 ) -> Certificate:
     """Compares every stage with the program as written, on the same random inputs, at the stage's extents.
 
     `dtypes` tells which tensors are integers or truth values; `scalars` fixes some of the scalars.
+    With `special`, some trials have -inf in one input, and infinities and NaN are compared too
+    (see `compare`).
     """
     given = scalars or {}
 
@@ -205,7 +219,10 @@ def check_stages(
     for key, members in groups.items():
         extents = dict(key)
         specs = input_specs(program, extents, given, dtypes)
-        verification.run(reference, members, _Source((program,), specs, given, extents, True))
+        verification.run(reference, members, _Source((program,), specs, given, extents, special))
+        verification.note_constant(
+            constant_conditions(program, extents, {**small_integers(program), **given})
+        )
     bounds = [acceptance_bound(program, dict(key)) for key in groups]
     return verification.certificate(bounds)
 
@@ -223,10 +240,10 @@ class _Source:
     specs: Mapping[str, InputSpec]
     scalars: Mapping[str, object]
     extents: Mapping[str, int]
-    infinities: bool
+    special: bool
 
     def draw(self, domain: FieldDomain, trials: int, rng: np.random.Generator) -> Inputs:
-        tensors = draw_specs(self.specs, domain, trials, rng, infinities=self.infinities)
+        tensors = draw_specs(self.specs, domain, trials, rng, infinities=self.special)
         scalars = draw_scalars(self.programs, self.scalars, domain, trials, rng)
         return Inputs(tensors, scalars, self.extents, trials)
 
@@ -249,6 +266,7 @@ class _Verification:
         self._primes = (0, 0)
         self._drawn = self._resampled = 0
         self._least: list[int] = []
+        self._constant: set[str] = set()
         self.reason = ""
         self.counterexample: Counterexample | None = None
 
@@ -265,7 +283,14 @@ class _Verification:
             self._resampled += self._trials if number >= least_rounds else 0
             # A wrong stage fails at once; the rounds go on for what was not compared.
             passed = [
-                compare(expected, stage.run(inputs, domain), inputs, tallies[stage.name], stage.name)
+                compare(
+                    expected,
+                    stage.run(inputs, domain),
+                    inputs,
+                    tallies[stage.name],
+                    stage.name,
+                    special=source.special,
+                )
                 for stage in stages
             ]
             self._interpreted |= domain.interpreted
@@ -274,6 +299,10 @@ class _Verification:
                 break
         for stage in stages:
             self._report(stage, tallies[stage.name])
+
+    def note_constant(self, conditions: Iterable[Expr]) -> None:
+        """Conditions on positions that have one value at the sizes used: the other side was not seen."""
+        self._constant |= {str(condition) for condition in conditions}
 
     def _field(self, number: int) -> tuple[FieldDomain, np.random.Generator]:
         rng = np.random.default_rng([self._seed, number])
@@ -306,7 +335,8 @@ class _Verification:
             self.reason = (
                 f"too little could be compared in stage {stage.name!r}: some output position was compared "
                 f"{tally.least()} times in {self._drawn} trials ({tally.undefined} elements had no value in "
-                f"the field, {tally.special} were infinite or NaN in the program itself)"
+                f"the field, {tally.special} were infinite or NaN in the program itself, {tally.signs} have other residues "
+                f"though the same real values)"
             )
 
     def certificate(self, bounds: Sequence[Bound]) -> Certificate:
@@ -330,6 +360,10 @@ class _Verification:
             extremes={op: (int(n[0]), int(n[1]), int(n[2])) for op, n in sorted(self._extremes.items())},
             counterexample=self.counterexample,
             reason=self.reason,
+            not_covered=(
+                *NOT_COVERED,
+                *(f"{text}: the same everywhere at these sizes" for text in sorted(self._constant)),
+            ),
         )
 
 
@@ -367,6 +401,7 @@ def equivalent(
     stage = Stage("second program", other, pair.right)
     # An infinite input may tell equal functions of real numbers apart: that is left to floats.
     verification.run(reference, [stage], _Source((first, second), pair.specs, given, pair.left, False))
+    verification.note_constant(constant_conditions(first, pair.left, given))
     return verification.certificate(
         [acceptance_bound(first, pair.left), acceptance_bound(second, pair.right)]
     )

@@ -52,7 +52,7 @@ _NEAR_ZERO = 1e-9
 class FieldArray:
     """An array of field values (see the module). Components of one shape; None where nothing is known.
 
-    `difference` holds the residues modulo p of u and v for a value u - v that has no residue modulo q.
+    `difference` holds the residues modulo p of u and v for a value written as u - v, or as c (u - v).
     `rooted`: a principal root was taken on the way, so the sign of the residue is a convention.
     """
 
@@ -172,16 +172,15 @@ class FieldDomain:
 
     def _add(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._linear(np.add, x, y)
-        if result.q is None and result.p is not None:
-            # u + (0 - v), as a rewritten difference may be spelt
-            for left, right in ((x, y), (y, x)):
-                if right.difference is not None and left.p is not None and not right.difference[0].any():
-                    result.difference = _spread(result.shape, left.p, right.difference[1])
+        # u + (0 - v), as a rewritten difference may be spelt
+        for left, right in ((x, y), (y, x)):
+            if right.difference is not None and left.p is not None and not right.difference[0].any():
+                result.difference = _spread(result.shape, left.p, right.difference[1])
         return result
 
     def _sub(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._linear(np.subtract, x, y)
-        if result.q is None and x.p is not None and y.p is not None:
+        if x.p is not None and y.p is not None:
             result.difference = _spread(result.shape, x.p, y.p)
         return result
 
@@ -196,7 +195,7 @@ class FieldDomain:
         p = None if x.p is None else -x.p % self.p
         q = None if x.q is None else -x.q % self.q
         result = FieldArray(p, q, -x.shadow, x.marks, rooted=x.rooted)
-        if q is None and x.p is not None:
+        if x.p is not None:
             u, v = x.difference or (x.p, np.zeros_like(x.p))
             result.difference = (v, u)
         return result
@@ -208,7 +207,7 @@ class FieldDomain:
         p = None if x.p is None or y.p is None else x.p * y.p % self.p
         q = None if x.q is None or y.q is None else x.q * y.q % self.q
         result = FieldArray(p, q, shadow)
-        if q is None and p is not None and (x.difference is None) != (y.difference is None):
+        if p is not None and (x.difference is None) != (y.difference is None):
             pair, factor = (x.difference, y.p) if x.difference is not None else (y.difference, x.p)
             assert pair is not None and factor is not None
             result.difference = _spread(p.shape, pair[0] * factor % self.p, pair[1] * factor % self.p)
@@ -411,7 +410,7 @@ class FieldDomain:
                 none if left.marks is None else left.marks,
                 none if right.marks is None else right.marks,
             )
-        if q is None and p is not None and (left.difference is not None or right.difference is not None):
+        if p is not None and (left.difference is not None or right.difference is not None):
             u, v = zip(_as_difference(left), _as_difference(right), strict=True)
             result.difference = np.where(condition, *u), np.where(condition, *v)
         result.rooted = left.rooted or right.rooted

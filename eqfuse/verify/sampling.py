@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from eqfuse.terms.nodes import Program
 from eqfuse.verify.field import FieldArray, FieldDomain
-from eqfuse.verify.modular import Reals
+from eqfuse.verify.modular import Reals, Truths
 from eqfuse.verify.sizes import InputSpec, input_specs, small_integers
 
 
@@ -39,7 +39,7 @@ PATTERNS = (
     Pattern("ascending", "positive"),
     Pattern("descending", "positive"),
     Pattern("middle", "positive"),
-    Pattern("random", "mixed"),
+    Pattern("random", "mixed", "zeros"),
     Pattern("ascending", "mixed"),
     Pattern("ascending", "signed"),
     Pattern("random", "mixed", "ties"),
@@ -71,6 +71,14 @@ class Inputs:
     scalars: Mapping[str, Any]
     extents: Mapping[str, int]
     trials: int
+
+    def finite(self) -> Truths:
+        """Trials without an infinity in any tensor."""
+        found = np.ones(self.trials, dtype=bool)
+        for tensor in self.tensors.values():
+            if isinstance(tensor, FieldArray):
+                found &= np.isfinite(tensor.shadow).reshape(self.trials, -1).all(1)
+        return found
 
 
 def patterns(trials: int) -> list[Pattern]:
@@ -156,10 +164,12 @@ def _reals(
     for pattern in dict.fromkeys(plan):
         chosen = [trial for trial, other in enumerate(plan) if other == pattern]
         shadow[chosen] = _arranged(pattern, magnitude[chosen], sign[chosen])
-    for trial, pattern in enumerate(plan):
-        if shape[1:] and (pattern.special == "zeros" or trial in infinite):
-            lines = np.moveaxis(shadow[trial], int(rng.integers(len(shape) - 1)), 0)
-            lines[: len(lines) // 2] = 0.0 if pattern.special == "zeros" else -np.inf
+    zero = [trial for trial, pattern in enumerate(plan) if pattern.special == "zeros"]
+    for trials, value in ((zero, 0.0), (infinite, -np.inf)):
+        for k, trial in enumerate(trials if shape[1:] else ()):
+            # Consecutive trials take consecutive dimensions: parts of lines, and whole lines.
+            lines = np.moveaxis(shadow[trial], -1 - k % (len(shape) - 1), 0)
+            lines[: max(1, len(lines) // 2)] = value
     drawn = domain.draw(shadow, rng)
     ties = [trial for trial, pattern in enumerate(plan) if pattern.special == "ties"]
     return _tied(drawn, ties, rng) if ties else drawn

@@ -167,10 +167,11 @@ def _outside_loads(expr: Expr) -> Iterator[Expr]:
 
 
 def constant_conditions(
-    program: Program, extents: Mapping[str, int], integers: Mapping[str, int]
+    program: Program, extents: Mapping[str, int], scalars: Mapping[str, object]
 ) -> list[Expr]:
     """Comparisons of positions that have one value at all positions, so that only one side of them is seen."""
-    found = []
+    integers = _integers(scalars)
+    found: list[Expr] = []
     for node in walk(*roots(program)):
         if isinstance(node, Call) and node.fn in COMPARISONS:
             parts = list(walk(node))
