@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.ahead import compile_ahead
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import Case, Workload, select
-from eqfuse import compiler
-from eqfuse.terms.sizes import bind
-from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.aot import compile_for
 
 TARGETS = ("sm_90", "gfx942")
@@ -46,26 +44,21 @@ def run(options: Options, report: Report) -> None:
 
 
 def _rows(workload: Workload, case: Case, target: str) -> list[dict[str, Any]]:
-    shapes = {name: workload.shape(name, case) for name in workload.tensors}
-    derived = compiler.derive(workload.text(case), case.constants, strict_casts=False)
-    extents = bind(derived.program, shapes, scalars=case.scalars)
-    device = compiler.device_named(target)
-    compiled = compiler.compile_for(derived, extents, program_dtypes(derived.program), device, None)
-    source = compiler.emit_triton(derived, compiled, workload.name)
+    ahead = compile_ahead(workload, case, target)
     return [
         {
             "program": workload.name,
             "case": case.name,
             "target": target,
-            "schedule": compiled.chosen.plan.schedule,
-            "dots": source.count("tl.dot("),
+            "schedule": ahead.schedule,
+            "dots": ahead.source.count("tl.dot("),
             "kernel": found.name,
             "registers": found.registers,
             "spilled_bytes": found.spilled_bytes,
             "shared_bytes": found.shared_bytes,
             "instructions": sorted(found.instructions),
         }
-        for found in compile_for(source, target, sizes=extents)
+        for found in compile_for(ahead.source, target, sizes=ahead.sizes)
     ]
 
 

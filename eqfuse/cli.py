@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
     emit = add("emit", _emit, "print the Triton source of a program")
     _add_program(emit)
-    emit.add_argument("--target", default="sm_90", help="sm_80, sm_90 (default), gfx942 or cpu")
+    emit.add_argument("--target", default="sm_90", help="sm_80, sm_90 (default), sm_100, h200 or gfx942")
     emit.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
     emit.add_argument("--output", type=Path, metavar="FILE.py", help="write the source there")
 

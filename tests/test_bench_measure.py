@@ -59,8 +59,8 @@ def test_worst_error_needs_all_outputs() -> None:
 
 
 def test_rounding_is_that_of_the_coarsest_output() -> None:
-    assert rounding((torch.ones(1), torch.ones(1, dtype=torch.float16))) == 2**-11
-    assert rounding((torch.ones(1, dtype=torch.int64), torch.ones(1))) == 2**-24
+    assert rounding((torch.ones(1), torch.ones(1, dtype=torch.float16))) == 2**-10
+    assert rounding((torch.ones(1, dtype=torch.int64), torch.ones(1))) == 2**-23
 
 
 def test_interleaved_gives_every_contestant_the_same_fresh_inputs() -> None:

@@ -115,7 +115,7 @@ def test_loops_beside_each_other_share_their_variables() -> None:
 
 def test_wide_tensors_get_wide_positions() -> None:
     module = load(row_sum(loop("j", 8)).text({"x": "f32"}))
-    near, far = torch.empty(1).expand(2**20, 2**20), torch.empty(1).as_strided((3, 2), (0, 1))
+    near, far = torch.empty(1).expand(2**20, 2**20), torch.empty(2).as_strided((3, 2), (0, 1))
     assert module.index_dtype(near, far) == tl.int32
     meta = torch.empty(2**16, 2**15 + 1, device="meta")
     assert module.index_dtype(near, meta) == tl.int64

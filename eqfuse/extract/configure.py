@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import AxisBlock, KernelConfig, Kind
-from eqfuse.loops.nodes import Kernel, Loop
+from eqfuse.loops.nodes import Kernel, Let, Loop
 from eqfuse.loops.walk import expressions, statements
-from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
+from eqfuse.terms.nodes import Axis, Call, Expr, Load, Local, Reduce, children, free_axes, walk
 
 GPU_TILE = 4096
 """Elements of the widest elementwise tile of a GPU program instance."""
 
-CPU_TILE = 1 << 17
-"""Elements of the widest tile on the CPU: half a megabyte of float32, which stays in a core's cache."""
+CPU_TILE = 1 << 18
+"""Elements of the widest tile on the CPU: a megabyte of float32, which stays in a core's cache while the
+overhead of a tile operation is a small part of its time."""
 
 GPU_ROWS, GPU_COLUMNS, GPU_DEPTH = 128, 64, 64
 """Blocks of a matrix product on a GPU: rows, columns, and the contracted axis when it is a loop."""
@@ -52,24 +53,73 @@ def product_factors(expr: Expr) -> list[Expr]:
             return [expr]
 
 
-def contraction(reduce: Reduce) -> Contraction | None:
-    """How a reduction is a matrix product, or None."""
-    if reduce.op != "sum":
-        return None
-    factors = [free_axes(f) for f in product_factors(reduce.body) if reduce.axis in free_axes(f)]
-    for i, left in enumerate(factors):
-        for right in factors[i + 1 :]:
-            shared = (left & right) - {reduce.axis}
-            if left - right and right - left and len(factors) == 2:
-                return Contraction(reduce.axis, left - right, right - left, shared)
-    return None
+class KernelAxes:
+    """On which axes the values of one kernel really depend: the dims of named values leave the parallel
+    axes out, and the values that they are made from do not."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._named: dict[str, frozenset[str]] = {}
+        before = None
+        while before != self._named:  # carried values depend on themselves
+            before = dict(self._named)
+            for stmt in statements(kernel.body):
+                if isinstance(stmt, Let):
+                    self._named[stmt.name] = self.of(stmt.expr)
+                elif isinstance(stmt, Loop):
+                    for value in stmt.carried:
+                        later = self._named.get(value.next, frozenset())
+                        self._named[value.name] = self.of(value.init) | (later - {stmt.axis})
+
+    def of(self, expr: Expr) -> frozenset[str]:
+        """The axes that the value of `expr` depends on."""
+        match expr:
+            case Axis(name):
+                return frozenset({name})
+            case Local(name, dims):
+                return self._named.get(name, frozenset()) | frozenset(dims)
+            case Reduce(_, axis, body):
+                return self.of(body) - {axis}
+            case _:
+                return frozenset().union(*map(self.of, children(expr)))
+
+    def contraction(self, reduce: Reduce) -> Contraction | None:
+        """How a reduction is a matrix product, or None."""
+        if reduce.op != "sum":
+            return None
+        factors = [axes for f in product_factors(reduce.body) if reduce.axis in (axes := self.of(f))]
+        if len(factors) != 2:
+            return None
+        left, right = factors
+        if not left - right or not right - left:
+            return None
+        return Contraction(reduce.axis, left - right, right - left, (left & right) - {reduce.axis})
+
+    def computed(self, expr: Expr) -> Iterator[Expr]:
+        """Every distinct subexpression that a kernel computes; the products inside a matrix product are not."""
+        seen: set[Expr] = set()
+        stack = [expr]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            yield node
+            if isinstance(node, Reduce) and self.contraction(node) is not None:
+                stack.extend(product_factors(node.body))
+            else:
+                stack.extend(children(node))
 
 
-def contractions(kernel: Kernel) -> Iterator[Contraction]:
-    for expr in expressions(kernel.body):
-        for node in walk(expr):
-            if isinstance(node, Reduce) and (found := contraction(node)) is not None:
-                yield found
+def contractions(kernel: Kernel) -> list[Contraction]:
+    """The matrix products of a kernel."""
+    axes = KernelAxes(kernel)
+    found = [
+        axes.contraction(node)
+        for expr in expressions(kernel.body)
+        for node in walk(expr)
+        if isinstance(node, Reduce)
+    ]
+    return [c for c in found if c is not None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +131,7 @@ class _Roles:
     units: tuple[str, ...]
     single: frozenset[str]  # parallel axes that a loop's range depends on: one position per instance
     inner: tuple[str, ...]  # axes that are whole, or walked inside a body
-    inner_only: frozenset[str]  # those of them that no value has as a dim
+    steps: frozenset[str]  # those of them that only matrix products contract: they may be walked in steps
 
     @classmethod
     def of(cls, kernel: Kernel) -> _Roles:
@@ -92,9 +142,12 @@ class _Roles:
                 dims |= dict.fromkeys(d for c in stmt.carried for d in c.dims)
             else:
                 dims |= dict.fromkeys(stmt.dims)
-        bound: dict[str, None] = {}
+        bound: dict[str, bool] = {}
+        axes = KernelAxes(kernel)
         for expr in expressions(kernel.body):
-            bound |= dict.fromkeys(n.axis for n in walk(expr) if isinstance(n, Reduce))
+            for node in walk(expr):
+                if isinstance(node, Reduce):
+                    bound[node.axis] = bound.get(node.axis, True) and axes.contraction(node) is not None
         taken = {*kernel.parallel, *loops}
         inner = tuple(a for a in {**dims, **bound} if a not in taken)
         return cls(
@@ -105,19 +158,20 @@ class _Roles:
                 *(free_axes(s.start) | free_axes(s.stop) for s in statements(kernel.body) if isinstance(s, Loop))
             ),
             inner,
-            frozenset(a for a in inner if a not in dims),
+            frozenset(a for a in inner if a not in dims and bound.get(a, False)),
         )
 
 
 def widest_values(kernel: Kernel) -> list[frozenset[str]]:
     """Axes of every value that a body computes elementwise; a matrix product counts as its result."""
+    axes = KernelAxes(kernel)
     found: list[frozenset[str]] = []
     for expr in expressions(kernel.body):
-        for node in walk(expr):
+        for node in axes.computed(expr):
             if isinstance(node, Call):
-                found.append(free_axes(node))
+                found.append(axes.of(node))
             elif isinstance(node, Reduce):
-                found.append(free_axes(node) if contraction(node) else free_axes(node.body))
+                found.append(axes.of(node) if axes.contraction(node) else axes.of(node.body))
     return found
 
 
@@ -159,13 +213,13 @@ def _fill(
 
 def _for_cpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: Device) -> KernelConfig:
     values = widest_values(kernel) or [frozenset(roles.parallel)]
-    whole = {a for a in roles.inner if a not in roles.inner_only or extents[a] <= CPU_WHOLE}
+    whole = {a for a in roles.inner if a not in roles.steps or extents[a] <= CPU_WHOLE}
     blocks = {a: extents[a] for a in whole} | {a: 1 for a in roles.units}
     for axis in (*roles.parallel, *roles.loops, *(a for a in roles.inner if a not in whole)):
         blocks[axis] = 1
     limits = {a: 1 if a in roles.single else max(1, extents[a]) for a in blocks}
     near = [a for a in contiguous_axes(kernel) if a in blocks and a not in whole]
-    matrix = [c for c in contractions(kernel)]
+    matrix = contractions(kernel)
     starts = dict.fromkeys(a for c in matrix for a in (*sorted(c.left), *sorted(c.right), c.axis))
     walked = [a for a in blocks if a not in whole and a not in roles.units]
     for axis in starts:  # matrix products first get balanced blocks
@@ -175,17 +229,28 @@ def _for_cpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: 
         if axis in near and axis not in starts:
             blocks[axis] = min(limits[axis], 2048)
     _fill(blocks, [*reversed([a for a in roles.parallel]), *roles.loops], values, limits, CPU_TILE)
+    _spread(blocks, roles, extents, 2 * device.units)
     kinds = _kinds(roles, whole)
     return KernelConfig(tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks))
 
 
+def _spread(blocks: dict[str, int], roles: _Roles, extents: Mapping[str, int], instances: int) -> None:
+    """Halves parallel blocks until there are enough program instances for every unit."""
+    while math.prod(math.ceil(extents[a] / blocks[a]) for a in roles.parallel) < instances:
+        splittable = [a for a in roles.parallel if blocks[a] > 1]
+        if not splittable:
+            return
+        axis = max(splittable, key=lambda a: blocks[a])
+        blocks[axis] = (blocks[axis] + 1) // 2
+
+
 def _for_gpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: Device) -> KernelConfig:
     values = widest_values(kernel) or [frozenset(roles.parallel)]
-    whole = {a for a in roles.inner if a not in roles.inner_only or extents[a] <= GPU_WHOLE}
+    whole = {a for a in roles.inner if a not in roles.steps or extents[a] <= GPU_WHOLE}
     limits = {a: power_of_two(extents[a]) for a in (*roles.parallel, *roles.loops, *roles.inner, *roles.units)}
     limits |= dict.fromkeys(roles.single, 1)
     blocks = {a: limits[a] if a in whole else 1 for a in limits}
-    matrix = list(contractions(kernel))
+    matrix = contractions(kernel)
     tiled: list[str] = []
     for c in matrix:
         for side, size in ((c.left, GPU_ROWS), (c.right, GPU_COLUMNS)):
@@ -230,7 +295,7 @@ def _kinds(roles: _Roles, whole: set[str]) -> dict[str, Kind]:
 def tiny(kernel: Kernel, block: int = 2) -> KernelConfig:
     """Blocks smaller than any axis of a verification run, so that there are several and a ragged last one."""
     roles = _Roles.of(kernel)
-    kinds = _kinds(roles, {a for a in roles.inner if a not in roles.inner_only})
+    kinds = _kinds(roles, {a for a in roles.inner if a not in roles.steps})
     sizes: dict[Kind, int | None] = {"grid": block, "loop": block, "unit": 1, "whole": None}
     return KernelConfig(
         tuple(AxisBlock(a, kind, 1 if a in roles.single else sizes[kind]) for a, kind in kinds.items())

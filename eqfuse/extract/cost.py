@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from eqfuse.extract.configure import Contraction, contraction
+from eqfuse.extract.configure import Contraction, KernelAxes, widest_values
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import Cost, KernelConfig, Term
 from eqfuse.loops.nodes import Kernel, Loop, Nest, Stmt, Store
+from eqfuse.loops.walk import expressions
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
 
 SPECIAL = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "gelu", "silu", "erf", "sin", "cos", "div")
@@ -49,17 +50,22 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
     operations = list(_operations(kernel))
     memory = sum(_load_seconds(load, inside, kernel, blocks, shape, device) for load, inside in _loads(kernel))
     memory += sum(_store_seconds(store, shape, device) for store in _stores(kernel.body))
+
+    def positions(axes: frozenset[str]) -> float:
+        """Positions of a value, those of every block that computes it again counted."""
+        again = math.prod(math.ceil(shape.extents[a] / blocks[a]) for a in kernel.parallel if a not in axes)
+        return shape.positions(axes) * again
+
     matrix = sum(
-        2 * shape.positions(axes | {c.axis}) / (device.matrix_half if _is_half(c_expr, shape) else device.matrix_float)
-        for c_expr, c, axes in operations
+        2 * positions(axes | {c.axis}) / (device.matrix_half if _is_half(node, shape) else device.matrix_float)
+        for node, c, axes in operations
         if c is not None
     )
-    elementwise = sum(shape.positions(axes) for _, c, axes in operations if c is None) / device.elementwise
+    elementwise = sum(positions(axes) for _, c, axes in operations if c is None) / device.elementwise
     special = sum(
-        shape.positions(axes) for e, c, axes in operations if c is None and isinstance(e, Call) and e.fn in SPECIAL
+        positions(axes) for e, c, axes in operations if c is None and isinstance(e, Call) and e.fn in SPECIAL
     )
-    steps = grid * _steps(kernel.body, blocks, shape)
-    overhead = steps * device.step / device.units
+    overhead = grid * _steps(kernel.body, blocks, shape, device) * device.step / device.units
     terms = [
         Term("memory", memory),
         Term("matrix", matrix / fill),
@@ -76,15 +82,14 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
 
 def _operations(kernel: Kernel) -> Iterator[tuple[Expr, Contraction | None, frozenset[str]]]:
     """Every operation of the bodies, with the axes over whose positions it runs."""
-    from eqfuse.loops.walk import expressions
-
+    axes = KernelAxes(kernel)
     for expr in expressions(kernel.body):
-        for node in walk(expr):
+        for node in axes.computed(expr):
             if isinstance(node, Reduce):
-                found = contraction(node)
-                yield node, found, (free_axes(node) if found else free_axes(node.body)) | frozenset(kernel.parallel)
+                found = axes.contraction(node)
+                yield node, found, axes.of(node) if found else axes.of(node.body)
             elif isinstance(node, Call):
-                yield node, None, free_axes(node) | (frozenset(kernel.parallel) if free_axes(node) else frozenset())
+                yield node, None, axes.of(node)
 
 
 def _is_half(expr: Expr, shape: Shape) -> bool:
@@ -141,22 +146,21 @@ def _store_seconds(store: Store, shape: Shape, device: Device) -> float:
     return shape.positions(axes) * BYTES[shape.dtypes.get(store.tensor, "f32")] / device.bandwidth
 
 
-def _steps(body: tuple[Stmt, ...], blocks: Mapping[str, int], shape: Shape) -> float:
-    """Statements that one program instance runs, loops unrolled: what per-tile overhead multiplies."""
-    total = 0.0
+def _steps(body: tuple[Stmt, ...], blocks: Mapping[str, int], shape: Shape, device: Device) -> float:
+    """What per-step overhead multiplies in one program instance: tile operations run one by one on a CPU,
+    trips of loops on a GPU, whose operations overlap."""
+    total = 0.0 if device.kind == "cpu" else 1.0
     for stmt in body:
         if isinstance(stmt, Loop):
             trips = math.ceil(shape.extents[stmt.axis] / (1 if stmt.unit else blocks[stmt.axis]))
-            total += trips * _steps(stmt.body, blocks, shape)
-        else:
+            total += trips * _steps(stmt.body, blocks, shape, device)
+        elif device.kind == "cpu":
             total += sum(1 for n in walk(stmt.expr) if isinstance(n, Call | Reduce))
     return total
 
 
 def _spill(kernel: Kernel, blocks: Mapping[str, int], shape: Shape, device: Device) -> float:
     """Time to move what does not fit on chip out and in again."""
-    from eqfuse.extract.configure import widest_values
-
     widest = max((math.prod(blocks.get(a, 1) for a in axes) for axes in widest_values(kernel)), default=1) * 4
     if widest <= device.tile:
         return 0.0

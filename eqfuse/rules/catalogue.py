@@ -284,14 +284,14 @@ STABILISE = RuleSet(
     (
         Infer(
             "shift-exp",
-            "shifted(exp(a), exp(a - max[ALL](a)), max[ALL](a), ALL)",
+            "shifted(exp(a), exp(a - finite(max[ALL](a))), finite(max[ALL](a)), ALL)",
             ("unproved(a)", "want(exp(a), ALL)", "varies(a, ALL)"),
-            "e^a = e^M e^(a-M) with M the maximum of a",
+            "e^a = e^M e^(a-M) with M the maximum of a, 0 where that is infinite",
         ),
         Infer(
             "shift-masked",
-            "shifted(where(p, exp(a), 0), where(p, exp(a - max[ALL](where(p, a, -inf))), 0),"
-            " max[ALL](where(p, a, -inf)), ALL)",
+            "shifted(where(p, exp(a), 0), where(p, exp(a - finite(max[ALL](where(p, a, -inf)))), 0),"
+            " finite(max[ALL](where(p, a, -inf))), ALL)",
             ("unproved(a)", "want(where(p, exp(a), 0), ALL)", "varies(a, ALL)"),
             "as shift-exp, with M the maximum of what the mask keeps",
         ),

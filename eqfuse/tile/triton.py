@@ -248,7 +248,7 @@ class _Module:
             else extent(axis)
             for axis in kernel.kernel.grid
         ]
-        lines.append(f"{grid} = ({' * '.join(counts) or '1'},)")
+        lines.append(f"{grid} = {' * '.join(counts) or '1'}")
         arguments = [
             *parameters.pointers,
             *(f"*{name}.stride()" for name, strides in parameters.strides.items() if strides),
@@ -264,7 +264,7 @@ class _Module:
             f"INDEX=index_dtype({', '.join(parameters.pointers)})",
             f"**{blocks}",
         ]
-        return [*lines, f"{kernel.name}[{grid}]({', '.join(arguments)})"]
+        return [*lines, f"{kernel.name}[({grid},)]({', '.join(arguments)})"]
 
 
 class _Root(dict[str, str]):
