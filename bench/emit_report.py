@@ -9,6 +9,7 @@ from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import Case, Workload, select
 from eqfuse.tile.aot import compile_for
 
+MATRIX = {"wgmma", "mma", "mfma"}
 TARGETS = ("sm_90", "gfx942")
 
 TITLE = "Compiled without a GPU"
@@ -39,8 +40,14 @@ def run(options: Options, report: Report) -> None:
     ]
     for target in TARGETS:
         rows = [row for row in report.rows if row["target"] == target]
-        with_matrix = sum(bool(row["instructions"]) for row in rows)
-        report.summary.append(f"{target}: {len(rows)} kernels, {with_matrix} with matrix instructions")
+        matrix = [row for row in rows if MATRIX.intersection(row["instructions"])]
+        report.summary.append(f"{target}: {len(rows)} kernels, {len(matrix)} with matrix instructions")
+    older = [
+        f"{row['program']} {row['kernel']}"
+        for row in report.rows
+        if row["target"] == "sm_90" and row["has_dot"] and "wgmma" not in row["instructions"]
+    ]
+    report.summary.append(f"sm_90 kernels with a dot but without wgmma: {', '.join(older) or 'none'}")
 
 
 def _rows(workload: Workload, case: Case, target: str) -> list[dict[str, Any]]:
@@ -51,7 +58,7 @@ def _rows(workload: Workload, case: Case, target: str) -> list[dict[str, Any]]:
             "case": case.name,
             "target": target,
             "schedule": ahead.schedule,
-            "dots": ahead.source.count("tl.dot("),
+            "has_dot": "tl.dot(" in _function(ahead.source, found.name),
             "kernel": found.name,
             "registers": found.registers,
             "spilled_bytes": found.spilled_bytes,
@@ -60,6 +67,12 @@ def _rows(workload: Workload, case: Case, target: str) -> list[dict[str, Any]]:
         }
         for found in compile_for(ahead.source, target, sizes=ahead.sizes)
     ]
+
+
+def _function(source: str, name: str) -> str:
+    """The text of one kernel of an emitted module."""
+    _, _, rest = source.partition(f"\ndef {name}(")
+    return rest.partition("\n\n\n")[0]
 
 
 def _red_unless_zero(number: int) -> str:

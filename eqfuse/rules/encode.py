@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from eqfuse.rules.repair import guarded
 from eqfuse.terms.nodes import CASTS, Call, Const, Expr, Local, Reduce, Size, call, children, free_axes, walk
 
 _UNARY = {"neg": "Neg", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs", "sq": "Sq"}
@@ -185,11 +186,11 @@ class Encoder:
             case "Cast", (fn,), (a,):
                 return call(fn, a)
             case "Ratio", (), (a, b):  # total: where a factor is 0 or infinite, 1 stands for it
-                guarded = _guarded("invertible", a)
-                return guarded if b is Const(1) else call("div", guarded, _guarded("invertible", b))
+                safe = guarded("invertible", a)
+                return safe if b is Const(1) else call("div", safe, guarded("invertible", b))
             case "Delta", (), (a, b):  # total: where a term is infinite, 0 stands for it
-                guarded = _guarded("finite", a)
-                return guarded if b is Const(0) else call("sub", guarded, _guarded("finite", b))
+                safe = guarded("finite", a)
+                return safe if b is Const(0) else call("sub", safe, guarded("finite", b))
             case "Apply1" | "Apply2", (fn,), _:
                 return call(fn, *args)
             case "Red", ("sum", axis, "ALL"), (Const(1),):
@@ -203,7 +204,3 @@ class Encoder:
 
 def _reads_reduction(expr: Expr) -> bool:
     return any(isinstance(node, Reduce | Local) for node in walk(expr))
-
-
-def _guarded(fn: str, value: Expr) -> Expr:
-    return value if isinstance(value, Const) else call(fn, value)

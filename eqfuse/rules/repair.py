@@ -21,6 +21,13 @@ def reads_state(expr: Expr) -> bool:
     return any(isinstance(node, Local) for node in walk(expr))
 
 
+def guarded(fn: str, value: Expr) -> Expr:
+    """`finite(value)` or `invertible(value)`, where that can change the value."""
+    if isinstance(value, Const) or (isinstance(value, Call) and value.fn == fn):
+        return value
+    return call(fn, value)
+
+
 def guard_body(body: Expr, op: str, axis: str) -> tuple[Expr, Expr | None]:
     """The body with H' for H, and H / H' (for max and min of sums: H - H'), None where nothing was guarded."""
     if not reads_state(body):
@@ -99,8 +106,8 @@ def _factors(expr: Expr, axis: str) -> tuple[Expr, Expr | None]:
     if not reads_state(expr):
         return expr, None
     if _is_hoisted(expr, axis):
-        safe = call("invertible", expr)
-        return safe, call("div", expr, safe)
+        safe = guarded("invertible", expr)
+        return safe, None if safe is expr else call("div", expr, safe)
     match expr:
         case Call("mul", (a, b)):
             (ga, ra), (gb, rb) = _factors(a, axis), _factors(b, axis)
@@ -141,8 +148,8 @@ def _addends(expr: Expr, axis: str) -> tuple[Expr, Expr | None]:
     if not reads_state(expr):
         return expr, None
     if _is_hoisted(expr, axis):
-        safe = call("finite", expr)
-        return safe, call("sub", expr, safe)
+        safe = guarded("finite", expr)
+        return safe, None if safe is expr else call("sub", expr, safe)
     match expr:
         case Call("add" | "sub" as fn, (a, b)):
             (ga, ra), (gb, rb) = _addends(a, axis), _addends(b, axis)
