@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, VerificationError
-from eqfuse.extract.choose import Candidate, candidates, pick
+from eqfuse.extract.choose import Candidate, Search, pick
 from eqfuse.extract.configure import TENSOR_CORE_MIN, tiny
 from eqfuse.extract.devices import DEVICES, Device
-from eqfuse.extract.plans import KernelConfig
-from eqfuse.extract.structure import Partition
+from eqfuse.extract.plans import KernelConfig, Schedule
+from eqfuse.extract.structure import KernelShape, Partition
 from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Loop, Nest
 from eqfuse.loops.printer import show as show_nest
@@ -71,6 +71,11 @@ class Derived:
     report: Report
     timings: Timings
     groups: dict[tuple[str, tuple[Reduce, ...], str], Group] = field(default_factory=dict)
+    schedules: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
+
+    def search(self, dtypes: Mapping[str, str], device: Device) -> Search:
+        """The search for a plan, with the loop-nest terms that earlier shapes saturated."""
+        return Search(self.program, self.outputs, dtypes, device, self.schedules)
 
     def group(self, axis: str, reduces: tuple[Reduce, ...], suffix: str) -> Group:
         """The group of these reductions, derived at the first request."""
@@ -125,7 +130,7 @@ def compile_for(
     partition = Partition(axis_order(replace(program, outputs=derived.outputs)), extents, derived.group)
     spent = timings.ms.get("derive", 0.0)
     with timings.stage("choose"):
-        found = candidates(program, derived.outputs, partition, dtypes, device)
+        found = derived.search(dtypes, device).candidates(partition)
         chosen = pick(found, prefer, tuple(derived.groups.values()))
     timings.ms["choose"] -= timings.ms["derive"] - spent
     _debug("loops", show_nest(chosen.nest))

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.configure import configure
-from eqfuse.extract.cost import Shape, nest_cost
+from eqfuse.extract.cost import Shape, kernel_terms, nest_cost, shared_bytes
 from eqfuse.extract.devices import Device
-from eqfuse.extract.plans import SCHEDULES, GroupPlan, KernelPlan, Plan, Schedule
+from eqfuse.extract.plans import SCHEDULES, Cost, GroupPlan, KernelConfig, KernelPlan, Plan, Schedule, Term
 from eqfuse.extract.structure import KernelShape, Partition, work
 from eqfuse.loops.lower import lower
+from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest
+from eqfuse.rules.catalogue import SCHEDULES as SCHEDULE_RULES
+from eqfuse.rules.catalogue import SIMPLIFY
+from eqfuse.rules.encode import quote
 from eqfuse.rules.merge import Group
+from eqfuse.rules.rule import LOOP_NESTS
+from eqfuse.rules.saturate import session
 from eqfuse.terms.nodes import Output, Program
 
 RESIDENT_ROW = 2048
@@ -31,43 +37,113 @@ class Candidate:
     nest: Nest
 
 
-def candidates(
-    program: Program,
-    outputs: Sequence[Output],
-    partition: Partition,
-    dtypes: Mapping[str, str],
-    device: Device,
-) -> list[Candidate]:
-    """Every schedule of every kernel's dominant group, costed for these extents, cheapest first: once with
-    what would be computed again stored between kernels, once with everything computed in place."""
-    shapes = [partition.kernels(outputs)]
-    in_place = replace(partition, recompute_share=math.inf).kernels(outputs)
-    if in_place != shapes[0]:
-        shapes.append(in_place)
-    found = [
-        _candidate(program, kernels, schedule, partition.extents, dtypes, device)
-        for kernels in shapes
-        for schedule in SCHEDULES
-        if all(_possible(k, schedule) for k in kernels)
-    ]
-    return sorted(found, key=lambda c: c.plan.cost.seconds if c.plan.cost else math.inf)
+def alternatives(kernels: Sequence[KernelShape]) -> dict[str, tuple[Schedule, ...]]:
+    """The schedules of every kernel: the loop-nest terms in the class of what it computes.
+
+    A kernel without reductions has one way to run, which every schedule names.
+    """
+    facts: list[str] = []
+    for kernel in kernels:
+        facts.append(f"(let $read_{kernel.name} (Read {quote(kernel.name)}))")
+        facts += [f"(walks {quote(kernel.name)} {quote(group.axis)})" for group in kernel.groups]
+        if all(group.merge is not None for group in kernel.groups):
+            facts.append(f"(mergeable {quote(kernel.name)})")
+    with session((SIMPLIFY, SCHEDULE_RULES)) as saturation:
+        saturation.run(facts)
+        saturation.saturate()
+        graph = saturation.read()
+    found: dict[str, tuple[Schedule, ...]] = {}
+    for kernel in kernels:
+        heads = {node.head for node in graph.classes[graph.roots[f"read_{kernel.name}"]]}
+        mine = tuple(s for s in SCHEDULES if LOOP_NESTS[s] in heads)
+        found[kernel.name] = mine or SCHEDULES
+    return found
 
 
-def _candidate(
-    program: Program,
-    kernels: Sequence[KernelShape],
-    schedule: Schedule,
-    extents: Mapping[str, int],
-    dtypes: Mapping[str, str],
-    device: Device,
-) -> Candidate:
-    shards = _shards(kernels, extents, device) if schedule == "split_k" else 1
-    plan = Plan(schedule, tuple(_scheduled(k, schedule, extents) for k in kernels), shards=shards)
-    nest = lower(plan, program)
-    shape = shape_of(nest, extents, dtypes, shards)
-    configs = tuple(configure(k, shape.extents, device) for k in nest.kernels)
-    cost = nest_cost(nest, configs, shape, device)
-    return Candidate(replace(plan, cost=cost, configs=configs), nest)
+@dataclass
+class Search:
+    """Candidates of one program on one device. The loop-nest terms of a structure are saturated once and
+    kept in `known`; each shape only prices them."""
+
+    program: Program
+    outputs: Sequence[Output]
+    dtypes: Mapping[str, str]
+    device: Device
+    known: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
+
+    def candidates(self, partition: Partition) -> list[Candidate]:
+        """Plans for the partition's extents, cheapest first.
+
+        Two structures: what blocks would compute again stored between kernels, and everything computed in
+        place. For each, every schedule that all kernels have, and the cheapest schedule kernel by kernel.
+        """
+        shapes = [partition.kernels(self.outputs)]
+        in_place = replace(partition, recompute_share=math.inf).kernels(self.outputs)
+        if in_place != shapes[0]:
+            shapes.append(in_place)
+        found = [c for kernels in shapes for c in self._of(kernels, partition.extents)]
+        return sorted(found, key=lambda c: c.plan.cost.seconds if c.plan.cost else math.inf)
+
+    def _of(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
+        options = self.known.get(kernels)
+        if options is None:
+            options = self.known[kernels] = alternatives(kernels)
+        prices: dict[tuple[str, Schedule], float] = {}
+        found: list[Candidate] = []
+        for schedule in SCHEDULES:
+            mixed = {k.name: schedule if schedule in options[k.name] else "multi_pass" for k in kernels}
+            candidate, seconds = self._priced(kernels, mixed, schedule, extents)
+            prices |= {(name, schedule): seconds[name] for name in mixed if mixed[name] == schedule}
+            if all(mixed[k.name] == schedule for k in kernels):
+                found.append(candidate)
+        cheapest = {k.name: min(options[k.name], key=lambda s, k=k: prices[k.name, s]) for k in kernels}
+        if len(set(cheapest.values())) > 1:
+            chief = max(kernels, key=lambda k: prices[k.name, cheapest[k.name]])
+            found.append(self._priced(kernels, cheapest, cheapest[chief.name], extents)[0])
+        return found
+
+    def _priced(
+        self,
+        kernels: Sequence[KernelShape],
+        schedules: Mapping[str, Schedule],
+        name: Schedule,
+        extents: Mapping[str, int],
+    ) -> tuple[Candidate, dict[str, float]]:
+        """The plan with these schedules, and the seconds of each of its kernels."""
+        split = [k for k in kernels if schedules[k.name] == "split_k"]
+        shards = _shards(split, extents, self.device) if split else 1
+        plans = tuple(_scheduled(k, schedules[k.name], extents) for k in kernels)
+        plan = Plan(name, plans, shards=shards)
+        nest = lower(plan, self.program)
+        shape = shape_of(nest, extents, self.dtypes, shards)
+        configs = tuple(configure(k, shape.extents, self.device) for k in nest.kernels)
+        cost = nest_cost(nest, configs, shape, self.device)
+        reason = _does_not_fit(nest, configs, shape, self.device)
+        if reason:
+            cost = Cost((*cost.terms, Term("does not fit", math.inf)))
+        seconds = dict.fromkeys((k.name for k in kernels), 0.0)
+        for kernel, config in zip(nest.kernels, configs, strict=True):
+            # split kernels are named after theirs: kernel1_partial, kernel1_merge
+            owner = max((n for n in seconds if kernel.name.startswith(n)), key=len)
+            seconds[owner] += sum(t.seconds for t in kernel_terms(kernel, config, shape, self.device))
+            if _does_not_fit_kernel(kernel, config, shape, self.device):
+                seconds[owner] = math.inf
+        return Candidate(replace(plan, cost=cost, configs=configs, reason=reason), nest), seconds
+
+
+def _does_not_fit(nest: Nest, configs: Sequence[KernelConfig], shape: Shape, device: Device) -> str:
+    found = (
+        _does_not_fit_kernel(kernel, config, shape, device)
+        for kernel, config in zip(nest.kernels, configs, strict=True)
+    )
+    return next(filter(None, found), "")
+
+
+def _does_not_fit_kernel(kernel: LoopKernel, config: KernelConfig, shape: Shape, device: Device) -> str:
+    needed = shared_bytes(kernel, config, shape)
+    if device.kind == "cpu" or needed <= device.shared:
+        return ""
+    return f"{kernel.name} needs {needed >> 10} KB of shared memory, {device.name} has {device.shared >> 10} KB"
 
 
 def pick(found: Sequence[Candidate], prefer: str | None, groups: Sequence[Group]) -> Candidate:
@@ -77,12 +153,13 @@ def pick(found: Sequence[Candidate], prefer: str | None, groups: Sequence[Group]
     if prefer not in SCHEDULES:
         raise EqfuseError(f"unknown schedule {prefer!r}", hint=f"choose one of {', '.join(SCHEDULES)}")
     for candidate in found:
-        if candidate.plan.schedule == prefer:
+        if candidate.plan.schedule == prefer and not candidate.plan.reason:
             return candidate
-    reasons = [f"{o.factor}: {o.condition}" for g in groups for o in g.obstacles]
+    reasons = [c.plan.reason for c in found if c.plan.schedule == prefer]
+    reasons += [f"{o.factor}: {o.condition}" for g in groups for o in g.obstacles]
     raise ScheduleError(
         f"there is no {prefer} plan for this program",
-        hint="; ".join(reasons) or "the program has no reduction that could be walked that way",
+        hint="; ".join(dict.fromkeys(reasons)) or "the program has no reduction that could be walked that way",
     )
 
 
@@ -99,12 +176,6 @@ def shape_of(nest: Nest, extents: Mapping[str, int], dtypes: Mapping[str, str], 
 def _dominant(kernel: KernelShape, extents: Mapping[str, int]) -> int:
     weights = [sum(work(s.body, extents) for s in g.states) for g in kernel.groups]
     return max(range(len(weights)), key=lambda i: weights[i])
-
-
-def _possible(kernel: KernelShape, schedule: Schedule) -> bool:
-    if schedule in ("multi_pass", "resident"):
-        return True
-    return all(g.merge is not None for g in kernel.groups)
 
 
 def _scheduled(kernel: KernelShape, schedule: Schedule, extents: Mapping[str, int]) -> KernelPlan:

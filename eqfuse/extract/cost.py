@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from eqfuse.extract.configure import Contraction, KernelAxes, widest_values
+from eqfuse.extract.configure import Contraction, KernelAxes, power_of_two, widest_values
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import Cost, KernelConfig, Term
 from eqfuse.loops.nodes import Kernel, Loop, Nest, Stmt, Store
-from eqfuse.loops.walk import expressions
+from eqfuse.loops.walk import expressions, statements
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
 
 SPECIAL = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "gelu", "silu", "erf", "sin", "cos", "div")
@@ -44,11 +44,17 @@ def nest_cost(nest: Nest, configs: tuple[KernelConfig, ...], shape: Shape, devic
 
 def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> list[Term]:
     """Terms of one kernel, in seconds."""
+    sharded = _sharded(kernel)
+    shape = _per_shard(shape, sharded)
     blocks = {b.axis: b.size or max(1, shape.extents[b.axis]) for b in config.blocks}
     grid = math.prod(math.ceil(shape.extents[a] / blocks[a]) for a in kernel.parallel)
     fill = grid / (math.ceil(grid / device.units) * device.units) if grid else 1.0
-    operations = list(_operations(kernel))
-    memory = sum(_load_seconds(load, inside, kernel, blocks, shape, device) for load, inside in _loads(kernel))
+    busy = min(1.0, grid / device.units) or 1.0
+    operations = [(node, c, _with_shards(axes, sharded)) for node, c, axes in _operations(kernel)]
+    memory = sum(
+        _load_seconds(load, _with_shards(free_axes(load), sharded), inside, kernel, blocks, shape, device)
+        for load, inside in _loads(kernel)
+    )
     memory += sum(_store_seconds(store, shape, device) for store in _stores(kernel.body))
 
     def positions(axes: frozenset[str]) -> float:
@@ -67,7 +73,7 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
     )
     overhead = grid * _steps(kernel.body, blocks, shape, device) * device.step / device.units
     terms = [
-        Term("memory", memory),
+        Term("memory", memory / busy),
         Term("matrix", matrix / fill),
         Term("elementwise", elementwise / fill),
         Term("special", special / device.special / fill),
@@ -78,6 +84,24 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
         largest = max(terms, key=lambda t: t.seconds)
         terms = [t if t is largest or t.name in ("steps", "spill") else Term(t.name, 0.2 * t.seconds) for t in terms]
     return [*terms, Term("launch", device.launch)]
+
+
+def _sharded(kernel: Kernel) -> dict[str, str]:
+    """Looped axes of which each program instance walks one shard, with the parallel axis that counts shards."""
+    found: dict[str, str] = {}
+    for stmt in statements(kernel.body):
+        if isinstance(stmt, Loop):
+            found |= {stmt.axis: a for a in kernel.parallel if a in KernelAxes(kernel).of(stmt.start)}
+    return found
+
+
+def _per_shard(shape: Shape, sharded: Mapping[str, str]) -> Shape:
+    extents = {axis: math.ceil(shape.extents[axis] / shape.extents[by]) for axis, by in sharded.items()}
+    return Shape({**shape.extents, **extents}, shape.dtypes)
+
+
+def _with_shards(axes: frozenset[str], sharded: Mapping[str, str]) -> frozenset[str]:
+    return axes | {by for axis, by in sharded.items() if axis in axes}
 
 
 def _operations(kernel: Kernel) -> Iterator[tuple[Expr, Contraction | None, frozenset[str]]]:
@@ -124,15 +148,15 @@ def _stores(body: tuple[Stmt, ...]) -> Iterator[Store]:
 
 def _load_seconds(
     load: Load,
+    used: frozenset[str],
     around: frozenset[str],
     kernel: Kernel,
     blocks: Mapping[str, int],
     shape: Shape,
     device: Device,
 ) -> float:
-    """First read from memory, the blocks' repeated reads from cache where the tensor fits it."""
+    """`used` are the axes that the load moves along: first read from memory, the blocks' repeated reads from cache where the tensor fits it."""
     size = BYTES[shape.dtypes.get(load.tensor, "f32")]
-    used = free_axes(load)
     unique = shape.positions(used) * size
     again = math.prod(
         math.ceil(shape.extents[a] / blocks[a]) for a in (*kernel.parallel, *around) if a not in used and a in blocks
@@ -157,6 +181,20 @@ def _steps(body: tuple[Stmt, ...], blocks: Mapping[str, int], shape: Shape, devi
         elif device.kind == "cpu":
             total += sum(1 for n in walk(stmt.expr) if isinstance(n, Call | Reduce))
     return total
+
+
+def shared_bytes(kernel: Kernel, config: KernelConfig, shape: Shape) -> int:
+    """Bytes of shared memory that the operands of the largest matrix product take, pipeline stages counted."""
+    blocks = {b.axis: b.size or power_of_two(shape.extents[b.axis]) for b in config.blocks}
+    looped = any(isinstance(s, Loop) for s in kernel.body)
+    most = 0
+    for node, found, _ in _operations(kernel):
+        if found is None:
+            continue
+        common = math.prod(blocks.get(a, 1) for a in found.shared) * blocks.get(found.axis, 1)
+        sides = sum(math.prod(blocks.get(a, 1) for a in side) for side in (found.left, found.right))
+        most = max(most, common * sides * (2 if _is_half(node, shape) else 4))
+    return most * (max(1, config.stages - 1) if looped else 1)
 
 
 def _spill(kernel: Kernel, blocks: Mapping[str, int], shape: Shape, device: Device) -> float:

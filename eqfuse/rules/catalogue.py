@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 
-_UNARY = ("-a", "inv(a)", "exp(a)", "log(a)", "sqrt(a)", "abs(a)", "sq(a)", "cast(T, a)", "apply1(F, a)")
-_UNARY += ("finite(a)", "invertible(a)")
+_SEPARABLE = ("-a", "inv(a)", "exp(a)", "log(a)", "sqrt(a)", "abs(a)", "sq(a)", "cast(T, a)")
+_UNARY = (*_SEPARABLE, "apply1(F, a)", "finite(a)", "invertible(a)")
 _BINARY = ("a + b", "a * b", "maximum(a, b)", "minimum(a, b)", "ratio(a, b)", "delta(a, b)", "apply2(F, a, b)")
 
 
@@ -86,6 +86,9 @@ SIGNS = RuleSet(
         Infer("le-maximum-right", "le(b, maximum(a, b))", ("r == maximum(a, b)",), "b <= max(a, b)"),
         Infer("le-prefix", "le(max[A](e), max[AB](e))", ("r == max[AB](e)", "s == max[A](e)"), "a longer prefix"),
         Infer("le-suffix", "le(max[B](e), max[AB](e))", ("r == max[AB](e)", "s == max[B](e)"), "a longer prefix"),
+        Infer("le-min", "le(min[D](e), e)", ("r == min[D](e)",), "the minimum is at most an element"),
+        Infer("le-min-prefix", "le(min[AB](e), min[A](e))", ("r == min[AB](e)", "s == min[A](e)"), "a longer prefix"),
+        Infer("le-min-suffix", "le(min[AB](e), min[B](e))", ("r == min[AB](e)", "s == min[B](e)"), "a longer prefix"),
         Infer("nonpos-difference", "nonpos(a - b)", ("le(a, b)",), "a <= b"),
         Infer("nonpos-delta", "nonpos(delta(a, b))", ("le(a, b)",), "a <= b"),
         Infer("nonpos-scale-left", "nonpos(c * a)", ("nonneg(c)", "nonpos(a)"), "scaled by a nonnegative"),
@@ -170,7 +173,7 @@ def _want(pattern: str, parts: str) -> list[Rule]:
 
 def _separation() -> tuple[Rule, ...]:
     rules: list[Rule] = [Infer("want-body", "want(e, D)", ("r == fold[R, D](e)",), "the body of a reduction")]
-    for pattern in ("-a", "inv(a)", "exp(a)", "log(a)", "sqrt(a)", "abs(a)", "sq(a)", "cast(T, a)"):
+    for pattern in _SEPARABLE:
         rules += _want(pattern, "a")
     for pattern in ("a + b", "a * b", "where(p, a, b)"):
         rules += _want(pattern, "ab")
@@ -458,6 +461,17 @@ EXPAND = RuleSet(
     ),
 )
 """Quotients and differences of like forms, so that e^(a-b) comes out and never e^a e^-b."""
+
+SCHEDULES = RuleSet(
+    "schedules",
+    (
+        Rewrite("walk-rolling", "read(K)", "rolling(K, X)", ("walks(K, X)", "mergeable(K)"), "states seen, repaired"),
+        Rewrite("walk-split-k", "read(K)", "split_k(K, X)", ("walks(K, X)", "mergeable(K)"), "shards, then merged"),
+        Rewrite("walk-resident", "read(K)", "resident(K, X)", ("walks(K, X)",), "one tile holds the axis"),
+        Rewrite("walk-multi-pass", "read(K)", "multi_pass(K, X)", ("walks(K, X)",), "a pass for each dependency"),
+    ),
+)
+"""Ways to walk an axis: all compute the same, so a plan is an extraction from their class."""
 
 PREPARE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, HOIST, STABILISE)
 """Rule sets over whole axes: the best equal program before anything is split."""
