@@ -53,6 +53,7 @@ class Kernel:
     trials: int
     scalars: Mapping[str, float]
     _compiled: dict[Any, Compiled] = field(default_factory=dict)
+    _calls: dict[Any, Compiled | None] = field(default_factory=dict)
     _runners: dict[Any, Any] = field(default_factory=dict)
     _certificates: dict[Any, Certificate] = field(default_factory=dict)
     _current: Compiled | None = None
@@ -72,18 +73,33 @@ class Kernel:
         """
         program = self.derived.program
         tensors, scalars, was_numpy = self._sorted(values)
-        extents = bind(program, {n: tuple(t.shape) for n, t in tensors.items()}, sizes, scalars)
-        dtypes = check_dtypes(program, {name: _dtype_name(name, t) for name, t in tensors.items()})
-        device = self._device_of(tensors)
-        if 0 in extents.values():
-            results = self._unfused(tensors, scalars, sizes, dtypes)
+        compiled = self._bound(tensors, scalars, sizes)
+        if compiled is None:
+            results = self._unfused(tensors, scalars, sizes)
         else:
-            compiled = self._current = self._compile(extents, dtypes, device)
+            self._current = compiled
             results = self._run(compiled, tensors, scalars)
         ordered = tuple(results[output.name] for output in program.outputs)
         if was_numpy:
             ordered = tuple(_to_numpy(t) for t in ordered)
         return ordered[0] if len(ordered) == 1 else ordered
+
+    def _bound(
+        self, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any], sizes: Mapping[str, int] | None
+    ) -> Compiled | None:
+        """What to run for these arguments, checked at the first call with their like; None where an axis is empty."""
+        program = self.derived.program
+        key = (
+            tuple((n, t.shape, t.dtype, t.device) for n, t in sorted(tensors.items())),
+            tuple((n, s if n in program.integers else None) for n, s in sorted(scalars.items())),
+            tuple(sorted((sizes or {}).items())),
+        )
+        if key not in self._calls:
+            extents = bind(program, {n: tuple(t.shape) for n, t in tensors.items()}, sizes, scalars)
+            dtypes = check_dtypes(program, {name: _dtype_name(name, t) for name, t in tensors.items()})
+            device = self._device_of(tensors)
+            self._calls[key] = None if 0 in extents.values() else self._compile(extents, dtypes, device)
+        return self._calls[key]
 
     def _sorted(self, values: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
         """Tensors (as torch tensors) and scalars apart; whether the tensors came as numpy arrays."""
@@ -131,7 +147,6 @@ class Kernel:
         tensors: Mapping[str, torch.Tensor],
         scalars: Mapping[str, Any],
         sizes: Mapping[str, int] | None,
-        dtypes: Mapping[str, str],
     ) -> dict[str, torch.Tensor]:
         """The unfused program, which is all there is to run where an axis is empty."""
         program = self.derived.program

@@ -17,12 +17,22 @@ from eqfuse.rules.derive import axis_order
 from eqfuse.rules.merge import Group
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.interpreter import Env, evaluate, evaluate_expr, expand
-from eqfuse.terms.nodes import REDUCTIONS, Expr, Local, Program, Reduce
+from eqfuse.terms.nodes import CASTS, REDUCTIONS, Call, Expr, Local, Program, Reduce, walk
 
 Array = np.ndarray[Any, Any]
 Locals = dict[str, tuple[tuple[str, ...], Any]]
 Walk = Callable[[Group, Env], Locals]
 """How a group is walked: the exact values of its states, from their merge."""
+
+
+class Unrounded(FloatDomain):
+    """float64 in which casts change nothing, as in the algebra."""
+
+    def call(self, fn: str, args: Sequence[Any]) -> Array:
+        return args[0] if fn in CASTS else super().call(fn, args)
+
+
+UNROUNDED = Unrounded()
 
 
 @dataclass(frozen=True)
@@ -112,19 +122,19 @@ def tiles(length: int, size: int) -> Iterator[Array]:
 def rolling(size: int) -> Walk:
     """Tiles of `size` positions, the last one ragged."""
 
-    def walk(group: Group, env: Env) -> Locals:
+    def run(group: Group, env: Env) -> Locals:
         states = identity(group, env)
         for positions in tiles(env.extents[group.axis], size):
             states = step(group, env, states, positions)
         return finish(group, env, states)
 
-    return walk
+    return run
 
 
 def partitioned(seed: int) -> Walk:
     """Random parts (positions in any order, one part empty), merged pairwise in random order."""
 
-    def walk(group: Group, env: Env) -> Locals:
+    def run(group: Group, env: Env) -> Locals:
         rng = np.random.default_rng(seed)
         length = env.extents[group.axis]
         cuts = np.sort(rng.integers(0, length + 1, 3))
@@ -136,18 +146,23 @@ def partitioned(seed: int) -> Walk:
             states.append(combine(group, env, left, right))
         return finish(group, env, states[0])
 
-    return walk
+    return run
 
 
-def fused(found: Derivation, tensors: Mapping[str, Array], scalars: Mapping[str, Any], walk: Walk) -> dict[str, Array]:
+def fused(
+    found: Derivation,
+    tensors: Mapping[str, Array],
+    scalars: Mapping[str, Any],
+    walked: Walk,
+    domain: FloatDomain = UNROUNDED,
+) -> dict[str, Array]:
     """The outputs, every group that has a merge walked by it; the others folded as they are written."""
-    domain = FloatDomain("float64")
     stored = dict(tensors)
     results: dict[str, Array] = {}
     for kernel in found.kernels:
         env = Env(domain, stored, scalars, found.extents)
         for group in kernel.groups:
-            values = walk(group, env) if group.merge is not None else exact(group, env)
+            values = walked(group, env) if group.merge is not None else exact(group, env)
             env = replace(env, locals={**env.locals, **values})
         for output in kernel.outputs:
             stored[output.name] = results[output.name] = _value(output.expr, output.axes, env, {})[1]
@@ -162,28 +177,31 @@ def exact(group: Group, env: Env) -> Locals:
     return local
 
 
-def unfused(found: Derivation, tensors: Mapping[str, Array], scalars: Mapping[str, Any]) -> dict[str, Array]:
+def unfused(
+    found: Derivation,
+    tensors: Mapping[str, Array],
+    scalars: Mapping[str, Any],
+    domain: FloatDomain = UNROUNDED,
+) -> dict[str, Array]:
     """The program as it is written."""
-    made = evaluate(found.program, tensors, scalars, found.extents, FloatDomain("float64"))
+    made = evaluate(found.program, tensors, scalars, found.extents, domain)
     return {name: np.asarray(value, np.float64) for name, value in made.items()}
 
 
-def same(left: Array, right: Array, rtol: float, atol: float) -> bool:
-    """Equal position by position: NaN where NaN, the same infinity, numbers within the tolerance."""
-    return bool(np.allclose(left, right, rtol=rtol, atol=atol, equal_nan=True))
+def merge_expressions(group: Group) -> list[Expr]:
+    """Everything that a merge evaluates: the parts, the updates, the combination of two states."""
+    assert group.merge is not None
+    parts = [part.body for update in group.merge.update for part in update.parts]
+    return parts + [u.value for u in group.merge.update] + [c.value for c in group.merge.combine]
 
 
 def reads(expr: Expr) -> set[str]:
     """Names of the states that an expression reads."""
-    from eqfuse.terms.nodes import walk
-
     return {node.name for node in walk(expr) if isinstance(node, Local)}
 
 
-def exponents(exprs: Sequence[Expr]) -> Iterator[Expr]:
-    """Every argument of an exp in these expressions."""
-    from eqfuse.terms.nodes import Call, walk
-
+def calls(exprs: Sequence[Expr], fn: str) -> Iterator[tuple[Expr, ...]]:
+    """The arguments of every call of a function in these expressions."""
     for node in walk(*exprs):
-        if isinstance(node, Call) and node.fn == "exp":
-            yield node.args[0]
+        if isinstance(node, Call) and node.fn == fn:
+            yield node.args

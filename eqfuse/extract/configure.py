@@ -31,6 +31,9 @@ GPU_WHOLE = 256
 """Positions of a contracted axis that a GPU block keeps whole; longer ones are walked in steps."""
 
 CPU_WHOLE = 4096
+CPU_MATRIX = 256
+"""Block of each axis of a matrix product on the CPU: enough for the library's full rate."""
+
 TENSOR_CORE_MIN = 16
 
 
@@ -219,16 +222,24 @@ def _for_cpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: 
         blocks[axis] = 1
     limits = {a: 1 if a in roles.single else max(1, extents[a]) for a in blocks}
     near = [a for a in contiguous_axes(kernel) if a in blocks and a not in whole]
-    matrix = contractions(kernel)
-    starts = dict.fromkeys(a for c in matrix for a in (*sorted(c.left), *sorted(c.right), c.axis))
-    walked = [a for a in blocks if a not in whole and a not in roles.units]
-    for axis in starts:  # matrix products first get balanced blocks
-        if axis in walked:
-            blocks[axis] = min(limits[axis], 256)
+    walked = [a for a in blocks if a not in whole and a not in roles.units and limits[a] > 1]
+    starts: list[str] = []
+    single: set[str] = set()
+    for c in contractions(kernel):  # a matrix product has one row axis and one column axis; more are a batch
+        for side in (c.left, c.right):
+            if not any(a in whole or a in starts for a in side):
+                options = [a for a in walked if a in side]
+                starts += sorted(options, key=lambda a: -limits[a])[:1]
+            single |= {a for a in side if a not in whole and a not in starts}
+        if c.axis in walked and c.axis not in starts:
+            starts.append(c.axis)
+    for axis in starts:
+        blocks[axis] = min(limits[axis], CPU_MATRIX)
     for axis in walked:
         if axis in near and axis not in starts:
             blocks[axis] = min(limits[axis], 2048)
-    _fill(blocks, [*reversed([a for a in roles.parallel]), *roles.loops], values, limits, CPU_TILE)
+    order = [a for a in (*reversed(roles.parallel), *roles.loops) if a not in single]
+    _fill(blocks, order, values, limits, CPU_TILE)
     _spread(blocks, roles, extents, 2 * device.units)
     kinds = _kinds(roles, whole)
     return KernelConfig(tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks))

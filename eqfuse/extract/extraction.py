@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from eqfuse.rules.encode import Encoder
 from eqfuse.rules.saturate import Graph, Node
-from eqfuse.terms.nodes import Expr
+from eqfuse.terms.nodes import Const, Expr, call
 
 Cost = tuple[float, float]
 
@@ -146,6 +146,10 @@ class Extraction:
                     node = self.best[k][1]
                     assert node is not None
                     memo[k] = self.encoder.decode(node.head, node.words, tuple(map(build, node.args)))
+                    if node.head == "Delta" and k in self._nonpos:
+                        # Positive only while a guard stands for an infinity: then nothing is there to rescale,
+                        # and e^delta must not overflow.
+                        memo[k] = call("minimum", memo[k], Const(0))
             return memo[k]
 
         return build(key)

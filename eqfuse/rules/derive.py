@@ -19,7 +19,7 @@ from eqfuse.extract.extraction import UNBOUNDED_SQUARE, Extraction
 from eqfuse.rules.catalogue import MERGE, PREPARE
 from eqfuse.rules.encode import Encoder
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
-from eqfuse.rules.repair import guard_body, guard_divisors, reads_state, recovers_by_sum
+from eqfuse.rules.repair import finite_factors, guard_body, guard_divisors, reads_state, recovers_by_sum
 from eqfuse.rules.saturate import Graph, Node, Report, session
 from eqfuse.terms.nodes import (
     Axis,
@@ -210,7 +210,7 @@ class _Search:
             return _Attempt(None, tuple(obstacle(self.axis, s) for s in stuck), ())
         merge = Merge(
             tuple(self.update(state, value) for state, value in updates),
-            tuple(Combine(state.name, guard_divisors(value, self.axis)) for state, value in combines),
+            tuple(Combine(state.name, finite_factors(guard_divisors(value, self.axis))) for state, value in combines),
             tuple(filter(None, map(self.finish, self.states))),
         )
         return _Attempt(merge, (), ())
@@ -289,7 +289,7 @@ class _Search:
                     return node
 
         named = transform(value, step)
-        return Update(state.name, tuple(parts), guard_divisors(named, self.axis))
+        return Update(state.name, tuple(parts), finite_factors(guard_divisors(named, self.axis)))
 
     def finish(self, state: State) -> Finish | None:
         recover = guard_body(state.body, state.op, self.axis)[1]

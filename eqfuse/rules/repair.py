@@ -9,11 +9,9 @@ restores what the unfused program gives (usually NaN).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from eqfuse.terms.nodes import CASTS, Call, Const, Expr, Local, call, children, free_axes, transform, walk
 
-from eqfuse.terms.nodes import CASTS, Call, Const, Expr, Local, call, free_axes, transform, walk
-
-Reads = Callable[[Expr], bool]
+GUARDS = ("finite", "invertible")
 
 
 def reads_state(expr: Expr) -> bool:
@@ -59,6 +57,37 @@ def guard_divisors(expr: Expr, axis: str) -> Expr:
                 return node
 
     return transform(expr, step)
+
+
+def finite_factors(value: Expr) -> Expr:
+    """Repair factors that overflow become 0. They multiply states that are still 0 then (a maximum goes from
+    -inf to -100, say, and the factor is e^100), and 0 * inf would be NaN."""
+
+    def step(node: Expr) -> Expr:
+        match node:
+            case Call("mul", (a, b)) if _has_guard(a) and not _accumulates(a) and _accumulates(b):
+                return call("mul", guarded("finite", a), b)
+            case Call("mul", (a, b)) if _has_guard(b) and not _accumulates(b) and _accumulates(a):
+                return call("mul", a, guarded("finite", b))
+            case _:
+                return node
+
+    return transform(value, step)
+
+
+def _has_guard(expr: Expr) -> bool:
+    return any(isinstance(node, Call) and node.fn in GUARDS for node in walk(expr))
+
+
+def _accumulates(expr: Expr) -> bool:
+    """Whether a state is read outside any guard."""
+    match expr:
+        case Local():
+            return True
+        case Call(fn, _) if fn in GUARDS:
+            return False
+        case _:
+            return any(map(_accumulates, children(expr)))
 
 
 def _divisors(body: Expr, axis: str) -> list[Expr]:

@@ -1,0 +1,145 @@
+"""Programs that fuse, programs that must not, and inputs for them; one list for all tests of derivation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from eqfuse.terms.nodes import Axis, Load, Program, walk
+
+Array = np.ndarray[Any, Any]
+
+EXTENTS: Mapping[str, int] = {"i": 10, "j": 11, "d": 3, "e": 4, "n": 3}
+SCALE = 0.3
+
+FUSED: Mapping[str, str] = {
+    "softmax": "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))",
+    "naive_softmax": "y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]))",
+    "softmin": "y[i,j] = exp(min[j](x[i,j]) - x[i,j]) / sum[j](exp(min[j](x[i,j]) - x[i,j]))",
+    "attention": """
+        S[i,j] = where(j <= i + 1, sum[d](x[i,d] * K[j,d]) * scale, -inf)
+        P[i,j] = exp(S[i,j] - max[j](S[i,j]))
+        O[i,e] = sum[j](P[i,j] / sum[j](P[i,j]) * V[j,e])
+        """,
+    "scaled_l2": """
+        m[i] = max[j](abs(x[i,j]))
+        n[i] = m[i] * sqrt(sum[j](sq(x[i,j] / m[i])))
+        """,
+    "quantise_gemm": """
+        s[i] = max[j](abs(x[i,j])) / 448
+        C[i,n] = sum[j](f8e4m3(x[i,j] / s[i]) * w[n,j]) * s[i]
+        """,
+    "variance": "v[i] = mean[j](sq(x[i,j] - mean[j](x[i,j])))",
+    "weighted_variance": """
+        W[i] = sum[j](sq(u[i,j]))
+        m[i] = sum[j](sq(u[i,j]) * x[i,j]) / W[i]
+        v[i] = sum[j](sq(u[i,j]) * sq(x[i,j] - m[i])) / W[i]
+        """,
+    "covariance": "v[i] = mean[j]((x[i,j] - mean[j](x[i,j])) * (u[i,j] - mean[j](u[i,j])))",
+    "third_moment": "v[i] = mean[j]((x[i,j] - mean[j](x[i,j]))**3)",
+    "fourth_moment": "v[i] = mean[j]((x[i,j] - mean[j](x[i,j]))**4)",
+    "inertia": """
+        M[i] = sum[j](m[i,j])
+        c[i,d] = sum[j](m[i,j] * z[i,j,d]) / M[i]
+        I[i] = sum[j](m[i,j] * sum[d](sq(z[i,j,d] - c[i,d])))
+        """,
+    "layernorm_gemm": """
+        m[i] = mean[j](x[i,j])
+        r[i] = rsqrt(mean[j](sq(x[i,j] - m[i])) + 0.00001)
+        y[i,n] = sum[j]((x[i,j] - m[i]) * r[i] * w[n,j])
+        """,
+    "softmax_variance": """
+        e[i,j] = exp(x[i,j] - max[j](x[i,j]))
+        p[i,j] = e[i,j] / sum[j](e[i,j])
+        g[i] = sum[j](p[i,j] * u[i,j])
+        v[i] = sum[j](p[i,j] * sq(u[i,j] - g[i]))
+        """,
+    "softmax_entropy": """
+        t[i,j] = x[i,j] - max[j](x[i,j])
+        l[i,j] = t[i,j] - log(sum[j](exp(t[i,j])))
+        H[i] = -sum[j](exp(l[i,j]) * l[i,j])
+        """,
+    "logsumexp": """
+        m[i] = max[j](x[i,j])
+        y[i] = m[i] + log(sum[j](exp(x[i,j] - m[i])))
+        """,
+    "naive_logsumexp": "y[i] = log(sum[j](exp(x[i,j])))",
+    "difference_of_moments": "v[i] = mean[j](sq(x[i,j])) - sq(mean[j](x[i,j]))",
+    "rmsnorm_absmax": """
+        s[i] = mean[j](sq(x[i,j]))
+        m[i] = max[j](abs(x[i,j] * rsqrt(s[i] + 0.001)))
+        """,
+    "product": "y[i] = prod[j](x[i,j])",
+    "min_scaled": """
+        s[i] = mean[j](sq(x[i,j]))
+        m[i] = min[j](x[i,j] * rsqrt(s[i] + 0.001))
+        """,
+    "min_shifted": """
+        m[i] = min[j](x[i,j])
+        n[i] = min[j](abs(u[i,j]) - m[i])
+        """,
+    "max_centred": "n[i] = max[j](x[i,j] - mean[j](x[i,j]))",
+}
+"""Every group of these has a merge."""
+
+UNFUSED: Mapping[str, tuple[str, str]] = {
+    "tanh": ("y[i] = sum[j](tanh(x[i,j] - max[j](x[i,j])))", "tanh"),
+    "round": (
+        """
+        s[i] = max[j](abs(x[i,j])) / 127
+        C[i,n] = sum[j](round(x[i,j] / s[i]) * w[n,j]) * s[i]
+        """,
+        "round",
+    ),
+    "above_mean": ("c[i] = sum[j](x[i,j] > mean[j](x[i,j]))", ">"),
+    "median_like": ("c[i] = min[j](abs(sum[j](x[i,j] <= mean[j](x[i,j])) - x[i,j]))", "<="),
+    "mean_deviation": ("c[i] = mean[j](abs(x[i,j] - mean[j](x[i,j])))", "abs"),
+}
+"""Programs with a group that has no merge, and what stands in the factor that is in the way."""
+
+
+def tensor_shapes(program: Program, extents: Mapping[str, int] = EXTENTS) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of a program that is indexed by plain axes only."""
+    found: dict[str, tuple[int, ...]] = {}
+    for node in walk(*(output.expr for output in program.outputs)):
+        if isinstance(node, Load):
+            found[node.tensor] = tuple(extents[part.name] for part in node.index if isinstance(part, Axis))
+    return found
+
+
+def random_tensors(program: Program, seed: int = 0) -> dict[str, Array]:
+    """Standard normal values; those of `m` are positive, for they are weights."""
+    rng = np.random.default_rng(seed)
+    found = {name: rng.standard_normal(shape) for name, shape in sorted(tensor_shapes(program).items())}
+    return found | {name: np.abs(value) + 0.1 for name, value in found.items() if name == "m"}
+
+
+SPECIAL_ROWS: Mapping[str, int] = {
+    "ordinary": 0,
+    "prefix of -inf": 1,
+    "whole row -inf": 2,
+    "whole row 0": 3,
+    "one +inf": 4,
+    "NaN first": 5,
+    "NaN last": 6,
+    "prefix of 0": 7,
+    "whole row +inf": 8,
+    "both infinities": 9,
+}
+
+
+def with_special_rows(values: Array) -> Array:
+    """A copy with the rows of SPECIAL_ROWS; `values` has at least ten rows and any number of columns."""
+    x, half = np.array(values), values.shape[1] // 2
+    x[1, :half] = -np.inf
+    x[2] = -np.inf
+    x[3] = 0
+    x[4, half] = np.inf
+    x[5, 0] = np.nan
+    x[6, -1] = np.nan
+    x[7, :half] = 0
+    x[8] = np.inf
+    x[9, 0], x[9, -1] = np.inf, -np.inf
+    return x

@@ -1,0 +1,291 @@
+"""Derived merges compute what the unfused program computes, on ordinary numbers and on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+from rules_merges import (
+    Derivation,
+    calls,
+    derivation,
+    fused,
+    merge_expressions,
+    partitioned,
+    reads,
+    rolling,
+    unfused,
+)
+from rules_programs import EXTENTS, FUSED, SCALE, SPECIAL_ROWS, UNFUSED, random_tensors, with_special_rows
+
+from eqfuse.rules.printer import MergeText, show_group, why_not
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.nodes import Call, Const, Local, walk
+
+WALKS = {
+    "tiles of 1": rolling(1),
+    "tiles of 4, a ragged last one": rolling(4),
+    "one tile": rolling(EXTENTS["j"]),
+    **{f"random parts, seed {seed}": partitioned(seed) for seed in range(4)},
+}
+
+
+@cache
+def derived(name: str) -> Derivation:
+    return derivation(FUSED[name], EXTENTS)
+
+
+def scalars(found: Derivation) -> Mapping[str, float]:
+    return dict.fromkeys(found.program.scalars, SCALE)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_every_group_has_a_merge(name: str) -> None:
+    for group in derived(name).groups:
+        assert group.merge is not None, show_group(group)
+        assert {u.state for u in group.merge.update} == {s.name for s in group.states}
+        assert {c.state for c in group.merge.combine} == {s.name for s in group.states}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_merge_reads_only_what_is_there(name: str) -> None:
+    """An update reads old states, its parts and new states made before it; a combine the same of two parts."""
+    outer: set[str] = set()
+    for group in derived(name).groups:
+        assert group.merge is not None
+        names = {s.name for s in group.states}
+        there = outer | names
+        for update in group.merge.update:
+            for part in update.parts:
+                assert reads(part.body) <= there - names, part
+                there.add(part.name)
+            assert reads(update.value) <= there, update
+            there.add(f"{update.state}_new")
+        there = outer | {f"{n}_{side}" for n in names for side in "ab"}
+        for entry in group.merge.combine:
+            assert reads(entry.value) <= there, entry
+            there.add(f"{entry.state}_new")
+        for last in group.merge.finish:
+            assert reads(last.value) <= outer | names, last
+        outer |= names
+
+
+@pytest.mark.parametrize("way", WALKS)
+@pytest.mark.parametrize("name", FUSED)
+def test_merged_is_unfused(name: str, way: str) -> None:
+    found = derived(name)
+    tensors = random_tensors(found.program)
+    want = unfused(found, tensors, scalars(found))
+    got = fused(found, tensors, scalars(found), WALKS[way])
+    for output, value in want.items():
+        np.testing.assert_allclose(got[output], value, rtol=1e-11, atol=1e-12)
+
+
+ROUNDED_AWAY = {
+    # a factor or term that leaves a maximum may be 0 or infinite where an element is infinite
+    ("min_scaled", "one +inf"),
+    ("max_centred", "prefix of -inf"),
+}
+
+
+@pytest.mark.parametrize("way", WALKS)
+@pytest.mark.parametrize("name", FUSED)
+def test_special_rows_are_unfused(name: str, way: str) -> None:
+    """Infinities, NaN and zeros come out position by position as the unfused program has them."""
+    found = derived(name)
+    tensors = random_tensors(found.program)
+    first = "m" if name == "inertia" else "x"
+    tensors[first] = with_special_rows(tensors[first])
+    want = unfused(found, tensors, scalars(found))
+    got = fused(found, tensors, scalars(found), WALKS[way])
+    for output, value in want.items():
+        for row, index in SPECIAL_ROWS.items():
+            if (name, row) not in ROUNDED_AWAY:
+                np.testing.assert_allclose(
+                    got[output][index], value[index], rtol=1e-9, atol=1e-11, err_msg=f"{output}, {row}"
+                )
+
+
+# -- stability ---------------------------------------------------------------------------------------
+
+
+STABLE = ("softmax", "naive_softmax", "softmin", "attention", "softmax_variance", "softmax_entropy")
+STABLE += ("logsumexp", "naive_logsumexp")
+
+
+@pytest.mark.parametrize("magnitude", [1e3, 1e6])
+@pytest.mark.parametrize("name", STABLE)
+def test_no_exponential_overflows(name: str, magnitude: float) -> None:
+    """Rows spread over thousands: every exponent of the merge is at most 0, so nothing becomes infinite."""
+    found = derived(name)
+    tensors = random_tensors(found.program)
+    tensors["x"] = tensors["x"] * magnitude
+    for walked in WALKS.values():
+        for output, value in fused(found, tensors, scalars(found), walked).items():
+            assert np.isfinite(value).all(), output
+
+
+def test_an_unstable_program_gets_its_stable_form() -> None:
+    """exp(x) / sum(exp(x)) overflows as it is written, and does not as it is derived."""
+    found = derived("naive_softmax")
+    tensors = {"x": np.array(random_tensors(found.program)["x"]) + 2000}
+    stable = derived("softmax")
+    want = unfused(stable, tensors, {})["y"]
+    assert np.isnan(unfused(found, tensors, {})["y"]).all()
+    np.testing.assert_allclose(fused(found, tensors, {}, rolling(4))["y"], want, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["naive_logsumexp", "logsumexp"])
+def test_logsumexp_of_large_numbers(name: str) -> None:
+    found = derived(name)
+    x = random_tensors(found.program)["x"]
+    want = unfused(found, {"x": x}, {})["y"] + 5000
+    np.testing.assert_allclose(fused(found, {"x": x + 5000}, {}, rolling(4))["y"], want, rtol=1e-12)
+
+
+MOMENTS = ("variance", "weighted_variance", "covariance", "difference_of_moments", "softmax_variance")
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_moments_do_not_cancel(name: str) -> None:
+    """Values around 1e6: what subtracts squared means keeps no digit there, Chan's form keeps most."""
+    found = derived(name)
+    tensors = random_tensors(found.program)
+    shifted = {n: v + 1e6 if n == ("u" if name == "softmax_variance" else "x") else v for n, v in tensors.items()}
+    exact = unfused(found, tensors, {})["v"]
+    for walked in WALKS.values():
+        np.testing.assert_allclose(fused(found, shifted, {}, walked)["v"], exact, rtol=1e-6)
+
+
+def test_scaled_norm_stays_scaled() -> None:
+    """The root of a sum of squares, of numbers whose squares overflow."""
+    found = derived("scaled_l2")
+    x = random_tensors(found.program)["x"]
+    for factor in (1e200, 1e-200):
+        for walked in WALKS.values():
+            got = fused(found, {"x": x * factor}, {}, walked)["n"]
+            np.testing.assert_allclose(got, np.sqrt((x**2).sum(1)) * factor, rtol=1e-12)
+
+
+def test_the_scale_stays_inside_the_cast() -> None:
+    """What is cast to f8 is at most its largest number, whatever the magnitude of the row."""
+    found = derived("quantise_gemm")
+    (group,) = found.groups
+    casts = list(calls(merge_expressions(group), "f8e4m3"))
+    assert casts and all(any(isinstance(n, Local) for n in walk(arg)) for (arg,) in casts)
+    tensors = random_tensors(found.program)
+    for factor in (1e-6, 1.0, 1e6):
+        scaled = tensors | {"x": tensors["x"] * factor}
+        exact = scaled["x"] @ tensors["w"].T
+        # half a unit of f8's 3-bit fraction for each product, and the subnormals' step
+        bound = (np.abs(scaled["x"]) @ np.abs(tensors["w"]).T) * 2**-4 + np.abs(tensors["w"]).sum(1) * (
+            np.abs(scaled["x"]).max(1, keepdims=True) / 448 * 2**-10
+        )
+        for walked in WALKS.values():
+            got = fused(found, scaled, {}, walked, FloatDomain("float64"))["C"]
+            assert (np.abs(got - exact) <= bound).all()
+
+
+def test_strict_casts_are_opaque() -> None:
+    found = derivation(FUSED["quantise_gemm"], EXTENTS, strict_casts=True)
+    (group,) = found.groups
+    assert group.merge is None
+    assert "f8e4m3" in str(group.obstacles[0].factor)
+
+
+# -- shape of what is derived -------------------------------------------------------------------------
+
+
+def test_accumulators_are_added_to_close_a_merge() -> None:
+    """LayerNorm into a matrix product needs the sum of the weights beside the product; softmax needs nothing."""
+    (group,) = derived("layernorm_gemm").groups
+    assert any(state.auxiliary for state in group.states)
+    (group,) = derived("softmax").groups
+    assert not any(state.auxiliary for state in group.states)
+
+
+def test_sums_commute_where_that_shows_a_cascade() -> None:
+    """The moment of inertia sums over dimensions inside the sum over particles; fused, particles come first."""
+    over_particles = derived("inertia").groups[0]
+    assert over_particles.axis == "j" and len(over_particles.states) == 3
+
+
+def test_repairs_are_total() -> None:
+    """Exponents read a maximum through `finite`, scales divide through `invertible`."""
+    (group,) = derived("softmax").groups
+    differences = [arg for (arg,) in calls(merge_expressions(group), "exp")]
+    assert differences
+    for difference in differences:
+        maxima = [n for n in walk(difference) if isinstance(n, Local)]
+        guarded = [args[0] for args in calls([difference], "finite")]
+        assert set(maxima) == set(guarded)
+    (group,) = derived("scaled_l2").groups
+    assert group.merge is not None
+    for _, divisor in calls([c.value for c in group.merge.combine], "div"):
+        assert isinstance(divisor, Call | Const) and str(divisor).startswith("invertible(")
+
+
+GOLDEN = ("softmax", "attention", "variance", "scaled_l2", "quantise_gemm")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_printed_merge(name: str, golden) -> None:  # type: ignore[no-untyped-def]
+    golden(f"merge_{name}", str(MergeText(derived(name).groups)))
+
+
+# -- programs that must not fuse ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", UNFUSED)
+def test_an_obstacle_is_named(name: str) -> None:
+    """No merge, and the obstacle says which reduction, which factor in it, and what could not be met."""
+    source, inside = UNFUSED[name]
+    refused = [g for g in derivation(source, EXTENTS).groups if g.merge is None]
+    assert refused
+    for group in refused:
+        assert group.obstacles
+        for obstacle in group.obstacles:
+            assert inside in str(obstacle.reduction)
+            assert any(obstacle.factor is node for node in walk(obstacle.reduction))
+            assert "no " in obstacle.condition and "j" in obstacle.condition
+    for sentence in why_not(refused):
+        assert "is not fused: in" in sentence and inside in sentence
+
+
+@pytest.mark.parametrize("name", UNFUSED)
+def test_what_is_not_fused_is_still_right(name: str) -> None:
+    source, _ = UNFUSED[name]
+    found = derivation(source, EXTENTS)
+    tensors = random_tensors(found.program)
+    want = unfused(found, tensors, {})
+    for output, value in fused(found, tensors, {}, rolling(4)).items():
+        np.testing.assert_allclose(value, want[output], rtol=1e-12)
+
+
+# -- the tests themselves can fail --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["softmax", "attention", "variance", "scaled_l2", "layernorm_gemm"])
+def test_a_dropped_repair_is_seen(name: str) -> None:
+    """The same walks with states that are added up unrepaired do not give the unfused values."""
+    from dataclasses import replace
+
+    from eqfuse.rules.merge import Combine, Merge
+    from eqfuse.terms.nodes import COMBINE, call
+
+    found = derived(name)
+
+    def unrepaired(group):  # type: ignore[no-untyped-def]
+        plain = tuple(
+            Combine(s.name, call(COMBINE[s.op], Local(f"{s.name}_a", s.dims), Local(f"{s.name}_b", s.dims)))
+            for s in group.states
+        )
+        return replace(group, merge=Merge(group.merge.update, plain, group.merge.finish))
+
+    kernels = tuple(replace(k, groups=tuple(map(unrepaired, k.groups))) for k in found.kernels)
+    tensors = random_tensors(found.program)
+    want = unfused(found, tensors, scalars(found))
+    got = fused(replace(found, kernels=kernels), tensors, scalars(found), partitioned(0))
+    assert not all(np.allclose(got[o], want[o], rtol=1e-6) for o in want)
