@@ -1,8 +1,8 @@
 """eqfuse: reduction programs as expression strings in, one verified fused kernel out.
 
-    import eqfuse as eq
-    kernel = eq.compile("y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))")
-    y = kernel(x=tensor)
+import eqfuse as eq
+kernel = eq.compile("y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))")
+y = kernel(x=tensor)
 """
 
 from __future__ import annotations

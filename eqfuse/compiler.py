@@ -189,7 +189,10 @@ def verify(
                 extents,
             ),
             *(_loop_stage(nest, program, extents, tile, shards) for tile, shards in ((2, 2), (3, 3))),
-            *(_tile_stage(nest, program, dtypes, extents, block, shards, device) for block, shards in ((2, 2), (4, 3))),
+            *(
+                _tile_stage(nest, program, dtypes, extents, block, shards, device)
+                for block, shards in ((2, 2), (4, 3))
+            ),
         ]
         certificate = check_stages(program, stages, trials=trials, dtypes=dtypes, scalars=scalars)
     if not certificate.ok:

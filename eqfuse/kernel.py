@@ -74,14 +74,14 @@ class Kernel:
         program = self.derived.program
         tensors, scalars, was_numpy = self._sorted(values)
         compiled = self._bound(tensors, scalars, sizes)
+        results: Mapping[str, torch.Tensor]
         if compiled is None:
             results = self._unfused(tensors, scalars, sizes)
         else:
             self._current = compiled
             results = self._run(compiled, tensors, scalars)
-        ordered = tuple(results[output.name] for output in program.outputs)
-        if was_numpy:
-            ordered = tuple(_to_numpy(t) for t in ordered)
+        made = [results[output.name] for output in program.outputs]
+        ordered: tuple[Any, ...] = tuple(map(_to_numpy, made)) if was_numpy else tuple(made)
         return ordered[0] if len(ordered) == 1 else ordered
 
     def _bound(
@@ -120,7 +120,9 @@ class Kernel:
                     hint="pass a torch tensor or a numpy array",
                 )
             else:
-                scalars[name] = value.item() if isinstance(value, torch.Tensor | np.generic | np.ndarray) else value
+                scalars[name] = (
+                    value.item() if isinstance(value, torch.Tensor | np.generic | np.ndarray) else value
+                )
         if len(set(kinds.values())) > 1:
             listed = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
             raise BindError(f"torch tensors and numpy arrays are mixed: {listed}", hint="pass one kind")
@@ -196,7 +198,12 @@ class Kernel:
         key = (compiled.chosen.nest, compiled.device.kind)
         if key not in self._certificates:
             self._certificates[key] = compiler.verify(
-                self.derived, compiled.chosen.nest, compiled.dtypes, compiled.device, trials=self.trials, scalars=self.scalars
+                self.derived,
+                compiled.chosen.nest,
+                compiled.dtypes,
+                compiled.device,
+                trials=self.trials,
+                scalars=self.scalars,
             )
         return self._certificates[key]
 
@@ -291,7 +298,9 @@ def _from_numpy(name: str, array: np.ndarray) -> torch.Tensor:
     try:
         return torch.as_tensor(array)
     except (TypeError, ValueError) as error:
-        raise BindError(f"{name!r} has dtype {array.dtype}: {error}", hint="convert it to float32 or int64") from None
+        raise BindError(
+            f"{name!r} has dtype {array.dtype}: {error}", hint="convert it to float32 or int64"
+        ) from None
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -85,19 +85,19 @@ FUSED: Mapping[str, str] = {
 """Every group of these has a merge."""
 
 UNFUSED: Mapping[str, tuple[str, str]] = {
-    "tanh": ("y[i] = sum[j](tanh(x[i,j] - max[j](x[i,j])))", "tanh"),
+    "tanh": ("y[i] = sum[j](tanh(x[i,j] - max[j](x[i,j])))", "sum[j](tanh(x[i, j] - max_j))"),
     "round": (
         """
         s[i] = max[j](abs(x[i,j])) / 127
         C[i,n] = sum[j](round(x[i,j] / s[i]) * w[n,j]) * s[i]
         """,
-        "round",
+        "sum[j](round(",
     ),
-    "above_mean": ("c[i] = sum[j](x[i,j] > mean[j](x[i,j]))", ">"),
-    "median_like": ("c[i] = min[j](abs(sum[j](x[i,j] <= mean[j](x[i,j])) - x[i,j]))", "<="),
-    "mean_deviation": ("c[i] = mean[j](abs(x[i,j] - mean[j](x[i,j])))", "abs"),
+    "above_mean": ("c[i] = sum[j](x[i,j] > mean[j](x[i,j]))", "sum[j](x[i, j] > "),
+    "median_like": ("c[i] = min[j](abs(sum[j](x[i,j] <= u[i]) - x[i,j]))", "min[j](abs(sum_j - x[i, j]))"),
+    "mean_deviation": ("c[i] = mean[j](abs(x[i,j] - mean[j](x[i,j])))", "sum[j](abs(x[i, j] - "),
 }
-"""Programs with a group that has no merge, and what stands in the factor that is in the way."""
+"""Programs with a group that has no merge, and how the reduction that is in the way begins."""
 
 
 def tensor_shapes(program: Program, extents: Mapping[str, int] = EXTENTS) -> dict[str, tuple[int, ...]]:

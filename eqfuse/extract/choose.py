@@ -96,7 +96,7 @@ class Search:
             prices |= {(name, schedule): seconds[name] for name in mixed if mixed[name] == schedule}
             if all(mixed[k.name] == schedule for k in kernels):
                 found.append(candidate)
-        cheapest = {k.name: min(options[k.name], key=lambda s, k=k: prices[k.name, s]) for k in kernels}
+        cheapest = {k.name: _cheapest(k.name, options[k.name], prices) for k in kernels}
         if len(set(cheapest.values())) > 1:
             chief = max(kernels, key=lambda k: prices[k.name, cheapest[k.name]])
             found.append(self._priced(kernels, cheapest, cheapest[chief.name], extents)[0])
@@ -131,6 +131,12 @@ class Search:
         return Candidate(replace(plan, cost=cost, configs=configs, reason=reason), nest), seconds
 
 
+def _cheapest(
+    kernel: str, schedules: Sequence[Schedule], prices: Mapping[tuple[str, Schedule], float]
+) -> Schedule:
+    return min(schedules, key=lambda schedule: prices[kernel, schedule])
+
+
 def _does_not_fit(nest: Nest, configs: Sequence[KernelConfig], shape: Shape, device: Device) -> str:
     found = (
         _does_not_fit_kernel(kernel, config, shape, device)
@@ -143,7 +149,9 @@ def _does_not_fit_kernel(kernel: LoopKernel, config: KernelConfig, shape: Shape,
     needed = shared_bytes(kernel, config, shape)
     if device.kind == "cpu" or needed <= device.shared:
         return ""
-    return f"{kernel.name} needs {needed >> 10} KB of shared memory, {device.name} has {device.shared >> 10} KB"
+    return (
+        f"{kernel.name} needs {needed >> 10} KB of shared memory, {device.name} has {device.shared >> 10} KB"
+    )
 
 
 def pick(found: Sequence[Candidate], prefer: str | None, groups: Sequence[Group]) -> Candidate:
@@ -159,7 +167,8 @@ def pick(found: Sequence[Candidate], prefer: str | None, groups: Sequence[Group]
     reasons += [f"{o.factor}: {o.condition}" for g in groups for o in g.obstacles]
     raise ScheduleError(
         f"there is no {prefer} plan for this program",
-        hint="; ".join(dict.fromkeys(reasons)) or "the program has no reduction that could be walked that way",
+        hint="; ".join(dict.fromkeys(reasons))
+        or "the program has no reduction that could be walked that way",
     )
 
 

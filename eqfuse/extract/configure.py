@@ -158,7 +158,11 @@ class _Roles:
             tuple(a for a, unit in loops.items() if not unit),
             tuple(a for a, unit in loops.items() if unit),
             frozenset().union(
-                *(free_axes(s.start) | free_axes(s.stop) for s in statements(kernel.body) if isinstance(s, Loop))
+                *(
+                    free_axes(s.start) | free_axes(s.stop)
+                    for s in statements(kernel.body)
+                    if isinstance(s, Loop)
+                )
             ),
             inner,
             frozenset(a for a in inner if a not in dims and bound.get(a, False)),
@@ -201,7 +205,11 @@ def configure(kernel: Kernel, extents: Mapping[str, int], device: Device) -> Ker
 
 
 def _fill(
-    blocks: dict[str, int], order: Iterable[str], values: list[frozenset[str]], limits: Mapping[str, int], budget: int
+    blocks: dict[str, int],
+    order: Iterable[str],
+    values: list[frozenset[str]],
+    limits: Mapping[str, int],
+    budget: int,
 ) -> None:
     """Grows blocks in `order` by doubling while every value that has the axis stays within the budget."""
 
@@ -258,7 +266,9 @@ def _spread(blocks: dict[str, int], roles: _Roles, extents: Mapping[str, int], i
 def _for_gpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: Device) -> KernelConfig:
     values = widest_values(kernel) or [frozenset(roles.parallel)]
     whole = {a for a in roles.inner if a not in roles.steps or extents[a] <= GPU_WHOLE}
-    limits = {a: power_of_two(extents[a]) for a in (*roles.parallel, *roles.loops, *roles.inner, *roles.units)}
+    limits = {
+        a: power_of_two(extents[a]) for a in (*roles.parallel, *roles.loops, *roles.inner, *roles.units)
+    }
     limits |= dict.fromkeys(roles.single, 1)
     blocks = {a: limits[a] if a in whole else 1 for a in limits}
     matrix = contractions(kernel)
@@ -294,13 +304,18 @@ def _for_gpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: 
     kinds = _kinds(roles, whole)
     warps = 8 if biggest > 2 * GPU_TILE else 4
     stages = 3 if matrix and roles.loops else 2
-    return KernelConfig(tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks), warps, stages)
+    return KernelConfig(
+        tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks), warps, stages
+    )
 
 
 def _kinds(roles: _Roles, whole: set[str]) -> dict[str, Kind]:
-    kinds: dict[str, Kind] = dict.fromkeys(roles.parallel, "grid") | dict.fromkeys(roles.loops, "loop")
-    kinds |= dict.fromkeys(roles.units, "unit")
-    return kinds | {a: "whole" if a in whole else "loop" for a in roles.inner}
+    kinds: dict[str, Kind] = {}
+    kinds.update(dict.fromkeys(roles.parallel, "grid"))
+    kinds.update(dict.fromkeys(roles.loops, "loop"))
+    kinds.update(dict.fromkeys(roles.units, "unit"))
+    kinds.update({a: "whole" if a in whole else "loop" for a in roles.inner})
+    return kinds
 
 
 def tiny(kernel: Kernel, block: int = 2) -> KernelConfig:

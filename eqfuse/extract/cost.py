@@ -63,7 +63,9 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
         return shape.positions(axes) * again
 
     matrix = sum(
-        2 * positions(axes | {c.axis}) / (device.matrix_half if _is_half(node, shape) else device.matrix_float)
+        2
+        * positions(axes | {c.axis})
+        / (device.matrix_half if _is_half(node, shape) else device.matrix_float)
         for node, c, axes in operations
         if c is not None
     )
@@ -82,16 +84,21 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
     ]
     if device.kind == "gpu":  # units work side by side; what is not the bottleneck hides behind it
         largest = max(terms, key=lambda t: t.seconds)
-        terms = [t if t is largest or t.name in ("steps", "spill") else Term(t.name, 0.2 * t.seconds) for t in terms]
+        terms = [
+            t if t is largest or t.name in ("steps", "spill") else Term(t.name, 0.2 * t.seconds)
+            for t in terms
+        ]
     return [*terms, Term("launch", device.launch)]
 
 
 def _sharded(kernel: Kernel) -> dict[str, str]:
     """Looped axes of which each program instance walks one shard, with the parallel axis that counts shards."""
     found: dict[str, str] = {}
+    axes = KernelAxes(kernel)
     for stmt in statements(kernel.body):
         if isinstance(stmt, Loop):
-            found |= {stmt.axis: a for a in kernel.parallel if a in KernelAxes(kernel).of(stmt.start)}
+            for axis in axes.of(stmt.start) & frozenset(kernel.parallel):
+                found[stmt.axis] = axis
     return found
 
 
@@ -159,7 +166,9 @@ def _load_seconds(
     size = BYTES[shape.dtypes.get(load.tensor, "f32")]
     unique = shape.positions(used) * size
     again = math.prod(
-        math.ceil(shape.extents[a] / blocks[a]) for a in (*kernel.parallel, *around) if a not in used and a in blocks
+        math.ceil(shape.extents[a] / blocks[a])
+        for a in (*kernel.parallel, *around)
+        if a not in used and a in blocks
     )
     bandwidth = device.cache_bandwidth if unique <= device.cache else device.bandwidth
     return unique / device.bandwidth + (again - 1) * unique / bandwidth

@@ -13,14 +13,24 @@ from dataclasses import dataclass, field
 
 from eqfuse.rules.encode import Encoder
 from eqfuse.rules.saturate import Graph, Node
-from eqfuse.terms.nodes import Const, Expr, call
+from eqfuse.terms.nodes import Expr
 
 Cost = tuple[float, float]
 
 POSITIONS = 64.0
 """Positions of an axis that work inside a reduction is multiplied by, when sizes are not known."""
 
-WORK: Mapping[str, float] = {"Exp": 8, "Log": 8, "Sqrt": 6, "Inv": 4, "Apply1": 10, "Ratio": 5, "Where": 1, "Num": 0, "Leaf": 1}
+WORK: Mapping[str, float] = {
+    "Exp": 8,
+    "Log": 8,
+    "Sqrt": 6,
+    "Inv": 4,
+    "Apply1": 10,
+    "Ratio": 5,
+    "Where": 1,
+    "Num": 0,
+    "Leaf": 1,
+}
 """Work of one e-node in units of an addition (the default)."""
 
 UNPROVED_EXP = 1.0
@@ -146,10 +156,6 @@ class Extraction:
                     node = self.best[k][1]
                     assert node is not None
                     memo[k] = self.encoder.decode(node.head, node.words, tuple(map(build, node.args)))
-                    if node.head == "Delta" and k in self._nonpos:
-                        # Positive only while a guard stands for an infinity: then nothing is there to rescale,
-                        # and e^delta must not overflow.
-                        memo[k] = call("minimum", memo[k], Const(0))
             return memo[k]
 
         return build(key)

@@ -186,7 +186,8 @@ class Partition:
                     break
                 shares = any(mine & set(reductions(o.expr)) for o in cluster)
                 alike = any(
-                    signature == (frozenset(o.axes), frozenset(r.axis for r in frontier(o.expr))) for o in cluster
+                    signature == (frozenset(o.axes), frozenset(r.axis for r in frontier(o.expr)))
+                    for o in cluster
                 )
                 if shares or alike:
                     home = cluster
@@ -216,9 +217,7 @@ class Partition:
             groups.append(group)
             for reduce, state in zip(reduces, group.states, strict=False):
                 values[reduce] = Local(state.name, state.dims)
-        rewritten = tuple(
-            Output(o.name, o.axes, _replace(o.expr, values), o.dtype) for o in outputs
-        )
+        rewritten = tuple(Output(o.name, o.axes, _replace(o.expr, values), o.dtype) for o in outputs)
         group_axes = {g.axis for g in groups}
         parallel, whole = self._axes(rewritten, groups, group_axes)
         return KernelShape(name, rewritten, tuple(groups), parallel, whole)

@@ -13,7 +13,15 @@ from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 
 _SEPARABLE = ("-a", "inv(a)", "exp(a)", "log(a)", "sqrt(a)", "abs(a)", "sq(a)", "cast(T, a)")
 _UNARY = (*_SEPARABLE, "apply1(F, a)", "finite(a)", "invertible(a)")
-_BINARY = ("a + b", "a * b", "maximum(a, b)", "minimum(a, b)", "ratio(a, b)", "delta(a, b)", "apply2(F, a, b)")
+_BINARY = (
+    "a + b",
+    "a * b",
+    "maximum(a, b)",
+    "minimum(a, b)",
+    "ratio(a, b)",
+    "delta(a, b)",
+    "apply2(F, a, b)",
+)
 
 
 def _title(pattern: str) -> str:
@@ -26,10 +34,14 @@ def _dependence() -> tuple[Rule, ...]:
     rules: list[Rule] = []
     for p in _UNARY:
         t = _title(p)
-        rules.append(Infer(f"fixed-{t}", f"fixed({p}, X)", ("fixed(a, X)",), "a function of a fixed value is fixed"))
+        rules.append(
+            Infer(f"fixed-{t}", f"fixed({p}, X)", ("fixed(a, X)",), "a function of a fixed value is fixed")
+        )
         rules.append(Infer(f"varies-{t}", f"varies({p}, X)", ("varies(a, X)",), "its argument may vary"))
         rules.append(Infer(f"plain-{t}", f"plain({p}, X)", ("plain(a, X)",), "no such reduction inside"))
-        rules.append(Infer(f"cascaded-{t}", f"cascaded({p}, X)", ("cascaded(a, X)",), "contains such a reduction"))
+        rules.append(
+            Infer(f"cascaded-{t}", f"cascaded({p}, X)", ("cascaded(a, X)",), "contains such a reduction")
+        )
     for p in _BINARY:
         t = _title(p)
         both = ("fixed(a, X)", "fixed(b, X)")
@@ -37,25 +49,63 @@ def _dependence() -> tuple[Rule, ...]:
         rules.append(Infer(f"plain-{t}", f"plain({p}, X)", neither, "no such reduction inside"))
         rules.append(Infer(f"fixed-{t}", f"fixed({p}, X)", both, "a function of fixed values is fixed"))
         for side in "ab":
-            rules.append(Infer(f"varies-{t}-{side}", f"varies({p}, X)", (f"varies({side}, X)",), "an argument may vary"))
             rules.append(
-                Infer(f"cascaded-{t}-{side}", f"cascaded({p}, X)", (f"cascaded({side}, X)",), "contains such a reduction")
+                Infer(
+                    f"varies-{t}-{side}", f"varies({p}, X)", (f"varies({side}, X)",), "an argument may vary"
+                )
+            )
+            rules.append(
+                Infer(
+                    f"cascaded-{t}-{side}",
+                    f"cascaded({p}, X)",
+                    (f"cascaded({side}, X)",),
+                    "contains such a reduction",
+                )
             )
     where = "where(p, a, b)"
-    rules.append(Infer("fixed-where", f"fixed({where}, X)", ("fixed(p, X)", "fixed(a, X)", "fixed(b, X)"), "all are fixed"))
+    rules.append(
+        Infer(
+            "fixed-where",
+            f"fixed({where}, X)",
+            ("fixed(p, X)", "fixed(a, X)", "fixed(b, X)"),
+            "all are fixed",
+        )
+    )
     for side in "pab":
-        rules.append(Infer(f"varies-where-{side}", f"varies({where}, X)", (f"varies({side}, X)",), "an argument may vary"))
         rules.append(
-            Infer(f"cascaded-where-{side}", f"cascaded({where}, X)", (f"cascaded({side}, X)",), "contains such a reduction")
+            Infer(
+                f"varies-where-{side}", f"varies({where}, X)", (f"varies({side}, X)",), "an argument may vary"
+            )
+        )
+        rules.append(
+            Infer(
+                f"cascaded-where-{side}",
+                f"cascaded({where}, X)",
+                (f"cascaded({side}, X)",),
+                "contains such a reduction",
+            )
         )
     rules += [
-        Infer("plain-where", f"plain({where}, X)", ("plain(p, X)", "plain(a, X)", "plain(b, X)"), "no such reduction inside"),
-        Infer("plain-reduce", "plain(fold[R, D](e), X)", ("plain(e, X)", "X != D"), "no such reduction inside"),
-        Infer("fixed-bound", "fixed(fold[R, D](e), D)", (), "a reduction does not depend on the axis it binds"),
+        Infer(
+            "plain-where",
+            f"plain({where}, X)",
+            ("plain(p, X)", "plain(a, X)", "plain(b, X)"),
+            "no such reduction inside",
+        ),
+        Infer(
+            "plain-reduce", "plain(fold[R, D](e), X)", ("plain(e, X)", "X != D"), "no such reduction inside"
+        ),
+        Infer(
+            "fixed-bound", "fixed(fold[R, D](e), D)", (), "a reduction does not depend on the axis it binds"
+        ),
         Infer("fixed-reduce", "fixed(fold[R, D](e), X)", ("fixed(e, X)",), "its body does not depend on X"),
-        Infer("varies-reduce", "varies(fold[R, D](e), X)", ("varies(e, X)", "X != D"), "its body varies along X"),
+        Infer(
+            "varies-reduce", "varies(fold[R, D](e), X)", ("varies(e, X)", "X != D"), "its body varies along X"
+        ),
         Infer("cascaded-base", "cascaded(fold[R, D](e), D)", (), "is such a reduction"),
-        Infer("cascaded-reduce", "cascaded(fold[R, D](e), X)", ("cascaded(e, X)",), "contains such a reduction"),
+        Infer(
+            "cascaded-reduce", "cascaded(fold[R, D](e), X)", ("cascaded(e, X)",), "contains such a reduction"
+        ),
     ]
     return tuple(rules)
 
@@ -81,14 +131,33 @@ SIGNS = RuleSet(
         Infer("nonneg-reduce", "nonneg(fold[R, D](e))", ("nonneg(e)",), "a fold of nonnegatives"),
         Infer("le-max", "le(e, max[D](e))", ("r == max[D](e)",), "an element is at most the maximum"),
         Infer("le-max-of", "le(a, max[D](b))", ("le(a, b)", "r == max[D](b)"), "a <= b <= max b"),
-        Infer("le-finite", "le(a, finite(b))", ("le(a, b)", "r == finite(b)"), "finite(b) is b, where b is finite"),
+        Infer(
+            "le-finite",
+            "le(a, finite(b))",
+            ("le(a, b)", "r == finite(b)"),
+            "finite(b) is b, where b is finite",
+        ),
         Infer("le-maximum-left", "le(a, maximum(a, b))", ("r == maximum(a, b)",), "a <= max(a, b)"),
         Infer("le-maximum-right", "le(b, maximum(a, b))", ("r == maximum(a, b)",), "b <= max(a, b)"),
-        Infer("le-prefix", "le(max[A](e), max[AB](e))", ("r == max[AB](e)", "s == max[A](e)"), "a longer prefix"),
-        Infer("le-suffix", "le(max[B](e), max[AB](e))", ("r == max[AB](e)", "s == max[B](e)"), "a longer prefix"),
+        Infer(
+            "le-prefix", "le(max[A](e), max[AB](e))", ("r == max[AB](e)", "s == max[A](e)"), "a longer prefix"
+        ),
+        Infer(
+            "le-suffix", "le(max[B](e), max[AB](e))", ("r == max[AB](e)", "s == max[B](e)"), "a longer prefix"
+        ),
         Infer("le-min", "le(min[D](e), e)", ("r == min[D](e)",), "the minimum is at most an element"),
-        Infer("le-min-prefix", "le(min[AB](e), min[A](e))", ("r == min[AB](e)", "s == min[A](e)"), "a longer prefix"),
-        Infer("le-min-suffix", "le(min[AB](e), min[B](e))", ("r == min[AB](e)", "s == min[B](e)"), "a longer prefix"),
+        Infer(
+            "le-min-prefix",
+            "le(min[AB](e), min[A](e))",
+            ("r == min[AB](e)", "s == min[A](e)"),
+            "a longer prefix",
+        ),
+        Infer(
+            "le-min-suffix",
+            "le(min[AB](e), min[B](e))",
+            ("r == min[AB](e)", "s == min[B](e)"),
+            "a longer prefix",
+        ),
         Infer("nonpos-difference", "nonpos(a - b)", ("le(a, b)",), "a <= b"),
         Infer("nonpos-delta", "nonpos(delta(a, b))", ("le(a, b)",), "a <= b"),
         Infer("nonpos-scale-left", "nonpos(c * a)", ("nonneg(c)", "nonpos(a)"), "scaled by a nonnegative"),
@@ -105,9 +174,15 @@ SIGNS = RuleSet(
         Infer("bounded-scaled", "bounded(a * inv(m))", ("le(abs(a), m)",), "|a| <= m"),
         Infer("bounded-scaled-abs", "bounded(abs(a) * inv(m))", ("le(abs(a), m)",), "|a| <= m"),
         Infer("bounded-quotient", "bounded(a * inv(m * c))", ("le(abs(a), m)", "constant(c)"), "|a| <= m"),
-        Infer("bounded-product", "bounded(a * b)", ("bounded(a)", "bounded(b)"), "a product of bounded values"),
-        Infer("bounded-constant-left", "bounded(c * a)", ("bounded(a)", "constant(c)"), "a constant multiple"),
-        Infer("bounded-constant-right", "bounded(a * c)", ("bounded(a)", "constant(c)"), "a constant multiple"),
+        Infer(
+            "bounded-product", "bounded(a * b)", ("bounded(a)", "bounded(b)"), "a product of bounded values"
+        ),
+        Infer(
+            "bounded-constant-left", "bounded(c * a)", ("bounded(a)", "constant(c)"), "a constant multiple"
+        ),
+        Infer(
+            "bounded-constant-right", "bounded(a * c)", ("bounded(a)", "constant(c)"), "a constant multiple"
+        ),
         Infer("bounded-constant", "bounded(c)", ("constant(c)",), "a constant"),
         Infer("bounded-abs", "bounded(abs(a))", ("bounded(a)",), "same size"),
         Infer("bounded-neg", "bounded(-a)", ("bounded(a)",), "same size"),
@@ -158,7 +233,13 @@ LOGARITHMS = RuleSet(
         Rewrite("log-exp", "log(exp(a))", "a", (), "log e^a = a", subsume=True),
         Rewrite("exp-log", "exp(log(a))", "a", (), "e^(log a) = a", subsume=True),
         Rewrite("exp-neg-log", "exp(-log(a))", "inv(a)", (), "e^(-log a) = 1/a", subsume=True),
-        Rewrite("log-product", "log(a * b)", "log(a) + log(b)", ("nonneg(a)", "nonneg(b)"), "log(a b) = log a + log b"),
+        Rewrite(
+            "log-product",
+            "log(a * b)",
+            "log(a) + log(b)",
+            ("nonneg(a)", "nonneg(b)"),
+            "log(a b) = log a + log b",
+        ),
         Rewrite("log-inverse", "log(inv(a))", "-log(a)", ("nonneg(a)",), "log(1/a) = -log a"),
     ),
 )
@@ -166,7 +247,12 @@ LOGARITHMS = RuleSet(
 
 def _want(pattern: str, parts: str) -> list[Rule]:
     return [
-        Infer(f"want-{_title(pattern)}-{part}", f"want({part}, X)", (f"e == {pattern}", "want(e, X)"), "part of a body")
+        Infer(
+            f"want-{_title(pattern)}-{part}",
+            f"want({part}, X)",
+            (f"e == {pattern}", "want(e, X)"),
+            "part of a body",
+        )
         for part in parts
     ]
 
@@ -192,11 +278,26 @@ def _separation() -> tuple[Rule, ...]:
         Infer("factors-abs", "factors(abs(a), abs(c), abs(m), X)", split, "|c m| = |c| |m|"),
         Infer("factors-sq", "factors(sq(a), sq(c), sq(m), X)", split, "(c m)^2 = c^2 m^2"),
         Infer(
-            "factors-sqrt", "factors(sqrt(a), sqrt(c), sqrt(m), X)", (*split, "nonneg(c)"), "root(c m) = root c root m, c >= 0"
+            "factors-sqrt",
+            "factors(sqrt(a), sqrt(c), sqrt(m), X)",
+            (*split, "nonneg(c)"),
+            "root(c m) = root c root m, c >= 0",
         ),
-        Infer("factors-cast", "factors(cast(T, a), c, cast(T, m), X)", split, "a cast rounds the value that is there"),
-        Infer("factors-where", "factors(where(p, a, 0), c, where(p, m, 0), X)", split, "c distributes over a mask to 0"),
-        Infer("factors-exp", "factors(exp(a), exp(c), exp(m), X)", ("addends(a, c, m, X)",), "e^(c+m) = e^c e^m"),
+        Infer(
+            "factors-cast",
+            "factors(cast(T, a), c, cast(T, m), X)",
+            split,
+            "a cast rounds the value that is there",
+        ),
+        Infer(
+            "factors-where",
+            "factors(where(p, a, 0), c, where(p, m, 0), X)",
+            split,
+            "c distributes over a mask to 0",
+        ),
+        Infer(
+            "factors-exp", "factors(exp(a), exp(c), exp(m), X)", ("addends(a, c, m, X)",), "e^(c+m) = e^c e^m"
+        ),
         Infer("addends-fixed", "addends(e, e, 0, X)", ("want(e, X)", "fixed(e, X)"), "e = e + 0"),
         Infer("addends-trivial", "addends(e, 0, e, X)", ("want(e, X)", "varies(e, X)"), "e = 0 + e"),
         Infer(
@@ -224,7 +325,12 @@ def _separation() -> tuple[Rule, ...]:
             ("factors(a, c, m, X)", "nonneg(c)"),
             "log(c m) = log c + log m, c > 0",
         ),
-        Infer("addends-cast", "addends(cast(T, a), c, cast(T, m), X)", ("addends(a, c, m, X)",), "a cast rounds what is there"),
+        Infer(
+            "addends-cast",
+            "addends(cast(T, a), c, cast(T, m), X)",
+            ("addends(a, c, m, X)",),
+            "a cast rounds what is there",
+        ),
         Infer(
             "addends-where",
             "addends(where(p, a, -inf), c, where(p, m, -inf), X)",
@@ -242,9 +348,27 @@ a part fixed along the axis and a part that varies."""
 HOIST = RuleSet(
     "hoist",
     (
-        Rewrite("hoist-factor", "sum[D](e)", "c * sum[D](m)", ("factors(e, c, m, D)", "c != 1"), "sum of c m = c sum of m"),
-        Rewrite("hoist-addend-max", "max[D](e)", "c + max[D](m)", ("addends(e, c, m, D)", "c != 0"), "max(c + m) = c + max m"),
-        Rewrite("hoist-addend-min", "min[D](e)", "c + min[D](m)", ("addends(e, c, m, D)", "c != 0"), "min(c + m) = c + min m"),
+        Rewrite(
+            "hoist-factor",
+            "sum[D](e)",
+            "c * sum[D](m)",
+            ("factors(e, c, m, D)", "c != 1"),
+            "sum of c m = c sum of m",
+        ),
+        Rewrite(
+            "hoist-addend-max",
+            "max[D](e)",
+            "c + max[D](m)",
+            ("addends(e, c, m, D)", "c != 0"),
+            "max(c + m) = c + max m",
+        ),
+        Rewrite(
+            "hoist-addend-min",
+            "min[D](e)",
+            "c + min[D](m)",
+            ("addends(e, c, m, D)", "c != 0"),
+            "min(c + m) = c + min m",
+        ),
         Rewrite(
             "hoist-factor-max",
             "max[D](e)",
@@ -298,16 +422,60 @@ STABILISE = RuleSet(
             ("unproved(a)", "want(where(p, exp(a), 0), ALL)", "varies(a, ALL)"),
             "as shift-exp, with M the maximum of what the mask keeps",
         ),
-        Infer("shift-left", "shifted(a * b, s * b, m, ALL)", ("shifted(a, s, m, ALL)",), "e^M is a factor of the product"),
-        Infer("shift-right", "shifted(a * b, a * s, m, ALL)", ("shifted(b, s, m, ALL)",), "e^M is a factor of the product"),
-        Rewrite(
-            "shift-sum", "sum[ALL](e)", "exp(m) * sum[ALL](s)", ("shifted(e, s, m, ALL)",), "sum of e^M s = e^M sum of s"
+        Infer(
+            "shift-left",
+            "shifted(a * b, s * b, m, ALL)",
+            ("shifted(a, s, m, ALL)",),
+            "e^M is a factor of the product",
         ),
-        Rewrite("exp-over-shifted", "exp(a) * inv(exp(m) * s)", "exp(a - m) * inv(s)", ("unproved(a)", "shifted(e, z, m, ALL)"), "e^a / (e^M s) = e^(a-M) / s"),
-        Rewrite("shifted-over-shifted", "(exp(m) * r) * inv(exp(m) * s)", "r * inv(s)", ("shifted(e, z, m, ALL)",), "e^M cancels"),
-        Rewrite("inverse-times-shifted", "inv(exp(m) * s) * (exp(m) * r)", "inv(s) * r", ("shifted(e, z, m, ALL)",), "e^M cancels"),
-        Rewrite("log-of-shifted", "log(exp(m) * s)", "m + log(s)", ("shifted(e, z, m, ALL)",), "log(e^M s) = M + log s"),
-        Rewrite("log-of-shifted-mean", "log((exp(m) * s) * k)", "m + log(s * k)", ("shifted(e, z, m, ALL)",), "log(e^M s k) = M + log(s k)"),
+        Infer(
+            "shift-right",
+            "shifted(a * b, a * s, m, ALL)",
+            ("shifted(b, s, m, ALL)",),
+            "e^M is a factor of the product",
+        ),
+        Rewrite(
+            "shift-sum",
+            "sum[ALL](e)",
+            "exp(m) * sum[ALL](s)",
+            ("shifted(e, s, m, ALL)",),
+            "sum of e^M s = e^M sum of s",
+        ),
+        Rewrite(
+            "exp-over-shifted",
+            "exp(a) * inv(exp(m) * s)",
+            "exp(a - m) * inv(s)",
+            ("unproved(a)", "shifted(e, z, m, ALL)"),
+            "e^a / (e^M s) = e^(a-M) / s",
+        ),
+        Rewrite(
+            "shifted-over-shifted",
+            "(exp(m) * r) * inv(exp(m) * s)",
+            "r * inv(s)",
+            ("shifted(e, z, m, ALL)",),
+            "e^M cancels",
+        ),
+        Rewrite(
+            "inverse-times-shifted",
+            "inv(exp(m) * s) * (exp(m) * r)",
+            "inv(s) * r",
+            ("shifted(e, z, m, ALL)",),
+            "e^M cancels",
+        ),
+        Rewrite(
+            "log-of-shifted",
+            "log(exp(m) * s)",
+            "m + log(s)",
+            ("shifted(e, z, m, ALL)",),
+            "log(e^M s) = M + log s",
+        ),
+        Rewrite(
+            "log-of-shifted-mean",
+            "log((exp(m) * s) * k)",
+            "m + log(s * k)",
+            ("shifted(e, z, m, ALL)",),
+            "log(e^M s k) = M + log(s k)",
+        ),
         Rewrite(
             "variance-of-moments",
             "sum[D](sq(x)) * inv(n) - sq(sum[D](x) * inv(n))",
@@ -337,9 +505,15 @@ SPLIT = RuleSet(
     "split",
     (
         Rewrite("split-sum", "sum[AB](e)", "sum[A](e) + sum[B](e)", (), "a sum over a disjoint union"),
-        Rewrite("split-max", "max[AB](e)", "maximum(max[A](e), max[B](e))", (), "a maximum over a disjoint union"),
-        Rewrite("split-min", "min[AB](e)", "minimum(min[A](e), min[B](e))", (), "a minimum over a disjoint union"),
-        Rewrite("split-prod", "prod[AB](e)", "prod[A](e) * prod[B](e)", (), "a product over a disjoint union"),
+        Rewrite(
+            "split-max", "max[AB](e)", "maximum(max[A](e), max[B](e))", (), "a maximum over a disjoint union"
+        ),
+        Rewrite(
+            "split-min", "min[AB](e)", "minimum(min[A](e), min[B](e))", (), "a minimum over a disjoint union"
+        ),
+        Rewrite(
+            "split-prod", "prod[AB](e)", "prod[A](e) * prod[B](e)", (), "a product over a disjoint union"
+        ),
     ),
 )
 
@@ -371,14 +545,30 @@ REPAIR = RuleSet(
             "rescale-max",
             "max[P](e)",
             "ratio(c, k) * s",
-            ("factors(e, c, m, P)", "s == max[P](f)", "state(s)", "factors(f, k, m, P)", "nonneg(c)", "nonneg(k)", "e != f"),
+            (
+                "factors(e, c, m, P)",
+                "s == max[P](f)",
+                "state(s)",
+                "factors(f, k, m, P)",
+                "nonneg(c)",
+                "nonneg(k)",
+                "e != f",
+            ),
             "max(c m) = c/k max(k m) where c, k >= 0",
         ),
         Rewrite(
             "rescale-min",
             "min[P](e)",
             "ratio(c, k) * s",
-            ("factors(e, c, m, P)", "s == min[P](f)", "state(s)", "factors(f, k, m, P)", "nonneg(c)", "nonneg(k)", "e != f"),
+            (
+                "factors(e, c, m, P)",
+                "s == min[P](f)",
+                "state(s)",
+                "factors(f, k, m, P)",
+                "nonneg(c)",
+                "nonneg(k)",
+                "e != f",
+            ),
             "min(c m) = c/k min(k m) where c, k >= 0",
         ),
     ),
@@ -395,12 +585,31 @@ def _recentring() -> tuple[Rule, ...]:
         Infer("factor-left", "factor(f, a, X)", ("factor(f, g, X)", "g == a * b"), "a divides a b"),
         Infer("factor-right", "factor(f, b, X)", ("factor(f, g, X)", "g == a * b"), "b divides a b"),
         Infer("factor-sq", "factor(f, a, X)", ("factor(f, g, X)", "g == sq(a)"), "a divides a^2"),
-        Infer("factor-where", "factor(f, a, X)", ("factor(f, g, X)", "g == where(p, a, 0)"), "under a mask to 0"),
-        Infer("factor-cast", "factor(f, a, X)", ("factor(f, g, X)", "g == cast(T, a)"), "a cast rounds what is there"),
+        Infer(
+            "factor-where", "factor(f, a, X)", ("factor(f, g, X)", "g == where(p, a, 0)"), "under a mask to 0"
+        ),
+        Infer(
+            "factor-cast",
+            "factor(f, a, X)",
+            ("factor(f, g, X)", "g == cast(T, a)"),
+            "a cast rounds what is there",
+        ),
     ]
-    shift_of_state = ("state(r)", "r == sum[P](f)", "factor(f, h, P)", "addends(h, k, m, P)", "k != 0", "varies(m, P)")
+    shift_of_state = (
+        "state(r)",
+        "r == sum[P](f)",
+        "factor(f, h, P)",
+        "addends(h, k, m, P)",
+        "k != 0",
+        "varies(m, P)",
+    )
     rules += [
-        Infer("partner", "partner(m, k, P)", shift_of_state, "the shift that the state of this part was computed with"),
+        Infer(
+            "partner",
+            "partner(m, k, P)",
+            shift_of_state,
+            "the shift that the state of this part was computed with",
+        ),
         Rewrite("partner-form", "m + k", "h", (*shift_of_state, "n == m + k"), "h = m + k"),
         Infer(
             "recentre",
@@ -409,10 +618,22 @@ def _recentring() -> tuple[Rule, ...]:
             "m+c = (m+k) + (c-k)",
         ),
         Infer("recentre-mul-left", shift.format("a * b", "s * b", "d * b"), given, "one factor of a product"),
-        Infer("recentre-mul-right", shift.format("b * a", "b * s", "b * d"), given, "one factor of a product"),
+        Infer(
+            "recentre-mul-right", shift.format("b * a", "b * s", "b * d"), given, "one factor of a product"
+        ),
         Infer("recentre-sq", shift.format("sq(a)", "s * a", "d * a"), given, "one factor of a square"),
-        Infer("recentre-where", shift.format("where(p, a, 0)", "where(p, s, 0)", "where(p, d, 0)"), given, "under a mask to 0"),
-        Infer("recentre-cast", shift.format("cast(T, a)", "cast(T, s)", "cast(T, d)"), given, "a cast rounds what is there"),
+        Infer(
+            "recentre-where",
+            shift.format("where(p, a, 0)", "where(p, s, 0)", "where(p, d, 0)"),
+            given,
+            "under a mask to 0",
+        ),
+        Infer(
+            "recentre-cast",
+            shift.format("cast(T, a)", "cast(T, s)", "cast(T, d)"),
+            given,
+            "a cast rounds what is there",
+        ),
         Rewrite(
             "recentre-sum",
             "sum[P](e)",
@@ -436,7 +657,9 @@ def _recentring() -> tuple[Rule, ...]:
                 )
             )
     rules.append(
-        Rewrite("deviations", f"sum[P](x - {mean.format('x', '1')})", "0", (), "deviations from the mean sum to 0")
+        Rewrite(
+            "deviations", f"sum[P](x - {mean.format('x', '1')})", "0", (), "deviations from the mean sum to 0"
+        )
     )
     return tuple(rules)
 
@@ -451,10 +674,18 @@ EXPAND = RuleSet(
         Rewrite("ratio-inv", "ratio(inv(a), inv(b))", "ratio(b, a)", (), "(1/a) / (1/b) = b/a"),
         Rewrite("ratio-mul", "ratio(a * c, b * d)", "ratio(a, b) * ratio(c, d)", (), "(a c)/(b d) = a/b c/d"),
         Rewrite("ratio-sq", "ratio(sq(a), sq(b))", "sq(ratio(a, b))", (), "a^2 / b^2 = (a/b)^2"),
-        Rewrite("ratio-sqrt", "ratio(sqrt(a), sqrt(b))", "sqrt(ratio(a, b))", (), "root a / root b = root(a/b)"),
+        Rewrite(
+            "ratio-sqrt", "ratio(sqrt(a), sqrt(b))", "sqrt(ratio(a, b))", (), "root a / root b = root(a/b)"
+        ),
         Rewrite("ratio-abs", "ratio(abs(a), abs(b))", "abs(ratio(a, b))", (), "|a| / |b| = |a/b|"),
         Rewrite("delta-neg", "delta(-a, -b)", "delta(b, a)", (), "-a - -b = b - a"),
-        Rewrite("delta-add", "delta(a + c, b + d)", "delta(a, b) + delta(c, d)", (), "(a+c) - (b+d) = (a-b) + (c-d)"),
+        Rewrite(
+            "delta-add",
+            "delta(a + c, b + d)",
+            "delta(a, b) + delta(c, d)",
+            (),
+            "(a+c) - (b+d) = (a-b) + (c-d)",
+        ),
         Rewrite("delta-scale-left", "delta(k * a, k * b)", "k * delta(a, b)", (), "k a - k b = k (a-b)"),
         Rewrite("delta-scale-right", "delta(a * k, b * k)", "delta(a, b) * k", (), "a k - b k = (a-b) k"),
         Rewrite("delta-log", "delta(log(a), log(b))", "log(ratio(a, b))", (), "log a - log b = log(a/b)"),
@@ -465,10 +696,20 @@ EXPAND = RuleSet(
 SCHEDULES = RuleSet(
     "schedules",
     (
-        Rewrite("walk-rolling", "read(K)", "rolling(K, X)", ("walks(K, X)", "mergeable(K)"), "states seen, repaired"),
-        Rewrite("walk-split-k", "read(K)", "split_k(K, X)", ("walks(K, X)", "mergeable(K)"), "shards, then merged"),
+        Rewrite(
+            "walk-rolling",
+            "read(K)",
+            "rolling(K, X)",
+            ("walks(K, X)", "mergeable(K)"),
+            "states seen, repaired",
+        ),
+        Rewrite(
+            "walk-split-k", "read(K)", "split_k(K, X)", ("walks(K, X)", "mergeable(K)"), "shards, then merged"
+        ),
         Rewrite("walk-resident", "read(K)", "resident(K, X)", ("walks(K, X)",), "one tile holds the axis"),
-        Rewrite("walk-multi-pass", "read(K)", "multi_pass(K, X)", ("walks(K, X)",), "a pass for each dependency"),
+        Rewrite(
+            "walk-multi-pass", "read(K)", "multi_pass(K, X)", ("walks(K, X)",), "a pass for each dependency"
+        ),
     ),
 )
 """Ways to walk an axis: all compute the same, so a plan is an extraction from their class."""

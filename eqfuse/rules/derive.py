@@ -62,7 +62,9 @@ def prepare(program: Program) -> tuple[tuple[Output, ...], Report]:
     encoder = Encoder(program.strict_casts)
     with session(PREPARE) as saturation:
         roots = [encoder.encode(expr) for expr in exprs]
-        saturation.run(encoder.lines + encoder.facts(axes) + [f"(let $out{i} {r})" for i, r in enumerate(roots)])
+        saturation.run(
+            encoder.lines + encoder.facts(axes) + [f"(let $out{i} {r})" for i, r in enumerate(roots)]
+        )
         saturation.saturate()
         graph = saturation.read()
         unproved = _unproved_exponents(exprs, encoder, graph)
@@ -72,7 +74,8 @@ def prepare(program: Program) -> tuple[tuple[Output, ...], Report]:
             graph = saturation.read()
         best = Extraction(graph, encoder, unbounded_square=UNBOUNDED_SQUARE)
         outputs = tuple(
-            replace(output, expr=best.term(graph.roots[f"out{i}"])) for i, output in enumerate(program.outputs)
+            replace(output, expr=best.term(graph.roots[f"out{i}"]))
+            for i, output in enumerate(program.outputs)
         )
         return outputs, saturation.report
 
@@ -86,9 +89,7 @@ def _unproved_exponents(exprs: Sequence[Expr], encoder: Encoder, graph: Graph) -
         match node:
             case Call("exp", (a,)):
                 term = encoder.terms["ALL", a]
-                if term.startswith("$") and graph.roots[term[1:]] not in nonpos:
-                    found[term] = None
-                elif not term.startswith("$"):
+                if term.startswith("$") and graph.roots[term[1:]] not in nonpos or not term.startswith("$"):
                     found[term] = None
     return list(found)
 
@@ -101,7 +102,9 @@ def _dims(expr: Expr, order: Sequence[str]) -> tuple[str, ...]:
     return tuple(axis for axis in order if axis in free)
 
 
-def name_states(axis: str, reduces: Sequence[Reduce], order: Sequence[str], suffix: str = "") -> tuple[State, ...]:
+def name_states(
+    axis: str, reduces: Sequence[Reduce], order: Sequence[str], suffix: str = ""
+) -> tuple[State, ...]:
     """States for reductions over one axis, in dependency order; bodies read earlier ones as `Local`."""
     names: dict[Expr, Local] = {}
     states: list[State] = []
@@ -158,7 +161,12 @@ def derive_group(
 
 
 def _attempt(
-    axis: str, states: tuple[State, ...], order: Sequence[str], strict_casts: bool, suffix: str, report: Report
+    axis: str,
+    states: tuple[State, ...],
+    order: Sequence[str],
+    strict_casts: bool,
+    suffix: str,
+    report: Report,
 ) -> _Attempt:
     encoder = Encoder(strict_casts)
 
@@ -210,7 +218,10 @@ class _Search:
             return _Attempt(None, tuple(obstacle(self.axis, s) for s in stuck), ())
         merge = Merge(
             tuple(self.update(state, value) for state, value in updates),
-            tuple(Combine(state.name, finite_factors(guard_divisors(value, self.axis))) for state, value in combines),
+            tuple(
+                Combine(state.name, finite_factors(guard_divisors(value, self.axis)))
+                for state, value in combines
+            ),
             tuple(filter(None, map(self.finish, self.states))),
         )
         return _Attempt(merge, (), ())
@@ -305,7 +316,10 @@ def obstacle(axis: str, state: State) -> Obstacle:
     mixed = [
         node
         for node in walk(state.body)
-        if isinstance(node, Call) and reads_state(node) and axis in free_axes(node) and node.fn not in separable
+        if isinstance(node, Call)
+        and reads_state(node)
+        and axis in free_axes(node)
+        and node.fn not in separable
     ]
     factor = mixed[0] if mixed else state.body
     condition = (

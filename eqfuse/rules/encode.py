@@ -48,7 +48,7 @@ class Encoder:
             name += "'"
         return f"(Leaf {quote(name)})"
 
-    def number(self, value: float | int | bool) -> str:
+    def number(self, value: float | bool) -> str:
         text = repr(int(value)) if float(value).is_integer() else repr(float(value))
         self.numbers.setdefault(text, Const(int(value) if text.lstrip("-").isdigit() else float(value)))
         return f'(Num "{text}")'
@@ -155,7 +155,9 @@ class Encoder:
             free = free_axes(expr)
             term = f"(Leaf {quote(name)})"
             for axis in axes:
-                lines.append(f'({"varies" if axis in free else "fixed"} {term} "{axis}") (plain {term} "{axis}")')
+                lines.append(
+                    f'({"varies" if axis in free else "fixed"} {term} "{axis}") (plain {term} "{axis}")'
+                )
             if isinstance(expr, Size):
                 lines.append(f"(nonneg {term})")
         return lines

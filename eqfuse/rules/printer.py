@@ -44,5 +44,7 @@ def show_group(group: Group) -> str:
 def why_not(groups: Iterable[Group]) -> tuple[str, ...]:
     """One sentence per obstacle: which reduction, which factor, which condition."""
     return tuple(
-        f"{show(o.reduction)} is not fused: in {show(o.factor)}, {o.condition}" for g in groups for o in g.obstacles
+        f"{show(o.reduction)} is not fused: in {show(o.factor)}, {o.condition}"
+        for g in groups
+        for o in g.obstacles
     )

@@ -96,7 +96,10 @@ def _divisors(body: Expr, axis: str) -> list[Expr]:
     return [
         node.args[1]
         for node in walk(body)
-        if isinstance(node, Call) and node.fn == "div" and _is_hoisted(node.args[1], axis) and node.args[1] not in hoisted
+        if isinstance(node, Call)
+        and node.fn == "div"
+        and _is_hoisted(node.args[1], axis)
+        and node.args[1] not in hoisted
     ]
 
 

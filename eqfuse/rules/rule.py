@@ -154,7 +154,9 @@ class _Pattern:
             case ast.Call(func=ast.Subscript(value=ast.Name(id=op), slice=domain), args=[body]):
                 if op == "fold":
                     assert isinstance(domain, ast.Tuple)
-                    return f"(Red {self.expr(domain.elts[0])} {self.domain(domain.elts[1])} {self.expr(body)})"
+                    return (
+                        f"(Red {self.expr(domain.elts[0])} {self.domain(domain.elts[1])} {self.expr(body)})"
+                    )
                 if op in REDUCTIONS:
                     return f'(Red "{op}" {self.domain(domain)} {self.expr(body)})'
         raise ValueError(f"rule {self.rule}: {ast.unparse(node)} is not a pattern")
@@ -172,7 +174,9 @@ class _Pattern:
         match node:
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
                 return f"(= {self.expr(left)} {self.expr(right)})"
-            case ast.Compare(left=ast.Name(id=a), ops=[ast.NotEq()], comparators=[ast.Name(id=b)]) if a[0].isupper():
+            case ast.Compare(left=ast.Name(id=a), ops=[ast.NotEq()], comparators=[ast.Name(id=b)]) if a[
+                0
+            ].isupper():
                 return f"(!= {a}_axis {b}_axis)"
             case ast.Compare(left=left, ops=[ast.NotEq()], comparators=[right]):
                 return f"(!= {self.expr(left)} {self.expr(right)})"

@@ -83,7 +83,8 @@ class Saturation:
         """
         updated = True
         while updated and self.report.rounds < MAX_ROUNDS and not self._exhausted:
-            updated = any([self._step(ruleset) for ruleset in self.rulesets[1:]])
+            steps = [self._step(ruleset) for ruleset in self.rulesets[1:]]  # every set, every round
+            updated = any(steps)
             self.report.rounds += 1
         updated |= self._exhausted
         self.report.saturated = not updated
@@ -105,10 +106,11 @@ class Saturation:
         if ruleset.name not in self._commands:
             (self._commands[ruleset.name],) = self.graph.parse_program(f"(run-schedule (run {ruleset.name}))")
         (output,) = self.graph.run_program(self._commands[ruleset.name])
-        for name, count in output.report.num_matches_per_rule.items():
+        run: bindings.RunReport = output.report  # type: ignore[union-attr]  # a run's output is a report
+        for name, count in run.num_matches_per_rule.items():
             self.report.matches[name] = self.report.matches.get(name, 0) + count
         self._exhausted = sum(self.report.matches.values()) > MAX_MATCHES
-        return bool(output.report.updated)
+        return run.updated
 
     def read(self) -> Graph:
         """The e-graph as plain data. Retired forms are left out where their class has another."""
@@ -137,7 +139,9 @@ class Saturation:
                     words = tuple(x for x in inputs if isinstance(x, str))
                     args = tuple(x for x in inputs if isinstance(x, int))
                     target = retired if row.subsumed else classes
-                    target.setdefault(ids.setdefault(row.output, len(ids)), []).append(Node(name, words, args))
+                    target.setdefault(ids.setdefault(row.output, len(ids)), []).append(
+                        Node(name, words, args)
+                    )
         for key, nodes in retired.items():
             classes.setdefault(key, nodes)
         graph = Graph({key: tuple(nodes) for key, nodes in classes.items()}, facts, roots)

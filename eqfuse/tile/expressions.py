@@ -34,7 +34,7 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, dot_dtype, identity
 from eqfuse.tile.infer import Types
 from eqfuse.tile.nodes import Argument, Dot, Elementwise, LoadTile, ReduceTile, Value
-from eqfuse.tile.product import DotPlan, DotRules, factors, plan_dot, Product
+from eqfuse.tile.product import DotPlan, DotRules, Product, factors, plan_dot
 
 _ZERO_AT_ZERO = frozenset(
     ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "sq", "sign", "relu", "sqrt")

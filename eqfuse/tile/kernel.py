@@ -14,9 +14,9 @@ from eqfuse.tile.builder import Binding, Builder
 from eqfuse.tile.check import TileError
 from eqfuse.tile.expressions import Expressions
 from eqfuse.tile.infer import Type, Types
-from eqfuse.tile.product import DotRules
 from eqfuse.tile.nodes import Block, Carried, Kernel, Store, Value
 from eqfuse.tile.partition import Partition, Segment
+from eqfuse.tile.product import DotRules
 from eqfuse.tile.prune import pruned
 
 

@@ -108,7 +108,9 @@ def gather(
     positions), `order` the permutation from (other dims, sliced dims in the order of `source`) to the tile.
     """
     if 0 in source.shape and mask is not None and not mask.any():
-        shape = torch.broadcast_shapes(mask.shape, *(i.shape for i in index if isinstance(i, torch.Tensor)))
+        shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+            mask.shape, *(i.shape for i in index if isinstance(i, torch.Tensor))
+        )
         return source.new_zeros(shape)
     safe = [checked(what, at, extent, mask) for at, extent in zip(index, source.shape, strict=True)]
     view = source[tuple(slice(None) if isinstance(at, torch.Tensor) else at for at in safe)]
