@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,12 +74,12 @@ class Kernel:
         """
         program = self.derived.program
         tensors, scalars, was_numpy = self._sorted(values)
-        compiled = self._bound(tensors, scalars, sizes)
+        compiled, is_empty = self._bound(tensors, scalars, sizes)
+        self._current = compiled
         results: Mapping[str, torch.Tensor]
-        if compiled is None:
-            results = self._unfused(tensors, scalars, sizes)
+        if is_empty:
+            results = self._unfused(compiled, tensors, scalars, sizes)
         else:
-            self._current = compiled
             results = self._run(compiled, tensors, scalars)
         made = [results[output.name] for output in program.outputs]
         ordered: tuple[Any, ...] = tuple(map(_to_numpy, made)) if was_numpy else tuple(made)
@@ -86,8 +87,9 @@ class Kernel:
 
     def _bound(
         self, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any], sizes: Mapping[str, int] | None
-    ) -> Compiled | None:
-        """What to run for these arguments, checked at the first call with their like; None where an axis is empty."""
+    ) -> tuple[Compiled, bool]:
+        """What to run for these arguments, checked at the first call with their like, and whether an axis is
+        empty: then what is compiled is for one position of it."""
         program = self.derived.program
         key = (
             tuple((n, t.shape, t.dtype, t.device) for n, t in sorted(tensors.items())),
@@ -97,8 +99,9 @@ class Kernel:
         if key not in self._calls:
             extents = bind(program, {n: tuple(t.shape) for n, t in tensors.items()}, sizes, scalars)
             dtypes = check_dtypes(program, {name: _dtype_name(name, t) for name, t in tensors.items()})
-            device = self._device_of(tensors)
-            self._calls[key] = None if 0 in extents.values() else self._compile(extents, dtypes, device)
+            some = {axis: max(1, extent) for axis, extent in extents.items()}
+            compiled = self._compile(some, dtypes, self._device_of(tensors))
+            self._calls[key] = compiled, 0 in extents.values()
         return self._calls[key]
 
     def _sorted(self, values: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
@@ -120,19 +123,34 @@ class Kernel:
                     hint="pass a torch tensor or a numpy array",
                 )
             else:
-                scalars[name] = (
-                    value.item() if isinstance(value, torch.Tensor | np.generic | np.ndarray) else value
-                )
+                scalars[name] = self._number(name, value)
         if len(set(kinds.values())) > 1:
             listed = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
             raise BindError(f"torch tensors and numpy arrays are mixed: {listed}", hint="pass one kind")
         return tensors, scalars, "numpy" in kinds.values()
+
+    def _number(self, name: str, value: Any) -> Any:
+        plain = value.item() if isinstance(value, torch.Tensor | np.generic | np.ndarray) else value
+        if not isinstance(plain, int | float):
+            raise BindError(
+                f"{name!r} is a {type(value).__name__}, not a number",
+                source=self.derived.program.source,
+                span=locate(self.derived.program.source, name),
+                hint="scalars are integers and floats",
+            )
+        return plain
 
     def _device_of(self, tensors: Mapping[str, torch.Tensor]) -> Device:
         places = {name: tensor.device for name, tensor in tensors.items()}
         if len(set(places.values())) > 1:
             listed = ", ".join(f"{name} on {place}" for name, place in places.items())
             raise BindError(f"tensors are on different devices: {listed}", hint="move them to one device")
+        for name, place in places.items():
+            if place.type not in ("cpu", "cuda"):
+                raise BindError(
+                    f"{name!r} is on device {str(place)!r}, where kernels do not run",
+                    hint="move the tensors to the CPU or to a CUDA or ROCm device",
+                )
         on_gpu = any(place.type == "cuda" for place in places.values())
         if self.auto:
             return _gpu() if on_gpu else compiler.device_named("cpu")
@@ -146,6 +164,7 @@ class Kernel:
 
     def _unfused(
         self,
+        compiled: Compiled,
         tensors: Mapping[str, torch.Tensor],
         scalars: Mapping[str, Any],
         sizes: Mapping[str, int] | None,
@@ -155,8 +174,6 @@ class Kernel:
         arrays = {n: _to_numpy(t.cpu()) for n, t in tensors.items()}
         found = reference(program, arrays, scalars, sizes)
         found = found if isinstance(found, tuple) else (found,)
-        compiled = self._current
-        assert compiled is not None
         kinds = {b.name: b.dtype for b in compiled.tile.buffers}
         names = {v: k for k, v in TORCH_DTYPES.items()}
         place = next((t.device for t in tensors.values()), torch.device("cpu"))
@@ -295,11 +312,20 @@ def _dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 
 def _from_numpy(name: str, array: np.ndarray) -> torch.Tensor:
+    """A view of the array; a copy where torch has no such view (negative strides, foreign byte order)."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if any(stride < 0 for stride in array.strides):
+        array = np.ascontiguousarray(array)
     try:
-        return torch.as_tensor(array)
-    except (TypeError, ValueError) as error:
+        with warnings.catch_warnings():
+            # A kernel only reads its inputs, so that a read-only array is as good as any.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.as_tensor(array)
+    except TypeError:
         raise BindError(
-            f"{name!r} has dtype {array.dtype}: {error}", hint="convert it to float32 or int64"
+            f"{name!r} has dtype {array.dtype}, which the language does not have",
+            hint=f"convert it to one of {', '.join(TORCH_DTYPES.values())}",
         ) from None
 
 

@@ -17,6 +17,10 @@ SCALE = 0.3
 FUSED: Mapping[str, str] = {
     "softmax": "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))",
     "naive_softmax": "y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]))",
+    "scaled_softmax": """
+        e[i,j] = exp(scale * (x[i,j] - max[j](x[i,j])))
+        y[i,j] = e[i,j] / sum[j](e[i,j])
+        """,
     "softmin": "y[i,j] = exp(min[j](x[i,j]) - x[i,j]) / sum[j](exp(min[j](x[i,j]) - x[i,j]))",
     "attention": """
         S[i,j] = where(j <= i + 1, sum[d](x[i,d] * K[j,d]) * scale, -inf)
@@ -98,6 +102,73 @@ UNFUSED: Mapping[str, tuple[str, str]] = {
     "mean_deviation": ("c[i] = mean[j](abs(x[i,j] - mean[j](x[i,j])))", "sum[j](abs(x[i, j] - "),
 }
 """Programs with a group that has no merge, and how the reduction that is in the way begins."""
+
+
+RULE_PROGRAMS: Mapping[str, str] = {
+    "masked_naive_softmax": """
+        e[i,j] = where(u[i,j] > 0, exp(x[i,j]), 0)
+        y[i,j] = e[i,j] / sum[j](e[i,j])
+        """,
+    "weighted_naive_softmax": "O[i,e] = sum[j](V[j,e] * exp(x[i,j])) / sum[j](exp(x[i,j]))",
+    "log_of_mean_exp": "y[i] = log(mean[j](exp(x[i,j])))",
+    "weighted_moments": """
+        W[i] = sum[j](u[i,j])
+        v[i] = sum[j](u[i,j] * sq(x[i,j])) / W[i] - sq(sum[j](u[i,j] * x[i,j]) / W[i])
+        """,
+    "product_moments": "v[i] = mean[j](x[i,j] * u[i,j]) - mean[j](x[i,j]) * mean[j](u[i,j])",
+    "masked_variance": "v[i] = sum[j](where(u[i,j] > 0, sq(x[i,j] - mean[j](x[i,j])), 0))",
+    "rounded_variance": "v[i] = sum[j](sq(f16(x[i,j] - mean[j](x[i,j]))))",
+    "reversed_weights": """
+        g[i] = sum[j](x[i,j] * u[i,j]) / sum[j](u[i,j])
+        v[i] = sum[j]((x[i,j] - g[i]) * (x[i,j] - g[i]) * u[i,j])
+        """,
+    "max_of_exponentials": """
+        m[i] = max[j](x[i,j])
+        n[i] = max[j](exp(x[i,j] - m[i]) * sq(u[i,j]))
+        p[i] = min[j](exp(x[i,j] - m[i]) * sq(u[i,j]))
+        """,
+    "max_of_differences": """
+        m[i] = max[j](x[i,j])
+        n[i] = max[j](log(sq(u[i,j])) - m[i])
+        p[i] = min[j](where(u[i,j] > 0, m[i] - x[i,j], m[i]))
+        """,
+    "roots_and_logarithms": """
+        a[i] = sum[j](sqrt(sq(x[i,j]) + 1) / u[i,j] * log(sq(u[i,j]) + 1))
+        b[i] = sum[j](sum[d](log(sq(z[i,j,d])) * sqrt(sq(z[i,j,d])) / z[i,j,d] * max(z[i,j,d], x[i,j]) * min(x[i,j], u[i,j])))
+        """,
+    "rounded_scale": "y[i] = sum[j](exp(x[i,j] - f16(max[j](x[i,j]))) * f16(scale))",
+    "functions_of_sums": """
+        y[i] = sum[j](tanh(sum[d](z[i,j,d])) * (sum[d](z[i,j,d]) > sum[d](sq(z[i,j,d]))))
+        n[i] = tanh(sum[j](x[i,j])) * (sum[j](x[i,j]) > sum[j](u[i,j]))
+        """,
+    "comparisons_of_states": """
+        m[i] = max[j](x[i,j])
+        y[i] = sum[j](where(m[i] > 0, x[i,j], where(u[i,j] > 0, m[i], u[i,j])) * (m[i] > x[i,j]) * (x[i,j] > m[i]))
+        """,
+    "rounded_exponents": "y[i] = sum[j](exp(f16(where(u[i,j] > 0, x[i,j] - max[j](x[i,j]), -inf))))",
+    "rounded_weights": "y[i] = sum[j](sqrt(f16(exp(x[i,j] - max[j](x[i,j])))) * where(u[i,j] > 0, sq(u[i,j]), 1))",
+    "scaled_exponents": "y[i] = sum[j](exp((x[i,j] - max[j](x[i,j])) * 2 * 3 + (u[i,j] - max[j](u[i,j]))))",
+    "scaled_exponents_left": "y[i] = sum[j](exp(0.5 * (x[i,j] - max[j](x[i,j]))))",
+    "bounded_values": """
+        s[i] = max[j](abs(x[i,j]))
+        y[i] = sum[j](f8e4m3(3 * (abs(x[i,j]) / s[i]) * (x[i,j] / s[i])) * f8e4m3(where(u[i,j] > 0, x[i,j] / s[i], 0) * 3))
+        z1[i] = sum[j](f8e4m3(abs(x[i,j] / s[i])) * max[j](x[i,j] / s[i]))
+        """,
+    "constants": "y[i] = sum[j](u[i] * 0 + exp(log(sq(x[i,j]))) + log(1 / sq(x[i,j])) - (-x[i,j]))",
+    "fixed_extremes": "y[i] = max[j](v[i]) + min[j](v[i])",
+    "nested_sums": """
+        c[i,d] = mean[j](z[i,j,d])
+        y[i] = sum[j](sum[d](sq(z[i,j,d] - c[i,d])))
+        """,
+    "root_scale": "y[i] = sum[j](x[i,j] / sqrt(sum[j](sq(x[i,j]))) * abs(sum[j](x[i,j])))",
+    "root_mean_scale": "y[i] = sum[j](sqrt(sq(x[i,j]) * sum[j](sq(x[i,j]))) * sqrt(sum[j](sq(x[i,j]))))",
+    "shared_shifts": """
+        m[i] = max[j](x[i,j])
+        n[i] = max[j](where(u[i,j] > 0, x[i,j] - m[i], -inf))
+        p[i] = min[j](where(u[i,j] > 0, x[i,j], 1) - m[i])
+        """,
+}
+"""More programs, each for rules that no program above needs."""
 
 
 def tensor_shapes(program: Program, extents: Mapping[str, int] = EXTENTS) -> dict[str, tuple[int, ...]]:

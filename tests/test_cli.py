@@ -121,7 +121,12 @@ def test_unknown_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(capsys, "bench", "cpus") == "unknown benchmark 'cpus'\ndid you mean 'cpu'?\n"
 
 
-def test_doctor_says_what_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_says_what_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Nothing compiled before: compiling after Triton's interpreter ran in this process has to work too.
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     assert main(["doctor"]) == 0
-    printed = capsys.readouterr().out
-    assert "torch" in printed and "kernels on the CPU, verified" in printed
+    lines = capsys.readouterr().out.splitlines()
+    for check in ("kernels on the CPU", "Triton's interpreter", "sm_90", "gfx942"):
+        assert any(check in line and " yes " in line for line in lines), check

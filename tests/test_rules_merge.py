@@ -111,7 +111,7 @@ def test_special_rows_are_unfused(name: str, way: str) -> None:
 # -- stability ---------------------------------------------------------------------------------------
 
 
-STABLE = ("softmax", "naive_softmax", "softmin", "attention", "softmax_variance", "softmax_entropy")
+STABLE = ("softmax", "naive_softmax", "scaled_softmax", "softmin", "attention", "softmax_variance", "softmax_entropy")
 STABLE += ("logsumexp", "naive_logsumexp")
 
 
@@ -125,6 +125,19 @@ def test_no_exponential_overflows(name: str, magnitude: float) -> None:
     for walked in WALKS.values():
         for output, value in fused(found, tensors, scalars(found), walked).items():
             assert np.isfinite(value).all(), output
+
+
+@pytest.mark.parametrize("name", STABLE)
+def test_rows_far_from_zero(name: str) -> None:
+    """The guard of a maximum that is still -inf stands at 0: a row of -2000 must not become e^2000 times nothing."""
+    found = derived(name)
+    for offset in (-2000, 2000):
+        tensors = random_tensors(found.program)
+        if name != "attention":  # there it is the scores that would have to be far from 0
+            tensors["x"] = tensors["x"] + offset
+        for walked in WALKS.values():
+            for output, value in fused(found, tensors, scalars(found), walked).items():
+                assert np.isfinite(value).all(), output
 
 
 def test_an_unstable_program_gets_its_stable_form() -> None:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, ScheduleError
-from eqfuse.extract.configure import configure
-from eqfuse.extract.cost import Shape, kernel_terms, nest_cost, shared_bytes
+from eqfuse.extract.configure import configure, power_of_two, shared_bytes
+from eqfuse.extract.cost import kernel_terms, nest_cost
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import SCHEDULES, Cost, GroupPlan, KernelConfig, KernelPlan, Plan, Schedule, Term
+from eqfuse.extract.shape import Shape
 from eqfuse.extract.structure import KernelShape, Partition, work
 from eqfuse.loops.lower import lower
 from eqfuse.loops.nodes import Kernel as LoopKernel
@@ -116,7 +117,7 @@ class Search:
         plan = Plan(name, plans, shards=shards)
         nest = lower(plan, self.program)
         shape = shape_of(nest, extents, self.dtypes, shards)
-        configs = tuple(configure(k, shape.extents, self.device) for k in nest.kernels)
+        configs = tuple(configure(k, shape, self.device) for k in nest.kernels)
         cost = nest_cost(nest, configs, shape, self.device)
         reason = _does_not_fit(nest, configs, shape, self.device)
         if reason:
@@ -146,7 +147,8 @@ def _does_not_fit(nest: Nest, configs: Sequence[KernelConfig], shape: Shape, dev
 
 
 def _does_not_fit_kernel(kernel: LoopKernel, config: KernelConfig, shape: Shape, device: Device) -> str:
-    needed = shared_bytes(kernel, config, shape)
+    blocks = {b.axis: b.size or power_of_two(shape.extents[b.axis]) for b in config.blocks}
+    needed = shared_bytes(kernel, blocks, config.stages, shape)
     if device.kind == "cpu" or needed <= device.shared:
         return ""
     return (

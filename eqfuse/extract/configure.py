@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import AxisBlock, KernelConfig, Kind
+from eqfuse.extract.shape import Shape
 from eqfuse.loops.nodes import Kernel, Let, Loop
 from eqfuse.loops.walk import expressions, statements
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Local, Reduce, children, free_axes, walk
@@ -23,6 +24,9 @@ GPU_TILE = 4096
 CPU_TILE = 1 << 18
 """Elements of the widest tile on the CPU: a megabyte of float32, which stays in a core's cache while the
 overhead of a tile operation is a small part of its time."""
+
+GPU_LIVE = 52 << 10
+"""Elements that a GPU program instance can hold in registers."""
 
 GPU_ROWS, GPU_COLUMNS, GPU_DEPTH = 128, 64, 64
 """Blocks of a matrix product on a GPU: rows, columns, and the contracted axis when it is a loop."""
@@ -89,12 +93,11 @@ class KernelAxes:
         """How a reduction is a matrix product, or None."""
         if reduce.op != "sum":
             return None
-        factors = [axes for f in product_factors(reduce.body) if reduce.axis in (axes := self.of(f))]
-        if len(factors) != 2:
+        factors = {axes for f in product_factors(reduce.body) if reduce.axis in (axes := self.of(f))}
+        sides = [axes for axes in factors if not any(axes < other for other in factors)]
+        if len(sides) != 2:
             return None
-        left, right = factors
-        if not left - right or not right - left:
-            return None
+        left, right = sorted(sides, key=sorted)
         return Contraction(reduce.axis, left - right, right - left, (left & right) - {reduce.axis})
 
     def computed(self, expr: Expr) -> Iterator[Expr]:
@@ -198,10 +201,43 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def configure(kernel: Kernel, extents: Mapping[str, int], device: Device) -> KernelConfig:
+def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     """Blocks for one kernel. Every axis that the kernel walks gets one."""
     roles = _Roles.of(kernel)
-    return (_for_cpu if device.kind == "cpu" else _for_gpu)(kernel, roles, extents, device)
+    return (_for_cpu if device.kind == "cpu" else _for_gpu)(kernel, roles, shape, device)
+
+
+def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
+    """Bytes of shared memory that the operands of the largest matrix product take, pipeline stages counted."""
+    axes = KernelAxes(kernel)
+    most = 0
+    for expr in expressions(kernel.body):
+        for node in walk(expr):
+            found = axes.contraction(node) if isinstance(node, Reduce) else None
+            if found is None:
+                continue
+            common = math.prod(blocks.get(a, 1) for a in found.shared) * blocks.get(found.axis, 1)
+            sides = sum(math.prod(blocks.get(a, 1) for a in side) for side in (found.left, found.right))
+            most = max(most, common * sides * (2 if shape.is_half(node) else 4))
+    looped = any(isinstance(s, Loop) for s in kernel.body)
+    return most * (max(1, stages - 1) if looped else 1)
+
+
+def live_elements(kernel: Kernel, blocks: Mapping[str, int]) -> int:
+    """Elements that one program instance holds at once, about: what its loops carry, and twice the widest
+    value that they compute."""
+    carried = sum(
+        math.prod(blocks.get(a, 1) for a in value.dims) * _rows(kernel, blocks)
+        for stmt in kernel.body
+        if isinstance(stmt, Loop)
+        for value in stmt.carried
+    )
+    widest = max((math.prod(blocks.get(a, 1) for a in v) for v in widest_values(kernel)), default=1)
+    return carried + 2 * widest
+
+
+def _rows(kernel: Kernel, blocks: Mapping[str, int]) -> int:
+    return math.prod(blocks.get(a, 1) for a in kernel.parallel)
 
 
 def _fill(
@@ -222,7 +258,8 @@ def _fill(
             blocks[axis] = min(blocks[axis] * 2, limits[axis])
 
 
-def _for_cpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: Device) -> KernelConfig:
+def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> KernelConfig:
+    extents = shape.extents
     values = widest_values(kernel) or [frozenset(roles.parallel)]
     whole = {a for a in roles.inner if a not in roles.steps or extents[a] <= CPU_WHOLE}
     blocks = {a: extents[a] for a in whole} | {a: 1 for a in roles.units}
@@ -263,7 +300,8 @@ def _spread(blocks: dict[str, int], roles: _Roles, extents: Mapping[str, int], i
         blocks[axis] = (blocks[axis] + 1) // 2
 
 
-def _for_gpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: Device) -> KernelConfig:
+def _for_gpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> KernelConfig:
+    extents = shape.extents
     values = widest_values(kernel) or [frozenset(roles.parallel)]
     whole = {a for a in roles.inner if a not in roles.steps or extents[a] <= GPU_WHOLE}
     limits = {
@@ -296,14 +334,23 @@ def _for_gpu(kernel: Kernel, roles: _Roles, extents: Mapping[str, int], device: 
     else:
         for axis in (a for a in rest if a in roles.loops):
             blocks[axis] = min(limits[axis], GPU_COLUMNS)
-    biggest = max((math.prod(blocks.get(a, 1) for a in v) for v in values), default=1)
-    while matrix and biggest > 4 * GPU_TILE and any(blocks[a] > 32 for a in tiled):
-        axis = max(tiled, key=lambda a: blocks[a])
-        blocks[axis] //= 2
-        biggest = max(math.prod(blocks.get(a, 1) for a in v) for v in values)
-    kinds = _kinds(roles, whole)
-    warps = 8 if biggest > 2 * GPU_TILE else 4
     stages = 3 if matrix and roles.loops else 2
+
+    def fits() -> bool:
+        return (
+            max(math.prod(blocks.get(a, 1) for a in v) for v in values) <= 4 * GPU_TILE
+            and live_elements(kernel, blocks) <= GPU_LIVE
+            and shared_bytes(kernel, blocks, stages, shape) <= device.shared
+        )
+
+    while matrix and not fits():
+        shrinkable = [a for a in tiled if blocks[a] > TENSOR_CORE_MIN]
+        if not shrinkable:
+            break
+        blocks[max(shrinkable, key=lambda a: blocks[a])] //= 2
+    kinds = _kinds(roles, whole)
+    biggest = max(math.prod(blocks.get(a, 1) for a in v) for v in values)
+    warps = 8 if biggest > 2 * GPU_TILE else 4
     return KernelConfig(
         tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks), warps, stages
     )

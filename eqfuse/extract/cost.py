@@ -8,29 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
-from eqfuse.extract.configure import Contraction, KernelAxes, power_of_two, widest_values
+from eqfuse.extract.configure import Contraction, KernelAxes, widest_values
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import Cost, KernelConfig, Term
+from eqfuse.extract.shape import Shape
 from eqfuse.loops.nodes import Kernel, Loop, Nest, Stmt, Store
 from eqfuse.loops.walk import expressions, statements
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
 
 SPECIAL = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "gelu", "silu", "erf", "sin", "cos", "div")
-BYTES = {"f8e4m3": 1, "bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8, "i64": 8}
-HALF = ("f8e4m3", "f16", "bf16")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Extents of axes and dtypes of tensors (temporaries included) that a cost is asked for."""
-
-    extents: Mapping[str, int]
-    dtypes: Mapping[str, str]
-
-    def positions(self, axes: frozenset[str]) -> float:
-        return float(math.prod(self.extents.get(a, 1) for a in axes))
 
 
 def nest_cost(nest: Nest, configs: tuple[KernelConfig, ...], shape: Shape, device: Device) -> Cost:
@@ -63,9 +50,7 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
         return shape.positions(axes) * again
 
     matrix = sum(
-        2
-        * positions(axes | {c.axis})
-        / (device.matrix_half if _is_half(node, shape) else device.matrix_float)
+        2 * positions(axes | {c.axis}) / (device.matrix_half if shape.is_half(node) else device.matrix_float)
         for node, c, axes in operations
         if c is not None
     )
@@ -123,11 +108,6 @@ def _operations(kernel: Kernel) -> Iterator[tuple[Expr, Contraction | None, froz
                 yield node, None, axes.of(node)
 
 
-def _is_half(expr: Expr, shape: Shape) -> bool:
-    loads = [n for n in walk(expr) if isinstance(n, Load)]
-    return bool(loads) and all(shape.dtypes.get(load.tensor, "f32") in HALF for load in loads)
-
-
 def _loads(kernel: Kernel) -> Iterator[tuple[Load, frozenset[str]]]:
     """Every distinct load with the loops around it."""
 
@@ -163,20 +143,22 @@ def _load_seconds(
     device: Device,
 ) -> float:
     """`used` are the axes that the load moves along: first read from memory, the blocks' repeated reads from cache where the tensor fits it."""
-    size = BYTES[shape.dtypes.get(load.tensor, "f32")]
+    size = shape.itemsize(load.tensor)
     unique = shape.positions(used) * size
     again = math.prod(
         math.ceil(shape.extents[a] / blocks[a])
         for a in (*kernel.parallel, *around)
         if a not in used and a in blocks
     )
-    bandwidth = device.cache_bandwidth if unique <= device.cache else device.bandwidth
+    # blocks that run side by side share the parallel axes that the load moves along, nearly
+    shared = shape.positions(used - frozenset(kernel.parallel)) * size
+    bandwidth = device.cache_bandwidth if shared <= device.cache else device.bandwidth
     return unique / device.bandwidth + (again - 1) * unique / bandwidth
 
 
 def _store_seconds(store: Store, shape: Shape, device: Device) -> float:
     axes = frozenset(n.name for i in store.index for n in walk(i) if isinstance(n, Axis))
-    return shape.positions(axes) * BYTES[shape.dtypes.get(store.tensor, "f32")] / device.bandwidth
+    return shape.positions(axes) * shape.itemsize(store.tensor) / device.bandwidth
 
 
 def _steps(body: tuple[Stmt, ...], blocks: Mapping[str, int], shape: Shape, device: Device) -> float:
@@ -190,20 +172,6 @@ def _steps(body: tuple[Stmt, ...], blocks: Mapping[str, int], shape: Shape, devi
         elif device.kind == "cpu":
             total += sum(1 for n in walk(stmt.expr) if isinstance(n, Call | Reduce))
     return total
-
-
-def shared_bytes(kernel: Kernel, config: KernelConfig, shape: Shape) -> int:
-    """Bytes of shared memory that the operands of the largest matrix product take, pipeline stages counted."""
-    blocks = {b.axis: b.size or power_of_two(shape.extents[b.axis]) for b in config.blocks}
-    looped = any(isinstance(s, Loop) for s in kernel.body)
-    most = 0
-    for node, found, _ in _operations(kernel):
-        if found is None:
-            continue
-        common = math.prod(blocks.get(a, 1) for a in found.shared) * blocks.get(found.axis, 1)
-        sides = sum(math.prod(blocks.get(a, 1) for a in side) for side in (found.left, found.right))
-        most = max(most, common * sides * (2 if _is_half(node, shape) else 4))
-    return most * (max(1, config.stages - 1) if looped else 1)
 
 
 def _spill(kernel: Kernel, blocks: Mapping[str, int], shape: Shape, device: Device) -> float:

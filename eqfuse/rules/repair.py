@@ -21,9 +21,19 @@ def reads_state(expr: Expr) -> bool:
 
 def guarded(fn: str, value: Expr) -> Expr:
     """`finite(value)` or `invertible(value)`, where that can change the value."""
-    if isinstance(value, Const) or (isinstance(value, Call) and value.fn == fn):
+    if isinstance(value, Const):
         return value
-    return call(fn, value)
+    inner = value.args[0] if isinstance(value, Call) and value.fn == fn else value
+    return call(fn, _finite_terms(inner) if fn == "finite" else inner)
+
+
+def _finite_terms(total: Expr) -> Expr:
+    """A sum with its terms guarded one by one where states meet: -inf + inf would be NaN, which `finite` keeps."""
+    match total:
+        case Call("add" | "sub" as fn, (a, b)) if reads_state(a) and reads_state(b):
+            return call(fn, guarded("finite", _finite_terms(a)), guarded("finite", _finite_terms(b)))
+        case _:
+            return total
 
 
 def guard_body(body: Expr, op: str, axis: str) -> tuple[Expr, Expr | None]:

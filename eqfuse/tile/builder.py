@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import keyword
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile.check import TileError
-from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
+from eqfuse.tile.dtypes import INTEGERS, identity, operand_dtypes, result_dtype
 from eqfuse.tile.nodes import (
     Align,
     Block,
@@ -189,7 +190,7 @@ class Builder:
             return value
         op = self.ops.get(value.name)
         if isinstance(op, Constant):
-            return self.emit(Fill(float(op.number)), dims, value.dtype, "fill")
+            return self.emit(Fill(op.number), dims, value.dtype, "fill")
         return self.emit(Align(value), dims, value.dtype, value.name)
 
     def cast(self, value: Value, dtype: str, hint: str = "") -> Value:
@@ -198,6 +199,8 @@ class Builder:
         op = self.ops.get(value.name)
         if isinstance(op, Constant) and (dtype not in INTEGERS or value.dtype in INTEGERS):
             return self.constant(op.number, dtype)
+        if isinstance(op, Constant) and math.isinf(op.number):
+            return self.constant(identity("min" if op.number > 0 else "max", dtype), dtype)
         return self.emit(Cast(value), value.dims, dtype, hint or f"{value.name}_{dtype}")
 
     def truth(self, value: Value) -> Value:

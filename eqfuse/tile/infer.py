@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from eqfuse.loops.nodes import Let, Loop, Stmt
+from eqfuse.loops.nodes import Let, Loop, Stmt, Store
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, children, walk
 from eqfuse.tile.dtypes import reduced_dtype, result_dtype
 from eqfuse.tile.nodes import Block
@@ -77,8 +78,12 @@ class Types:
         return starts_aligned and block.size is not None and divisor > 0 and divisor % block.size == 0
 
     def carried(self, loop: Loop) -> dict[str, Type]:
-        """Types of a loop's carried values: wide enough for every `init` and every `next`."""
-        outer, found = self.assumed, {item.name: self.of(item.init) for item in loop.carried}
+        """Types of a loop's carried values: wide enough for every `init` and every `next`.
+
+        An infinite `init` is the identity of max or min and says nothing about the dtype: where what
+        follows it are integers, the state is one too.
+        """
+        outer, found = self.assumed, {item.name: self._initial(item.init) for item in loop.carried}
         settled = False
         while not settled:
             self.assumed = {**outer, **found}
@@ -89,6 +94,29 @@ class Types:
             settled, found = wider == found, wider
         self.assumed = outer
         return found
+
+    def stored(self, body: tuple[Stmt, ...]) -> dict[str, str]:
+        """The dtype of what a body stores, by tensor."""
+        found: dict[str, str] = {}
+        for stmt in body:
+            match stmt:
+                case Let(name, _, expr):
+                    self.assumed[name] = self.of(expr)
+                case Loop():
+                    after = {**self.assumed, **self.carried(stmt)}
+                    self.assumed = dict(after)
+                    found |= self.stored(stmt.body)
+                    self.assumed = after
+                case Store(tensor, _, _, expr):
+                    found[tensor] = self.dtype(expr)
+        return found
+
+    def _initial(self, init: Expr) -> Type:
+        match init:
+            case Const(float(number)) if math.isinf(number):
+                return NO_DIMS, "i32"
+            case _:
+                return self.of(init)
 
     def _assume(self, body: tuple[Stmt, ...]) -> None:
         for stmt in body:

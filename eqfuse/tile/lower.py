@@ -6,7 +6,7 @@ loop ranges; `builder.py` emits every op once and as far outside as it can be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from eqfuse.extract.plans import KernelConfig
@@ -51,7 +51,8 @@ def lower(
         output, dtype = outputs.get(buffer.name), buffer.dtype
         if dtype is None and output is not None:
             dtype = output.dtype or _output_dtype(output, dtypes, scalars, accumulate)
-        buffers.append(replace(buffer, dtype=accumulate if dtype in (None, "acc") else dtype))
+        buffers.append(replace(buffer, dtype=accumulate if dtype is None else dtype))
+    buffers = _temporaries(nest, buffers, dtypes, scalars, accumulate)
     tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}
     domains = dict(nest.domains)
     dots = DotRules(batched_dots, least_dot)
@@ -66,16 +67,36 @@ def lower(
     return result
 
 
+def _temporaries(
+    nest: loops.Nest,
+    buffers: Sequence[loops.Buffer],
+    dtypes: Mapping[str, str],
+    scalars: Mapping[str, str],
+    accumulate: str,
+) -> list[loops.Buffer]:
+    """The buffers with a dtype for every "acc": integers stay integers, all else is kept in `accumulate`."""
+    tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}
+    for kernel in nest.kernels:
+        types = _types(tensors, scalars, accumulate)
+        for tensor, dtype in types.stored(kernel.body).items():
+            if tensors[tensor] == "acc":
+                tensors[tensor] = dtype if dtype in INTEGERS else accumulate
+    return [replace(buffer, dtype=tensors[buffer.name]) for buffer in buffers]
+
+
+def _types(tensors: Mapping[str, str], scalars: Mapping[str, str], accumulate: str) -> Types:
+    """Types of expressions outside any block."""
+    unknown = (frozenset[str](), accumulate)
+    return Types({}, tensors, scalars, accumulate, lambda _: unknown, (), lambda _: False)
+
+
 def _output_dtype(
     output: Output, dtypes: Mapping[str, str], scalars: Mapping[str, str], accumulate: str
 ) -> str:
     """The written cast if it is outermost, else what the inputs promote to, integers staying integers."""
     if isinstance(output.expr, Call) and output.expr.fn in CASTS:
         return output.expr.fn
-    no_blocks = Types(
-        {}, dtypes, scalars, accumulate, lambda _: (frozenset(), accumulate), (), lambda _: False
-    )
-    dtype = no_blocks.dtype(output.expr)
+    dtype = _types(dtypes, scalars, accumulate).dtype(output.expr)
     if dtype in INTEGERS:
         return dtype
     used = {dtypes[node.tensor] for node in walk(output.expr) if isinstance(node, Load)} - set(INTEGERS)

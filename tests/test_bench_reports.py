@@ -1,0 +1,78 @@
+"""The four reports end to end on one small program, and that they can fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import workloads_report
+from bench.report import Options
+from bench.runner import REPORTS, run
+from eqfuse.extract.plans import SCHEDULES
+
+ONE = Options(only="l2norm", small=True, torch_compile=False)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return rows
+
+
+def test_workloads(tmp_path: Path) -> None:
+    assert run("workloads", ONE, output=tmp_path / "x.json") == 0
+    (row,) = rows_of(tmp_path / "x.json")
+    assert list(row["schedules"]) == list(SCHEDULES)
+    assert all(found["certificate"] and found["triton"] < 1e-6 for found in row["schedules"].values())
+
+
+def test_workloads_fails_where_emitted_source_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = workloads_report.interpret
+
+    def wrong(*args: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = original(*args, **kwargs)
+        return result * 1.001
+
+    monkeypatch.setattr(workloads_report, "interpret", wrong)
+    assert run("workloads", ONE, output=tmp_path / "x.json") == 1
+    failures = json.loads((tmp_path / "x.json").read_text())["failures"]
+    assert len(failures) == len(SCHEDULES)
+    assert failures[0].startswith("l2norm small rolling: Triton's error 1.00e-03 is above ")
+
+
+def test_workloads_fails_where_a_schedule_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads_report, "SCHEDULES", (*SCHEDULES, "sideways"))
+    assert run("workloads", ONE, output=tmp_path / "x.json") == 1
+    assert rows_of(tmp_path / "x.json")[0]["schedules"]["sideways"]["problems"]
+
+
+def test_compile(tmp_path: Path) -> None:
+    assert run("compile", ONE, output=tmp_path / "x.json") == 0
+    (row,) = rows_of(tmp_path / "x.json")
+    assert row["saturated"] and row["enodes"] > 0
+    assert {"derive", "choose", "lower", "verify", "emit"} <= set(row["ms"])
+
+
+def test_emit(tmp_path: Path) -> None:
+    assert run("emit", ONE, output=tmp_path / "x.json") == 0
+    rows = rows_of(tmp_path / "x.json")
+    assert {row["target"] for row in rows} == {"sm_90", "gfx942"}
+    assert all(row["spilled_bytes"] == 0 for row in rows)
+
+
+def test_cpu(tmp_path: Path) -> None:
+    assert run("cpu", ONE, output=tmp_path / "x.json") == 0
+    (row,) = rows_of(tmp_path / "x.json")
+    assert set(row["median_ms"]) == {"eager", "fused"} == set(row["memory"])
+    assert row["errors"]["fused"] <= row["errors"]["bound"]
+    assert row["torch_compile_skipped"] == "not asked for"
+
+
+def test_every_report_is_there() -> None:
+    for name in REPORTS:
+        assert Path(workloads_report.__file__).with_name(f"{name}_report.py").exists()

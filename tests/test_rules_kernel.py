@@ -1,0 +1,141 @@
+"""What a compiled kernel says about its derivation: why not, budgets, and the same text every time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rules_programs import FUSED, UNFUSED
+
+import eqfuse as eq
+from eqfuse.errors import BudgetError, ScheduleError
+from eqfuse.rules import saturate
+
+TANH, _ = UNFUSED["tanh"]
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_why_not_names_reduction_factor_and_condition() -> None:
+    kernel = eq.compile(TANH, verify=False)
+    assert kernel.why_not() == (
+        "sum[j](tanh(x[i, j] - max_j)) is not fused: in tanh(x[i, j] - max_j), "
+        "no rule separates what varies along j from the value of max_j in it",
+    )
+    assert "not fused:\n    tanh(x[i, j] - max_j): no rule separates" in str(kernel.merge)
+
+
+def test_why_not_is_empty_where_everything_is_fused() -> None:
+    assert eq.compile(FUSED["softmax"], verify=False).why_not() == ()
+
+
+@pytest.mark.parametrize("schedule", ["rolling", "split_k"])
+@pytest.mark.parametrize("name", UNFUSED)
+def test_a_forced_schedule_is_refused_with_the_reason(name: str, schedule: str) -> None:
+    source, _ = UNFUSED[name]
+    with pytest.raises(ScheduleError) as caught:
+        eq.compile(source, prefer=schedule, verify=False)
+    text = str(caught.value)
+    assert text.startswith(f"there is no {schedule} plan for this program\n")
+    assert "no " in text.splitlines()[1] and "j" in text.splitlines()[1]
+
+
+def test_the_refusal_says_what_is_in_the_way() -> None:
+    with pytest.raises(ScheduleError) as caught:
+        eq.compile(TANH, prefer="rolling", verify=False)
+    assert "tanh(x[i, j] - max_j)" in str(caught.value)
+    assert "no rule separates what varies along j from the value of max_j in it" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", UNFUSED)
+def test_what_does_not_fuse_takes_several_passes(name: str) -> None:
+    source, _ = UNFUSED[name]
+    kernel = eq.compile(source, verify=False)
+    assert {plan.schedule for plan in kernel.plans()} <= {"multi_pass", "resident"}
+
+
+# -- budgets -------------------------------------------------------------------------------------------
+
+
+def test_an_exhausted_budget_is_reported_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = str(eq.compile(FUSED["softmax"], verify=False).merge)
+    with monkeypatch.context() as patch:
+        patch.setattr(saturate, "MAX_MATCHES", 40)
+        with pytest.raises(BudgetError) as caught:
+            eq.compile(FUSED["variance"], verify=False)
+    assert "saturation stopped after" in str(caught.value) and "matches" in str(caught.value)
+    assert "compile parts of it apart" in str(caught.value)
+    after = eq.compile(FUSED["softmax"], verify=False)
+    assert str(after.merge) == before
+    assert after.stats["saturated"]
+
+
+def test_the_number_of_rounds_is_a_budget_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(saturate, "MAX_ROUNDS", 1)
+        with pytest.raises(BudgetError, match="after 1 rounds"):
+            eq.compile(FUSED["softmax"], verify=False)
+    assert eq.compile(FUSED["softmax"], verify=False).merge.groups[0].merge is not None
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_programs_saturate_far_below_the_budget(name: str) -> None:
+    stats = eq.compile(FUSED[name], verify=False).stats
+    assert stats["saturated"]
+    assert sum(stats["matches"].values()) < saturate.MAX_MATCHES / 2
+    assert stats["enodes"] > 0 and stats["rounds"] < saturate.MAX_ROUNDS / 2
+
+
+# -- determinism ----------------------------------------------------------------------------------------
+
+TEXTS: dict[str, Callable[[eq.Kernel], str]] = {
+    "merge": lambda kernel: str(kernel.merge),
+    "loops": lambda kernel: kernel.loops,
+    "tile": lambda kernel: kernel.tile,
+    "triton": lambda kernel: kernel.triton,
+}
+
+DETERMINISTIC = ("attention", "layernorm_gemm", "softmax_variance")
+
+PRINT_ALL = """
+import sys
+import eqfuse as eq
+sources = sys.stdin.read().split("\\0")
+for source in sources:
+    kernel = eq.compile(source, verify=False, target="sm_90")
+    print("\\0".join([str(kernel.merge), kernel.loops, kernel.tile, kernel.triton]), end="\\0")
+"""
+
+
+def _printed(kernel: eq.Kernel) -> list[str]:
+    return [text(kernel) for text in TEXTS.values()]
+
+
+def test_the_same_program_gives_the_same_text_here_and_elsewhere() -> None:
+    """Twice in this process, once in a process with other hashes, in the other order."""
+    sources = [FUSED[name] for name in DETERMINISTIC]
+    first = [_printed(eq.compile(source, verify=False, target="sm_90")) for source in sources]
+    second = [_printed(eq.compile(source, verify=False, target="sm_90")) for source in reversed(sources)]
+    assert first == second[::-1]
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_ALL],
+        input="\0".join(reversed(sources)),
+        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    texts = done.stdout.split("\0")[:-1]
+    elsewhere = [texts[i : i + len(TEXTS)] for i in range(0, len(texts), len(TEXTS))]
+    assert elsewhere[::-1] == first
+
+
+def test_printing_does_not_depend_on_what_was_compiled_before() -> None:
+    alone = str(eq.compile(FUSED["variance"], verify=False).merge)
+    eq.compile(FUSED["fourth_moment"], verify=False)
+    assert str(eq.compile(FUSED["variance"], verify=False).merge) == alone
