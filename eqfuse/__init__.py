@@ -42,6 +42,8 @@ def compile(
     impossible (the text says which factor is in the way), BudgetError where saturation does not
     end, VerificationError with a counterexample where a stage is wrong.
     """
+    if not isinstance(trials, int) or trials < 1:
+        raise EqfuseError(f"trials is {trials!r}", hint="give a positive integer")
     device = compiler.device_named("cpu" if target == "auto" else target)
     derived = compiler.derive(source, scalars, strict_casts)
     return Kernel(derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}))

@@ -54,7 +54,7 @@ class Kernel:
     trials: int
     scalars: Mapping[str, float]
     _compiled: dict[Any, Compiled] = field(default_factory=dict)
-    _calls: dict[Any, Compiled | None] = field(default_factory=dict)
+    _calls: dict[Any, tuple[Compiled, bool]] = field(default_factory=dict)
     _runners: dict[Any, Any] = field(default_factory=dict)
     _certificates: dict[Any, Certificate] = field(default_factory=dict)
     _current: Compiled | None = None
@@ -91,6 +91,8 @@ class Kernel:
         """What to run for these arguments, checked at the first call with their like, and whether an axis is
         empty: then what is compiled is for one position of it."""
         program = self.derived.program
+        if sizes is not None and not isinstance(sizes, Mapping):
+            raise BindError(f"sizes is a {type(sizes).__name__}", hint='pass a mapping: sizes={"i": 128}')
         key = (
             tuple((n, t.shape, t.dtype, t.device) for n, t in sorted(tensors.items())),
             tuple((n, s if n in program.integers else None) for n, s in sorted(scalars.items())),

@@ -69,7 +69,9 @@ def _at(env: Env, axis: str, positions: Array) -> Env:
     return replace(env, positions={**env.positions, axis: positions}, locals=local)
 
 
-def _value(expr: Expr, dims: tuple[str, ...], env: Env, local: Mapping[str, Any]) -> tuple[tuple[str, ...], Array]:
+def _value(
+    expr: Expr, dims: tuple[str, ...], env: Env, local: Mapping[str, Any]
+) -> tuple[tuple[str, ...], Array]:
     env = replace(env, locals={**env.locals, **local})
     return dims, np.array(expand(evaluate_expr(expr, env), dims, env), np.float64)
 

@@ -122,6 +122,16 @@ RULE_PROGRAMS: Mapping[str, str] = {
         g[i] = sum[j](x[i,j] * u[i,j]) / sum[j](u[i,j])
         v[i] = sum[j]((x[i,j] - g[i]) * (x[i,j] - g[i]) * u[i,j])
         """,
+    "commuted_weights": """
+        g[i] = sum[j](x[i,j] * u[i,j]) / sum[j](u[i,j])
+        v[i] = sum[j](u[i,j] * sq(x[i,j] - g[i]))
+        """,
+    "weights_last": """
+        g[i] = sum[j](u[i,j] * x[i,j]) / sum[j](u[i,j])
+        v[i] = sum[j](sq(x[i,j] - g[i]) * u[i,j])
+        """,
+    "inverse_weights": "y[i] = 1 / sum[j](exp(x[i,j])) * sum[j](exp(x[i,j]) * u[i,j])",
+    "exponentials_that_cancel": "y[i] = sum[j](exp(x[i,j]) * exp(-x[i,j]) + exp(-u[i,j]) * exp(u[i,j]) * u[i,j])",
     "max_of_exponentials": """
         m[i] = max[j](x[i,j])
         n[i] = max[j](exp(x[i,j] - m[i]) * sq(u[i,j]))
@@ -136,6 +146,7 @@ RULE_PROGRAMS: Mapping[str, str] = {
         a[i] = sum[j](sqrt(sq(x[i,j]) + 1) / u[i,j] * log(sq(u[i,j]) + 1))
         b[i] = sum[j](sum[d](log(sq(z[i,j,d])) * sqrt(sq(z[i,j,d])) / z[i,j,d] * max(z[i,j,d], x[i,j]) * min(x[i,j], u[i,j])))
         """,
+    "rounded_scalar": "y[i] = sum[j](exp(x[i,j]) * f16(scale))",
     "rounded_scale": "y[i] = sum[j](exp(x[i,j] - f16(max[j](x[i,j]))) * f16(scale))",
     "functions_of_sums": """
         y[i] = sum[j](tanh(sum[d](z[i,j,d])) * (sum[d](z[i,j,d]) > sum[d](sq(z[i,j,d]))))

@@ -111,7 +111,15 @@ def test_special_rows_are_unfused(name: str, way: str) -> None:
 # -- stability ---------------------------------------------------------------------------------------
 
 
-STABLE = ("softmax", "naive_softmax", "scaled_softmax", "softmin", "attention", "softmax_variance", "softmax_entropy")
+STABLE = (
+    "softmax",
+    "naive_softmax",
+    "scaled_softmax",
+    "softmin",
+    "attention",
+    "softmax_variance",
+    "softmax_entropy",
+)
 STABLE += ("logsumexp", "naive_logsumexp")
 
 
@@ -166,7 +174,9 @@ def test_moments_do_not_cancel(name: str) -> None:
     """Values around 1e6: what subtracts squared means keeps no digit there, Chan's form keeps most."""
     found = derived(name)
     tensors = random_tensors(found.program)
-    shifted = {n: v + 1e6 if n == ("u" if name == "softmax_variance" else "x") else v for n, v in tensors.items()}
+    shifted = {
+        n: v + 1e6 if n == ("u" if name == "softmax_variance" else "x") else v for n, v in tensors.items()
+    }
     exact = unfused(found, tensors, {})["v"]
     for walked in WALKS.values():
         np.testing.assert_allclose(fused(found, shifted, {}, walked)["v"], exact, rtol=1e-6)
@@ -262,7 +272,9 @@ def test_an_obstacle_is_named(name: str) -> None:
         for obstacle in group.obstacles:
             assert str(obstacle.reduction).startswith(inside)
             assert any(obstacle.factor is node for node in walk(obstacle.reduction))
-            assert obstacle.condition.startswith("no ") and "over j" in obstacle.condition.replace("along", "over")
+            assert obstacle.condition.startswith("no ") and "over j" in obstacle.condition.replace(
+                "along", "over"
+            )
     sentences = why_not(refused)
     assert len(sentences) == sum(len(g.obstacles) for g in refused)
     assert all(sentence.startswith(inside) and " is not fused: in " in sentence for sentence in sentences)

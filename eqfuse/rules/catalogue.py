@@ -12,7 +12,7 @@ from __future__ import annotations
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 
 _SEPARABLE = ("-a", "inv(a)", "exp(a)", "log(a)", "sqrt(a)", "abs(a)", "sq(a)", "cast(T, a)")
-_UNARY = (*_SEPARABLE, "apply1(F, a)", "finite(a)", "invertible(a)")
+_UNARY = (*_SEPARABLE, "apply1(F, a)", "finite(a)")
 _BINARY = (
     "a + b",
     "a * b",
@@ -22,6 +22,8 @@ _BINARY = (
     "delta(a, b)",
     "apply2(F, a, b)",
 )
+_OF_FIXED = ("finite(a)", "ratio(a, b)", "delta(a, b)")
+"""What rules make of fixed values only, so that it never varies and never is the body of a reduction."""
 
 
 def _title(pattern: str) -> str:
@@ -37,23 +39,29 @@ def _dependence() -> tuple[Rule, ...]:
         rules.append(
             Infer(f"fixed-{t}", f"fixed({p}, X)", ("fixed(a, X)",), "a function of a fixed value is fixed")
         )
-        rules.append(Infer(f"varies-{t}", f"varies({p}, X)", ("varies(a, X)",), "its argument may vary"))
-        rules.append(Infer(f"plain-{t}", f"plain({p}, X)", ("plain(a, X)",), "no such reduction inside"))
         rules.append(
             Infer(f"cascaded-{t}", f"cascaded({p}, X)", ("cascaded(a, X)",), "contains such a reduction")
         )
+        if p not in _OF_FIXED:
+            rules.append(Infer(f"varies-{t}", f"varies({p}, X)", ("varies(a, X)",), "its argument may vary"))
+            rules.append(Infer(f"plain-{t}", f"plain({p}, X)", ("plain(a, X)",), "no such reduction inside"))
     for p in _BINARY:
         t = _title(p)
         both = ("fixed(a, X)", "fixed(b, X)")
         neither = ("plain(a, X)", "plain(b, X)")
-        rules.append(Infer(f"plain-{t}", f"plain({p}, X)", neither, "no such reduction inside"))
         rules.append(Infer(f"fixed-{t}", f"fixed({p}, X)", both, "a function of fixed values is fixed"))
+        if p not in _OF_FIXED:
+            rules.append(Infer(f"plain-{t}", f"plain({p}, X)", neither, "no such reduction inside"))
         for side in "ab":
-            rules.append(
-                Infer(
-                    f"varies-{t}-{side}", f"varies({p}, X)", (f"varies({side}, X)",), "an argument may vary"
+            if p not in _OF_FIXED:
+                rules.append(
+                    Infer(
+                        f"varies-{t}-{side}",
+                        f"varies({p}, X)",
+                        (f"varies({side}, X)",),
+                        "an argument may vary",
+                    )
                 )
-            )
             rules.append(
                 Infer(
                     f"cascaded-{t}-{side}",
@@ -286,7 +294,7 @@ def _separation() -> tuple[Rule, ...]:
         Infer(
             "factors-cast",
             "factors(cast(T, a), c, cast(T, m), X)",
-            split,
+            (*split, "varies(m, X)"),
             "a cast rounds the value that is there",
         ),
         Infer(
@@ -328,7 +336,7 @@ def _separation() -> tuple[Rule, ...]:
         Infer(
             "addends-cast",
             "addends(cast(T, a), c, cast(T, m), X)",
-            ("addends(a, c, m, X)",),
+            ("addends(a, c, m, X)", "varies(m, X)"),
             "a cast rounds what is there",
         ),
         Infer(

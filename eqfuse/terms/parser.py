@@ -103,6 +103,8 @@ def axes_of(outputs: Iterable[Output]) -> tuple[str, ...]:
 
 
 def _constants(scalars: Mapping[str, Number]) -> dict[str, Number]:
+    if not isinstance(scalars, Mapping):
+        raise BindError(f"scalars is a {type(scalars).__name__}", hint='pass a mapping: scalars={"g": 4}')
     constants: dict[str, Number] = {}
     for name, value in scalars.items():
         plain = value.item() if isinstance(value, np.generic) else value

@@ -84,18 +84,19 @@ def program_dtypes(program: Program, dtypes: Mapping[str, str] | None = None) ->
     """dtypes of all tensors and integer scalars of a program.
 
     `dtypes` are those of the tensors at hand; a tensor that it lacks has its declared dtype, or else i64
-    where it serves as an index, and f32. Raises TypeCheckError where a declaration says otherwise.
+    where it serves as an index, bool where it serves as a condition, and f32. Raises TypeCheckError where a declaration says otherwise.
     """
     given = dict(dtypes or {})
     result: dict[str, str] = dict.fromkeys(program.integers, "i64")
-    indexing = _names_in_indices(program)
+    indexing, deciding = _names_in_indices(program), _names_of_truths(program)
     for tensor in program.tensors:
         dtype = given.get(tensor.name)
         if dtype is not None and tensor.dtype is not None and dtype != tensor.dtype:
             message = f"{tensor.name!r} is declared {tensor.dtype}, the tensor given is {dtype}"
             hint = "convert the tensor, or change the declaration"
             raise _error(program, message, tensor.name, hint)
-        result[tensor.name] = dtype or tensor.dtype or ("i64" if tensor.name in indexing else "f32")
+        default = "i64" if tensor.name in indexing else "bool" if tensor.name in deciding else "f32"
+        result[tensor.name] = dtype or tensor.dtype or default
     return given | result
 
 
@@ -103,6 +104,18 @@ def _names_in_indices(program: Program) -> frozenset[str]:
     loads = [node for node in walk(*_roots(program)) if isinstance(node, Load)]
     inside = {part for load in loads for part in walk(*load.index)}
     return frozenset(part.tensor for part in inside if isinstance(part, Load))
+
+
+def _names_of_truths(program: Program) -> frozenset[str]:
+    """Tensors that stand as conditions themselves: where(mask[i], ...), mask[i] & ..."""
+    found: set[str] = set()
+    for node in walk(*_roots(program)):
+        match node:
+            case Call("where", (Load(name, _), _, _)):
+                found.add(name)
+            case Call(fn, args) if fn in LOGICAL:
+                found.update(arg.tensor for arg in args if isinstance(arg, Load))
+    return frozenset(found)
 
 
 def _roots(program: Program) -> list[Expr]:

@@ -1,0 +1,209 @@
+"""Which plans there are, what they cost relative to each other, and how their kernels are configured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+
+import pytest
+from rules_programs import UNFUSED
+
+from eqfuse.compiler import Compiled, Derived, compile_for, derive
+from eqfuse.errors import ScheduleError
+from eqfuse.extract.devices import DEVICES
+from eqfuse.extract.plans import SCHEDULES, KernelConfig
+from eqfuse.loops.nodes import Kernel, Loop
+from eqfuse.loops.walk import statements
+from eqfuse.terms.types import program_dtypes
+
+SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
+ROWS = {"i": 1024, "j": 1024}
+LOGSUMEXP = "y[i] = max[j](x[i,j]) + log(sum[j](exp(x[i,j] - max[j](x[i,j]))))"
+ATTENTION = """
+S[h,i,j] = sum[d](Q[h,i,d] * K[h,j,d]) * scale
+P[h,i,j] = exp(S[h,i,j] - max[j](S[h,i,j]))
+O[h,i,e] = sum[j](P[h,i,j] / sum[j](P[h,i,j]) * V[h,j,e])
+"""
+PREFILL = {"h": 16, "i": 2048, "j": 2048, "d": 64, "e": 64}
+DECODE = {"h": 8, "i": 1, "j": 65536, "d": 64, "e": 64}
+VARIANCE = "v[i] = mean[j](sq(x[i,j] - mean[j](x[i,j])))"
+GEMM = "C[i,n] = sum[k](A[i,k] * B[k,n])"
+
+PROGRAMS: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "softmax": (SOFTMAX, ROWS),
+    "logsumexp": (LOGSUMEXP, ROWS),
+    "attention": (ATTENTION, PREFILL),
+    "decode": (ATTENTION, DECODE),
+    "variance": (VARIANCE, ROWS),
+    "gemm": (GEMM, {"i": 1000, "n": 500, "k": 3000}),
+    "ragged": (SOFTMAX, {"i": 7, "j": 1013}),
+    "one position": (SOFTMAX, {"i": 1, "j": 1}),
+}
+TARGETS = ("cpu", "sm_80", "sm_90", "gfx942")
+
+
+@cache
+def derived(source: str) -> Derived:
+    return derive(source, None, False)
+
+
+def compiled(source: str, extents: Mapping[str, int], target: str, prefer: str | None = None) -> Compiled:
+    return _compiled(source, tuple(extents.items()), target, prefer)
+
+
+@cache
+def _compiled(source: str, extents: tuple[tuple[str, int], ...], target: str, prefer: str | None) -> Compiled:
+    found = derived(source)
+    dtypes = {name: dtype or "f32" for name, dtype in program_dtypes(found.program).items()}
+    return compile_for(found, dict(extents), dtypes, DEVICES[target], prefer)
+
+
+def cheapest(source: str, extents: Mapping[str, int], target: str, schedule: str | None = None) -> float:
+    """Predicted seconds of the best plan, or of the best of one schedule."""
+    plans = [c.plan for c in compiled(source, extents, target).candidates]
+    costs = [p.cost.seconds for p in plans if p.cost and schedule in (None, p.schedule)]
+    return min(costs)
+
+
+# -- candidates --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_fused_program_has_every_schedule(name: str) -> None:
+    source, extents = PROGRAMS[name]
+    found = compiled(source, extents, "sm_90").candidates
+    assert {c.plan.schedule for c in found} == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("name", UNFUSED)
+def test_a_program_with_an_obstacle_has_no_single_pass(name: str) -> None:
+    source, _ = UNFUSED[name]
+    found = compiled(source, {"i": 64, "j": 256, "n": 32}, "cpu").candidates
+    assert {c.plan.schedule for c in found} == {"resident", "multi_pass"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_candidates_come_cheapest_first(name: str, target: str) -> None:
+    source, extents = PROGRAMS[name]
+    made = compiled(source, extents, target)
+    costs = [c.plan.cost.seconds for c in made.candidates if c.plan.cost is not None]
+    assert len(costs) == len(made.candidates) and costs == sorted(costs)
+    assert made.chosen is made.candidates[0]
+    assert 0 < costs[0] < math.inf
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_can_be_forced(schedule: str) -> None:
+    made = compiled(SOFTMAX, ROWS, "sm_90", prefer=schedule)
+    assert made.chosen.plan.schedule == schedule
+
+
+# -- cost ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [(name, axis) for name, (_, extents) in PROGRAMS.items() for axis in extents if name != "one position"],
+)
+def test_twice_the_extent_is_never_cheaper(name: str, axis: str, target: str) -> None:
+    source, extents = PROGRAMS[name]
+    once = cheapest(source, extents, target)
+    twice = cheapest(source, {**extents, axis: 2 * extents[axis]}, target)
+    assert twice >= once * (1 - 1e-9)
+
+
+def test_a_faster_device_is_predicted_faster() -> None:
+    assert (
+        cheapest(ATTENTION, PREFILL, "sm_90")
+        < cheapest(ATTENTION, PREFILL, "sm_80")
+        < cheapest(ATTENTION, PREFILL, "cpu")
+    )
+
+
+# -- choice ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_small_row_is_resident(target: str) -> None:
+    assert compiled(SOFTMAX, {"i": 4096, "j": 256}, target).chosen.plan.schedule == "resident"
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("source", [LOGSUMEXP, VARIANCE], ids=["logsumexp", "variance"])
+def test_a_long_row_is_walked(source: str, target: str) -> None:
+    assert compiled(source, {"i": 4, "j": 1 << 22}, target).chosen.plan.schedule in ("rolling", "split_k")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_attention_over_long_sequences_takes_one_pass(target: str) -> None:
+    chosen = compiled(ATTENTION, PREFILL | {"i": 4096, "j": 4096}, target).chosen.plan.schedule
+    assert chosen in ("rolling", "split_k")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_decoding_fills_the_device(target: str) -> None:
+    """Eight heads and one query: without shards, eight program instances would run on a hundred units."""
+    plan = compiled(ATTENTION, DECODE, target).chosen.plan
+    assert plan.schedule == "split_k"
+    assert plan.shards > 1
+    assert DECODE["h"] * plan.shards >= DEVICES[target].units / 2
+
+
+# -- configuration -----------------------------------------------------------------------------------------
+
+
+@cache
+def configured(name: str, target: str) -> list[tuple[Kernel, KernelConfig]]:
+    """Every kernel of every candidate that fits the device, with its configuration."""
+    source, extents = PROGRAMS[name]
+    fitting = [c for c in compiled(source, extents, target).candidates if not c.plan.reason]
+    return [pair for c in fitting for pair in zip(c.nest.kernels, c.plan.configs, strict=True)]
+
+
+def walked_axes(kernel: Kernel) -> set[str]:
+    return set(kernel.parallel) | {s.axis for s in statements(kernel.body) if isinstance(s, Loop)}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_axis_has_one_block(name: str, target: str) -> None:
+    for kernel, config in configured(name, target):
+        kinds = {block.axis: block.kind for block in config.blocks}
+        assert len(kinds) == len(config.blocks)
+        assert walked_axes(kernel) <= kinds.keys()
+        assert {kinds[axis] for axis in kernel.parallel} <= {"grid"}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gpu_blocks_are_powers_of_two(name: str, target: str) -> None:
+    for _, config in configured(name, target):
+        for block in config.blocks:
+            assert block.size is None or block.size & (block.size - 1) == 0 < block.size
+        assert config.warps in (1, 2, 4, 8, 16) and 1 <= config.stages <= 5
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_blocks_fit_their_axes(name: str, target: str) -> None:
+    """Whole axes have no block, other blocks are positive and not far larger than their axis."""
+    _, extents = PROGRAMS[name]
+    for _, config in configured(name, target):
+        for block in config.blocks:
+            assert (block.size is None) == (block.kind == "whole")
+            if block.size is not None and block.axis in extents:
+                assert 1 <= block.size < 2 * max(16, extents[block.axis])
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_what_does_not_fit_is_priced_out_with_a_reason(target: str) -> None:
+    """Scores of a whole long row do not fit one block: that plan is listed last, and says why."""
+    found = compiled(ATTENTION, PREFILL, target).candidates
+    refused = [c.plan for c in found if c.plan.reason]
+    assert refused and all(p.cost is not None and p.cost.seconds == math.inf for p in refused)
+    assert all("shared memory" in p.reason for p in refused)
+    with pytest.raises(ScheduleError, match="shared memory"):
+        compiled(ATTENTION, PREFILL, target, prefer="resident")
