@@ -266,8 +266,14 @@ class Kernel:
 
     @property
     def triton(self) -> str:
-        """A Python module that needs torch and triton alone; its launcher is named after the outputs."""
-        return compiler.emit_triton(self.derived, self.compiled, self.name)
+        """A Python module that needs torch and triton alone; its launcher is named after the outputs.
+
+        A kernel for the CPU gives the module for sm_90 at the shape of the last call, with that device's plan.
+        """
+        compiled = self.compiled
+        if compiled.device.kind == "cpu":
+            compiled = self._compile(compiled.extents, compiled.dtypes, compiler.device_named("sm_90"))
+        return compiler.emit_triton(self.derived, compiled, self.name)
 
     @property
     def certificate(self) -> Certificate:

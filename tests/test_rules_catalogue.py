@@ -303,6 +303,7 @@ def test_a_malformed_rule_is_refused_by_name(rule: Rule) -> None:
 
 UNPREPARED = {
     "max_centred": "n[i] = max[j](x[i,j] - max[j](x[i,j]))",
+    "max_shifted": "n[i] = max[j](x[i,j] - (max[j](x[i,j]) + v[i]))",
     "min_centred": "n[i] = min[j](x[i,j] - max[j](x[i,j]))",
 }
 """Groups as they are written: what could leave a reduction is still inside."""

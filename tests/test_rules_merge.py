@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
+from conftest import Golden
 from rules_merges import (
     Derivation,
     calls,
@@ -20,15 +22,16 @@ from rules_merges import (
 )
 from rules_programs import EXTENTS, FUSED, SCALE, SPECIAL_ROWS, UNFUSED, random_tensors, with_special_rows
 
+from eqfuse.rules.merge import Combine, Group, Merge
 from eqfuse.rules.printer import MergeText, show_group, why_not
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.nodes import Call, Const, Local, walk
+from eqfuse.terms.nodes import COMBINE, Call, Const, Local, call, walk
 
 WALKS = {
     "tiles of 1": rolling(1),
     "tiles of 4, a ragged last one": rolling(4),
     "one tile": rolling(EXTENTS["j"]),
-    **{f"random parts, seed {seed}": partitioned(seed) for seed in range(4)},
+    **{f"random parts, seed {seed}": partitioned(seed) for seed in range(2)},
 }
 
 
@@ -83,8 +86,9 @@ def test_merged_is_unfused(name: str, way: str) -> None:
         np.testing.assert_allclose(got[output], value, rtol=1e-11, atol=1e-12)
 
 
-ROUNDED_AWAY = {
-    # a factor or term that leaves a maximum may be 0 or infinite where an element is infinite
+NUMBER_FOR_NAN = {
+    # A term that leaves a maximum and is infinite where an element is: the unfused program subtracts -inf from
+    # -inf at one position and gets NaN, the fused one subtracts it from the maximum. Likewise 0 times infinity.
     ("min_scaled", "one +inf"),
     ("max_centred", "prefix of -inf"),
 }
@@ -102,7 +106,7 @@ def test_special_rows_are_unfused(name: str, way: str) -> None:
     got = fused(found, tensors, scalars(found), WALKS[way])
     for output, value in want.items():
         for row, index in SPECIAL_ROWS.items():
-            if (name, row) not in ROUNDED_AWAY:
+            if (name, row) not in NUMBER_FOR_NAN:
                 np.testing.assert_allclose(
                     got[output][index], value[index], rtol=1e-9, atol=1e-11, err_msg=f"{output}, {row}"
                 )
@@ -254,7 +258,7 @@ GOLDEN = ("softmax", "attention", "variance", "scaled_l2", "quantise_gemm")
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_printed_merge(name: str, golden) -> None:  # type: ignore[no-untyped-def]
+def test_printed_merge(name: str, golden: Golden) -> None:
     golden(f"merge_{name}", str(MergeText(derived(name).groups)))
 
 
@@ -296,14 +300,10 @@ def test_what_is_not_fused_is_still_right(name: str) -> None:
 @pytest.mark.parametrize("name", ["softmax", "attention", "variance", "scaled_l2", "layernorm_gemm"])
 def test_a_dropped_repair_is_seen(name: str) -> None:
     """The same walks with states that are added up unrepaired do not give the unfused values."""
-    from dataclasses import replace
-
-    from eqfuse.rules.merge import Combine, Merge
-    from eqfuse.terms.nodes import COMBINE, call
-
     found = derived(name)
 
-    def unrepaired(group):  # type: ignore[no-untyped-def]
+    def unrepaired(group: Group) -> Group:
+        assert group.merge is not None
         plain = tuple(
             Combine(s.name, call(COMBINE[s.op], Local(f"{s.name}_a", s.dims), Local(f"{s.name}_b", s.dims)))
             for s in group.states

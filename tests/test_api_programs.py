@@ -1,0 +1,167 @@
+"""Programs that no part of the compiler was written for: every schedule there is against the float64 reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse.errors import ScheduleError
+from eqfuse.extract.plans import SCHEDULES
+
+generator = torch.Generator().manual_seed(0)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator)
+
+
+x = normal(5, 83)
+PROGRAMS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+    "softmax over two axes": (
+        "m[b] = max[j,k](x[b,j,k])\ny[b,j,k] = exp(x[b,j,k] - m[b]) / sum[j,k](exp(x[b,j,k] - m[b]))",
+        {"x": normal(3, 17, 19)},
+        {},
+    ),
+    "two reductions over different axes": (
+        "y[i,j] = x[i,j] / sum[j](sq(x[i,j])) - max[i](x[i,j])",
+        {"x": x},
+        {},
+    ),
+    "cascades over two axes": (
+        "a[i] = sum[j](x[i,j])\nm = max[i](a[i])\ny = log(sum[i](exp(a[i] - m))) + m",
+        {"x": x},
+        {},
+    ),
+    "softmax of columns": (
+        "y[i,j] = exp(x[i,j] - max[i](x[i,j])) / sum[i](exp(x[i,j] - max[i](x[i,j])))",
+        {"x": x},
+        {},
+    ),
+    "polynomial attention": (
+        "s[i,j] = sq(sum[d](q[i,d] * k[j,d]) + 1)\no[i,e] = sum[j](s[i,j] * v[j,e]) / sum[j](s[i,j])",
+        {"q": normal(9, 5), "k": normal(33, 5), "v": normal(33, 7)},
+        {},
+    ),
+    "log of a sum of products": (
+        "y[i,k] = log(sum[j](exp(a[i,j] + b[j,k])))",
+        {"a": normal(9, 33) * 40, "b": normal(33, 7) * 40},
+        {},
+    ),
+    "masked mean": (
+        "y[i] = sum[j](where(x[i,j] > 0, x[i,j], 0)) / sum[j](where(x[i,j] > 0, 1, 0))",
+        {"x": x},
+        {},
+    ),
+    "geometric mean": ("y[i] = exp(mean[j](log(abs(x[i,j]))))", {"x": x}, {}),
+    "Huber loss": (
+        "r[i,j] = abs(x[i,j] - t[i,j])\ny = mean[i,j](where(r[i,j] < 1, 0.5 * sq(r[i,j]), r[i,j] - 0.5))",
+        {"x": x, "t": normal(5, 83)},
+        {},
+    ),
+    "nearest neighbour": (
+        "y[i] = min[j](sum[d](sq(x[i,d] - c[j,d])))",
+        {"x": normal(9, 5), "c": normal(33, 5)},
+        {},
+    ),
+    "kernel density": (
+        "y[i] = mean[j](exp(-0.5 * sum[d](sq((x[i,d] - c[j,d]) / h)))) / h",
+        {"x": normal(9, 2), "c": normal(33, 2), "h": 0.7},
+        {},
+    ),
+    "outer product": ("y[i,j] = a[i] * b[j]", {"a": normal(9), "b": normal(7)}, {}),
+    "reduction of a reduction": ("y = sum[i](max[j](x[i,j]))", {"x": x}, {}),
+    "a tensor and its transpose": ("y[i] = sum[j](x[i,j] * x[j,i])", {"x": normal(17, 17)}, {}),
+    "pages": (
+        """
+        s[h,j] = sum[d](q[h,d] * K[page[j//P],j%P,d])
+        p[h,j] = exp(s[h,j] - max[j](s[h,j]))
+        o[h,e] = sum[j](p[h,j] / sum[j](p[h,j]) * V[page[j//P],j%P,e])
+        """,
+        {
+            "q": normal(4, 8),
+            "K": normal(6, 16, 8),
+            "V": normal(6, 16, 8),
+            "page": torch.tensor([5, 0, 3, 2]),
+            "P": 16,
+        },
+        {"j": 61},
+    ),
+    "labels": (
+        "l[i] = log(sum[c](exp(x[i,c]))) - x[i,t[i]]\ny = mean[i](l[i])",
+        {"x": x, "t": torch.tensor([3, 0, 82, 7, 7])},
+        {},
+    ),
+    "distance bias, window, heads shared at run time": (
+        """
+        s[h,i,j] = sum[d](q[h,i,d] * k[h//g,j,d]) + slope[h] * (j - i)
+        t[h,i,j] = where((j <= i) & (i - j < w), s[h,i,j], -inf)
+        p[h,i,j] = exp(t[h,i,j] - max[j](t[h,i,j]))
+        o[h,i,e] = sum[j](p[h,i,j] / sum[j](p[h,i,j]) * v[h//g,j,e])
+        """,
+        {
+            "q": normal(6, 29, 4),
+            "k": normal(2, 29, 4),
+            "v": normal(2, 29, 5),
+            "slope": normal(6),
+            "g": 3,
+            "w": 7,
+        },
+        {},
+    ),
+    "batch axes last": (
+        """
+        s[i,j,b] = sum[d](q[d,i,b] * k[j,d,b])
+        p[i,j,b] = exp(s[i,j,b] - max[j](s[i,j,b]))
+        o[e,b,i] = sum[j](p[i,j,b] / sum[j](p[i,j,b]) * v[j,b,e])
+        """,
+        {"q": normal(4, 9, 2), "k": normal(33, 4, 2), "v": normal(33, 2, 5)},
+        {},
+    ),
+    "several outputs in program order": (
+        "a[i] = sum[j](x[i,j])\nb[i,j] = x[i,j] * 2\nc = max[i](a[i])\nreturn c, a, b",
+        {"x": x},
+        {},
+    ),
+    "prefix sums": ("y[i] = sum[j](where(j <= i, x[j], 0))", {"x": normal(37)}, {"i": 37}),
+    "third moment": (
+        "m = mean[i](x[i])\ns = mean[i](sq(x[i] - m))\nk = mean[i]((x[i] - m)**3) / (s * sqrt(s))\nreturn k",
+        {"x": normal(97)},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_in_every_schedule(name: str) -> None:
+    source, given, sizes = PROGRAMS[name]
+    exact = eq.reference(source)(sizes=sizes, **given)
+    ran = 0
+    for prefer in SCHEDULES:
+        try:
+            kernel = eq.compile(source, prefer=prefer)
+            found = kernel(sizes=sizes, **given)
+        except ScheduleError:
+            continue
+        ran += 1
+        pairs = zip(found, exact, strict=True) if isinstance(found, tuple) else [(found, exact)]
+        for got, want in pairs:
+            assert got.shape == want.shape
+            assert np.allclose(got, want, rtol=2e-4, atol=2e-5), prefer
+        assert kernel.plan.schedule == prefer
+        assert kernel.certificate.ok
+    assert ran >= 2
+
+
+def test_strict_casts_keep_what_is_rounded() -> None:
+    source = "y[i,e] = sum[j](f16(exp(x[i,j] - max[j](x[i,j]))) * v[j,e])"
+    v = normal(83, 4)
+    with pytest.raises(ScheduleError, match="no rolling plan"):
+        eq.compile(source, prefer="rolling", strict_casts=True)
+    exact = eq.reference(source)(x=x, v=v)
+    for strict, prefer in ((True, "multi_pass"), (True, "resident"), (False, "rolling")):
+        found = eq.compile(source, prefer=prefer, strict_casts=strict)(x=x, v=v)
+        assert np.allclose(found, exact, rtol=1e-5 if strict else 5e-3, atol=1e-5 if strict else 5e-3)
