@@ -90,7 +90,7 @@ def test_dtypes_of_inputs() -> None:
         ),
         (
             "y[i] = where(x[i], 1, 0)",
-            {},
+            {"x": "f32"},
             (
                 "a condition is a real number (line 1)\n"
                 "    y[i] = where(x[i], 1, 0)\n"

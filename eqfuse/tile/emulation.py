@@ -79,6 +79,32 @@ def _patch_tensor(tensor: Any, scope: Any) -> None:
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
+class _Patches:
+    """Triton restores what a kernel's launch patched, but not what the functions it calls patched after:
+    these go back first, newest first."""
+
+    def __init__(self) -> None:
+        self._nested: list[Any] = []
+        self._running = False
+
+    def patch(self, function: Any) -> Any:
+        scope = _original_patch_lang(function)
+        if self._running:
+            self._nested.append(scope)
+            return scope
+        self._running, restore = True, scope.restore
+
+        def restore_all() -> None:
+            while self._nested:
+                self._nested.pop().restore()
+            restore()
+            self._running = False
+
+        scope.restore = restore_all
+        return scope
+
+
+_original_patch_lang = emulator._patch_lang
 _original_cast = emulator.InterpreterBuilder.cast_impl
 _original_patch_tensor = emulator._patch_lang_tensor
 
@@ -93,6 +119,7 @@ def interpreter() -> Iterator[None]:
         (builder, "create_dot", _dot),
         (folds, "generic_reduce", _reduce),
         (emulator, "_patch_lang_tensor", _patch_tensor),
+        (emulator, "_patch_lang", _Patches().patch),
     ]
     for name, function in list(vars(standard).items()):
         if isinstance(function, JITFunction):
