@@ -1,4 +1,4 @@
-"""Programs that no part of the compiler was written for: every schedule there is against the float64 reference."""
+"""Programs that nobody listed: every schedule that exists, against the float64 reference."""
 
 from __future__ import annotations
 

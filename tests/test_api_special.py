@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.extract import choose
+from eqfuse.extract import choose, structure
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import SCHEDULES, KernelConfig
 from eqfuse.loops.nodes import Kernel, Loop
@@ -35,7 +35,7 @@ INF, NAN = math.inf, math.nan
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every block of at most 8 positions, whatever the cost model would take."""
+    """Every block of at most 8 positions, whatever the cost model would take, also where the axis is short."""
     configure = choose.configure
 
     def smaller(kernel: Kernel, extents: Mapping[str, int], device: Device) -> KernelConfig:
@@ -52,6 +52,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return replace(config, blocks=tuple(blocks))
 
     monkeypatch.setattr(choose, "configure", smaller)
+    monkeypatch.setattr(structure, "LIFT_LIMIT", 1)
     yield
 
 

@@ -133,8 +133,10 @@ COMPILING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
         "constant that is no number",
         lambda: eq.compile(SCORES, scalars={"scale": None}),  # type: ignore[dict-item]
         BindError,
-        "scalar 'scale' is NoneType, not a number\n"
-        "scalars are numbers; pass tensors when the kernel is called",
+        (
+            "scalar 'scale' is NoneType, not a number\n"
+            "scalars are numbers; pass tensors when the kernel is called"
+        ),
     ),
     (
         "constants that are no mapping",

@@ -135,7 +135,9 @@ class _Roles:
     parallel: tuple[str, ...]
     loops: tuple[str, ...]
     units: tuple[str, ...]
-    single: frozenset[str]  # parallel axes that a loop's range depends on: one position per instance
+    single: frozenset[
+        str
+    ]  # parallel axes of one position per instance: a loop's range or a division needs it
     inner: tuple[str, ...]  # axes that are whole, or walked inside a body
     steps: frozenset[str]  # those of them that only matrix products contract: they may be walked in steps
 
@@ -154,19 +156,16 @@ class _Roles:
             for node in walk(expr):
                 if isinstance(node, Reduce):
                     bound[node.axis] = bound.get(node.axis, True) and axes.contraction(node) is not None
+        ranges = [
+            free_axes(s.start) | free_axes(s.stop) for s in statements(kernel.body) if isinstance(s, Loop)
+        ]
         taken = {*kernel.parallel, *loops}
         inner = tuple(a for a in {**dims, **bound} if a not in taken)
         return cls(
             kernel.parallel,
             tuple(a for a, unit in loops.items() if not unit),
             tuple(a for a, unit in loops.items() if unit),
-            frozenset().union(
-                *(
-                    free_axes(s.start) | free_axes(s.stop)
-                    for s in statements(kernel.body)
-                    if isinstance(s, Loop)
-                )
-            ),
+            divided_axes(kernel).union(*ranges) & frozenset(kernel.parallel),
             inner,
             frozenset(a for a in inner if a not in dims and bound.get(a, False)),
         )
@@ -194,6 +193,18 @@ def contiguous_axes(kernel: Kernel) -> list[str]:
                 name = node.index[-1].name
                 count[name] = count.get(name, 0) + 1
     return sorted(count, key=lambda a: -count[a])
+
+
+def divided_axes(kernel: Kernel) -> frozenset[str]:
+    """Axes that some load divides (`K[h // g]`): a block of them would gather instead of slice."""
+    found: set[str] = set()
+    for expr in expressions(kernel.body):
+        for node in walk(expr):
+            if isinstance(node, Load):
+                for part in walk(*node.index):
+                    if isinstance(part, Call) and part.fn in ("floordiv", "mod"):
+                        found |= free_axes(part)
+    return frozenset(found)
 
 
 def power_of_two(n: int) -> int:
