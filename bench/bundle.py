@@ -12,12 +12,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.ahead import compile_ahead
 from bench.report import each
 from bench.workloads import Case, Workload, select
 from eqfuse import compiler
 from eqfuse.errors import EqfuseError
-from eqfuse.terms.sizes import bind
-from eqfuse.terms.types import program_dtypes
 
 MANIFEST = "manifest.json"
 
@@ -45,25 +44,21 @@ def chosen_cases(workload: Workload, count: int) -> list[Case]:
 
 
 def _emit(folder: Path, workload: Workload, case: Case, target: str) -> dict[str, object]:
-    shapes = {name: workload.shape(name, case) for name in workload.tensors}
-    derived = compiler.derive(workload.text(case), case.constants, strict_casts=False)
-    extents = bind(derived.program, shapes, scalars=case.scalars)
-    dtypes = program_dtypes(derived.program)
-    device = compiler.device_named(target)
-    compiled = compiler.compile_for(derived, extents, dtypes, device, None)
-    plan, nest = compiled.chosen.plan, compiled.chosen.nest
-    certificate = compiler.verify(derived, nest, dtypes, device, trials=16, scalars=case.constants)
-    name = f"{workload.name}_{case.name}".replace("-", "_").lower()
-    (folder / f"{name}.py").write_text(compiler.emit_triton(derived, compiled, name), encoding="utf-8")
+    ahead = compile_ahead(workload, case, target)
+    nest, plan = ahead.compiled.chosen.nest, ahead.compiled.chosen.plan
+    certificate = compiler.verify(
+        ahead.derived, nest, ahead.compiled.dtypes, ahead.compiled.device, trials=16, scalars=case.constants
+    )
+    (folder / f"{ahead.name}.py").write_text(ahead.source, encoding="utf-8")
     return {
         "workload": workload.name,
         "case": case.name,
-        "function": name,
-        "schedule": plan.schedule,
+        "function": ahead.name,
+        "schedule": ahead.schedule,
         "kernels": len(nest.kernels),
         "predicted_ms": 1e3 * plan.cost.seconds if plan.cost else None,
         "certificate": certificate.ok,
-        "sizes": {**extents, **{axis: plan.shards for axis, _ in nest.shards}},
+        "sizes": ahead.sizes,
     }
 
 

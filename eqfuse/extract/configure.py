@@ -66,9 +66,11 @@ class KernelAxes:
 
     def __init__(self, kernel: Kernel) -> None:
         self._named: dict[str, frozenset[str]] = {}
+        self._memo: dict[Expr, frozenset[str]] = {}
         before = None
         while before != self._named:  # carried values depend on themselves
             before = dict(self._named)
+            self._memo.clear()
             for stmt in statements(kernel.body):
                 if isinstance(stmt, Let):
                     self._named[stmt.name] = self.of(stmt.expr)
@@ -79,6 +81,11 @@ class KernelAxes:
 
     def of(self, expr: Expr) -> frozenset[str]:
         """The axes that the value of `expr` depends on."""
+        if expr not in self._memo:
+            self._memo[expr] = self._of(expr)
+        return self._memo[expr]
+
+    def _of(self, expr: Expr) -> frozenset[str]:
         match expr:
             case Axis(name):
                 return frozenset({name})

@@ -150,12 +150,16 @@ class Partition:
         )
 
     def _is_cut(self, inner: Reduce, reader: Reduce, parallel: frozenset[str]) -> bool:
+        if reader.axis in free_axes(inner) and any(r.axis == reader.axis for r in reductions(inner.body)):
+            return True  # it folds the whole of the axis that the reader's loop has only a tile of
         missing = [a for a in parallel if a not in free_axes(inner) and a != reader.axis]
         again = math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
         if (again - 1) * work(inner, self.extents) > self.recompute_share * work(reader, self.extents):
             return True
-        is_cascade = len(self._cascade(inner)) > 1 or bool(self._inner([inner]))
-        return is_cascade and self.extents.get(inner.axis, 1) > INNER_LIMIT
+        return self._is_cascade(inner) and self.extents.get(inner.axis, 1) > INNER_LIMIT
+
+    def _is_cascade(self, reduce: Reduce) -> bool:
+        return len(self._cascade(reduce)) > 1 or bool(self._inner([reduce]))
 
     def _read_stored(self, expr: Expr, stored: Mapping[Reduce, Output], keep: Output) -> Expr:
         memo: dict[Expr, Expr] = {}
@@ -224,20 +228,18 @@ class Partition:
 
     def _lifted(self, exprs: Sequence[Expr]) -> list[Reduce]:
         """Inner reductions computed before their reader's loop: those that do not depend on its axis, and
-        those over all of a short axis."""
+        those over all of a short axis that are a cascade, or share a pass with another over theirs."""
         found: dict[Reduce, None] = {}
+        walked = {top.axis for top in frontier(*exprs)}
         for top in frontier(*exprs):
             for inner in self._inner(self._cascade(top)):
-                small = self.extents.get(top.axis, 1) <= LIFT_LIMIT
-                if top.axis not in free_axes(inner) or (small and free_axes(inner) & self._outer_axes(exprs)):
+                gains = inner.axis in walked or self._is_cascade(inner)
+                short = self.extents.get(top.axis, 1) <= LIFT_LIMIT
+                if top.axis not in free_axes(inner) or (short and gains):
                     for deeper in self._lifted([inner]):
                         found[deeper] = None
                     found[inner] = None
         return list(found)
-
-    @staticmethod
-    def _outer_axes(exprs: Sequence[Expr]) -> frozenset[str]:
-        return frozenset().union(*map(free_axes, exprs))
 
     def _axes(
         self, outputs: Sequence[Output], groups: Sequence[Group], group_axes: set[str]

@@ -1,0 +1,111 @@
+"""Every way to write a body as a part fixed along an axis and a part that varies.
+
+Notation of the rules: `factors(e, c, m, X)` says e = c * m with c fixed along axis X, `addends(e, c, m, X)` that
+e = c + m with c fixed along X.
+"""
+
+from __future__ import annotations
+
+from eqfuse.rules.facts import SEPARABLE, title
+from eqfuse.rules.rule import Infer, Rule, RuleSet
+
+
+def _want(pattern: str, parts: str) -> list[Rule]:
+    return [
+        Infer(
+            f"want-{title(pattern)}-{part}",
+            f"want({part}, X)",
+            (f"e == {pattern}", "want(e, X)"),
+            "part of a body",
+        )
+        for part in parts
+    ]
+
+
+def _separation() -> tuple[Rule, ...]:
+    rules: list[Rule] = [Infer("want-body", "want(e, D)", ("r == fold[R, D](e)",), "the body of a reduction")]
+    for pattern in SEPARABLE:
+        rules += _want(pattern, "a")
+    for pattern in ("a + b", "a * b", "where(p, a, b)"):
+        rules += _want(pattern, "ab")
+    split = ("factors(a, c, m, X)",)
+    rules += [
+        Infer("factors-fixed", "factors(e, e, 1, X)", ("want(e, X)", "fixed(e, X)"), "e = e * 1"),
+        Infer("factors-trivial", "factors(e, 1, e, X)", ("want(e, X)", "varies(e, X)"), "e = 1 * e"),
+        Infer(
+            "factors-mul",
+            "factors(a * b, c * d, m * n, X)",
+            ("factors(a, c, m, X)", "factors(b, d, n, X)"),
+            "(c m)(d n) = (c d)(m n)",
+        ),
+        Infer("factors-inv", "factors(inv(a), inv(c), inv(m), X)", split, "1/(c m) = 1/c 1/m"),
+        Infer("factors-neg", "factors(-a, c, -m, X)", split, "-(c m) = c (-m)"),
+        Infer("factors-abs", "factors(abs(a), abs(c), abs(m), X)", split, "|c m| = |c| |m|"),
+        Infer("factors-sq", "factors(sq(a), sq(c), sq(m), X)", split, "(c m)^2 = c^2 m^2"),
+        Infer(
+            "factors-sqrt",
+            "factors(sqrt(a), sqrt(c), sqrt(m), X)",
+            (*split, "nonneg(c)"),
+            "root(c m) = root c root m, c >= 0",
+        ),
+        Infer(
+            "factors-cast",
+            "factors(cast(T, a), c, cast(T, m), X)",
+            (*split, "varies(m, X)"),
+            "a cast rounds the value that is there",
+        ),
+        Infer(
+            "factors-where",
+            "factors(where(p, a, 0), c, where(p, m, 0), X)",
+            split,
+            "c distributes over a mask to 0",
+        ),
+        Infer(
+            "factors-exp", "factors(exp(a), exp(c), exp(m), X)", ("addends(a, c, m, X)",), "e^(c+m) = e^c e^m"
+        ),
+        Infer("addends-fixed", "addends(e, e, 0, X)", ("want(e, X)", "fixed(e, X)"), "e = e + 0"),
+        Infer("addends-trivial", "addends(e, 0, e, X)", ("want(e, X)", "varies(e, X)"), "e = 0 + e"),
+        Infer(
+            "addends-add",
+            "addends(a + b, c + d, m + n, X)",
+            ("addends(a, c, m, X)", "addends(b, d, n, X)"),
+            "(c + m) + (d + n) = (c + d) + (m + n)",
+        ),
+        Infer("addends-neg", "addends(-a, -c, -m, X)", ("addends(a, c, m, X)",), "-(c + m) = -c + -m"),
+        Infer(
+            "addends-scale-left",
+            "addends(k * a, k * c, k * m, X)",
+            ("fixed(k, X)", "addends(a, c, m, X)"),
+            "k (c + m) = k c + k m",
+        ),
+        Infer(
+            "addends-scale-right",
+            "addends(a * k, c * k, m * k, X)",
+            ("fixed(k, X)", "addends(a, c, m, X)"),
+            "(c + m) k = c k + m k",
+        ),
+        Infer(
+            "addends-log",
+            "addends(log(a), log(c), log(m), X)",
+            ("factors(a, c, m, X)", "nonneg(c)"),
+            "log(c m) = log c + log m, c > 0",
+        ),
+        Infer(
+            "addends-cast",
+            "addends(cast(T, a), c, cast(T, m), X)",
+            ("addends(a, c, m, X)", "varies(m, X)"),
+            "a cast rounds what is there",
+        ),
+        Infer(
+            "addends-where",
+            "addends(where(p, a, -inf), c, where(p, m, -inf), X)",
+            ("addends(a, c, m, X)",),
+            "c distributes over a mask to -inf",
+        ),
+    ]
+    return tuple(rules)
+
+
+SEPARATION = RuleSet("separation", _separation())
+"""RedFuser's G (x) H decomposition (its section 4.2), found by rewriting: every way to write a body as
+a part fixed along the axis and a part that varies."""

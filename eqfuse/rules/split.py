@@ -1,0 +1,176 @@
+"""Reductions over a split axis: the union of two parts, and the repairs of what each computed.
+
+Notation of the rules: `factors(e, c, m, X)` says e = c * m with c fixed along axis X, `addends(e, c, m, X)` that
+e = c + m with c fixed along X.
+"""
+
+from __future__ import annotations
+
+from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
+
+SPLIT = RuleSet(
+    "split",
+    (
+        Rewrite("split-sum", "sum[AB](e)", "sum[A](e) + sum[B](e)", (), "a sum over a disjoint union"),
+        Rewrite(
+            "split-max", "max[AB](e)", "maximum(max[A](e), max[B](e))", (), "a maximum over a disjoint union"
+        ),
+        Rewrite(
+            "split-min", "min[AB](e)", "minimum(min[A](e), min[B](e))", (), "a minimum over a disjoint union"
+        ),
+        Rewrite(
+            "split-prod", "prod[AB](e)", "prod[A](e) * prod[B](e)", (), "a product over a disjoint union"
+        ),
+    ),
+)
+
+
+REPAIR = RuleSet(
+    "repair",
+    (
+        Rewrite(
+            "rescale",
+            "sum[P](e)",
+            "ratio(c, k) * s",
+            ("factors(e, c, m, P)", "s == sum[P](f)", "state(s)", "factors(f, k, m, P)", "e != f"),
+            "sum of c m = c/k sum of k m",
+        ),
+        Rewrite(
+            "reshift-max",
+            "max[P](e)",
+            "delta(c, k) + s",
+            ("addends(e, c, m, P)", "s == max[P](f)", "state(s)", "addends(f, k, m, P)", "e != f"),
+            "max(c + m) = (c - k) + max(k + m)",
+        ),
+        Rewrite(
+            "reshift-min",
+            "min[P](e)",
+            "delta(c, k) + s",
+            ("addends(e, c, m, P)", "s == min[P](f)", "state(s)", "addends(f, k, m, P)", "e != f"),
+            "min(c + m) = (c - k) + min(k + m)",
+        ),
+        Rewrite(
+            "rescale-max",
+            "max[P](e)",
+            "ratio(c, k) * s",
+            (
+                "factors(e, c, m, P)",
+                "s == max[P](f)",
+                "state(s)",
+                "factors(f, k, m, P)",
+                "nonneg(c)",
+                "nonneg(k)",
+                "e != f",
+            ),
+            "max(c m) = c/k max(k m) where c, k >= 0",
+        ),
+        Rewrite(
+            "rescale-min",
+            "min[P](e)",
+            "ratio(c, k) * s",
+            (
+                "factors(e, c, m, P)",
+                "s == min[P](f)",
+                "state(s)",
+                "factors(f, k, m, P)",
+                "nonneg(c)",
+                "nonneg(k)",
+                "e != f",
+            ),
+            "min(c m) = c/k min(k m) where c, k >= 0",
+        ),
+    ),
+)
+"""Tag update (Neptune section 4.1): a state computed with old values of its producers becomes the state
+computed with new ones."""
+
+
+def _recentring() -> tuple[Rule, ...]:
+    shift = "recentred({}, {}, {}, c, k, P)"
+    given = (shift.format("a", "s", "d"), "c != k")
+    rules: list[Rule] = [
+        Infer("factor-body", "factor(f, f, P)", ("state(r)", "r == sum[P](f)"), "f divides f"),
+        Infer("factor-left", "factor(f, a, X)", ("factor(f, g, X)", "g == a * b"), "a divides a b"),
+        Infer("factor-right", "factor(f, b, X)", ("factor(f, g, X)", "g == a * b"), "b divides a b"),
+        Infer("factor-sq", "factor(f, a, X)", ("factor(f, g, X)", "g == sq(a)"), "a divides a^2"),
+        Infer(
+            "factor-where", "factor(f, a, X)", ("factor(f, g, X)", "g == where(p, a, 0)"), "under a mask to 0"
+        ),
+        Infer(
+            "factor-cast",
+            "factor(f, a, X)",
+            ("factor(f, g, X)", "g == cast(T, a)"),
+            "a cast rounds what is there",
+        ),
+    ]
+    shift_of_state = (
+        "state(r)",
+        "r == sum[P](f)",
+        "factor(f, h, P)",
+        "addends(h, k, m, P)",
+        "k != 0",
+        "varies(m, P)",
+    )
+    rules += [
+        Infer(
+            "partner",
+            "partner(m, k, P)",
+            shift_of_state,
+            "the shift that the state of this part was computed with",
+        ),
+        Rewrite("partner-form", "m + k", "h", (*shift_of_state, "n == m + k"), "h = m + k"),
+        Infer(
+            "recentre",
+            shift.format("h", "m + k", "1"),
+            ("partner(m, k, P)", "addends(h, c, m, P)", "c != k", "c != 0"),
+            "m+c = (m+k) + (c-k)",
+        ),
+        Infer("recentre-mul-left", shift.format("a * b", "s * b", "d * b"), given, "one factor of a product"),
+        Infer(
+            "recentre-mul-right", shift.format("b * a", "b * s", "b * d"), given, "one factor of a product"
+        ),
+        Infer("recentre-sq", shift.format("sq(a)", "s * a", "d * a"), given, "one factor of a square"),
+        Infer(
+            "recentre-where",
+            shift.format("where(p, a, 0)", "where(p, s, 0)", "where(p, d, 0)"),
+            given,
+            "under a mask to 0",
+        ),
+        Infer(
+            "recentre-cast",
+            shift.format("cast(T, a)", "cast(T, s)", "cast(T, d)"),
+            given,
+            "a cast rounds what is there",
+        ),
+        Rewrite(
+            "recentre-sum",
+            "sum[P](e)",
+            "sum[P](s) + delta(c, k) * sum[P](d)",
+            (shift.format("e", "s", "d"), "c != k"),
+            "sum of ((x+k) + (c-k)) d = sum of (x+k) d + (c-k) sum of d (parallel axes; Huygens-Steiner)",
+        ),
+    ]
+    mean = "sum[P]({}) * inv(sum[P]({}))"
+    for side, order in (("", "{g} * ({x} - {c})"), ("-reversed", "({x} - {c}) * {g}")):
+        for product in ("w * x", "x * w"):
+            title = f"weighted-deviations{side}" + ("" if product == "w * x" else "-commuted")
+            body = order.format(g="g", x="x", c=mean.format(product, "w"))
+            rules.append(
+                Rewrite(
+                    title,
+                    f"sum[P]({body})",
+                    "0",
+                    ("factors(g, c, m, P)", "factors(w, d, m, P)"),
+                    "deviations from the weighted mean, weighted, sum to 0",
+                )
+            )
+    rules.append(
+        Rewrite(
+            "deviations", f"sum[P](x - {mean.format('x', '1')})", "0", (), "deviations from the mean sum to 0"
+        )
+    )
+    return tuple(rules)
+
+
+RECENTRE = RuleSet("recentre", _recentring())
+"""Moments: a shift inside a product becomes the shift that the state has, plus a difference that leaves."""

@@ -1,0 +1,162 @@
+"""Reductions over a whole axis: what can leave the loop, and which equal form is stable."""
+
+from __future__ import annotations
+
+from eqfuse.rules.rule import Infer, Rewrite, RuleSet
+
+HOIST = RuleSet(
+    "hoist",
+    (
+        Rewrite(
+            "hoist-factor",
+            "sum[D](e)",
+            "c * sum[D](m)",
+            ("factors(e, c, m, D)", "c != 1"),
+            "sum of c m = c sum of m",
+        ),
+        Rewrite(
+            "hoist-addend-max",
+            "max[D](e)",
+            "c + max[D](m)",
+            ("addends(e, c, m, D)", "c != 0"),
+            "max(c + m) = c + max m",
+        ),
+        Rewrite(
+            "hoist-addend-min",
+            "min[D](e)",
+            "c + min[D](m)",
+            ("addends(e, c, m, D)", "c != 0"),
+            "min(c + m) = c + min m",
+        ),
+        Rewrite(
+            "hoist-factor-max",
+            "max[D](e)",
+            "c * max[D](m)",
+            ("factors(e, c, m, D)", "nonneg(c)", "c != 1"),
+            "max(c m) = c max m where c >= 0",
+        ),
+        Rewrite(
+            "hoist-factor-min",
+            "min[D](e)",
+            "c * min[D](m)",
+            ("factors(e, c, m, D)", "nonneg(c)", "c != 1"),
+            "min(c m) = c min m where c >= 0",
+        ),
+        Rewrite("max-fixed", "max[D](c)", "c", ("fixed(c, D)",), "the maximum of one value"),
+        Rewrite("min-fixed", "min[D](c)", "c", ("fixed(c, D)",), "the minimum of one value"),
+        Rewrite("inv-product", "inv(a * b)", "inv(a) * inv(b)", (), "1/(a b) = 1/a 1/b"),
+        Rewrite(
+            "interchange",
+            "sum[D](w * sum[F](f))",
+            "sum[F](sum[D](w * f))",
+            ("fixed(w, F)", "cascaded(f, D)", "plain(f, F)"),
+            "sums commute (Fubini), so that the cascade over one axis is seen",
+            subsume=True,
+        ),
+        Rewrite(
+            "interchange-plain",
+            "sum[D](sum[F](f))",
+            "sum[F](sum[D](f))",
+            ("cascaded(f, D)", "plain(f, F)"),
+            "sums commute (Fubini), so that the cascade over one axis is seen",
+            subsume=True,
+        ),
+    ),
+)
+"""Distributivity over the whole axis: what can leave a loop."""
+
+
+STABILISE = RuleSet(
+    "stabilise",
+    (
+        Infer(
+            "shift-exp",
+            "shifted(exp(a), exp(a - finite(max[ALL](a))), finite(max[ALL](a)), ALL)",
+            ("unproved(a)", "want(exp(a), ALL)", "varies(a, ALL)"),
+            "e^a = e^M e^(a-M) with M the maximum of a, 0 where that is infinite",
+        ),
+        Infer(
+            "shift-masked",
+            "shifted(where(p, exp(a), 0), where(p, exp(a - finite(max[ALL](where(p, a, -inf)))), 0),"
+            " finite(max[ALL](where(p, a, -inf))), ALL)",
+            ("unproved(a)", "want(where(p, exp(a), 0), ALL)", "varies(a, ALL)"),
+            "as shift-exp, with M the maximum of what the mask keeps",
+        ),
+        Infer(
+            "shift-left",
+            "shifted(a * b, s * b, m, ALL)",
+            ("shifted(a, s, m, ALL)",),
+            "e^M is a factor of the product",
+        ),
+        Infer(
+            "shift-right",
+            "shifted(a * b, a * s, m, ALL)",
+            ("shifted(b, s, m, ALL)",),
+            "e^M is a factor of the product",
+        ),
+        Rewrite(
+            "shift-sum",
+            "sum[ALL](e)",
+            "exp(m) * sum[ALL](s)",
+            ("shifted(e, s, m, ALL)",),
+            "sum of e^M s = e^M sum of s",
+        ),
+        Rewrite(
+            "exp-over-shifted",
+            "exp(a) * inv(exp(m) * s)",
+            "exp(a - m) * inv(s)",
+            ("unproved(a)", "shifted(e, z, m, ALL)"),
+            "e^a / (e^M s) = e^(a-M) / s",
+        ),
+        Rewrite(
+            "shifted-over-shifted",
+            "(exp(m) * r) * inv(exp(m) * s)",
+            "r * inv(s)",
+            ("shifted(e, z, m, ALL)",),
+            "e^M cancels",
+        ),
+        Rewrite(
+            "inverse-times-shifted",
+            "inv(exp(m) * s) * (exp(m) * r)",
+            "inv(s) * r",
+            ("shifted(e, z, m, ALL)",),
+            "e^M cancels",
+        ),
+        Rewrite(
+            "log-of-shifted",
+            "log(exp(m) * s)",
+            "m + log(s)",
+            ("shifted(e, z, m, ALL)",),
+            "log(e^M s) = M + log s",
+        ),
+        Rewrite(
+            "log-of-shifted-mean",
+            "log((exp(m) * s) * k)",
+            "m + log(s * k)",
+            ("shifted(e, z, m, ALL)",),
+            "log(e^M s k) = M + log(s k)",
+        ),
+        Rewrite(
+            "variance-of-moments",
+            "sum[D](sq(x)) * inv(n) - sq(sum[D](x) * inv(n))",
+            "sum[D](sq(x - sum[D](x) * inv(n))) * inv(n)",
+            ("n == sum[D](1)",),
+            "E[x^2] - E[x]^2 = E[(x - E[x])^2]",
+        ),
+        Rewrite(
+            "weighted-variance-of-moments",
+            "sum[D](w * sq(x)) * inv(n) - sq(sum[D](w * x) * inv(n))",
+            "sum[D](w * sq(x - sum[D](w * x) * inv(n))) * inv(n)",
+            ("n == sum[D](w)",),
+            "E[x^2] - E[x]^2 = E[(x - E[x])^2], weighted",
+        ),
+        Rewrite(
+            "covariance-of-moments",
+            "sum[D](x * y) * inv(n) - (sum[D](x) * inv(n)) * (sum[D](y) * inv(n))",
+            "sum[D]((x - sum[D](x) * inv(n)) * (y - sum[D](y) * inv(n))) * inv(n)",
+            ("n == sum[D](1)",),
+            "E[xy] - E[x]E[y] = E[(x - E[x])(y - E[y])]",
+        ),
+    ),
+)
+"""Equal forms that do not overflow or cancel; extraction prefers them."""
