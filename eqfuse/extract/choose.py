@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.configure import configure, power_of_two, shared_bytes
-from eqfuse.extract.cost import kernel_terms, nest_cost
+from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
-from eqfuse.extract.plans import SCHEDULES, Cost, GroupPlan, KernelConfig, KernelPlan, Plan, Schedule, Term
+from eqfuse.extract.plans import SCHEDULES, GroupPlan, KernelConfig, KernelPlan, Plan, Schedule, Term
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.structure import KernelShape, Partition, work
 from eqfuse.loops.lower import lower
@@ -118,17 +118,20 @@ class Search:
         nest = lower(plan, self.program)
         shape = shape_of(nest, extents, self.dtypes, shards)
         configs = tuple(configure(k, shape, self.device) for k in nest.kernels)
-        cost = nest_cost(nest, configs, shape, self.device)
-        reason = _does_not_fit(nest, configs, shape, self.device)
-        if reason:
-            cost = Cost((*cost.terms, Term("does not fit", math.inf)))
         seconds = dict.fromkeys((k.name for k in kernels), 0.0)
+        terms: list[list[Term]] = []
+        reason = ""
         for kernel, config in zip(nest.kernels, configs, strict=True):
+            mine = kernel_terms(kernel, config, shape, self.device)
+            obstacle = _does_not_fit(kernel, config, shape, self.device)
+            if obstacle:
+                mine.append(Term("does not fit", math.inf))
+            reason = reason or obstacle
+            terms.append(mine)
             # split kernels are named after theirs: kernel1_partial, kernel1_merge
             owner = max((n for n in seconds if kernel.name.startswith(n)), key=len)
-            seconds[owner] += sum(t.seconds for t in kernel_terms(kernel, config, shape, self.device))
-            if _does_not_fit_kernel(kernel, config, shape, self.device):
-                seconds[owner] = math.inf
+            seconds[owner] += sum(t.seconds for t in mine)
+        cost = total(terms)
         return Candidate(replace(plan, cost=cost, configs=configs, reason=reason), nest), seconds
 
 
@@ -138,15 +141,7 @@ def _cheapest(
     return min(schedules, key=lambda schedule: prices[kernel, schedule])
 
 
-def _does_not_fit(nest: Nest, configs: Sequence[KernelConfig], shape: Shape, device: Device) -> str:
-    found = (
-        _does_not_fit_kernel(kernel, config, shape, device)
-        for kernel, config in zip(nest.kernels, configs, strict=True)
-    )
-    return next(filter(None, found), "")
-
-
-def _does_not_fit_kernel(kernel: LoopKernel, config: KernelConfig, shape: Shape, device: Device) -> str:
+def _does_not_fit(kernel: LoopKernel, config: KernelConfig, shape: Shape, device: Device) -> str:
     blocks = {b.axis: b.size or power_of_two(shape.extents[b.axis]) for b in config.blocks}
     needed = shared_bytes(kernel, blocks, config.stages, shape)
     if device.kind == "cpu" or needed <= device.shared:

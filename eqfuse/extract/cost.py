@@ -7,26 +7,26 @@ and how well the grid fills the device. Terms overlap on a GPU (the largest coun
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eqfuse.extract.configure import Contraction, KernelAxes, widest_values
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import Cost, KernelConfig, Term
 from eqfuse.extract.shape import Shape
-from eqfuse.loops.nodes import Kernel, Loop, Nest, Stmt, Store
+from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
 from eqfuse.loops.walk import expressions, statements
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
 
 SPECIAL = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "gelu", "silu", "erf", "sin", "cos", "div")
 
 
-def nest_cost(nest: Nest, configs: tuple[KernelConfig, ...], shape: Shape, device: Device) -> Cost:
-    """The cost of all kernels, one after the other."""
-    totals: dict[str, float] = {}
-    for kernel, config in zip(nest.kernels, configs, strict=True):
-        for term in kernel_terms(kernel, config, shape, device):
-            totals[term.name] = totals.get(term.name, 0.0) + term.seconds
-    return Cost(tuple(Term(name, seconds) for name, seconds in totals.items()))
+def total(kernels: Iterable[Sequence[Term]]) -> Cost:
+    """The cost of several kernels, one after the other, from the terms of each."""
+    sums: dict[str, float] = {}
+    for terms in kernels:
+        for term in terms:
+            sums[term.name] = sums.get(term.name, 0.0) + term.seconds
+    return Cost(tuple(Term(name, seconds) for name, seconds in sums.items()))
 
 
 def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> list[Term]:
@@ -42,7 +42,9 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
         _load_seconds(load, _with_shards(free_axes(load), sharded), inside, kernel, blocks, shape, device)
         for load, inside in _loads(kernel)
     )
-    memory += sum(_store_seconds(store, shape, device) for store in _stores(kernel.body))
+    memory += sum(
+        _store_seconds(store, shape, device) for store in statements(kernel.body) if isinstance(store, Store)
+    )
 
     def positions(axes: frozenset[str]) -> float:
         """Positions of a value, those of every block that computes it again counted."""
@@ -123,14 +125,6 @@ def _loads(kernel: Kernel) -> Iterator[tuple[Load, frozenset[str]]]:
                     yield node, around
 
     yield from visit(kernel.body, frozenset())
-
-
-def _stores(body: tuple[Stmt, ...]) -> Iterator[Store]:
-    for stmt in body:
-        if isinstance(stmt, Loop):
-            yield from _stores(stmt.body)
-        elif isinstance(stmt, Store):
-            yield stmt
 
 
 def _load_seconds(

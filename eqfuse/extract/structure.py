@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import (
@@ -21,8 +21,8 @@ from eqfuse.terms.nodes import (
     Reduce,
     children,
     free_axes,
-    rebuild,
     reductions,
+    replaced,
     walk,
 )
 
@@ -108,12 +108,14 @@ class Partition:
         stored: dict[Reduce, Output] = {}
         for output in outputs:
             self._find_cuts(output.expr, output.axes, frozenset(), stored)
-        # Inner cuts first: a stored reduction may itself read stored ones.
-        everything = [*stored.values(), *outputs]
-        replaced = [
-            Output(o.name, o.axes, self._read_stored(o.expr, stored, keep=o), o.dtype) for o in everything
+        reads = {r: Load(o.name, tuple(map(Axis, o.axes))) for r, o in stored.items()}
+        # Inner cuts first: a stored reduction may itself read stored ones, but not itself.
+        makers = [
+            replace(o, expr=replaced(r, {q: load for q, load in reads.items() if q is not r}))
+            for r, o in stored.items()
         ]
-        clusters = self._cluster(replaced)
+        readers = [replace(o, expr=replaced(o.expr, reads)) for o in outputs]
+        clusters = self._cluster([*makers, *readers])
         return tuple(self._shape(f"kernel{i + 1}", cluster) for i, cluster in enumerate(clusters))
 
     # -- what is materialised ----------------------------------------------------------------------
@@ -161,19 +163,6 @@ class Partition:
     def _is_cascade(self, reduce: Reduce) -> bool:
         return len(self._cascade(reduce)) > 1 or bool(self._inner([reduce]))
 
-    def _read_stored(self, expr: Expr, stored: Mapping[Reduce, Output], keep: Output) -> Expr:
-        memo: dict[Expr, Expr] = {}
-
-        def visit(node: Expr, top: bool) -> Expr:
-            if not top and isinstance(node, Reduce) and node in stored:
-                output = stored[node]
-                return Load(output.name, tuple(Axis(a) for a in output.axes))
-            if node not in memo:
-                memo[node] = rebuild(node, tuple(visit(c, False) for c in children(node)))
-            return memo[node]
-
-        return visit(expr, any(keep.name == o.name for o in stored.values()))
-
     # -- what shares a kernel ----------------------------------------------------------------------
 
     def _cluster(self, outputs: Sequence[Output]) -> list[list[Output]]:
@@ -216,12 +205,12 @@ class Partition:
         values: dict[Reduce, Local] = {}
         for (_, axis), reduces in sorted(passes.items(), key=lambda item: item[0][0]):
             again = sum(1 for g in groups if g.axis == axis)
-            plain = tuple(r for r in (_replace(r, values) for r in reduces) if isinstance(r, Reduce))
+            plain = tuple(r for r in (replaced(r, values) for r in reduces) if isinstance(r, Reduce))
             group = self.derive(axis, plain, f"_{again + 1}" if again else "")
             groups.append(group)
             for reduce, state in zip(reduces, group.states, strict=False):
                 values[reduce] = Local(state.name, state.dims)
-        rewritten = tuple(Output(o.name, o.axes, _replace(o.expr, values), o.dtype) for o in outputs)
+        rewritten = tuple(Output(o.name, o.axes, replaced(o.expr, values), o.dtype) for o in outputs)
         group_axes = {g.axis for g in groups}
         parallel, whole = self._axes(rewritten, groups, group_axes)
         return KernelShape(name, rewritten, tuple(groups), parallel, whole)
@@ -257,18 +246,3 @@ class Partition:
                 whole.append(axis)
         parallel = tuple(a for a in used if a not in whole)
         return parallel, tuple(whole)
-
-
-def _replace(expr: Expr, values: Mapping[Reduce, Local]) -> Expr:
-    """`expr` with reductions that are states replaced by their values, outermost first."""
-    memo: dict[Expr, Expr] = {}
-
-    def visit(node: Expr) -> Expr:
-        if node not in memo:
-            if isinstance(node, Reduce) and node in values:
-                memo[node] = values[node]
-            else:
-                memo[node] = rebuild(node, tuple(map(visit, children(node))))
-        return memo[node]
-
-    return visit(expr)

@@ -30,10 +30,9 @@ from eqfuse.terms.nodes import (
     Program,
     Reduce,
     call,
-    children,
     free_axes,
-    rebuild,
     reductions,
+    replaced,
     transform,
     walk,
 )
@@ -113,22 +112,10 @@ def name_states(
         taken = sum(1 for s in states if s.op == reduce.op)
         name = stem if not taken else f"{stem}{taken + 1}"
         dims = _dims(reduce, order)
-        body = _with_locals(reduce.body, names)
+        body = replaced(reduce.body, names)
         names[reduce] = Local(name, dims)
         states.append(State(name, reduce.op, body, dims))
     return tuple(states)
-
-
-def _with_locals(expr: Expr, names: dict[Expr, Local]) -> Expr:
-    """`expr` with the named reductions replaced by their values, outermost first."""
-    memo: dict[Expr, Expr] = {}
-
-    def visit(node: Expr) -> Expr:
-        if node not in memo:
-            memo[node] = names[node] if node in names else rebuild(node, tuple(map(visit, children(node))))
-        return memo[node]
-
-    return visit(expr)
 
 
 @dataclass(frozen=True)
@@ -279,7 +266,7 @@ class _Search:
         names: dict[Expr, Local] = {}
         states: list[State] = []
         for reduce in (r for r in reductions(*wanted) if r.axis == self.axis):
-            body = _with_locals(reduce.body, names)
+            body = replaced(reduce.body, names)
             dims = _dims(Reduce(reduce.op, self.axis, body), self.axes)
             name = f"aux_{self.axis}{self.suffix}{taken + len(states) + 1}"
             names[reduce] = Local(name, dims)

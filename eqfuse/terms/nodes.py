@@ -170,6 +170,18 @@ def transform(expr: Expr, step: Callable[[Expr], Expr], memo: dict[Expr, Expr] |
     return memo[expr]
 
 
+def replaced(expr: Expr, values: Mapping[Any, Expr]) -> Expr:
+    """`expr` with the subexpressions that are keys of `values` replaced, outermost first."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node not in memo:
+            memo[node] = values[node] if node in values else rebuild(node, tuple(map(visit, children(node))))
+        return memo[node]
+
+    return visit(expr)
+
+
 def free_axes(expr: Expr) -> frozenset[str]:
     """Axes on whose position the value of `expr` depends."""
     memo = _FREE_AXES
