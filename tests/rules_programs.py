@@ -85,6 +85,46 @@ FUSED: Mapping[str, str] = {
         n[i] = min[j](abs(u[i,j]) - m[i])
         """,
     "max_centred": "n[i] = max[j](x[i,j] - mean[j](x[i,j]))",
+    "min_centred": "n[i] = min[j](x[i,j] - mean[j](x[i,j]))",
+    "range": "n[i] = max[j](abs(x[i,j] - min[j](x[i,j])))",
+    "standard_score": """
+        m[i] = mean[j](x[i,j])
+        s[i] = sqrt(mean[j](sq(x[i,j] - m[i])) + 0.00001)
+        n[i] = max[j]((x[i,j] - m[i]) / s[i])
+        p[i] = max[j](abs((x[i,j] - m[i]) / s[i]))
+        """,
+    "largest_share": "n[i] = max[j](abs(x[i,j]) / sum[j](abs(x[i,j])))",
+    "smallest_share": "n[i] = min[j](abs(x[i,j]) / sum[j](sq(x[i,j])))",
+    "scaled_by_the_least": "n[i] = max[j](abs(x[i,j]) / min[j](abs(x[i,j])))",
+    "largest_probability": """
+        e[i,j] = exp(x[i,j] - max[j](x[i,j]))
+        n[i] = max[j](e[i,j] / sum[j](e[i,j]))
+        """,
+    "standardised_fourth_moment": """
+        m[i] = mean[j](x[i,j])
+        s[i] = sqrt(mean[j](sq(x[i,j] - m[i])))
+        v[i] = mean[j](((x[i,j] - m[i]) / s[i])**4)
+        """,
+    "squares_in_range": """
+        a[i] = min[j](x[i,j])
+        y[i] = sum[j](sq((x[i,j] - a[i]) / (max[j](x[i,j]) - a[i])))
+        """,
+    "scaled_before_the_cast": """
+        s[i] = 448 / max[j](abs(x[i,j]))
+        C[i,n] = sum[j](f8e4m3(x[i,j] * s[i]) * w[n,j]) / s[i]
+        """,
+    "one_more_weight": """
+        m[i] = max(max[j](x[i,j]), 0)
+        e[i,j] = exp(x[i,j] - m[i])
+        y[i,j] = e[i,j] / (exp(-m[i]) + sum[j](e[i,j]))
+        """,
+    "shifted_by_a_bound": """
+        e[i,j] = exp(x[i,j] - sum[j](abs(x[i,j])))
+        y[i,j] = e[i,j] / sum[j](e[i,j])
+        """,
+    "exponentials_around_the_mean": "y[i] = sum[j](exp(x[i,j] - mean[j](x[i,j])))",
+    "unscaled_exponentials": "y[i] = sum[j](exp(x[i,j])) * exp(-max[j](x[i,j]))",
+    "exponentials_up_to_here": "y[i,n] = log(sum[j](where(j <= n, exp(x[i,j]), 0)))",
 }
 """Every group of these has a merge."""
 
@@ -173,6 +213,24 @@ RULE_PROGRAMS: Mapping[str, str] = {
         """,
     "root_scale": "y[i] = sum[j](x[i,j] / sqrt(sum[j](sq(x[i,j]))) * abs(sum[j](x[i,j])))",
     "root_mean_scale": "y[i] = sum[j](sqrt(sq(x[i,j]) * sum[j](sq(x[i,j]))) * sqrt(sum[j](sq(x[i,j]))))",
+    "exponentials_over_the_largest": "y[i] = sum[j](exp(x[i,j])) / exp(max[j](x[i,j]))",
+    "exponentials_times_another": "y[i] = exp(-max[j](x[i,j])) * sum[j](exp(x[i,j]))",
+    "scalar_temperature": """
+        e[i,j] = exp((x[i,j] - max[j](x[i,j])) / t)
+        f[i,j] = exp(t * (x[i,j] - max[j](x[i,j])))
+        y[i,j] = e[i,j] / sum[j](e[i,j]) + f[i,j] / sum[j](f[i,j])
+        """,
+    "squares_less_the_square": "y[i] = sum[j](sq(x[i,j])) - sq(sum[j](x[i,j])) / sum[j](1)",
+    "squares_less_the_mean": "y[i] = sum[j](sq(x[i,j])) - sum[j](1) * sq(mean[j](x[i,j]))",
+    "root_mean_square_scale": "n[i] = max[j](abs(x[i,j] * rsqrt(mean[j](sq(x[i,j])) + eps)))",
+    "norms_of_products": "n[i] = max[j](abs(x[i,j] * u[i,j]) / (sqrt(sum[j](sq(x[i,j]))) * sum[j](abs(x[i,j]))))",
+    "powers_and_inverses": "y[i] = sum[j](x[i,j] * x[i,j] * x[i,j] * x[i,j] / (1 / (1 / u[i,j])))",
+    "sink_of_its_own": """
+        m[i] = max(max[j](x[i,j]), s)
+        e[i,j] = exp(x[i,j] - m[i])
+        y[i] = sum[j](e[i,j] * u[i,j]) / (sum[j](e[i,j]) + exp(s - m[i]))
+        z1[i] = sum[j](exp(u[i,j] - max(0, max[j](u[i,j]))))
+        """,
     "shared_shifts": """
         m[i] = max[j](x[i,j])
         n[i] = max[j](where(u[i,j] > 0, x[i,j] - m[i], -inf))

@@ -54,7 +54,8 @@ RULES: Mapping[str, Rule] = {
     rule.name: rule for ruleset in dict.fromkeys(PREPARE + MERGE) for rule in ruleset.rules
 }
 WITHOUT_NUMBERS = {
-    "want", "state", "unproved", "varies", "cascaded", "plain", "aggregate", "partner", "factor"
+    "want", "state", "unproved", "varies", "cascaded", "plain", "aggregate", "partner", "factor", "scalar",
+    "settled", "written"
 }  # fmt: skip
 """Relations that guide the search and claim nothing about values."""
 
@@ -143,7 +144,7 @@ class World:
             value = np.ones((1, 1))
         if holds("bounded"):
             value = np.tanh(value)
-        if holds("nonneg"):
+        if holds("nonneg") or holds("positive"):
             value = np.abs(value)
         if holds("nonpos"):
             value = -np.abs(value)
@@ -210,6 +211,12 @@ class World:
                 return not (values[0] < 0).any()
             case "nonpos":
                 return not (values[0] > 0).any()
+            case "positive":
+                return bool((values[0] > 0).all())
+            case "null":
+                return not ((values[0] == 0) & (values[1] != 0)).any()
+            case "tame":
+                return not (np.isinf(values[0]) & (values[1] != 0)).any()
             case "bounded":
                 return bool((np.abs(values[0]) <= 1).all())
             case "le":

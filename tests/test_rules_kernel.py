@@ -88,7 +88,7 @@ def test_programs_saturate_far_below_the_budget(name: str) -> None:
     stats = eq.compile(FUSED[name], verify=False).stats
     assert stats["saturated"]
     assert sum(stats["matches"].values()) < saturate.MAX_MATCHES / 2
-    assert stats["enodes"] > 0 and stats["rounds"] < saturate.MAX_ROUNDS / 2
+    assert stats["enodes"] > 0 and stats["rounds"] < saturate.MAX_ROUNDS  # of all saturations together
 
 
 # -- determinism ----------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Cheapest terms of a saturated e-graph, by a cost that puts stability before work.
 
 A cost is (instability, work), compared in that order. Instability counts what can overflow, cancel
-or leave a narrow format's range although an equal form does not; work counts weighted operations, those
-inside a reduction once per position.
+or leave a narrow format's range although an equal form does not, once however often it is used; work counts
+weighted operations, those inside a reduction once per position.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from eqfuse.rules.saturate import Graph, Node
 from eqfuse.terms.nodes import Expr
 
 Cost = tuple[float, float]
+Risk = tuple[str, tuple[int, ...], float]
+"""What is unstable (function and argument classes) and how much it counts."""
 
 POSITIONS = 64.0
 """Positions of an axis that work inside a reduction is multiplied by, when sizes are not known."""
@@ -34,6 +36,10 @@ WORK: Mapping[str, float] = {
 """Work of one e-node in units of an addition (the default)."""
 
 UNPROVED_EXP = 1.0
+UNPROVED_REPAIR = 0.25
+"""An exponential inside a loop that nothing bounds and that is repaired: it may overflow in between alone."""
+UNPROVED_REWRITE = 0.5
+"""An exponential inside a loop that nothing bounds and that the program does not have: its own is shifted better."""
 CANCELLATION = 0.5
 CAST_OUT_OF_RANGE = 0.1
 UNBOUNDED_SQUARE = 0.01
@@ -52,49 +58,56 @@ class Extraction:
     allowed: Callable[[Node], bool] = lambda node: True
     unbounded_square: float = 0.0
     best: dict[int, tuple[Cost, Node | None]] = field(default_factory=dict)
+    _risks: dict[int, frozenset[Risk]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         facts = self.graph.facts
-        self._nonpos = {row[0] for row in facts.get("nonpos", ())}
         self._bounded = {row[0] for row in facts.get("bounded", ())}
         self._aggregate = {row[0] for row in facts.get("aggregate", ())}
+        self._settled = {row[0] for row in facts.get("settled", ())}
+        self._varies = {row[0] for row in facts.get("varies", ())}
+        self._cascaded = {row[0] for row in facts.get("cascaded", ())}
+        self._written = {row[0] for row in facts.get("written", ())}
         self._solve()
 
-    def _own(self, node: Node) -> Cost:
-        return self._instability(node), WORK.get(node.head, 1)
-
-    def _instability(self, node: Node) -> float:
+    def _instability(self, key: int, node: Node) -> float:
         match node:
-            case Node("Exp", _, (a,)) if a not in self._nonpos:
+            case Node("Exp", _, (a,)) if a not in self._settled and a in self._varies:
+                repaired = UNPROVED_REPAIR if a in self._cascaded else 0.0
+                return UNPROVED_EXP + repaired + (0.0 if key in self._written else UNPROVED_REWRITE)
+            case Node("Exp", _, (a,)) if a not in self._settled:
                 return UNPROVED_EXP
-            case Node("Sq", _, (a,)) if a not in self._bounded:
+            case Node("Sq", _, (a,)) if a in self._varies and a not in self._bounded:
                 return self.unbounded_square
-            case Node("Mul", _, (a, b)) if a == b and a not in self._bounded:
+            case Node("Mul", _, (a, b)) if a == b and a in self._varies and a not in self._bounded:
                 return self.unbounded_square
-            case Node("Cast", (fn,), (a,)) if fn in NARROW and a not in self._bounded:
+            case Node("Cast", (fn,), (a,)) if (
+                fn in NARROW and a not in self._bounded and key not in self._written
+            ):
                 return CAST_OUT_OF_RANGE
             case Node("Add", _, (a, b)) if a in self._aggregate:
                 negated = (n.args[0] for n in self.graph.classes.get(b, ()) if n.head == "Neg")
                 return CANCELLATION if any(c in self._aggregate for c in negated) else 0.0
         return 0.0
 
-    def _cost(self, node: Node) -> Cost:
-        unstable, work = self._own(node)
+    def _cost(self, key: int, node: Node) -> tuple[Cost, frozenset[Risk]]:
+        own = self._instability(key, node)
+        risks = frozenset({(node.head, node.args, own)} if own else ())
+        work: float = WORK.get(node.head, 1)
         times = POSITIONS if node.head == "Red" else 1.0
         for arg in node.args:
-            child = self.best[arg][0]
-            unstable += child[0]
-            work += times * child[1]
-        return unstable, work
+            risks |= self._risks[arg]
+            work += times * self.best[arg][0][1]
+        return (round(sum(risk[2] for risk in risks), 6), work), risks
 
     def _solve(self) -> None:
         """Knuth's generalisation of Dijkstra: classes are settled in order of cost."""
         users: dict[int, list[tuple[int, Node]]] = {}
         waiting: dict[tuple[int, Node], int] = {}
-        queue: list[tuple[Cost, int, int, Node | None]] = []
+        queue: list[tuple[Cost, int, int, Node | None, frozenset[Risk]]] = []
         counter = 0
         for key in self.known:
-            queue.append(((0.0, 0.5), counter, key, None))
+            queue.append(((0.0, 0.5), counter, key, None, frozenset()))
             counter += 1
         for key in sorted(self.graph.classes):
             for node in self.graph.classes[key]:
@@ -105,18 +118,20 @@ class Extraction:
                 for arg in distinct:
                     users.setdefault(arg, []).append((key, node))
                 if not distinct:
-                    queue.append((self._own(node), counter, key, node))
+                    cost, risks = self._cost(key, node)
+                    queue.append((cost, counter, key, node, risks))
                     counter += 1
         heapq.heapify(queue)
         while queue:
-            cost, _, key, found = heapq.heappop(queue)
+            cost, _, key, found, risks = heapq.heappop(queue)
             if key in self.best:
                 continue
-            self.best[key] = (cost, found)
+            self.best[key], self._risks[key] = (cost, found), risks
             for user, node in users.get(key, ()):
                 waiting[user, node] -= 1
                 if waiting[user, node] == 0 and user not in self.best:
-                    heapq.heappush(queue, (self._cost(node), counter, user, node))
+                    cost, risks = self._cost(user, node)
+                    heapq.heappush(queue, (cost, counter, user, node, risks))
                     counter += 1
 
     def cost(self, key: int) -> Cost | None:

@@ -24,6 +24,8 @@ SIMPLIFY = RuleSet(
         Rewrite("inv-inv", "inv(inv(a))", "a", (), "1/(1/a) = a", subsume=True),
         Rewrite("abs-nonneg", "abs(a)", "a", ("nonneg(a)",), "|a| = a where a >= 0"),
         Rewrite("square", "a * a", "sq(a)", (), "a a = a^2"),
+        Rewrite("cube", "a * sq(a)", "sq(a) * a", (), "a a^2 = a^2 a", subsume=True),
+        Rewrite("fourth-power", "(sq(a) * a) * a", "sq(sq(a))", (), "a^3 a = (a^2)^2", subsume=True),
         Rewrite("exp-cancel-right", "exp(a) * exp(-a)", "1", (), "e^a e^-a = 1", subsume=True),
         Rewrite("exp-cancel-left", "exp(-a) * exp(a)", "1", (), "e^-a e^a = 1", subsume=True),
         Rewrite("ratio-same", "ratio(a, a)", "1", (), "a/a = 1", subsume=True),

@@ -7,9 +7,9 @@ Nothing here knows a workload. The sets are saturated in the order that they sta
 from __future__ import annotations
 
 from eqfuse.rules.algebra import EXPAND, LOGARITHMS, SIMPLIFY
-from eqfuse.rules.facts import DEPENDENCE, SIGNS
+from eqfuse.rules.facts import DEPENDENCE, SIGNS, ZEROS
 from eqfuse.rules.rule import Rewrite, RuleSet
-from eqfuse.rules.separation import SEPARATION
+from eqfuse.rules.separation import MASKED, MASKED_PARTS, SEPARATION
 from eqfuse.rules.split import RECENTRE, REPAIR, SPLIT
 from eqfuse.rules.whole import HOIST, STABILISE
 
@@ -35,11 +35,11 @@ SCHEDULES = RuleSet(
 """Ways to walk an axis: all compute the same, so a plan is an extraction from their class."""
 
 
-PREPARE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, HOIST, STABILISE)
+PREPARE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, MASKED, ZEROS, HOIST, STABILISE)
 """Rule sets over whole axes: the best equal program before anything is split."""
 
 
-MERGE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, SPLIT, REPAIR, RECENTRE, EXPAND)
+MERGE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, MASKED_PARTS, SPLIT, REPAIR, RECENTRE, EXPAND)
 """Rule sets over split axes: the merge of two parts."""
 
 __all__ = [
@@ -47,6 +47,8 @@ __all__ = [
     "EXPAND",
     "HOIST",
     "LOGARITHMS",
+    "MASKED",
+    "MASKED_PARTS",
     "MERGE",
     "PREPARE",
     "RECENTRE",
@@ -57,4 +59,5 @@ __all__ = [
     "SIMPLIFY",
     "SPLIT",
     "STABILISE",
+    "ZEROS",
 ]

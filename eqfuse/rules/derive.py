@@ -12,18 +12,21 @@ The values over A and B are free; what extraction finds for the values over AB i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from eqfuse.extract.extraction import UNBOUNDED_SQUARE, Extraction
+from eqfuse.extract.extraction import UNBOUNDED_SQUARE, UNPROVED_EXP, Extraction
 from eqfuse.rules.catalogue import MERGE, PREPARE
 from eqfuse.rules.encode import Encoder
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
-from eqfuse.rules.repair import finite_factors, guard_body, guard_divisors, reads_state, recovers_by_sum
-from eqfuse.rules.saturate import Graph, Node, Report, session
+from eqfuse.rules.repair import guard_body, guard_divisors, kept, reads_state, recovers_by_sum, total_factors
+from eqfuse.rules.rule import RuleSet
+from eqfuse.rules.saturate import Graph, Node, Report, Saturation, session
 from eqfuse.terms.nodes import (
     Axis,
     Call,
+    Const,
     Expr,
     Local,
     Output,
@@ -40,6 +43,17 @@ from eqfuse.terms.nodes import (
 MAX_AUXILIARY_ROUNDS = 4
 
 
+@dataclass(frozen=True)
+class Engine:
+    """What a derivation runs on: how an e-graph is opened, and how expressions get in and out of it."""
+
+    session: Callable[[tuple[RuleSet, ...]], AbstractContextManager[Saturation]] = session
+    encoder: Callable[[bool], Encoder] = Encoder
+
+
+PLAIN = Engine()
+
+
 def axis_order(program: Program) -> tuple[str, ...]:
     """Every axis of a program: those of outputs as they are written, then the rest as they appear."""
     order = dict.fromkeys(axis for output in program.outputs for axis in output.axes)
@@ -52,14 +66,14 @@ def axis_order(program: Program) -> tuple[str, ...]:
 # -- whole axes ------------------------------------------------------------------------------------
 
 
-def prepare(program: Program) -> tuple[tuple[Output, ...], Report]:
+def prepare(program: Program, engine: Engine = PLAIN) -> tuple[tuple[Output, ...], Report]:
     """The outputs in their stablest, then cheapest equal form over whole axes."""
     exprs = [output.expr for output in program.outputs]
     axes = list(dict.fromkeys(n.axis for n in walk(*exprs) if isinstance(n, Reduce)))
     if not axes:
         return program.outputs, Report()
-    encoder = Encoder(program.strict_casts)
-    with session(PREPARE) as saturation:
+    encoder = engine.encoder(program.strict_casts)
+    with engine.session(PREPARE) as saturation:
         roots = [encoder.encode(expr) for expr in exprs]
         saturation.run(
             encoder.lines + encoder.facts(axes) + [f"(let $out{i} {r})" for i, r in enumerate(roots)]
@@ -80,15 +94,15 @@ def prepare(program: Program) -> tuple[tuple[Output, ...], Report]:
 
 
 def _unproved_exponents(exprs: Sequence[Expr], encoder: Encoder, graph: Graph) -> list[str]:
-    """Terms of exponents inside reductions that no fact bounds by 0."""
-    nonpos = {row[0] for row in graph.facts["nonpos"]}
+    """Terms of exponents inside reductions that no fact bounds by 0, nor the program's own shift."""
+    settled = {row[0] for row in graph.facts["settled"]}
     bodies = [node.body for node in walk(*exprs) if isinstance(node, Reduce)]
     found: dict[str, None] = {}
     for node in walk(*bodies):
         match node:
             case Call("exp", (a,)):
                 term = encoder.terms["ALL", a]
-                if term.startswith("$") and graph.roots[term[1:]] not in nonpos or not term.startswith("$"):
+                if term.startswith("$") and graph.roots[term[1:]] not in settled or not term.startswith("$"):
                     found[term] = None
     return list(found)
 
@@ -118,6 +132,28 @@ def name_states(
     return tuple(states)
 
 
+def _name_auxiliaries(
+    axis: str, suffix: str, order: Sequence[str], states: Sequence[State], wanted: Iterable[Reduce]
+) -> tuple[State, ...]:
+    """Further states for these reductions and for those over the same axis inside them."""
+    taken = sum(1 for s in states if s.auxiliary)
+    names: dict[Expr, Local] = {}
+    found: list[State] = []
+    for reduce in (r for r in reductions(*wanted) if r.axis == axis):
+        body = replaced(reduce.body, names)
+        dims = _dims(Reduce(reduce.op, axis, body), order)
+        name = f"aux_{axis}{suffix}{taken + len(found) + 1}"
+        names[reduce] = Local(name, dims)
+        found.append(State(name, reduce.op, body, dims, auxiliary=True))
+    return tuple(found)
+
+
+def _kept(state: State, axis: str) -> Reduce | None:
+    """Whether masks keep any position for a state that is to be recovered, as 1 or 0; None where there are none."""
+    body = kept(state.body, state.op, axis)
+    return None if body is None else Reduce("max", axis, body)
+
+
 @dataclass(frozen=True)
 class _Attempt:
     merge: Merge | None
@@ -126,7 +162,12 @@ class _Attempt:
 
 
 def derive_group(
-    axis: str, reduces: Sequence[Reduce], order: Sequence[str], strict_casts: bool = False, suffix: str = ""
+    axis: str,
+    reduces: Sequence[Reduce],
+    order: Sequence[str],
+    strict_casts: bool = False,
+    suffix: str = "",
+    engine: Engine = PLAIN,
 ) -> tuple[Group, Report]:
     """The group of these reductions over `axis` (in dependency order) with its merge, or why it has none.
     `order` is the program's order of axes, `suffix` ends the names of states.
@@ -134,10 +175,11 @@ def derive_group(
     Where the merge needs a reduction that is no state, that accumulator is added and the derivation
     starts again.
     """
-    states = name_states(axis, reduces, order, suffix)
+    named = name_states(axis, reduces, order, suffix)
+    states = named + _name_auxiliaries(axis, suffix, order, (), filter(None, (_kept(s, axis) for s in named)))
     report = Report()
     for _ in range(MAX_AUXILIARY_ROUNDS):
-        attempt = _attempt(axis, states, order, strict_casts, suffix, report)
+        attempt = _attempt(axis, states, order, strict_casts, suffix, report, engine)
         if attempt.merge or not attempt.missing:
             break
         states = states + attempt.missing
@@ -154,13 +196,14 @@ def _attempt(
     strict_casts: bool,
     suffix: str,
     report: Report,
+    engine: Engine,
 ) -> _Attempt:
-    encoder = Encoder(strict_casts)
+    encoder = engine.encoder(strict_casts)
 
     def opaque(expr: Expr) -> bool:
         return isinstance(expr, Reduce) and expr.axis != axis and not reads_state(expr)
 
-    with session(MERGE) as saturation:
+    with engine.session(MERGE) as saturation:
         terms: dict[tuple[str, str], str] = {}
         for part in ("A", "B", "AB"):
             local: dict[str, str] = {}
@@ -197,31 +240,28 @@ class _Search:
     def attempt(self) -> _Attempt:
         updates, stuck = self.order({**self.values("A", "")}, parts=("B",))
         if stuck:
-            missing = self.missing_accumulators(stuck)
-            obstacles = () if missing else tuple(obstacle(self.axis, s) for s in stuck)
-            return _Attempt(None, obstacles, missing)
+            missing, hopeless = self.missing_accumulators(stuck)
+            return _Attempt(None, tuple(obstacle(self.axis, s) for s in hopeless), missing)
         combines, stuck = self.order({**self.values("A", "_a"), **self.values("B", "_b")}, parts=())
         if stuck:
             return _Attempt(None, tuple(obstacle(self.axis, s) for s in stuck), ())
         merge = Merge(
-            tuple(self.update(state, value) for state, value in updates),
-            tuple(
-                Combine(state.name, finite_factors(guard_divisors(value, self.axis)))
-                for state, value in combines
-            ),
-            tuple(filter(None, map(self.finish, self.states))),
+            tuple(self.update(*found) for found in updates),
+            tuple(Combine(found[0].name, self.total(*found)) for found in combines),
+            tuple(filter(None, (self.finish(s) for s in self.states if not s.auxiliary))),
         )
         return _Attempt(merge, (), ())
 
     def order(
         self, known: dict[int, Expr], parts: tuple[str, ...]
-    ) -> tuple[list[tuple[State, Expr]], tuple[State, ...]]:
-        """The AB value of every state, in an order in which each reads only what is there; and the rest."""
+    ) -> tuple[list[tuple[State, Expr, bool]], tuple[State, ...]]:
+        """The AB value of every state, in an order in which each reads only what is there, and whether all its
+        exponents are at most 0; and the rest."""
 
         def allowed(node: Node) -> bool:
             return node.head != "Red" or node.words[1] != self.axis or node.words[2] in parts
 
-        found: list[tuple[State, Expr]] = []
+        found: list[tuple[State, Expr, bool]] = []
         rest = list(self.states)
         while rest:
             best = Extraction(self.graph, self.encoder, known, allowed)
@@ -230,13 +270,14 @@ class _Search:
                 break
             ready = min((s for s in rest if s.name in costs), key=lambda s: costs[s.name])
             key = self.root(ready, "AB")
-            found.append((ready, best.term(key)))
+            found.append((ready, best.term(key), costs[ready.name][0] < UNPROVED_EXP))
             known = {**known, key: Local(f"{ready.name}_new", ready.dims)}
             rest.remove(ready)
         return found, tuple(rest)
 
-    def missing_accumulators(self, stuck: tuple[State, ...]) -> tuple[State, ...]:
-        """Reductions over A that would close the merge: their bodies read values over A alone."""
+    def missing_accumulators(self, stuck: tuple[State, ...]) -> tuple[tuple[State, ...], tuple[State, ...]]:
+        """Reductions over A that would close the merge (their bodies read values over A alone); or else the states
+        that no accumulator would help."""
         old = self.values("A", "")
 
         def over_a(node: Node) -> bool:
@@ -251,29 +292,20 @@ class _Search:
             return node.words[2] == "B" or (node.words[2] == "A" and node.args[0] in inside.best)
 
         wanted: dict[Reduce, None] = {}
+        hopeless: list[State] = []
         for state in stuck:
             key = self.root(state, "AB")
             best = Extraction(self.graph, self.encoder, {k: v for k, v in known.items() if k != key}, allowed)
             if best.cost(key) is None:
-                return ()
+                hopeless.append(state)
+                continue
             for op, body in best.reductions(key, self.axis, "A", inside):
                 wanted[Reduce(op, self.axis, body)] = None
-        return self._name_auxiliaries(wanted)
+        if hopeless:
+            return (), tuple(hopeless)
+        return _name_auxiliaries(self.axis, self.suffix, self.axes, self.states, wanted), stuck
 
-    def _name_auxiliaries(self, wanted: Iterable[Reduce]) -> tuple[State, ...]:
-        """States for these reductions and for those over the same axis inside them."""
-        taken = sum(1 for s in self.states if s.auxiliary)
-        names: dict[Expr, Local] = {}
-        states: list[State] = []
-        for reduce in (r for r in reductions(*wanted) if r.axis == self.axis):
-            body = replaced(reduce.body, names)
-            dims = _dims(Reduce(reduce.op, self.axis, body), self.axes)
-            name = f"aux_{self.axis}{self.suffix}{taken + len(states) + 1}"
-            names[reduce] = Local(name, dims)
-            states.append(State(name, reduce.op, body, dims, auxiliary=True))
-        return tuple(states)
-
-    def update(self, state: State, value: Expr) -> Update:
+    def update(self, state: State, value: Expr, bounded: bool) -> Update:
         """Names the fresh reductions over the tile and makes everything total."""
         parts: list[Part] = []
 
@@ -287,14 +319,23 @@ class _Search:
                     return node
 
         named = transform(value, step)
-        return Update(state.name, tuple(parts), finite_factors(guard_divisors(named, self.axis)))
+        return Update(state.name, tuple(parts), self.total(state, named, bounded))
+
+    def total(self, state: State, value: Expr, bounded: bool) -> Expr:
+        return total_factors(guard_divisors(value, self.axis), state.op, bounded)
 
     def finish(self, state: State) -> Finish | None:
         recover = guard_body(state.body, state.op, self.axis)[1]
         if recover is None:
             return None
+        value = Local(state.name, state.dims)
         how = "add" if recovers_by_sum(state.body, state.op, self.axis) else "mul"
-        return Finish(state.name, call(how, Local(state.name, state.dims), recover))
+        recovered = call(how, value, recover)
+        any_kept = _kept(state, self.axis)
+        if any_kept is not None:
+            (flag,) = (s for s in self.states if s.auxiliary and (s.op, s.body) == ("max", any_kept.body))
+            recovered = call("where", call("gt", Local(flag.name, flag.dims), Const(0)), recovered, value)
+        return Finish(state.name, recovered)
 
 
 def obstacle(axis: str, state: State) -> Obstacle:

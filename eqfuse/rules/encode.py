@@ -11,7 +11,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from eqfuse.rules.repair import guarded
-from eqfuse.terms.nodes import CASTS, Call, Const, Expr, Local, Reduce, Size, call, children, free_axes, walk
+from eqfuse.terms.nodes import (
+    CASTS,
+    Call,
+    Const,
+    Expr,
+    Local,
+    Reduce,
+    Scalar,
+    Size,
+    call,
+    children,
+    free_axes,
+    walk,
+)
 
 _UNARY = {"neg": "Neg", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs", "sq": "Sq"}
 _UNARY |= {"finite": "Finite", "invertible": "Invertible"}
@@ -21,6 +34,8 @@ _DECODE_BINARY = {v: k for k, v in _BINARY.items()}
 
 ONE = '(Num "1")'
 ZERO = '(Num "0")'
+NUMBERS_OF_RULES = (0, 1, float("-inf"))
+"""What the right sides of rules may bring in."""
 
 
 def quote(text: str) -> str:
@@ -108,6 +123,8 @@ class Encoder:
                 return self.leaf(expr)
         name = f"$t{len(self.lines)}"
         self.lines.append(f"(let {name} {text})")
+        if text.startswith(("(Cast", "(Exp")):
+            self.lines.append(f"(written {name})")
         return name
 
     def _call(self, expr: Call, fn: str, args: list[str]) -> str:
@@ -139,14 +156,16 @@ class Encoder:
 
     def facts(self, axes: Iterable[str]) -> list[str]:
         """Dependence of every leaf and number on every axis, and signs of numbers."""
-        self.number(0)
-        self.number(1)
+        for value in NUMBERS_OF_RULES:
+            self.number(value)
         lines: list[str] = []
         for text, const in self.numbers.items():
             term = f'(Num "{text}")'
             lines += [f'(fixed {term} "{axis}") (plain {term} "{axis}")' for axis in axes]
             if abs(const.value) != float("inf"):
                 lines.append(f"(constant {term})")
+            if 0 < const.value < float("inf"):
+                lines.append(f"(positive {term})")
             if const.value >= 0:
                 lines.append(f"(nonneg {term})")
             if const.value <= 0:
@@ -159,14 +178,16 @@ class Encoder:
                     f'({"varies" if axis in free else "fixed"} {term} "{axis}") (plain {term} "{axis}")'
                 )
             if isinstance(expr, Size):
-                lines.append(f"(nonneg {term})")
+                lines.append(f"(nonneg {term}) (positive {term})")
+            if isinstance(expr, Scalar):
+                lines.append(f"(scalar {term})")
         return lines
 
     def decode(self, head: str, words: tuple[str, ...], args: tuple[Expr, ...]) -> Expr:
         """The expression of one e-node, its children decoded already."""
         match head, words, args:
             case "Num", (text,), ():
-                return self.numbers.get(text) or Const(int(text))
+                return self.numbers[text]
             case "Leaf", (name,), ():
                 return self.leaves[name]
             case "Add", (), (a, Call("neg", (b,))):

@@ -146,8 +146,44 @@ SIGNS = RuleSet(
             ("le(a, b)", "r == finite(b)"),
             "finite(b) is b, where b is finite",
         ),
+        Infer(
+            "le-finite-both",
+            "le(finite(a), finite(b))",
+            ("le(a, b)", "r == finite(a)", "s == finite(b)"),
+            "finite(a) is a and finite(b) is b, where they are finite",
+        ),
+        Infer(
+            "le-cast",
+            "le(cast(T, a), cast(T, b))",
+            ("le(a, b)", "r == cast(T, a)", "s == cast(T, b)"),
+            "rounding keeps the order",
+        ),
         Infer("le-maximum-left", "le(a, maximum(a, b))", ("r == maximum(a, b)",), "a <= max(a, b)"),
         Infer("le-maximum-right", "le(b, maximum(a, b))", ("r == maximum(a, b)",), "b <= max(a, b)"),
+        Infer(
+            "le-left-of-maximum",
+            "le(a, maximum(b, c))",
+            ("le(a, b)", "r == maximum(b, c)"),
+            "a <= b <= max(b, c)",
+        ),
+        Infer(
+            "le-right-of-maximum",
+            "le(a, maximum(c, b))",
+            ("le(a, b)", "r == maximum(c, b)"),
+            "a <= b <= max(c, b)",
+        ),
+        Infer(
+            "le-maximum-both",
+            "le(maximum(a, c), maximum(b, c))",
+            ("le(a, b)", "r == maximum(a, c)", "s == maximum(b, c)"),
+            "the larger of larger values",
+        ),
+        Infer(
+            "le-maximum-both-right",
+            "le(maximum(c, a), maximum(c, b))",
+            ("le(a, b)", "r == maximum(c, a)", "s == maximum(c, b)"),
+            "the larger of larger values",
+        ),
         Infer(
             "le-prefix", "le(max[A](e), max[AB](e))", ("r == max[AB](e)", "s == max[A](e)"), "a longer prefix"
         ),
@@ -199,6 +235,27 @@ SIGNS = RuleSet(
         Infer("bounded-cast", "bounded(cast(T, a))", ("bounded(a)",), "same size"),
         Infer("bounded-where", "bounded(where(p, a, b))", ("bounded(a)", "bounded(b)"), "either branch"),
         Infer("bounded-max", "bounded(max[D](a))", ("bounded(a)",), "one of bounded values"),
+        Infer("positive-inv", "positive(inv(a))", ("positive(a)",), "1/a has the sign of a"),
+        Infer("positive-sqrt", "positive(sqrt(a))", ("positive(a)",), "a root has the sign of a"),
+        Infer("positive-mul", "positive(a * b)", ("positive(a)", "positive(b)"), "products of positives"),
+        Infer("positive-add-left", "positive(a + b)", ("positive(a)", "nonneg(b)"), "a + b >= a"),
+        Infer("positive-add-right", "positive(a + b)", ("nonneg(a)", "positive(b)"), "a + b >= b"),
+        Infer("positive-count", "positive(sum[D](1))", (), "an axis has a position"),
+        Infer("scalar-inv", "scalar(inv(a))", ("scalar(a)",), "of a run-time number"),
+        Infer("settled-nonpos", "settled(a)", ("nonpos(a)",), "its exponential is at most 1"),
+        Infer(
+            "settled-scaled-left", "settled(k * a)", ("scalar(k)", "settled(a)"), "shifted as it is written"
+        ),
+        Infer(
+            "settled-scaled-right", "settled(a * k)", ("scalar(k)", "settled(a)"), "shifted as it is written"
+        ),
+        Infer(
+            "settled-rounded",
+            "settled(a - cast(T, b))",
+            ("le(a, b)",),
+            "at most 1 but for the shift's rounding",
+        ),
+        Infer("settled-finite", "settled(finite(a) - a)", (), "0 where a is finite"),
         Infer("aggregate-sum", "aggregate(sum[D](e))", (), "a sum over an axis"),
         Infer("aggregate-left", "aggregate(a * b)", ("aggregate(a)",), "a multiple of a sum"),
         Infer("aggregate-right", "aggregate(a * b)", ("aggregate(b)",), "a multiple of a sum"),
@@ -206,3 +263,42 @@ SIGNS = RuleSet(
     ),
 )
 """Sign, order and size facts: what makes an `exp` safe, a repair of a maximum valid, a cast in range."""
+
+
+ZEROS = RuleSet(
+    "zeros",
+    (
+        Infer("null-absmax", "null(max[ALL](abs(m)), m, ALL)", ("r == max[ALL](abs(m))",), "|m| <= max |m|"),
+        Infer("null-abs-sum", "null(sum[ALL](abs(m)), m, ALL)", ("r == sum[ALL](abs(m))",), "|m| <= sum |m|"),
+        Infer("null-sq-sum", "null(sum[ALL](sq(m)), m, ALL)", ("r == sum[ALL](sq(m))",), "m^2 <= sum m^2"),
+        Infer(
+            "null-sum", "null(sum[ALL](m), m, ALL)", ("r == sum[ALL](m)", "nonneg(m)"), "0 <= m <= sum of m"
+        ),
+        Infer("null-scaled", "null(n * k, m, X)", ("null(n, m, X)", "positive(k)"), "a multiple"),
+        Infer("null-sqrt", "null(sqrt(n), m, X)", ("null(n, m, X)",), "a root is 0 where its argument is"),
+        Infer("null-add", "null(n + k, m, X)", ("null(n, m, X)", "nonneg(n)", "nonneg(k)"), "n + k >= n"),
+        Infer(
+            "null-add-scalar",
+            "null(n + k, m, X)",
+            ("null(n, m, X)", "nonneg(n)", "scalar(k)"),
+            "k > 0 in practice, and else n + k is 0 for one value of n alone",
+        ),
+        Infer("null-of-abs", "null(n, abs(m), X)", ("null(n, m, X)", "r == abs(m)"), "|0| = 0"),
+        Infer("null-of-product", "null(n, m * g, X)", ("null(n, m, X)", "r == m * g"), "0 g = 0"),
+        Infer(
+            "tame-constant", "tame(c, m, X)", ("factors(e, c, m, X)", "constant(c)"), "constants are finite"
+        ),
+        Infer("tame-inv", "tame(inv(n), m, X)", ("null(n, m, X)",), "1/n is infinite where n is 0"),
+        Infer(
+            "tame-inv-positive",
+            "tame(c, m, X)",
+            ("factors(e, c, m, X)", "c == inv(n)", "positive(n)"),
+            "1/n is infinite where n is 0",
+        ),
+        Infer(
+            "tame-mul", "tame(a * b, m, X)", ("tame(a, m, X)", "tame(b, m, X)"), "a product of finite factors"
+        ),
+    ),
+)
+"""`null(n, m, X)`: n is 0 only where m is 0 all along X. `tame(c, m, X)`: c is infinite only there. So a zero of m
+does not meet an infinite c (0 times infinity is NaN) unless all of them do."""

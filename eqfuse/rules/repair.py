@@ -9,7 +9,19 @@ restores what the unfused program gives (usually NaN).
 
 from __future__ import annotations
 
-from eqfuse.terms.nodes import CASTS, Call, Const, Expr, Local, call, children, free_axes, transform, walk
+from eqfuse.terms.nodes import (
+    CASTS,
+    REDUCTIONS,
+    Call,
+    Const,
+    Expr,
+    Local,
+    call,
+    children,
+    free_axes,
+    transform,
+    walk,
+)
 
 GUARDS = ("finite", "invertible")
 
@@ -51,6 +63,22 @@ def guard_body(body: Expr, op: str, axis: str) -> tuple[Expr, Expr | None]:
     return guarded, recover
 
 
+def kept(body: Expr, op: str, axis: str) -> Expr | None:
+    """1 where the masks around guarded values keep a position, else 0: what all masks drop needs no recovery.
+    None where nothing is guarded inside a mask."""
+    masks = [
+        node.args[0]
+        for node in walk(body)
+        if isinstance(node, Call) and node.fn == "where" and reads_state(node.args[1])
+    ]
+    if not masks or any(map(reads_state, masks)) or guard_body(body, op, axis)[1] is None:
+        return None
+    found: Expr = Const(1)
+    for mask in masks:
+        found = call("where", mask, found, Const(0))
+    return found
+
+
 def recovers_by_sum(body: Expr, op: str, axis: str) -> bool:
     """Whether the guard of this body is additive: recovered by adding, not by multiplying."""
     return op in ("max", "min") and _factors(body, axis)[1] is None and _addends(body, axis)[1] is not None
@@ -69,16 +97,26 @@ def guard_divisors(expr: Expr, axis: str) -> Expr:
     return transform(expr, step)
 
 
-def finite_factors(value: Expr) -> Expr:
-    """Repair factors that overflow become 0. They multiply states that are still 0 then (a maximum goes from
-    -inf to -100, say, and the factor is e^100), and 0 * inf would be NaN."""
+def total_factors(value: Expr, op: str, bounded: bool) -> Expr:
+    """A state that has seen nothing stays what it is, whatever its repair factor does: a maximum goes from -inf to
+    -100, the factor is e^100 and may overflow, and 0 * inf would be NaN; likewise -inf * e^-1000 for a maximum.
+
+    Where exponents are proved at most 0 (`bounded`), nothing else makes a factor of a sum overflow, so that an
+    infinite one becomes 0; elsewhere the state itself is asked.
+    """
+
+    def times(factor: Expr, state: Expr) -> Expr:
+        if op == "sum" and (bounded or not any(n.fn == "exp" for n in walk(factor) if isinstance(n, Call))):
+            return call("mul", guarded("finite", factor), state)
+        identity = Const(REDUCTIONS[op])
+        return call("where", call("eq", state, identity), identity, call("mul", factor, state))
 
     def step(node: Expr) -> Expr:
         match node:
             case Call("mul", (a, b)) if _has_guard(a) and not _accumulates(a) and _accumulates(b):
-                return call("mul", guarded("finite", a), b)
+                return times(a, b)
             case Call("mul", (a, b)) if _has_guard(b) and not _accumulates(b) and _accumulates(a):
-                return call("mul", a, guarded("finite", b))
+                return times(b, a)
             case _:
                 return node
 

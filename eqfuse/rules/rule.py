@@ -24,6 +24,10 @@ PARTS = ("A", "B", "AB", "ALL")
 RELATIONS: Mapping[str, tuple[str, ...]] = {
     "fixed": ("E", "String"),
     "constant": ("E",),
+    "scalar": ("E",),
+    "positive": ("E",),
+    "settled": ("E",),
+    "written": ("E",),
     "nonneg": ("E",),
     "nonpos": ("E",),
     "le": ("E", "E"),
@@ -41,6 +45,9 @@ RELATIONS: Mapping[str, tuple[str, ...]] = {
     "shifted": ("E", "E", "E", "String"),
     "varies": ("E", "String"),
     "factor": ("E", "E", "String"),
+    "null": ("E", "E", "String"),
+    "tame": ("E", "E", "String"),
+    "masked": ("E", "E"),
     "walks": ("String", "String"),
     "mergeable": ("String",),
 }

@@ -149,24 +149,26 @@ class Saturation:
         return graph
 
 
-_declared: dict[tuple[RuleSet, ...], bindings.EGraph] = {}
+_declared: dict[tuple[tuple[RuleSet, ...], str | None], bindings.EGraph] = {}
 _lock = threading.RLock()
 
 
 @contextmanager
-def session(rulesets: tuple[RuleSet, ...]) -> Iterator[Saturation]:
-    """A fresh e-graph under these rules. Declaring rules costs more than running a program, so the
-    declared e-graph is kept and what a program adds to it is popped afterwards."""
+def session(rulesets: tuple[RuleSet, ...], declarations: str | None = None) -> Iterator[Saturation]:
+    """A fresh e-graph under these rules, declared by `prelude` or by the text that is given. Declaring rules
+    costs more than running a program, so the declared e-graph is kept and what a program adds to it is popped
+    afterwards."""
+    key = rulesets, declarations
     with _lock:
-        if rulesets not in _declared:
+        if key not in _declared:
             try:
                 from egglog import bindings
             except ImportError as error:  # emitted sources and benchmarks run where egglog does not
                 raise EqfuseError("egglog is not installed", hint="pip install egglog") from error
             fresh = bindings.EGraph()
-            fresh.run_program(*fresh.parse_program(prelude(rulesets)))
-            _declared[rulesets] = fresh
-        graph = _declared[rulesets]
+            fresh.run_program(*fresh.parse_program(declarations or prelude(rulesets)))
+            _declared[key] = fresh
+        graph = _declared[key]
         graph.run_program(*graph.parse_program("(push)"))
         try:
             yield Saturation(graph, rulesets)

@@ -55,12 +55,6 @@ def _separation() -> tuple[Rule, ...]:
             "a cast rounds the value that is there",
         ),
         Infer(
-            "factors-where",
-            "factors(where(p, a, 0), c, where(p, m, 0), X)",
-            split,
-            "c distributes over a mask to 0",
-        ),
-        Infer(
             "factors-exp", "factors(exp(a), exp(c), exp(m), X)", ("addends(a, c, m, X)",), "e^(c+m) = e^c e^m"
         ),
         Infer("addends-fixed", "addends(e, e, 0, X)", ("want(e, X)", "fixed(e, X)"), "e = e + 0"),
@@ -96,12 +90,6 @@ def _separation() -> tuple[Rule, ...]:
             ("addends(a, c, m, X)", "varies(m, X)"),
             "a cast rounds what is there",
         ),
-        Infer(
-            "addends-where",
-            "addends(where(p, a, -inf), c, where(p, m, -inf), X)",
-            ("addends(a, c, m, X)",),
-            "c distributes over a mask to -inf",
-        ),
     ]
     return tuple(rules)
 
@@ -109,3 +97,32 @@ def _separation() -> tuple[Rule, ...]:
 SEPARATION = RuleSet("separation", _separation())
 """RedFuser's G (x) H decomposition (its section 4.2), found by rewriting: every way to write a body as
 a part fixed along the axis and a part that varies."""
+
+
+def _through_masks(*kinds: str) -> tuple[Rule, ...]:
+    """Separation of what a mask keeps, where the fixed part is of one of these kinds (of any, without)."""
+    rules: list[Rule] = []
+    for kind in kinds or ("",):
+        condition, suffix = ((f"{kind}(c)",), f"-{kind}") if kind else ((), "")
+        rules += [
+            Infer(
+                f"factors-where{suffix}",
+                "factors(where(p, a, 0), c, where(p, m, 0), X)",
+                ("factors(a, c, m, X)", *condition),
+                "c distributes over a mask to 0",
+            ),
+            Infer(
+                f"addends-where{suffix}",
+                "addends(where(p, a, -inf), c, where(p, m, -inf), X)",
+                ("addends(a, c, m, X)", *condition),
+                "c distributes over a mask to -inf",
+            ),
+        ]
+    return tuple(rules)
+
+
+MASKED = RuleSet("whole_masks", _through_masks("constant", "scalar"))
+"""Over whole axes nothing infinite may leave a mask: 0 times infinity is NaN where all is masked."""
+
+MASKED_PARTS = RuleSet("part_masks", _through_masks())
+"""Of parts anything may: what a merge hoists is finite there, and put back at the end where the mask kept something."""

@@ -133,7 +133,7 @@ def _recentring() -> tuple[Rule, ...]:
         Infer(
             "recentre-where",
             shift.format("where(p, a, 0)", "where(p, s, 0)", "where(p, d, 0)"),
-            given,
+            (*given, "masked(c, p)"),
             "under a mask to 0",
         ),
         Infer(
@@ -150,25 +150,33 @@ def _recentring() -> tuple[Rule, ...]:
             "sum of ((x+k) + (c-k)) d = sum of (x+k) d + (c-k) sum of d (parallel axes; Huygens-Steiner)",
         ),
     ]
-    mean = "sum[P]({}) * inv(sum[P]({}))"
-    for side, order in (("", "{g} * ({x} - {c})"), ("-reversed", "({x} - {c}) * {g}")):
-        for product in ("w * x", "x * w"):
-            title = f"weighted-deviations{side}" + ("" if product == "w * x" else "-commuted")
-            body = order.format(g="g", x="x", c=mean.format(product, "w"))
-            rules.append(
-                Rewrite(
-                    title,
-                    f"sum[P]({body})",
-                    "0",
-                    ("factors(g, c, m, P)", "factors(w, d, m, P)"),
-                    "deviations from the weighted mean, weighted, sum to 0",
-                )
-            )
-    rules.append(
-        Rewrite(
-            "deviations", f"sum[P](x - {mean.format('x', '1')})", "0", (), "deviations from the mean sum to 0"
+    rules += [
+        Infer(
+            f"masked-{op}",
+            f"masked({op}[P](where(p, a, {out})), p)",
+            (f"r == {op}[P](where(p, a, {out}))",),
+            why,
         )
-    )
+        for op, out, why in (
+            ("sum", "0", "infinite only where a value that the mask keeps is"),
+            ("max", "-inf", "infinite only where a value that the mask keeps is, or none is kept"),
+        )
+    ]
+    rules += [
+        Infer("masked-inv", "masked(inv(a), p)", ("masked(a, p)",), "of such values"),
+        Infer("masked-neg", "masked(-a, p)", ("masked(a, p)",), "of such values"),
+        Infer("masked-mul", "masked(a * b, p)", ("masked(a, p)", "masked(b, p)"), "of such values"),
+    ]
+    rules += [
+        Rewrite(
+            f"reweigh-{side}",
+            f"sum[P]({product.format(a='v')})",
+            f"ratio(c, k) * sum[P]({product.format(a='w')})",
+            ("factor(f, w, P)", "factors(w, k, m, P)", "varies(m, P)", "factors(v, c, m, P)", "v != w"),
+            "sum of c m d = c/k sum of k m d, where k m is the weight of a state",
+        )
+        for side, product in (("left", "{a} * d"), ("right", "d * {a}"))
+    ]
     return tuple(rules)
 
 

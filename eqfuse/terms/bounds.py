@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eqfuse.errors import BindError, locate
+from eqfuse.errors import BindError, Span, locate
 from eqfuse.terms import integers
 from eqfuse.terms.intervals import Affine, Box
 from eqfuse.terms.nodes import (
@@ -65,27 +65,68 @@ def check_bounds(
             raise BindError(
                 f"{show(node)} divides by 0", source=program.source, span=span, hint="give a divisor above 0"
             )
-    for load, guards in _reads(roots):
+    for read in reads_outside(program, shapes, extents, scalars):
+        raise _error(program, read)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A read at positions `low` to `high` of a dimension of `size` positions."""
+
+    load: Load
+    dimension: int
+    size: int
+    low: int
+    high: int
+
+
+def reads_outside(
+    program: Program,
+    shapes: Mapping[str, tuple[int, ...]],
+    extents: Mapping[str, int],
+    scalars: Mapping[str, Any],
+) -> Iterator[Outside]:
+    """The reads that leave their tensor at some position for certain (see `check_bounds`)."""
+    box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
+    for load, guards in _reads([output.expr for output in program.outputs]):
         for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
-            if isinstance(index, Axis):
-                continue
-            outside = _outside(index, size, guards, box)
+            outside = None if isinstance(index, Axis) else _outside(index, size, guards, box)
             if outside is not None:
-                raise _error(program, load, dimension, size, outside)
+                yield Outside(load, dimension, size, *outside)
 
 
-def _error(program: Program, load: Load, dimension: int, size: int, outside: tuple[int, int]) -> BindError:
-    low, high = outside
-    index = show(load.index[dimension])
-    reads = f"position {low}" if low == high else f"positions {low} to {high}"
-    limits = [f"{index} >= 0"] * (low < 0) + [f"{index} < {size}"] * (high >= size)
-    condition = limits[0] if len(limits) == 1 else " & ".join(f"({limit})" for limit in limits)
-    guard = f"give tensors that fit, or guard the read: where({condition}, {show(load)}, 0)"
+def never_inside(program: Program, read: Outside, axis: str | None) -> BindError:
+    """The error for a read that no sizes make right; `axis` is the one that indexes the dimension plainly."""
+    size = str(read.size) if axis is None else f"N({program.domains.get(axis, axis)})"
     return BindError(
-        f"{show(load)} reads {reads} of dimension {dimension} of {load.tensor!r}, which has size {size}",
+        f"{show(read.load)} reads outside dimension {read.dimension} of {read.load.tensor!r}, whatever its size",
         source=program.source,
-        span=locate(program.source, show(load)) or locate(program.source, load.tensor),
-        hint=guard if free_axes(load.index[dimension]) else "give a tensor that fits",
+        span=_span(program, read.load),
+        hint=f"guard the read: {_guarded(read, size)}",
+    )
+
+
+def _guarded(read: Outside, size: str) -> str:
+    """How to write a read so that it counts only where it is inside; `size` is how to write the size."""
+    index = show(read.load.index[read.dimension])
+    limits = [f"{index} >= 0"] * (read.low < 0) + [f"{index} < {size}"] * (read.high >= read.size)
+    condition = limits[0] if len(limits) == 1 else " & ".join(f"({limit})" for limit in limits)
+    return f"where({condition}, {show(read.load)}, 0)"
+
+
+def _span(program: Program, load: Load) -> Span | None:
+    return locate(program.source, show(load)) or locate(program.source, load.tensor)
+
+
+def _error(program: Program, read: Outside) -> BindError:
+    reads = f"position {read.low}" if read.low == read.high else f"positions {read.low} to {read.high}"
+    guard = f"give tensors that fit, or guard the read: {_guarded(read, str(read.size))}"
+    return BindError(
+        f"{show(read.load)} reads {reads} of dimension {read.dimension} of {read.load.tensor!r}, "
+        f"which has size {read.size}",
+        source=program.source,
+        span=_span(program, read.load),
+        hint=guard if free_axes(read.load.index[read.dimension]) else "give a tensor that fits",
     )
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from eqfuse.errors import BudgetError
-from eqfuse.terms.nodes import Axis, Expr, Reduce, Size, children, free_axes, rebuild
+from eqfuse.errors import BudgetError, locate
+from eqfuse.terms.nodes import Axis, Expr, Program, Reduce, Size, children, free_axes, rebuild, walk
 
 MAX_NODES = 20_000
 """Nodes that inlining may build for one program."""
+
+MAX_WRITTEN = 30_000
+"""Operations of an output, those of a temporary counted at each reading: what it takes to derive and show it."""
 
 
 class SizeOfComputedIndex(ValueError):
@@ -81,3 +84,18 @@ class Inliner:
             number += 1
         self.domains[name] = base
         return name
+
+
+def check_written_size(program: Program) -> None:
+    """Raises BudgetError for an output that is too long once every temporary is written out where it is read."""
+    sizes: dict[Expr, int] = {}
+    for node in walk(*(output.expr for output in program.outputs)):
+        sizes[node] = 1 + sum(sizes[child] for child in children(node))
+    for output in program.outputs:
+        if sizes[output.expr] > MAX_WRITTEN:
+            raise BudgetError(
+                f"{output.name!r} has more than {MAX_WRITTEN} operations once its temporaries are written out",
+                source=program.source,
+                span=locate(program.source, output.name),
+                hint="each reading of a temporary counts: return some of them, and read them in another program",
+            )
