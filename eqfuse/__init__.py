@@ -15,6 +15,7 @@ from eqfuse.errors import EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.terms.interpreter import reference as _reference
 from eqfuse.terms.parser import parse
+from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.equivalence import equivalent
 
@@ -30,13 +31,16 @@ def compile(
     verify: bool = True,
     strict_casts: bool = False,
     trials: int = 16,
+    bound: float = REQUESTED,
 ) -> Kernel:
     """Derive, choose, lower and verify a fused kernel for a program.
 
     `scalars` are constants known now (others are given at each call). `target` is "auto" (the CPU, or
     the GPU that the tensors are on), "cpu", "sm_80", "sm_90", "h200", "sm_100" or "gfx942". `prefer`
     forces a schedule: "rolling", "split_k", "resident" or "multi_pass". `verify=False` skips the
-    field test until `certificate` is asked for. `strict_casts` makes casts opaque to the rules.
+    field test until `certificate` is asked for; `trials` are drawn at a time, until the probability of
+    accepting a wrong kernel is at most `bound` (2**-40), where a theorem gives one. `strict_casts` makes casts
+    opaque to the rules.
 
     Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
     impossible (the text says which factor is in the way), BudgetError where saturation does not
@@ -44,9 +48,11 @@ def compile(
     """
     if not isinstance(trials, int) or trials < 1:
         raise EqfuseError(f"trials is {trials!r}", hint="give a positive integer")
+    if not isinstance(bound, int | float) or not 0 < bound < 1:
+        raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
     device = compiler.device_named("cpu" if target == "auto" else target)
     derived = compiler.derive(source, scalars, strict_casts)
-    return Kernel(derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}))
+    return Kernel(derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}), bound)
 
 
 def reference(source: str) -> Callable[..., Any]:

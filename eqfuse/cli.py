@@ -14,12 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 import eqfuse as eq
-from eqfuse.errors import BindError, EqfuseError
+from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.extract.plans import SCHEDULES
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.terms.types import program_dtypes
+from eqfuse.verify.bound import REQUESTED
+from eqfuse.verify.note import float_note
 
 Number = int | float
 
@@ -74,16 +76,30 @@ def _parser() -> argparse.ArgumentParser:
 
     verify = add("verify", _verify, "verify the kernel of a program, or that two programs are equivalent")
     _add_program(verify)
-    verify.add_argument("other", nargs="?", metavar="OTHER", help="a second program, compared with the first")
+    verify.add_argument("--against", metavar="OTHER", help="a second program, compared with the first")
+    verify.add_argument(
+        "--bound", type=float, default=REQUESTED, metavar="P", help="probability of error to reach (2**-40)"
+    )
+    verify.add_argument("--trials", type=int, default=16, metavar="N", help="trials drawn at a time (16)")
 
     bench = add("bench", _bench, "measure every program of the papers")
-    bench.add_argument("name", metavar="NAME", help="workloads, compile, emit or cpu")
+    bench.add_argument(
+        "name",
+        metavar="NAME",
+        help="workloads, compile, emit, verify, errors, fuzz, mutants, attention or cpu",
+    )
     bench.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
     bench.add_argument("--small", action="store_true", help="only the small sizes")
     bench.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     bench.add_argument("--output", type=Path, metavar="FILE.json", help="default: bench/results/NAME.json")
     bench.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
     bench.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
+    bench.add_argument("--examples", type=int, default=500, metavar="N", help="fuzz: how many programs")
+    bench.add_argument("--seed", type=int, default=0, help="fuzz: of the programs")
+
+    bench.add_argument(
+        "--measured", type=Path, metavar="FILE.json", help="attention: what bench.attention wrote on a GPU"
+    )
 
     add("doctor", _doctor, "versions, devices, and what works here")
     add("rules", _rules, "the rewrite rules: name, left side, right side, condition, reason")
@@ -148,13 +164,22 @@ def _emit(options: argparse.Namespace, console: Console) -> int:
 
 
 def _verify(options: argparse.Namespace, console: Console) -> int:
-    source = _read(options.file)
-    if options.other:
-        certificate = eq.equivalent(source, _read(options.other))
-    else:
-        certificate = eq.compile(source, scalars=_numbers(options.constant, "--constant")).certificate
-    console.print(str(certificate), markup=False, highlight=False)
-    return 0 if certificate.ok else 1
+    source, constants = _read(options.file), _numbers(options.constant, "--constant")
+    chosen: dict[str, Any] = {"scalars": constants, "trials": options.trials, "bound": options.bound}
+    if options.against:
+        other = _read(options.against)
+        certificate = eq.equivalent(source, other, **chosen)
+        console.print(str(certificate), markup=False, highlight=False, soft_wrap=True)
+        if certificate.ok:
+            console.print(str(float_note(source, other, constants)), markup=False, highlight=False)
+        return 0 if certificate.ok else 1
+    try:
+        certificate = eq.compile(source, **chosen).certificate
+    except VerificationError as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        return 1
+    console.print(str(certificate), markup=False, highlight=False, soft_wrap=True)
+    return 0
 
 
 def _bench(options: argparse.Namespace, console: Console) -> int:
@@ -167,6 +192,9 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
         small=options.small,
         torch_compile=not options.no_torch_compile,
         memory=not options.no_memory,
+        examples=options.examples,
+        seed=options.seed,
+        measured=options.measured,
     )
     return run(options.name, chosen, output=options.output, console=console)
 

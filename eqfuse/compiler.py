@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +20,7 @@ from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extract.choose import Candidate, Search, pick
 from eqfuse.extract.configure import TENSOR_CORE_MIN, tiny
 from eqfuse.extract.devices import DEVICES, Device
-from eqfuse.extract.plans import KernelConfig, Schedule
+from eqfuse.extract.plans import KernelConfig, KernelPlan, Schedule
 from eqfuse.extract.structure import KernelShape, Partition
 from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Loop, Nest
@@ -29,6 +29,7 @@ from eqfuse.loops.walk import statements
 from eqfuse.rules.derive import axis_order, derive_group, prepare
 from eqfuse.rules.merge import Group
 from eqfuse.rules.saturate import Report
+from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import Output, Program, Reduce
 from eqfuse.terms.parser import axes_of, parse
@@ -39,12 +40,18 @@ from eqfuse.tile.lower import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.printer import show as show_tiles
 from eqfuse.tile.triton import emit
+from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.equivalence import Stage, check_stages
 from eqfuse.verify.sizes import small_extents
 
 NOMINAL_EXTENT = 256
 """Extent that a plan assumes for an axis while no tensor has given one."""
+
+VERIFIED_TILES = ((2, 2), (3, 3))
+"""Positions of a tile, and number of shards, of each verified run of a loop nest."""
+VERIFIED_BLOCKS = ((2, 2), (4, 3))
+"""The same for tile programs, whose blocks are powers of two."""
 
 
 @dataclass
@@ -72,10 +79,11 @@ class Derived:
     timings: Timings
     groups: dict[tuple[str, tuple[Reduce, ...], str], Group] = field(default_factory=dict)
     schedules: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
+    nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
 
     def search(self, dtypes: Mapping[str, str], device: Device) -> Search:
-        """The search for a plan, with the loop-nest terms that earlier shapes saturated."""
-        return Search(self.program, self.outputs, dtypes, device, self.schedules)
+        """The search for a plan, with the loop-nest terms and nests of earlier shapes."""
+        return Search(self.program, self.outputs, dtypes, device, self.schedules, self.nests)
 
     def group(self, axis: str, reduces: tuple[Reduce, ...], suffix: str) -> Group:
         """The group of these reductions, derived at the first request."""
@@ -106,16 +114,17 @@ def derive(source: str, scalars: Mapping[str, float] | None, strict_casts: bool)
     timings = Timings()
     with timings.stage("parse"):
         program = parse(source, scalars=scalars, strict_casts=strict_casts)
+        check_written_size(program)
         program_dtypes(program)
     with timings.stage("derive"):
         outputs, report = prepare(program)
-    _debug("prepared", show_program(replace(program, outputs=outputs)))
+    _debug("prepared", lambda: show_program(replace(program, outputs=outputs)))
     return Derived(program, outputs, report, timings)
 
 
 def nominal_extents(program: Program) -> dict[str, int]:
     """Extents to plan with before any tensor is seen."""
-    return dict.fromkeys(axes_of(program.outputs), NOMINAL_EXTENT)
+    return dict.fromkeys((*axes_of(program.outputs), *program.domains.values()), NOMINAL_EXTENT)
 
 
 def compile_for(
@@ -133,10 +142,10 @@ def compile_for(
         found = derived.search(dtypes, device).candidates(partition)
         chosen = pick(found, prefer, tuple(derived.groups.values()))
     timings.ms["choose"] -= timings.ms["derive"] - spent
-    _debug("loops", show_nest(chosen.nest))
+    _debug("loops", lambda: show_nest(chosen.nest))
     with timings.stage("lower"):
         tile = lower_nest(chosen.nest, program, dtypes, chosen.plan.configs, device)
-    _debug("tiles", show_tiles(tile))
+    _debug("tiles", lambda: show_tiles(tile))
     return Compiled(tuple(found), chosen, tile, dtypes, extents, device)
 
 
@@ -172,6 +181,7 @@ def verify(
     *,
     trials: int,
     scalars: Mapping[str, object] | None = None,
+    bound: float = REQUESTED,
 ) -> Certificate:
     """The source against the prepared outputs, the loop nest and the tile program, in the field.
 
@@ -179,28 +189,57 @@ def verify(
     Raises VerificationError with the counterexample where a stage differs.
     """
     program = derived.program
-    prepared = replace(program, outputs=derived.outputs)
     extents = small_extents(program, scalars)
     with derived.timings.stage("verify"):
         stages = [
-            Stage(
-                "prepared",
-                lambda i, d: evaluate(prepared, i.tensors, i.scalars, i.extents, d, batch=i.trials),
-                extents,
-            ),
-            *(_loop_stage(nest, program, extents, tile, shards) for tile, shards in ((2, 2), (3, 3))),
-            *(
-                _tile_stage(nest, program, dtypes, extents, block, shards, device)
-                for block, shards in ((2, 2), (4, 3))
-            ),
+            term_stage(program, derived.outputs, extents),
+            *loop_stages(program, nest, extents),
+            *tile_stages(program, verified_tiles(nest, program, dtypes, device), extents),
         ]
-        certificate = check_stages(program, stages, trials=trials, dtypes=dtypes, scalars=scalars)
+        certificate = check_stages(
+            program, stages, trials=trials, dtypes=dtypes, scalars=scalars, bound=bound
+        )
     if not certificate.ok:
         raise VerificationError(
             f"the fused program was not verified: {certificate.reason}",
             hint=str(certificate.counterexample or "no counterexample: too little could be compared"),
         )
     return certificate
+
+
+def term_stage(program: Program, outputs: tuple[Output, ...], extents: Mapping[str, int]) -> Stage:
+    """Outputs that say the same as the program's, run as written."""
+    prepared = replace(program, outputs=outputs)
+    return Stage(
+        "prepared",
+        lambda i, d: evaluate(prepared, i.tensors, i.scalars, i.extents, d, batch=i.trials),
+        extents,
+    )
+
+
+def loop_stages(program: Program, nest: Nest, extents: Mapping[str, int]) -> list[Stage]:
+    """The nest in tiles of each of `VERIFIED_TILES`."""
+    return [_loop_stage(nest, program, extents, tile, shards) for tile, shards in VERIFIED_TILES]
+
+
+def verified_tiles(
+    nest: Nest, program: Program, dtypes: Mapping[str, str], device: Device
+) -> list[TileProgram]:
+    """The tile programs that are verified: the nest lowered to blocks of each of `VERIFIED_BLOCKS`."""
+    return [
+        lower_nest(
+            nest, program, dtypes, [tiny(kernel, block) for kernel in nest.kernels], device, least_dot=1
+        )
+        for block, _ in VERIFIED_BLOCKS
+    ]
+
+
+def tile_stages(program: Program, tiles: Sequence[TileProgram], extents: Mapping[str, int]) -> list[Stage]:
+    """The programs that `verified_tiles` gives, run in padded blocks."""
+    return [
+        _tile_stage(lowered, program, extents, block, shards)
+        for lowered, (block, shards) in zip(tiles, VERIFIED_BLOCKS, strict=True)
+    ]
 
 
 def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: int, shards: int) -> Stage:
@@ -218,17 +257,9 @@ def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: 
 
 
 def _tile_stage(
-    nest: Nest,
-    program: Program,
-    dtypes: Mapping[str, str],
-    extents: Mapping[str, int],
-    block: int,
-    shards: int,
-    device: Device,
+    tiles: TileProgram, program: Program, extents: Mapping[str, int], block: int, shards: int
 ) -> Stage:
-    split = {axis: shards for axis, _ in nest.shards}
-    configs = [tiny(kernel, block) for kernel in nest.kernels]
-    tiles = lower_nest(nest, program, dtypes, configs, device, least_dot=1)
+    split = {axis: shards for axis, _ in tiles.shards}
     return Stage(
         f"tiles, blocks of {block}",
         lambda i, d: tile_interpreter.run(
@@ -246,6 +277,6 @@ def device_named(name: str) -> Device:
     return DEVICES[name]
 
 
-def _debug(stage: str, text: str) -> None:
+def _debug(stage: str, text: Callable[[], str]) -> None:
     if os.environ.get("EQFUSE_DEBUG", "0") not in ("", "0"):
-        print(f"-- {stage}\n{text}\n", file=sys.stderr)
+        print(f"-- {stage}\n{text()}\n", file=sys.stderr)

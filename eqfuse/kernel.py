@@ -23,6 +23,7 @@ from eqfuse.terms.types import check_dtypes, program_dtypes
 from eqfuse.tile.cpu import CpuProgram
 from eqfuse.tile.launch import TritonProgram
 from eqfuse.tile.printer import show as show_tiles
+from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.certificate import Certificate
 
 TORCH_DTYPES: Mapping[torch.dtype, str] = {
@@ -53,6 +54,7 @@ class Kernel:
     verify: bool
     trials: int
     scalars: Mapping[str, float]
+    bound: float = REQUESTED
     _compiled: dict[Any, Compiled] = field(default_factory=dict)
     _calls: dict[Any, tuple[Compiled, bool]] = field(default_factory=dict)
     _runners: dict[Any, Any] = field(default_factory=dict)
@@ -155,7 +157,7 @@ class Kernel:
                 )
         on_gpu = any(place.type == "cuda" for place in places.values())
         if self.auto:
-            return _gpu() if on_gpu else compiler.device_named("cpu")
+            return gpu_device() if on_gpu else compiler.device_named("cpu")
         if on_gpu != (self.device.kind == "gpu"):
             where = "the GPU" if on_gpu else "the CPU"
             raise BindError(
@@ -223,6 +225,7 @@ class Kernel:
                 compiled.device,
                 trials=self.trials,
                 scalars=self.scalars,
+                bound=self.bound,
             )
         return self._certificates[key]
 
@@ -300,7 +303,8 @@ class Kernel:
         return f"<eqfuse.Kernel {self.name}: {self.plan.schedule} on {self.compiled.device.name}>"
 
 
-def _gpu() -> Device:
+def gpu_device() -> Device:
+    """The description of the GPU that is here."""
     major, minor = torch.cuda.get_device_capability()
     if torch.version.hip:
         return compiler.device_named("gfx942")

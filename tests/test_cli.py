@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from eqfuse.cli import main
+from eqfuse.errors import VerificationError
 
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))\n"
 
@@ -98,13 +99,39 @@ def test_emit_writes_a_module(softmax: str, tmp_path: Path) -> None:
     assert "@triton.jit" in text and "import eqfuse" not in text
 
 
-def test_verify_tells_equal_from_different(tmp_path: Path, softmax: str) -> None:
+def test_verify_tells_equal_from_different(
+    tmp_path: Path, softmax: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     shifted, wrong = tmp_path / "shifted.eq", tmp_path / "wrong.eq"
     shifted.write_text("y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]))\n")
     wrong.write_text("y[i,j] = exp(x[i,j]) / sum[j](exp(x[i,j]) + 1)\n")
     assert main(["verify", softmax]) == 0
-    assert main(["verify", softmax, str(shifted)]) == 0
-    assert main(["verify", softmax, str(wrong)]) == 1
+    assert main(["verify", softmax, "--against", str(shifted)]) == 0
+    assert "in float32 they differ" in capsys.readouterr().out
+    assert main(["verify", softmax, "--against", str(wrong)]) == 1
+    assert "  x = [[" in capsys.readouterr().out
+
+
+def test_verify_says_where_a_requested_bound_is_not_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "entropy.eq"
+    file.write_text("y[i] = sum[j](exp(x[i,j]) * log(x[i,j]))\n")
+    assert main(["verify", str(file), "--against", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "no bound claimed (NOT the requested bound: at most 1e-12)" in text
+    assert error_of(capsys, "verify", str(file), "--bound", "2").startswith("bound is 2.0")
+
+
+def test_verify_of_a_wrong_stage_is_status_1(
+    softmax: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise VerificationError("the fused program was not verified", hint="x = [1.0]")
+
+    monkeypatch.setattr("eqfuse.compiler.verify", refuse)
+    assert main(["verify", softmax]) == 1
+    assert "x = [1.0]" in capsys.readouterr().out
 
 
 def test_rules_lists_every_rule(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eqfuse.verify.budget import Error, distributions, float_error, input_sets, same_special
+from eqfuse.verify.budget import (
+    Error,
+    ErrorReport,
+    Measurement,
+    distributions,
+    float_error,
+    input_sets,
+    same_special,
+    special_sets,
+)
 
 
 def variance(x: Any) -> Any:
@@ -35,7 +44,12 @@ def test_a_stable_form_is_within_the_budget(inputs: dict[str, dict[str, Any]]) -
         return (variance(a) + variance(b)) / 2 + np.square(a.mean(1) - b.mean(1)) / 4
 
     report = float_error(
-        runs(variance, np.float64), runs(halves, np.float32), runs(variance, np.float32), inputs
+        runs(variance, np.float64),
+        runs(halves, np.float32),
+        runs(variance, np.float32),
+        inputs,
+        factor=4.0,
+        floor=1e-6,
     )
     assert report.ok, str(report)
     assert {m.distribution for m in report.measurements} == set(distributions())
@@ -50,7 +64,7 @@ def test_a_cancelling_form_is_over_the_budget_where_values_are_close(
     report = float_error(
         runs(variance, np.float64), runs(expanded, np.float32), runs(variance, np.float32), inputs
     )
-    assert not report.ok and "over 4 times the unfused error" in str(report)
+    assert not report.ok and "over 2 times the unfused error" in str(report)
     bad = {m.distribution for m in report.measurements if not m.within(report.factor, report.floor)}
     assert "close" in bad
 
@@ -93,6 +107,23 @@ def test_special_values_are_compared_position_by_position() -> None:
         assert not report and report.count >= 1
     found = same_special(np.array([[1.0, np.nan]]), np.array([[np.inf, 0.0]]))
     assert found.mismatches[0] == ((0, 0), 1.0, np.inf) and "2 special values differ" in str(found)
+
+
+def test_special_sets_are_copies_with_one_line_or_element_changed() -> None:
+    given = {"x": np.ones((2, 3)), "s": np.ones(2)}
+    sets = special_sets(given)
+    assert all((array == 1).all() for array in given.values())
+    assert sets["zero line"]["x"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert np.isnan(sets["NaN"]["x"]).sum() == 1 and np.isneginf(sets["-inf line"]["s"]).all()
+    assert (sets["denormal"]["x"].astype(np.float32) > 0).all()
+    assert (sets["denormal"]["x"] < np.finfo(np.float32).smallest_normal).all()
+
+
+def test_lost_digits_of_the_unfused_program_are_flagged() -> None:
+    fine = Measurement("close", "y", Error(0, 1e-6), Error(0, 1e-6), same_special([1.0], [1.0]))
+    lost = Measurement("close", "y", Error(0, 1e-3), Error(0, 1e-3), same_special([1.0], [1.0]))
+    assert not fine.cancels() and lost.cancels()
+    assert "cancellation" in str(ErrorReport((fine, lost), 2.0, 1e-7)).splitlines()[2]
 
 
 def test_nothing_measured_is_not_ok() -> None:

@@ -63,6 +63,13 @@ def test_discrete_logarithm_inverts_exponentiation(rng: np.random.Generator) -> 
     assert int(group.exp(np.array(77))) == pow(4, 77, P)
 
 
+@pytest.mark.parametrize("p", [263, 1019, 2027, 2147483579])
+def test_discrete_logarithm_modulo_other_safe_primes(p: int, rng: np.random.Generator) -> None:
+    group = SquareGroup(p, p // 2, 4)
+    exponents = rng.integers(0, group.q, 500)
+    assert np.array_equal(group.log(group.exp(exponents)), exponents)
+
+
 def test_wrong_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match="safe prime"):
         FieldDomain(p=101, q=50)

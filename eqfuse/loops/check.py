@@ -62,7 +62,8 @@ def _check_names(nest: Nest, program: Program, tensors: Mapping[str, int]) -> No
         raise NestError(f"the program's outputs are {expected}, the nest's are {found}")
     copies, shards = dict(nest.domains), dict(nest.shards)
     for axis, of in (*nest.domains, *nest.shards):
-        if of in copies or of in shards:
+        # (The shards of a copy are of a length that the copy's own extent gives.)
+        if of in shards or (of in copies and axis in copies):
             raise NestError(f"axis {axis!r} has the extent of {of!r}, which has none of its own")
 
 

@@ -126,7 +126,9 @@ def _without(value: Value, axis: str, domain: Domain) -> Value:
         return value
     dims = tuple(dim for dim in value.dims if dim != axis)
     index = tuple(0 if dim == axis else slice(None) for dim in value.dims)
-    return Value(dims, value.data[index] if is_exact(value.data) else domain.take(value.data, index))
+    if is_exact(value.data):
+        return Value(dims, np.asarray(value.data[index]))
+    return Value(dims, domain.take(value.data, index))
 
 
 class _Memory:
@@ -148,7 +150,10 @@ class _Memory:
         data = expand(value, dims, env)
         if stmt.tensor not in self.tensors:
             self._allocate(stmt.tensor, data, env)
-        np.add.at(self._times[stmt.tensor], places, 1)
+        try:
+            np.add.at(self._times[stmt.tensor], places, 1)
+        except IndexError as error:
+            raise NestError(f"{stmt.tensor!r} is written outside its shape: {error}") from error
         target = (slice(None), *places) if trials else places
         if is_exact(data):
             self.tensors[stmt.tensor][target] = data

@@ -187,6 +187,8 @@ def _renamed(body: tuple[Stmt, ...], names: dict[str, str]) -> tuple[Stmt, ...]:
 
 def rename_locals(expr: Expr, names: dict[str, str]) -> Expr:
     """`expr` with each `Local` that `names` lists read under its new name."""
+    if not names:
+        return expr
 
     def step(node: Expr) -> Expr:
         return Local(names.get(node.name, node.name), node.dims) if isinstance(node, Local) else node

@@ -35,6 +35,9 @@ class Domain(Protocol):
     def reduce(self, op: str, value: Any, axis: int) -> Any:
         """Fold one dimension away; the identity of `op` where it is empty."""
 
+    def contract(self, left: Any, right: Any, axis: int) -> Any:
+        """The sum of the products over one dimension, as `call` and `reduce` give it."""
+
     def shape(self, value: Any) -> tuple[int, ...]: ...
 
     def reshape(self, value: Any, shape: tuple[int, ...]) -> Any: ...

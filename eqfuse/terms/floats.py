@@ -118,6 +118,9 @@ class FloatDomain:
             )
         return np.asarray(folded)
 
+    def contract(self, left: Any, right: Any, axis: int) -> Array:
+        return self.reduce("sum", self.call("mul", [left, right]), axis)
+
     def shape(self, value: Any) -> tuple[int, ...]:
         return tuple(value.shape)
 

@@ -285,14 +285,16 @@ class _Run:
             return Value(dims, integers.call(fn, tuple(parts)))
         reals = [self._real(part) for part in parts]
         if fn in COMPARISONS:
-            return Value(dims, domain.compare(fn, reals[0], reals[1]))
+            return Value(dims, np.asarray(domain.compare(fn, reals[0], reals[1])))
         return Value(dims, domain.call(fn, reals))
 
     def _load(self, node: Load) -> Value:
         env = self.env
         data = env.tensors[node.tensor]
         exact = integers.is_exact(data)
-        trials = () if exact or env.batch is None else (TRIAL,)
+        # Integer inputs are the same in every trial; integers that a nest has stored are not.
+        is_batched = env.batch is not None and (not exact or data.ndim > len(node.index))
+        trials = (TRIAL,) if is_batched else ()
         shape = (data.shape if exact else env.domain.shape(data))[len(trials) :]
         names = [index.name for index in node.index if isinstance(index, Axis)]
         plain = len(names) == len(node.index) == len(set(names))
@@ -345,6 +347,14 @@ class _Run:
 
     def _fold(self, node: Reduce) -> Value:
         domain = self.env.domain
+        match node:
+            case Reduce("sum", axis, Call("mul", (left, right)) as product) if product not in self.kept:
+                sides = self.value(left), self.value(right)
+                dims = _union(sides)
+                if axis in dims and not all(integers.is_exact(side.data) for side in sides):
+                    one, two = (self._real(aligned(side, dims, domain)) for side in sides)
+                    place = dims.index(axis)
+                    return Value(dims[:place] + dims[place + 1 :], domain.contract(one, two, place))
         body = self.value(node.body)
         if node.axis not in body.dims:
             dims = (*body.dims, node.axis)

@@ -1,17 +1,19 @@
-"""The probability of accepting a wrong program, from the form of the right one.
+"""The probability of accepting a wrong program, counted from the programs compared.
 
-Every output element is a quotient N / D whose N and D are sums of terms (polynomial in the inputs) times
-(exponential). Counted here, at given sizes: the degree d and the number k of distinct exponentials of
-N1 D2 - N2 D1, the numerator of a difference of two such quotients.
+docs/verification.md states and proves what is computed here. Every output element is a quotient N / D of
+polynomials in the inputs, exponentials of atoms, roots and values of uninterpreted functions. Two elements agree
+where N1 D2 - N2 D1 is 0. `degrees` counts its degree d for both sides as they are run; the sides are
+different functions exactly if it is not the zero polynomial.
 
-Inputs are plus or minus squares of uniform residues, so an input has degree 2. Roots and uninterpreted
-functions count as inputs (a random function of its arguments).
+Inputs are uniform on q residues modulo p and on q - 1 modulo q. An exponent takes a value at no more than m of them,
+where m is its degree.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from eqfuse.terms.nodes import (
@@ -23,156 +25,211 @@ from eqfuse.terms.nodes import (
     Load,
     Program,
     Reduce,
+    Scalar,
     children,
     free_axes,
     substitute_axes,
     walk,
 )
-from eqfuse.verify.field import P, Q
+from eqfuse.verify.degrees import LOGISTIC, UNINTERPRETED, Counted, Form
+from eqfuse.verify.field import Q
 
-OPAQUE = ("gelu", "erf", "sin", "cos", "floor", "round", "log", "sqrt", "rsqrt", "sign")
-LOGISTIC = ("sigmoid", "tanh", "silu")
-"""Made of an exponential; uninterpreted where they stand in an exponent."""
-SELECTIONS = ("where", "maximum", "minimum")
+OPAQUE = (*UNINTERPRETED, "gelu", "log", "sqrt", "rsqrt", "sign")
+"""Functions whose values are sources of randomness of their own where they stand in an exponent."""
 TRANSPARENT = ("finite", "invertible", "abs", "neg", "relu", *CASTS)
 
+REQUESTED = 2.0**-40
+"""Bound that verification goes on for, where a theorem gives one."""
+
 SCHWARTZ_ZIPPEL = (
-    "Schwartz-Zippel: a non-zero polynomial of degree d vanishes at a random point with probability at most "
-    "d / (q - 1); exponentials are variables, uniform on the group of squares"
+    "Schwartz-Zippel: a non-zero polynomial of degree d is 0 at a random point with probability at most d / (q - 1); "
+    "exponentials of independent exponents of degree m are variables, which costs a factor of 2 m, "
+    "r square roots one of 2^r"
 )
 MIRAGE = (
-    "Mirage (Theorems 3 and 4): a non-zero sum of k exponentials with rational coefficients of degree d, "
-    "d k^4 < q, vanishes in a random trial with probability at most 1 - 1/k + o(1/k)"
+    "Mirage, Theorem 3: a sum of k exponentials with different exponents is 0 for at most 1 - 1/k of the bases, and "
+    "all trials of a round share their base"
 )
-NONE = "the program is too large at these sizes for Mirage's Theorem 3 (d k^4 < q fails): no bound is claimed"
+NONE = "no theorem: {why}"
 
 
 @dataclass(frozen=True)
 class Bound:
-    """`per_trial` bounds the probability that one trial accepts a wrong program, under `theorem`."""
+    """`per_trial` bounds the probability that one trial compares a wrong element and accepts it.
 
-    degree: int
-    terms: int
+    degree, exponent, roots: d, m and r of the difference (see `SCHWARTZ_ZIPPEL`); terms: its exponentials k;
+    calls: values of uninterpreted functions in it. `repeats`: whether trials are independent.
+    """
+
+    degree: float
+    terms: float
     per_trial: float
     theorem: str
+    exponent: float = 0.0
+    roots: float = 0.0
+    calls: int = 0
+    repeats: bool = True
 
-    def after(self, trials: int) -> float:
-        """The bound after that many independent trials."""
-        return min(1.0, self.per_trial**trials)
+    def after(self, compared: int, drawn: int | None = None) -> float:
+        """The bound after so many comparisons, in trials of which so many were drawn (as many, by default).
+
+        What could not be compared was drawn again, so that every choice of the compared ones counts.
+        """
+        drawn = compared if drawn is None else drawn
+        if compared < 1 or self.per_trial >= 1.0:
+            return 1.0
+        if not self.repeats:
+            return self.per_trial if compared == drawn else 1.0
+        if self.per_trial == 0.0:
+            return 0.0
+        exponent = math.log(math.comb(drawn, compared)) + compared * math.log(self.per_trial)
+        return math.exp(min(0.0, exponent))
+
+    def reaches(self, requested: float, compared: int, drawn: int) -> bool:
+        """Whether the bound is met, or no number of trials meets it."""
+        return not self.repeats or self.per_trial >= 0.5 or self.after(compared, drawn) <= requested
 
 
 @dataclass(frozen=True)
-class _Quotient:
-    """Counts of N / D: exponential terms of each, the larger degree, and the axes that D depends on."""
+class Side:
+    """A program and the extents of its axes. Two programs that are compared call an axis by one name."""
 
-    above: int
-    below: int
-    degree: int
-    axes: frozenset[str] = frozenset()
+    program: Program
+    extents: Mapping[str, int]
 
 
-_NUMBER = _Quotient(1, 1, 0)
-_INPUT = _Quotient(1, 1, 2)
+def acceptance_bound(
+    programs: Sequence[Side],
+    reference: Counted,
+    candidate: Counted,
+    q: int = Q,
+    *,
+    strict_casts: bool = False,
+) -> Bound:
+    """The bound for the worst output element of a candidate against a reference.
 
-
-def acceptance_bound(program: Program, extents: Mapping[str, int], p: int = P, q: int = Q) -> Bound:
-    """The bound for one element of the program's worst output at these extents.
-
-    Where the arguments of exponentials are independent of each other (each has an input of its own), the
-    exponentials are independent variables and Schwartz-Zippel applies to every candidate that is built
-    from the same exponentials, as repairs are. Otherwise Mirage's theorem is used.
+    `programs` are those that the two were made from: a candidate that comes from the first one's program is
+    taken to exponentiate sums and differences of what that program does, and to call uninterpreted
+    functions no more often.
     """
-    counter = _Counts(extents)
-    degree, terms = 1, 1
-    for output in program.outputs:
-        form = counter.count(output.expr)
-        degree = max(degree, 2 * form.degree)
-        terms = max(terms, 2 * form.above * form.below)
-    atoms = [atom for output in program.outputs for atom in _atoms(output.expr, frozenset(), program)]
-    if _independent(atoms):
-        mass = max((counter.count(atom.term).degree for atom in atoms), default=1)
-        return Bound(degree, terms, min(1.0, degree * max(1, mass) / (q - 1)), SCHWARTZ_ZIPPEL)
-    degree = max(degree, *(counter.count(atom.term).degree for atom in atoms))
-    if degree * terms**4 >= q:
-        return Bound(degree, terms, 1.0, NONE)
-    return Bound(degree, terms, 1 - 1 / terms, MIRAGE)
-
-
-class _Counts:
-    def __init__(self, extents: Mapping[str, int]) -> None:
-        self._extents = extents
-        self._memo: dict[Expr, _Quotient] = {}
-
-    def count(self, expr: Expr) -> _Quotient:
-        for node in walk(expr):
-            if node not in self._memo:
-                self._memo[node] = self._node(node)
-        return self._memo[expr]
-
-    def _node(self, node: Expr) -> _Quotient:
-        parts = [self._memo[child] for child in children(node)]
-        match node:
-            case Load():
-                return _INPUT
-            case Reduce(op, axis, _):
-                return _folded(op, parts[0], axis, self._extents.get(axis, 1))
-            case Call("exp", (arg,)):
-                steps = sum(1 for _ in _terms(arg))
-                return _Quotient(1, 1, steps)
-            case Call(fn, (arg,)) if fn in LOGISTIC:
-                return _Quotient(2, 2, 2 + sum(1 for _ in _terms(arg)), free_axes(node))
-            case Call("add" | "sub", _):
-                return _sum(parts[0], parts[1])
-            case Call("mul", _):
-                return _product(parts[0], parts[1])
-            case Call("sq", _):
-                return _product(parts[0], parts[0])
-            case Call("div", _):
-                divisor = parts[1]
-                axes = free_axes(node.args[1])
-                return _product(parts[0], _Quotient(divisor.below, divisor.above, divisor.degree, axes))
-            case Call(fn, _) if fn in SELECTIONS:
-                return _largest(parts[1:] if fn == "where" else parts)
-            case Call(fn, _) if fn in TRANSPARENT:
-                return parts[0]
-            case Call(fn, _) if fn in OPAQUE:
-                return _Quotient(1, 1, 2, free_axes(node) if fn == "rsqrt" else frozenset())
-            case _:
-                return _NUMBER
-
-
-def _sum(x: _Quotient, y: _Quotient) -> _Quotient:
-    if x.below == 1 and y.below == 1 and not x.axes and not y.axes:
-        return _Quotient(x.above + y.above, 1, max(x.degree, y.degree))
-    above = x.above * y.below + y.above * x.below
-    return _Quotient(above, x.below * y.below, x.degree + y.degree, x.axes | y.axes)
-
-
-def _product(x: _Quotient, y: _Quotient) -> _Quotient:
-    return _Quotient(x.above * y.above, x.below * y.below, x.degree + y.degree, x.axes | y.axes)
-
-
-def _largest(parts: list[_Quotient]) -> _Quotient:
-    return _Quotient(
-        max(part.above for part in parts),
-        max(part.below for part in parts),
-        max(part.degree for part in parts),
-        frozenset().union(*(part.axes for part in parts)),
+    calls = [_values(side, lambda node: _hashes(node, strict_casts)) for side in programs]
+    least = _values(programs[0], lambda node: int(node.fn in ("sqrt", "rsqrt")))
+    difference = _Difference(
+        reference,
+        candidate,
+        least,
+        2 * calls[0] if len(calls) == 1 else sum(calls),
+        _independent([atom for side in programs for atom in _side_atoms(side)]),
+        q,
+    )
+    bounds = [
+        difference.bound(form, candidate.forms[name])
+        for name, form in reference.forms.items()
+        if name in candidate.forms
+    ]
+    return max(
+        bounds, key=lambda bound: bound.per_trial, default=Bound(0, 0, 1.0, NONE.format(why="no output"))
     )
 
 
-def _folded(op: str, body: _Quotient, axis: str, count: int) -> _Quotient:
-    count = max(1, count)
-    match op:
-        case "max" | "min":
-            return body
-        case "sum" if axis not in body.axes:
-            return _Quotient(count * body.above, body.below, body.degree, body.axes)
-        case "sum":
-            above = count * body.above * body.below ** (count - 1)
-            return _Quotient(above, body.below**count, count * body.degree, body.axes)
-        case _:
-            return _Quotient(body.above**count, body.below**count, count * body.degree, body.axes)
+@dataclass(frozen=True)
+class _Difference:
+    """Two runs, and what the programs tell: square roots that an element of the reference has at most, values of
+    uninterpreted functions in the difference, and whether all exponents are independent."""
+
+    reference: Counted
+    candidate: Counted
+    reference_roots: int
+    calls: int
+    independent: bool
+    q: int
+
+    def bound(self, left: Form, right: Form) -> Bound:
+        """The bound for one output."""
+        exponent = max(self.reference.exponent, self.candidate.exponent)
+        roots = min(left.roots, self.reference_roots) + right.roots
+        terms = left.terms_above * right.terms_below + right.terms_above * left.terms_below
+        degree = left.weight + right.weight
+        if left.p and right.p:
+            degree = max(left.above + right.below, right.above + left.below)
+
+        def found(per_trial: float, theorem: str, repeats: bool) -> Bound:
+            return Bound(degree, terms, per_trial, theorem, exponent, roots, self.calls, repeats)
+
+        def none(why: str) -> Bound:
+            return found(1.0, NONE.format(why=why), repeats=False)
+
+        if not (left.p and right.p) and not (left.q and right.q):
+            return none("no residue is known of an output, which is compared in float64 alone")
+        if degree == 0:
+            return none("the orders of values decide an output, not its residues")
+        logarithm = left.logarithm or right.logarithm
+        if self.reference.discrete or self.candidate.discrete:
+            return none("a logarithm is multiplied by something")
+        factor = 2 * exponent if exponent else 1.0
+        vanishing = math.pow(2, min(roots, 1000)) * degree * factor / (self.q - 1)
+        collisions = math.comb(self.calls, 2) * self._argument() * factor / (self.q - 1)
+        if self.independent:
+            per_trial = vanishing + collisions
+            if per_trial < 1:
+                return found(per_trial, SCHWARTZ_ZIPPEL, repeats=True)
+            return none("the program is too large at these sizes for the primes")
+        if logarithm:
+            return none("exponents depend on each other, and a logarithm is taken")
+        coincidence = terms * terms * exponent * degree / (self.q - 1)
+        per_trial = 1 - 1 / terms + 1 / (self.q - 1) + vanishing + coincidence + collisions
+        if per_trial < 1:
+            return found(per_trial, MIRAGE, repeats=False)
+        return none("exponents depend on each other, and there are too many for Mirage's Theorem 3")
+
+    def _argument(self) -> float:
+        """Degree of the difference of two arguments of uninterpreted functions, without roots."""
+        one, other = self.reference, self.candidate
+        roots = max(min(one.argument_roots, self.reference_roots), other.argument_roots)
+        return 2 * max(one.argument, other.argument) * math.pow(2, min(2 * roots, 1000))
+
+
+def _values(side: Side, weight: Callable[[Call], int]) -> int:
+    """Values of the calls that `weight` counts, at all positions that one element of the worst output reads."""
+    return max((_values_in(output.expr, side, weight) for output in side.program.outputs), default=0)
+
+
+def _values_in(expr: Expr, side: Side, weight: Callable[[Call], int]) -> int:
+    places: dict[Call, frozenset[str]] = {}
+    for node, bound in _occurrences(expr):
+        if isinstance(node, Call) and weight(node):
+            places[node] = places.get(node, frozenset()) | (bound & free_axes(node))
+    return sum(
+        weight(node) * math.prod(side.extents.get(axis, 1) for axis in axes) for node, axes in places.items()
+    )
+
+
+def _hashes(node: Call, strict_casts: bool) -> int:
+    """How many values of uninterpreted functions `FieldDomain` makes one value of this call from, at most."""
+    inside = {part.fn for part in walk(*node.args) if isinstance(part, Call)}
+    match node.fn:
+        case "exp":
+            return 2 if inside & {"exp", "sqrt", "rsqrt", *LOGISTIC} else 0
+        case "log" | "sqrt" | "rsqrt":
+            return int("log" in inside)
+        case "gelu":
+            return 1
+        case fn:
+            return int(fn in UNINTERPRETED or fn in LOGISTIC or (strict_casts and fn in CASTS))
+
+
+def _occurrences(expr: Expr) -> Iterator[tuple[Expr, frozenset[str]]]:
+    """Every distinct node with every set of reduced axes that it stands under."""
+    seen: set[tuple[Expr, frozenset[str]]] = set()
+    waiting = [(expr, frozenset[str]())]
+    while waiting:
+        node, around = waiting.pop()
+        if (node, around) in seen:
+            continue
+        seen.add((node, around))
+        yield node, around
+        within = around | {node.axis} if isinstance(node, Reduce) else around
+        waiting += [(child, within) for child in children(node)]
 
 
 @dataclass(frozen=True)
@@ -183,32 +240,46 @@ class _Atom:
     bound: frozenset[str]
 
 
-def _atoms(expr: Expr, bound: frozenset[str], program: Program) -> Iterator[_Atom]:
-    """The arguments of exponentials without the extremes that are taken off, extremes' bodies apart."""
-    match expr:
-        case Reduce(_, axis, body):
-            yield from _atoms(body, bound | {axis}, program)
-        case Call(fn, (arg,)) if fn == "exp" or fn in LOGISTIC:
-            yield from _split(arg, bound, program)
-            yield from _atoms(arg, bound, program)
-        case _:
-            for child in children(expr):
-                yield from _atoms(child, bound, program)
+def _side_atoms(side: Side) -> list[_Atom]:
+    """The atoms of a program: the terms that its exponents add up, extremes replaced by what they are of."""
+    found: list[_Atom] = []
+    for output in side.program.outputs:
+        for node, bound in _occurrences(output.expr):
+            if isinstance(node, Call) and (node.fn == "exp" or node.fn in LOGISTIC):
+                found += _split(node.args[0], bound, side)
+    return found
 
 
-def _split(arg: Expr, bound: frozenset[str], program: Program) -> Iterator[_Atom]:
+def _split(arg: Expr, bound: frozenset[str], side: Side) -> Iterator[_Atom]:
     own: list[Expr] = []
     for term in _terms(arg):
         inner = _uncovered(term)
-        if isinstance(inner, Reduce) and inner.op in ("max", "min"):
-            yield from _split(inner.body, bound | {inner.axis}, program)
-        elif any(isinstance(node, Load) for node in walk(inner)):
-            own.append(inner)
+        match inner:
+            case Reduce("max" | "min", axis, body):
+                yield from _split(body, bound | {axis}, side)
+            case Call("where" | "maximum" | "minimum", parts):
+                for part in parts[1:] if inner.fn == "where" else parts:
+                    yield from _split(part, bound, side)
+            case _ if any(isinstance(node, Load | Scalar) for node in walk(inner)):
+                own.append(inner)
     if own:
         total = own[0]
         for term in own[1:]:
             total = Call("add", (total, term))
-        yield _Atom(_original_axes(total, program), frozenset(program.domains.get(a, a) for a in bound))
+        yield _named_by_extent(total, bound, side)
+
+
+def _named_by_extent(term: Expr, bound: frozenset[str], side: Side) -> _Atom:
+    """Copies of an axis called as the axis, then axes by their extents, which differ where axes do: the same
+    atom of two programs is one term."""
+    domains = side.program.domains
+    term = _substituted(term, {axis: Axis(of) for axis, of in domains.items() if of not in free_axes(term)})
+    bound = frozenset(domains.get(axis, axis) for axis in bound)
+    names = {axis: f"of {extent}" for axis, extent in side.extents.items()}
+    if len({names[axis] for axis in free_axes(term)}) < len(free_axes(term)):
+        return _Atom(term, bound)
+    renamed = _substituted(term, {axis: Axis(names[axis]) for axis in free_axes(term)})
+    return _Atom(renamed, frozenset(names[axis] for axis in bound)) if renamed != term else _Atom(term, bound)
 
 
 def _uncovered(term: Expr) -> Expr:
@@ -217,11 +288,10 @@ def _uncovered(term: Expr) -> Expr:
     return term
 
 
-def _original_axes(term: Expr, program: Program) -> Expr:
-    """The term with renamed axes named as what they are copies of, so that copies of a term are one."""
-    back = {axis: Axis(of) for axis, of in program.domains.items() if of not in free_axes(term)}
+def _substituted(term: Expr, axes: Mapping[str, Expr]) -> Expr:
+    """The term with other axes; as it is where a reduction in it binds one of them."""
     try:
-        return substitute_axes(term, back)
+        return substitute_axes(term, axes)
     except ValueError:
         return term
 

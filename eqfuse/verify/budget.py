@@ -19,10 +19,12 @@ Draw = Callable[[tuple[int, ...], np.random.Generator], Array]
 Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Outputs by name, from input tensors by name."""
 
-FACTOR = 4.0
+FACTOR = 2.0
 """A fused kernel may have this many times the unfused program's rms error."""
-FLOOR = 1e-6
-"""An rms error that always passes: about eight units in the last place of float32."""
+FLOOR = 2.0**-23
+"""An rms error that always passes: a unit in the last place of float32."""
+CANCELLED = 1000.0
+"""Units in the last place of error from which on the unfused program itself has lost its digits to cancellation."""
 
 
 def distributions() -> dict[str, Draw]:
@@ -48,6 +50,38 @@ def input_sets(
         kind: {name: draw(shape, rng) for name, shape in shapes.items()}
         for kind, draw in distributions().items()
     }
+
+
+def special_sets(tensors: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """The tensors with special values put in, by name of what was put in.
+
+    Lines run along the last dimension. One line of every tensor is zero or -inf, one element of it +inf, -inf or
+    NaN, or all are so small that float32 holds them as denormals.
+    """
+
+    def line(value: float) -> dict[str, Array]:
+        return {name: _with(array, value, whole=True) for name, array in tensors.items()}
+
+    def element(value: float) -> dict[str, Array]:
+        return {name: _with(array, value, whole=False) for name, array in tensors.items()}
+
+    return {
+        "zero line": line(0.0),
+        "-inf line": line(-math.inf),
+        "+inf": element(math.inf),
+        "-inf": element(-math.inf),
+        "NaN": element(math.nan),
+        "denormal": {name: array * 1e-40 for name, array in tensors.items()},
+    }
+
+
+def _with(array: Array, value: float, *, whole: bool) -> Array:
+    """A copy whose first line, or an element in the middle of it, is `value`."""
+    changed = np.array(array, dtype=np.float64)
+    if changed.size:
+        first = changed.reshape(-1, changed.shape[-1] if changed.ndim else 1)[0]
+        first[slice(None) if whole else len(first) // 2] = value
+    return changed
 
 
 @dataclass(frozen=True)
@@ -84,6 +118,11 @@ class Measurement:
     unfused: Error
     special: SpecialReport
 
+    def cancels(self, unit: float = FLOOR) -> bool:
+        """Whether the unfused program in the kernel's precision loses three digits and more (`unit`: of its last
+        place): what is left of its error is the inputs' condition, not the order of operations."""
+        return self.unfused.rms > CANCELLED * unit
+
     def within(self, factor: float, floor: float) -> bool:
         """Whether the fused error is at most `factor` times the unfused one, or below `floor`."""
         return bool(self.special) and self.fused.rms <= max(factor * self.unfused.rms, floor)
@@ -114,7 +153,10 @@ class ErrorReport:
         verdict = (
             "" if m.within(self.factor, self.floor) else f"  over {self.factor:g} times the unfused error"
         )
-        return f"{m.distribution:<12} {m.output:<10} {numbers}" + (verdict if m.special else f"  {m.special}")
+        flag = "  cancellation" if m.cancels() else ""
+        return f"{m.distribution:<12} {m.output:<10} {numbers}{flag}" + (
+            verdict if m.special else f"  {m.special}"
+        )
 
 
 def float_error(

@@ -14,6 +14,8 @@ NOT_COVERED = (
     "overflow and underflow of floating-point numbers",
     "most infinities and NaN among the inputs, and what they make (compared in floats, position by position)",
     "orders of values that no trial had; each order seen is decided by the residues",
+    "other sizes than those tried: no size is in the mathematics, yet a mistake that shows at others alone is not seen",
+    "constants whose difference is a multiple of p or q, and the Triton compiler and the GPU below the tile program",
 )
 """What a field cannot see."""
 
@@ -24,7 +26,8 @@ class Counterexample:
 
     `inputs` are float64 arrays (integers where the program wants them) of one trial; `expected` and
     `found` the real values there. Where the real values agree to rounding, `residues` tells the two
-    residues apart that decided.
+    residues apart that decided. `trials` are all in which the stage differed, of the first round in
+    which it did (from 1).
     """
 
     stage: str
@@ -34,6 +37,7 @@ class Counterexample:
     found: float
     inputs: Mapping[str, Any]
     residues: tuple[int, int, str] | None = None
+    trials: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         at = ", ".join(map(str, self.position))
@@ -90,8 +94,11 @@ class Certificate:
     """The result of a verification.
 
     `ok` is True only where every stage agreed and enough was compared; otherwise `reason` tells why.
-    `bound` is the probability that a wrong program would have passed, by `theorem` (1.0: none claimed),
-    of degree `degree` with `terms` exponentials. `resampled` counts trials drawn again because the
+    `bound` is the probability that a wrong program would have passed, by `theorem` (1.0: none claimed), and
+    `requested` what was asked for. It follows from `per_trial`, from `compared` (how often the least compared
+    output element was) and from what was counted of both programs: `degree` of their difference, its
+    exponentials `terms`, the degree `exponent` of an exponent, `roots`, and `calls` of opaque functions
+    (docs/verification.md). `resampled` counts trials drawn again because the
     field had no value for some element; `extremes` counts where the extremes of max and min reductions
     fell (first position, between, last).
     """
@@ -101,8 +108,14 @@ class Certificate:
     primes: tuple[int, int]
     bound: float
     theorem: str
-    degree: int
-    terms: int
+    degree: float
+    terms: float
+    exponent: float = 0.0
+    roots: float = 0.0
+    calls: int = 0
+    per_trial: float = 1.0
+    requested: float = 2.0**-40
+    compared: int = 0
     interpreted: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
     stages: tuple[StageReport, ...] = ()
@@ -137,11 +150,29 @@ class Certificate:
             lines.append(f"{self.undefined} elements had no value in the field")
             lines.append(f"{self.resampled} further trials were drawn for them")
         if self.ok:
-            lines.append(f"probability of accepting a wrong program: {_probability(self.bound)}")
-            lines.append(f"  {self.theorem} (here d = {self.degree}, k = {self.terms})")
+            lines += self._bound_text()
         lines.append("not covered:")
         lines += [f"  {what}" for what in self.not_covered]
         return "\n".join(lines)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the bound is the requested one, or better."""
+        return self.ok and self.bound <= self.requested
+
+    def _bound_text(self) -> list[str]:
+        verdict = "as requested" if self.reached else "NOT the requested bound"
+        counted = (
+            f"d = {self.degree:.4g}, m = {self.exponent:.4g}, k = {self.terms:.4g}, r = {self.roots:.4g}"
+        )
+        chance = f"{_probability(self.bound)} ({verdict}: {_probability(self.requested)})"
+        return [
+            f"probability of accepting a wrong program: {chance}",
+            f"  {self.theorem}",
+            f"  counted from both programs: {counted}, {self.calls} values of opaque functions",
+            f"  at most {self.per_trial:.2g} in a trial; compared without continued roots {self.compared} times or more",
+            "  what this assumes: docs/verification.md",
+        ]
 
 
 def _probability(bound: float) -> str:

@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.terms.domain import Domain
 from eqfuse.terms.interpreter import evaluate
-from eqfuse.terms.nodes import Expr, Program
+from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
-from eqfuse.verify.bound import Bound, acceptance_bound
+from eqfuse.verify.bound import REQUESTED, Bound, Side, acceptance_bound
 from eqfuse.verify.certificate import NOT_COVERED, Certificate, Counterexample, StageReport
+from eqfuse.verify.degrees import count
 from eqfuse.verify.field import TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.modular import Truths
-from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, patterns
+from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, full_entropy, patterns
 from eqfuse.verify.sizes import InputSpec, constant_conditions, input_specs, small_integers
 
-Run = Callable[[Inputs, FieldDomain], Mapping[str, Any]]
+Run = Callable[[Inputs, Domain], Mapping[str, Any]]
 """Outputs by name: domain arrays (or numpy integers) with a leading trial dimension."""
 
 ROUNDS = 24
@@ -71,11 +73,18 @@ class Tally:
         found = [counts[name][alive].min() for name, alive in self.alive.items() if alive.any()]
         return int(min(found)) if len(found) == len(self.alive) and found else 0
 
+    def hopeless(self, rounds: int) -> bool:
+        """Whether even the average position of some output would not be compared often enough without
+        continued roots in all `STRAIGHT_ROUNDS`, if it goes on as in these rounds."""
+        means = [self.straight[name][alive].mean() for name, alive in self.alive.items() if alive.any()]
+        return bool(means) and bool(min(means) / rounds * STRAIGHT_ROUNDS < ENOUGH)
+
 
 def compare(
     reference: Mapping[str, Any],
     candidate: Mapping[str, Any],
     inputs: Inputs,
+    domain: FieldDomain,
     tally: Tally,
     stage: str = "candidate",
     *,
@@ -94,7 +103,7 @@ def compare(
         )
         return False
     for name, expected in reference.items():
-        left, right = _field_array(expected), _field_array(candidate[name])
+        left, right = _field_array(expected, domain), _field_array(candidate[name], domain)
         if left.shape != right.shape:
             shapes = f"{right.shape[1:]} in stage {stage!r}, {left.shape[1:]} in the program"
             tally.failure = f"{name!r} has shape {shapes}"
@@ -108,11 +117,9 @@ def _names(outputs: Mapping[str, Any]) -> str:
     return ", ".join(sorted(outputs)) or "missing"
 
 
-def _field_array(value: Any) -> FieldArray:
-    if isinstance(value, FieldArray):
-        return value
-    exact = np.asarray(value).astype(np.int64)
-    return FieldArray(exact, exact, exact.astype(np.float64))
+def _field_array(value: Any, domain: FieldDomain) -> FieldArray:
+    """Integers and truth values as reals: a stage may compute as reals what the program computes as integers."""
+    return value if isinstance(value, FieldArray) else domain.lift(np.asarray(value))
 
 
 def _compare_output(
@@ -139,7 +146,8 @@ def _compare_output(
         same = same & (x == y)
     undecided = no_elements
     if expected.rooted or found.rooted:
-        undecided = usable & np.where(same, ~straight & ~close, close)
+        # The sign of a root's residue is a convention: only together do residues and real values decide.
+        undecided = usable & (same != close)
     misplaced = np.isinf(expected.shadow) & (found.shadow != expected.shadow)
     plain = inputs.finite().reshape(-1, *(1,) * (expected.shadow.ndim - 1))
     misplaced |= np.isnan(expected.shadow) & ~np.isnan(found.shadow) & plain
@@ -187,7 +195,14 @@ def _counterexample(
         else:
             given[key] = value
     return Counterexample(
-        stage, name, tuple(position), float(expected.shadow[at]), float(found.shadow[at]), given, residues
+        stage,
+        name,
+        tuple(position),
+        float(expected.shadow[at]),
+        float(found.shadow[at]),
+        given,
+        residues,
+        tuple(int(k) + 1 for k in np.flatnonzero(wrong.reshape(wrong.shape[0], -1).any(1))),
     )
 
 
@@ -200,47 +215,60 @@ def check_stages(
     dtypes: Mapping[str, str] | None = None,
     scalars: Mapping[str, object] | None = None,
     special: bool = True,
+    bound: float = REQUESTED,
 ) -> Certificate:
     """Compares every stage with the program as written, on the same random inputs, at the stage's extents.
 
+    Rounds of `trials` are added until the probability of accepting a wrong stage is at most `bound`, where a
+    theorem gives one (see `Certificate.bound`).
     `dtypes` tells which tensors are integers or truth values; `scalars` fixes some of the scalars.
     With `special`, some trials have -inf in one input, and infinities and NaN are compared too
     (see `compare`).
     """
     given = scalars or {}
 
-    def reference(inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+    def reference(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
         return evaluate(program, inputs.tensors, inputs.scalars, inputs.extents, domain, batch=inputs.trials)
 
     groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
     for stage in stages:
         groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
-    verification = _Verification(trials, seed, program.strict_casts)
+    verification = _Verification(trials, seed, program.strict_casts, bound)
     for key, members in groups.items():
         extents = dict(key)
         specs = input_specs(program, extents, given, dtypes)
-        verification.run(reference, members, _Source((program,), specs, given, extents, special))
+        sides = (Side(program, extents),)
+        verification.run(reference, members, _Source(sides, specs, given, extents, special))
         verification.note_constant(
-            constant_conditions(program, extents, {**small_integers(program), **given})
+            map(str, constant_conditions(program, extents, {**small_integers(program), **given}))
         )
-    bounds = [acceptance_bound(program, dict(key)) for key in groups]
-    return verification.certificate(bounds)
-
-
-def _enough(tallies: Iterable[Tally], rounds: int) -> bool:
-    early = rounds < STRAIGHT_ROUNDS
-    return all(tally.least(straight=early and tally.twisted > 0) >= ENOUGH for tally in tallies)
+    return verification.certificate()
 
 
 @dataclass(frozen=True)
 class _Source:
     """Where a group's inputs come from."""
 
-    programs: tuple[Program, ...]
+    sides: tuple[Side, ...]
     specs: Mapping[str, InputSpec]
     scalars: Mapping[str, object]
     extents: Mapping[str, int]
     special: bool
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        return tuple(side.program for side in self.sides)
+
+    def bounds(self, reference: Run, stages: Sequence[Stage], strict_casts: bool) -> list[Bound]:
+        """What one trial can miss, for every stage."""
+        integers = small_integers(*self.programs)
+        names = dict.fromkeys(name for program in self.programs for name in program.scalars)
+        scalars = {name: self.scalars.get(name, integers.get(name)) for name in names}
+        expected, *found = (
+            count(run, self.specs, scalars, self.extents, strict_casts=strict_casts)
+            for run in (reference, *(stage.run for stage in stages))
+        )
+        return [acceptance_bound(self.sides, expected, other, strict_casts=strict_casts) for other in found]
 
     def draw(self, domain: FieldDomain, trials: int, rng: np.random.Generator) -> Inputs:
         tensors = draw_specs(self.specs, domain, trials, rng, infinities=self.special)
@@ -255,23 +283,25 @@ class _Source:
 class _Verification:
     """Rounds of trials, each in a field of its own, and what they showed."""
 
-    def __init__(self, trials: int, seed: int, strict_casts: bool) -> None:
+    def __init__(self, trials: int, seed: int, strict_casts: bool, requested: float) -> None:
         if trials < 1:
             raise ValueError("at least one trial is needed")
-        self._trials, self._seed, self._strict_casts = trials, seed, strict_casts
+        self._trials, self._seed, self._strict_casts, self._requested = trials, seed, strict_casts, requested
         self._reports: list[StageReport] = []
         self._interpreted: set[str] = set()
         self._opaque: set[str] = set()
         self._extremes: dict[str, npt.NDArray[np.int64]] = {}
         self._primes = (0, 0)
         self._drawn = self._resampled = 0
-        self._least: list[int] = []
+        self._bounds: list[tuple[Bound, int, int]] = []
         self._constant: set[str] = set()
         self.reason = ""
         self.counterexample: Counterexample | None = None
 
     def run(self, reference: Run, stages: Sequence[Stage], source: _Source) -> None:
-        """Compares the stages with the reference until every output position was compared, or none will be."""
+        """Compares the stages with the reference until every output position was compared often enough, or
+        never will be."""
+        bounds = source.bounds(reference, stages, self._strict_casts)
         tallies = {stage.name: Tally() for stage in stages}
         least_rounds = source.least_rounds()
         for number in range(ROUNDS):
@@ -287,6 +317,7 @@ class _Verification:
                     expected,
                     stage.run(inputs, domain),
                     inputs,
+                    domain,
                     tallies[stage.name],
                     stage.name,
                     special=source.special,
@@ -295,14 +326,28 @@ class _Verification:
             ]
             self._interpreted |= domain.interpreted
             self._opaque |= domain.opaque
-            if not all(passed) or (number + 1 >= least_rounds and _enough(tallies.values(), number + 1)):
+            pairs = zip(tallies.values(), bounds, strict=True)
+            if not all(passed) or (
+                number + 1 >= least_rounds and all(self._enough(*pair, number + 1) for pair in pairs)
+            ):
                 break
-        for stage in stages:
+        for stage, bound in zip(stages, bounds, strict=True):
             self._report(stage, tallies[stage.name])
+            least = tallies[stage.name].least(straight=True)
+            self._bounds.append((bound, least, (number + 1) * full_entropy(self._trials)))
 
-    def note_constant(self, conditions: Iterable[Expr]) -> None:
+    def _enough(self, tally: Tally, bound: Bound, rounds: int) -> bool:
+        """Whether every position of a stage was compared, and the bound is reached, or given up."""
+        given_up = rounds >= STRAIGHT_ROUNDS or tally.hopeless(rounds)
+        straight = not (tally.twisted and given_up)
+        drawn = rounds * full_entropy(self._trials)
+        if straight and not bound.reaches(self._requested, tally.least(straight=True), drawn):
+            return False
+        return tally.least(straight=straight and tally.twisted > 0) >= ENOUGH
+
+    def note_constant(self, conditions: Iterable[str]) -> None:
         """Conditions on positions that have one value at the sizes used: the other side was not seen."""
-        self._constant |= {str(condition) for condition in conditions}
+        self._constant |= set(conditions)
 
     def _field(self, number: int) -> tuple[FieldDomain, np.random.Generator]:
         rng = np.random.default_rng([self._seed, number])
@@ -328,7 +373,6 @@ class _Verification:
                 tally.signs,
             )
         )
-        self._least.append(tally.least(straight=True))
         if tally.failure and not self.reason:
             self.reason, self.counterexample = tally.failure, tally.counterexample
         elif tally.least() < ENOUGH and not self.reason:
@@ -339,19 +383,27 @@ class _Verification:
                 f"though the same real values)"
             )
 
-    def certificate(self, bounds: Sequence[Bound]) -> Certificate:
-        """The verdict. The bound is that of the least compared output position."""
+    def certificate(self) -> Certificate:
+        """The verdict. The bound is that of the worst stage, at its least compared output position."""
         if not self._reports and not self.reason:
             self.reason = "nothing was compared"
-        worst = max(bounds, key=lambda bound: bound.per_trial, default=Bound(0, 0, 1.0, ""))
+        worst, compared, drawn = max(
+            self._bounds, key=lambda found: found[0].after(*found[1:]), default=(Bound(0, 0, 1.0, ""), 0, 0)
+        )
         return Certificate(
             ok=not self.reason,
             trials=self._drawn,
             primes=self._primes,
-            bound=worst.after(min(self._least)) if not self.reason else 1.0,
+            bound=worst.after(compared, drawn) if not self.reason else 1.0,
+            requested=self._requested,
+            compared=compared,
             theorem=worst.theorem,
             degree=worst.degree,
             terms=worst.terms,
+            exponent=worst.exponent,
+            roots=worst.roots,
+            calls=worst.calls,
+            per_trial=worst.per_trial,
             interpreted=tuple(sorted(self._interpreted)),
             opaque=tuple(sorted(self._opaque)),
             stages=tuple(self._reports),
@@ -374,6 +426,7 @@ def equivalent(
     trials: int = 16,
     seed: int = 0,
     scalars: Mapping[str, object] | None = None,
+    bound: float = REQUESTED,
 ) -> Certificate:
     """Whether two programs (or source texts) compute the same outputs from the same inputs, at any sizes.
 
@@ -383,28 +436,34 @@ def equivalent(
     first = parse(left) if isinstance(left, str) else left
     second = parse(right) if isinstance(right, str) else right
     given = {**small_integers(first, second), **(scalars or {})}
-    verification = _Verification(trials, seed, first.strict_casts or second.strict_casts)
+    verification = _Verification(trials, seed, first.strict_casts or second.strict_casts, bound)
     verification.reason = _interface_difference(first, second)
     if verification.reason:
-        return verification.certificate([])
+        return verification.certificate()
     pair = JointSizes.of(first, second, given)
     verification.reason = pair.output_difference()
     if verification.reason:
-        return verification.certificate([])
+        return verification.certificate()
 
-    def reference(inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+    def reference(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
         return evaluate(first, inputs.tensors, inputs.scalars, pair.left, domain, batch=inputs.trials)
 
-    def other(inputs: Inputs, domain: FieldDomain) -> Mapping[str, Any]:
+    def other(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
         return evaluate(second, inputs.tensors, inputs.scalars, pair.right, domain, batch=inputs.trials)
 
     stage = Stage("second program", other, pair.right)
+    sides = (Side(first, pair.left), Side(second, pair.right))
     # An infinite input may tell equal functions of real numbers apart: that is left to floats.
-    verification.run(reference, [stage], _Source((first, second), pair.specs, given, pair.left, False))
-    verification.note_constant(constant_conditions(first, pair.left, given))
-    return verification.certificate(
-        [acceptance_bound(first, pair.left), acceptance_bound(second, pair.right)]
-    )
+    verification.run(reference, [stage], _Source(sides, pair.specs, given, pair.left, False))
+    unseen = [
+        {str(condition) for condition in constant_conditions(program, extents, given)}
+        for program, extents in ((first, pair.left), (second, pair.right))
+    ]
+    if unseen[0] != unseen[1] and not verification.reason:
+        one_sided = ", ".join(sorted(unseen[0] ^ unseen[1]))
+        verification.reason = f"at the sizes tried one program's condition has one value: {one_sided}"
+    verification.note_constant(unseen[0] | unseen[1])
+    return verification.certificate()
 
 
 def _interface_difference(first: Program, second: Program) -> str:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any
 from zlib import crc32
 
@@ -33,7 +33,8 @@ import numpy.typing as npt
 
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.nodes import CASTS, REDUCTIONS
-from eqfuse.verify.modular import Reals, Residues, SquareGroup, Truths, inverse, power, scramble
+from eqfuse.verify.contraction import Contraction
+from eqfuse.verify.modular import Reals, Residues, SquareGroup, Truths, inverse, matmul, power, scramble
 
 P = 1932740039
 """The largest safe prime below 2**31 modulo which 2, 3, 5, ... 61 are all squares, so that the constants and
@@ -441,9 +442,38 @@ class FieldDomain:
         with np.errstate(invalid="ignore"):
             shadow = value.shadow.sum(axis)
         shadow = _exact_zeros(p if p is not None else q, shadow, lambda: np.abs(value.shadow).sum(axis))
-        marks = None if value.marks is None else np.asarray(np.bitwise_or.reduce(value.marks, axis))
-        result = FieldArray(p, q, np.asarray(shadow), marks, rooted=value.rooted)
+        result = FieldArray(p, q, np.asarray(shadow), _any_mark(value.marks, axis), rooted=value.rooted)
+        if np.isfinite(shadow).all():
+            return result
         return self._settle(result, FieldArray(None, None, np.asarray(np.abs(value.shadow).max(axis))))
+
+    def contract(self, left: FieldArray, right: FieldArray, axis: int) -> FieldArray:
+        """As matrix products, which make no products of single elements, where the two sides differ in shape."""
+        sums = Contraction.of(left.shape, right.shape, axis)
+        if sums is None:
+            return self.reduce("sum", self.call("mul", [left, right]), axis)
+        self.interpreted |= {"mul", "sum"}
+        p = (
+            None
+            if left.p is None or right.p is None
+            else sums(left.p, right.p, partial(matmul, modulus=self.p))
+        )
+        q = (
+            None
+            if left.q is None or right.q is None
+            else sums(left.q, right.q, partial(matmul, modulus=self.q))
+        )
+        with np.errstate(all="ignore"):
+            shadow = sums(left.shadow, right.shadow, np.matmul)
+            magnitudes = [np.abs(side.shadow) for side in (left, right)]
+            shadow = _exact_zeros(p if p is not None else q, shadow, lambda: sums(*magnitudes, np.matmul))
+        lines = [
+            FieldArray(
+                None, None, magnitude.max(axis, initial=0.0), _any_mark(side.marks, axis), rooted=side.rooted
+            )
+            for side, magnitude in zip((left, right), magnitudes, strict=True)
+        ]
+        return self._settle(FieldArray(p, q, shadow), *lines)
 
     def _note_extremes(self, op: str, at: npt.NDArray[np.int64], count: int) -> None:
         if count >= 3:
@@ -494,14 +524,21 @@ def _exact_zeros(residue: Residues | None, shadow: Reals, scale: Callable[[], Re
     """The shadow, made 0 where the residue is and only rounding made it differ."""
     if residue is None:
         return shadow
-    zero = (residue == 0) & np.isfinite(shadow)
+    zero = residue == 0
     if not zero.any():
         return shadow
-    return np.where(zero & (np.abs(shadow) <= _NEAR_ZERO * scale()), 0.0, shadow)
+    suspect = zero & (shadow != 0) & np.isfinite(shadow)
+    if not suspect.any():
+        return shadow + 0.0  # there is one zero
+    return np.where(suspect & (np.abs(shadow) <= _NEAR_ZERO * scale()), 0.0, shadow)
 
 
 def _marked(mark: np.uint8, elements: Truths | np.bool_) -> Marks | None:
     return np.asarray(elements * mark) if elements.any() else None
+
+
+def _any_mark(marks: Marks | None, axis: int) -> Marks | None:
+    return None if marks is None else np.asarray(np.bitwise_or.reduce(marks, axis))
 
 
 def _joined(*marks: Marks | None, shape: tuple[int, ...] | None = None) -> Marks | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,10 @@ Reals = npt.NDArray[np.float64]
 Truths = npt.NDArray[np.bool_]
 
 _SMALL = 64
+_HALF_BITS = 16
+_LOW_HALF = (1 << _HALF_BITS) - 1
+_EXACT_TERMS = 64
+"""Products of 31 and 16 bits whose sum is below 2**53."""
 
 
 def power(base: Residues, exponent: int, modulus: int) -> Residues:
@@ -51,6 +55,21 @@ def _invert(values: Residues, modulus: int) -> Residues:
     return np.concatenate([both * right % modulus, both * left % modulus])[: values.size]
 
 
+def matmul(left: Residues, right: Residues, modulus: int) -> Residues:
+    """Products of stacks of matrices, in float64: each half of the right factors makes exact sums."""
+    count = left.shape[-1]
+    if count > _EXACT_TERMS:
+        parts = [
+            matmul(left[..., at : at + _EXACT_TERMS], right[..., at : at + _EXACT_TERMS, :], modulus)
+            for at in range(0, count, _EXACT_TERMS)
+        ]
+        return np.asarray(sum(parts) % modulus)
+    factors = left.astype(np.float64)
+    low = factors @ (right & _LOW_HALF).astype(np.float64)
+    high = factors @ (right >> _HALF_BITS).astype(np.float64)
+    return np.asarray(((high.astype(np.int64) % modulus << _HALF_BITS) + low.astype(np.int64)) % modulus)
+
+
 @dataclass(frozen=True)
 class SquareGroup:
     """The squares modulo a safe prime `p = 2q + 1`: a cyclic group of prime order q, made by `generator`."""
@@ -66,21 +85,12 @@ class SquareGroup:
         return np.asarray(low[exponents & ((1 << bits) - 1)] * high[exponents >> bits] % self.p)
 
     def log(self, squares: Residues) -> Residues:
-        """The exponent of every square (baby steps, giant steps). Every element must be a non-zero square."""
+        """The exponent of every square: each is up to sign a fraction of two numbers of half its length, whose
+        logarithms are in a table (index calculus). Every element must be a non-zero square."""
         distinct, where = np.unique(squares.ravel(), return_inverse=True)
-        keys, exponents = _baby_steps(self)
-        giant = pow(self.generator, -keys.size, self.p)
-        found = np.zeros(distinct.size, dtype=np.int64)
-        pending = np.arange(distinct.size)
-        rest = distinct.copy()
-        for step in range(self.q // keys.size + 1):
-            at = np.minimum(np.searchsorted(keys, rest), keys.size - 1)
-            hit = keys[at] == rest
-            found[pending[hit]] = step * keys.size + exponents[at[hit]]
-            pending, rest = pending[~hit], rest[~hit] * giant % self.p
-            if not pending.size:
-                break
-        return np.asarray(found[where].reshape(squares.shape) % self.q)
+        table = _small_logs(self)
+        above, below = _fractions(distinct, self.p)
+        return np.asarray(((table[above] - table[below]) % self.q)[where].reshape(squares.shape))
 
 
 def _low_bits(group: SquareGroup) -> int:
@@ -103,12 +113,97 @@ def _exp_tables(group: SquareGroup) -> tuple[Residues, Residues]:
     return low, high
 
 
+_FIRST_PRIMES, _MORE_PRIMES = 64, 1024
+"""Logarithms of primes below the first are searched for; those give the ones below the second, and those all."""
+_BABY_STEPS = 1 << 17
+_SHIFT = 4099
+_AT_ONCE = 1 << 12
+_UNKNOWN = -1
+
+
 @lru_cache(maxsize=2)
-def _baby_steps(group: SquareGroup) -> tuple[Any, Any]:
-    count = min(1 << 20, group.q)
-    table = _powers(group.generator, count, group.p)
-    order = np.argsort(table)
-    return table[order], order.astype(np.int64)
+def _small_logs(group: SquareGroup) -> Residues:
+    """For 0 < n <= sqrt(p) + 2 the logarithm of n or of -n, whichever is a square (p = 3 modulo 4)."""
+    size = isqrt(group.p) + 3
+    factor = _least_factors(size)
+    primes = np.flatnonzero(factor == np.arange(size))[2:]
+    logs = np.full(size, _UNKNOWN, dtype=np.int64)
+    logs[1] = 0
+    first = primes[primes < _FIRST_PRIMES]
+    logs[first] = _searched_logs(group, np.where(power(first, group.q, group.p) == 1, first, group.p - first))
+    for limit in (_MORE_PRIMES, size):
+        _fill_products(logs, factor, group.q)
+        _relate(group, primes[primes < limit], logs)
+    _fill_products(logs, factor, group.q)
+    return logs
+
+
+def _least_factors(size: int) -> Residues:
+    """The smallest prime factor of every number below `size`; 0 and 1 are their own."""
+    factor = np.arange(size)
+    for n in range(isqrt(size), 1, -1):
+        factor[n * n :: n] = np.minimum(factor[n * n :: n], n)
+    return factor
+
+
+def _fill_products(logs: Residues, factor: Residues, modulus: int) -> None:
+    """Adds the logarithms of numbers all of whose prime factors have one."""
+    while True:
+        rest = np.flatnonzero(logs == _UNKNOWN)[1:]
+        prime, other = logs[factor[rest]], logs[rest // factor[rest]]
+        known = (prime != _UNKNOWN) & (other != _UNKNOWN)
+        if not known.any():
+            return
+        logs[rest[known]] = (prime + other)[known] % modulus
+
+
+def _relate(group: SquareGroup, primes: Residues, logs: Residues) -> None:
+    """Adds the logarithms of all `primes`: each times a power of the generator is soon a fraction of two
+    numbers whose logarithms are known."""
+    pending, tried = primes[logs[primes] == _UNKNOWN], 0
+    while pending.size:
+        count = max(4, _AT_ONCE // pending.size)
+        shifts = _SHIFT * np.arange(tried, tried + count)
+        powers = np.asarray([pow(group.generator, int(shift), group.p) for shift in shifts])
+        above, below = (logs[part] for part in _fractions(pending[:, None] * powers % group.p, group.p))
+        found = (above != _UNKNOWN) & (below != _UNKNOWN)
+        at = found.argmax(1)
+        exponent = np.take_along_axis(above - below, at[:, None], 1)[:, 0] - shifts[at]
+        solved = found.any(1)
+        logs[pending[solved]] = exponent[solved] % group.q
+        pending, tried = pending[~solved], tried + count
+
+
+def _fractions(values: Residues, p: int) -> tuple[Residues, Residues]:
+    """a, b <= sqrt(p) + 2 with values = a / b or -a / b modulo p (Euclid's algorithm, stopped half way)."""
+    bound = isqrt(p)
+    rest = values.ravel()
+    above, below = np.empty_like(rest), np.empty_like(rest)
+    at = np.arange(rest.size)
+    before, count_before, count = np.full_like(rest, p), np.zeros_like(rest), np.ones_like(rest)
+    while at.size:
+        done = rest <= bound
+        above[at[done]], below[at[done]] = rest[done], np.abs(count[done])
+        at, before, rest, count_before, count = (x[~done] for x in (at, before, rest, count_before, count))
+        times = before // np.maximum(rest, 1)
+        before, rest = rest, before - times * rest
+        count_before, count = count, count_before - times * count
+    return above.reshape(values.shape), below.reshape(values.shape)
+
+
+def _searched_logs(group: SquareGroup, squares: Residues) -> Residues:
+    """Logarithms of a few squares by baby steps and giant steps."""
+    baby = _powers(group.generator, min(_BABY_STEPS, group.q), group.p)
+    order = np.argsort(baby)
+    keys = baby[order]
+    giant = _powers(pow(group.generator, -keys.size, group.p), group.q // keys.size + 1, group.p)
+    found = np.empty_like(squares)
+    for n, square in enumerate(squares):
+        rest = square * giant % group.p
+        at = np.minimum(np.searchsorted(keys, rest), keys.size - 1)
+        step = int(np.argmax(keys[at] == rest))
+        found[n] = (step * keys.size + order[at[step]]) % group.q
+    return found
 
 
 def scramble(values: Residues, key: int) -> Residues:

@@ -43,7 +43,7 @@ PATTERNS = (
     Pattern("ascending", "mixed"),
     Pattern("ascending", "signed"),
     Pattern("random", "mixed", "ties"),
-    Pattern("random", "positive"),
+    Pattern("random", "negative"),
     Pattern("middle", "mixed"),
     Pattern("random", "mixed", "zeros"),
     Pattern("descending", "signed"),
@@ -169,7 +169,8 @@ def _reals(
         for k, trial in enumerate(trials if shape[1:] else ()):
             # Consecutive trials take consecutive dimensions: parts of lines, and whole lines.
             lines = np.moveaxis(shadow[trial], -1 - k % (len(shape) - 1), 0)
-            lines[: max(1, len(lines) // 2)] = value
+            # Two whole tiles of two, and a position that is not.
+            lines[: max(1, min(len(lines) - 1, max(4, len(lines) // 2)))] = value
     drawn = domain.draw(shadow, rng)
     ties = [trial for trial, pattern in enumerate(plan) if pattern.special == "ties"]
     return _tied(drawn, ties, rng) if ties else drawn

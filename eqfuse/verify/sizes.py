@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from eqfuse.terms.bounds import Outside, never_inside, reads_outside
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.intervals import Box, Range
@@ -36,14 +37,18 @@ from eqfuse.terms.parser import axes_of
 Kind = Literal["real", "integer", "truth"]
 _KIND_OF_DTYPE: Mapping[str, Kind] = {"i32": "integer", "i64": "integer", "bool": "truth"}
 
-REDUCED = (7, 5, 9, 11, 13, 17)
-FREE = (3, 2, 4, 6, 8, 10, 12, 14)
-COMPARED = (9, 11, 13, 15, 17, 19)
+REDUCED = (7, 11, 15, 19, 23, 27)
+"""One less than a multiple of 4: the last block of 4 has several positions, or any fold of it would do."""
+FREE = (3, 6, 2, 5, 10, 14, 18, 22)
+"""None is a multiple of 4: blocks are padded somewhere, or their masks would not be seen."""
+COMPARED = (9, 11, 13, 14, 15, 17, 19)
 """For axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles."""
 LARGEST_DIVISOR = 64
 """Divisors of index expressions up to this size get an axis that is longer than they are."""
 LARGEST_OFFSET = 16
 """So do numbers up to this size that positions are compared with."""
+_ATTEMPTS = 6
+"""Rounds of enlarging axes so that every read is inside its tensor."""
 GATHERED = 3
 """Positions that a gather chooses from, where no axis fixes their number."""
 
@@ -83,10 +88,8 @@ def join_axes(classes: AxisClasses, program: Program, label: str = "") -> None:
     """Adds the axes of a program, as `(label, axis)`, and the dimensions `("dim", tensor, k)` they index."""
     for axis in axes_of(program.outputs):
         classes.join((label, program.domains.get(axis, axis)), (label, axis))
-    for load in loads(program):
-        for k, index in enumerate(load.index):
-            if isinstance(index, Axis):
-                classes.join(("dim", load.tensor, k), (label, index.name))
+    for load, k, index in _plain_indices(program):
+        classes.join(("dim", load.tensor, k), (label, index.name))
     for tensor in program.tensors:
         for k, declared in enumerate(tensor.axes):
             if declared is not None and declared in axes_of(program.outputs):
@@ -101,8 +104,43 @@ def small_extents(program: Program, scalars: Mapping[str, object] | None = None)
     """
     classes = AxisClasses()
     join_axes(classes, program)
-    extents = joint_extents(classes, [("", program)], scalars or {})
-    return {axis: extent for (_, axis), extent in extents.items()}
+    integers = {**small_integers(program), **_integers(scalars or {})}
+    plain = {(load.tensor, k): index.name for load, k, index in _plain_indices(program)}
+    reached: dict[object, int] = {}
+    for _ in range(_ATTEMPTS):
+        found = joint_extents(classes, [("", program)], scalars or {}, reached)
+        extents = {axis: extent for (_, axis), extent in found.items()}
+        shapes = small_shapes(program, extents, scalars)
+        outside = list(reads_outside(program, shapes, extents, integers))
+        if not outside:
+            return extents
+        for read in outside:
+            reached |= _needed(read, plain.get((read.load.tensor, read.dimension)), classes, extents)
+    read = outside[0]
+    raise never_inside(program, read, plain.get((read.load.tensor, read.dimension)))
+
+
+def _needed(
+    read: Outside, axis: str | None, classes: AxisClasses, extents: Mapping[str, int]
+) -> dict[object, int]:
+    """Least extents with which a read may be inside: of the axis that its dimension has, where it is beyond
+    the end; of the axes whose sizes it adds, where it is before the start."""
+    needed: dict[object, int] = {}
+    if axis is not None and read.high >= extents[axis]:
+        needed[classes.find(("", axis))] = read.high + 1
+    if read.low < 0:
+        for part in walk(read.load.index[read.dimension]):
+            if isinstance(part, Size):
+                needed[classes.find(("", part.axis))] = extents[part.axis] - read.low
+    return needed
+
+
+def _plain_indices(program: Program) -> Iterator[tuple[Load, int, Axis]]:
+    """The indices of accesses that are an axis and nothing else."""
+    for load in loads(program):
+        for k, index in enumerate(load.index):
+            if isinstance(index, Axis):
+                yield load, k, index
 
 
 def joint_extents(
@@ -118,7 +156,7 @@ def joint_extents(
     atleast: dict[object, int] = dict(reached or {})
     for label, program in programs:
         integers = {**small_integers(program), **_integers(scalars)}
-        for axis in axes_of(program.outputs):
+        for axis in dict.fromkeys((*axes_of(program.outputs), *program.domains.values())):
             members.setdefault(classes.find((label, axis)), []).append((label, axis))
         for node in walk(*roots(program)):
             match node:
@@ -139,17 +177,14 @@ def joint_extents(
                     for key in keys:
                         near = [int(abs(offset)) + 2 for offset in offsets if abs(offset) <= LARGEST_OFFSET]
                         atleast[key] = max(atleast.get(key, 0), *near, 0)
-    used: set[int] = set()
-    extents: dict[tuple[str, str], int] = {}
-    for key, names in members.items():
+    chosen: dict[object, int] = {}
+    for key in sorted(members, key=lambda key: key not in reduced):
         preferred = REDUCED if key in reduced else COMPARED if key in compared else FREE
-        extent = _unused(preferred, atleast.get(key, 0), used)
-        used.add(extent)
-        extents.update(dict.fromkeys(names, extent))
-    return extents
+        chosen[key] = _unused(preferred, atleast.get(key, 0), frozenset(chosen.values()))
+    return {name: chosen[key] for key, names in members.items() for name in names}
 
 
-def _unused(preferred: tuple[int, ...], atleast: int, used: set[int]) -> int:
+def _unused(preferred: tuple[int, ...], atleast: int, used: frozenset[int]) -> int:
     for extent in preferred:
         if extent >= atleast and extent not in used:
             return extent
@@ -315,10 +350,8 @@ def _plain_dimensions(program: Program, extents: Mapping[str, int]) -> dict[tupl
         for k, axis in enumerate(tensor.axes):
             if axis is not None and axis in extents:
                 found[tensor.name, k] = extents[axis]
-    for load in loads(program):
-        for k, index in enumerate(load.index):
-            if isinstance(index, Axis):
-                found[load.tensor, k] = extents[index.name]
+    for load, k, index in _plain_indices(program):
+        found[load.tensor, k] = extents[index.name]
     return found
 
 

@@ -1,0 +1,155 @@
+"""`eqfuse bench errors`: errors of fused and unfused programs against float64, over several kinds of inputs.
+
+Both run in the dtype of the case (float32) with the plan that is chosen by default. A row is a program, a kind
+of inputs and an output. Special values (a zero or -inf line, an infinity, NaN, denormals) have rows too:
+there every infinity and NaN must be where the unfused program has it, in float64 or in the kernel's precision.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import eqfuse as eq
+from bench.measure import as_tuple
+from bench.report import Column, Options, Report, each, recorded
+from bench.workloads import Case, Workload, select
+from eqfuse.verify.budget import FACTOR, Error, Measurement, distributions, same_special, special_sets
+
+DRAWS = {"small": 16}
+"""Inputs of every distribution that an error is taken over, 2 in other cases: with few outputs one draw's error may
+be small by luck."""
+
+TITLE = "Errors against float64, relative to its rms"
+COLUMNS = (
+    Column("program", lambda row: str(row["program"])),
+    Column("inputs", lambda row: str(row["inputs"])),
+    Column("output", lambda row: str(row["output"])),
+    Column("fused max", lambda row: f"{row['fused_max']:.1e}"),
+    Column("rms", lambda row: f"{row['fused_rms']:.1e}"),
+    Column("unfused max", lambda row: f"{row['unfused_max']:.1e}"),
+    Column("rms", lambda row: f"{row['unfused_rms']:.1e}"),
+    Column("ratio", lambda row: f"{row['ratio']:.2f}" if row["unfused_rms"] else "-"),
+    Column("", lambda row: "; ".join(_remarks(row))),
+)
+
+
+def run(options: Options, report: Report) -> None:
+    """Failures: an rms error above twice the unfused one (and a unit in the last place), special values elsewhere."""
+    for workload in each(select(options.only)):
+        case = workload.cases["small" if options.small else "cpu"]
+        with recorded(report.failing(workload.name)):
+            report.add(*_rows(workload, case, options.device))
+    for row in report.rows:
+        if row["misplaced"]:
+            report.failures.append(f"{row['program']}, {row['inputs']}: {row['output']}: {row['misplaced']}")
+        elif not row["within"]:
+            report.failures.append(
+                f"{row['program']}, {row['inputs']}: {row['output']} has error {row['fused_rms']:.2e}, "
+                f"{row['unfused_rms']:.2e} unfused ({row['schedule']})"
+            )
+    cancelling = sum(row["cancels"] for row in report.rows)
+    better = sum(row["ratio"] < 1 for row in report.rows if row["unfused_rms"])
+    report.summary.append(
+        f"{len(report.rows)} (program, inputs, output); the fused error is the smaller one in {better}; "
+        f"the unfused program cancels in {cancelling}"
+    )
+
+
+def _rows(workload: Workload, case: Case, device: str) -> Iterator[dict[str, Any]]:
+    kernel = eq.compile(workload.text(case), scalars=case.constants)
+    names = [output.name for output in kernel.derived.program.outputs]
+    for kind, draws in _input_sets(workload, case, device):
+        exact = _stacked(workload.run_exact(case, inputs) for inputs in draws)
+        unfused = _stacked(workload.run_eager(case, inputs) for inputs in draws)
+        results = [as_tuple(kernel(**workload.arguments(case, inputs))) for inputs in draws]
+        fused = _stacked(results)
+        units = [torch.finfo(x.dtype).eps if x.dtype.is_floating_point else 0.0 for x in results[0]]
+        for name, unit, expected, plain, found in zip(names, units, exact, unfused, fused, strict=True):
+            # Where the unfused program overflows in its own precision, the fused one may.
+            allowed = np.where(_kinds(found) == _kinds(plain), found, _single(expected))
+            special = same_special(allowed, found, shown=1)
+            errors = Error.of(expected, found), Error.of(expected, plain)
+            yield _row(
+                workload.name, str(kernel.plan.schedule), Measurement(kind, name, *errors, special), unit
+            )
+
+
+def _input_sets(
+    workload: Workload, case: Case, device: str
+) -> Iterator[tuple[str, list[dict[str, torch.Tensor]]]]:
+    """The workload's own integers and slopes; its other tensors of every distribution, and with special values."""
+    own = workload.inputs(case, device=device)
+    rng = np.random.default_rng(zlib.crc32(workload.name.encode()))
+    drawn = {name: spec.draw for name, spec in workload.tensors.items()}
+    real = {name: tensor for name, tensor in own.items() if drawn[name] in ("normal", "weight", "positive")}
+    for kind, draw in distributions().items():
+        sets = [
+            {name: _as_drawn(drawn[name], draw(tuple(x.shape), rng)) for name, x in real.items()}
+            for _ in range(DRAWS.get(case.name, 2))
+        ]
+        yield kind, [{**own, **_tensors(arrays, own)} for arrays in sets]
+    normal = {name: x.cpu().double().numpy() for name, x in real.items()}
+    for kind, arrays in special_sets(normal).items():
+        yield kind, [{**own, **_tensors(arrays, own)}]
+
+
+def _as_drawn(draw: str, array: np.ndarray) -> np.ndarray:
+    """Values of a distribution with the scale or the sign that the workload's own values have."""
+    match draw:
+        case "weight":
+            return np.asarray(array / np.sqrt(array.shape[-1]))
+        case "positive":
+            return np.asarray(np.abs(array) + 0.1)
+        case _:
+            return array
+
+
+def _tensors(arrays: Mapping[str, np.ndarray], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array).to(like[name]) for name, array in arrays.items()}
+
+
+def _stacked(results: Iterable[Sequence[torch.Tensor]]) -> list[np.ndarray]:
+    """Every output in float64, the draws side by side."""
+    return [
+        np.stack([tensor.detach().cpu().double().numpy() for tensor in draws])
+        for draws in zip(*results, strict=True)
+    ]
+
+
+def _single(array: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32).astype(np.float64)
+
+
+def _kinds(array: np.ndarray) -> np.ndarray:
+    """0 for a finite number, 1 and -1 for infinities, 2 for NaN."""
+    return np.where(np.isnan(array), 2.0, np.where(np.isinf(array), np.sign(array), 0.0))
+
+
+def _row(program: str, schedule: str, measured: Measurement, unit: float) -> dict[str, Any]:
+    fused, unfused = measured.fused, measured.unfused
+    return {
+        "program": program,
+        "inputs": measured.distribution,
+        "output": measured.output,
+        "schedule": schedule,
+        "fused_max": fused.max,
+        "fused_rms": fused.rms,
+        "unfused_max": unfused.max,
+        "unfused_rms": unfused.rms,
+        "ratio": fused.rms / unfused.rms if unfused.rms else float(fused.rms > 0),
+        "cancels": measured.cancels(unit),
+        "within": measured.within(FACTOR, unit),
+        "misplaced": "" if measured.special else str(measured.special),
+    }
+
+
+def _remarks(row: Mapping[str, Any]) -> list[str]:
+    marks = (("cancels", "cancellation"), ("misplaced", "[red]special values[/]"))
+    found = [text for key, text in marks if row[key]]
+    return found if row["within"] or row["misplaced"] else [*found, f"[red]over {FACTOR:g} times[/]"]
