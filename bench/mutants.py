@@ -1,0 +1,315 @@
+"""The catalogue of wrong transformations, the programs they are made in, and the trial of each.
+
+A mutant is judged where it was made and at every level below: outputs against the program as written;
+a merge or a loop nest as loops, then as the tile program that it is lowered to; a tile program as tiles.
+The first level that refuses it has caught it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from bench import mutants_loops, mutants_merges, mutants_terms, mutants_tiles
+from bench.mutation import Level, Mutant, Same
+from eqfuse import compiler
+from eqfuse.compiler import Derived
+from eqfuse.errors import EqfuseError
+from eqfuse.extract.choose import Candidate
+from eqfuse.extract.devices import DEVICES
+from eqfuse.extract.plans import KernelPlan, Plan
+from eqfuse.extract.structure import Partition
+from eqfuse.loops.check import NestError
+from eqfuse.loops.check import check as check_nest
+from eqfuse.loops.lower import lower as lower_plan
+from eqfuse.rules.derive import axis_order
+from eqfuse.terms.interpreter import evaluate
+from eqfuse.terms.nodes import CASTS, Call, Program, walk
+from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.check import check as check_tiles
+from eqfuse.tile.nodes import TileProgram
+from eqfuse.verify.certificate import Counterexample
+from eqfuse.verify.equivalence import Stage, check_stages
+from eqfuse.verify.sampling import Inputs
+from eqfuse.verify.sizes import input_specs, roots, small_extents
+from eqfuse.verify.stability import draw_floats, first_gross_error
+
+MUTANTS: tuple[Mutant, ...] = (
+    *mutants_terms.MUTANTS,
+    *mutants_merges.MUTANTS,
+    *mutants_loops.MUTANTS,
+    *mutants_tiles.MUTANTS,
+)
+
+SOURCES: Mapping[str, str] = {
+    "softmax": """
+        x: f32[i, j]
+        y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))
+        """,
+    "scaled softmax and its maximum": """
+        x: f32[i, j]
+        m[i] = max[j](x[i,j] * scale)
+        y[i,j] = exp(x[i,j] * scale - m[i]) / sum[j](exp(x[i,j] * scale - m[i]))
+        return m, y
+        """,
+    "attention, causal window": """
+        Q: f32[i, d]
+        K: f32[j, d]
+        V: f32[j, e]
+        S[i,j] = sum[d](Q[i,d] * K[j,d]) * scale
+        T[i,j] = where(j <= i and i - j < 4, S[i,j], -inf)
+        m[i] = max[j](T[i,j])
+        Z[i] = sum[j](exp(T[i,j] - m[i]))
+        O[i,e] = sum[j](exp(T[i,j] - m[i]) / Z[i] * V[j,e])
+        L[i] = m[i] + log(Z[i])
+        return O, L
+        """,
+    "attention, grouped heads": """
+        Q: f32[h, i, d]
+        K: f32[k, j, d]
+        V: f32[k, j, e]
+        S[h,i,j] = sum[d](Q[h,i,d] * K[h//2,j,d])
+        m[h,i] = max[j](S[h,i,j])
+        Z[h,i] = sum[j](exp(S[h,i,j] - m[h,i]))
+        O[h,i,e] = sum[j](exp(S[h,i,j] - m[h,i]) / Z[h,i] * V[h//2,j,e])
+        L[h,i] = m[h,i] + log(Z[h,i])
+        return O, L
+        """,
+    "paged sum": """
+        K: f32[p, r, d]
+        table: i64[b, t]
+        y[b,d] = sum[j](K[table[b, j//4], j%4, d])
+        """,
+    "variance": """
+        x: f32[i, j]
+        y[i] = mean[j](sq(x[i,j] - mean[j](x[i,j])))
+        """,
+    "scaled L2 norm": """
+        x: f32[i, j]
+        m[i] = max[j](abs(x[i,j]))
+        n[i] = m[i] * sqrt(sum[j](sq(x[i,j] / m[i])))
+        return m, n
+        """,
+    "quantisation and product": """
+        A: f32[i, k]
+        W: f32[n, k]
+        s[i] = max[k](abs(A[i,k])) / 448
+        C[i,n] = sum[k](f8e4m3(A[i,k] / s[i]) * W[n,k]) * s[i]
+        return s, C
+        """,
+    "integer quantisation and product": """
+        A: f32[i, k]
+        W: f32[n, k]
+        s[i] = max[k](abs(A[i,k])) / 127
+        C[i,n] = sum[k](round(A[i,k] / s[i]) * W[n,k]) * s[i]
+        return s, C
+        """,
+    "layer norm": """
+        x: f32[i, j]
+        w: f32[j]
+        m[i] = mean[j](x[i,j])
+        y[i,j] = (x[i,j] - m[i]) * rsqrt(mean[j](sq(x[i,j] - m[i])) + eps) * w[j]
+        """,
+    "logarithm of a sum": """
+        x: f32[i, j]
+        y[i] = logsumexp[j](x[i,j])
+        """,
+    "covariance": """
+        x: f32[i, j]
+        u: f32[i, j]
+        m[i] = mean[j](x[i,j])
+        n[i] = mean[j](u[i,j])
+        v[i] = mean[j]((x[i,j] - m[i]) * (u[i,j] - n[i]))
+        return m, n, v
+        """,
+    "norm and absolute maximum": """
+        x: f32[i, j]
+        w: f32[j]
+        r[i] = rsqrt(mean[j](sq(x[i,j])) + eps)
+        a[i] = max[j](abs(x[i,j] * r[i] * w[j]))
+        """,
+    "performer": """
+        Q: f32[i, r]
+        K: f32[j, r]
+        V: f32[j, e]
+        F[j,r] = exp(K[j,r] - max[j](K[j,r]))
+        O[i,e] = sum[r](Q[i,r] * sum[j](F[j,r] * V[j,e])) / sum[r](Q[i,r] * sum[j](F[j,r]))
+        """,
+    "position of the maximum": """
+        x: f32[i, j]
+        y[i] = argmax[j](x[i,j])
+        """,
+}
+"""Programs that mutants are made in. They return their maxima, scales and means: a softmax is the same under any
+shift, and a norm under any scale, so that a wrong one would be no mistake but for overflow."""
+
+TRIALS = 16
+DEVICE = DEVICES["cpu"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A program in one schedule; `strict` makes its casts opaque."""
+
+    name: str
+    derived: Derived
+    candidate: Candidate
+    strict: bool
+
+    @property
+    def program(self) -> Program:
+        return self.derived.program
+
+    @property
+    def schedule(self) -> str:
+        return str(self.candidate.plan.schedule)
+
+    @cached_property
+    def dtypes(self) -> Mapping[str, str]:
+        return program_dtypes(self.program)
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return small_extents(self.program)
+
+    @cached_property
+    def tiles(self) -> list[TileProgram]:
+        return compiler.verified_tiles(self.candidate.nest, self.program, self.dtypes, DEVICE)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one mutant: the level that caught it ("" for none), the first trial (from 1) that
+    saw it and how many of the round's trials did; no trials where a level's own rules refused it."""
+
+    caught: str
+    first: int
+    seen: int
+    shown: str
+
+
+def subjects(
+    name: str, source: str, scalars: Mapping[str, float] | None = None, *, strict: bool = False
+) -> list[Subject]:
+    """The program in every schedule that it has. Raises EqfuseError for a text that is no program."""
+    derived = compiler.derive(source, scalars, strict)
+    extents = compiler.nominal_extents(derived.program)
+    order = axis_order(replace(derived.program, outputs=derived.outputs))
+    partition = Partition(order, extents, derived.group)
+    search = derived.search(program_dtypes(derived.program), DEVICE)
+    found: dict[str, Candidate] = {}
+    for candidate in search.candidates(partition):
+        found.setdefault(candidate.plan.schedule, candidate)
+    return [Subject(name, derived, candidate, strict) for candidate in found.values()]
+
+
+def mutations(mutant: Mutant, subject: Subject) -> Iterator[Any]:
+    """Every IR of the subject with this mistake in one place; nothing where there is no such place."""
+    match mutant.level:
+        case "term":
+            yield from mutant.mutate(subject.derived.outputs)
+        case "merge":
+            yield from _plans(mutant, subject.candidate.plan)
+        case "loop":
+            yield from mutant.mutate(subject.candidate.nest)
+        case "tile":
+            # The same mistake for every size of block.
+            for tiles in zip(*map(mutant.mutate, subject.tiles), strict=False):
+                same = [found for found in tiles if isinstance(found, Same)]
+                yield same[0] if same else tiles
+
+
+def _plans(mutant: Mutant, plan: Plan) -> Iterator[Plan | Same]:
+    for at, kernel in enumerate(plan.kernels):
+        for to, group_plan in enumerate(kernel.groups):
+            if group_plan.schedule in ("rolling", "split_k"):
+                for group in mutant.mutate(group_plan.group):
+                    if isinstance(group, Same):
+                        yield group
+                        continue
+                    groups = (*kernel.groups[:to], replace(group_plan, group=group), *kernel.groups[to + 1 :])
+                    changed: KernelPlan = replace(kernel, groups=groups)
+                    yield replace(plan, kernels=(*plan.kernels[:at], changed, *plan.kernels[at + 1 :]))
+
+
+def places(mutant: Mutant, subject: Subject, most: int) -> list[Any]:
+    """At most `most` of the mutations, the first and the last among them."""
+    found = list(mutations(mutant, subject))
+    if len(found) <= most:
+        return found
+    return [found[round(k * (len(found) - 1) / max(1, most - 1))] for k in range(most)]
+
+
+def rejected(subject: Subject) -> str:
+    """Why the right form of a program does not pass what the mutants have to fail; empty where it does."""
+    program, nest = subject.program, subject.candidate.nest
+    stages = [
+        compiler.term_stage(program, subject.derived.outputs, subject.extents),
+        *compiler.loop_stages(program, nest, subject.extents),
+        *compiler.tile_stages(program, subject.tiles, subject.extents),
+    ]
+    certificate = check_stages(program, stages, trials=TRIALS, dtypes=subject.dtypes)
+    if not certificate.ok:
+        return certificate.reason
+    gross = _gross_error(stages, subject)
+    return "" if gross is None else str(gross).splitlines()[0]
+
+
+def judge(level: Level, mutated: Any, subject: Subject) -> Verdict | Same:
+    """Which level refuses a mutated IR, and how; `Same` where it does not change what is verified."""
+    if isinstance(mutated, Same):
+        return mutated
+    ran: list[Stage] = []
+    try:
+        if level == "merge":
+            mutated = lower_plan(mutated, subject.program)
+            if mutated == subject.candidate.nest:
+                return Same("the schedule does not use this part of the merge")
+        for stage in _stages(level, mutated, subject):
+            ran.append(stage)
+            certificate = check_stages(subject.program, [stage], trials=TRIALS, dtypes=subject.dtypes)
+            if not certificate.ok:
+                return _seen_by(certificate.counterexample, certificate.reason, stage.name)
+        gross = _gross_error(ran, subject)
+    except NestError as error:
+        return Verdict("rules of loops", 0, 0, str(error))
+    except EqfuseError as error:
+        return Verdict("rules of tiles", 0, 0, error.message)
+    return Verdict("", 0, 0, "") if gross is None else _seen_by(gross, "", gross.stage)
+
+
+def _seen_by(example: Counterexample | None, reason: str, stage: str) -> Verdict:
+    if example is None:
+        return Verdict(stage, 0, 0, reason)
+    return Verdict(stage, example.trials[0], len(example.trials), str(example).splitlines()[0])
+
+
+def _gross_error(stages: Sequence[Stage], subject: Subject) -> Counterexample | None:
+    program, extents = subject.program, subject.extents
+    specs = input_specs(program, extents, {}, subject.dtypes)
+
+    def reference(i: Inputs, d: Any) -> Mapping[str, Any]:
+        return evaluate(program, i.tensors, i.scalars, i.extents, d, batch=i.trials)
+
+    inputs = draw_floats(program, specs, {}, extents)
+    casts = any(isinstance(node, Call) and node.fn in CASTS for node in walk(*roots(program)))
+    runs = [(stage.name, stage.run) for stage in stages]
+    return first_gross_error(reference, runs, inputs, casts=casts)
+
+
+def _stages(level: Level, mutated: Any, subject: Subject) -> Iterator[Stage]:
+    program, extents = subject.program, subject.extents
+    match level:
+        case "term":
+            yield compiler.term_stage(program, mutated, extents)
+        case "merge" | "loop":
+            check_nest(mutated, program)
+            yield from compiler.loop_stages(program, mutated, extents)
+            tiles = compiler.verified_tiles(mutated, program, subject.dtypes, DEVICE)
+            yield from compiler.tile_stages(program, tiles, extents)
+        case "tile":
+            for lowered in mutated:
+                check_tiles(lowered, subject.dtypes)
+            yield from compiler.tile_stages(program, mutated, extents)

@@ -1,0 +1,55 @@
+"""Wrong transformations of a few programs: every one that can be made is rejected, and the right forms pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from bench.mutants import MUTANTS, SOURCES, Subject, judge, places, rejected, subjects
+from bench.mutation import Mutant, Same, even_in
+from eqfuse.terms.parser import parse
+
+CHOSEN = (
+    ("softmax", "split_k", False),
+    ("variance", "rolling", False),
+    ("attention, causal window", "rolling", False),
+    ("quantisation and product", "rolling", True),
+)
+"""Program, schedule, and whether its casts are opaque."""
+
+
+@pytest.fixture(scope="module")
+def chosen() -> list[Subject]:
+    return [
+        subject
+        for name, schedule, strict in CHOSEN
+        for subject in subjects(name, SOURCES[name], strict=strict)
+        if subject.schedule in (schedule, "multi_pass" if strict else schedule)
+    ]
+
+
+def test_there_are_at_least_forty_at_every_level_some() -> None:
+    assert len(MUTANTS) >= 40 and len({(m.level, m.name) for m in MUTANTS}) == len(MUTANTS)
+    assert min(Counter(mutant.level for mutant in MUTANTS).values()) >= 10
+
+
+def test_right_forms_pass(chosen: list[Subject]) -> None:
+    assert [rejected(subject) for subject in chosen] == [""] * len(chosen)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[f"{m.level}: {m.name}" for m in MUTANTS])
+def test_a_mutant_is_rejected_wherever_it_is_made(mutant: Mutant, chosen: list[Subject]) -> None:
+    for subject in chosen:
+        if subject.strict is mutant.strict:
+            for mutated in places(mutant, subject, most=1):
+                verdict = judge(mutant.level, mutated, subject)
+                assert isinstance(verdict, Same) or verdict.caught, f"survives in {subject.name}"
+                assert isinstance(verdict, Same) or verdict.shown
+
+
+def test_a_square_is_even_in_what_it_squares() -> None:
+    (output,) = parse("y[i] = sum[j](sq(x[i,j] - c) * w[j]) + s").outputs
+    (odd,) = parse("y[i] = sum[j]((x[i,j] - c) * w[j])").outputs
+    (part,) = parse("y[i,j] = x[i,j] - c").outputs
+    assert even_in(output.expr, part.expr) and not even_in(odd.expr, part.expr)
