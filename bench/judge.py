@@ -1,0 +1,184 @@
+"""How far from the float64 reference a fused program may be, position by position.
+
+The yardstick is the unfused program's own error. It is measured twice: once as it happens in the kernel's
+precision, and, because a single rounding error may be 0 by luck, as the largest deviation among runs in
+which every operation of the unfused program is disturbed by one unit of rounding, at random. The latter
+(Monte Carlo arithmetic: Parker, "Monte Carlo arithmetic: how to gamble with floating point and win", 2000)
+scales with the condition of the program: where its operations cancel, or a comparison stands on the edge,
+the runs differ, and only there a fused program may differ as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eqfuse.terms.floats import TORCH_DTYPES, FloatDomain
+from eqfuse.terms.interpreter import evaluate, reference
+from eqfuse.terms.nodes import CASTS, Call, Expr, Load, Program, call, transform
+from eqfuse.terms.sizes import bind
+
+Array = npt.NDArray[Any]
+
+RUNS = 8
+DISTURBED = 4.0
+"""A fused error may be this many times the largest deviation of the disturbed runs."""
+UNFUSED = 2.0
+"""A fused error may be this many times the error of the unfused program in the kernel's precision."""
+LAST_PLACES = 4.0
+"""An error of this many units in the last place of the result always passes."""
+
+HALVES = ("f16", "bf16")
+ROUNDING: Mapping[str, float] = {
+    **{name: torch.finfo(TORCH_DTYPES[name]).eps / 2 for name in CASTS},
+}
+EXACT = ("neg", "abs", "maximum", "minimum", "sign", "floor", "round", "relu", "finite", "invertible")
+
+
+class Disturbed(FloatDomain):
+    """float64 in which every operation's result is off by one unit of rounding of `dtype`, up or down."""
+
+    def __init__(self, dtype: str, seed: int) -> None:
+        super().__init__("float64")
+        self.unit = 2 * ROUNDING[dtype]
+        self.random = np.random.default_rng(seed)
+
+    def _off(self, value: Array, unit: float) -> Array:
+        signs = self.random.integers(0, 2, value.shape) * 2 - 1
+        with np.errstate(all="ignore"):
+            return np.asarray(value + np.abs(value) * (unit * signs))
+
+    def call(self, fn: str, args: Sequence[Any]) -> Array:
+        if fn in CASTS:
+            value = self._off(np.asarray(args[0]), 2 * ROUNDING[fn])
+            tiny = torch.finfo(TORCH_DTYPES[fn]).smallest_normal * 2 * ROUNDING[fn]
+            return super().call(fn, [value + tiny * self.random.integers(-1, 2, value.shape)])
+        found = super().call(fn, args)
+        return found if fn in EXACT else self._off(found, self.unit)
+
+    def reduce(self, op: str, value: Any, axis: int) -> Array:
+        if op in ("max", "min"):
+            return super().reduce(op, value, axis)
+        return self._off(super().reduce(op, self._off(value, self.unit), axis), self.unit)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One output: its value in float64, in the kernel's precision unfused, and how far it may be off.
+
+    `tolerance` is inf where the disturbed runs do not agree on whether the value is finite.
+    `others` are values of the disturbed runs, whose NaN and infinities are as good as the exact ones.
+    """
+
+    name: str
+    exact: Array
+    unfused: Array
+    others: tuple[Array, ...]
+    tolerance: Array
+
+    def wrong(self, found: torch.Tensor) -> str:
+        """Where and how an output of the fused program is wrong; empty where it is right."""
+        got, rounding, tiny = _as_float64(found), 0.0, 0.0
+        exact = self.exact
+        if got.shape != exact.shape:
+            return f"{self.name} has shape {got.shape}, not {exact.shape}"
+        if found.dtype.is_floating_point:
+            info = torch.finfo(found.dtype)
+            rounding, tiny = info.eps, info.smallest_normal
+            exact = _as_float64(torch.from_numpy(np.array(exact, np.float64)).to(found.dtype))
+        with np.errstate(all="ignore"):
+            allowed = self.tolerance + LAST_PLACES * rounding * np.abs(exact) + tiny
+            near = np.abs(got - exact) <= allowed
+            near |= np.abs(got - self.unfused) <= allowed
+        same = [_kinds(got) == _kinds(value) for value in (exact, self.unfused, *self.others)]
+        special = np.logical_or.reduce(same) & (_kinds(got) > 0)
+        bad = np.argwhere(~(near | special | np.isinf(self.tolerance)))
+        if not len(bad):
+            return ""
+        at = tuple(int(k) for k in bad[0])
+        return (
+            f"{self.name}{list(at)} is {got[at]:.9g}, not {exact[at]:.9g} (unfused {self.unfused[at]:.9g}, "
+            f"tolerance {self.tolerance[at]:.1e}); {len(bad)} of {got.size} positions"
+        )
+
+    @property
+    def judged(self) -> int:
+        """Positions at which a wrong value would be seen: not so ill-conditioned that anything passes."""
+        with np.errstate(all="ignore"):
+            return int(np.sum(~(self.tolerance > 0.1 * np.maximum(np.abs(self.exact), 1e-3))))
+
+
+def expected(
+    program: Program,
+    tensors: Mapping[str, torch.Tensor],
+    scalars: Mapping[str, float],
+    sizes: Mapping[str, int],
+    dtypes: Mapping[str, str],
+) -> tuple[Expected, ...]:
+    """What the program's outputs must be. Raises EqfuseError where the inputs do not fit the program."""
+    exact = reference(program, tensors, scalars, sizes)
+    exact = exact if isinstance(exact, tuple) else (exact,)
+    arithmetic = "f64" if "f64" in dtypes.values() else "f32"
+    extents = bind(program, {name: tuple(t.shape) for name, t in tensors.items()}, sizes, scalars)
+    wide = {n: _as_float64(t) if t.is_floating_point() else t.numpy() for n, t in tensors.items()}
+    narrow = (
+        wide
+        if arithmetic == "f64"
+        else {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in wide.items()}
+    )
+    domain = FloatDomain("float64" if arithmetic == "f64" else "float32")
+    unfused = evaluate(program, narrow, scalars, extents, domain)
+    rounded = _with_rounded_operands(program, dtypes)
+    runs = [evaluate(rounded, wide, scalars, extents, Disturbed(arithmetic, n)) for n in range(RUNS)]
+    return tuple(
+        _expected(output.name, value, unfused[output.name], [run[output.name] for run in runs])
+        for output, value in zip(program.outputs, exact, strict=True)
+    )
+
+
+def _expected(name: str, exact: Array, unfused: Array, runs: Sequence[Array]) -> Expected:
+    value = np.asarray(exact, np.float64)
+    plain = np.asarray(unfused, np.float64)
+    others = tuple(np.asarray(run, np.float64) for run in runs)
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(value)
+        deviation = np.max([np.abs(run - value) for run in others], axis=0)
+        own = np.where(np.isfinite(plain), np.abs(plain - value), 0.0)
+        tolerance = np.where(finite, DISTURBED * deviation + UNFUSED * own, 0.0)
+    return Expected(name, value, plain, others, np.where(np.isnan(tolerance), np.inf, tolerance))
+
+
+def _with_rounded_operands(program: Program, dtypes: Mapping[str, str]) -> Program:
+    """The program with what a half-precision tensor is multiplied by rounded to that precision: matrix
+    units take both operands in one dtype, which is the documented policy."""
+
+    def half(expr: Expr) -> str | None:
+        dtype = dtypes.get(expr.tensor) if isinstance(expr, Load) else None
+        return dtype if dtype in HALVES else None
+
+    def step(node: Expr) -> Expr:
+        match node:
+            case Call("mul", (left, right)) if half(left) or half(right):
+                to_left, to_right = half(right), half(left)
+                return call(
+                    "mul",
+                    call(to_left, left) if to_left and not half(left) else left,
+                    call(to_right, right) if to_right and not half(right) else right,
+                )
+        return node
+
+    return replace(program, outputs=tuple(replace(o, expr=transform(o.expr, step)) for o in program.outputs))
+
+
+def _as_float64(tensor: torch.Tensor) -> Array:
+    return np.asarray(tensor.detach().double().numpy())
+
+
+def _kinds(values: Array) -> Array:
+    """0 for a number, 1 for NaN, 2 for inf, 3 for -inf."""
+    return np.select([np.isnan(values), values == np.inf, values == -np.inf], [1, 2, 3], 0)

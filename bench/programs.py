@@ -1,0 +1,581 @@
+"""Random well-typed reduction programs with tensors that fit them: a hypothesis strategy.
+
+A program has one to four axes and a cascade of one to four reductions whose bodies are drawn from the whole
+language: loads (permuted, broadcast, shifted under a guard, gathered), earlier results, what an earlier
+reduction was made of, masks, casts, elementwise functions. Nothing is a template of a known program.
+
+Every expression carries an interval that its values lie in. It keeps values in range: what is put under a
+logarithm or a root is positive there, and nothing grows past `LIMIT`, or `WIDE_LIMIT` in one program out of
+eight, where exponentials overflow float32.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from hypothesis import strategies as st
+
+from eqfuse.terms.floats import TORCH_DTYPES
+
+T = TypeVar("T")
+Interval = tuple[float, float]
+
+AXES = "ijkl"
+TENSORS = "xyzw"
+DEFINITIONS = "abcdefgh"
+LIMIT, WIDE_LIMIT = 1e4, 1e60
+NEGLIGIBLE = 0.05
+"""A divisor stays this far from 0, mostly."""
+SIZES = (3, 1, 2, 4, 5, 7, 8, 9, 19, 43, 0)
+MOST_ELEMENTS = 20_000
+DTYPES = (("f32",),) * 5 + (("f16",), ("bf16",), ("f32", "f16"), ("bf16", "f32"), ("f64",), ("f64", "f32"))
+"""Which dtypes the tensors of one program have."""
+
+DRAWS: Mapping[str, Interval] = {
+    "normal": (-3, 3),
+    "positive": (0.1, 1.1),
+    "close": (2.9, 3.1),
+    "ties": (-2, 2),
+    "zero rows": (-3, 3),
+    "scores": (-80, 80),
+}
+"""Kinds of values of a tensor, and where they lie."""
+LAYOUTS = ("contiguous", "transposed", "strided", "expanded")
+
+FINITE: Interval = (-1e300, 1e300)
+
+
+def _rising(function: Callable[[float], float]) -> Callable[[float, float], Interval]:
+    return lambda low, high: (function(low), function(high))
+
+
+def _between(low: float, high: float) -> Callable[[float, float], Interval]:
+    return lambda _low, _high: (low, high)
+
+
+def _magnitude(low: float, high: float) -> Interval:
+    most = max(abs(low), abs(high))
+    return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), most
+
+
+def _square(low: float, high: float) -> Interval:
+    least, most = _magnitude(low, high)
+    return least * least, most * most
+
+
+UNARY: Mapping[str, tuple[Interval, Callable[[float, float], Interval]]] = {
+    "-": ((-1e300, math.inf), lambda low, high: (-high, -low)),
+    "exp": ((-math.inf, 200), _rising(math.exp)),
+    "sq": (FINITE, _square),
+    "abs": (FINITE, _magnitude),
+    "tanh": ((-math.inf, math.inf), _between(-1, 1)),
+    "log": ((0.01, 1e300), _rising(math.log)),
+    "sqrt": ((0, 1e300), _rising(math.sqrt)),
+    "rsqrt": ((0.01, 1e300), lambda low, high: (high**-0.5, low**-0.5)),
+    "relu": ((-math.inf, 1e300), lambda low, high: (max(low, 0), max(high, 0))),
+    "sigmoid": ((-math.inf, math.inf), _between(0, 1)),
+    "gelu": (FINITE, lambda low, high: (-0.2, max(high, 0))),
+    "silu": (FINITE, lambda low, high: (-0.3, max(high, 0))),
+    "erf": ((-math.inf, math.inf), _between(-1, 1)),
+    "sin": (FINITE, _between(-1, 1)),
+    "cos": (FINITE, _between(-1, 1)),
+    "sign": ((-math.inf, math.inf), _between(-1, 1)),
+    "floor": (FINITE, _rising(math.floor)),
+    "round": (FINITE, _rising(round)),
+    "f16": ((-3e4, 3e4), lambda low, high: (low, high)),
+    "bf16": ((-math.inf, 1e300), lambda low, high: (low, high)),
+    "f32": ((-math.inf, 1e300), lambda low, high: (low, high)),
+}
+"""Functions of one number: where the argument must lie, and where the result lies."""
+
+BINARY = ("+", "*", "-", "/", "*", "-", "/", "max", "min")
+REDUCERS = (
+    *("sum", "max", "mean", "sum", "max", "sum", "min"),
+    *("var", "std", "logsumexp", "prod", "argmax", "argmin", "any", "all"),
+)
+"""What stands twice is drawn twice as often."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """An expression, where its values lie, and what it can be read for again.
+
+    `axes` are those that it is free in. `top` is the text of what it is the largest of.
+    """
+
+    text: str
+    low: float
+    high: float
+    axes: frozenset[str] = frozenset()
+    atom: bool = True
+    top: str = ""
+
+    @property
+    def tight(self) -> str:
+        """The text as an operand."""
+        return self.text if self.atom else f"({self.text})"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A line of the program. `body` is what it reduces, None for a line that does not."""
+
+    name: str
+    axes: tuple[str, ...]
+    value: Value
+    is_truth: bool = False
+    body: Value | None = None
+
+    @property
+    def left(self) -> str:
+        return self.name + _indexed(self.axes)
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor: the axis of each dimension, how its values are drawn, how it lies in memory.
+
+    `draw` of an integer tensor is `below AXIS` (an index into it) or `up to AXIS` (a length).
+    """
+
+    name: str
+    dtype: str
+    axes: tuple[str, ...]
+    draw: str
+    layout: str = "contiguous"
+
+    def tensor(self, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
+        """Fresh values."""
+        shape = tuple(sizes[axis] for axis in self.axes)
+        found = self._values(shape, sizes, generator).to(TORCH_DTYPES[self.dtype])
+        if not shape or self.layout == "contiguous":
+            return found
+        if self.layout == "transposed":
+            return found.transpose(0, -1).contiguous().transpose(0, -1)
+        if self.layout == "strided":
+            wide = torch.stack([found, torch.full_like(found, 77)], -1)
+            return wide.flatten(-2)[..., ::2]
+        return found[:1].expand(shape) if shape[0] else found
+
+    def _values(
+        self, shape: tuple[int, ...], sizes: Mapping[str, int], generator: torch.Generator
+    ) -> torch.Tensor:
+        normal = torch.randn(shape, generator=generator).clamp(-3, 3)
+        match self.draw.rsplit(" ", 1):
+            case ["below", axis]:
+                return torch.randint(sizes[axis], shape, generator=generator)
+            case ["up to", axis]:
+                return torch.randint(sizes[axis] + 1, shape, generator=generator)
+            case ["positive"]:
+                return torch.rand(shape, generator=generator) + 0.1
+            case ["close"]:
+                return 3 + 0.003 * normal
+            case ["ties"]:
+                return torch.randint(-2, 3, shape, generator=generator).float()
+            case ["zero", "rows"]:
+                rows = torch.rand(shape[:1], generator=generator) < 0.5
+                return normal * rows.reshape(-1, *[1] * (len(shape) - 1))
+            case ["scores"]:
+                return (25 * normal).clamp(-80, 80)
+            case _:
+                return normal
+
+
+@dataclass(frozen=True)
+class Example:
+    """A program, what it is called with, and the tiles and shards that it is cut into."""
+
+    source: str
+    inputs: tuple[Input, ...]
+    sizes: Mapping[str, int]
+    scalars: Mapping[str, float]
+    block: int
+    shards: int
+    seed: int
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors, the same at each call."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return {given.name: given.tensor(self.sizes, generator) for given in self.inputs}
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{axis} {size}" for axis, size in self.sizes.items())
+        tensors = ", ".join(f"{given.name} {given.draw} {given.layout}" for given in self.inputs)
+        scalars = "".join(f", {name} = {number}" for name, number in self.scalars.items())
+        return (
+            f"{self.source}\n# sizes: {sizes}; tensors: {tensors}{scalars}\n"
+            f"# tiles of {self.block}, {self.shards} shards, values of seed {self.seed}"
+        )
+
+
+def _indexed(index: Iterable[str]) -> str:
+    text = ",".join(index)
+    return f"[{text}]" if text else ""
+
+
+@dataclass
+class _Writer:
+    """Writes one program. `sizes` has every axis; `aliases` the axes that are as long as another one."""
+
+    draw: st.DrawFn
+    sizes: dict[str, int]
+    aliases: Mapping[str, str]
+    dtypes: tuple[str, ...]
+    limit: float
+    inputs: dict[str, Input] = field(default_factory=dict)
+    definitions: list[Definition] = field(default_factory=list)
+    scalars: dict[str, float] = field(default_factory=dict)
+
+    def one_of(self, options: Sequence[T]) -> T:
+        """One of the options; a shrunk program has the first."""
+        return self.draw(st.sampled_from(options))
+
+    def chance(self, percent: int) -> bool:
+        return self.draw(st.integers(0, 99)) >= 100 - percent
+
+    def some(self, axes: Sequence[str], least: int, most: int) -> tuple[str, ...]:
+        """Some of the axes, in any order."""
+        count = self.draw(st.integers(min(least, len(axes)), min(most, len(axes))))
+        return tuple(self.draw(st.permutations(list(axes)))[:count])
+
+    # -- lines ---------------------------------------------------------------------------------------
+
+    def reduction(self, rows: tuple[str, ...], main: str) -> None:
+        """A line that reduces an expression over the main axis, or over another one."""
+        over: tuple[str, ...] = (main,)
+        if self.chance(20):
+            over = self.some(list(self.sizes), 1, 2)
+        axes = rows if self.chance(75) else self.some(list(self.sizes), 0, 3)
+        axes = tuple(axis for axis in axes if axis not in over)
+        self._define(axes, lambda: self.reduced(axes, over))
+
+    def map(self, axes: tuple[str, ...]) -> None:
+        """A line that reduces nothing, unless an expression of it does."""
+        self._define(axes, lambda: (self.expression(frozenset(axes), 3), None, False))
+
+    def _define(self, axes: tuple[str, ...], make: Callable[[], tuple[Value, Value | None, bool]]) -> None:
+        value, body, is_truth = make()
+        name = DEFINITIONS[len(self.definitions)]
+        self.definitions.append(Definition(name, axes, value, is_truth, body))
+
+    def reduced(self, axes: tuple[str, ...], over: tuple[str, ...]) -> tuple[Value, Value | None, bool]:
+        """The reduction, what it reduces, and whether it is a truth value."""
+        scope = frozenset((*axes, *over))
+        op = self.one_of([op for op in REDUCERS if len(over) == 1 or not op.startswith("arg")])
+        if op in ("any", "all"):
+            return Value(f"{op}[{','.join(over)}]({self.condition(scope)})", 0, 1), None, True
+        body = self.expression(scope, 3)
+        earlier = self._readable(scope)
+        if earlier and self.chance(60):
+            body = self.combined(body, self.one_of(earlier))
+        return self._folded(op, over, body), body, False
+
+    def _folded(self, op: str, over: tuple[str, ...], body: Value) -> Value:
+        """`op` of the body; another one where the values would leave their range."""
+        count = math.prod(self.sizes[axis] for axis in over)
+        low, high = body.low, body.high
+        spans: dict[str, Interval] = {
+            "max": (low, high),
+            "argmax": (0, count),
+        }
+        if low > -math.inf:
+            spans["min"] = (low, high)
+            spans["argmin"] = (0, count)
+            spans["sum"] = (min(count * low, 0) if count < 2 or low < 0 else low, max(count * high, high, 0))
+            spans["mean"] = (low, high)
+            spans["var"] = (0, (high - low) ** 2 / 4)
+            spans["std"] = (0, (high - low) / 2)
+        if high <= 100:
+            spans["logsumexp"] = (low, high + math.log(max(1, count)))
+        most = max(abs(low), abs(high), 1)
+        if count * math.log(most) <= math.log(self.limit):
+            spans["prod"] = (0 if low >= 0 else -(most**count), most**count)
+        if not count:
+            # An empty sum is 0; the extremes of no integers are those of int64, which no result need hold.
+            spans = {"sum": (0, 0)}
+        allowed = [name for name, span in spans.items() if self._fits(*span)]
+        if op not in allowed:
+            op = next(name for name in ("sum", "mean", "max") if name in allowed)
+        text = f"{op}[{','.join(over)}]({body.text})"
+        span = spans[op]
+        return Value(text, *span, body.axes - set(over), top=body.text if op == "max" else "")
+
+    # -- expressions ---------------------------------------------------------------------------------
+
+    def expression(self, scope: frozenset[str], depth: int) -> Value:
+        """Any expression over some of the axes of `scope`."""
+        kinds = ["leaf", "leaf", "unary", "binary", "binary"]
+        kinds += ["masked", "cast", "reduced"] if depth > 1 else []
+        match self.one_of(kinds) if depth else "leaf":
+            case "unary":
+                return self._applied(self.expression(scope, depth - 1), list(UNARY))
+            case "cast":
+                return self._applied(self.expression(scope, depth - 1), ["f16", "bf16", "f32"])
+            case "binary":
+                return self.combined(self.expression(scope, depth - 1), self.expression(scope, depth - 1))
+            case "masked":
+                return self._masked(scope, depth)
+            case "reduced":
+                axis = self.one_of(sorted(self.sizes))
+                body = self.expression(scope | {axis}, depth - 2)
+                return self._folded(self.one_of(["sum", "max", "mean", "min"]), (axis,), body)
+            case _:
+                return self._leaf(scope)
+
+    def _fits(self, low: float, high: float) -> bool:
+        return (low >= -self.limit or low == -math.inf) and high <= self.limit
+
+    def _applied(self, value: Value, names: Sequence[str]) -> Value:
+        spans: dict[str, Interval] = {}
+        for name in names:
+            (least, most), image = UNARY[name]
+            if least <= value.low and value.high <= most:
+                span = _image(image, value)
+                if self._fits(*span):
+                    spans[name] = span
+        if not spans:
+            return value
+        name = self.one_of(list(spans))
+        text = f"-{value.tight}" if name == "-" else f"{name}({value.text})"
+        return Value(text, *spans[name], value.axes, atom=name != "-")
+
+    def combined(self, left: Value, right: Value) -> Value:
+        """Two expressions, combined by an operator that keeps them in range."""
+        spans: dict[str, Interval] = {
+            "max": (max(left.low, right.low), max(left.high, right.high)),
+            "min": (min(left.low, right.low), min(left.high, right.high)),
+            "-": (left.low - right.high, left.high - right.low),
+        }
+        if right.top == left.text:
+            spans["-"] = (left.low - right.high, 0.0)
+        if right.low > -math.inf:
+            spans["+"] = (left.low + right.low, left.high + right.high)
+            if left.low > -math.inf:
+                ends = [a * b for a in (left.low, left.high) for b in (right.low, right.high)]
+                spans["*"] = (min(ends), max(ends))
+                least, _ = _magnitude(right.low, right.high)
+                if least > NEGLIGIBLE:
+                    ends = [a / b for a in (left.low, left.high) for b in (right.low, right.high)]
+                    spans["/"] = (min(ends), max(ends))
+        op = self.one_of([op for op in BINARY if op in spans and self._fits(*spans[op])])
+        axes = left.axes | right.axes
+        if op in ("max", "min"):
+            return Value(f"{op}({left.text}, {right.text})", *spans[op], axes)
+        return Value(f"{left.tight} {op} {right.tight}", *spans[op], axes, atom=False)
+
+    def _masked(self, scope: frozenset[str], depth: int) -> Value:
+        condition = self.condition(scope)
+        kept = self.expression(scope, depth - 1)
+        other = self.one_of(["0", "-inf", "an expression"])
+        if other == "an expression":
+            value = self.expression(scope, depth - 1)
+            span = min(kept.low, value.low), max(kept.high, value.high)
+            return Value(
+                f"where({condition}, {kept.text}, {value.text})", *span, kept.axes | value.axes | scope
+            )
+        least = -math.inf if other == "-inf" else 0.0
+        return Value(
+            f"where({condition}, {kept.text}, {other})", min(kept.low, least), max(kept.high, least), scope
+        )
+
+    def condition(self, scope: frozenset[str]) -> str:
+        """A truth value: affine in the axes, of parity, of a length, of data, or two of them."""
+        axes = sorted(scope)
+        first = self.one_of(axes) if axes else ""
+        options = ["data"]
+        if axes:
+            options = ["compared", "compared", "affine", "affine", "parity", "length", "data", "both"]
+        options += ["known"] if self._readable(scope, truths=True) else []
+        number = self.draw(st.integers(0, 4))
+        match self.one_of(options):
+            case "compared":
+                return f"{first} {self.one_of(['<', '>=', '=='])} {number}"
+            case "affine":
+                second = self.one_of([axis for axis in axes if axis != first] or [f"N({first}) - 1"])
+                form = self.one_of(
+                    ["{a} <= {b}", "{a} - {b} < {n}", "{a} + {b} >= {n}", "{b} < {a} + {n}", "{a} != {b}"]
+                )
+                return form.format(a=first, b=second, n=number)
+            case "parity":
+                return f"({' + '.join(axes[:2])}) % 2 == 0"
+            case "length":
+                found = self._integers(scope - {first}, f"up to {first}")
+                return f"{first} < {found}" if found else f"{first} < {number}"
+            case "both":
+                joint = self.one_of(["&", "|"])
+                return f"({self.condition(frozenset({first}))}) {joint} ({self.condition(scope)})"
+            case "known":
+                return self.one_of(self._readable(scope, truths=True)).text
+            case _:
+                return f"{self._leaf(scope).tight} > 0"
+
+    # -- leaves --------------------------------------------------------------------------------------
+
+    def _leaf(self, scope: frozenset[str]) -> Value:
+        """A load, an earlier line, what an earlier line reduced, or a number."""
+        earlier = self._readable(scope)
+        again = [d.body for d in self.definitions if d.body is not None and d.body.axes <= scope]
+        options = ["load"] * 4 + ["number"]
+        options += ["line"] * 3 * bool(earlier) + ["again"] * 3 * bool(again)
+        match self.one_of(options):
+            case "line":
+                return self.one_of(earlier)
+            case "again":
+                return self.one_of(again)
+            case "load" if scope:
+                return self._load(scope)
+            case _:
+                return self._number(scope)
+
+    def _number(self, scope: frozenset[str]) -> Value:
+        axes = sorted(scope)
+        options = ["0.5", "1", "2", "0.1", "-1", "3"] + ["scalar"] + ["axis", "size"] * bool(axes)
+        match self.one_of(options):
+            case "scalar":
+                self.scalars["r"] = 0.75
+                return Value("r", 0.75, 0.75)
+            case "axis":
+                axis = self.one_of(axes)
+                return Value(axis, 0, max(0, self.sizes[axis] - 1), frozenset({axis}))
+            case "size":
+                axis = self.one_of(axes)
+                return Value(f"N({axis})", self.sizes[axis], self.sizes[axis])
+            case text:
+                return Value(text, float(text), float(text), atom=not text.startswith("-"))
+
+    def _readable(self, scope: frozenset[str], truths: bool = False) -> list[Value]:
+        """Earlier lines, read at axes of `scope`."""
+        found: list[Value] = []
+        for line in self.definitions:
+            if line.is_truth == truths:
+                index = self._at(line.axes, scope)
+                value = line.value
+                if index is not None:
+                    top = value.top if index == line.axes else ""
+                    text = line.name + _indexed(index)
+                    found.append(Value(text, value.low, value.high, frozenset(index), top=top))
+        return found
+
+    def _at(self, axes: tuple[str, ...], scope: frozenset[str]) -> tuple[str, ...] | None:
+        """The axes, each as itself or as one of the same length that is in `scope`."""
+        index: list[str] = []
+        for axis in axes:
+            others = [other for other in sorted(scope) if self._base(other) == self._base(axis)]
+            if not others:
+                return None
+            index.append(axis if axis in others else others[0])
+        return tuple(index)
+
+    def _base(self, axis: str) -> str:
+        return self.aliases.get(axis, axis)
+
+    def _load(self, scope: frozenset[str]) -> Value:
+        """A tensor that is there or a new one, read plainly, shifted, backwards, at half the pace or gathered."""
+        known = [given for given in self.inputs.values() if given.name in TENSORS]
+        there = [given for given in known if self._at(given.axes, scope) is not None]
+        if not there and len(known) == len(TENSORS):
+            return self._number(scope)
+        if not there or (len(known) < len(TENSORS) and self.chance(50)):
+            there = [self._new(scope, TENSORS[len(known)])]
+        given = self.one_of(there)
+        index = list(self._at(given.axes, scope) or ())
+        low, high = DRAWS[given.draw]
+        way = self.one_of(["plain"] * 12 + ["shifted", "ahead", "backwards", "half", "gathered"])
+        place = self.draw(st.integers(0, len(index) - 1)) if way != "plain" else 0
+        axis = index[place]
+        guard = ""
+        match way:
+            case "shifted":
+                guard, index[place] = f"{axis} >= 1", f"{axis} - 1"
+            case "ahead":
+                guard, index[place] = f"{axis} + 2 < N({axis})", f"{axis} + 2"
+            case "backwards":
+                index[place] = f"N({axis}) - 1 - {axis}"
+            case "half":
+                index[place] = f"{axis}//2"
+            case "gathered":
+                index[place] = self._integers(frozenset({axis}), f"below {self._base(axis)}") or axis
+        text = given.name + _indexed(index)
+        axes = frozenset(self._at(given.axes, scope) or ())
+        if guard:
+            return Value(f"where({guard}, {text}, 0)", min(low, 0), max(high, 0), axes)
+        return Value(text, low, high, axes)
+
+    def _new(self, scope: frozenset[str], name: str) -> Input:
+        axes = self.some(sorted(scope), 1, 3)
+        draws = [draw for draw in DRAWS if draw != "scores" or self.chance(50)]
+        given = Input(name, self.one_of(self.dtypes), axes, self.one_of(draws), self.one_of(LAYOUTS))
+        self.inputs[name] = given
+        return given
+
+    def _integers(self, scope: frozenset[str], draw: str) -> str:
+        """An integer tensor over some of the axes; empty where there can be none."""
+        if not scope or 0 in self.sizes.values():
+            return ""
+        for name, given in self.inputs.items():
+            if given.draw == draw and given.axes and set(given.axes) <= scope:
+                return name + _indexed(given.axes)
+        name = "n" if draw.startswith("up") else "p"
+        if name in self.inputs:
+            return ""
+        self.inputs[name] = Input(name, self.one_of(["i64", "i32"]), (min(scope),), draw)
+        return name + _indexed((min(scope),))
+
+
+def _image(image: Callable[[float, float], Interval], value: Value) -> Interval:
+    """Where a function takes an interval, also one that starts at -inf."""
+    low = -1e4 if value.low == -math.inf else value.low
+    least, most = image(low, value.high)
+    return (-math.inf if least == -1e4 else least), most
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Example:
+    """Programs with everything that they are called with."""
+    count = draw(st.integers(1, 4))
+    sizes = {axis: draw(st.sampled_from(SIZES)) for axis in AXES[:count]}
+    aliases: dict[str, str] = {}
+    if count > 1 and draw(st.integers(0, 7)) == 7:
+        aliases[AXES[count - 1]] = AXES[0]
+        sizes[AXES[count - 1]] = sizes[AXES[0]]
+    while math.prod(max(1, size) for size in sizes.values()) > MOST_ELEMENTS:
+        sizes = {axis: min(size, max(sizes.values()) // 2) for axis, size in sizes.items()}
+    limit = WIDE_LIMIT if draw(st.integers(0, 7)) == 7 else LIMIT
+    writer = _Writer(draw, sizes, aliases, draw(st.sampled_from(DTYPES)), limit)
+    main = writer.one_of(list(sizes)[::-1])
+    rows = writer.some([axis for axis in sizes if axis != main], 0, 2)
+    for _ in range(draw(st.integers(1, 4))):
+        if writer.chance(25):
+            writer.map((*rows, main))
+        writer.reduction(rows, main)
+    if writer.chance(50):
+        writer.map((*rows, main) if writer.chance(70) else rows)
+    return _finished(writer)
+
+
+def _finished(writer: _Writer) -> Example:
+    """The text of what was written: declarations, lines, and what is returned."""
+    lines = [f"{line.left} = {line.value.text}" for line in writer.definitions]
+    body = "\n".join(lines)
+    inputs = tuple(given for given in writer.inputs.values() if _is_read(given.name, lines))
+    head = [f"{given.name}: {given.dtype}{_indexed(given.axes)}" for given in inputs]
+    head += [
+        f"{axis}: axis[{base}]" for axis, base in writer.aliases.items() if _is_read(axis, (*head, *lines))
+    ]
+    last = [d.name for n, d in enumerate(writer.definitions) if not _is_read(d.name, lines[n + 1 :])]
+    returned = [d.name for d in writer.definitions if d.name in last or writer.chance(20)]
+    if returned != last:
+        lines.append(f"return {', '.join(returned)}")
+    block, shards = writer.one_of([2, 3, 4, 8]), writer.one_of([2, 3])
+    scalars = {name: number for name, number in writer.scalars.items() if _is_read(name, [body])}
+    seed = writer.draw(st.integers(0, 3))
+    return Example("\n".join([*head, *lines]), inputs, writer.sizes, scalars, block, shards, seed)
+
+
+def _is_read(name: str, lines: Iterable[str]) -> bool:
+    return any(re.search(rf"\b{name}\b", line) for line in lines)
