@@ -47,7 +47,10 @@ def run(options: Options, report: Report) -> None:
         for row in report.rows
         if row["target"] == "sm_90" and row["has_dot"] and "wgmma" not in row["instructions"]
     ]
-    report.summary.append(f"sm_90 kernels with a dot but without wgmma: {', '.join(older) or 'none'}")
+    report.summary.append(
+        "sm_90 kernels with a dot but without wgmma, which takes 64 rows of half-precision operands: "
+        f"{', '.join(older) or 'none'}"
+    )
 
 
 def _rows(workload: Workload, case: Case, target: str) -> list[dict[str, Any]]:

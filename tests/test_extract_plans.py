@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from rules_programs import UNFUSED
 
-from eqfuse.compiler import Compiled, Derived, compile_for, derive
+from eqfuse.compiler import Compiled, Derived, compile_for, derive, nominal_extents
 from eqfuse.errors import ScheduleError
 from eqfuse.extract.devices import DEVICES
 from eqfuse.extract.plans import SCHEDULES, KernelConfig
@@ -177,6 +177,26 @@ def test_every_axis_has_one_block(name: str, target: str) -> None:
         assert {kinds[axis] for axis in kernel.parallel} <= {"grid"}
 
 
+GROUPED = """
+S[b,h,i,j] = sum[d](Q[b,h,i,d] * K[b,h // 6,j,d])
+O[b,h,i,e] = sum[j](exp(S[b,h,i,j]) * V[b,h // 6,j,e])
+"""
+
+
+def test_heads_that_share_keys_are_rows_of_one_product_on_a_cpu() -> None:
+    extents = {"b": 8, "h": 12, "i": 1, "j": 2048, "d": 64, "e": 64}
+    (config,) = compiled(GROUPED, extents, "cpu", "resident").chosen.plan.configs
+    assert {block.axis: block.size for block in config.blocks}["h"] == 6
+
+
+def test_a_cpu_block_has_one_axis_of_a_batch() -> None:
+    """Parts of two axes are not one axis in memory: the library would copy them for a product."""
+    source = "O[a,b,n] = sum[k](x[a,b,k] * W[a,b,k,n])"
+    (config,) = compiled(source, {"a": 4, "b": 16, "n": 64, "k": 64}, "cpu", "resident").chosen.plan.configs
+    sizes = {block.axis: block.size for block in config.blocks}
+    assert (sizes["a"], sizes["b"]) == (1, 16)
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gpu_blocks_are_powers_of_two(name: str, target: str) -> None:
@@ -207,3 +227,26 @@ def test_what_does_not_fit_is_priced_out_with_a_reason(target: str) -> None:
     assert all("shared memory" in p.reason for p in refused)
     with pytest.raises(ScheduleError, match="shared memory"):
         compiled(ATTENTION, PREFILL, target, prefer="resident")
+
+
+FEATURES = """
+u[b,h,i,f] = sum[d](Q[b,h,i,d] * W[f,d]) * c - sum[d](sq(Q[b,h,i,d])) * (c * c / 2)
+v[b,h,j,f] = sum[d](K[b,h,j,d] * W[f,d]) * c - sum[d](sq(K[b,h,j,d])) * (c * c / 2)
+q[b,h,i,f] = exp(u[b,h,i,f] - max[f](u[b,h,i,f]))
+k[b,h,j,f] = exp(v[b,h,j,f] - max[j, f](v[b,h,j,f]))
+A[b,h,f,e] = sum[j](k[b,h,j,f] * V[b,h,j,e])
+z[b,h,i] = sum[f](q[b,h,i,f] * sum[j](k[b,h,j,f]))
+O[b,h,i,e] = sum[f](q[b,h,i,f] * A[b,h,f,e]) / z[b,h,i]
+"""
+
+
+@pytest.mark.parametrize("extent", [1, 8, 64, 256])
+@pytest.mark.parametrize("source", [SOFTMAX, ATTENTION, GEMM, FEATURES])
+def test_a_plan_has_the_schedule_that_it_is_named_after(source: str, extent: int) -> None:
+    derived = derive(source, None, False)
+    extents = dict.fromkeys(nominal_extents(derived.program), extent)
+    found = compile_for(derived, extents, program_dtypes(derived.program), DEVICES["cpu"], None).candidates
+    for candidate in found:
+        schedules = {group.schedule for kernel in candidate.plan.kernels for group in kernel.groups}
+        assert candidate.plan.schedule in schedules
+    assert {candidate.plan.schedule for candidate in found} == set(SCHEDULES)

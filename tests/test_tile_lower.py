@@ -130,6 +130,35 @@ def test_shared_dims_are_a_dot_only_on_request() -> None:
         np.testing.assert_allclose(run_one(program, source, {"A": a, "B": b}, extents), a @ b, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("right", "rows"),
+    [("bkn", ()), ("kn", ("b",)), ("bk", None)],
+)
+def test_a_vector_times_a_matrix_is_a_dot_only_on_request(right: str, rows: tuple[str, ...] | None) -> None:
+    """The vector is the left operand whichever is written first, and is not rounded to its partner's dtype."""
+    dims = "bn" if "n" in right else "b"
+    weight = call("exp", load("a", "bk"))
+    body = Reduce("sum", "k", call("mul", load("B", right), weight))
+    nest = Nest(
+        (Kernel("c", tuple(dims), (Store("C", tuple(map(Axis, dims)), tuple(dims), body),)),),
+        (out("C", dims),),
+    )
+    source = parse(f"C[{','.join(dims)}] = sum[k](B[{','.join(right)}] * exp(a[b,k]))")
+    config = KernelConfig((*(grid(axis, 2) for axis in dims), loop("k", 4)))
+    sizes = {"b": 3, "n": 5, "k": 6}
+    a, b = RNG.normal(size=(3, 6)), RNG.normal(size=[sizes[axis] for axis in right])
+    expected = np.einsum(f"{right},bk->{dims}", b, np.exp(a))
+    for batched in (False, True):
+        program = lower(nest, source, {"a": "f32", "B": "f16"}, (config,), batched_dots=batched)
+        dots = [let.op for let in lets(program, tile.Dot) if isinstance(let.op, tile.Dot)]
+        assert bool(dots) == (rows is not None and (batched or rows != ()))
+        for dot in dots:
+            assert tuple(dim for dim in dot.left.dims if dim not in dot.right.dims) == rows
+            assert dot.left.dtype == dot.right.dtype == ("f16" if rows else "f32")
+        extents = {axis: sizes[axis] for axis in {*dims, "k"}}
+        np.testing.assert_allclose(run_one(program, source, {"a": a, "B": b}, extents), expected, atol=1e-12)
+
+
 def test_factors_outside_the_sum_leave_the_dot() -> None:
     scaled = call(
         "div", call("mul", call("mul", load("A", "mk"), load("B", "kn")), load("s", "n")), load("t", "m")

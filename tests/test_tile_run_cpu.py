@@ -12,6 +12,7 @@ from eqfuse.errors import BindError
 from eqfuse.loops.nodes import Buffer
 from eqfuse.tile.cpu import SMALL_ELEMENTS, CpuProgram, buffers_for
 from eqfuse.tile.nodes import Block, Cast, Constant, Dot, Fill, TileProgram, Value
+from eqfuse.tile.torch_ops import FEW_COLUMNS, from_float8
 
 
 def run(
@@ -338,6 +339,65 @@ def test_batched_dot_with_two_batch_dims() -> None:
     torch.testing.assert_close(y, 1 + x @ w)
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("ij", "ijn"),
+        ("j", "jn"),
+        ("iaj", "ijn"),
+        ("amj", "jn"),
+        ("j", "jan"),
+        ("iamj", "ijn"),
+        ("iaj", "ijmn"),
+    ],
+)
+@pytest.mark.parametrize("start", [None, 0.0, 1.0])
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("n", [6, FEW_COLUMNS + 1])
+def test_vectors_and_several_rows_or_columns(
+    left: str, right: str, start: float | None, fresh: bool, n: int
+) -> None:
+    sizes = {"i": 3, "a": 2, "m": 4, "j": 5, "n": n}
+    dims = "".join(dict.fromkeys((left + right).replace("j", "")))
+    b = Body()
+    at = {axis: b.positions(axis) for axis in sizes}
+    x, w = (
+        b.load(name, [at[a] for a in axes], None, " ".join(axes))
+        for name, axes in zip("xw", (left, right), strict=True)
+    )
+    before = None if start is None else b.let(Fill(start), " ".join(dims))
+    if start and fresh:  # memory of its own, which the dot may overwrite
+        before = b.load("z", [at[a] for a in dims], None, " ".join(dims))
+        before = b.call("add", before, before)
+    total = b.let(Dot(x, w, "j", before), " ".join(dims))
+    b.store("y", [at[a] for a in dims], total, None)
+    tiles = program(
+        [b.kernel("dot", (), *(Block(axis, "whole", None) for axis in sizes))],
+        [Buffer("y", tuple(dims), "f32", True)],
+    )
+    given = {"x": torch.randn([sizes[a] for a in left]), "w": torch.randn([sizes[a] for a in right])}
+    if start and fresh:
+        given["z"] = torch.full([sizes[a] for a in dims], start / 2)
+    expected = torch.einsum(f"{left},{right}->{dims}", given["x"], given["w"]) + (start or 0.0)
+    torch.testing.assert_close(run(tiles, given, sizes), expected)
+
+
+def test_a_long_sum_of_a_few_columns_is_exact_to_rounding() -> None:
+    """A sum of positive terms one after the other would be off by 1e-6 and more."""
+    b = Body()
+    i, j, n = (b.positions(axis) for axis in "ijn")
+    total = b.let(
+        Dot(b.load("x", [i, j], None, "i j"), b.load("w", [i, j, n], None, "i j n"), "j", None), "i n"
+    )
+    b.store("y", [i, n], total, None)
+    blocks = [Block(axis, "whole", None) for axis in "ijn"]
+    tiles = program([b.kernel("dot", (), *blocks)], [Buffer("y", ("i", "n"), "f32", True)])
+    x, w = torch.rand(4, 50000), torch.rand(4, 50000, 3)
+    y = run(tiles, {"x": x, "w": w}, {"i": 4, "j": 50000, "n": 3})
+    exact = torch.einsum("ij,ijn->in", x.double(), w.double())
+    torch.testing.assert_close(y.double(), exact, rtol=5e-7, atol=0)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_blocks_run_on_several_threads_with_one_result(threads: int) -> None:
     x = torch.randn(300, 400)
@@ -375,6 +435,12 @@ def test_a_load_under_a_scalar_condition_is_not_made_where_it_does_not_hold() ->
         x = torch.randn(5, 9)
         y = run(one_kernel(b, j=Block("j", "unit", 1)), {"x": x}, {"i": 9, "j": 6})
         torch.testing.assert_close(y, x.sum(0) + 7)
+
+
+def test_every_f8_has_its_value_in_f32() -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).view(16, 16).t()
+    torch.testing.assert_close(from_float8(every), every.float(), rtol=0, atol=0, equal_nan=True)
+    assert from_float8(every[:0]).shape == (0, 16)
 
 
 def test_f8_is_stored_rounded_and_multiplied_wide() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, ScheduleError
-from eqfuse.extract.configure import configure, power_of_two, shared_bytes
+from eqfuse.extract.configure import configure, power_of_two
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
+from eqfuse.extract.footprint import shared_bytes
 from eqfuse.extract.plans import SCHEDULES, GroupPlan, KernelConfig, KernelPlan, Plan, Schedule, Term
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.structure import KernelShape, Partition, work
@@ -18,10 +19,10 @@ from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest
 from eqfuse.rules.catalogue import SCHEDULES as SCHEDULE_RULES
 from eqfuse.rules.catalogue import SIMPLIFY
+from eqfuse.rules.derive import PLAIN, Engine
 from eqfuse.rules.encode import quote
 from eqfuse.rules.merge import Group
 from eqfuse.rules.rule import LOOP_NESTS
-from eqfuse.rules.saturate import session
 from eqfuse.terms.nodes import Output, Program
 
 RESIDENT_ROW = 2048
@@ -38,7 +39,7 @@ class Candidate:
     nest: Nest
 
 
-def alternatives(kernels: Sequence[KernelShape]) -> dict[str, tuple[Schedule, ...]]:
+def alternatives(kernels: Sequence[KernelShape], engine: Engine = PLAIN) -> dict[str, tuple[Schedule, ...]]:
     """The schedules of every kernel: the loop-nest terms in the class of what it computes.
 
     A kernel without reductions has one way to run, which every schedule names.
@@ -49,7 +50,7 @@ def alternatives(kernels: Sequence[KernelShape]) -> dict[str, tuple[Schedule, ..
         facts += [f"(walks {quote(kernel.name)} {quote(group.axis)})" for group in kernel.groups]
         if all(group.merge is not None for group in kernel.groups):
             facts.append(f"(mergeable {quote(kernel.name)})")
-    with session((SIMPLIFY, SCHEDULE_RULES)) as saturation:
+    with engine.session((SIMPLIFY, SCHEDULE_RULES)) as saturation:
         saturation.run(facts)
         saturation.saturate()
         graph = saturation.read()
@@ -64,26 +65,35 @@ def alternatives(kernels: Sequence[KernelShape]) -> dict[str, tuple[Schedule, ..
 @dataclass
 class Search:
     """Candidates of one program on one device. The loop-nest terms of a structure are saturated once and
-    kept in `known`; each shape only prices them."""
+    kept in `known`, and so are the nests that plans were lowered to; each shape only prices them."""
 
     program: Program
     outputs: Sequence[Output]
     dtypes: Mapping[str, str]
     device: Device
     known: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
+    nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
 
     def candidates(self, partition: Partition) -> list[Candidate]:
         """Plans for the partition's extents, cheapest first.
 
         Two structures: what blocks would compute again stored between kernels, and everything computed in
         place. For each, every schedule that all kernels have, and the cheapest schedule kernel by kernel.
+        Where a short axis is kept whole for what is computed beforehand, and so cannot be walked otherwise,
+        the structures that compute nothing beforehand give the schedules that are missing.
         """
-        shapes = [partition.kernels(self.outputs)]
-        in_place = replace(partition, recompute_share=math.inf).kernels(self.outputs)
-        if in_place != shapes[0]:
-            shapes.append(in_place)
+        shapes = self._structures(partition)
         found = [c for kernels in shapes for c in self._of(kernels, partition.extents)]
+        named = {c.plan.schedule for c in found}
+        if len(named) < len(SCHEDULES):
+            walked = [k for k in self._structures(replace(partition, lift_limit=0)) if k not in shapes]
+            more = [c for kernels in walked for c in self._of(kernels, partition.extents)]
+            found += [c for c in more if c.plan.schedule not in named]
         return sorted(found, key=lambda c: c.plan.cost.seconds if c.plan.cost else math.inf)
+
+    def _structures(self, partition: Partition) -> list[tuple[KernelShape, ...]]:
+        in_place = replace(partition, recompute_share=math.inf)
+        return list(dict.fromkeys(p.kernels(self.outputs) for p in (partition, in_place)))
 
     def _of(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
         options = self.known.get(kernels)
@@ -95,12 +105,14 @@ class Search:
             mixed = {k.name: schedule if schedule in options[k.name] else "multi_pass" for k in kernels}
             candidate, seconds = self._priced(kernels, mixed, schedule, extents)
             prices |= {(name, schedule): seconds[name] for name in mixed if mixed[name] == schedule}
-            if all(mixed[k.name] == schedule for k in kernels):
+            if all(mixed[k.name] == schedule for k in kernels) and _has(candidate.plan, schedule):
                 found.append(candidate)
         cheapest = {k.name: _cheapest(k.name, options[k.name], prices) for k in kernels}
         if len(set(cheapest.values())) > 1:
             chief = max(kernels, key=lambda k: prices[k.name, cheapest[k.name]])
-            found.append(self._priced(kernels, cheapest, cheapest[chief.name], extents)[0])
+            candidate = self._priced(kernels, cheapest, cheapest[chief.name], extents)[0]
+            if _has(candidate.plan, candidate.plan.schedule):
+                found.append(candidate)
         return found
 
     def _priced(
@@ -115,7 +127,9 @@ class Search:
         shards = _shards(split, extents, self.device) if split else 1
         plans = tuple(_scheduled(k, schedules[k.name], extents) for k in kernels)
         plan = Plan(name, plans, shards=shards)
-        nest = lower(plan, self.program)
+        nest = self.nests.get(plans)
+        if nest is None:
+            nest = self.nests[plans] = lower(plan, self.program)
         shape = shape_of(nest, extents, self.dtypes, shards)
         configs = tuple(configure(k, shape, self.device) for k in nest.kernels)
         seconds = dict.fromkeys((k.name for k in kernels), 0.0)
@@ -133,6 +147,12 @@ class Search:
             seconds[owner] += sum(t.seconds for t in mine)
         cost = total(terms)
         return Candidate(replace(plan, cost=cost, configs=configs, reason=reason), nest), seconds
+
+
+def _has(plan: Plan, schedule: Schedule) -> bool:
+    """Whether a plan walks some group in this way; one without groups runs in every way."""
+    groups = [group for kernel in plan.kernels for group in kernel.groups]
+    return not groups or any(group.schedule == schedule for group in groups)
 
 
 def _cheapest(

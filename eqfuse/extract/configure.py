@@ -8,15 +8,18 @@ get a row and a column axis of at least 16.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+from eqfuse.extract.axes import KEPT, contractions, kernel_axes, widest_values
 from eqfuse.extract.devices import Device
+from eqfuse.extract.footprint import FEW_REGISTERS, REGISTERS, WARPGROUP_ROWS, registers, shared_bytes
 from eqfuse.extract.plans import AxisBlock, KernelConfig, Kind
 from eqfuse.extract.shape import Shape
-from eqfuse.loops.nodes import Kernel, Let, Loop
+from eqfuse.loops.nodes import Kernel, Loop
 from eqfuse.loops.walk import expressions, statements
-from eqfuse.terms.nodes import Axis, Call, Expr, Load, Local, Reduce, children, free_axes, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Load, Reduce, free_axes, walk
 
 GPU_TILE = 4096
 """Elements of the widest elementwise tile of a GPU program instance."""
@@ -25,11 +28,14 @@ CPU_TILE = 1 << 18
 """Elements of the widest tile on the CPU: a megabyte of float32, which stays in a core's cache while the
 overhead of a tile operation is a small part of its time."""
 
-GPU_LIVE = 52 << 10
-"""Elements that a GPU program instance can hold in registers."""
+GPU_LEAST_TILE = 128
+"""Elements of a tile that are not split any further to give every unit of a GPU work."""
 
-GPU_ROWS, GPU_COLUMNS, GPU_DEPTH = 128, 64, 64
+GPU_ROWS, GPU_COLUMNS, GPU_DEPTH = 128, 128, 64
 """Blocks of a matrix product on a GPU: rows, columns, and the contracted axis when it is a loop."""
+
+GPU_STREAM = 16 << 10
+"""Bytes of matrix operands to load at a time on a GPU: with a few loads under way, enough for its bandwidth."""
 
 GPU_WHOLE = 256
 """Positions of a contracted axis that a GPU block keeps whole; longer ones are walked in steps."""
@@ -42,100 +48,6 @@ TENSOR_CORE_MIN = 16
 
 
 @dataclass(frozen=True)
-class Contraction:
-    """A sum of products over `axis`: the axes that only the left or only the right factor has."""
-
-    axis: str
-    left: frozenset[str]
-    right: frozenset[str]
-    shared: frozenset[str]
-
-
-def product_factors(expr: Expr) -> list[Expr]:
-    """The factors of a product; divisors stay with their quotient."""
-    match expr:
-        case Call("mul", (a, b)):
-            return product_factors(a) + product_factors(b)
-        case _:
-            return [expr]
-
-
-class KernelAxes:
-    """On which axes the values of one kernel really depend: the dims of named values leave the parallel
-    axes out, and the values that they are made from do not."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._named: dict[str, frozenset[str]] = {}
-        self._memo: dict[Expr, frozenset[str]] = {}
-        before = None
-        while before != self._named:  # carried values depend on themselves
-            before = dict(self._named)
-            self._memo.clear()
-            for stmt in statements(kernel.body):
-                if isinstance(stmt, Let):
-                    self._named[stmt.name] = self.of(stmt.expr)
-                elif isinstance(stmt, Loop):
-                    for value in stmt.carried:
-                        later = self._named.get(value.next, frozenset())
-                        self._named[value.name] = self.of(value.init) | (later - {stmt.axis})
-
-    def of(self, expr: Expr) -> frozenset[str]:
-        """The axes that the value of `expr` depends on."""
-        if expr not in self._memo:
-            self._memo[expr] = self._of(expr)
-        return self._memo[expr]
-
-    def _of(self, expr: Expr) -> frozenset[str]:
-        match expr:
-            case Axis(name):
-                return frozenset({name})
-            case Local(name, dims):
-                return self._named.get(name, frozenset()) | frozenset(dims)
-            case Reduce(_, axis, body):
-                return self.of(body) - {axis}
-            case _:
-                return frozenset().union(*map(self.of, children(expr)))
-
-    def contraction(self, reduce: Reduce) -> Contraction | None:
-        """How a reduction is a matrix product, or None."""
-        if reduce.op != "sum":
-            return None
-        factors = {axes for f in product_factors(reduce.body) if reduce.axis in (axes := self.of(f))}
-        sides = [axes for axes in factors if not any(axes < other for other in factors)]
-        if len(sides) != 2:
-            return None
-        left, right = sorted(sides, key=sorted)
-        return Contraction(reduce.axis, left - right, right - left, (left & right) - {reduce.axis})
-
-    def computed(self, expr: Expr) -> Iterator[Expr]:
-        """Every distinct subexpression that a kernel computes; the products inside a matrix product are not."""
-        seen: set[Expr] = set()
-        stack = [expr]
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            yield node
-            if isinstance(node, Reduce) and self.contraction(node) is not None:
-                stack.extend(product_factors(node.body))
-            else:
-                stack.extend(children(node))
-
-
-def contractions(kernel: Kernel) -> list[Contraction]:
-    """The matrix products of a kernel."""
-    axes = KernelAxes(kernel)
-    found = [
-        axes.contraction(node)
-        for expr in expressions(kernel.body)
-        for node in walk(expr)
-        if isinstance(node, Reduce)
-    ]
-    return [c for c in found if c is not None]
-
-
-@dataclass(frozen=True)
 class _Roles:
     """What each axis of a kernel is for, before sizes are chosen."""
 
@@ -145,11 +57,13 @@ class _Roles:
     single: frozenset[
         str
     ]  # parallel axes of one position per instance: a loop's range or a division needs it
+    packable: frozenset[str]  # parallel axes of which no loop's range needs the position
     inner: tuple[str, ...]  # axes that are whole, or walked inside a body
     steps: frozenset[str]  # those of them that only matrix products contract: they may be walked in steps
 
     @classmethod
-    def of(cls, kernel: Kernel) -> _Roles:
+    @lru_cache(KEPT)
+    def of(cls, kernel: Kernel, *, vectors: bool = False) -> _Roles:
         loops = {s.axis: s.unit for s in statements(kernel.body) if isinstance(s, Loop)}
         dims: dict[str, None] = {}
         for stmt in statements(kernel.body):
@@ -158,7 +72,7 @@ class _Roles:
             else:
                 dims |= dict.fromkeys(stmt.dims)
         bound: dict[str, bool] = {}
-        axes = KernelAxes(kernel)
+        axes = kernel_axes(kernel, vectors=vectors)
         for expr in expressions(kernel.body):
             for node in walk(expr):
                 if isinstance(node, Reduce):
@@ -173,25 +87,14 @@ class _Roles:
             tuple(a for a, unit in loops.items() if not unit),
             tuple(a for a, unit in loops.items() if unit),
             divided_axes(kernel).union(*ranges) & frozenset(kernel.parallel),
+            frozenset(kernel.parallel).difference(*ranges),
             inner,
             frozenset(a for a in inner if a not in dims and bound.get(a, False)),
         )
 
 
-def widest_values(kernel: Kernel) -> list[frozenset[str]]:
-    """Axes of every value that a body computes elementwise; a matrix product counts as its result."""
-    axes = KernelAxes(kernel)
-    found: list[frozenset[str]] = []
-    for expr in expressions(kernel.body):
-        for node in axes.computed(expr):
-            if isinstance(node, Call):
-                found.append(axes.of(node))
-            elif isinstance(node, Reduce):
-                found.append(axes.of(node) if axes.contraction(node) else axes.of(node.body))
-    return found
-
-
-def contiguous_axes(kernel: Kernel) -> list[str]:
+@lru_cache(KEPT)
+def contiguous_axes(kernel: Kernel) -> tuple[str, ...]:
     """Axes that some load has last, most frequent first: memory is contiguous along them."""
     count: dict[str, int] = {}
     for expr in expressions(kernel.body):
@@ -199,9 +102,10 @@ def contiguous_axes(kernel: Kernel) -> list[str]:
             if isinstance(node, Load) and node.index and isinstance(node.index[-1], Axis):
                 name = node.index[-1].name
                 count[name] = count.get(name, 0) + 1
-    return sorted(count, key=lambda a: -count[a])
+    return tuple(sorted(count, key=lambda a: -count[a]))
 
 
+@lru_cache(KEPT)
 def divided_axes(kernel: Kernel) -> frozenset[str]:
     """Axes that some load divides (`K[h // g]`): a block of them would gather instead of slice."""
     found: set[str] = set()
@@ -214,6 +118,21 @@ def divided_axes(kernel: Kernel) -> frozenset[str]:
     return frozenset(found)
 
 
+def quotients(kernel: Kernel) -> dict[str, int]:
+    """Axes that loads divide, always by the same constant (`K[h // 4]`), and that constant: what is loaded
+    is the same for all positions of a block of that many."""
+    found: dict[str, int | None] = {}
+    for expr in expressions(kernel.body):
+        for node in walk(expr):
+            for part in walk(*node.index) if isinstance(node, Load) else ():
+                match part:
+                    case Call("floordiv", (Axis(name), Const(int(by)))) if found.get(name, by) == by:
+                        found[name] = by
+                    case Call("floordiv" | "mod", _):
+                        found |= dict.fromkeys(free_axes(part))
+    return {name: by for name, by in found.items() if by is not None}
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least `n`."""
     return 1 << max(0, n - 1).bit_length()
@@ -221,47 +140,15 @@ def power_of_two(n: int) -> int:
 
 def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     """Blocks for one kernel. Every axis that the kernel walks gets one."""
-    roles = _Roles.of(kernel)
-    return (_for_cpu if device.kind == "cpu" else _for_gpu)(kernel, roles, shape, device)
-
-
-def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
-    """Bytes of shared memory that the operands of the largest matrix product take, pipeline stages counted."""
-    axes = KernelAxes(kernel)
-    most = 0
-    for expr in expressions(kernel.body):
-        for node in walk(expr):
-            found = axes.contraction(node) if isinstance(node, Reduce) else None
-            if found is None:
-                continue
-            common = math.prod(blocks.get(a, 1) for a in found.shared) * blocks.get(found.axis, 1)
-            sides = sum(math.prod(blocks.get(a, 1) for a in side) for side in (found.left, found.right))
-            most = max(most, common * sides * (2 if shape.is_half(node) else 4))
-    looped = any(isinstance(s, Loop) for s in kernel.body)
-    return most * (max(1, stages - 1) if looped else 1)
-
-
-def live_elements(kernel: Kernel, blocks: Mapping[str, int]) -> int:
-    """Elements that one program instance holds at once, about: what its loops carry, and twice the widest
-    value that they compute."""
-    carried = sum(
-        math.prod(blocks.get(a, 1) for a in value.dims) * _rows(kernel, blocks)
-        for stmt in kernel.body
-        if isinstance(stmt, Loop)
-        for value in stmt.carried
-    )
-    widest = max((math.prod(blocks.get(a, 1) for a in v) for v in widest_values(kernel)), default=1)
-    return carried + 2 * widest
-
-
-def _rows(kernel: Kernel, blocks: Mapping[str, int]) -> int:
-    return math.prod(blocks.get(a, 1) for a in kernel.parallel)
+    if device.kind == "cpu":
+        return _for_cpu(kernel, _Roles.of(kernel, vectors=True), shape)
+    return _for_gpu(kernel, _Roles.of(kernel), shape, device)
 
 
 def _fill(
     blocks: dict[str, int],
     order: Iterable[str],
-    values: list[frozenset[str]],
+    values: Sequence[frozenset[str]],
     limits: Mapping[str, int],
     budget: int,
 ) -> None:
@@ -276,65 +163,113 @@ def _fill(
             blocks[axis] = min(blocks[axis] * 2, limits[axis])
 
 
-def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> KernelConfig:
+def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape) -> KernelConfig:
+    """A grid of few blocks is no loss: torch's own threads then share every operation."""
     extents = shape.extents
-    values = widest_values(kernel) or [frozenset(roles.parallel)]
+    values = widest_values(kernel, vectors=True) or (frozenset(roles.parallel),)
     whole = {a for a in roles.inner if a not in roles.steps or extents[a] <= CPU_WHOLE}
     blocks = {a: extents[a] for a in whole} | {a: 1 for a in roles.units}
     for axis in (*roles.parallel, *roles.loops, *(a for a in roles.inner if a not in whole)):
         blocks[axis] = 1
-    limits = {a: 1 if a in roles.single else max(1, extents[a]) for a in blocks}
+    packed = {a: n for a, n in quotients(kernel).items() if a in roles.packable and n <= CPU_MATRIX}
+    blocks |= packed
+    limits = {a: 1 if a in roles.single else max(1, extents[a]) for a in blocks} | packed
     near = [a for a in contiguous_axes(kernel) if a in blocks and a not in whole]
-    walked = [a for a in blocks if a not in whole and a not in roles.units and limits[a] > 1]
+    walked = [
+        a for a in blocks if a not in whole and a not in roles.units and a not in packed and limits[a] > 1
+    ]
     starts: list[str] = []
     single: set[str] = set()
-    for c in contractions(kernel):  # a matrix product has one row axis and one column axis; more are a batch
+    for c in contractions(kernel, vectors=True):
         for side in (c.left, c.right):
             if not any(a in whole or a in starts for a in side):
-                options = [a for a in walked if a in side]
-                starts += sorted(options, key=lambda a: -limits[a])[:1]
+                room = CPU_MATRIX
+                for axis in sorted((a for a in walked if a in side), key=lambda a: -limits[a]):
+                    if room > 1:
+                        starts.append(axis)
+                        blocks[axis] = min(limits[axis], room)
+                        room //= blocks[axis]
             single |= {a for a in side if a not in whole and a not in starts}
         if c.axis in walked and c.axis not in starts:
             starts.append(c.axis)
-    for axis in starts:
-        blocks[axis] = min(limits[axis], CPU_MATRIX)
+            blocks[c.axis] = min(limits[c.axis], CPU_MATRIX)
+        # More than one axis of a batch would be copied: parts of them are not one axis in memory.
+        single |= set(sorted((a for a in walked if a in c.shared), key=lambda a: -limits[a])[1:])
     for axis in walked:
         if axis in near and axis not in starts:
             blocks[axis] = min(limits[axis], 2048)
     order = [a for a in (*reversed(roles.parallel), *roles.loops) if a not in single]
     _fill(blocks, order, values, limits, CPU_TILE)
-    _spread(blocks, roles, extents, 2 * device.units)
     kinds = _kinds(roles, whole)
     return KernelConfig(tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks))
 
 
-def _spread(blocks: dict[str, int], roles: _Roles, extents: Mapping[str, int], instances: int) -> None:
-    """Halves parallel blocks until there are enough program instances for every unit."""
-    while math.prod(math.ceil(extents[a] / blocks[a]) for a in roles.parallel) < instances:
-        splittable = [a for a in roles.parallel if blocks[a] > 1]
-        if not splittable:
-            return
-        axis = max(splittable, key=lambda a: blocks[a])
-        blocks[axis] = (blocks[axis] + 1) // 2
-
-
 def _for_gpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> KernelConfig:
     extents = shape.extents
-    values = widest_values(kernel) or [frozenset(roles.parallel)]
+    values = widest_values(kernel) or (frozenset(roles.parallel),)
     whole = {a for a in roles.inner if a not in roles.steps or extents[a] <= GPU_WHOLE}
     limits = {
         a: power_of_two(extents[a]) for a in (*roles.parallel, *roles.loops, *roles.inner, *roles.units)
     }
     limits |= dict.fromkeys(roles.single, 1)
     blocks = {a: limits[a] if a in whole else 1 for a in limits}
-    matrix = contractions(kernel)
+    tiled = _tile_products(kernel, roles, blocks, whole, limits, shape, device)
+    rest = [a for a in (*roles.loops, *roles.parallel) if a not in tiled]
+    if contractions(kernel):
+        blocks |= {a: min(limits[a], GPU_DEPTH) for a in rest if a in roles.loops}
+        warps, stages = _fit_products(kernel, roles, blocks, tiled, limits, shape, device)
+    else:
+        near = [a for a in contiguous_axes(kernel) if a in rest]
+        order = [*near, *[a for a in reversed(rest) if a not in near and a in roles.loops]]
+        order += [a for a in reversed(roles.parallel) if a not in order]
+        caps = {a: min(limits[a], GPU_TILE if a in roles.loops else 1024) for a in limits}
+        _fill(blocks, order, values, caps, GPU_TILE)
+        _spread(blocks, roles.parallel, extents, device.units, values)
+        # Many instances hide the latency of each other's loads; few have to prefetch.
+        instances = _instances(roles.parallel, blocks, extents)
+        if instances < 4 * device.units:
+            _fill(blocks, roles.loops, values, caps, 2 * GPU_TILE)
+        widest = _widest(values, blocks)
+        warps = 8 if widest > 2 * GPU_TILE else max(1, min(4, widest // GPU_LEAST_TILE))
+        stages = 1 if instances >= 8 * device.units or widest > 2 * GPU_TILE else 3
+    kinds = _kinds(roles, whole)
+    return KernelConfig(
+        tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks), warps, stages
+    )
+
+
+def _spread(
+    blocks: dict[str, int],
+    axes: Sequence[str],
+    extents: Mapping[str, int],
+    instances: int,
+    values: Sequence[frozenset[str]],
+) -> None:
+    """Halves blocks of parallel axes until every unit has a program instance, or tiles are small."""
+    while _instances(axes, blocks, extents) < instances and _widest(values, blocks) > GPU_LEAST_TILE:
+        wide = [a for a in axes if blocks[a] > 1]
+        if not wide:
+            return
+        blocks[max(wide, key=lambda a: blocks[a])] //= 2
+
+
+def _tile_products(
+    kernel: Kernel,
+    roles: _Roles,
+    blocks: dict[str, int],
+    whole: set[str],
+    limits: Mapping[str, int],
+    shape: Shape,
+    device: Device,
+) -> list[str]:
+    """Gives every matrix product a row and a column axis, and its own axis steps; returns these axes."""
     tiled: list[str] = []
-    for c in matrix:
+    for c in contractions(kernel):
         for side, size in ((c.left, GPU_ROWS), (c.right, GPU_COLUMNS)):
             if any(a in whole or a in tiled for a in side):
                 continue
             options = [a for a in (*roles.parallel, *roles.loops) if a in side and a not in roles.single]
-            wide = [a for a in options if extents[a] > 1] or options
+            wide = [a for a in options if shape.extents[a] > 1] or options
             if wide:
                 axis = wide[-1]
                 tiled.append(axis)
@@ -342,36 +277,71 @@ def _for_gpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> Ker
         if c.axis not in whole and c.axis not in tiled:
             tiled.append(c.axis)
             blocks[c.axis] = max(TENSOR_CORE_MIN, min(limits[c.axis], GPU_DEPTH))
-    rest = [a for a in (*roles.loops, *roles.parallel) if a not in tiled]
-    near = [a for a in contiguous_axes(kernel) if a in rest]
-    order = [*near, *[a for a in reversed(rest) if a not in near and a in roles.loops]]
-    order += [a for a in reversed(roles.parallel) if a not in tiled and a not in order]
-    if not matrix:
-        caps = {a: min(limits[a], GPU_TILE if a in roles.loops else 1024) for a in limits}
-        _fill(blocks, order, values, caps, GPU_TILE)
-    else:
-        for axis in (a for a in rest if a in roles.loops):
-            blocks[axis] = min(limits[axis], GPU_COLUMNS)
-    stages = 3 if matrix and roles.loops else 2
+    sides = frozenset[str]().union(*(c.left | c.right for c in contractions(kernel)))
+    if any(a in roles.loops for a in sides):  # products in a loop: two instances overlap each other's phases
+        for axis in (a for a in tiled if a not in roles.steps):
+            rows = device.rows if axis in roles.parallel and 2 * limits[axis] >= device.rows else 1
+            blocks[axis] = max(rows, min(blocks[axis], GPU_DEPTH))
+    return tiled
 
-    def fits() -> bool:
-        return (
-            max(math.prod(blocks.get(a, 1) for a in v) for v in values) <= 4 * GPU_TILE
-            and live_elements(kernel, blocks) <= GPU_LIVE
-            and shared_bytes(kernel, blocks, stages, shape) <= device.shared
-        )
 
-    while matrix and not fits():
-        shrinkable = [a for a in tiled if blocks[a] > TENSOR_CORE_MIN]
-        if not shrinkable:
+def _fit_products(
+    kernel: Kernel,
+    roles: _Roles,
+    blocks: dict[str, int],
+    tiled: Sequence[str],
+    limits: Mapping[str, int],
+    shape: Shape,
+    device: Device,
+) -> tuple[int, int]:
+    """Shrinks blocks of matrix products until they fit and every unit has work; returns warps and stages."""
+
+    def warps() -> int | None:
+        needed = {w: registers(kernel, blocks, w, device.lanes, shape) for w in (4, 8)}
+        if needed[4] <= (REGISTERS if rows() == WARPGROUP_ROWS else FEW_REGISTERS):
+            return 4
+        return 8 if needed[8] <= REGISTERS else None
+
+    def rows() -> int:
+        return max((blocks[a] for a in tiled if a in roles.parallel), default=1)
+
+    def stages(share: int = 1) -> int | None:
+        found = (s for s in (4, 3, 2) if shared_bytes(kernel, blocks, s, shape) * share <= device.shared)
+        return next(found, None)
+
+    def halve(axes: Sequence[str]) -> bool:
+        # Loops shrink before rows: what a row of blocks loads again is what it does not share.
+        wide = [a for a in axes if blocks[a] > TENSOR_CORE_MIN]
+        if wide:
+            blocks[max(wide, key=lambda a: (blocks[a], a not in roles.parallel))] //= 2
+        return bool(wide)
+
+    while warps() is None or stages() is None:
+        if not halve(tiled):
             break
-        blocks[max(shrinkable, key=lambda a: blocks[a])] //= 2
-    kinds = _kinds(roles, whole)
-    biggest = max(math.prod(blocks.get(a, 1) for a in v) for v in values)
-    warps = 8 if biggest > 2 * GPU_TILE else 4
-    return KernelConfig(
-        tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks), warps, stages
-    )
+    parallel = [a for a in tiled if a in roles.parallel]
+    if warps() == 8 and rows() == WARPGROUP_ROWS:  # eight warps are two groups: of 64 rows each, better
+        before = dict(blocks)
+        blocks |= {a: min(2 * blocks[a], limits[a]) for a in parallel if blocks[a] == WARPGROUP_ROWS}
+        if warps() is None or stages() is None:
+            blocks.update(before)
+    while 2 * _instances(roles.parallel, blocks, shape.extents) <= device.units and halve(parallel):
+        pass
+    for axis in (a for a in tiled if a in roles.steps and min(blocks[t] for t in tiled) < WARPGROUP_ROWS):
+        while (
+            blocks[axis] < min(limits[axis], GPU_WHOLE)
+            and shared_bytes(kernel, blocks, 1, shape) < GPU_STREAM
+        ):
+            blocks[axis] *= 2
+    return warps() or 8, stages(2) or min(3, stages() or 2)
+
+
+def _instances(axes: Sequence[str], blocks: Mapping[str, int], extents: Mapping[str, int]) -> int:
+    return math.prod(math.ceil(extents[a] / blocks[a]) for a in axes)
+
+
+def _widest(values: Sequence[frozenset[str]], blocks: Mapping[str, int]) -> int:
+    return max(math.prod(blocks.get(a, 1) for a in v) for v in values)
 
 
 def _kinds(roles: _Roles, whole: set[str]) -> dict[str, Kind]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from eqfuse.extract.configure import Contraction, KernelAxes, widest_values
+from eqfuse.extract.axes import Contraction, kernel_axes, widest_values
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import Cost, KernelConfig, Term
 from eqfuse.extract.shape import Shape
@@ -37,7 +37,9 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
     grid = math.prod(math.ceil(shape.extents[a] / blocks[a]) for a in kernel.parallel)
     fill = grid / (math.ceil(grid / device.units) * device.units) if grid else 1.0
     busy = min(1.0, grid / device.units) or 1.0
-    operations = [(node, c, _with_shards(axes, sharded)) for node, c, axes in _operations(kernel)]
+    if device.kind == "cpu" and grid < 2 * device.units:  # the units share every operation instead
+        fill = busy = 1.0
+    operations = [(node, c, _with_shards(axes, sharded)) for node, c, axes in _operations(kernel, device)]
     memory = sum(
         _load_seconds(load, _with_shards(free_axes(load), sharded), inside, kernel, blocks, shape, device)
         for load, inside in _loads(kernel)
@@ -81,7 +83,7 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
 def _sharded(kernel: Kernel) -> dict[str, str]:
     """Looped axes of which each program instance walks one shard, with the parallel axis that counts shards."""
     found: dict[str, str] = {}
-    axes = KernelAxes(kernel)
+    axes = kernel_axes(kernel)
     for stmt in statements(kernel.body):
         if isinstance(stmt, Loop):
             for axis in axes.of(stmt.start) & frozenset(kernel.parallel):
@@ -98,9 +100,9 @@ def _with_shards(axes: frozenset[str], sharded: Mapping[str, str]) -> frozenset[
     return axes | {by for axis, by in sharded.items() if axis in axes}
 
 
-def _operations(kernel: Kernel) -> Iterator[tuple[Expr, Contraction | None, frozenset[str]]]:
+def _operations(kernel: Kernel, device: Device) -> Iterator[tuple[Expr, Contraction | None, frozenset[str]]]:
     """Every operation of the bodies, with the axes over whose positions it runs."""
-    axes = KernelAxes(kernel)
+    axes = kernel_axes(kernel, vectors=device.kind == "cpu")
     for expr in expressions(kernel.body):
         for node in axes.computed(expr):
             if isinstance(node, Reduce):
@@ -170,7 +172,8 @@ def _steps(body: tuple[Stmt, ...], blocks: Mapping[str, int], shape: Shape, devi
 
 def _spill(kernel: Kernel, blocks: Mapping[str, int], shape: Shape, device: Device) -> float:
     """Time to move what does not fit on chip out and in again."""
-    widest = max((math.prod(blocks.get(a, 1) for a in axes) for axes in widest_values(kernel)), default=1) * 4
+    values = widest_values(kernel, vectors=device.kind == "cpu")
+    widest = max((math.prod(blocks.get(a, 1) for a in axes) for axes in values), default=1) * 4
     if widest <= device.tile:
         return 0.0
     instances = math.prod(math.ceil(shape.extents[a] / blocks[a]) for a in kernel.parallel)

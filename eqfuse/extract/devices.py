@@ -14,7 +14,8 @@ from dataclasses import dataclass
 class Device:
     """bandwidth and cache_bandwidth in bytes/s; matrix (half and float32), elementwise and special-function
     rates in operations/s; launch and step in seconds; cache and tile in bytes; a tile is what one program
-    instance can keep on chip. `units` program instances run at once."""
+    instance can keep on chip. `units` program instances run at once; `lanes` are the threads of a warp,
+    `rows` those of a matrix product that runs at the full rate."""
 
     name: str
     kind: str  # "cpu" or "gpu"
@@ -30,6 +31,8 @@ class Device:
     units: int
     tile: int
     shared: int
+    lanes: int = 32
+    rows: int = 16
 
 
 DEVICES: Mapping[str, Device] = {
@@ -67,6 +70,7 @@ DEVICES: Mapping[str, Device] = {
             132,
             1 << 17,
             227 << 10,
+            rows=64,
         ),
         Device(
             "h200",
@@ -83,6 +87,7 @@ DEVICES: Mapping[str, Device] = {
             132,
             1 << 17,
             227 << 10,
+            rows=64,
         ),
         Device(
             "sm_100",
@@ -115,6 +120,7 @@ DEVICES: Mapping[str, Device] = {
             304,
             1 << 16,
             64 << 10,
+            64,
         ),
     )
 }

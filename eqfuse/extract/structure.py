@@ -96,12 +96,14 @@ def work(expr: Expr, extents: Mapping[str, int]) -> float:
 @dataclass(frozen=True)
 class Partition:
     """Splits a program's outputs into kernels for given extents. `recompute_share` is the work that blocks
-    may do again, relative to the reader's, before a reduction is materialised."""
+    may do again, relative to the reader's, before a reduction is materialised; `lift_limit` the positions of
+    a reduced axis up to which inner producers are computed for all of it beforehand."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
     derive: Derive
     recompute_share: float = RECOMPUTE_SHARE
+    lift_limit: int = LIFT_LIMIT
 
     def kernels(self, outputs: Sequence[Output]) -> tuple[KernelShape, ...]:
         """The kernels, producers first."""
@@ -223,7 +225,7 @@ class Partition:
         for top in frontier(*exprs):
             for inner in self._inner(self._cascade(top)):
                 gains = inner.axis in walked or self._is_cascade(inner)
-                short = self.extents.get(top.axis, 1) <= LIFT_LIMIT
+                short = self.extents.get(top.axis, 1) <= self.lift_limit
                 if top.axis not in free_axes(inner) or (short and gains):
                     for deeper in self._lifted([inner]):
                         found[deeper] = None

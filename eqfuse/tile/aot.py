@@ -91,7 +91,7 @@ def _compile(
     chosen = module.settings(name, config, extents)
     chosen["INDEX"] = language.int64 if wide else language.int32
     options = {key: chosen.pop(key) for key in ("num_warps", "num_stages")}
-    constants = dict(chosen)
+    constants = {**chosen, "STAGES": options["num_stages"]}
     for block, axis in module.WHOLE[name].items():
         constants[block.replace("BLOCK", "EVEN", 1)] = extents[axis] == chosen[block]
     if divisible:

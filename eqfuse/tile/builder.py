@@ -201,6 +201,8 @@ class Builder:
             return self.constant(op.number, dtype)
         if isinstance(op, Constant) and math.isinf(op.number):
             return self.constant(identity("min" if op.number > 0 else "max", dtype), dtype)
+        if isinstance(op, Constant) and float(op.number).is_integer():
+            return self.constant(int(op.number), dtype)
         return self.emit(Cast(value), value.dims, dtype, hint or f"{value.name}_{dtype}")
 
     def truth(self, value: Value) -> Value:

@@ -256,14 +256,13 @@ class _KernelCheck:
         self._require(tile.dtype == dtype, f"{tensor!r} holds {dtype}, not {tile.dtype}")
 
     def _dot(self, value: Value, left: Value, right: Value, axis: str, accumulator: Value | None) -> None:
-        fits = len(left.dims) == len(right.dims) >= 2
-        self._require(fits, f"dot of {_typed(left)} and {_typed(right)}")
-        *batch, m, last = left.dims
-        *other, first, n = right.dims
-        fits = batch == other and last == first == axis and m != n
+        batch = tuple(dim for dim in left.dims if dim in right.dims and dim != axis)
+        rows = tuple(dim for dim in left.dims if dim not in right.dims)
+        columns = tuple(dim for dim in right.dims if dim not in left.dims)
+        fits = left.dims == (*batch, *rows, axis) and right.dims == (*batch, axis, *columns) and columns != ()
         self._require(fits, f"dot of {_typed(left)} and {_typed(right)} over {axis!r}")
         self._require(left.dtype == right.dtype, f"dot of {_typed(left)} and {_typed(right)}")
-        self._shape(value, (*batch, m, n), value.dtype)
+        self._shape(value, (*batch, *rows, *columns), value.dtype)
         self._require(value.dtype in ("f32", "f64"), f"{_typed(value)} accumulates a dot")
         if accumulator is not None:
             self._shape(accumulator, value.dims, value.dtype)

@@ -226,20 +226,27 @@ def reduced(w: Writer, value: Value, op: str, item: Item, axis: str) -> Item:
 def dot(w: Writer, value: Value, op: Dot) -> Item:
     """A (batched) matrix product, added to its accumulator in place where that dies here."""
     operands = [w.converted(w.items[v.name], value.dtype, f"{v.name}_wide") for v in (op.left, op.right)]
+    batch = sum(dim in op.right.dims for dim in op.left.dims) - 1
+    rows, columns = len(op.left.dims) - batch - 1, len(op.right.dims) - batch - 1
     left, right = (w.expanded(item, item.dims) for item in operands)
+    if rows > 1:
+        left += f".flatten({batch}, {batch + rows - 1})"
+    if columns > 1:
+        right += f".flatten({batch + 1}, {batch + columns})"
+    product = f"{'torch.matmul' if rows else 'vector_product'}({left}, {right})"
+    if rows > 1 or columns > 1:
+        product += f".view({w.lengths(value.dims)})"
     full = frozenset(value.dims)
     result = Item("", value.dims, value.dtype, full)
     accumulator = None if op.accumulator is None else w.items[op.accumulator.name]
     if accumulator is None or accumulator.number == 0:
-        text = w.let(value.name, f"torch.matmul({left}, {right})")
-        return w.owned(replace(result, text=text), value.name)
-    fused = {2: "addmm", 3: "baddbmm"}.get(len(value.dims))
+        return w.owned(replace(result, text=w.let(value.name, product)), value.name)
+    fused = {0: "addmm", 1: "baddbmm"}.get(batch) if rows == columns == 1 else None
     if w.reusable(accumulator, operands, full, value.dtype):
-        if fused:
-            return _in_place(w, value, accumulator, f"{accumulator.text}.{fused}_({left}, {right})")
-        return _in_place(w, value, accumulator, f"{accumulator.text}.add_(torch.matmul({left}, {right}))")
+        text = f".{fused}_({left}, {right})" if fused else f".add_({product})"
+        return _in_place(w, value, accumulator, accumulator.text + text)
     if fused:
         text = f"torch.{fused}({accumulator.text}, {left}, {right})"
     else:
-        text = f"{accumulator.text} + torch.matmul({left}, {right})"
+        text = f"{accumulator.text} + {product}"
     return w.owned(replace(result, text=w.let(value.name, text)), value.name)

@@ -47,7 +47,8 @@ from math import inf, nan
 
 import torch
 
-from eqfuse.tile.torch_ops import checked, finite, fold_empty, gather, invertible, scatter, strided
+from eqfuse.tile.torch_ops import checked, finite, fold_empty, from_float8, gather, invertible
+from eqfuse.tile.torch_ops import scatter, strided, vector_product
 """
 
 

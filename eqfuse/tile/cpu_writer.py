@@ -29,6 +29,13 @@ def identifier(wanted: str, taken: set[str]) -> str:
     return name
 
 
+def _conversion(item: Item, dtype: str) -> str:
+    """An expression for a tensor in another dtype."""
+    if (item.dtype, dtype) == ("f8e4m3", "f32"):
+        return f"from_float8({item.text})"
+    return f"{item.text}.to({TORCH[dtype]})"
+
+
 @dataclass
 class Scope:
     """A body while it is written: where each value is read last, and the memory allocated in it."""
@@ -137,7 +144,7 @@ class Writer:
         """Gives a value its item, the memory of which it now reads."""
         if value.dtype in NARROW and item.wide is None:
             # A dot multiplies in f32; a loop around it should not convert again and again.
-            text = self.let(f"{value.name}_wide", f"{item.text}.to(torch.float32)")
+            text = self.let(f"{value.name}_wide", _conversion(item, "f32"))
             item = replace(item, wide=self.owned(replace(item, text=text, dtype="f32"), value.name))
         self.items[value.name] = item
         for storage in (*item.storage, *(item.wide.storage if item.wide else ())):
@@ -289,7 +296,7 @@ class Writer:
             return replace(item, dtype=dtype)
         if not item.dims and dtype in INTEGERS:
             return self.scalar(Value(name, (), dtype), f"int({item.text})", data=True)
-        text = self.let(name, f"{item.text}.to({TORCH[dtype]})")
+        text = self.let(name, _conversion(item, dtype))
         return self.owned(Item(text, item.dims, dtype, item.full), name)
 
     def expanded(self, item: Item, dims: Iterable[str]) -> str:

@@ -191,7 +191,10 @@ class Expressions:
         build = self._build
         found: Value | None = None
         parts = [build.bound(axis) for axis in build.ordered(dims) if build.is_ragged(axis)]
-        parts += [build.truth(self.value(guard)) for guard in guards]
+        for guard in guards:
+            # A condition may itself read a tensor, under the conditions that stand before it alone.
+            with self._under(self._guards[: self._guards.index(guard)]):
+                parts.append(build.truth(self.value(guard)))
         for part in parts:
             found = part if found is None else build.elementwise("and", (found, part), "mask")
         return found
@@ -266,7 +269,7 @@ class Expressions:
             return None
         product = factors(expr.body, lambda local: self._look(local, expr.axis))
         plan = plan_dot(product, expr.axis, self._types.dims, self._build.ordered, self._dots.batched)
-        if plan is None or not all(map(self._fills_matrix_unit, (plan.m, plan.n, expr.axis))):
+        if plan is None or not all(map(self._fills_matrix_unit, (*plan.rows, *plan.columns, expr.axis))):
             return None
         both = (self._types.dtype(side.expr()) for side in (plan.left, plan.right))
         return None if all(dtype in INTEGERS for dtype in both) else plan
@@ -287,19 +290,14 @@ class Expressions:
 
     def _dot(self, plan: DotPlan, axis: str, accumulator: Value | None, hint: str) -> Value:
         build = self._build
-        batch = build.ordered(plan.batch)
         left, right = self.value(plan.left.expr()), self.value(plan.right.expr())
-        dtype = dot_dtype(
-            left.dtype,
-            right.dtype,
-            left.name in self._loaded,
-            right.name in self._loaded,
-            self._build.accumulate,
-        )
-        left = self._operand(left, axis, dtype, (*batch, plan.m, axis))
-        right = self._operand(right, axis, dtype, (*batch, axis, plan.n))
-        dims = (*batch, plan.m, plan.n)
-        return build.emit(Dot(left, right, axis, accumulator), dims, self._build.accumulate, hint or "dot")
+        dtype = build.accumulate
+        if plan.rows:  # a vector is not rounded: no matrix unit wants it narrow
+            loaded = (left.name in self._loaded, right.name in self._loaded)
+            dtype = dot_dtype(left.dtype, right.dtype, *loaded, build.accumulate)
+        left = self._operand(left, axis, dtype, (*plan.batch, *plan.rows, axis))
+        right = self._operand(right, axis, dtype, (*plan.batch, axis, *plan.columns))
+        return build.emit(Dot(left, right, axis, accumulator), plan.dims, build.accumulate, hint or "dot")
 
     def _operand(self, value: Value, axis: str, dtype: str, dims: tuple[str, ...]) -> Value:
         """One side of a dot: 0 past the end of the axis, in the dtype that is multiplied, in the dot's order."""
@@ -322,11 +320,10 @@ class Expressions:
         plan = self._dot_plan(reduce)
         if plan is None or not plan.outside.is_one:
             return None
-        dims = (*self._build.ordered(plan.batch), plan.m, plan.n)
-        if not self._types.dims(other) <= set(dims):
+        if not self._types.dims(other) <= set(plan.dims):
             return None
         value = self._build.cast(self.value(other), self._build.accumulate)
-        return self._dot(plan, reduce.axis, self._build.align(value, dims), hint)
+        return self._dot(plan, reduce.axis, self._build.align(value, plan.dims), hint)
 
     def closed(self, expr: Expr, axis: str) -> Expr:
         """`expr` for use inside a loop over `axis`: its folds over the whole axis computed before."""

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, children, walk
+from eqfuse.terms.nodes import (
+    REDUCTIONS,
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Reduce,
+    Scalar,
+    children,
+    walk,
+)
 from eqfuse.tile.dtypes import reduced_dtype, result_dtype
 from eqfuse.tile.nodes import Block
 
@@ -80,8 +91,8 @@ class Types:
     def carried(self, loop: Loop) -> dict[str, Type]:
         """Types of a loop's carried values: wide enough for every `init` and every `next`.
 
-        An infinite `init` is the identity of max or min and says nothing about the dtype: where what
-        follows it are integers, the state is one too.
+        An `init` that is the identity of a reduction says nothing about the dtype: where what follows it
+        are integers, the state is one too.
         """
         outer, found = self.assumed, {item.name: self._initial(item.init) for item in loop.carried}
         settled = False
@@ -113,7 +124,7 @@ class Types:
 
     def _initial(self, init: Expr) -> Type:
         match init:
-            case Const(float(number)) if math.isinf(number):
+            case Const(float(number)) if number in REDUCTIONS.values():
                 return NO_DIMS, "i32"
             case _:
                 return self.of(init)

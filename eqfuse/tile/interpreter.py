@@ -184,7 +184,8 @@ class _Instances:
 
     def _padded(self, block: Block) -> int:
         if block.kind == "whole":
-            return 1 << max(0, self.sizes[block.axis] - 1).bit_length()
+            # A power of two above the extent, not at it: masks are needed at every size, and seen at every size.
+            return 1 << self.sizes[block.axis].bit_length()
         return 1 if block.kind == "unit" or block.size is None else block.size
 
     def run(self) -> None:
@@ -346,12 +347,15 @@ class _Instances:
     def _dot(self, value: Value, op: Dot) -> Any:
         dims = (*value.dims, op.axis)
         left, right = (self._real(self._aligned(v, dims), v.dtype) for v in (op.left, op.right))
-        product = self.domain.call("mul", [left, right])
-        shape = (*self.domain.shape(product)[:-1], self.blocks[op.axis])
-        total = self.domain.reduce("sum", self.domain.broadcast(product, shape), len(shape) - 1)
+        left, right = (self._spread(side, self.blocks[op.axis]) for side in (left, right))
+        total = self.domain.contract(left, right, len(value.dims) + 2)
         if op.accumulator is None:
             return total
         return self.domain.call("add", [self._aligned(op.accumulator, value.dims), total])
+
+    def _spread(self, array: Any, count: int) -> Any:
+        """The array with so many positions of its last dim."""
+        return self.domain.broadcast(array, (*self.domain.shape(array)[:-1], count))
 
     # Memory
 

@@ -37,8 +37,8 @@ def lower(
     are i32 where the program knows them for integers, and real elsewhere. An axis without a block is
     walked like the axis whose extent it has, or else kept whole. Arithmetic is done in `accumulate`,
     and in f64 if any input is f64; temporaries without a dtype are kept in it. `batched_dots` allows
-    dots whose operands share dims; a sum of products with a block of fewer than `least_dot` positions is
-    no dot. Raises TileError where the blocks cannot walk the nest.
+    dots whose operands share dims, or have none or several of their own; a sum of products with a block of
+    fewer than `least_dot` positions is no dot. Raises TileError where the blocks cannot walk the nest.
     """
     if "f64" in dtypes.values():
         accumulate = "f64"

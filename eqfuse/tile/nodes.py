@@ -16,8 +16,8 @@
               | LoadTile(tensor, index, mask, other)
               | ReduceTile(op, value, axis)        drops one dim
               | Dot(left, right, axis, accumulator)
-                                                   left dims (*batch, m, axis), right dims (*batch, axis, n),
-                                                   result and accumulator dims (*batch, m, n)
+                                                   left dims (*batch, *rows, axis), right dims (*batch, axis,
+                                                   *columns), result and accumulator (*batch, *rows, *columns)
 
 A `Value` carries its name, its dims (tile axes in order; () is a scalar) and its dtype; every op's
 result is one. Extents of tiles are symbolic: each dim is an axis with a `Block`. Names are unique in
@@ -27,7 +27,8 @@ A carried value is visible in its `For` and after it, where it stands for the la
 Dimension reconciliation is explicit, in `Align`, for everything but memory accesses: the index and
 mask values of a `LoadTile` or `Store` carry any subset of the dims of the tile that is loaded or
 stored, in any order, and are matched to it by name (a pointer is a sum of terms that broadcast).
-A `Dot` has batch dims only where lowering was asked for them (`batched_dots`, for a CPU).
+A `Dot` has one row and one column dim; only where lowering was asked for it (`batched_dots`, for a CPU)
+it has batch dims, several rows or columns, or no rows (a vector times a matrix).
 Integers are i32 or i64; `floordiv` and `mod` round down, their divisors are positive.
 
 Positions past the end of an axis exist in a ragged last block: loads and stores mask them, and a

@@ -10,8 +10,8 @@ from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, call
 
 @dataclass(frozen=True)
 class DotRules:
-    """What a device multiplies as matrices: operands that share dims (`batched`), and blocks of at least
-    `smallest` positions."""
+    """What a device multiplies as matrices: operands that share dims, and that have none or several dims
+    of their own (`batched`), and blocks of at least `smallest` positions."""
 
     batched: bool
     smallest: int
@@ -66,15 +66,20 @@ def factors(expr: Expr, look: Callable[[Local], Expr | None]) -> Product:
 class DotPlan:
     """`outside * sum over the axis of left * right`.
 
-    Dims of the operands: batch and `m` (left), batch and `n` (right), and the reduced axis in both.
+    Dims of the operands: batch and `rows` (left), batch and `columns` (right), and the reduced axis in both.
     """
 
     outside: Product
     left: Product
     right: Product
-    batch: frozenset[str]
-    m: str
-    n: str
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The dims of the result."""
+        return (*self.batch, *self.rows, *self.columns)
 
 
 def plan_dot(
@@ -86,9 +91,10 @@ def plan_dot(
 ) -> DotPlan | None:
     """How the sum of `product` over `axis` is a dot; None where it is not one.
 
-    Both operands carry the axis, and each has exactly one further dim that the other lacks; shared
-    further dims are a batch, where `batched` allows it. Factors that fit either operand join one
-    that is computed anyway, so that a plain load stays in its storage dtype.
+    Both operands carry the axis, and each has exactly one further dim that the other lacks. With
+    `batched`, further dims that they share are a batch, and it is enough that one has a dim that the
+    other lacks: a vector becomes the left operand. Factors that fit either operand join one that is
+    computed anyway, so that a plain load stays in its storage dtype.
     """
     outside, inside = Product((), ()), list[tuple[frozenset[str], Product]]()
     for factor in (*(Product((e,), ()) for e in product.over), *(Product((), (e,)) for e in product.under)):
@@ -97,17 +103,15 @@ def plan_dot(
             inside.append((found - {axis}, factor))
         else:
             outside = outside.times(factor)
-    kinds = {found for found, _ in inside}
-    widest = [kind for kind in kinds if not any(kind < other for other in kinds)]
-    if len(widest) != 2:
+    sides = _sides({found for found, _ in inside})
+    if sides is None:
         return None
-    first, second = widest
-    batch = first & second
-    if len(first - batch) != 1 or len(second - batch) != 1 or (batch and not batched):
+    first, second = sides
+    batch, rows, columns = order(first & second), order(first - second), order(second - first)
+    if not batched and (batch or len(rows) != 1 or len(columns) != 1):
         return None
-    (m,), (n,) = order(first - batch), order(second - batch)
-    if order(frozenset({m, n}))[0] == n:
-        first, second, m, n = second, first, n, m
+    if rows and order(frozenset({rows[0], columns[0]}))[0] != rows[0]:
+        first, second, rows, columns = second, first, columns, rows
     left, right, either = Product((), ()), Product((), ()), Product((), ())
     for found, factor in inside:
         if not found <= second:
@@ -120,7 +124,17 @@ def plan_dot(
         right = right.times(either)
     else:
         left = left.times(either)
-    return DotPlan(outside, left, right, batch, m, n)
+    return DotPlan(outside, left, right, batch, rows, columns)
+
+
+def _sides(kinds: set[frozenset[str]]) -> tuple[frozenset[str], frozenset[str]] | None:
+    """The dims of the two operands, given those of every factor; None where they are not two. What has
+    fewer dims than one widest factor makes up a vector, which comes first."""
+    widest = [kind for kind in kinds if not any(kind < other for other in kinds)]
+    if len(widest) == 1 and len(kinds) > 1:
+        narrower = frozenset[str]().union(*(kind for kind in kinds if kind != widest[0]))
+        return None if narrower == widest[0] else (narrower, widest[0])
+    return (widest[0], widest[1]) if len(widest) == 2 else None
 
 
 def _is_load(product: Product) -> bool:

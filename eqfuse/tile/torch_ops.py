@@ -11,6 +11,9 @@ from eqfuse.errors import BindError
 
 Index = int | slice | torch.Tensor
 
+FEW_COLUMNS = 16
+"""Columns of a matrix below which a vector times it is no work for a matrix library."""
+
 
 def finite(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Infinities become 0, NaN stays."""
@@ -23,6 +26,12 @@ def invertible(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor
     return x.masked_fill(bad, 1.0) if out is None else x.masked_fill_(bad, 1.0)
 
 
+def from_float8(x: torch.Tensor) -> torch.Tensor:
+    """float8_e4m3fn as float32, from a table of all its values: torch's own conversion takes ten times as long."""
+    table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
+    return table.index_select(0, x.view(torch.uint8).to(torch.int32).reshape(-1)).view(x.shape)
+
+
 def fold_empty(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
     """max or min over a dimension that may have no positions."""
     if x.shape[dim]:
@@ -32,6 +41,14 @@ def fold_empty(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
         return x.new_full(shape, -math.inf if op == "max" else math.inf)
     bounds = torch.iinfo(x.dtype)
     return x.new_full(shape, bounds.min if op == "max" else bounds.max)
+
+
+def vector_product(vector: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """``sum[k](vector[..., k] * matrix[..., k, n])``. For few columns the matrix library adds one product
+    after the other, which is slower than torch's own sum, and less exact where there are many."""
+    if matrix.shape[-1] < FEW_COLUMNS:
+        return (vector.unsqueeze(-1) * matrix).sum(-2)
+    return torch.matmul(vector.unsqueeze(-2), matrix).squeeze(-2)
 
 
 def checked(what: str, index: Index, extent: int, mask: torch.Tensor | None = None) -> Index:

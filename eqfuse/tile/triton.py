@@ -254,13 +254,16 @@ class _Module:
             *(f"*{name}.stride()" for name, strides in parameters.strides.items() if strides),
             *(extent(axis) for axis in parameters.extents),
             *(
-                f"{'int' if dtype in INTEGERS else 'float'}({name})"
+                kernel.at_launch[name](extent)
+                if name in kernel.at_launch
+                else f"{'int' if dtype in INTEGERS else 'float'}({name})"
                 for name, (_, dtype) in parameters.scalars.items()
             ),
             *(
                 f'{flag}={extent(axis)} == {blocks}["{parameters.blocks[axis]}"]'
                 for axis, flag in parameters.even.items()
             ),
+            *(() if parameters.stages is None else (f'{parameters.stages}={blocks}["num_stages"]',)),
             f"INDEX=index_dtype({', '.join(parameters.pointers)})",
             f"**{blocks}",
         ]

@@ -236,7 +236,7 @@ def tanh(x):
     # Near 0 the quotient would cancel, so there the odd series (to x**11) takes over.
     a = tl.abs(x)
     e = tl.exp(-2.0 * a)
-    quotient = tl.where(x < 0.0, -(1.0 - e) / (1.0 + e), (1.0 - e) / (1.0 + e))
+    quotient = tl.where(x < 0.0, e - 1.0, 1.0 - e) / (1.0 + e)
     s = x * x
     tail = 0.05396825396825397 - s * (0.021869488536155203 - s * 0.008863235529902197)
     series = x + x * s * (-0.3333333333333333 + s * (0.13333333333333333 - s * tail))

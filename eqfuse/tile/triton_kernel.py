@@ -29,6 +29,7 @@ from eqfuse.tile.nodes import (
 )
 from eqfuse.tile.triton_expressions import Expressions, Piece
 from eqfuse.tile.triton_functions import Text
+from eqfuse.tile.triton_launch import LaunchValue, computed_at_launch
 from eqfuse.tile.triton_parameters import Names, Parameters, Tables, is_tile, largest_blocks, parameters_of
 from eqfuse.tile.uses import Path, Uses
 from eqfuse.tile.walk import nested
@@ -43,7 +44,8 @@ class KernelText:
     """A printed kernel and what launching it takes.
 
     `least` are block sizes below which its dots do not exist, `most` those above which the kernel
-    would be wrong (a quotient of positions that was proved to be the same for a whole block).
+    would be wrong (a quotient of positions that was proved to be the same for a whole block);
+    `at_launch` are scalars of its parameters that the launcher computes.
     """
 
     name: str
@@ -53,11 +55,13 @@ class KernelText:
     helpers: frozenset[str]
     least: Mapping[str, int]
     most: Mapping[str, int]
+    at_launch: Mapping[str, LaunchValue]
 
 
 def write_kernel(kernel: Kernel, name: str, tables: Tables) -> KernelText:
     """The text of one kernel, called `name`."""
-    return _Writer(kernel, name, tables).run()
+    kernel, at_launch = computed_at_launch(kernel)
+    return _Writer(kernel, name, tables).run(at_launch)
 
 
 class _Writer:
@@ -74,7 +78,7 @@ class _Writer:
         self._lines: list[str] = []
         self._indent = 1
 
-    def run(self) -> KernelText:
+    def run(self, at_launch: Mapping[str, LaunchValue]) -> KernelText:
         self._grid()
         outside = ("grid", "whole")
         for axis in self._needed(self._kernel.body, lambda axis: self._blocks[axis].kind in outside):
@@ -90,6 +94,7 @@ class _Writer:
             frozenset(self._text.helpers),
             self._text.least,
             largest_blocks(self._kernel, self._parameters),
+            at_launch,
         )
 
     def _is_tile(self, axis: str) -> bool:
@@ -195,7 +200,8 @@ class _Writer:
             self._write(f"# Blocks of {axis}; {kind}.")
         else:
             self._write(f"# Positions of {axis}, one by one.")
-        self._write(f"for {self._text.starts[axis]} in tl.range({bounds}{step}):")
+        stages = f"num_stages={self._parameters.stages}"
+        self._write(f"for {self._text.starts[axis]} in tl.range({bounds}{step}, {stages}):")
         self._indent += 1
         before = len(self._lines)
         with self._names.scope():

@@ -15,6 +15,7 @@ from eqfuse.tile.nodes import (
     Constant,
     Elementwise,
     Extent,
+    For,
     Kernel,
     Let,
     LoadTile,
@@ -78,8 +79,9 @@ class Tables:
 class Parameters:
     """Names of a kernel's parameters, by what they stand for; dicts are in the order of the signature.
 
-    `even` are flags that say that the extent of a whole axis is its block size. The last parameter
-    is INDEX, the dtype of positions: int64 where some offset of an element needs it.
+    `even` are flags that say that the extent of a whole axis is its block size. `stages`, of a kernel
+    that loops, is the depth to which loops prefetch; left to itself, Triton prefetches for dots alone.
+    The last parameter is INDEX, the dtype of positions: int64 where some offset of an element needs it.
     """
 
     pointers: dict[str, str] = field(default_factory=dict)
@@ -88,6 +90,7 @@ class Parameters:
     scalars: dict[str, tuple[str, str]] = field(default_factory=dict)  # name and dtype
     blocks: dict[str, str] = field(default_factory=dict)
     even: dict[str, str] = field(default_factory=dict)
+    stages: str | None = None
 
     def signature(self) -> list[str]:
         return [
@@ -95,7 +98,9 @@ class Parameters:
             *(name for names in self.strides.values() for name in names),
             *self.extents.values(),
             *(f"{name}: tl.float64" if dtype == "f64" else name for name, dtype in self.scalars.values()),
-            *(f"{name}: tl.constexpr" for name in (*self.blocks.values(), *self.even.values(), "INDEX")),
+            *(f"{name}: tl.constexpr" for name in (*self.blocks.values(), *self.even.values())),
+            *(() if self.stages is None else (f"{self.stages}: tl.constexpr",)),
+            "INDEX: tl.constexpr",
         ]
 
 
@@ -136,6 +141,8 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names) -> Parameters:
     for axis in dict.fromkeys(bounds):
         if axis in whole:
             found.even[axis] = names.new(found.blocks[axis].replace("BLOCK", "EVEN", 1))
+    if any(isinstance(stmt, For) for stmt in kernel.body):
+        found.stages = names.new("STAGES")
     return found
 
 
