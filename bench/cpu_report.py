@@ -1,8 +1,9 @@
 """`eqfuse bench cpu`: fused against unfused torch and torch.compile, times and peak memory.
 
-Times are medians of interleaved runs on fresh inputs, in one process; errors are against the unfused
-program in float64, from the same run. Memory is the growth of a fresh process's resident set at its
-peak during one call, outputs included, after a warm-up on the small case.
+Times are medians of interleaved runs on fresh inputs, all contestants of a program in one process of its
+own; errors are against the unfused program in float64, from the same run. torch.compile's first call,
+which compiles, is not timed, and is given up after `COMPILE_SECONDS`. Memory is the growth of a fresh
+process's resident set at its peak during one call, outputs included, after a warm-up on the small case.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import Any
 import torch
 
 import eqfuse as eq
-from bench.measure import as_tuple, in_fresh_process, interleaved, peak_growth, rounding, worst_error
+from bench.measure import (
+    as_tuple,
+    in_fresh_process,
+    interleaved,
+    peak_growth,
+    rounding,
+    time_limit,
+    worst_error,
+)
 from bench.report import Column, Options, Report, each, geometric_mean, recorded
 from bench.workloads import WORKLOADS, Case, Workload, select
 
@@ -22,6 +31,9 @@ Contestant = Callable[[Mapping[str, torch.Tensor]], Any]
 
 AIM, FLOOR = 1.5, 0.8
 """Speed over eager: the geometric mean to reach, and what no program should fall under."""
+
+COMPILE_SECONDS = 180
+"""How long torch.compile may take for one program."""
 
 MEMORY_ALLOWANCE = 64e6
 """Bytes that a call may take beyond its outputs at the `long` case, where scores alone are 1 GB."""
@@ -48,7 +60,7 @@ def run(options: Options, report: Report) -> None:
     for workload in each(select(options.only)):
         case = workload.cases["small" if options.small else "cpu"]
         with recorded(report.failing(workload.name)):
-            row = _timed(workload, case, options)
+            row = in_fresh_process(timed, workload.name, case.name, options)
             if options.memory:
                 row["memory"] = _memory(workload, case)
             report.add(row)
@@ -60,7 +72,7 @@ def run(options: Options, report: Report) -> None:
             report.failures.append(
                 f"{row['program']}: error {errors['fused']:.2e}, {errors['eager']:.2e} unfused"
             )
-    _summarise(report)
+    summarise(report)
 
 
 def _contestants(workload: Workload, case: Case, options: Options) -> tuple[dict[str, Contestant], Any, str]:
@@ -72,16 +84,19 @@ def _contestants(workload: Workload, case: Case, options: Options) -> tuple[dict
     }
     if not options.torch_compile:
         return contestants, kernel, "not asked for"
-    torch.compiler.reset()
     compiled = torch.compile(workload.eager, dynamic=False)
     problems: list[str] = []
-    with recorded(problems.append):  # no C++ compiler, or an operation that inductor lacks
+    # No C++ compiler, an operation that inductor lacks, or too long for a benchmark.
+    with recorded(problems.append), time_limit(COMPILE_SECONDS):
         compiled(**workload.inputs(case, device=options.device), **case.scalars, **case.constants)
         contestants["torch.compile"] = lambda inputs: compiled(**inputs, **case.scalars, **case.constants)
     return contestants, kernel, "".join(problems)
 
 
-def _timed(workload: Workload, case: Case, options: Options) -> dict[str, Any]:
+def timed(name: str, case_name: str, options: Options) -> dict[str, Any]:
+    """The row of one program but for its memory."""
+    workload = WORKLOADS[name]
+    case = workload.cases[case_name]
     contestants, kernel, skipped = _contestants(workload, case, options)
     first = workload.inputs(case, seed=1, device=options.device)
     exact = workload.run_exact(case, first)
@@ -141,7 +156,8 @@ def _check_long(report: Report, workload: Workload) -> None:
         report.failures.append(f"{workload.name} long: {grown['fused'] / 1e6:.0f} MB, above outputs + 64 MB")
 
 
-def _summarise(report: Report) -> None:
+def summarise(report: Report) -> None:
+    """Means of the ratios, the programs that fall under the floor, and what torch.compile did not run."""
     ratios = {row["program"]: row["over_eager"] for row in report.rows}
     if not ratios:
         return
@@ -149,13 +165,26 @@ def _summarise(report: Report) -> None:
         0,
         f"geometric mean over eager {geometric_mean(ratios.values()):.2f}x (aim {AIM}x), {len(ratios)} programs",
     )
-    compiled = [row["over_compile"] for row in report.rows if "over_compile" in row]
-    if compiled:
-        report.summary.insert(1, f"geometric mean over torch.compile {geometric_mean(compiled):.2f}x")
-    skipped = sorted({row["torch_compile_skipped"] for row in report.rows if row["torch_compile_skipped"]})
-    report.summary += [f"torch.compile did not run: {reason}" for reason in skipped]
-    slow = [f"{name} {ratio:.2f}x" for name, ratio in ratios.items() if ratio < FLOOR]
-    report.summary.append(f"under {FLOOR}x of eager: {', '.join(slow) or 'none'}")
+    over_compile = {row["program"]: row["over_compile"] for row in report.rows if "over_compile" in row}
+    if over_compile:
+        mean = geometric_mean(over_compile.values())
+        text = f"geometric mean over torch.compile {mean:.2f}x, {len(over_compile)} programs"
+        report.summary.insert(1, text)
+        report.summary.append(_slow("torch.compile", over_compile))
+    skipped: dict[str, list[str]] = {}
+    for row in report.rows:
+        if row["torch_compile_skipped"]:
+            skipped.setdefault(row["torch_compile_skipped"], []).append(row["program"])
+    report.summary += [
+        f"torch.compile did not run: {reason} ({', '.join(names)})"
+        for reason, names in sorted(skipped.items())
+    ]
+    report.summary.append(_slow("eager", ratios))
+
+
+def _slow(other: str, ratios: Mapping[str, float]) -> str:
+    under = [f"{name} {ratio:.2f}x" for name, ratio in ratios.items() if ratio < FLOOR]
+    return f"under {FLOOR}x of {other}: {', '.join(under) or 'none'}"
 
 
 def _ms(row: Mapping[str, Any], name: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import resource
+import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -147,6 +149,25 @@ def peak_growth(run: Callable[[], R]) -> tuple[R, int]:
     before = resident_bytes()
     result = run()
     return result, max(0, peak_bytes() - before)
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raises TimeoutError after so many seconds. Only in a main thread, and where there are alarm signals."""
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

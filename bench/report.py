@@ -12,25 +12,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from bench.workloads import Workload
 from eqfuse.errors import EqfuseError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for. `only` selects workloads as `workloads.select` does."""
+    """What the command line asked for. `only` selects workloads as `workloads.select` does; `examples` and
+    `seed` are of random programs, `measured` is the file of what a GPU elsewhere measured."""
 
     only: str | None = None
     device: str = "cpu"
     small: bool = False
     torch_compile: bool = True
     memory: bool = True
+    examples: int = 500
+    seed: int = 0
+    measured: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class Report:
         return lambda problem: self.failures.append(f"{subject}: {problem}")
 
     def print(self, console: Console) -> None:
+        from rich.table import Table  # here, so that machines without rich can run what is reported on
+
         table = Table(title=self.title, title_justify="left")
         for n, column in enumerate(self.columns):
             table.add_column(column.heading, justify="left" if n == 0 else "right", no_wrap=n == 0)

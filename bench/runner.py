@@ -16,6 +16,11 @@ REPORTS: Mapping[str, str] = {
     "workloads": "every program: error of each schedule, certificate, Triton under its interpreter",
     "compile": "every program: e-nodes, rounds, milliseconds of each stage of compilation, memory",
     "emit": "every program compiled for sm_90 and gfx942: registers, spills, shared memory, instructions",
+    "mutants": "wrong transformations of terms, merges, loops and tiles: what rejects each, at which trial",
+    "fuzz": "random programs: fused, fallen back, refused, mismatches of any schedule against float64",
+    "attention": "attention beside torch's libraries and compilers on a GPU; ranks and regrets of the cost model",
+    "verify": "every program: milliseconds of verification, its part of compiling, trials, bound reached",
+    "errors": "every program: errors of fused and unfused against float64, over kinds of inputs and special values",
     "cpu": "fused against torch eager and torch.compile on the CPU: times, errors, peak memory",
 }
 """Names of benchmarks and what each one shows; `<name>_report.py` holds it."""

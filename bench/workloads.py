@@ -94,11 +94,15 @@ class Workload:
 
     def inputs(self, case: Case, *, seed: int = 0, device: str = "cpu") -> dict[str, torch.Tensor]:
         """Fresh random tensors: the same seed, the same values on every device."""
-        generator = torch.Generator().manual_seed(seed)
+        made = self.drawn(case, torch.Generator().manual_seed(seed))
+        return {name: tensor.to(device) for name, tensor in made.items()}
+
+    def drawn(self, case: Case, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        """Random tensors on the device of `generator`."""
         return {
-            name: _draw(spec, self.shape(name, case), case, generator)
-            .to(TORCH_DTYPES[self.dtype(name, case)])
-            .to(device)
+            name: _draw(spec, self.shape(name, case), case, generator).to(
+                TORCH_DTYPES[self.dtype(name, case)]
+            )
             for name, spec in self.tensors.items()
         }
 
@@ -124,17 +128,18 @@ class Workload:
 
 
 def _draw(spec: TensorSpec, shape: tuple[int, ...], case: Case, generator: torch.Generator) -> torch.Tensor:
+    place = generator.device
     match spec.draw.split():
         case ["normal"]:
-            return torch.randn(shape, generator=generator)
+            return torch.randn(shape, generator=generator, device=place)
         case ["weight"]:
-            return torch.randn(shape, generator=generator) / math.sqrt(shape[-1])
+            return torch.randn(shape, generator=generator, device=place) / math.sqrt(shape[-1])
         case ["positive"]:
-            return torch.rand(shape, generator=generator) + 0.1
+            return torch.rand(shape, generator=generator, device=place) + 0.1
         case ["slope"]:
-            return torch.exp2(-8.0 * (torch.arange(shape[0]) + 1) / shape[0])
+            return torch.exp2(-8.0 * (torch.arange(shape[0], device=place) + 1) / shape[0])
         case ["index", axis]:
-            return torch.randint(case.sizes[axis], shape, generator=generator)
+            return torch.randint(case.sizes[axis], shape, generator=generator, device=place)
         case _:
             raise ValueError(f"unknown draw {spec.draw!r}")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from bench.measure import (
     peak_growth,
     rms_error,
     rounding,
+    time_limit,
     worst_error,
 )
 from bench.report import Column, Report, geometric_mean, recorded
@@ -118,3 +121,14 @@ def test_unknown_benchmark_and_workload() -> None:
     assert str(unknown.value) == "unknown benchmark 'workload'\ndid you mean 'workloads'?"
     with pytest.raises(EqfuseError, match="no workload starts with 'sotfmax'"):
         run("cpu", BenchOptions(only="sotfmax"))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm signals here")
+def test_a_time_limit_ends_what_takes_longer_and_nothing_after_it() -> None:
+    with pytest.raises(TimeoutError, match="not done after 1 s"), time_limit(1):
+        time.sleep(5)
+    before = signal.getsignal(signal.SIGALRM)
+    with time_limit(1):
+        pass
+    assert signal.getsignal(signal.SIGALRM) is before
+    time.sleep(1.1)

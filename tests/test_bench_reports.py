@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench import workloads_report
-from bench.report import Options
+from bench import cpu_report, errors_report, workloads_report
+from bench.report import Options, Report
 from bench.runner import REPORTS, run
 from eqfuse.extract.plans import SCHEDULES
 
@@ -71,6 +71,39 @@ def test_cpu(tmp_path: Path) -> None:
     assert set(row["median_ms"]) == {"eager", "fused"} == set(row["memory"])
     assert row["errors"]["fused"] <= row["errors"]["bound"]
     assert row["torch_compile_skipped"] == "not asked for"
+
+
+def test_cpu_says_which_programs_torch_compile_did_not_run() -> None:
+    report = Report(cpu_report.TITLE, cpu_report.COLUMNS)
+    done = {"torch_compile_skipped": "", "over_eager": 2.0, "over_compile": 0.5}
+    late = {"torch_compile_skipped": "TimeoutError: not done after 180 s", "over_eager": 2.0}
+    report.add({"program": "a", **done}, {"program": "b", **late}, {"program": "c", **late})
+    cpu_report.summarise(report)
+    assert report.summary == [
+        "geometric mean over eager 2.00x (aim 1.5x), 3 programs",
+        "geometric mean over torch.compile 0.50x, 1 programs",
+        "under 0.8x of torch.compile: a 0.50x",
+        "torch.compile did not run: TimeoutError: not done after 180 s (b, c)",
+        "under 0.8x of eager: none",
+    ]
+
+
+def test_verify(tmp_path: Path) -> None:
+    run("verify", ONE, output=tmp_path / "x.json")
+    (row,) = rows_of(tmp_path / "x.json")
+    assert row["ok"] and row["reached"] and 0 < row["share"] < 1
+
+
+def test_errors(tmp_path: Path) -> None:
+    assert run("errors", ONE, output=tmp_path / "x.json") == 0
+    kinds = {row["inputs"] for row in rows_of(tmp_path / "x.json")}
+    assert {"normal", "wide", "close", "outliers", "heavy tails", "NaN", "zero line", "denormal"} <= kinds
+
+
+def test_errors_fails_where_an_output_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = errors_report.as_tuple
+    monkeypatch.setattr(errors_report, "as_tuple", lambda found: tuple(x * 1.001 for x in original(found)))
+    assert run("errors", ONE, output=tmp_path / "x.json") == 1
 
 
 def test_every_report_is_there() -> None:
