@@ -205,13 +205,13 @@ CASES = [
         ),
     ),
     (
-        "y[i] = x[i]**2.5",
+        "y[i] = x[i]**2.4",
         ParseError,
         (
-            "unsupported exponent 2.5 (line 1)\n"
-            "    y[i] = x[i]**2.5\n"
+            "unsupported exponent 2.4 (line 1)\n"
+            "    y[i] = x[i]**2.4\n"
             "                 ^^^\n"
-            "exponents are 0.5, -0.5 and integers up to 16; write exp(y * log(x)) for others"
+            "exponents are integers and halves up to 16; write exp(y * log(x)) for others"
         ),
     ),
     (

@@ -57,6 +57,8 @@ def test_equal_expressions_are_shared() -> None:
         ("x[i,j]**2", call("sq", X)),
         ("x[i,j]**0.5", call("sqrt", X)),
         ("x[i,j]**-0.5", call("rsqrt", X)),
+        ("x[i,j]**1.5", call("mul", X, call("sqrt", X))),
+        ("x[i,j]**-2.5", call("div", Const(1), call("mul", call("sq", X), call("sqrt", X)))),
         ("x[i,j]**-1", call("div", Const(1), X)),
         ("x[i,j]**3", call("mul", call("sq", X), X)),
         ("x[i,j]**4", call("sq", call("sq", X))),

@@ -170,14 +170,14 @@ class Reader:
         if not isinstance(exponent, Const) or isinstance(exponent.value, bool):
             hint = "write exp(y * log(x)) for an exponent that is not a constant"
             raise self._error("an exponent must be a constant", node.right, hint)
-        if exponent.value in (0.5, -0.5):
-            return call("sqrt" if exponent.value > 0 else "rsqrt", base)
-        if exponent.value != exponent.value or abs(exponent.value) > MAX_EXPONENT or exponent.value % 1:
+        if exponent.value == -0.5:
+            return call("rsqrt", base)
+        if exponent.value != exponent.value or abs(exponent.value) > MAX_EXPONENT or exponent.value % 0.5:
             hint = (
-                f"exponents are 0.5, -0.5 and integers up to {MAX_EXPONENT}; write exp(y * log(x)) for others"
+                f"exponents are integers and halves up to {MAX_EXPONENT}; write exp(y * log(x)) for others"
             )
             raise self._error(f"unsupported exponent {exponent.value!r}", node.right, hint)
-        power = _integer_power(base, abs(int(exponent.value)))
+        power = _power(base, abs(exponent.value))
         return power if exponent.value >= 0 else call("div", Const(1), power)
 
     def _name(self, node: ast.Name, scope: Scope) -> Expr:
@@ -355,12 +355,16 @@ def _expression(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-def _integer_power(base: Expr, exponent: int) -> Expr:
+def _power(base: Expr, exponent: float) -> Expr:
+    """A power by squaring, for an exponent that is a multiple of a half and not negative."""
+    if exponent % 1:
+        root = call("sqrt", base)
+        return root if exponent < 1 else call("mul", _power(base, exponent - 0.5), root)
     if exponent == 0:
         return Const(1)
     if exponent == 1:
         return base
-    half = call("sq", _integer_power(base, exponent // 2))
+    half = call("sq", _power(base, exponent // 2))
     return call("mul", half, base) if exponent % 2 else half
 
 
