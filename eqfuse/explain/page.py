@@ -1,0 +1,179 @@
+"""An explanation as one HTML page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from eqfuse.explain.notation import BEGIN, END, Notation
+from eqfuse.explain.outline import Block, Code, Equation, Heading, Line, Prose
+from eqfuse.explain.why import Refusal, plan_lines
+from eqfuse.extract.plans import Plan
+from eqfuse.rules.closure import Classes
+from eqfuse.rules.proof import Proof
+
+if TYPE_CHECKING:
+    from eqfuse.kernel import Kernel
+
+COLOURS = 8
+"""State colours that the template has; further states share them."""
+
+MOST_CLASSES, MOST_TERMS, MOST_CHARACTERS = 60, 8, 160
+"""How much of an e-graph the page shows."""
+
+
+def page(kernel: Kernel, blocks: Sequence[Block], obstacles: Sequence[Refusal]) -> str:
+    """The page of a kernel."""
+    derivation = kernel.derivation
+    paint = _painter(derivation.proof)
+    triton = "Triton" if kernel.compiled.device.kind == "gpu" else "Triton, with the plan for sm_90"
+    return _template().render(
+        title=", ".join(output.name for output in kernel.derived.program.outputs),
+        source=kernel.derived.program.source.strip("\n"),
+        verdict=derivation.check(),
+        rows=list(_rows(blocks, paint)),
+        obstacles=[str(obstacle) for obstacle in obstacles],
+        legend=[(name, paint(name)) for name in _states(derivation.proof)],
+        codes=[
+            ("loop nest", paint(kernel.loops)),
+            ("tile program", paint(kernel.tile)),
+            (triton, paint(kernel.triton)),
+        ],
+        bars=_bars(kernel.plans(), kernel.plan),
+        terms=_term_names(kernel.plans()),
+        graphs=[(name, _classes(classes, paint)) for name, classes in derivation.classes.items()],
+        certificate=str(kernel.certificate),
+    )
+
+
+@cache
+def _template() -> Template:
+    loader = PackageLoader("eqfuse.explain", "templates")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html.j2")
+
+
+# -- colours of states -----------------------------------------------------------------------------
+
+
+def _states(proof: Proof) -> list[str]:
+    """Names of all states, in order."""
+    return list(dict.fromkeys(s.name for k in proof.kernels for g in k.groups for s in g.states))
+
+
+Paint = Callable[[str], Markup]
+
+
+def _painter(proof: Proof) -> Paint:
+    """Text as HTML, every name of a state (or of a value of it) in its colour, marks as marks."""
+    colours = {name: index % COLOURS for index, name in enumerate(_states(proof))}
+    longest_first = sorted(colours, key=len, reverse=True)
+    pattern = re.compile(
+        rf"\b({'|'.join(map(re.escape, longest_first))})(_new|_tile\d*|_a|_b|_seen|_partial|_final)?\b"
+        if colours
+        else r"(?!)"
+    )
+
+    def paint(text: str) -> Markup:
+        escaped = html.escape(text)
+        painted = pattern.sub(lambda m: f'<span class="s{colours[m[1]]}">{m[0]}</span>', escaped)
+        return Markup(painted.replace(BEGIN, "<mark>").replace(END, "</mark>"))
+
+    return paint
+
+
+# -- the derivation --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One element of the derivation: its kind and its texts, as HTML."""
+
+    kind: str
+    text: Markup
+    reason: str = ""
+    conditions: tuple[Markup, ...] = ()
+    proofs: tuple[Markup, ...] = ()
+
+
+def _rows(blocks: Sequence[Block], paint: Paint) -> Iterator[Row]:
+    for block in blocks:
+        match block:
+            case Heading(text):
+                yield Row("heading", Markup(html.escape(text)))
+            case Prose(text):
+                yield Row("prose", paint(text))
+            case Equation(left, right, names, note):
+                yield Row("equation", paint(f"{left} = {Notation(names).show(right)}"), note)
+            case Line() as line:
+                yield Row(
+                    "step",
+                    paint("= " + Notation(line.names).show(line.right, line.changed)),
+                    f"{', '.join(line.rules)}: {'; '.join(line.whys)}",
+                    tuple(map(paint, line.conditions)),
+                    tuple(map(paint, line.proofs)),
+                )
+            case Code(text):
+                yield Row("code", paint(text))
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A plan as a bar: (start, width, term) in percent of the dearest, and what it says beside it."""
+
+    label: str
+    parts: tuple[tuple[float, float, int], ...]
+    is_chosen: bool
+
+
+def _term_names(plans: Sequence[Plan]) -> list[str]:
+    return list(
+        dict.fromkeys(t.name for p in plans if p.cost for t in p.cost.terms if math.isfinite(t.seconds))
+    )
+
+
+def _bars(plans: Sequence[Plan], chosen: Plan) -> list[Bar]:
+    names = _term_names(plans)
+    finite = [p.cost.seconds for p in plans if p.cost and math.isfinite(p.cost.seconds)]
+    scale = 100 / max(finite, default=1.0) if max(finite, default=0.0) > 0 else 0.0
+    bars: list[Bar] = []
+    for plan, label in zip(plans, plan_lines(plans, chosen), strict=True):
+        totals: dict[str, float] = {}
+        if plan.cost and math.isfinite(plan.cost.seconds):
+            for part in plan.cost.terms:
+                totals[part.name] = totals.get(part.name, 0.0) + part.seconds * scale
+        start, parts = 0.0, []
+        for name in names:
+            width = totals.get(name, 0.0)
+            parts.append((round(start, 3), round(width, 3), names.index(name) % COLOURS))
+            start += width
+        bars.append(Bar(label, tuple(parts), plan is chosen))
+    return bars
+
+
+# -- the e-graph -----------------------------------------------------------------------------------
+
+
+def _classes(classes: Classes, paint: Paint) -> list[Mapping[str, object]]:
+    """The largest classes: how many terms, and the shortest of them."""
+    notation = Notation()
+    found: list[Mapping[str, object]] = []
+    for members in sorted(classes, key=len, reverse=True)[:MOST_CLASSES]:
+        texts = sorted(dict.fromkeys(map(notation.show, members)), key=lambda text: (len(text), text))
+        shown = [t for t in texts if len(t) <= MOST_CHARACTERS][:MOST_TERMS]
+        if len(shown) > 1:
+            found.append({"count": len(members), "terms": [paint(text) for text in shown]})
+    return found

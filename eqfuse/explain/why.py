@@ -1,0 +1,273 @@
+"""Why a reduction did not fuse, and why one plan was chosen before the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from eqfuse.errors import BudgetError, EqfuseError, Span, locate, source_lines
+from eqfuse.explain.notation import Notation
+from eqfuse.explain.sentences import rule_text, sentence
+from eqfuse.extract.plans import Plan
+from eqfuse.rules.check import Statement, read_rule
+from eqfuse.rules.closure import Closure
+from eqfuse.rules.derive import derive_group
+from eqfuse.rules.merge import Group, Obstacle
+from eqfuse.rules.proof import inferences
+from eqfuse.rules.reading import known_values, named, over_parts
+from eqfuse.rules.record import Recorder
+from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
+from eqfuse.rules.split import REPAIR
+from eqfuse.rules.syntax import Term
+from eqfuse.rules.trace import Names, group_claim
+from eqfuse.terms.nodes import Expr, Load, Local, Program, Reduce, free_axes, replaced, walk
+
+RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "tame", "masked"})
+"""Conditions on values (not on what depends on what): without one of them a rule may have helped."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why one reduction is not fused: what stands in the way, where in the source, and what would have helped."""
+
+    reduction: Expr
+    factor: Expr
+    condition: str
+    source: str
+    span: Span | None
+    nearest: str
+
+    def __str__(self) -> str:
+        message = f"{self.reduction} is not fused: in {self.factor}, {self.condition}"
+        return str(EqfuseError(message, source=self.source, span=self.span, hint=self.nearest))
+
+
+# -- where in the source ---------------------------------------------------------------------------
+
+
+def place(source: str, factor: Expr, reduction: Reduce, states: Mapping[Expr, Expr]) -> Span | None:
+    """Where the factor stands in the source: itself, else its function, else the reduction that it is in; what
+    reads other reductions comes after them, so that the last place is meant."""
+    function = getattr(factor, "fn", None)
+    tries = [str(_written(factor, states)), *([f"{function}("] if function else [])]
+    tries.append(f"{reduction.op}[{reduction.axis}]")
+    found = (_last(source, text) for text in tries)
+    return next((span for span in found if span is not None), None)
+
+
+def _last(source: str, text: str) -> Span | None:
+    """The last line in which `text` stands, and where."""
+    lines = source_lines(source)
+    for number in range(len(lines), 0, -1):
+        if span := locate(lines[number - 1], text):
+            return replace(span, line=number)
+    return None
+
+
+def _written(expr: Expr, states: Mapping[Expr, Expr]) -> Expr:
+    """With states replaced by the reductions that they are."""
+    while any(isinstance(node, Local) and node in states for node in walk(expr)):
+        expr = replaced(expr, states)
+    return expr
+
+
+# -- what would have helped ------------------------------------------------------------------------
+
+
+def _without(rule: Rule, dropped: frozenset[str]) -> Rule | None:
+    """The rule without these conditions; None where it would no longer say what its variables are."""
+    reading = read_rule(rule)
+    kept = tuple(text for text, s in zip(rule.when, reading.when, strict=True) if s.relation not in dropped)
+    if kept == rule.when:
+        return rule
+    bare: Rule = replace(rule, when=kept)
+    left = replace(bare, right=bare.left) if isinstance(bare, Rewrite) else None
+    bound = read_rule(left).variables if left else _bound(bare)
+    return bare if bound >= reading.variables else None
+
+
+def _bound(rule: Rule) -> frozenset[str]:
+    """Variables that the conditions of an inference bind, or the term that it is about."""
+    assert isinstance(rule, Infer)
+    about = read_rule(Infer(rule.name, rule.fact)).fact
+    subject = about.args[0] if about else ""
+    own = Statement("", (subject,)) if isinstance(subject, Term) and subject.head != "Var" else None
+    statements = [*read_rule(rule).when, *([own] if own else [])]
+    return frozenset().union(*(s.variables for s in statements))
+
+
+def _relaxed(rulesets: tuple[RuleSet, ...]) -> tuple[RuleSet, ...]:
+    """The rule sets in which every rewrite or separation has lost its conditions on values."""
+
+    def loose(rule: Rule) -> Rule:
+        separates = isinstance(rule, Infer) and rule.fact.startswith(("factors(", "addends("))
+        if not isinstance(rule, Rewrite) and not separates:
+            return rule
+        return _without(rule, RELAXED) or rule
+
+    return tuple(RuleSet(s.name, tuple(map(loose, s.rules))) for s in rulesets)
+
+
+def nearest(
+    axis: str,
+    reduces: tuple[Reduce, ...],
+    suffix: str,
+    order: Sequence[str],
+    strict_casts: bool,
+    rules: Mapping[str, Rule],
+) -> str | None:
+    """The rule that would have fused these reductions but for a condition on a value, and that condition."""
+    recorder = Recorder(_relaxed)
+    try:
+        group, _ = derive_group(axis, reduces, order, strict_casts, suffix, recorder.engine)
+    except BudgetError:  # more holds without conditions than can be looked at
+        return None
+    if group.merge is None:
+        return None
+    tape = recorder.tapes[-1]
+    closure = Closure(tape)
+    claim = group_claim(group, Names(strict_casts, frozenset()))
+    parts = over_parts(axis, ((s.name, s.op, s.body) for s in claim.states))
+    values = known_values(parts).update
+    shown = {value: name for name, value in values.items()}
+    for state in claim.states:
+        goal = named(tape.choices[f"update {state.name}"], values)
+        for inference in inferences(closure.chain(parts["AB"][state.name], goal)):
+            full = rules[inference.rule]
+            for statement in read_rule(full).when:
+                ground = statement.at(inference.values)
+                if statement.relation in RELAXED and not closure.holds(ground.relation, ground.args):
+                    needed = sentence(ground, Notation(shown))
+                    return f"nearest rule: {full.name}: {rule_text(full)}\n  it needs {needed}, which nothing proves"
+    return None
+
+
+def _by_operation(obstacle: Obstacle) -> str:
+    """The repair that a reduction of this kind would have needed."""
+    assert isinstance(obstacle.reduction, Reduce)
+    op, axis = obstacle.reduction.op, obstacle.reduction.axis
+    repairs = [r for r in REPAIR.rules if isinstance(r, Rewrite) and r.left.startswith(f"{op}[")]
+    if not repairs:
+        return f"no rule repairs a {op} over {axis} once what it reads has changed"
+    rule = repairs[0]
+    part, joined = ("factor", "times") if rule.when[0].startswith("factors") else ("term", "plus")
+    return (
+        f"nearest rule: {rule.name}: {rule_text(rule)}\n"
+        f"  it needs a {part} of {obstacle.factor} that does not vary with {axis} "
+        f"{joined} one without a state; no rule takes it apart"
+    )
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+def refusals(
+    program: Program,
+    plan: Plan,
+    groups: Mapping[tuple[str, tuple[Reduce, ...], str], Group],
+    order: Sequence[str],
+    rules: Mapping[str, Rule],
+) -> Iterator[Refusal]:
+    """What in a plan is not fused, and why."""
+    states: dict[Expr, Expr] = {
+        Local(s.name, s.dims): Reduce(s.op, g.group.axis, s.body)
+        for k in plan.kernels
+        for g in k.groups
+        for s in g.group.states
+    }
+    for group in dict.fromkeys(g.group for k in plan.kernels for g in k.groups):
+        keys = [key for key, known in groups.items() if known is group]
+        for obstacle in group.obstacles:
+            (axis, reduces, suffix), *_ = keys
+            helped = nearest(axis, reduces, suffix, order, program.strict_casts, rules)
+            assert isinstance(obstacle.reduction, Reduce)
+            yield Refusal(
+                obstacle.reduction,
+                obstacle.factor,
+                obstacle.condition,
+                program.source,
+                place(program.source, obstacle.factor, obstacle.reduction, states),
+                helped or _by_operation(obstacle),
+            )
+        yield from _second_passes(program, plan, group, states)
+
+
+def _second_passes(
+    program: Program, plan: Plan, group: Group, states: Mapping[Expr, Expr]
+) -> Iterator[Refusal]:
+    """Reductions over a copy of a group's axis with a value for each of its positions: another pass for each."""
+    stored = {o.name: o.expr for k in plan.kernels for o in k.outputs}
+    for state in group.states:
+        inner = [n for n in walk(state.body) if isinstance(n, Reduce)]
+        inner += [
+            made
+            for n in walk(state.body)
+            if isinstance(n, Load) and n.tensor in stored
+            for made in (_written(stored[n.tensor], states),)
+            if isinstance(made, Reduce)
+        ]
+        for reduce in inner:
+            same = program.domains.get(reduce.axis, reduce.axis) == program.domains.get(
+                group.axis, group.axis
+            )
+            if same and group.axis in free_axes(reduce):
+                yield Refusal(
+                    Reduce(state.op, group.axis, state.body),
+                    reduce,
+                    f"there is a value for every position of {group.axis}, each made of the whole row: "
+                    "no state smaller than the row holds them",
+                    program.source,
+                    place(program.source, reduce, reduce, states),
+                    "nearest rule: interchange-plain: sums of sums commute; "
+                    f"what {state.op} folds here is no sum of {reduce.op}s",
+                )
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+def plan_lines(plans: Sequence[Plan], chosen: Plan) -> Iterator[str]:
+    """One line per candidate: its predicted cost, and by how much and on which term it loses."""
+    for plan in plans:
+        label = plan.schedule + (f" in {plan.shards} shards" if plan.shards > 1 else "")
+        label += f", {len(plan.kernels)} kernel" + "s" * (len(plan.kernels) > 1)
+        if plan.cost is None or math.isinf(plan.cost.seconds):
+            yield f"{label}: does not fit: {plan.reason}"
+            continue
+        cost = f"{label}: {duration(plan.cost.seconds)}"
+        if plan is chosen or chosen.cost is None:
+            yield f"{cost}   <- chosen"
+            continue
+        extra = plan.cost.seconds - chosen.cost.seconds
+        name, most = worst_term(plan, chosen)
+        if extra == 0:
+            yield f"{cost}, the same as the chosen one"
+        else:
+            ratio = plan.cost.seconds / chosen.cost.seconds if chosen.cost.seconds else math.inf
+            yield f"{cost}, {ratio:.2f} x: {duration(extra, '+')}, most of it {name} ({duration(most, '+')})"
+
+
+def duration(seconds: float, sign: str = "") -> str:
+    """A time in the unit that suits it."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:{sign}.3g} {unit}"
+    return f"{seconds * 1e9:{sign}.3g} ns"
+
+
+def worst_term(plan: Plan, chosen: Plan) -> tuple[str, float]:
+    """The cost term on which a plan differs most from the chosen one in the direction of the total, and by how
+    many seconds."""
+    mine, its = _terms(plan), _terms(chosen)
+    direction = sum(mine.values()) - sum(its.values())
+    gaps = {name: mine.get(name, 0.0) - its.get(name, 0.0) for name in {**mine, **its}}
+    name = max(gaps, key=lambda n: math.copysign(1.0, direction) * gaps[n])
+    return name, gaps[name]
+
+
+def _terms(plan: Plan) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in plan.cost.terms if plan.cost else ():
+        found[part.name] = found.get(part.name, 0.0) + part.seconds
+    return found

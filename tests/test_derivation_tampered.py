@@ -1,0 +1,152 @@
+"""Derivations that were edited by hand: each is refused, and the refusal names a place and a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import eqfuse as eq
+from bench.workloads import WORKLOADS
+from eqfuse.rules.check import known_rules
+
+Data = dict[str, Any]
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+PROGRAMS = ("softmax", "variance", "quant_gemm", "rmsnorm_quant")
+EXAMPLES = 200
+
+
+@cache
+def text(name: str) -> str:
+    workload = WORKLOADS[name]
+    case = workload.cases["small"]
+    return eq.compile(
+        workload.text(case), scalars=case.constants, target="cpu", verify=False
+    ).derivation.to_json()
+
+
+def chains(data: Data) -> Iterator[list[Any]]:
+    """Every list of steps: of outputs, merges and schedules, and of the proofs of conditions."""
+    yield from (output["steps"] for output in data["outputs"])
+    for kernel in data["kernels"]:
+        yield from (walk["steps"] for walk in kernel["walks"])
+        for group in kernel["groups"]:
+            for state in group["states"]:
+                yield from (m["steps"] for m in (state["update"], state["combine"]) if m)
+    for _, _, premises in data["inferences"]:
+        for premise in premises:
+            if premise[0] == "equal":
+                yield premise[1]
+            elif premise[0] == "holds":
+                yield from premise[4]
+
+
+def drop_step(data: Data, draw: Draw) -> None:
+    chain = draw(st.sampled_from([c for c in chains(data) if c]))
+    del chain[draw(st.integers(0, len(chain) - 1))]
+
+
+def swap_steps(data: Data, draw: Draw) -> None:
+    long = [c for c in chains(data) if len(c) > 1]
+    assume(long)
+    chain = draw(st.sampled_from(long))
+    first, second = sorted(draw(st.permutations(range(len(chain))))[:2])
+    assume(chain[first] != chain[second])
+    chain[first], chain[second] = chain[second], chain[first]
+
+
+def change_sign(data: Data, draw: Draw) -> None:
+    """Negates a subterm of a term that a step leads to, or of a value that is run."""
+    places: list[tuple[Any, Any]] = [(step, 4) for chain in chains(data) for step in chain]
+    states = [s for k in data["kernels"] for g in k["groups"] for s in g["states"]]
+    places += [(s[kind], "value") for s in states for kind in ("update", "combine") if s[kind]]
+    holder, key = draw(st.sampled_from(places))
+    holder[key] = negated(data["terms"], holder[key], draw)
+
+
+def negated(terms: list[Any], root: int, draw: Draw) -> int:
+    """The number of a new term: `root` with one subterm negated."""
+    head, words, args = terms[root]
+    if args and draw(st.booleans()):
+        which = draw(st.integers(0, len(args) - 1))
+        below = negated(terms, args[which], draw)
+        terms.append([head, words, [below if i == which else a for i, a in enumerate(args)]])
+    else:
+        terms.append(["Neg", [], [root]])
+    return len(terms) - 1
+
+
+def remove_condition(data: Data, draw: Draw) -> None:
+    conditioned = [premises for _, _, premises in data["inferences"] if premises]
+    premises = draw(st.sampled_from(conditioned))
+    del premises[draw(st.integers(0, len(premises) - 1))]
+
+
+def rename_rule(data: Data, draw: Draw) -> None:
+    inference = draw(st.sampled_from(data["inferences"]))
+    name = draw(st.sampled_from([*sorted(known_rules()), "no-such-rule"]))
+    assume(name != inference[0])
+    inference[0] = name
+
+
+def move_position(data: Data, draw: Draw) -> None:
+    step = draw(st.sampled_from([step for chain in chains(data) for step in chain]))
+    moved = draw(st.lists(st.integers(-1, 2), max_size=4))
+    assume(moved != step[2])
+    step[2] = moved
+
+
+TAMPERING = (drop_step, swap_steps, change_sign, remove_condition, rename_rule, move_position)
+
+
+@settings(
+    max_examples=EXAMPLES,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(st.sampled_from(PROGRAMS), st.sampled_from(TAMPERING), st.data())
+def test_a_tampered_derivation_is_refused(
+    name: str, tamper: Callable[[Data, Draw], None], choice: st.DataObject
+) -> None:
+    data: Data = json.loads(text(name))
+    tamper(data, choice.draw)
+    verdict = eq.Derivation.from_json(json.dumps(data)).check()
+    assert not verdict
+    place, _, reason = verdict.why.partition(": ")
+    assert place and reason
+    if tamper in (remove_condition, rename_rule, move_position):
+        assert place.startswith("step ") or "step " in place, verdict.why
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_was_not_tampered_with_is_accepted(name: str) -> None:
+    assert eq.Derivation.from_json(text(name)).check()
+
+
+def test_a_step_that_is_used_twice_is_refused() -> None:
+    data = json.loads(text("softmax"))
+    chain = max(chains(data), key=len)
+    chain.insert(1, chain[0])
+    assert not eq.Derivation.from_json(json.dumps(data)).check()
+
+
+def test_a_repair_that_is_left_out_is_refused() -> None:
+    """The update without its factor: the sum of two parts that were shifted differently."""
+    data = json.loads(text("softmax"))
+    (state,) = (s for s in data["kernels"][0]["groups"][0]["states"] if s["name"] == "sum_c")
+    head, _, args = data["terms"][state["update"]["value"]]
+    assert head == "Add"
+    data["terms"].append(["Local", ["sum_c"], []])
+    fresh = next(a for a in args if data["terms"][a][0] == "Red")
+    data["terms"].append(["Add", [], [len(data["terms"]) - 1, fresh]])
+    state["update"]["value"] = len(data["terms"]) - 1
+    verdict = eq.Derivation.from_json(json.dumps(data)).check()
+    assert not verdict and verdict.why.startswith("update of sum_c in kernel1: what is run")
