@@ -55,13 +55,13 @@ CASES = [
         "unknown reduction 'smu' (line 1)\n    y[i] = smu[j](x[i, j])\n           ^^^^^^\ndid you mean 'sum'?",
     ),
     (
-        "y[i] = topk[j](x[i, j])",
+        "y[i] = median[j](x[i, j])",
         ParseError,
         (
-            "unknown reduction 'topk' (line 1)\n"
-            "    y[i] = topk[j](x[i, j])\n"
-            "           ^^^^^^^\n"
-            "reductions: sum max min prod mean var std logsumexp any all argmax argmin"
+            "unknown reduction 'median' (line 1)\n"
+            "    y[i] = median[j](x[i, j])\n"
+            "           ^^^^^^^^^\n"
+            "did you mean 'mean'?"
         ),
     ),
     (

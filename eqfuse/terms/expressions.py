@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import reduce
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean
+from eqfuse.terms.folds import FOLDS, fold_of, packed
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
-from eqfuse.terms.library import CONSTANTS, DERIVED, FUNCTIONS, REDUCERS, SINGLE_AXIS, VARIADIC
+from eqfuse.terms.library import CONSTANTS, FUNCTIONS, VARIADIC
 from eqfuse.terms.nodes import (
     ARITY,
     REDUCTIONS,
@@ -24,6 +25,7 @@ from eqfuse.terms.nodes import (
     call,
     walk,
 )
+from eqfuse.terms.registry import ARGUMENT, REGISTERED, TAKEN, Reduction, instance, reducers
 from eqfuse.terms.syntax import Declaration, Definition, Source, axis_names
 
 BINARY: Mapping[type[ast.operator], str] = {
@@ -54,7 +56,7 @@ class Names:
     """What the names of one program are, known before its expressions are read.
 
     `axes`: every name that some definition, reduction or declaration binds; `subscripted`: every name
-    that is indexed somewhere; `constants`: scalars given at compile time.
+    that is indexed somewhere; `constants`: scalars given at compile time; `lengths`: extents that are declared.
     """
 
     axes: frozenset[str]
@@ -62,6 +64,7 @@ class Names:
     definitions: Mapping[str, Definition]
     declared: Mapping[str, Declaration]
     constants: Mapping[str, Number]
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
     def is_scalar(self, name: str) -> bool:
         """Whether the name was declared or given as a scalar."""
@@ -71,14 +74,14 @@ class Names:
 
 @dataclass(frozen=True)
 class Scope:
-    """The axes bound here; inside a derived reduction's text also the argument that `...` stands for."""
+    """The axes bound here; inside the text of a registered reduction also its arguments, by name."""
 
     axes: frozenset[str]
-    argument: Expr | None = None
+    arguments: Mapping[str, Expr] = field(default_factory=dict)
 
     def bind(self, axes: tuple[str, ...]) -> Scope:
         """This scope inside a reduction over `axes`."""
-        return Scope(self.axes.union(axes), self.argument)
+        return Scope(self.axes.union(axes), self.arguments)
 
 
 @dataclass
@@ -97,8 +100,6 @@ class Reader:
     def read(self, node: ast.expr, scope: Scope) -> Expr:
         """The term that `node` stands for. Raises ParseError and TypeCheckError."""
         match node:
-            case ast.Constant(value=value) if value is Ellipsis and scope.argument is not None:
-                return scope.argument
             case ast.Constant():
                 return self._constant(node)
             case ast.Name():
@@ -173,15 +174,15 @@ class Reader:
         if exponent.value == -0.5:
             return call("rsqrt", base)
         if exponent.value != exponent.value or abs(exponent.value) > MAX_EXPONENT or exponent.value % 0.5:
-            hint = (
-                f"exponents are integers and halves up to {MAX_EXPONENT}; write exp(y * log(x)) for others"
-            )
+            hint = f"exponents are integers and halves up to {MAX_EXPONENT}; write exp(y * log(x)) for others"
             raise self._error(f"unsupported exponent {exponent.value!r}", node.right, hint)
         power = _power(base, abs(exponent.value))
         return power if exponent.value >= 0 else call("div", Const(1), power)
 
     def _name(self, node: ast.Name, scope: Scope) -> Expr:
         name, names = node.id, self.names
+        if name in scope.arguments:
+            return scope.arguments[name]
         if name in scope.axes:
             return Axis(name)
         if name in names.definitions:
@@ -197,8 +198,8 @@ class Reader:
             raise self._error(
                 f"{name!r} is a tensor", node, f"write its indices: {name}[...]", TypeCheckError
             )
-        if name not in names.declared and (name in FUNCTIONS or name in REDUCERS):
-            hint = f"write {name}[j](...)" if name in REDUCERS else f"write {name}(...)"
+        if name not in names.declared and (name in FUNCTIONS or name in reducers()):
+            hint = f"write {name}[j](...)" if name in reducers() else f"write {name}(...)"
             raise self._error(f"{name!r} is a function", node, hint)
         self.read_names.add(name)
         return Scalar(name)
@@ -221,7 +222,7 @@ class Reader:
                 hint = "give the expression a name on a line of its own, and index that"
                 raise self._error("only names can be indexed", node, hint)
         known = name in self.names.definitions or name in self.names.declared
-        if name in REDUCERS and not known:
+        if name in reducers() and not known:
             text = ast.unparse(node)
             raise self._error(f"{text} reduces nothing", node, f"write {text}(...)")
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -292,6 +293,8 @@ class Reader:
                 return self._function(name, node, scope)
             case ast.Subscript(value=ast.Name(id=name), slice=axes):
                 return self._reduction(name, axes, node, scope)
+            case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr=variable), slice=axes):
+                return self._variable(name, variable, axes, node, scope)
             case ast.Attribute():
                 raise self._not_in_language(node.func)
             case _:
@@ -306,10 +309,10 @@ class Reader:
                 raise self._error(f"{name} takes two or more arguments, {len(node.args)} given", node, hint)
             args = [self.read(arg, scope) for arg in node.args]
             return reduce(lambda a, b: call(VARIADIC[name], a, b), args)
-        if name in REDUCERS:
+        if name in reducers():
             raise self._error(f"{name} needs the axes that it reduces", node, f"write {name}[j](...)")
         if name not in FUNCTIONS:
-            guess = did_you_mean(name, (*FUNCTIONS, *REDUCERS, "N"))
+            guess = did_you_mean(name, (*FUNCTIONS, *reducers(), "N"))
             hint = guess or "functions: " + " ".join(sorted({*FUNCTIONS, *VARIADIC, "N"}))
             raise self._error(f"unknown function {name!r}", node.func, hint)
         self._check_count(name, ARITY[name], node)
@@ -333,26 +336,93 @@ class Reader:
                 raise self._error("N takes the name of one axis", node, hint)
 
     def _reduction(self, name: str, index: ast.expr, node: ast.Call, scope: Scope) -> Expr:
-        if name not in REDUCERS:
+        if name in REGISTERED:
+            values = self._registered(REGISTERED[name], index, node, scope)
+            if len(values) > 1:
+                names = ", ".join(f"a{place + 1}[...]" for place in range(len(values)))
+                hint = f"name them on a line of their own: {names} = {name}[...](...)"
+                raise self._error(f"{name} gives {len(values)} values", node, hint)
+            return values[0]
+        if name not in REDUCTIONS:
             if name in FUNCTIONS:
                 raise self._error(f"{name!r} does not reduce", node.func, f"write {name}(...) without axes")
-            hint = did_you_mean(name, REDUCERS) or "reductions: " + " ".join(REDUCERS)
+            hint = did_you_mean(name, reducers()) or "reductions: " + " ".join(reducers())
             raise self._error(f"unknown reduction {name!r}", node.func, hint)
         axes = axis_names(self.source, index, "a reduction")
         self._check_count(f"{name}[{', '.join(axes)}]", 1, node)
         body = self.read(node.args[0], scope.bind(axes))
-        if name in REDUCTIONS:
-            return reduce(lambda inner, axis: Reduce(name, axis, inner), reversed(axes), body)
-        if name in SINGLE_AXIS and len(axes) != 1:
-            raise self._error(f"{name} takes one axis, {len(axes)} given", node.func)
-        sizes = " * ".join(f"N({axis})" for axis in axes)
-        text = DERIVED[name].format(X="...", J=", ".join(axes), N=f"({sizes})")
-        return self.read(_expression(text), Scope(scope.axes.union(axes), body))
+        return reduce(lambda inner, axis: Reduce(name, axis, inner), reversed(axes), body)
 
+    def values(self, node: ast.expr, scope: Scope) -> tuple[Expr, ...]:
+        """The terms of what may be a reduction with several values."""
+        match node:
+            case ast.Call(func=ast.Subscript(value=ast.Name(id=name), slice=index)) if name in REGISTERED:
+                return self._registered(REGISTERED[name], index, node, scope)
+            case _:
+                return (self.read(node, scope),)
 
-@cache
-def _expression(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
+    def _registered(
+        self, reduction: Reduction, index: ast.expr, node: ast.Call, scope: Scope
+    ) -> tuple[Expr, ...]:
+        axes = axis_names(self.source, index, "a reduction")
+        self._check_count(f"{reduction.name}[{', '.join(axes)}]", len(reduction.args), node)
+        if reduction.ranks is not None:
+            return self._ranked(reduction, axes, index, node, scope)
+        if len(axes) != 1 and reduction.reads_position:
+            raise self._error(f"{reduction.name} takes one axis, {len(axes)} given", node.func)
+        inside = scope.bind(axes)
+        given = [self.read(arg, inside) for arg in node.args]
+        arguments = {ARGUMENT + name: value for name, value in zip(reduction.args, given, strict=True)}
+        text = Scope(inside.axes, arguments)
+        return tuple(self.read(instance(result, reduction.args, axes), text) for result in reduction.results)
+
+    def _ranked(
+        self, reduction: Reduction, axes: tuple[str, ...], index: ast.expr, node: ast.Call, scope: Scope
+    ) -> tuple[Expr, ...]:
+        """The values along an axis of ranks: each rank reduces what the earlier ones have not taken."""
+        if len(axes) != 2:
+            hint = f"write {reduction.name}[j, k](...): the axis that it reduces, and that of the ranks"
+            raise self._error(f"{reduction.name} takes 2 axes, {len(axes)} given", node.func, hint)
+        over, ranks = axes
+        if ranks not in scope.axes:
+            raise self._unbound(index.elts[1])  # type: ignore[attr-defined]
+        count = self.names.lengths.get(ranks)
+        if count is None:
+            hint = f"declare it: {ranks}: axis[8]"
+            raise self._error(f"nothing says how many positions axis {ranks!r} has", node.func, hint)
+        inside = scope.bind((over,))
+        given = [self.read(arg, inside) for arg in node.args]
+        arguments = {ARGUMENT + name: value for name, value in zip(reduction.args, given, strict=True)}
+        names = (*reduction.args, TAKEN)
+        taken: Expr = Const(0)
+        found: list[tuple[Expr, ...]] = []
+        for _ in range(count):
+            text = Scope(inside.axes, {**arguments, ARGUMENT + TAKEN: taken})
+            texts = (*reduction.results, reduction.ranks or "")
+            *values, place = (self.read(instance(each, names, (over,)), text) for each in texts)
+            found.append(tuple(values))
+            taken = call("where", call("eq", Axis(over), place), Const(1), taken)
+        results = list(found[-1])
+        for rank in reversed(range(count - 1)):
+            here = call("eq", Axis(ranks), Const(rank))
+            results = [call("where", here, v, rest) for v, rest in zip(found[rank], results, strict=True)]
+        return tuple(results)
+
+    def _variable(self, name: str, variable: str, index: ast.expr, node: ast.Call, scope: Scope) -> Expr:
+        """A state variable of a fold, from what a position contributes to each of them."""
+        found = fold_of(f"{name}.{variable}")
+        if found is None:
+            known = FOLDS[name].state if name in FOLDS else ()
+            hint = f"its state is {', '.join(known)}" if known else "write functions without a module, exp(x)"
+            raise self._error(f"{name!r} has no state variable {variable!r}", node.func, hint)
+        fold, place = found
+        axes = axis_names(self.source, index, "a reduction")
+        self._check_count(f"{name}.{variable}[{', '.join(axes)}]", len(fold.state), node)
+        parts = tuple(self.read(arg, scope.bind(axes)) for arg in node.args)
+        for axis in reversed(axes):
+            body = packed(parts)
+            parts = tuple(Reduce(op, axis, body) for op in fold.ops)
+        return parts[place]
 
 
 def _power(base: Expr, exponent: float) -> Expr:

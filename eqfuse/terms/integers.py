@@ -51,6 +51,11 @@ def is_exact(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "iub"
 
 
+def closest(number: float) -> int:
+    """The integer that stands for a number: an infinity is the last that 64 bits hold."""
+    return int(number) if np.isfinite(number) else _BOUNDS.max if number > 0 else _BOUNDS.min
+
+
 def as_integers(value: Any) -> npt.NDArray[np.int64]:
     """Integers or truth values as int64."""
     return np.asarray(value).astype(np.int64)

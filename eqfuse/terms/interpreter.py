@@ -24,6 +24,7 @@ from eqfuse.errors import BindError
 from eqfuse.terms import integers
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.folds import Fold, contributions, fold_of
 from eqfuse.terms.nodes import (
     COMBINE,
     COMPARISONS,
@@ -121,13 +122,27 @@ def evaluate(
     the domain. With `batch`, real tensors have a leading dimension of that many trials, and so has
     every output. Temporaries take their full size.
     """
-    env = Env(domain, tensors, typed_scalars(program, scalars), extents, batch=batch)
-    values = evaluate_all([output.expr for output in program.outputs], env)
+    return evaluate_together([program], tensors, scalars, extents, domain, batch=batch)[0]
+
+
+def evaluate_together(
+    programs: Sequence[Program],
+    tensors: Mapping[str, Any],
+    scalars: Mapping[str, Any],
+    extents: Mapping[str, int],
+    domain: Domain,
+    *,
+    batch: int | None = None,
+) -> list[dict[str, Any]]:
+    """As `evaluate`, for several forms of one program: what they share is computed once."""
+    env = Env(domain, tensors, typed_scalars(programs[0], scalars), extents, batch=batch)
+    outputs = [output for program in programs for output in program.outputs]
+    values = iter(evaluate_all([output.expr for output in outputs], env))
     trials = () if batch is None else (TRIAL,)
-    return {
-        output.name: expand(value, (*trials, *output.axes), env)
-        for output, value in zip(program.outputs, values, strict=True)
-    }
+    return [
+        {output.name: expand(next(values), (*trials, *output.axes), env) for output in program.outputs}
+        for program in programs
+    ]
 
 
 def typed_scalars(program: Program, scalars: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,6 +243,7 @@ class _Run:
     env: Env
     kept: frozenset[Expr]
     memo: dict[Expr, Value] = field(default_factory=dict)
+    folds: dict[tuple[str, str, Expr], tuple[Value, ...]] = field(default_factory=dict)
 
     def value(self, node: Expr) -> Value:
         found = self.memo.get(node)
@@ -329,7 +345,7 @@ class _Run:
         axes = free_axes(node.body) | {axis}
         count = env.length(axis)
         elements = prod(env.length(dim) for dim in axes) * (env.batch or 1)
-        if elements <= MAX_ELEMENTS or count < 2:
+        if elements <= MAX_ELEMENTS or count < 2 or fold_of(node.op) is not None:
             return self._fold(node)
         pieces = np.array_split(env.at(axis), min(count, -(-elements // MAX_ELEMENTS)))
         # A piece restricts the axis, also for an inner reduction that binds the same name: those have one
@@ -347,6 +363,13 @@ class _Run:
 
     def _fold(self, node: Reduce) -> Value:
         domain = self.env.domain
+        found = fold_of(node.op)
+        if found is not None:
+            fold, index = found
+            key = (fold.name, node.axis, node.body)
+            if key not in self.folds:
+                self.folds[key] = self._states(fold, node)
+            return self.folds[key][index]
         match node:
             case Reduce("sum", axis, Call("mul", (left, right)) as product) if product not in self.kept:
                 sides = self.value(left), self.value(right)
@@ -364,3 +387,76 @@ class _Run:
         if integers.is_exact(body.data):
             return Value(dims, integers.fold(node.op, body.data, dimension))
         return Value(dims, domain.reduce(node.op, body.data, dimension))
+
+    def _states(self, fold: Fold, node: Reduce) -> tuple[Value, ...]:
+        """Every state variable of a fold over the positions of an axis."""
+        parts = [self.value(part) for part in contributions(node)]
+        dims = _union([*parts, Value((node.axis,), None)])
+        whole = [Value(dims, expand(part, dims, self.env)) for part in parts]
+        return fold_states(fold, whole, node.axis, self.env.domain)
+
+
+def fold_states(fold: Fold, parts: Sequence[Value], axis: str, domain: Domain) -> tuple[Value, ...]:
+    """Every state variable of a fold, from what each position contributes (arrays of all of the same dims).
+
+    Neighbours are combined pair by pair, the order of positions kept, until one is left.
+    """
+    dims, place = parts[0].dims, parts[0].dims.index(axis)
+    count = _length(parts[0].data, place, domain)
+    size = max(2, 1 << max(0, count - 1).bit_length())  # a combination decides which variables are real
+    states = [
+        Value(dims, _filled(part.data, place, size, identity.value, domain))
+        for part, identity in zip(parts, fold.identity, strict=True)
+    ]
+    while size > 1:
+        sides = [
+            [Value(dims, _taken(v.data, place, slice(first, None, 2), domain)) for v in states]
+            for first in (0, 1)
+        ]
+        states, size = _combined(fold, sides[0], sides[1], domain), size // 2
+        dims = states[0].dims
+    rest = dims[:place] + dims[place + 1 :]
+    return tuple(Value(rest, _taken(value.data, place, 0, domain)) for value in states)
+
+
+def _combined(fold: Fold, left: Sequence[Value], right: Sequence[Value], domain: Domain) -> list[Value]:
+    """One combination of states, each variable with all of the dims and of the kind that it had."""
+    values = {f"{name}1": value for name, value in zip(fold.state, left, strict=True)}
+    values |= {f"{name}2": value for name, value in zip(fold.state, right, strict=True)}
+    env = Env(domain, {}, {}, {}, locals={name: tuple(value) for name, value in values.items()})
+    dims = left[0].dims
+    shape = _shape(left[0].data, domain)
+    found = []
+    for value in evaluate_all(fold.combine, env):
+        found.append(Value(dims, _broadcast(domain, aligned(value, dims, domain), shape)))
+    return found
+
+
+def _shape(data: Any, domain: Domain) -> tuple[int, ...]:
+    return tuple(data.shape) if integers.is_exact(data) else domain.shape(data)
+
+
+def _length(data: Any, place: int, domain: Domain) -> int:
+    return _shape(data, domain)[place]
+
+
+def _taken(data: Any, place: int, which: slice | int | npt.NDArray[np.int64], domain: Domain) -> Any:
+    index = (slice(None),) * place + (which,)
+    return np.asarray(data[index]) if integers.is_exact(data) else domain.take(data, index)
+
+
+def _filled(data: Any, place: int, size: int, number: float, domain: Domain) -> Any:
+    """`data` with so many positions along one dimension, the further ones of one number."""
+    shape = _shape(data, domain)
+    count = shape[place]
+    if count == size:
+        return data
+    exact = integers.is_exact(data)
+    fill = np.asarray(integers.closest(number)) if exact else domain.full((), number)
+    if count == 0:
+        full = (*shape[:place], size, *shape[place + 1 :])
+        return _broadcast(domain, fill if exact else domain.reshape(fill, (1,) * len(full)), full)
+    inside = np.arange(size) < count
+    taken = _taken(data, place, np.minimum(np.arange(size), count - 1), domain)
+    inside = inside.reshape([size if dim == place else 1 for dim in range(len(shape))])
+    return np.where(inside, taken, fill) if exact else domain.where(inside, taken, fill)

@@ -18,7 +18,7 @@ A reduction binds its axis lexically: in ``sum[j](x[i,j] / sum[j](x[i,j]))`` the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -266,6 +266,7 @@ class Program:
     """A parsed program with every temporary inlined (sharing is kept by interning).
 
     `domains` maps an axis that had to be renamed to the axis whose extent it has.
+    `lengths` are the extents that the program itself declares.
     `integers` are the scalars that are integers: declared so, or used in an index.
     """
 
@@ -276,3 +277,4 @@ class Program:
     domains: Mapping[str, str]
     strict_casts: bool = False
     integers: tuple[str, ...] = ()
+    lengths: Mapping[str, int] = field(default_factory=dict)

@@ -36,6 +36,7 @@ from eqfuse.terms.syntax import (
     Alias,
     Declaration,
     Definition,
+    Length,
     Return,
     Source,
     Statement,
@@ -64,10 +65,11 @@ def parse(source: str, *, scalars: Mapping[str, Number] | None = None, strict_ca
 
 
 def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool) -> Program:
-    found = statements(source)
+    found = [_counted(statement, constants) for statement in statements(source)]
     names = _names(source, found, constants)
     domains = _aliases(source, found)
     reader = Reader(source, names, Inliner(re.findall(r"\w+", source.text), domains))
+    reader.read_names.update(s.of for s in statements(source) if isinstance(s, Alias) and s.of in constants)
     for definition in names.definitions.values():
         reader.current = definition.name
         reader.done[definition.name] = _defined(source, reader, definition)
@@ -87,6 +89,7 @@ def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool
         domains={axis: of for axis, of in domains.items() if axis in axes},
         strict_casts=strict_casts,
         integers=_integers(nodes, names),
+        lengths={axis: count for axis, count in names.lengths.items() if axis in axes},
     )
 
 
@@ -131,7 +134,8 @@ def _names(source: Source, found: Sequence[Statement], constants: Mapping[str, N
                 )
             declared[statement.name] = statement
     axes, subscripted = _bound_and_subscripted(found)
-    names = Names(frozenset(axes), frozenset(subscripted), definitions, declared, constants)
+    lengths = _lengths(source, found)
+    names = Names(frozenset(axes), frozenset(subscripted), definitions, declared, constants, lengths)
     for name, node in [(name, statement.node) for name, statement in (declared | definitions).items()]:
         if name in CONSTANTS:
             raise source.error(f"{name!r} is a constant of the language", node, "choose another name")
@@ -140,6 +144,28 @@ def _names(source: Source, found: Sequence[Statement], constants: Mapping[str, N
                 f"{name!r} is also the name of an axis", node, "choose another name for one of them"
             )
     return names
+
+
+def _counted(statement: Statement, constants: Mapping[str, Number]) -> Statement:
+    """`k: axis[K]` with the number that K is given as at compile time."""
+    match statement:
+        case Alias(axis, of, node) if type(constants.get(of)) is int and constants[of] > 0:
+            return Length(axis, int(constants[of]), node)
+        case _:
+            return statement
+
+
+def _lengths(source: Source, found: Sequence[Statement]) -> dict[str, int]:
+    lengths: dict[str, int] = {}
+    for statement in found:
+        if isinstance(statement, Length):
+            if statement.axis in lengths:
+                hint = "declare the extent of each axis once"
+                raise source.error(
+                    f"the extent of axis {statement.axis!r} is declared twice", statement.node, hint
+                )
+            lengths[statement.axis] = statement.count
+    return lengths
 
 
 def _check_constants(source: Source, names: Names, read: set[str]) -> None:
@@ -166,6 +192,8 @@ def _bound_and_subscripted(found: Sequence[Statement]) -> tuple[set[str], set[st
                 axes.update(names or ())
             case Alias(axis, of):
                 axes.update((axis, of))
+            case Length(axis):
+                axes.add(axis)
             case Definition(axes=names, value=value):
                 axes.update(names)
                 reduced = {node.func for node in ast.walk(value) if isinstance(node, ast.Call)}
@@ -192,7 +220,13 @@ def _aliases(source: Source, found: Sequence[Statement]) -> dict[str, str]:
 
 
 def _defined(source: Source, reader: Reader, definition: Definition) -> Expr:
-    expr = reader.read(definition.value, Scope(frozenset(definition.axes)))
+    values = reader.values(definition.value, Scope(frozenset(definition.axes)))
+    if len(values) != definition.count:
+        given = "1 name" if definition.count == 1 else f"{definition.count} names"
+        of = "1 value" if len(values) == 1 else f"{len(values)} values"
+        hint = "the left side has a name for each value: v[i], k[i] = ..."
+        raise source.error(f"{given} for {of}", definition.value, hint)
+    expr = values[definition.place]
     declaration = reader.names.declared.get(definition.name)
     if declaration is not None:
         if (declaration.axes or ()) != definition.axes:

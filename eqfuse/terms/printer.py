@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from eqfuse.terms.folds import PAIR, contributions, fold_of
 from eqfuse.terms.library import OPERATORS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Program, Reduce, Scalar, Size, walk
 
@@ -33,6 +34,7 @@ def show_program(program: Program) -> str:
     lines = [f"{t.name}: {t.dtype}[{', '.join(a or '' for a in t.axes)}]" for t in program.tensors if t.dtype]
     lines += [f"{name}: i64" for name in program.integers]
     lines += [f"{axis}: axis[{of}]" for axis, of in program.domains.items()]
+    lines += [f"{axis}: axis[{count}]" for axis, count in program.lengths.items()]
     for output in program.outputs:
         left = f"{output.name}[{', '.join(output.axes)}]" if output.axes else output.name
         written = isinstance(output.expr, Call) and output.expr.fn == output.dtype
@@ -58,6 +60,8 @@ def _show(node: Expr, texts: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
             return f"N({axis})", ATOM
         case Load(tensor, index):
             return f"{tensor}[{', '.join(map(text, index))}]", ATOM
+        case Reduce(op, axis, _) if fold_of(op) is not None:
+            return f"{op}[{axis}]({', '.join(map(text, contributions(node)))})", ATOM
         case Reduce(op, axis, body):
             axes = [axis]
             while isinstance(body, Reduce) and body.op == op and body.axis not in axes:
@@ -81,6 +85,9 @@ def _show(node: Expr, texts: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
             # Operators group to the left; comparisons do not group at all.
             least = strength + 1 if strength == COMPARE else strength
             return f"{text(left, least)} {SYMBOLS[fn]} {text(right, strength + 1)}", strength
+        case Call(fn, (left, right)) if fn == PAIR:
+            packed = isinstance(right, Call) and right.fn == PAIR
+            return f"({text(left)}, {text(right)[1:-1] if packed else text(right)})", ATOM
         case Call(fn, args):
             return f"{fn}({', '.join(map(text, args))})", ATOM
         case _:

@@ -15,15 +15,21 @@ from eqfuse.terms.parser import axes_of
 __all__ = ["bind", "index_range"]
 
 
+PROGRAM = "%program"
+"""Stands for the program itself among the tensors that give sizes."""
+
+
 @dataclass(frozen=True)
 class Extent:
-    """A size of an axis, and where it comes from: a dimension of a tensor, or `sizes`."""
+    """A size of an axis, and where it comes from: a dimension of a tensor, the program, or `sizes`."""
 
     size: int
     tensor: str | None
     dimension: int = 0
 
     def __str__(self) -> str:
+        if self.tensor == PROGRAM:
+            return "the program"
         return "sizes" if self.tensor is None else f"{self.tensor} (dimension {self.dimension})"
 
 
@@ -41,7 +47,8 @@ def bind(
     scalars = scalars or {}
     _check_names(program, shapes, scalars)
     _check_ranks(program, shapes)
-    found = _extents(program, shapes)
+    found = {axis: Extent(count, PROGRAM) for axis, count in program.lengths.items()}
+    found |= _extents(program, shapes, found)
     _add_sizes(program, sizes or {}, found)
     extents = {axis: extent.size for axis, extent in found.items()}
     for axis in axes_of(program.outputs):
@@ -100,8 +107,10 @@ def _check_ranks(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Non
             raise _name_error(program, tensor.name, message, f"the program reads {tensor.name}[{axes}]")
 
 
-def _extents(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Extent]:
-    found: dict[str, Extent] = {}
+def _extents(
+    program: Program, shapes: Mapping[str, tuple[int, ...]], declared: Mapping[str, Extent]
+) -> dict[str, Extent]:
+    found = dict(declared)
     for axis, extent in _sources(program, shapes):
         known = found.setdefault(axis, extent)
         if known.size != extent.size:

@@ -3,6 +3,7 @@
     Q: f16[b, h, i, d]        Declaration of a tensor
     g: i32                    Declaration of a scalar
     k: axis[j]                Alias: axis k has the extent of axis j
+    k: axis[8]                Length: axis k has 8 positions
     S[i, j] = expression      Definition
     return O, L               Return, at the end
 
@@ -42,11 +43,22 @@ class Alias:
 
 
 @dataclass(frozen=True)
+class Length:
+    axis: str
+    count: int
+    node: ast.AST
+
+
+@dataclass(frozen=True)
 class Definition:
+    """`place` of `count` is which of the values of a reduction with several the name is for."""
+
     name: str
     axes: tuple[str, ...]
     value: ast.expr
     node: ast.AST
+    place: int = 0
+    count: int = 1
 
     @property
     def line(self) -> int:
@@ -59,7 +71,7 @@ class Return:
     names: tuple[ast.Name, ...]
 
 
-Statement = Declaration | Alias | Definition | Return
+Statement = Declaration | Alias | Length | Definition | Return
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ def statements(source: Source) -> list[Statement]:
     for node in source.module().body:
         if found and isinstance(found[-1], Return):
             raise source.error("nothing may follow 'return'", node, "move 'return' to the end")
-        found.append(_statement(source, node))
+        found += _statement(source, node)
         _check_depth(source, node)
     if not any(isinstance(statement, Definition) for statement in found):
         message = "the program defines nothing" if found else "the program is empty"
@@ -137,22 +149,23 @@ def statements(source: Source) -> list[Statement]:
     return found
 
 
-def _statement(source: Source, node: ast.stmt) -> Statement:
+def _statement(source: Source, node: ast.stmt) -> list[Statement]:
+    """The statement, or one definition for each name on its left side."""
     match node:
         case ast.AnnAssign(target=target, annotation=annotation, value=value):
-            return _declaration(source, node, target, annotation, value)
-        case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            return Definition(name, (), value, node.targets[0])
-        case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=index)], value=value):
-            return Definition(name, axis_names(source, index, "the left side"), value, node.targets[0])
-        case ast.Assign(targets=[target, *others]):
+            return [_declaration(source, node, target, annotation, value)]
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=value) if targets:
+            count = len(targets)
+            return [_definition(source, t, value, place, count) for place, t in enumerate(targets)]
+        case ast.Assign(targets=[target], value=value):
+            return [_definition(source, target, value)]
+        case ast.Assign(targets=[target, *_]):
             hint = "write S[i, j] = ... for a result with axes, y = ... for one without"
-            message = "only one name can be defined at a time" if others else "this cannot be defined"
-            raise source.error(message, target, hint)
+            raise source.error("only one name can be defined at a time", target, hint)
         case ast.Return(value=ast.Name() as name):
-            return Return((name,))
+            return [Return((name,))]
         case ast.Return(value=ast.Tuple(elts=names)) if names and all(isinstance(n, ast.Name) for n in names):
-            return Return(tuple(name for name in names if isinstance(name, ast.Name)))
+            return [Return(tuple(name for name in names if isinstance(name, ast.Name)))]
         case ast.Return():
             raise source.error("'return' takes the names of the outputs", node, "write return O, L")
         case _:
@@ -160,9 +173,22 @@ def _statement(source: Source, node: ast.stmt) -> Statement:
             raise source.error("this is not a statement of the language", node, hint)
 
 
+def _definition(
+    source: Source, target: ast.expr, value: ast.expr, place: int = 0, count: int = 1
+) -> Definition:
+    match target:
+        case ast.Name(id=name):
+            return Definition(name, (), value, target, place, count)
+        case ast.Subscript(value=ast.Name(id=name), slice=index):
+            axes = axis_names(source, index, "the left side")
+            return Definition(name, axes, value, target, place, count)
+    hint = "write S[i, j] = ... for a result with axes, y = ... for one without"
+    raise source.error("this cannot be defined", target, hint)
+
+
 def _declaration(
     source: Source, node: ast.AST, target: ast.expr, annotation: ast.expr, value: ast.expr | None
-) -> Declaration | Alias:
+) -> Declaration | Alias | Length:
     if not isinstance(target, ast.Name):
         hint = "write the axes after the dtype: x: f16[i, j]"
         raise source.error("a declaration starts with a name", target, hint)
@@ -172,6 +198,8 @@ def _declaration(
     match annotation:
         case ast.Name(id=dtype):
             axes = None
+        case ast.Subscript(value=ast.Name(id="axis"), slice=ast.Constant(value=int(count))) if count > 0:
+            return Length(target.id, count, target)
         case ast.Subscript(value=ast.Name(id=dtype), slice=index):
             axes = axis_names(source, index, "a declaration")
         case _:
@@ -179,7 +207,7 @@ def _declaration(
             raise source.error("this is not a dtype", annotation, hint)
     if dtype == AXIS_KEYWORD:
         if axes is None or len(axes) != 1:
-            hint = f"write {target.id}: axis[j] to say that {target.id!r} has the extent of 'j'"
+            hint = f"write {target.id}: axis[j] to say that {target.id!r} has the extent of 'j', or {target.id}: axis[8]"
             raise source.error("'axis' takes the axis that has the same extent", annotation, hint)
         return Alias(target.id, axes[0], target)
     if dtype not in DTYPES:

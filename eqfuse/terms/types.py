@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from eqfuse.errors import EqfuseError, TypeCheckError, locate
+from eqfuse.terms.folds import Fold, contributions, fold_of
 from eqfuse.terms.nodes import (
     CASTS,
     COMPARISONS,
@@ -67,7 +69,10 @@ def _kind(node: Expr, found: Mapping[Expr, Kind], dtypes: Mapping[str, str]) -> 
             return "int"
         case Load(name, _) | Scalar(name) | Local(name, _):
             return KINDS.get(dtypes.get(name, ""), "real")
-        case Reduce(_, _, body):
+        case Reduce(op, _, body):
+            fold = fold_of(op)
+            if fold is not None:
+                return fold_kinds(fold[0], [found[part] for part in contributions(node)])[fold[1]]
             return "real" if found[body] == "real" else "int"
         case Call(fn, _) if fn in COMPARISONS or fn in LOGICAL:
             return "bool"
@@ -78,6 +83,29 @@ def _kind(node: Expr, found: Mapping[Expr, Kind], dtypes: Mapping[str, str]) -> 
             return "real" if any(found[value] == "real" for value in values) else "int"
         case _:
             return "real"
+
+
+def fold_kinds(fold: Fold, parts: Sequence[Kind]) -> tuple[Kind, ...]:
+    """The kind of each state variable, given those of what a position contributes: real where a combination is."""
+    kinds_now: list[Kind] = [
+        "int" if part != "real" and (isinstance(c.value, int) or math.isinf(c.value)) else "real"
+        for part, c in zip(parts, fold.identity, strict=True)
+    ]
+    while True:
+        dtypes = {
+            f"{name}{side}": "i64"
+            for name, known in zip(fold.state, kinds_now, strict=True)
+            for side in (1, 2)
+            if known == "int"
+        }
+        joined = kinds(fold.combine, dtypes)
+        after: list[Kind] = [
+            "int" if known == "int" and joined[expr] == "int" else "real"
+            for known, expr in zip(kinds_now, fold.combine, strict=True)
+        ]
+        if after == kinds_now:
+            return tuple(after)
+        kinds_now = after
 
 
 def program_dtypes(program: Program, dtypes: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -163,6 +191,11 @@ def _contributions(root: Expr, dtypes: Mapping[str, str], wanted: Kind) -> froze
                 own = frozenset()
             case Call(fn, args):
                 own = frozenset[str]().union(*(found[arg] for arg in args))
+            case Reduce(op, _, _) if (fold := fold_of(op)) is not None:
+                selected = fold[0].selects(fold[1])
+                parts = contributions(node)
+                own = frozenset[str]().union(*(found[p] for p in ([parts[fold[1]]] if selected else parts)))
+                own |= {"i64"} if wanted == "int" and not selected else frozenset()
             case Reduce(op, _, body):
                 # Counting and adding up are exact: torch widens them to i64.
                 own = found[body] | ({"i64"} if op in ("sum", "prod") and wanted == "int" else frozenset())

@@ -1,0 +1,230 @@
+"""From the words of a registration to a reduction: every expression read, every name accounted for."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from eqfuse.errors import EqfuseError, ParseError, did_you_mean
+from eqfuse.terms.expressions import Names, Reader, Scope
+from eqfuse.terms.folds import FOLDS, Fold
+from eqfuse.terms.inline import Inliner
+from eqfuse.terms.library import CONSTANTS, FUNCTIONS
+from eqfuse.terms.nodes import COMBINE, REDUCTIONS, Call, Const, Expr, Local, call
+from eqfuse.terms.registry import ARGUMENT, AXIS, REGISTERED, TAKEN, Reduction, reducers, substituted
+from eqfuse.terms.syntax import Source
+
+
+@dataclass(frozen=True)
+class Words:
+    """A registration as it was written."""
+
+    name: str
+    args: str = "x"
+    state: str = ""
+    lift: str = ""
+    identity: str = ""
+    combine: str = ""
+    result: str = ""
+    commutative: bool = False
+    why: str = ""
+    unverified: str | None = None
+    ranks: str = ""
+
+
+@dataclass(frozen=True)
+class Defined:
+    """A registration that was read: the reduction, its fold where it has a state, and how a position enters it
+    (over `Local` arguments and the axis)."""
+
+    reduction: Reduction
+    fold: Fold | None
+    lift: tuple[Expr, ...]
+
+
+def define(words: Words) -> Defined:
+    """What the words say, not yet registered nor checked against its laws.
+
+    Raises EqfuseError (with the text and a caret) for a name that is taken or no name, for a number of
+    expressions that is not that of the state variables, and for names that mean nothing where they stand.
+    """
+    _check_name(words.name)
+    args = _names(words.args, "args")
+    state = _names(words.state, "state") if words.state else ()
+    for name in (*args, *state):
+        if name == AXIS:
+            raise _error(words.args if name in args else words.state, name, f"{AXIS!r} is the reduced axis")
+    fold = _fold(words, state) if state else None
+    lifts = _split(words.lift, "lift", len(state)) if state else ()
+    given: dict[str, Expr] = {name: Local(name, ()) for name in args}
+    if words.ranks:
+        if words.ranks not in state:
+            raise _error(
+                words.ranks, words.ranks, f"ranks {words.ranks!r} is no state variable", 'write ranks="k"'
+            )
+        given[TAKEN] = Local(TAKEN, ())
+    lift = tuple(_read(text, given, axis=True, where="lift") for text in lifts)
+    values = {
+        name: _variable(words.name, fold, place, lifts)
+        for place, name in enumerate(state)
+        if fold is not None
+    }
+    results = []
+    if not words.result:
+        raise EqfuseError(f"reduction {words.name!r} has no result", hint='say what it gives: result="v"')
+    for text in _split(words.result, "result", None):
+        if state:
+            _read(text, {name: Local(name, ()) for name in state}, axis=False, where="result")
+        else:
+            _read(text, given, axis=True, where="result")
+        results.append(substituted(text, values))
+    own = fold if fold is not None and any(f"{words.name}." in text for text in values.values()) else None
+    ranks = values[words.ranks] if words.ranks else None
+    reduction = Reduction(words.name, args, tuple(results), own, words.why, words.unverified, ranks)
+    return Defined(reduction, fold, lift)
+
+
+def _check_name(name: str) -> None:
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise EqfuseError(f"{name!r} cannot be the name of a reduction", hint="use letters, digits and _")
+    if name in reducers():
+        kind = "built in" if name in REDUCTIONS else "registered already"
+        raise EqfuseError(f"reduction {name!r} is {kind}", hint="choose another name")
+    if name in FUNCTIONS or name in CONSTANTS or name == "N":
+        raise EqfuseError(f"{name!r} is a name of the language", hint="choose another name")
+
+
+def _names(text: str, what: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    for place, name in enumerate(names):
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise EqfuseError(f"{what} {text!r} is not a list of names", hint=f'write {what}="a, b"')
+        if name in names[:place]:
+            raise EqfuseError(f"{what} has {name!r} twice", hint="give each its own name")
+    return names
+
+
+def _split(text: str, what: str, count: int | None) -> tuple[str, ...]:
+    """The expressions of a list. Raises ParseError where they are no expressions, or not so many."""
+    source = Source.of(text)
+    module = source.module()
+    match module.body:
+        case [ast.Expr(value=ast.Tuple(elts=parts))]:
+            found = tuple(ast.unparse(part) for part in parts)
+        case [ast.Expr(value=value)]:
+            found = (ast.unparse(value),)
+        case _:
+            raise ParseError(f"{what} is not an expression", source=text, hint=f'write {what}="a, b"')
+    if count is not None and len(found) != count:
+        have = f"{len(found)} expression" + ("" if len(found) == 1 else "s")
+        need = f"{count} state variable" + ("" if count == 1 else "s")
+        raise ParseError(
+            f"{what} has {have} for {need}", source=text, hint="give one expression for each state variable"
+        )
+    return found
+
+
+def _fold(words: Words, state: tuple[str, ...]) -> Fold:
+    identity = []
+    for text in _split(words.identity, "identity", len(state)):
+        value = _read(text, {}, axis=False, where="identity")
+        if isinstance(value, Call) and value.fn == "neg" and isinstance(value.args[0], Const):
+            value = Const(-value.args[0].value)
+        if not isinstance(value, Const) or isinstance(value.value, bool):
+            raise _error(text, text, "an identity is a number", "write a number, inf or -inf")
+        identity.append(value)
+    sides: dict[str, Expr] = {
+        f"{name}{side}": Local(f"{name}{side}", ()) for side in (1, 2) for name in state
+    }
+    combine = tuple(
+        _read(text, sides, axis=False, where="combine")
+        for text in _split(words.combine, "combine", len(state))
+    )
+    return Fold(words.name, state, tuple(identity), combine, words.commutative)
+
+
+def _variable(name: str, fold: Fold, place: int, lifts: Sequence[str]) -> str:
+    """A state variable over the whole axis, as text: a built-in reduction where it is one, else of the fold."""
+    for op, fn in COMBINE.items():
+        sides = [Local(f"{fold.state[place]}{side}", ()) for side in (1, 2)]
+        same = fold.combine[place] in (call(fn, *sides), call(fn, *reversed(sides)))
+        if same and float(fold.identity[place].value) == REDUCTIONS[op]:
+            return f"{op}[{AXIS}]({lifts[place]})"
+    return f"{fold.ops[place]}[{AXIS}]({', '.join(lifts)})"
+
+
+def _read(text: str, names: Mapping[str, Expr], *, axis: bool, where: str) -> Expr:
+    """The term of one expression over these names; `axis` says whether the position along the axis is one."""
+    source = Source.of(text)
+    (statement,) = source.module().body
+    assert isinstance(statement, ast.Expr)
+    _check_names(source, statement.value, names, axis, where)
+    tree = _Arguments(names).visit(statement.value)
+    axes = frozenset({AXIS}) if axis else frozenset[str]()
+    reader = Reader(source, Names(axes, frozenset(), {}, {}, {}), Inliner((), {}))
+    return reader.read(tree, Scope(axes, {ARGUMENT + name: value for name, value in names.items()}))
+
+
+class _Arguments(ast.NodeTransformer):
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.copy_location(ast.Name(ARGUMENT + node.id), node) if node.id in self.names else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        node.args = [self.visit(arg) for arg in node.args]
+        return node
+
+
+def _check_names(source: Source, root: ast.expr, names: Mapping[str, Expr], axis: bool, where: str) -> None:
+    """Raises EqfuseError for the first name that means nothing here."""
+    functions = {id(node.func) for node in ast.walk(root) if isinstance(node, ast.Call)}
+    subscripts = [node for node in ast.walk(root) if isinstance(node, ast.Subscript)]
+    functions |= {id(part) for node in subscripts for part in ast.walk(node)}
+    for node in ast.walk(root):
+        match node:
+            case ast.Name(id=name) if id(node) in functions or name in names or name in CONSTANTS:
+                continue
+            case ast.Name(id=name) if name == AXIS and axis:
+                continue
+            case ast.Name(id=name) if name == AXIS:
+                hint = "let lift put the position into the state"
+                raise source.error(f"{where} may not read the axis", node, hint, EqfuseError)
+            case ast.Name(id=name):
+                known = f"{where} may read " + (" ".join(names) if names else "numbers alone")
+                hint = did_you_mean(name, names) or known
+                raise source.error(f"unknown name {name!r} in {where}", node, hint, EqfuseError)
+            case ast.Subscript() if id(node) not in {id(n) for n in functions_of(root)} or where != "result":
+                hint = (
+                    "read the arguments by name" if where == "lift" else "state variables are single values"
+                )
+                raise source.error(f"{where} may not index or reduce", node, hint, EqfuseError)
+
+
+def functions_of(root: ast.expr) -> list[ast.expr]:
+    """What is called, anywhere in an expression."""
+    return [node.func for node in ast.walk(root) if isinstance(node, ast.Call)]
+
+
+def _error(text: str, place: str, message: str, hint: str = "choose another name") -> EqfuseError:
+    source = Source.of(text)
+    for node in ast.walk(source.module()):
+        if isinstance(node, ast.expr) and ast.unparse(node) == place:
+            return source.error(message, node, hint, EqfuseError)
+    return EqfuseError(message, source=text, hint=hint)
+
+
+def register(reduction: Reduction) -> None:
+    """From here on, programs may use the reduction."""
+    if reduction.fold is not None:
+        FOLDS[reduction.fold.name] = reduction.fold
+    REGISTERED[reduction.name] = reduction
+
+
+def forget(name: str) -> None:
+    """Programs that are read from here on do not know the reduction."""
+    REGISTERED.pop(name, None)
+    FOLDS.pop(name, None)

@@ -1,0 +1,87 @@
+"""`eq.reduction`: a new reduction from a few expressions, refused where it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from eqfuse.errors import EqfuseError
+from eqfuse.extend import laws
+from eqfuse.extend.define import Words, define, register
+from eqfuse.terms.folds import folds_in
+from eqfuse.terms.nodes import Expr
+from eqfuse.terms.registry import REGISTERED, Reduction
+
+
+def reduction(
+    name: str,
+    *,
+    state: str = "",
+    lift: str = "",
+    identity: str = "",
+    combine: str = "",
+    result: str = "",
+    args: str = "x",
+    commutative: bool = False,
+    ranks: str = "",
+    why: str = "",
+    unverified: str | None = None,
+) -> Reduction:
+    """Registers a reduction; programs may use it at once, as `name[axes](arguments)`.
+
+    `state`: names of the values that it carries, as "v, k". `lift`: what one position makes of them, over `args`
+    and the position `j` along the axis. `identity`: the state of no positions, in numbers. `combine`: the state of
+    two adjacent parts, from v1, k1 (left) and v2, k2 (right). `result`: what it gives, over the state; several
+    expressions are several values, `m[i], s[i] = name[j](x[i, j])`. `commutative` says that the order of the
+    parts does not matter, which lets a GPU combine them in any. A reduction without a state is text: its `result`
+    is over `args` and other reductions, `sum[j](x) / N(j)`.
+
+    With `ranks`, the state variable that holds a position, the reduction has a second axis, `name[j, k](x)`, the
+    extent of which the program declares (`k: axis[8]`): rank 0 takes a position, rank 1 reduces the others, and so on.
+    `lift` may then read `taken`, 1 where an earlier rank has taken the position and else 0.
+
+    State variables that a built-in reduction computes (`s1 + s2` with identity 0) become one, so that every rule
+    about it applies. The others are combined as they are written, by every schedule.
+
+    Raises EqfuseError: names or counts that do not fit (with the text and a caret), a name that is taken, and a
+    law (identity, associativity, commutativity where declared) that a sample breaks, with that sample. What exact
+    arithmetic cannot decide must be declared, `unverified="reason"`; certificates say so.
+    """
+    words = Words(name, args, state, lift, identity, combine, result, commutative, why, unverified, ranks)
+    found = define(words)
+    if found.fold is not None:
+        verdict = laws.check(found.fold, found.lift)
+        if verdict.broken is not None:
+            raise _refused(name, verdict.broken)
+        if verdict.undecided and unverified is None:
+            hint = 'floats agree; if that is enough, say why: unverified="reason"'
+            raise EqfuseError(f"reduction {name!r}: exact arithmetic cannot decide its laws", hint=hint)
+    register(found.reduction)
+    return found.reduction
+
+
+def assumptions(exprs: Iterable[Expr]) -> tuple[str, ...]:
+    """What is taken on trust of the reductions that the expressions use, a line each."""
+    found: list[str] = []
+    for fold in folds_in(*exprs):
+        declared = REGISTERED[fold.name].unverified if fold.name in REGISTERED else None
+        if declared is not None:
+            found.append(f"reduction {fold.name}: {declared}")
+        if not laws.keeps_infinities(fold):
+            found.append(f"reduction {fold.name}: infinities, for which the grouping of its parts shows")
+    return tuple(found)
+
+
+def _refused(name: str, broken: laws.Broken) -> EqfuseError:
+    match broken.law:
+        case "identity":
+            message, hint = (
+                f"the identity of reduction {name!r} is none",
+                "combining with it must change nothing",
+            )
+        case "associative":
+            message = f"reduction {name!r} is not associative"
+            hint = "parts must combine to the same in any grouping; carry more state, or compute it in steps"
+        case _:
+            message = f"reduction {name!r} is not commutative"
+            hint = "leave commutative=True out: parts are then combined in order"
+    return EqfuseError(f"{message}\n{broken}", hint=hint)

@@ -1,0 +1,89 @@
+"""The reductions that come with the language, written as anybody would register them."""
+
+from __future__ import annotations
+
+from eqfuse.extend.define import Words, define, register
+
+
+def _left(better: str) -> str:
+    """Whether the left state is the better one: NaN is best, and of equals the first is."""
+    return f"(v1 {better} v2) | ((v1 == v2) & (k1 <= k2)) | ((v1 != v1) & ((v2 == v2) | (k1 <= k2)))"
+
+
+def _chosen(better: str) -> str:
+    """Value and position of the better state."""
+    left = _left(better)
+    return f"where({left}, v1, v2), where({left}, k1, k2)"
+
+
+_FIRST = f"(t1 < t2) | ((t1 == t2) & ({_left('>')}))"
+"""Whether the left state comes first: positions that are not taken do, then the greater value."""
+
+SHIPPED: tuple[Words, ...] = (
+    Words("mean", result="sum[j](x) / N(j)", why="the sum over the number of positions"),
+    Words("var", result="sum[j](sq(x - mean[j](x))) / N(j)", why="the population's; its merge is Chan's"),
+    Words("std", result="sqrt(var[j](x))", why="the root of the variance"),
+    Words(
+        "logsumexp",
+        result="finite(max[j](x)) + log(sum[j](exp(x - finite(max[j](x)))))",
+        why="shifted by a maximum that is made finite, so that a row of -inf gives -inf",
+    ),
+    Words("any", result="max[j](where(x, 1, 0)) > 0", why="whether some position holds"),
+    Words("all", result="min[j](where(x, 1, 0)) > 0", why="whether every position holds"),
+    Words(
+        "argmax",
+        state="v, k",
+        lift="x, j",
+        identity="-inf, inf",
+        combine=_chosen(">"),
+        result="k",
+        commutative=True,
+        why="the first position of the greatest; NaN counts as such",
+    ),
+    Words(
+        "argmin",
+        state="v, k",
+        lift="x, j",
+        identity="inf, inf",
+        combine=_chosen("<"),
+        result="k",
+        commutative=True,
+        why="the first position of the least; NaN counts as such",
+    ),
+    Words(
+        "topk",
+        state="t, v, k",
+        lift="taken, x, j",
+        identity="inf, -inf, inf",
+        combine=", ".join(f"where({_FIRST}, {name}1, {name}2)" for name in "tvk"),
+        result="v, k",
+        ranks="k",
+        commutative=True,
+        why="the greatest of what is not taken, and its position; of equals the first",
+    ),
+    Words(
+        "mean_var",
+        state="n, m, s",
+        lift="1, x, 0",
+        identity="0, 0, 0",
+        combine=(
+            "n1 + n2, m1 + (m2 - m1) * n2 / max(n1 + n2, 1), "
+            "s1 + s2 + sq(m2 - m1) * n1 * n2 / max(n1 + n2, 1)"
+        ),
+        result="m, s / max(n, 1)",
+        commutative=True,
+        why="Welford's: the mean and the squares about it, of the population",
+    ),
+    Words(
+        "softmax_weighted",
+        args="s, v",
+        result="sum[j](exp(s - max[j](s)) * v) / sum[j](exp(s - max[j](s)))",
+        why="the values v, weighted by the softmax of the scores s",
+    ),
+)
+
+
+def register_shipped() -> None:
+    """Makes them known; their laws are checked by the tests, not at every start."""
+    for words in SHIPPED:
+        register(define(words).reduction)

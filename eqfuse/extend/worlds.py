@@ -1,0 +1,276 @@
+"""Instances of a rule: values for its variables that meet its conditions, in any scalar domain.
+
+Every value is an array of `SAMPLES` independent samples of 7 x 5 positions, of length one along an axis that it
+is fixed in. The rule's own axis is the first (its parts A and B are 4 and 3 positions), an axis that must differ from
+it the second. Conditions say how variables are drawn: `factors(e, c, m, X)` draws c fixed along X and m, and makes e
+their product; what cannot be drawn so is drawn freely, and the samples that meet the condition are kept.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from eqfuse.rules.rule import Rewrite
+from eqfuse.terms.domain import Domain
+from eqfuse.terms.folds import PAIR, fold_of
+from eqfuse.terms.interpreter import Value, fold_states
+from eqfuse.terms.nodes import COMPARISONS, LOGICAL, REDUCTIONS
+from eqfuse.verify.field import FieldDomain
+
+SAMPLES = 48
+POSITIONS = (7, 5)
+PARTS = {"A": slice(0, 4), "B": slice(4, 7)}
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]
+Truths = np.ndarray[Any, np.dtype[np.bool_]]
+
+DECOMPOSITIONS = ("factors", "addends", "shifted", "recentred")
+GUIDES = frozenset(
+    ("want", "state", "unproved", "cascaded", "plain", "aggregate", "partner", "factor", "scalar", "settled")
+) | {"written", "varies"}
+"""Conditions that guide the search and claim nothing about values."""
+
+
+class World:
+    """The instances of one rule. `values` are drawn when they are first read."""
+
+    def __init__(self, rule: Rewrite, domain: Domain, draw: Draw, seed: int = 0) -> None:
+        self.domain, self.draw = domain, draw
+        self.rng = np.random.default_rng(seed)
+        self.values: dict[str, Any] = {}
+        self.second: set[str] = set()
+        self.outside = np.zeros(SAMPLES, bool)  # of what a ratio says: its divisor is 0 there
+        self.conditions = [ast.parse(text, mode="eval").body for text in rule.when]
+        for node in self.conditions:
+            match node:
+                case ast.Compare(left=ast.Name(id=a), ops=[ast.NotEq()], comparators=[ast.Name(id=b)]):
+                    if a[0].isupper():
+                        self.second.add(b)
+        self.facts = [
+            (node.func.id, node.args)
+            for node in self.conditions
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        ]
+        for name, args in self.facts:
+            if name in DECOMPOSITIONS:
+                self._decompose(name, [arg.id for arg in args if isinstance(arg, ast.Name)])
+        for name, args in self.facts:
+            match name, args:
+                case "le", [ast.Name(id=small), ast.Name(id=large)] if large not in self.values:
+                    gap = self.domain.call("sq", [self._drawn(POSITIONS)])
+                    self.values[large] = self.domain.call("add", [self.variable(small), gap])
+        for node in self.conditions:
+            match node:
+                case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[right]):
+                    if name not in self.values:
+                        self.values[name] = self.value(right)
+
+    def _decompose(self, relation: str, names: Sequence[str]) -> None:
+        """The first variable, made as the relation says of the others; the axis comes last."""
+        whole, *parts, axis = names
+        fixed = {"factors": parts[:1], "addends": parts[:1], "shifted": parts[1:], "recentred": parts[2:]}
+        for name in fixed[relation]:
+            self._assign(name, along=axis)
+        a, b, *rest = (self.variable(name) for name in parts)
+        call = self.domain.call
+        match relation:
+            case "factors":
+                self.values[whole] = call("mul", [a, b])
+            case "addends":
+                self.values[whole] = call("add", [a, b])
+            case "shifted":
+                self.values[whole] = call("mul", [call("exp", [b]), a])
+            case "recentred":
+                moved = call("mul", [call("sub", rest), b])
+                self.values[whole] = call("add", [a, moved])
+
+    def variable(self, name: str) -> Any:
+        self._assign(name)
+        return self.values[name]
+
+    def _holds(self, relation: str, name: str) -> bool:
+        return any(
+            fact == relation and isinstance(args[0], ast.Name) and args[0].id == name
+            for fact, args in self.facts
+        )
+
+    def _assign(self, name: str, along: str = "") -> None:
+        if name in self.values:
+            return
+        shape = list(POSITIONS)
+        for fact, args in self.facts:
+            match fact, args:
+                case "fixed", [ast.Name(id=about), ast.Name(id=axis)] if about == name:
+                    shape[self.axis(axis)] = 1
+        if along:
+            shape[self.axis(along)] = 1
+        if self._holds("constant", name) or self._holds("scalar", name):
+            shape = [1, 1]
+        shapes: dict[str, Callable[[Any], Any]] = {
+            "bounded": np.tanh,
+            "nonneg": np.abs,
+            "positive": lambda x: np.abs(x) + 0.5,
+            "nonpos": lambda x: -np.abs(x),
+        }
+        shaped = next((change for fact, change in shapes.items() if self._holds(fact, name)), None)
+        self.values[name] = self._drawn(tuple(shape), shaped)
+
+    def _drawn(self, shape: tuple[int, ...], change: Callable[[Any], Any] | None = None) -> Any:
+        numbers = self.draw(self.rng, (SAMPLES, *shape))
+        numbers = numbers if change is None else change(numbers)
+        return self.domain.draw(numbers, self.rng) if isinstance(self.domain, FieldDomain) else numbers
+
+    def axis(self, name: str) -> int:
+        return 1 if name in self.second else 0
+
+    # Values ---------------------------------------------------------------------------------------
+
+    def value(self, node: ast.expr) -> Any:
+        """The value of a pattern."""
+        call = self.domain.call
+        match node:
+            case ast.Name(id="inf"):
+                return self._full(np.inf)
+            case ast.Name(id=name):
+                return self.variable(name)
+            case ast.Constant(value=int() | float() as number):
+                return self._full(float(number))
+            case ast.UnaryOp(operand=operand):
+                return call("neg", [self.value(operand)])
+            case ast.BinOp(left=left, op=op, right=right):
+                name = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}[type(op)]
+                return call(name, [self.value(left), self.value(right)])
+            case ast.Call(func=ast.Name(id="apply1" | "apply2"), args=[ast.Constant(value=fn), *args]):
+                return self._applied(str(fn), [self.value(arg) for arg in args])
+            case ast.Call(func=ast.Name(id=fn), args=args):
+                return self._applied(fn, [self.value(arg) for arg in args])
+            case ast.Call(func=ast.Subscript(value=ast.Name(id=op), slice=ast.Name(id=axis)), args=[body]):
+                return self._reduced(op, axis, self.value(body))
+            case ast.Call(
+                func=ast.Subscript(value=ast.Attribute() as op, slice=ast.Name(id=axis)), args=[body]
+            ):
+                return self._folded(ast.unparse(op), axis, [self.value(part) for part in _packed(body)])
+        raise ValueError(f"{ast.unparse(node)} has no value")
+
+    def _folded(self, op: str, axis: str, parts: Sequence[Any]) -> Any:
+        """A state variable of a registered fold."""
+        found = fold_of(op)
+        assert found is not None  # the pattern names it
+        fold, place = found
+        dims = ("%trial", "%first", "%second")
+        whole = [Value(dims, self._whole(part, axis)) for part in parts]
+        along = dims[1 + self.axis(axis)]
+        return self._kept(fold_states(fold, whole, along, self.domain)[place].data, axis)
+
+    def _full(self, number: float) -> Any:
+        return self.domain.reshape(self.domain.full((), number), (1, 1, 1))
+
+    def _applied(self, fn: str, args: list[Any]) -> Any:
+        domain = self.domain
+        match fn:
+            case "inv":
+                return domain.call("div", [self._full(1.0), args[0]])
+            case "ratio":
+                divisor = np.asarray(getattr(args[1], "shadow", args[1]))
+                self.outside |= np.broadcast_to(divisor == 0, (SAMPLES, *POSITIONS)).any((1, 2))
+                return domain.call("div", args)
+            case "delta":
+                return domain.call("sub", args)
+            case "where":
+                condition, left, right = args
+                return domain.where(self._truth(condition), left, right)
+        if fn in COMPARISONS:
+            return domain.compare(fn, args[0], args[1])
+        if fn in LOGICAL:
+            truths = [self._truth(arg) for arg in args]
+            return {"and": np.logical_and, "or": np.logical_or}.get(fn, np.logical_not)(*truths)
+        return domain.call(fn, args)
+
+    def _truth(self, value: Any) -> Truths:
+        """A mask: a comparison as it is, a variable as whether it is positive."""
+        if isinstance(value, np.ndarray) and value.dtype == np.bool_:
+            return value
+        return self.domain.compare("gt", value, self._full(0.0))
+
+    def _reduced(self, op: str, axis: str, body: Any) -> Any:
+        if op not in REDUCTIONS:
+            raise ValueError(f"{op} has no value")
+        folded = self.domain.reduce(op, self._whole(body, axis), 1 + self.axis(axis))
+        return self._kept(folded, axis)
+
+    def _whole(self, body: Any, axis: str) -> Any:
+        """A body at every position of a domain."""
+        full = self.domain.broadcast(body, (SAMPLES, *POSITIONS))
+        return self.domain.take(full, (slice(None), PARTS[axis])) if axis in PARTS else full
+
+    def _kept(self, folded: Any, axis: str) -> Any:
+        """What a reduction gives, with one position of its axis."""
+        shape = [SAMPLES, *POSITIONS]
+        shape[1 + self.axis(axis)] = 1
+        return self.domain.reshape(folded, tuple(shape))
+
+    # Conditions -----------------------------------------------------------------------------------
+
+    def met(self) -> Truths:
+        """Which samples meet every condition that says something about values; asked once both sides have one."""
+        met = ~self.outside
+        for node in self.conditions:
+            match node:
+                case ast.Call(func=ast.Name(id=relation), args=args) if relation not in GUIDES:
+                    met &= self._meets(relation, args)
+                case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+                    met &= _every(_close(self._real(left), self._real(right)))
+        return met
+
+    def _real(self, node: ast.expr) -> np.ndarray[Any, Any]:
+        found = self.value(node)
+        real = getattr(found, "shadow", found)
+        return np.broadcast_to(np.asarray(real, float), (SAMPLES, *POSITIONS))
+
+    def _meets(self, relation: str, args: Sequence[ast.expr]) -> Truths:
+        if relation in DECOMPOSITIONS:
+            return np.ones(SAMPLES, bool)  # drawn so
+        value = self._real(args[0])
+        with np.errstate(all="ignore"):
+            match relation:
+                case "fixed":
+                    axis = args[1]
+                    assert isinstance(axis, ast.Name)
+                    first = np.take(value, [0], 1 + self.axis(axis.id))
+                    return _every(_close(value, np.broadcast_to(first, value.shape)))
+                case "constant":
+                    return _every(_close(value, np.broadcast_to(value[:, :1, :1], value.shape)))
+                case "nonneg":
+                    return _every(value >= 0)
+                case "positive":
+                    return _every(value > 0)
+                case "nonpos":
+                    return _every(value <= 0)
+                case "bounded":
+                    return _every(np.abs(value) <= 1)
+                case "le":
+                    return _every(value <= self._real(args[1]))
+                case _:
+                    return np.ones(SAMPLES, bool)
+
+
+def _packed(body: ast.expr) -> tuple[ast.expr, ...]:
+    """The parts of a fold's body."""
+    match body:
+        case ast.Call(func=ast.Name(id="apply2"), args=[ast.Constant(value=name), left, right]) if (
+            name == PAIR
+        ):
+            return (left, *_packed(right))
+        case _:
+            return (body,)
+
+
+def _every(elements: Truths) -> Truths:
+    return np.asarray(elements.reshape(SAMPLES, -1).all(1))
+
+
+def _close(left: Any, right: Any) -> Truths:
+    return np.asarray(np.isclose(left, right, rtol=1e-9, atol=1e-9, equal_nan=True))
