@@ -41,6 +41,11 @@ FUSED: Mapping[str, str] = {
         m[i] = sum[j](sq(u[i,j]) * x[i,j]) / W[i]
         v[i] = sum[j](sq(u[i,j]) * sq(x[i,j] - m[i])) / W[i]
         """,
+    "variance_of_what_a_mask_keeps": """
+        m[i] = sum[j](where(u[i,j] > 0, x[i,j], 0)) / sum[j](where(u[i,j] > 0, 1, 0))
+        v[i] = sum[j](where(u[i,j] > 0, sq(x[i,j] - m[i]), 0))
+        """,
+    "deviation_over_two_axes": "v[i] = std[n,j](x[i,j] * 0.5 + 0.1)",
     "covariance": "v[i] = mean[j]((x[i,j] - mean[j](x[i,j])) * (u[i,j] - mean[j](u[i,j])))",
     "third_moment": "v[i] = mean[j]((x[i,j] - mean[j](x[i,j]))**3)",
     "fourth_moment": "v[i] = mean[j]((x[i,j] - mean[j](x[i,j]))**4)",
@@ -93,6 +98,12 @@ FUSED: Mapping[str, str] = {
         n[i] = max[j]((x[i,j] - m[i]) / s[i])
         p[i] = max[j](abs((x[i,j] - m[i]) / s[i]))
         """,
+    "distances_from_the_largest": "y[i] = sum[j](sq(x[i,j] - max[j](x[i,j])))",
+    "sum_below_the_largest": "y[i] = sum[j](u[i,j] - (max[j](x[i,j]) + 1))",
+    "temperature": """
+        e[i,j] = exp((x[i,j] - max[j](x[i,j])) / t)
+        y[i,j] = e[i,j] / sum[j](e[i,j])
+        """,
     "largest_share": "n[i] = max[j](abs(x[i,j]) / sum[j](abs(x[i,j])))",
     "smallest_share": "n[i] = min[j](abs(x[i,j]) / sum[j](sq(x[i,j])))",
     "scaled_by_the_least": "n[i] = max[j](abs(x[i,j]) / min[j](abs(x[i,j])))",
@@ -139,6 +150,15 @@ UNFUSED: Mapping[str, tuple[str, str]] = {
     ),
     "above_mean": ("c[i] = sum[j](x[i,j] > mean[j](x[i,j]))", "sum[j](x[i, j] > "),
     "median_like": ("c[i] = min[j](abs(sum[j](x[i,j] <= u[i]) - x[i,j]))", "min[j](abs(sum_j - x[i, j]))"),
+    "distances_from_another": (
+        "c[i] = sum[j](sq(u[i,j] - max[j](x[i,j])))",
+        "sum[j](sq(u[i, j] - max_j))",
+    ),
+    "weighted_distances": (
+        "c[i] = sum[j](u[i,j] * (x[i,j] - max[j](x[i,j])))",
+        "sum[j](u[i, j] * (x[i, j] - max_j))",
+    ),
+    "sign_unknown": ("c[i] = max[j](x[i,j] / sum[j](x[i,j]))", "max[j](x[i, j] / sum_j)"),
     "mean_deviation": ("c[i] = mean[j](abs(x[i,j] - mean[j](x[i,j])))", "sum[j](abs(x[i, j] - "),
 }
 """Programs with a group that has no merge, and how the reduction that is in the way begins."""
@@ -156,6 +176,10 @@ RULE_PROGRAMS: Mapping[str, str] = {
         v[i] = sum[j](u[i,j] * sq(x[i,j])) / W[i] - sq(sum[j](u[i,j] * x[i,j]) / W[i])
         """,
     "product_moments": "v[i] = mean[j](x[i,j] * u[i,j]) - mean[j](x[i,j]) * mean[j](u[i,j])",
+    "masked_scalars": """
+        y[i] = sum[j](where(u[i,j] > 0, x[i,j] * scale, 0))
+        n[i] = max[j](where(u[i,j] > 0, x[i,j] + scale, -inf))
+        """,
     "masked_variance": "v[i] = sum[j](where(u[i,j] > 0, sq(x[i,j] - mean[j](x[i,j])), 0))",
     "rounded_variance": "v[i] = sum[j](sq(f16(x[i,j] - mean[j](x[i,j]))))",
     "reversed_weights": """

@@ -64,6 +64,15 @@ def parsed(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
+def _mask_of(rule: Rule) -> str:
+    """The mask of a rule that infers `masked`: what it drops is drawn infinite."""
+    match rule:
+        case Infer(fact=fact) if fact.startswith("masked("):
+            mask = parsed(fact).args[-1]  # type: ignore[attr-defined]
+            return str(mask.id)
+    return ""
+
+
 class World:
     """One instance of a rule: numbers for its pattern variables that meet its conditions."""
 
@@ -71,6 +80,7 @@ class World:
         self.rng = np.random.default_rng(seed)
         self.fold = fold
         self.values: dict[str, Array] = {}
+        self.mask = _mask_of(rule)
         self.second = {"F"}  # axes other than the rule's own
         conditions = [parsed(text) for text in rule.when]
         for node in conditions:
@@ -148,6 +158,8 @@ class World:
             value = np.abs(value)
         if holds("nonpos"):
             value = -np.abs(value)
+        if self.mask and name != self.mask and not holds("masked"):
+            value = np.where(self.variable(self.mask) > 0, value, np.inf)
         self.values[name] = value
 
     def expr(self, node: ast.expr) -> Array:
@@ -217,6 +229,9 @@ class World:
                 return not ((values[0] == 0) & (values[1] != 0)).any()
             case "tame":
                 return not (np.isinf(values[0]) & (values[1] != 0)).any()
+            case "masked":
+                keeps = (values[1] > 0).any(axis, keepdims=True)
+                return not (np.isinf(values[0]) & keeps).any()
             case "bounded":
                 return bool((np.abs(values[0]) <= 1).all())
             case "le":
@@ -268,6 +283,8 @@ WRONG = (
     Infer("le-backwards", "le(max[AB](e), max[A](e))"),
     Infer("nonneg-difference", "nonneg(a - b)", ("nonneg(a)", "nonneg(b)")),
     Infer("factor-of-sum", "factors(a + b, c * d, m + n, X)", ("factors(a, c, m, X)", "factors(b, d, n, X)")),
+    Infer("masked-less", "masked(sum[P](a), p)", ("r == sum[P](where(p, a, 0))",)),
+    Infer("masked-max-0", "masked(max[P](where(p, 0, a)), p)"),
     Infer("fixed-either", "fixed(a * b, X)", ("fixed(a, X)",)),
 )
 

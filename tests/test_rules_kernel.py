@@ -23,9 +23,9 @@ ROOT = Path(__file__).parent.parent
 def test_why_not_names_reduction_factor_and_condition() -> None:
     kernel = eq.compile(TANH, verify=False)
     (sentence,) = kernel.why_not()
-    assert sentence == (
+    assert sentence.startswith(
         "sum[j](tanh(x[i, j] - max_j)) is not fused: in tanh(x[i, j] - max_j), "
-        "no rule separates what varies along j from the value of max_j in it"
+        "no rule separates what varies along j from the value of max_j in it (line "
     )
     assert "not fused:\n    tanh(x[i, j] - max_j): no rule separates" in str(kernel.merge)
 

@@ -182,10 +182,10 @@ def test_a_shift_by_a_run_time_scale_needs_one_maximum() -> None:
 
 
 def test_equal_accumulators_are_shared() -> None:
-    """The third moment that a fourth one needs is kept once, whichever way the product is written."""
+    """The count and the moments below the fourth are kept once, whichever way their products are written."""
     (group,) = derived("fourth_moment").groups
-    bodies = [s.body for s in group.states if s.auxiliary]
-    assert len(bodies) == 3
+    accumulators = [s for s in group.states if s.auxiliary]
+    assert len({s.body for s in accumulators}) == len(accumulators) == 4
 
 
 def test_accumulators_are_not_recovered() -> None:
@@ -276,7 +276,8 @@ def test_accumulators_are_added_to_close_a_merge() -> None:
 def test_sums_commute_where_that_shows_a_cascade() -> None:
     """The moment of inertia sums over dimensions inside the sum over particles; fused, particles come first."""
     over_particles = derived("inertia").groups[0]
-    assert over_particles.axis == "j" and len(over_particles.states) == 3
+    assert over_particles.axis == "j" and over_particles.merge is not None
+    assert [s.dims for s in over_particles.states if not s.auxiliary] == [("i", "d"), ("i",), ("i", "d")]
 
 
 def test_repairs_are_total() -> None:
@@ -322,6 +323,29 @@ def test_an_obstacle_is_named(name: str) -> None:
     sentences = why_not(refused)
     assert len(sentences) == sum(len(g.obstacles) for g in refused)
     assert all(sentence.startswith(inside) and " is not fused: in " in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("source", "condition"),
+    [
+        (
+            "y[i] = max[j](x[i,j] / sum[j](x[i,j]))",
+            "no fact says that sum_j >= 0, so that it could leave the max over j",
+        ),
+        (
+            "y[i] = max[j](-x[i,j] * min[j](x[i,j]))",
+            "no fact says that min_j >= 0, so that it could leave the max over j",
+        ),
+        (
+            "y[i] = sum[j](sqrt(abs(x[i,j]) * (sum[j](x[i,j]) + 1)))",
+            "no fact says that sum_j + 1 >= 0, so that it could leave the sum over j",
+        ),
+        ("y[i] = prod[j](x[i,j] - max[j](x[i,j]))", "no factor or term of it can leave the prod over j"),
+    ],
+)
+def test_a_missing_condition_is_named(source: str, condition: str) -> None:
+    (sentence,) = why_not(derivation(source, EXTENTS).groups)
+    assert sentence.endswith(f", {condition}")
 
 
 @pytest.mark.parametrize("name", UNFUSED)

@@ -12,7 +12,7 @@ The values over A and B are free; what extraction finds for the values over AB i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -20,9 +20,21 @@ from eqfuse.extract.extraction import UNBOUNDED_SQUARE, UNPROVED_EXP, Extraction
 from eqfuse.rules.catalogue import MERGE, PREPARE
 from eqfuse.rules.encode import Encoder
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
-from eqfuse.rules.repair import guard_body, guard_divisors, kept, reads_state, recovers_by_sum, total_factors
+from eqfuse.rules.repair import (
+    Extremes,
+    Guarded,
+    finite_states,
+    guard_body,
+    guard_divisors,
+    kept,
+    reads_state,
+    total_factors,
+)
 from eqfuse.rules.rule import RuleSet
 from eqfuse.rules.saturate import Graph, Node, Report, Saturation, session
+from eqfuse.rules.scope import current
+from eqfuse.rules.split import split_rules
+from eqfuse.terms.folds import PAIR, contributions, fold_of, siblings
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -39,16 +51,18 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.printer import show
 
 MAX_AUXILIARY_ROUNDS = 4
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What a derivation runs on: how an e-graph is opened, and how expressions get in and out of it."""
+    """What a derivation runs on: how an e-graph is opened, and who is told of each term that is extracted."""
 
     session: Callable[[tuple[RuleSet, ...]], AbstractContextManager[Saturation]] = session
-    encoder: Callable[[bool], Encoder] = Encoder
+    chose: Callable[[str, Extraction, int], None] = lambda name, best, key: None
+    """Called with what a term is for ("out0", "update sum_j", "combine sum_j"), its extraction and its class."""
 
 
 PLAIN = Engine()
@@ -72,8 +86,8 @@ def prepare(program: Program, engine: Engine = PLAIN) -> tuple[tuple[Output, ...
     axes = list(dict.fromkeys(n.axis for n in walk(*exprs) if isinstance(n, Reduce)))
     if not axes:
         return program.outputs, Report()
-    encoder = engine.encoder(program.strict_casts)
-    with engine.session(PREPARE) as saturation:
+    encoder = Encoder(program.strict_casts)
+    with engine.session(current().applied(PREPARE)) as saturation:
         roots = [encoder.encode(expr) for expr in exprs]
         saturation.run(
             encoder.lines + encoder.facts(axes) + [f"(let $out{i} {r})" for i, r in enumerate(roots)]
@@ -86,6 +100,8 @@ def prepare(program: Program, engine: Engine = PLAIN) -> tuple[tuple[Output, ...
             saturation.saturate()
             graph = saturation.read()
         best = Extraction(graph, encoder, unbounded_square=UNBOUNDED_SQUARE)
+        for i in range(len(roots)):
+            engine.chose(f"out{i}", best, graph.roots[f"out{i}"])
         outputs = tuple(
             replace(output, expr=best.term(graph.roots[f"out{i}"]))
             for i, output in enumerate(program.outputs)
@@ -122,14 +138,29 @@ def name_states(
     names: dict[Expr, Local] = {}
     states: list[State] = []
     for reduce in reduces:
-        stem = f"{reduce.op}_{axis}{suffix}"
+        stem = f"{reduce.op.replace('.', '_')}_{axis}{suffix}"
         taken = sum(1 for s in states if s.op == reduce.op)
         name = stem if not taken else f"{stem}{taken + 1}"
         dims = _dims(reduce, order)
         body = replaced(reduce.body, names)
         names[reduce] = Local(name, dims)
         states.append(State(name, reduce.op, body, dims))
-    return tuple(states)
+    return (*states, *_other_variables(axis, suffix, states))
+
+
+def _other_variables(axis: str, suffix: str, states: Sequence[State]) -> tuple[State, ...]:
+    """The state variables of folds that no reduction of the group asks for: a part is combined with all of them."""
+    have = {(state.op, state.body) for state in states}
+    found: list[State] = []
+    for state in states:
+        for other in siblings(Reduce(state.op, axis, state.body)):
+            if (other.op, other.body) not in have:
+                have.add((other.op, other.body))
+                stem = f"{other.op.replace('.', '_')}_{axis}{suffix}"
+                taken = sum(1 for s in (*states, *found) if s.op == other.op)
+                name = stem if not taken else f"{stem}{taken + 1}"
+                found.append(State(name, other.op, other.body, state.dims, auxiliary=True))
+    return tuple(found)
 
 
 def _name_auxiliaries(
@@ -148,9 +179,15 @@ def _name_auxiliaries(
     return tuple(found)
 
 
-def _kept(state: State, axis: str) -> Reduce | None:
+def _extremes(states: Iterable[State]) -> Extremes:
+    """The maxima and minima among states, by all names under which bodies read them."""
+    found = [s for s in states if s.op in ("max", "min")]
+    return {name: s.body for s in found for name in (s.name, f"{s.name}_new")}
+
+
+def _kept(state: State, axis: str, extremes: Extremes) -> Reduce | None:
     """Whether masks keep any position for a state that is to be recovered, as 1 or 0; None where there are none."""
-    body = kept(state.body, state.op, axis)
+    body = kept(state.body, state.op, axis, extremes)
     return None if body is None else Reduce("max", axis, body)
 
 
@@ -176,7 +213,8 @@ def derive_group(
     starts again.
     """
     named = name_states(axis, reduces, order, suffix)
-    states = named + _name_auxiliaries(axis, suffix, order, (), filter(None, (_kept(s, axis) for s in named)))
+    flags = filter(None, (_kept(s, axis, _extremes(named)) for s in named))
+    states = named + _name_auxiliaries(axis, suffix, order, named, flags)
     report = Report()
     for _ in range(MAX_AUXILIARY_ROUNDS):
         attempt = _attempt(axis, states, order, strict_casts, suffix, report, engine)
@@ -198,12 +236,13 @@ def _attempt(
     report: Report,
     engine: Engine,
 ) -> _Attempt:
-    encoder = engine.encoder(strict_casts)
+    encoder = Encoder(strict_casts, axis)
 
     def opaque(expr: Expr) -> bool:
         return isinstance(expr, Reduce) and expr.axis != axis and not reads_state(expr)
 
-    with engine.session(MERGE) as saturation:
+    rules = (*MERGE, *split_rules(Reduce(state.op, axis, state.body) for state in states))
+    with engine.session(current().applied(rules)) as saturation:
         terms: dict[tuple[str, str], str] = {}
         for part in ("A", "B", "AB"):
             local: dict[str, str] = {}
@@ -217,7 +256,7 @@ def _attempt(
         saturation.saturate()
         graph = saturation.read()
         report.add(saturation.report)
-        return _Search(axis, suffix, states, tuple(order), encoder, graph).attempt()
+        return _Search(axis, suffix, states, tuple(order), encoder, graph, engine).attempt()
 
 
 @dataclass(frozen=True)
@@ -230,6 +269,16 @@ class _Search:
     axes: tuple[str, ...]
     encoder: Encoder
     graph: Graph
+    engine: Engine
+
+    def obstacle(self, state: State) -> Obstacle:
+        known = {row[0] for row in self.graph.facts["nonneg"]}
+
+        def nonneg(value: Expr) -> bool:
+            term = self.encoder.terms["A", value]
+            return self.graph.roots[term.removeprefix("$")] in known
+
+        return obstacle(self.axis, state, nonneg)
 
     def root(self, state: State, part: str) -> int:
         return self.graph.roots[f"state_{state.name}_{part}"]
@@ -238,13 +287,18 @@ class _Search:
         return {self.root(s, part): Local(s.name + suffix, s.dims) for s in self.states}
 
     def attempt(self) -> _Attempt:
-        updates, stuck = self.order({**self.values("A", "")}, parts=("B",))
+        updates, stuck = self.order("update", {**self.values("A", "")}, parts=("B",))
         if stuck:
             missing, hopeless = self.missing_accumulators(stuck)
-            return _Attempt(None, tuple(obstacle(self.axis, s) for s in hopeless), missing)
-        combines, stuck = self.order({**self.values("A", "_a"), **self.values("B", "_b")}, parts=())
+            return _Attempt(None, tuple(self.obstacle(s) for s in hopeless), missing)
+        combines, stuck = self.order(
+            "combine", {**self.values("A", "_a"), **self.values("B", "_b")}, parts=()
+        )
         if stuck:
-            return _Attempt(None, tuple(obstacle(self.axis, s) for s in stuck), ())
+            return _Attempt(None, tuple(self.obstacle(s) for s in stuck), ())
+        lost = [(s, total) for s in self.states if not s.auxiliary for total in self.guarded(s).lost]
+        if lost:
+            return _Attempt(None, tuple(unrestored(self.axis, *found) for found in lost), ())
         merge = Merge(
             tuple(self.update(*found) for found in updates),
             tuple(Combine(found[0].name, self.total(*found)) for found in combines),
@@ -253,7 +307,7 @@ class _Search:
         return _Attempt(merge, (), ())
 
     def order(
-        self, known: dict[int, Expr], parts: tuple[str, ...]
+        self, purpose: str, known: dict[int, Expr], parts: tuple[str, ...]
     ) -> tuple[list[tuple[State, Expr, bool]], tuple[State, ...]]:
         """The AB value of every state, in an order in which each reads only what is there, and whether all its
         exponents are at most 0; and the rest."""
@@ -270,6 +324,7 @@ class _Search:
                 break
             ready = min((s for s in rest if s.name in costs), key=lambda s: costs[s.name])
             key = self.root(ready, "AB")
+            self.engine.chose(f"{purpose} {ready.name}", best, key)
             found.append((ready, best.term(key), costs[ready.name][0] < UNPROVED_EXP))
             known = {**known, key: Local(f"{ready.name}_new", ready.dims)}
             rest.remove(ready)
@@ -313,7 +368,7 @@ class _Search:
             match node:
                 case Reduce(op, axis, body) if axis == self.axis:
                     name = f"{state.name}_tile" + (str(len(parts) + 1) if parts else "")
-                    parts.append(Part(name, op, guard_body(body, op, axis)[0]))
+                    parts.append(Part(name, op, guard_body(body, op, axis, _extremes(self.states)).body))
                     return Local(name, _dims(node, self.axes))
                 case _:
                     return node
@@ -321,26 +376,36 @@ class _Search:
         named = transform(value, step)
         return Update(state.name, tuple(parts), self.total(state, named, bounded))
 
+    def guarded(self, state: State) -> Guarded:
+        return guard_body(state.body, state.op, self.axis, _extremes(self.states))
+
     def total(self, state: State, value: Expr, bounded: bool) -> Expr:
+        if fold_of(state.op) is not None:  # its combination is total as it is written
+            return value
+        if self.guarded(state).inner:
+            # an infinite sum stays as it is: what others would move it by may have the other sign
+            others = [s.name for s in self.states if s.op == "sum" and s is not state]
+            value = finite_states(value, frozenset(n + end for n in others for end in ("", "_a", "_b")))
         return total_factors(guard_divisors(value, self.axis), state.op, bounded)
 
     def finish(self, state: State) -> Finish | None:
-        recover = guard_body(state.body, state.op, self.axis)[1]
-        if recover is None:
+        guarded = self.guarded(state)
+        if not guarded.recovers:
             return None
         value = Local(state.name, state.dims)
-        how = "add" if recovers_by_sum(state.body, state.op, self.axis) else "mul"
-        recovered = call(how, value, recover)
-        any_kept = _kept(state, self.axis)
+        recovered = guarded.recovered(value)
+        any_kept = _kept(state, self.axis, _extremes(self.states))
         if any_kept is not None:
             (flag,) = (s for s in self.states if s.auxiliary and (s.op, s.body) == ("max", any_kept.body))
             recovered = call("where", call("gt", Local(flag.name, flag.dims), Const(0)), recovered, value)
         return Finish(state.name, recovered)
 
 
-def obstacle(axis: str, state: State) -> Obstacle:
-    """The smallest part of the body that mixes a varying value with a state in a way no rule separates."""
-    separable = {"add", "sub", "mul", "div", "neg", "abs", "sq", "sqrt", "rsqrt", "exp", "log", "where"}
+def obstacle(axis: str, state: State, nonneg: Callable[[Expr], bool]) -> Obstacle:
+    """The smallest part of the body that mixes a varying value with a state in a way no rule separates.
+    `nonneg` tells of values that read states whether a fact says that they are at least 0."""
+    separable = {"add", "sub", "mul", "div", "neg", "abs", "sq", "sqrt", "rsqrt", "exp", "log", "where", PAIR}
+    parts = [part for part in contributions(Reduce(state.op, axis, state.body)) if reads_state(part)]
     mixed = [
         node
         for node in walk(state.body)
@@ -349,13 +414,50 @@ def obstacle(axis: str, state: State) -> Obstacle:
         and axis in free_axes(node)
         and node.fn not in separable
     ]
-    factor = mixed[0] if mixed else state.body
-    condition = (
-        f"no rule separates what varies along {axis} from the value of {_producers(factor)} in it"
-        if mixed
-        else f"no factor or term of it can leave the {state.op} over {axis}"
-    )
+    factor = mixed[0] if mixed else parts[0] if parts else state.body
+    unsigned = [
+        part for part in _where_signs_matter(state) for part in _fixed_factors(part, axis) if not nonneg(part)
+    ]
+    if unsigned:
+        condition = (
+            f"no fact says that {show(unsigned[0])} >= 0, so that it could leave the {state.op} over {axis}"
+        )
+    elif mixed:
+        condition = f"no rule separates what varies along {axis} from the value of {_producers(factor)} in it"
+    else:
+        condition = f"no factor or term of it can leave the {state.op} over {axis}"
     return Obstacle(Reduce(state.op, axis, state.body), factor, condition)
+
+
+def _where_signs_matter(state: State) -> Iterator[Expr]:
+    """Expressions out of which nonnegative factors alone may be taken: bodies of maxima, arguments of roots."""
+    if state.op in ("max", "min"):
+        yield state.body
+    for node in walk(state.body):
+        match node:
+            case Call("sqrt" | "rsqrt" | "log", (a,)):
+                yield a
+
+
+def _fixed_factors(expr: Expr, axis: str) -> Iterator[Expr]:
+    """Factors and divisors of a product that read states and do not vary along the axis."""
+    if reads_state(expr) and axis not in free_axes(expr):
+        yield expr
+        return
+    match expr:
+        case Call("mul" | "div", (a, b)):
+            yield from _fixed_factors(a, axis)
+            yield from _fixed_factors(b, axis)
+        case Call("neg", (a,)):
+            yield from _fixed_factors(a, axis)
+
+
+def unrestored(axis: str, state: State, total: Expr) -> Obstacle:
+    """What a guarded sum cannot be given back at the end."""
+    condition = (
+        f"no repair of the sum over {axis} restores it where a value or {_producers(total)} is infinite"
+    )
+    return Obstacle(Reduce(state.op, axis, state.body), total, condition)
 
 
 def _producers(expr: Expr) -> str:

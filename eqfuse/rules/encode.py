@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from eqfuse.rules.repair import guarded
+from eqfuse.rules.scope import current
+from eqfuse.terms.folds import PAIR, fold_of, packed, unpacked
 from eqfuse.terms.nodes import (
     CASTS,
     Call,
@@ -48,10 +50,11 @@ def quote(text: str) -> str:
 class Encoder:
     """Encodes expressions of one program; remembers what each leaf and number stands for.
 
-    Casts are transparent unless `strict_casts`.
+    Casts are transparent unless `strict_casts`. `axis` is the one that is split, None where all are whole.
     """
 
     strict_casts: bool = False
+    axis: str | None = None
     leaves: dict[str, Expr] = field(default_factory=dict)
     numbers: dict[str, Const] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -114,7 +117,9 @@ class Encoder:
                 return local[name]
             case Reduce(op, axis, body) if not opaque(expr):
                 text = f'(Red "{op}" "{axis}" "{part}" {terms[body]})'
-            case Call("div", (a, Size(axis))) if not opaque(expr) and _reads_reduction(a):
+            case Call("div", (a, Size(axis))) if (
+                self.axis in (None, axis) and not opaque(expr) and _folds(a, axis, local)
+            ):
                 # a mean: what divides a sum over a part is the number of positions of that part
                 text = f'(Mul {terms[a]} (Inv (Red "sum" "{axis}" "{part}" {ONE})))'
             case Call(fn, args) if not opaque(expr):
@@ -156,7 +161,7 @@ class Encoder:
 
     def facts(self, axes: Iterable[str]) -> list[str]:
         """Dependence of every leaf and number on every axis, and signs of numbers."""
-        for value in NUMBERS_OF_RULES:
+        for value in (*NUMBERS_OF_RULES, *current().numbers):
             self.number(value)
         lines: list[str] = []
         for text, const in self.numbers.items():
@@ -214,6 +219,12 @@ class Encoder:
             case "Delta", (), (a, b):  # total: where a term is infinite, 0 stands for it
                 safe = guarded("finite", a)
                 return safe if b is Const(0) else call("sub", safe, guarded("finite", b))
+            case "Apply2", (fn,), (a, b) if fn == PAIR:
+                return packed((a, b))
+            case "Apply2", (fn,), (a, b) if (found := fold_of(fn)) is not None:
+                fold, index = found
+                count = len(fold.state)
+                return fold.joined(unpacked(a, count), unpacked(b, count))[index]
             case "Apply1" | "Apply2", (fn,), _:
                 return call(fn, *args)
             case "Red", ("sum", axis, "ALL"), (Const(1),):
@@ -223,6 +234,14 @@ class Encoder:
         if head in _DECODE_UNARY:
             return call(_DECODE_UNARY[head], *args)
         return call(_DECODE_BINARY[head], *args)
+
+
+def _folds(expr: Expr, axis: str, local: Mapping[str, str]) -> bool:
+    """Whether `expr` reads a reduction over `axis`, as itself or as one of these states."""
+    return any(
+        (isinstance(node, Reduce) and node.axis == axis) or (isinstance(node, Local) and node.name in local)
+        for node in walk(expr)
+    )
 
 
 def _reads_reduction(expr: Expr) -> bool:

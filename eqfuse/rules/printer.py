@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from eqfuse.rules.merge import Group
+from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, children, replaced, walk
 from eqfuse.terms.printer import show
 
 
@@ -24,21 +26,46 @@ def show_group(group: Group) -> str:
     lines = [f"over {group.axis}:"]
     for state in group.states:
         note = "    # added to close the merge" if state.auxiliary else ""
-        lines.append(f"    {state.name} = {state.op}[{group.axis}]({show(state.body)}){note}")
+        lines.append(f"    {state.name} = {show(Reduce(state.op, group.axis, state.body))}{note}")
     if group.merge is None:
         lines.append("  not fused:")
         lines += [f"    {show(o.factor)}: {o.condition}" for o in group.obstacles]
         return "\n".join(lines)
     lines.append("  two parts a and b:")
-    lines += [f"    {c.state}_new = {show(c.value)}" for c in group.merge.combine]
+    lines += _section([(f"{c.state}_new", c.value) for c in group.merge.combine])
     lines.append("  what a loop has seen, and the next tile:")
+    steps: list[tuple[str, Expr]] = []
     for update in group.merge.update:
-        lines += [f"    {p.name} = {p.op}[{group.axis}]({show(p.body)})" for p in update.parts]
-        lines.append(f"    {update.state}_new = {show(update.value)}")
+        steps += [(part.name, Reduce(part.op, group.axis, part.body)) for part in update.parts]
+        steps.append((f"{update.state}_new", update.value))
+    lines += _section(steps)
     if group.merge.finish:
         lines.append("  at the end, where a factor was never invertible:")
-        lines += [f"    {f.state} = {show(f.value)}" for f in group.merge.finish]
+        lines += _section([(f.state, f.value) for f in group.merge.finish])
     return "\n".join(lines)
+
+
+def _section(steps: Sequence[tuple[str, Expr]]) -> Iterator[str]:
+    """Lines `name = value`; what several of them repeat is written once, before its first use, as r1, r2, ..."""
+    uses = Counter(part for node in walk(*(value for _, value in steps)) for part in children(node))
+    repeated = {node for node, count in uses.items() if count > 1 and _joins_states(node)}
+    names: dict[Expr, Expr] = {}
+    for name, value in steps:
+        for node in walk(value):
+            if node in repeated and node not in names:
+                text = show(replaced(node, names))
+                names[node] = Local(f"r{len(names) + 1}", ())
+                yield f"    {names[node]} = {text}"
+        yield f"    {name} = {show(replaced(value, names))}"
+
+
+def _joins_states(expr: Expr) -> bool:
+    """Whether `expr` is made of two states or more, and of nothing that varies."""
+    found = list(walk(expr))
+    return (
+        all(isinstance(n, Call | Local | Const) for n in found)
+        and sum(isinstance(n, Local) for n in found) > 1
+    )
 
 
 def why_not(groups: Iterable[Group]) -> tuple[str, ...]:

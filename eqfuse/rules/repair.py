@@ -3,12 +3,18 @@
 While a maximum is still -inf, or a scale still 0, the factor H(r) of a body g = H(r) * G(x) cannot be
 divided out later. Then the reduction has only seen its identity, so any finite factor is right
 (RedFuser, appendix A.1): H'(r) = H(r) where that is finite and not 0, else 1. Bodies and repairs both use
-H'; `recover` is H(r) / H'(r), 1 except where the guard was still active at the end, where it
-restores what the unfused program gives (usually NaN).
+H'; at the end H(r) / H'(r), 1 except where the guard was still active, restores what the unfused program
+gives (usually NaN). A term t of a sum that is infinite so far, as a maximum may be, is t' = 0 likewise, and t - t'
+is added at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+
+from eqfuse.terms.folds import fold_of
 from eqfuse.terms.nodes import (
     CASTS,
     REDUCTIONS,
@@ -19,11 +25,16 @@ from eqfuse.terms.nodes import (
     call,
     children,
     free_axes,
+    rebuild,
+    replaced,
     transform,
     walk,
 )
 
 GUARDS = ("finite", "invertible")
+
+NOTHING = {op: Const(REDUCTIONS[op]) for op in ("sum", "max")}
+"""What a mask drops for, so that it leaves a reduction as it is."""
 
 
 def reads_state(expr: Expr) -> bool:
@@ -33,55 +44,158 @@ def reads_state(expr: Expr) -> bool:
 
 def guarded(fn: str, value: Expr) -> Expr:
     """`finite(value)` or `invertible(value)`, where that can change the value."""
-    if isinstance(value, Const):
-        return value
-    inner = value.args[0] if isinstance(value, Call) and value.fn == fn else value
-    return call(fn, _finite_terms(inner) if fn == "finite" else inner)
-
-
-def _finite_terms(total: Expr) -> Expr:
-    """A sum with its terms guarded one by one where states meet: -inf + inf would be NaN, which `finite` keeps."""
-    match total:
-        case Call("add" | "sub" as fn, (a, b)) if reads_state(a) and reads_state(b):
-            return call(fn, guarded("finite", _finite_terms(a)), guarded("finite", _finite_terms(b)))
+    match value:
+        case Const():
+            return value
+        case Call(outer, _) if outer == fn:
+            return value
+        case Call("add" | "sub" as sign, (a, b)) if fn == "finite" and reads_state(value):
+            # term by term: -inf + inf would be NaN, and of a difference of two sums rules cancel common terms
+            return call(sign, guarded(fn, a), guarded(fn, b))
         case _:
-            return total
+            return call(fn, value)
 
 
-def guard_body(body: Expr, op: str, axis: str) -> tuple[Expr, Expr | None]:
-    """The body with H' for H, and H / H' (for max and min of sums: H - H'), None where nothing was guarded."""
-    if not reads_state(body):
-        return body, None
-    guarded, recover = _factors(body, axis)
-    if recover is None and op in ("max", "min"):
-        guarded, recover = _addends(body, axis)
-    guarded = guard_divisors(guarded, axis)
-    divisors = _divisors(body, axis)
-    for divisor in divisors:
-        undefined = call("div", call("invertible", divisor), divisor)
-        recover = undefined if recover is None else call("mul", recover, undefined)
-    return guarded, recover
+@dataclass(frozen=True)
+class Guarded:
+    """A body with H' for H. In the end its reduction is multiplied by `factor` and `term` is added; None where
+    nothing was guarded so. `inner` are sums with a guarded term inside other functions, `lost` those of them
+    whose infinity nothing restores."""
+
+    body: Expr
+    factor: Expr | None = None
+    term: Expr | None = None
+    inner: tuple[Expr, ...] = ()
+    lost: tuple[Expr, ...] = ()
+
+    @property
+    def recovers(self) -> bool:
+        return self.factor is not None or self.term is not None
+
+    def recovered(self, value: Expr) -> Expr:
+        """The exact value of the reduction from that of the guarded body."""
+        if self.factor is not None:
+            value = call("mul", value, self.factor)
+        return value if self.term is None else call("add", value, self.term)
 
 
-def kept(body: Expr, op: str, axis: str) -> Expr | None:
-    """1 where the masks around guarded values keep a position, else 0: what all masks drop needs no recovery.
-    None where nothing is guarded inside a mask."""
-    masks = [
-        node.args[0]
+Extremes = Mapping[str, Expr]
+"""The bodies of maxima and minima by the names under which they are read: states that are infinite at first."""
+
+
+def guard_body(body: Expr, op: str, axis: str, extremes: Extremes) -> Guarded:
+    """The body of a reduction over `axis`, made total in the states that it reads."""
+    if not reads_state(body) or fold_of(op) is not None:
+        return Guarded(body)
+    found, factor = _factors(body, axis)
+    term: Expr | None = None
+    inner: tuple[_Shift, ...] = ()
+    if factor is None and op in ("max", "min"):
+        found, term = _addends(body, axis)
+    elif op == "sum":
+        if factor is None:
+            found, term = _addends(body, axis, NOTHING["sum"], lambda addend: _reads(addend, extremes))
+        found, inner = _inner_addends(found, axis, extremes)
+    for shift in dict.fromkeys(shift.fixed for shift in inner):
+        undefined = call("mul", call("sub", shift, guarded("finite", shift)), Const(0))
+        term = _joined("add", term, undefined)
+    for divisor in _divisors(body, axis):
+        factor = _joined("mul", factor, call("div", call("invertible", divisor), divisor))
+    totals = frozenset(shift.total for shift in inner)
+    weighed = any(
+        shift.total in walk(a) and _can_be_infinite(b, axis, totals)
+        for shift in inner
         for node in walk(body)
-        if isinstance(node, Call) and node.fn == "where" and reads_state(node.args[1])
-    ]
-    if not masks or any(map(reads_state, masks)) or guard_body(body, op, axis)[1] is None:
+        if isinstance(node, Call) and node.fn == "mul"
+        for a, b in (node.args, node.args[::-1])
+    )
+    lost = tuple(shift.total for shift in inner if weighed or not shift.own)
+    return Guarded(guard_divisors(found, axis), factor, term, tuple(shift.total for shift in inner), lost)
+
+
+def _reads(expr: Expr, names: Extremes) -> bool:
+    return any(isinstance(node, Local) and node.name in names for node in walk(expr))
+
+
+@dataclass(frozen=True)
+class _Shift:
+    """`total` is the sum or difference of a varying value and `fixed`, which reads an extreme. It is an extreme of
+    that value itself (`own`) in x - max x: where the maximum is infinite one x is, and the difference NaN."""
+
+    total: Expr
+    fixed: Expr
+    own: bool
+
+
+def _inner_addends(body: Expr, axis: str, extremes: Extremes) -> tuple[Expr, tuple[_Shift, ...]]:
+    """Guards the extremes that are added to inside other functions."""
+    shifts: list[_Shift] = []
+
+    def shifted(node: Expr, varying: Expr, fixed: Expr) -> bool:
+        if not (_is_hoisted(fixed, axis) and _reads(fixed, extremes)) or guarded("finite", fixed) is fixed:
+            return False
+        bodies = {n: extremes[n.name] for n in walk(fixed) if isinstance(n, Local) and n.name in extremes}
+        own = isinstance(node, Call) and node.fn == "sub" and replaced(fixed, bodies) is varying
+        shifts.append(_Shift(node, fixed, own))
+        return True
+
+    def step(node: Expr) -> Expr:
+        match node:
+            case Call("add" | "sub" as sign, (a, b)) if axis in free_axes(node):
+                if shifted(node, a, b):
+                    return call(sign, a, guarded("finite", b))
+                if shifted(node, b, a):
+                    return call(sign, guarded("finite", a), b)
+        return node
+
+    return transform(body, step), tuple(shifts)
+
+
+def _can_be_infinite(factor: Expr, axis: str, totals: frozenset[Expr]) -> bool:
+    """Whether an infinite input may make `factor` infinite where none of these sums is: times one that is 0 for
+    now, that is NaN. Exponents in bodies are at most 0."""
+    if factor in totals or axis not in free_axes(factor):
+        return False
+    match factor:
+        case Call("exp", _):
+            return False
+        case Call(_, args):
+            return any(_can_be_infinite(arg, axis, totals) for arg in args)
+        case _:
+            return True
+
+
+def finite_states(value: Expr, names: frozenset[str]) -> Expr:
+    """`value` with these states guarded where they are read outside any guard."""
+    match value:
+        case Local(name, _) if name in names:
+            return guarded("finite", value)
+        case Call(fn, _) if fn in GUARDS:
+            return value
+        case _:
+            return rebuild(value, tuple(finite_states(part, names) for part in children(value)))
+
+
+def kept(body: Expr, op: str, axis: str, extremes: Extremes) -> Expr | None:
+    """1 where a guarded value is kept by the masks around it, else 0: what all masks drop needs no recovery.
+    None where nothing is guarded, or a guarded value is outside every mask."""
+    if not guard_body(body, op, axis, extremes).recovers:
         return None
-    found: Expr = Const(1)
-    for mask in masks:
-        found = call("where", mask, found, Const(0))
-    return found
-
-
-def recovers_by_sum(body: Expr, op: str, axis: str) -> bool:
-    """Whether the guard of this body is additive: recovered by adding, not by multiplying."""
-    return op in ("max", "min") and _factors(body, axis)[1] is None and _addends(body, axis)[1] is not None
+    always, never = Const(1), Const(0)
+    found: dict[Expr, Expr] = {}
+    for node in walk(body):
+        below = dict.fromkeys(found[child] for child in children(node))
+        match node:
+            case Local():
+                found[node] = always
+            case Call("where", (mask, a, b)) if not reads_state(mask) and reads_state(node):
+                found[node] = call("where", mask, found[a], found[b])
+            case _ if always in below:
+                found[node] = always
+            case _:
+                masked = [part for part in below if part is not never]
+                found[node] = reduce(partial(call, "maximum"), masked) if masked else never
+    return None if found[body] is always else found[body]
 
 
 def guard_divisors(expr: Expr, axis: str) -> Expr:
@@ -175,10 +289,10 @@ def _is_guarded(expr: Expr) -> bool:
     return isinstance(expr, Call) and expr.fn == "invertible"
 
 
-def _product(a: Expr | None, b: Expr | None) -> Expr | None:
+def _joined(fn: str, a: Expr | None, b: Expr | None) -> Expr | None:
     if a is None or b is None:
         return a or b
-    return call("mul", a, b)
+    return call(fn, a, b)
 
 
 def _factors(expr: Expr, axis: str) -> tuple[Expr, Expr | None]:
@@ -191,11 +305,11 @@ def _factors(expr: Expr, axis: str) -> tuple[Expr, Expr | None]:
     match expr:
         case Call("mul", (a, b)):
             (ga, ra), (gb, rb) = _factors(a, axis), _factors(b, axis)
-            return call("mul", ga, gb), _product(ra, rb)
+            return call("mul", ga, gb), _joined("mul", ra, rb)
         case Call("div", (a, b)):
             (ga, ra), (gb, rb) = _factors(a, axis), _factors(b, axis)
             inverse = None if rb is None else _reciprocal(rb)
-            return call("div", ga, gb), _product(ra, inverse)
+            return call("div", ga, gb), _joined("mul", ra, inverse)
         case Call("exp", (a,)):
             ga, ra = _addends(a, axis)
             return call("exp", ga), None if ra is None else call("exp", ra)
@@ -223,35 +337,44 @@ def _reciprocal(ratio: Expr) -> Expr:
             return call("div", Const(1), ratio)
 
 
-def _addends(expr: Expr, axis: str) -> tuple[Expr, Expr | None]:
-    """`expr` with every hoistable addend guarded, and the sum of addend - guarded addend."""
+def _addends(
+    expr: Expr,
+    axis: str,
+    dropped: Const = NOTHING["max"],
+    unsafe: Callable[[Expr], bool] = reads_state,
+) -> tuple[Expr, Expr | None]:
+    """`expr` with every `unsafe` hoistable addend guarded, and the sum of addend - guarded addend. What a mask drops
+    is `dropped`."""
+
+    def parts(inner: Expr) -> tuple[Expr, Expr | None]:
+        return _addends(inner, axis, dropped, unsafe)
+
     if not reads_state(expr):
         return expr, None
     if _is_hoisted(expr, axis):
-        safe = guarded("finite", expr)
+        safe = guarded("finite", expr) if unsafe(expr) else expr
         return safe, None if safe is expr else call("sub", expr, safe)
     match expr:
         case Call("add" | "sub" as fn, (a, b)):
-            (ga, ra), (gb, rb) = _addends(a, axis), _addends(b, axis)
+            (ga, ra), (gb, rb) = parts(a), parts(b)
             if rb is not None and fn == "sub":
                 rb = _negated(rb)
-            total = call("add", ra, rb) if ra is not None and rb is not None else ra or rb
-            return call(fn, ga, gb), total
+            return call(fn, ga, gb), _joined("add", ra, rb)
         case Call("neg", (a,)):
-            ga, ra = _addends(a, axis)
+            ga, ra = parts(a)
             return call("neg", ga), None if ra is None else _negated(ra)
         case Call("mul", (k, a)) if axis not in free_axes(k) and not reads_state(k):
-            ga, ra = _addends(a, axis)
+            ga, ra = parts(a)
             return call("mul", k, ga), None if ra is None else call("mul", k, ra)
-        case Call("mul", (a, k)) if axis not in free_axes(k) and not reads_state(k):
-            ga, ra = _addends(a, axis)
-            return call("mul", ga, k), None if ra is None else call("mul", ra, k)
+        case Call("mul" | "div" as fn, (a, k)) if axis not in free_axes(k) and not reads_state(k):
+            ga, ra = parts(a)
+            return call(fn, ga, k), None if ra is None else call(fn, ra, k)
         case Call(fn, (a,)) if fn in CASTS:
-            ga, ra = _addends(a, axis)
+            ga, ra = parts(a)
             return call(fn, ga), ra
-        case Call("where", (p, a, Const(value))) if value == float("-inf") and not reads_state(p):
-            ga, ra = _addends(a, axis)
-            return call("where", p, ga, Const(value)), ra
+        case Call("where", (p, a, b)) if b is dropped and not reads_state(p):
+            ga, ra = parts(a)
+            return call("where", p, ga, b), ra
         case _:
             return expr, None
 

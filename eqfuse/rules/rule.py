@@ -150,10 +150,10 @@ class _Pattern:
                         return f"(Mul {a} {b})"
                     case ast.Div():
                         return f"(Mul {a} (Inv {b}))"
-            case ast.Call(func=ast.Name(id="apply1"), args=[ast.Name(id=fn), a]):
-                return f"(Apply1 {fn} {self.expr(a)})"
-            case ast.Call(func=ast.Name(id="apply2"), args=[ast.Name(id=fn), a, b]):
-                return f"(Apply2 {fn} {self.expr(a)} {self.expr(b)})"
+            case ast.Call(func=ast.Name(id="apply1"), args=[fn, a]):
+                return f"(Apply1 {self.word(fn)} {self.expr(a)})"
+            case ast.Call(func=ast.Name(id="apply2"), args=[fn, a, b]):
+                return f"(Apply2 {self.word(fn)} {self.expr(a)} {self.expr(b)})"
             case ast.Call(func=ast.Name(id=fn), args=args) if fn in LOOP_NESTS:
                 return f"({LOOP_NESTS[fn]} {' '.join(map(self.axis, args))})"
             case ast.Call(func=ast.Name(id=fn), args=args) if fn in CONSTRUCTORS:
@@ -166,7 +166,18 @@ class _Pattern:
                     )
                 if op in REDUCTIONS:
                     return f'(Red "{op}" {self.domain(domain)} {self.expr(body)})'
+            case ast.Call(func=ast.Subscript(value=ast.Attribute() as op, slice=domain), args=[body]):
+                return f'(Red "{ast.unparse(op)}" {self.domain(domain)} {self.expr(body)})'
         raise ValueError(f"rule {self.rule}: {ast.unparse(node)} is not a pattern")
+
+    def word(self, node: ast.expr) -> str:
+        """The name of a function: a variable, or spelt out in quotes."""
+        match node:
+            case ast.Name(id=name):
+                return name
+            case ast.Constant(value=str(text)):
+                return f'"{text}"'
+        raise ValueError(f"rule {self.rule}: {ast.unparse(node)} is not the name of a function")
 
     def domain(self, node: ast.expr) -> str:
         match node:

@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from eqfuse.errors import BudgetError, EqfuseError
 from eqfuse.rules.rule import RELATIONS, RuleSet, prelude
+from eqfuse.rules.scope import current
 
 if TYPE_CHECKING:
     from egglog import bindings
 
-MAX_MATCHES = 200_000
-"""Matches of rules after which saturation is abandoned and reported; a match adds a node or a fact at most."""
+MAX_MATCHES = 12_000
+"""Matches of rules after which saturation is abandoned and reported; a match adds a node or a fact at most. The
+largest program of the tests and benchmarks needs 2,700."""
+
+MAX_TERMS = 1_500
+"""Terms and facts that an e-graph starts with; declaring them takes time that grows with their square."""
 
 MAX_ROUNDS = 100
+
+TOO_LARGE = "the program is too large for the budget: compile parts of it apart"
+
+MAX_DECLARED = 12
+"""Declared e-graphs that are kept: those of compiling, of explaining, and a few of changed rule sets."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,9 @@ class Saturation:
     _commands: dict[str, Any] = field(default_factory=dict)
 
     def run(self, program: Sequence[str]) -> None:
-        """Terms and facts as egglog commands."""
+        """Terms and facts as egglog commands. Raises BudgetError where they are too many."""
+        if len(program) > MAX_TERMS:
+            raise BudgetError(f"the program has {len(program)} terms, more than {MAX_TERMS}", hint=TOO_LARGE)
         self.graph.run_program(*self.graph.parse_program("\n".join(program)))
 
     def saturate(self) -> None:
@@ -90,8 +102,9 @@ class Saturation:
         self.report.saturated = not updated
         if updated:
             raise BudgetError(
-                f"saturation stopped after {self.report.rounds} rounds and {sum(self.report.matches.values())} matches",
-                hint="the program is too large for the budget: compile parts of it apart",
+                f"saturation stopped after {self.report.rounds} rounds and {sum(self.report.matches.values())} matches"
+                + current().blame(self.report.matches),
+                hint=TOO_LARGE,
             )
 
     def _step(self, ruleset: RuleSet) -> bool:
@@ -156,8 +169,8 @@ _lock = threading.RLock()
 @contextmanager
 def session(rulesets: tuple[RuleSet, ...], declarations: str | None = None) -> Iterator[Saturation]:
     """A fresh e-graph under these rules, declared by `prelude` or by the text that is given. Declaring rules
-    costs more than running a program, so the declared e-graph is kept and what a program adds to it is popped
-    afterwards."""
+    costs more than running a program, so the last `MAX_DECLARED` declared e-graphs are kept and what a program
+    adds to one is popped afterwards."""
     key = rulesets, declarations
     with _lock:
         if key not in _declared:
@@ -167,8 +180,10 @@ def session(rulesets: tuple[RuleSet, ...], declarations: str | None = None) -> I
                 raise EqfuseError("egglog is not installed", hint="pip install egglog") from error
             fresh = bindings.EGraph()
             fresh.run_program(*fresh.parse_program(declarations or prelude(rulesets)))
+            while len(_declared) >= MAX_DECLARED:
+                del _declared[next(iter(_declared))]
             _declared[key] = fresh
-        graph = _declared[key]
+        graph = _declared[key] = _declared.pop(key)  # the last one used is dropped last
         graph.run_program(*graph.parse_program("(push)"))
         try:
             yield Saturation(graph, rulesets)

@@ -6,7 +6,11 @@ e = c + m with c fixed along X.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
+from eqfuse.terms.folds import PAIR, fold_of
+from eqfuse.terms.nodes import Reduce
 
 SPLIT = RuleSet(
     "split",
@@ -23,6 +27,36 @@ SPLIT = RuleSet(
         ),
     ),
 )
+
+
+def split_rules(reduces: Iterable[Reduce]) -> tuple[RuleSet, ...]:
+    """The same for the state variables of registered folds: each of the union is a combination of all of both parts.
+
+    The combination stays one function of its author's: it is written out when it leaves the e-graph, so that no rule
+    rearranges its arithmetic.
+    """
+    folds = dict.fromkeys(found[0] for reduce in reduces if (found := fold_of(reduce.op)) is not None)
+    rules: list[Rule] = []
+    for fold in folds:
+        sides = [_packed_text([f"{op}[{part}](e)" for op in fold.ops]) for part in ("A", "B")]
+        rules += [
+            Rewrite(
+                f"split-{op}",
+                f"{op}[AB](e)",
+                f'apply2("{op}", {", ".join(sides)})',
+                (),
+                f"{fold.name} of a disjoint union",
+            )
+            for op in fold.ops
+        ]
+    return (RuleSet("folds", tuple(rules)),) if rules else ()
+
+
+def _packed_text(parts: Sequence[str]) -> str:
+    *first, text = parts
+    for part in reversed(first):
+        text = f'apply2("{PAIR}", {part}, {text})'
+    return text
 
 
 REPAIR = RuleSet(
@@ -108,7 +142,7 @@ def _recentring() -> tuple[Rule, ...]:
         "r == sum[P](f)",
         "factor(f, h, P)",
         "addends(h, k, m, P)",
-        "k != 0",
+        "cascaded(k, P)",
         "varies(m, P)",
     )
     rules += [
@@ -158,8 +192,8 @@ def _recentring() -> tuple[Rule, ...]:
             why,
         )
         for op, out, why in (
-            ("sum", "0", "infinite only where a value that the mask keeps is"),
-            ("max", "-inf", "infinite only where a value that the mask keeps is, or none is kept"),
+            ("sum", "0", "made of what the mask keeps alone"),
+            ("max", "-inf", "made of what the mask keeps alone"),
         )
     ]
     rules += [

@@ -1,0 +1,67 @@
+"""Programs whose infinities a merge could get wrong: every schedule that there is agrees with the program in the field,
+on lines of -inf too, and what is not fused says why."""
+
+from __future__ import annotations
+
+import pytest
+
+import eqfuse as eq
+from eqfuse.errors import ScheduleError
+
+FUSED = {
+    "factor under a mask": """
+        c = min[j](x[j])
+        e = sum[j](where(x[j] > 0, x[j] * c, 0))
+        """,
+    "offset of the scores": "a[i] = logsumexp[k](x[i,k] - y[i])",
+    "sum with a maximum": """
+        a[j,i] = where(N(j) > 0, max[i](-1), sq(gelu(x[j,i])))
+        b[j] = sum[i](max[i](1 + x[j,i]) + a[j,i])
+        """,
+    "distances from the largest": "y[i] = sum[j](sq(x[i,j] - max[j](x[i,j])))",
+    "distances from another": "y[i] = sum[j](u[i,j] - max[j](x[i,j]))",
+    "temperature": """
+        e[i,j] = exp((x[i,j] - max[j](x[i,j])) / t)
+        y[i,j] = e[i,j] / sum[j](e[i,j])
+        """,
+    "masks beside what is not masked": """
+        s[i] = max[j](abs(x[i,j]))
+        y[i] = sum[j](x[i,j] / s[i] * where(u[i,j] > 0, x[i,j] / s[i], 0))
+        """,
+    "deviation over two axes": "a = std[i,j]((sq(0.1) * (x[j] * 0.5)) + 0.1)",
+}
+
+UNFUSED = {
+    "term under another mask": (
+        """
+        c = min[j](x[j])
+        e = sum[j](where(x[j] > 0, -(x[j] + c), 0))
+        """,
+        "no factor or term of it can leave the sum over j",
+    ),
+    "squared distances from another": (
+        "y[i] = sum[j](sq(u[i,j] - max[j](x[i,j])))",
+        "no repair of the sum over j restores it where a value or max_j is infinite",
+    ),
+    "weighted distances": (
+        "y[i] = sum[j](u[i,j] * (x[i,j] - max[j](x[i,j])))",
+        "no repair of the sum over j restores it where a value or max_j is infinite",
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", ["rolling", "split_k", "resident"])
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_fused_is_verified(name: str, schedule: str) -> None:
+    assert eq.compile(FUSED[name], target="cpu", prefer=schedule).certificate.ok
+
+
+@pytest.mark.parametrize("name", UNFUSED)
+def test_what_is_not_fused_says_why(name: str) -> None:
+    source, condition = UNFUSED[name]
+    with pytest.raises(ScheduleError, match="there is no rolling plan") as caught:
+        eq.compile(source, target="cpu", prefer="rolling")
+    assert condition in str(caught.value)
+    kernel = eq.compile(source, target="cpu")
+    assert kernel.certificate.ok
+    assert any(condition in sentence for sentence in kernel.why_not())
