@@ -123,9 +123,9 @@ def expected(
     """What the program's outputs must be. Raises EqfuseError where the inputs do not fit the program."""
     exact = reference(program, tensors, scalars, sizes)
     exact = exact if isinstance(exact, tuple) else (exact,)
-    arithmetic = "f64" if "f64" in dtypes.values() else "f32"
+    arithmetic = _arithmetic(dtypes)
     extents = bind(program, {name: tuple(t.shape) for name, t in tensors.items()}, sizes, scalars)
-    wide = {n: _as_float64(t) if t.is_floating_point() else t.numpy() for n, t in tensors.items()}
+    wide = _wide(tensors)
     narrow = (
         wide
         if arithmetic == "f64"
@@ -133,12 +133,32 @@ def expected(
     )
     domain = FloatDomain("float64" if arithmetic == "f64" else "float32")
     unfused = evaluate(program, narrow, scalars, extents, domain)
-    rounded = _with_rounded_operands(program, dtypes)
-    runs = [evaluate(rounded, wide, scalars, extents, Disturbed(arithmetic, n)) for n in range(RUNS)]
+    runs = disturbed(program, tensors, scalars, extents, dtypes)
     return tuple(
         _expected(output.name, value, unfused[output.name], [run[output.name] for run in runs])
         for output, value in zip(program.outputs, exact, strict=True)
     )
+
+
+def disturbed(
+    program: Program,
+    tensors: Mapping[str, torch.Tensor],
+    scalars: Mapping[str, float],
+    extents: Mapping[str, int],
+    dtypes: Mapping[str, str],
+) -> list[dict[str, Array]]:
+    """The outputs of `RUNS` runs in which every operation is off by a unit of the kernel's rounding."""
+    rounded, wide = _with_rounded_operands(program, dtypes), _wide(tensors)
+    arithmetic = _arithmetic(dtypes)
+    return [evaluate(rounded, wide, scalars, extents, Disturbed(arithmetic, n)) for n in range(RUNS)]
+
+
+def _arithmetic(dtypes: Mapping[str, str]) -> str:
+    return "f64" if "f64" in dtypes.values() else "f32"
+
+
+def _wide(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    return {n: _as_float64(t) if t.is_floating_point() else t.numpy() for n, t in tensors.items()}
 
 
 def _expected(name: str, exact: Array, unfused: Array, runs: Sequence[Array]) -> Expected:

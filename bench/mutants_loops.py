@@ -17,6 +17,7 @@ from bench.mutants_terms import (
 from bench.mutation import Mutant, Same, Step, everywhere, in_bodies, in_statements
 from eqfuse.loops.nodes import Carried, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.walk import expressions
+from eqfuse.terms.folds import identity
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Size, call, replaced, walk
 
 Statements = tuple[Stmt, ...]
@@ -68,22 +69,64 @@ def _identities(numbers: Callable[[float], float | None]) -> Callable[[Nest], It
     return _on_loops(change)
 
 
-def _range(start: int, stop: int, *, unit: bool) -> Callable[[Nest], Iterator[Nest]]:
+def _range(start: int, stop: int) -> Callable[[Nest], Iterator[Nest]]:
     """Loops that begin or end some positions off."""
 
     def moved(bound: Expr, by: int) -> Expr:
         return call("add", bound, Const(by)) if by else bound
 
     def change(loop: Loop) -> Iterator[Loop]:
-        if loop.unit is unit:
+        if not loop.unit:
             yield replace(loop, start=moved(loop.start, start), stop=moved(loop.stop, stop))
 
     return _on_loops(change)
 
 
-def _shards_overlap(loop: Loop) -> Iterator[Loop]:
-    if not loop.unit and not isinstance(loop.stop, Size):
-        yield replace(loop, stop=call("minimum", call("add", loop.stop, Const(1)), Size(loop.axis)))
+def _chooses(new: Expr | None) -> bool:
+    """Whether a carried value is one of two, as a maximum is: folding a position twice changes nothing."""
+    match new:
+        case Call("maximum" | "minimum", _):
+            return True
+        case Call("where", (_, Local(), Local())):
+            return True
+        case _:
+            return False
+
+
+def _shards_overlap(nest: Nest) -> Iterator[Nest | Same]:
+    extremes: list[Same] = []
+
+    def change(loop: Loop) -> Iterator[Loop]:
+        if loop.unit or isinstance(loop.stop, Size):
+            return
+        values = {stmt.name: stmt.expr for stmt in loop.body if isinstance(stmt, Let)}
+        news = [values.get(carried.next) for carried in loop.carried]
+        if all(map(_chooses, news)):
+            extremes.append(Same("a max may be folded twice"))
+        else:
+            yield replace(loop, stop=call("minimum", call("add", loop.stop, Const(1)), Size(loop.axis)))
+
+    yield from _on_loops(change)(nest)
+    yield from extremes[:1]
+
+
+def _shard_missed(first: bool) -> Callable[[Nest], Iterator[Nest]]:
+    """A fold over shards takes its identity for the first of them, or the last."""
+
+    def mutate(nest: Nest) -> Iterator[Nest]:
+        shards = dict(nest.shards)
+
+        def step(node: Expr) -> Iterator[Expr]:
+            match node:
+                case Reduce(op, axis, body) if axis in shards:
+                    at = Axis(axis)
+                    last = call("sub", Size(axis), Const(1))
+                    kept = call("gt", at, Const(0)) if first else call("lt", at, last)
+                    yield Reduce(op, axis, call("where", kept, body, identity(op)))
+
+        return _in_expressions(step)(nest)
+
+    return mutate
 
 
 def _last_shard_ragged(nest: Nest) -> Iterator[Nest]:
@@ -210,11 +253,11 @@ def _mutant(name: str, what: str, mutate: Callable[[Nest], Iterable[Nest | Same]
 MUTANTS = (
     _mutant("wrong identity", "a carried sum starts at 1, a maximum at 1", _identities(OTHER_IDENTITY.get)),
     _mutant("finite identity", "a maximum starts at -1e30", _finite),
-    _mutant("first position missed", "a loop starts one late", _range(1, 0, unit=False)),
-    _mutant("ragged tail missed", "a loop stops one early", _range(0, -1, unit=False)),
-    _mutant("first shard missed", "shards are joined from the second on", _range(1, 0, unit=True)),
-    _mutant("last shard missed", "the last shard is not joined", _range(0, -1, unit=True)),
-    _mutant("shards overlap", "a shard ends one position inside the next", _on_loops(_shards_overlap)),
+    _mutant("first position missed", "a loop starts one late", _range(1, 0)),
+    _mutant("ragged tail missed", "a loop stops one early", _range(0, -1)),
+    _mutant("first shard missed", "shards are joined from the second on", _shard_missed(first=True)),
+    _mutant("last shard missed", "the last shard is not joined", _shard_missed(first=False)),
+    _mutant("shards overlap", "a shard ends one position inside the next", _shards_overlap),
     _mutant("rest of the shards missed", "n // s positions per shard, rounded down", _last_shard_ragged),
     _mutant("one shard for all", "the first shard's states are joined every time", _first_shard_for_all),
     _mutant("fold changed", "max becomes min, sum becomes max", _in_expressions(fold_changed)),

@@ -10,7 +10,8 @@ from typing import TypeVar
 from bench.mutants_terms import swapped_operands
 from bench.mutation import Mutant, Same, Step, even_in, everywhere
 from eqfuse.rules.merge import Combine, Group, Merge, State, Update
-from eqfuse.terms.nodes import COMBINE, REDUCTIONS, Call, Const, Expr, Local, call, children, replaced, walk
+from eqfuse.terms.folds import identity
+from eqfuse.terms.nodes import COMBINE, Call, Const, Expr, Local, call, children, replaced, walk
 
 S = TypeVar("S", Update, Combine)
 Change = Callable[[Group, Expr, State], Iterable[Expr | Same]]
@@ -97,7 +98,7 @@ def _lost(suffix: str) -> Change:
         name = f"{state.name}{suffix}"
         reads = {node for node in walk(value) if isinstance(node, Local) and node.name == name}
         if reads:
-            yield replaced(value, {node: Const(REDUCTIONS[state.op]) for node in reads})
+            yield replaced(value, {node: identity(state.op) for node in reads})
 
     return change
 
@@ -186,7 +187,7 @@ def _tile_lost(group: Group) -> Iterator[Group | Same]:
     def change(_: Group, value: Expr, state: State) -> Iterator[Expr]:
         for update in _merge(group).update:
             for part in update.parts if update.state == state.name else ():
-                yield replaced(value, {Local(part.name, state.dims): Const(REDUCTIONS[part.op])})
+                yield replaced(value, {Local(part.name, state.dims): identity(part.op)})
 
     return _in_updates(change)(group)
 

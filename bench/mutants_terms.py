@@ -86,7 +86,7 @@ def divisor_dropped(node: Expr) -> Iterator[Expr]:
 
 def fold_changed(node: Expr) -> Iterator[Expr]:
     match node:
-        case Reduce(op, axis, body):
+        case Reduce(op, axis, body) if op in OTHER_FOLD:
             yield Reduce(OTHER_FOLD[op], axis, body)
 
 

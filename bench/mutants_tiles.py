@@ -112,7 +112,9 @@ def _padding_folded(program: TileProgram) -> Iterator[TileProgram | Same]:
         def fold(stmt: Stmt) -> Iterator[Statements]:
             match stmt:
                 case Let(_, ReduceTile(fn, value, _) as op) if (inner := unfilled(value)) is not None:
-                    if _identity_already(fn, inner, ops):
+                    if _identity_already(fn, inner, ops) or (
+                        fn == "max" and _is_magnitude(inner, ops, program)
+                    ):
                         harmless.append(Same("what is past the end is the identity already"))
                     else:
                         yield (replace(stmt, op=replace(op, value=inner)),)
@@ -153,6 +155,48 @@ def _identity_already(fold: str, value: Value, ops: Mapping[str, Op]) -> bool:
     # A number that no position reaches is the least of the positions past the end.
     position = fold == "min" and value.dtype in INTEGERS
     return position or (_is_zero(value, ops) and (fold == "sum" or (fold == "max" and magnitude)))
+
+
+def _is_magnitude(value: Value, ops: Mapping[str, Op], program: TileProgram) -> bool:
+    """Whether a value is 0 past the end, and elsewhere what other kernels stored as a largest magnitude."""
+    match ops.get(value.name):
+        case LoadTile(tensor, _, Value(), 0.0):
+            bodies = [kernel.body for kernel in program.kernels]
+            stores = [
+                (stmt.value, body)
+                for body in bodies
+                for stmt in nested(body)
+                if isinstance(stmt, Store) and stmt.tensor == tensor
+            ]
+            return bool(stores) and all(_is_largest_magnitude(stored, body) for stored, body in stores)
+    return False
+
+
+def _is_largest_magnitude(value: Value, body: Statements) -> bool:
+    """Whether a value is a maximum of magnitudes: not negative, unless there are none."""
+    ops = _defined(body)
+    following = {
+        carried.value.name: carried.next
+        for stmt in nested(body)
+        if isinstance(stmt, For)
+        for carried in stmt.carried
+    }
+
+    def found(value: Value, seen: frozenset[str]) -> bool:
+        if value.name in seen:
+            return False
+        if value.name in following:
+            return found(following[value.name], seen | {value.name})
+        match ops.get(value.name):
+            case Elementwise("abs" | "sq", _):
+                return True
+            case Elementwise("maximum", args):
+                return any(found(arg, seen) for arg in args)
+            case Elementwise("where", (_, inner, _)) | ReduceTile("max", inner, _):
+                return found(inner, seen)
+        return False
+
+    return found(value, frozenset())
 
 
 def _padding_of_ones(program: TileProgram) -> Iterator[TileProgram | Same]:

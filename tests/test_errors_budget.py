@@ -26,6 +26,28 @@ def test_temporaries_that_double_are_a_budget_error(step: str) -> None:
     )
 
 
+def exponentials(count: int) -> str:
+    step = "a{0}[i] = sum[j](exp(x[i,j] - a{1}[i]))"
+    return "\n".join(
+        ["a0[i] = sum[j](x[i,j])", *(step.format(k, k - 1) for k in range(1, count)), f"return a{count - 1}"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "why"),
+    [
+        (8, r"saturation stopped after \d+ rounds and 12\d\d\d matches"),
+        (20, r"the program has \d+ terms, more than 1500"),
+        (40, r"the program has \d+ terms, more than 1500"),
+    ],
+)
+def test_a_chain_of_cascades_is_a_budget_error(count: int, why: str) -> None:
+    """The budget is counted and not timed: the same program, the same answer."""
+    hint = "the program is too large for the budget: compile parts of it apart"
+    with pytest.raises(BudgetError, match=f"^{why}\n{hint}$"):
+        eq.compile(exponentials(count), target="cpu")
+
+
 def test_a_chain_within_the_budget_works() -> None:
     x = torch.rand(7) + 0.5
     found = eq.compile(chain(9, "sqrt({0}[i] * {0}[i])"), target="cpu")(x=x)

@@ -318,3 +318,32 @@ def test_no_bound_is_claimed_for_comparisons_in_floats() -> None:
     certificate = equivalent(ENTROPY, ENTROPY)
     assert certificate.ok and certificate.bound == 1.0
     assert "compared in float64 only" in str(certificate) and "no bound claimed" in str(certificate)
+
+
+def chain(count: int) -> str:
+    """Sums of exponentials of differences from the sum before: every exponent has lost its residue modulo q."""
+    lines = [f"a{k}[i] = sum[j](exp(x[i,j] - a{k - 1}[i]))" for k in range(1, count)]
+    return "\n".join(["a0[i] = sum[j](x[i,j])", *lines, f"return a{count - 1}"])
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_a_stabilised_exponential_of_a_lost_difference_is_the_plain_one(count: int) -> None:
+    """exp(x - c) = exp(m - c) * exp((x - c) - (m - c)), c without a residue modulo q."""
+    last, c = count - 1, f"a{count - 2}[i]"
+    stable = f"exp(m[i] - {c}) * sum[j](exp((x[i,j] - {c}) - (m[i] - {c})))"
+    shifted = chain(count).replace(
+        f"a{last}[i] = sum[j](exp(x[i,j] - {c}))", f"m[i] = max[j](x[i,j])\na{last}[i] = {stable}"
+    )
+    assert equivalent(chain(count), shifted)
+    assert not equivalent(chain(count), shifted.replace(f"exp(m[i] - {c})", "exp(m[i])"))
+
+
+def test_exponents_without_residue_add_up() -> None:
+    roots = "u[i] = sqrt(x[i])\nv[i] = sqrt(y[i])\n"
+    left = roots + "z[i] = exp(u[i] + v[i] - x[i])"
+    assert equivalent(left, roots + "z[i] = exp(u[i]) / exp(x[i] - v[i])")
+    assert equivalent(
+        left, roots + "z[i] = exp(where(x[i] > 1, u[i], u[i] - 1) + v[i] - x[i]) * where(x[i] > 1, 1, exp(1))"
+    )
+    assert not equivalent(left, roots + "z[i] = exp(u[i] - v[i] - x[i])")
+    assert not equivalent(left, roots + "z[i] = exp(u[i]) / exp(y[i] - v[i])")

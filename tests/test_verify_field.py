@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eqfuse.verify.field import TWISTED, UNDEFINED, FieldArray, FieldDomain, P, Q
+from eqfuse.verify.field import SIGNED, TWISTED, UNDEFINED, FieldArray, FieldDomain, P, Q
 from eqfuse.verify.modular import SquareGroup, inverse, power
 
 SHAPE = (16, 3, 7)
@@ -244,3 +244,20 @@ def test_seeds_change_omega_and_the_opaque_functions() -> None:
     x = first.full((1,), 0.75)
     assert first.call("erf", [x]).p != second.call("erf", [x]).p
     assert first.call("erf", [x]).p == FieldDomain(seed=1).call("erf", [x]).p
+
+
+def test_a_logarithm_of_a_non_square_has_lost_a_sign_that_only_its_exponential_shows(
+    domain: FieldDomain, rng: np.random.Generator
+) -> None:
+    x, y = drawn(domain, rng, positive=True), drawn(domain, rng, positive=True)
+    total = domain.call("add", [x, y])
+    log = domain.call("log", [total])
+    assert log.lacks(TWISTED).all() and not log.lacks(SIGNED).all() and not log.rooted
+    halves = domain.call(
+        "add", [domain.call("log", [domain.call("div", [total, y])]), domain.call("log", [y])]
+    )
+    np.testing.assert_array_equal(log.q, halves.q)
+    back = domain.call("exp", [log])
+    np.testing.assert_array_equal(back.p == total.p, log.lacks(SIGNED))
+    np.testing.assert_array_equal(back.lacks(TWISTED), log.lacks(SIGNED))
+    assert back.rooted

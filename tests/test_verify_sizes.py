@@ -72,3 +72,16 @@ def test_without_verification_the_call_names_the_read() -> None:
     kernel = eq.compile("y[i] = x[i + 1] + x[i]", target="cpu", verify=False)
     with pytest.raises(BindError, match="reads positions 1 to 5 of dimension 0 of 'x', which has size 5"):
         kernel(x=torch.randn(5))
+
+
+def test_every_axis_has_several_blocks_but_a_column_of_products() -> None:
+    """A block of a grid axis that starts at the wrong position is seen only where there is a second one."""
+    two = small_extents(parse("y[i,k] = sum[j](x[i,j] * w[j,k])"))
+    assert min(two["i"], two["k"]) > 2
+    alike = small_extents(parse("y[a,b,c] = x[a,b,c] + 1"))
+    assert min(alike.values()) > 2
+    heads = small_extents(
+        parse("s[h,i,j] = sum[d](q[h,i,d] * k[h//2,j,d])\ny[h,i,e] = sum[j](exp(s[h,i,j]) * v[h//2,j,e])")
+    )
+    assert heads["e"] == 2 and sorted(heads.values()) == [2, 3, 5, 7, 11]
+    assert heads["j"] < heads["d"]  # more is computed along j

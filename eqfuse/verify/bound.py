@@ -70,10 +70,11 @@ class Bound:
     calls: int = 0
     repeats: bool = True
 
-    def after(self, compared: int, drawn: int | None = None) -> float:
+    def after(self, compared: int, drawn: int | None = None, looks: int = 1) -> float:
         """The bound after so many comparisons, in trials of which so many were drawn (as many, by default).
 
-        What could not be compared was drawn again, so that every choice of the compared ones counts.
+        What could not be compared was drawn again, so that every choice of the compared ones counts; so does
+        every round after which there was a look at whether to go on.
         """
         drawn = compared if drawn is None else drawn
         if compared < 1 or self.per_trial >= 1.0:
@@ -82,12 +83,12 @@ class Bound:
             return self.per_trial if compared == drawn else 1.0
         if self.per_trial == 0.0:
             return 0.0
-        exponent = math.log(math.comb(drawn, compared)) + compared * math.log(self.per_trial)
-        return math.exp(min(0.0, exponent))
+        choices = looks * math.comb(drawn, compared)
+        return math.exp(min(0.0, math.log(choices) + compared * math.log(self.per_trial)))
 
-    def reaches(self, requested: float, compared: int, drawn: int) -> bool:
+    def reaches(self, requested: float, compared: int, drawn: int, looks: int = 1) -> bool:
         """Whether the bound is met, or no number of trials meets it."""
-        return not self.repeats or self.per_trial >= 0.5 or self.after(compared, drawn) <= requested
+        return not self.repeats or self.per_trial >= 0.5 or self.after(compared, drawn, looks) <= requested
 
 
 @dataclass(frozen=True)
@@ -98,55 +99,54 @@ class Side:
     extents: Mapping[str, int]
 
 
-def acceptance_bound(
+def acceptance_bounds(
     programs: Sequence[Side],
     reference: Counted,
-    candidate: Counted,
+    candidates: Sequence[Counted],
     q: int = Q,
     *,
     strict_casts: bool = False,
-) -> Bound:
-    """The bound for the worst output element of a candidate against a reference.
+) -> list[Bound]:
+    """For each candidate, the bound for its worst output element against the reference.
 
-    `programs` are those that the two were made from: a candidate that comes from the first one's program is
+    `programs` are those that both were made from: a candidate that comes from the first one's program is
     taken to exponentiate sums and differences of what that program does, and to call uninterpreted
     functions no more often.
     """
     calls = [_values(side, lambda node: _hashes(node, strict_casts)) for side in programs]
-    least = _values(programs[0], lambda node: int(node.fn in ("sqrt", "rsqrt")))
     difference = _Difference(
         reference,
-        candidate,
-        least,
+        _values(programs[0], lambda node: int(node.fn in ("sqrt", "rsqrt"))),
         2 * calls[0] if len(calls) == 1 else sum(calls),
         _independent([atom for side in programs for atom in _side_atoms(side)]),
         q,
     )
-    bounds = [
-        difference.bound(form, candidate.forms[name])
-        for name, form in reference.forms.items()
-        if name in candidate.forms
-    ]
-    return max(
-        bounds, key=lambda bound: bound.per_trial, default=Bound(0, 0, 1.0, NONE.format(why="no output"))
-    )
+    return [difference.worst(candidate) for candidate in candidates]
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """Two runs, and what the programs tell: square roots that an element of the reference has at most, values of
-    uninterpreted functions in the difference, and whether all exponents are independent."""
+    """The run of the reference, and what the programs tell: square roots that an element of the reference has at
+    most, values of uninterpreted functions in a difference, and whether all exponents are independent."""
 
     reference: Counted
-    candidate: Counted
     reference_roots: int
     calls: int
     independent: bool
     q: int
 
-    def bound(self, left: Form, right: Form) -> Bound:
-        """The bound for one output."""
-        exponent = max(self.reference.exponent, self.candidate.exponent)
+    def worst(self, candidate: Counted) -> Bound:
+        """The bound for the output for which it is largest."""
+        bounds = [
+            self._bound(candidate, form, candidate.forms[name])
+            for name, form in self.reference.forms.items()
+            if name in candidate.forms
+        ]
+        nothing = Bound(0, 0, 1.0, NONE.format(why="no output"))
+        return max(bounds, key=lambda bound: bound.per_trial, default=nothing)
+
+    def _bound(self, candidate: Counted, left: Form, right: Form) -> Bound:
+        exponent = max(self.reference.exponent, candidate.exponent)
         roots = min(left.roots, self.reference_roots) + right.roots
         terms = left.terms_above * right.terms_below + right.terms_above * left.terms_below
         degree = left.weight + right.weight
@@ -164,15 +164,23 @@ class _Difference:
         if degree == 0:
             return none("the orders of values decide an output, not its residues")
         logarithm = left.logarithm or right.logarithm
-        if self.reference.discrete or self.candidate.discrete:
+        # Logarithms agree where what they are of agrees up to its sign.
+        degree *= 2 if logarithm else 1
+        if self.reference.discrete or candidate.discrete:
             return none("a logarithm is multiplied by something")
         factor = 2 * exponent if exponent else 1.0
+        argument, argument_roots = self._argument(candidate)
+        pairs = math.comb(self.calls, 2)
         vanishing = math.pow(2, min(roots, 1000)) * degree * factor / (self.q - 1)
-        collisions = math.comb(self.calls, 2) * self._argument() * factor / (self.q - 1)
+        collisions = math.pow(2, min(argument_roots, 1000)) * pairs * argument * factor / (self.q - 1)
         if self.independent:
             per_trial = vanishing + collisions
             if per_trial < 1:
                 return found(per_trial, SCHWARTZ_ZIPPEL, repeats=True)
+            if (degree + pairs * argument) * factor < self.q - 1:
+                return none(
+                    f"a factor of 2 for each of {max(roots, argument_roots):.0f} square roots is too much"
+                )
             return none("the program is too large at these sizes for the primes")
         if logarithm:
             return none("exponents depend on each other, and a logarithm is taken")
@@ -182,11 +190,11 @@ class _Difference:
             return found(per_trial, MIRAGE, repeats=False)
         return none("exponents depend on each other, and there are too many for Mirage's Theorem 3")
 
-    def _argument(self) -> float:
-        """Degree of the difference of two arguments of uninterpreted functions, without roots."""
-        one, other = self.reference, self.candidate
+    def _argument(self, candidate: Counted) -> tuple[float, float]:
+        """Degree of the difference of two arguments of uninterpreted functions, and the roots in it."""
+        one, other = self.reference, candidate
         roots = max(min(one.argument_roots, self.reference_roots), other.argument_roots)
-        return 2 * max(one.argument, other.argument) * math.pow(2, min(2 * roots, 1000))
+        return 2 * max(one.argument, other.argument), 2 * roots
 
 
 def _values(side: Side, weight: Callable[[Call], int]) -> int:

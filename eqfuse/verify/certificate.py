@@ -55,8 +55,9 @@ class Counterexample:
 class StageReport:
     """How one stage was compared with the program. Counts are of output elements over all trials.
 
-    compared: decided by residues; floats_only: no residue is known, compared in float64;
-    twisted: compared where a root or logarithm was taken of a non-square (no part of the bound);
+    compared: decided by residues, or as equal infinities (`infinite`); floats_only: no residue is known, compared in
+    float64;
+    twisted: compared where a root was taken of a non-square (no part of the bound);
     undefined: skipped, the field has no value; special: skipped, infinite or NaN in the program;
     signs: skipped, residues and real values disagree by the sign convention of a root.
     """
@@ -70,12 +71,15 @@ class StageReport:
     special: int
     twisted: int
     signs: int
+    infinite: int = 0
 
     def __str__(self) -> str:
         sizes = " ".join(f"{axis}={extent}" for axis, extent in self.extents.items())
         text = f"{self.name}: {self.compared} elements agree"
         if self.twisted:
             text += f" ({self.twisted} of them with roots of non-squares)"
+        if self.infinite:
+            text += f" ({self.infinite} of them infinite)"
         if self.floats_only:
             text += f" ({self.floats_only} of them compared in float64 only)"
         skipped = (
@@ -100,7 +104,8 @@ class Certificate:
     exponentials `terms`, the degree `exponent` of an exponent, `roots`, and `calls` of opaque functions
     (docs/verification.md). `resampled` counts trials drawn again because the
     field had no value for some element; `extremes` counts where the extremes of max and min reductions
-    fell (first position, between, last).
+    fell (first position, between, last). `unverified` says what registrations declared, or arithmetic left open,
+    of the reductions and rules that were used.
     """
 
     ok: bool
@@ -125,6 +130,7 @@ class Certificate:
     counterexample: Counterexample | None = None
     reason: str = ""
     not_covered: tuple[str, ...] = NOT_COVERED
+    unverified: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.ok
@@ -151,6 +157,9 @@ class Certificate:
             lines.append(f"{self.resampled} further trials were drawn for them")
         if self.ok:
             lines += self._bound_text()
+        if self.unverified:
+            lines.append("taken on trust:")
+            lines += [f"  {what}" for what in self.unverified]
         lines.append("not covered:")
         lines += [f"  {what}" for what in self.not_covered]
         return "\n".join(lines)

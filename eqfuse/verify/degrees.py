@@ -154,7 +154,8 @@ class DegreeDomain:
         return self._product(x, quotient) if fn == "silu" else quotient._replace(weight=1.0, q=True)
 
     def _hashed(self, args: Sequence[Form]) -> Form:
-        self.argument = max([self.argument, 1.0, *(arg.above + arg.below for arg in args)])
+        degrees = [(arg.above + arg.below) * (2 if arg.logarithm else 1) for arg in args]
+        self.argument = max([self.argument, 1.0, *degrees])
         self.argument_roots = max([self.argument_roots, *(arg.roots for arg in args)])
         known = all(arg.p or arg.q for arg in args)
         return VARIABLE._replace(p=known, q=known)

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.terms.domain import Domain
-from eqfuse.terms.interpreter import evaluate
+from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
-from eqfuse.verify.bound import REQUESTED, Bound, Side, acceptance_bound
+from eqfuse.verify.bound import REQUESTED, Bound, Side, acceptance_bounds
 from eqfuse.verify.certificate import NOT_COVERED, Certificate, Counterexample, StageReport
 from eqfuse.verify.degrees import count
-from eqfuse.verify.field import TWISTED, UNDEFINED, FieldArray, FieldDomain
+from eqfuse.verify.field import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.modular import Truths
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, full_entropy, patterns
@@ -38,12 +38,28 @@ CLOSE = 1e-9
 @dataclass(frozen=True)
 class Stage:
     """One form of the program: how to run it, at which extents (all axes), and what to say about it
-    (tile and shard sizes)."""
+    (tile and shard sizes). A form in terms is a `program` too."""
 
     name: str
     run: Run
     extents: Mapping[str, int]
     detail: str = ""
+    program: Program | None = None
+
+    @classmethod
+    def of_program(cls, name: str, program: Program, extents: Mapping[str, int]) -> Stage:
+        """A program, run as written."""
+
+        def run(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
+            return _evaluated([program], extents, inputs, domain)[0]
+
+        return cls(name, run, extents, program=program)
+
+
+def _evaluated(
+    programs: Sequence[Program], extents: Mapping[str, int], inputs: Inputs, domain: Domain
+) -> list[dict[str, Any]]:
+    return evaluate_together(programs, inputs.tensors, inputs.scalars, extents, domain, batch=inputs.trials)
 
 
 @dataclass
@@ -56,27 +72,30 @@ class Tally:
     special: int = 0
     twisted: int = 0
     signs: int = 0
-    # Per output: how often each position agreed, how often without continued roots, and whether it
-    # ever had a finite value.
+    infinite: int = 0
+    # Per output: how often each position agreed, how often in residues without continued roots; whether it ever
+    # had a value, and a finite one.
     counts: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     straight: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     alive: dict[str, Truths] = field(default_factory=dict)
+    finite: dict[str, Truths] = field(default_factory=dict)
     failure: str = ""
     counterexample: Counterexample | None = None
 
-    def least(self, *, straight: bool = False) -> int:
-        """How often the least compared position was compared, among those that the program defines.
-
-        With `straight`, only comparisons in which no root or logarithm was continued to a non-square.
-        """
-        counts = self.straight if straight else self.counts
-        found = [counts[name][alive].min() for name, alive in self.alive.items() if alive.any()]
+    def least(self) -> int:
+        """How often the least compared position was compared, among those that the program defines."""
+        found = [self.counts[name][alive].min() for name, alive in self.alive.items() if alive.any()]
         return int(min(found)) if len(found) == len(self.alive) and found else 0
+
+    def least_straight(self) -> int | None:
+        """The same of comparisons in which no root was continued to a non-square; None where all is infinite."""
+        found = [self.straight[name][finite].min() for name, finite in self.finite.items() if finite.any()]
+        return int(min(found)) if found else None
 
     def hopeless(self, rounds: int) -> bool:
         """Whether even the average position of some output would not be compared often enough without
         continued roots in all `STRAIGHT_ROUNDS`, if it goes on as in these rounds."""
-        means = [self.straight[name][alive].mean() for name, alive in self.alive.items() if alive.any()]
+        means = [self.straight[name][finite].mean() for name, finite in self.finite.items() if finite.any()]
         return bool(means) and bool(min(means) / rounds * STRAIGHT_ROUNDS < ENOUGH)
 
 
@@ -92,8 +111,8 @@ def compare(
 ) -> bool:
     """Adds one round's outputs to the tally; False, with `tally.failure` set, where they differ.
 
-    Outputs are equal where every residue known on both sides is. Elements without a value in the field
-    are counted, not compared. What the reference makes finite, the candidate may not make infinite or
+    Outputs are equal where every residue known on both sides is, and where both are an infinity that a constant or
+    an input brought in. Elements without a value in the field are counted, not compared. What the reference makes finite, the candidate may not make infinite or
     NaN. With `special`, infinities of the reference must be there too, and NaN where all inputs are finite
     (a tile that a condition rules out may be left out, and with it 0 times an infinity).
     """
@@ -154,16 +173,21 @@ def _compare_output(
     misplaced &= decided & special
     wrong = (usable & ~same & ~undecided) | (decided & finite & ~np.isfinite(found.shadow)) | misplaced
     agreed = usable & same & (close | straight)
-    tally.compared += int(agreed.sum())
+    given = expected.lacks(POLE) & found.lacks(POLE)
+    infinite = decided & given & np.isinf(expected.shadow) & (expected.shadow == found.shadow)
+    tally.compared += int(agreed.sum()) + int(infinite.sum())
     tally.floats_only += 0 if pairs else int(agreed.sum())
     tally.twisted += int((agreed & ~straight).sum()) if pairs else 0
     tally.signs += int(undecided.sum())
+    tally.infinite += int(infinite.sum())
     tally.undefined += int((~decided).sum())
-    tally.special += int((decided & ~finite).sum())
+    tally.special += int((decided & ~finite & ~infinite).sum())
     independent = np.array([not pattern.special for pattern in patterns(inputs.trials)])
-    for counts, elements in ((tally.counts, agreed), (tally.straight, agreed & straight & bool(pairs))):
+    residues = agreed & straight & bool(pairs)
+    for counts, elements in ((tally.counts, agreed | infinite), (tally.straight, residues)):
         counts[name] = counts.get(name, 0) + elements[independent].sum(0)
-    tally.alive[name] = np.logical_or(tally.alive.get(name, False), finite.any(0))
+    for known, elements in ((tally.alive, finite | infinite), (tally.finite, finite)):
+        known[name] = np.logical_or(known.get(name, False), elements.any(0))
     if wrong.any():
         tally.failure = f"stage {stage!r} differs from the program"
         tally.counterexample = _counterexample(name, expected, found, wrong, close, inputs, stage)
@@ -226,10 +250,6 @@ def check_stages(
     (see `compare`).
     """
     given = scalars or {}
-
-    def reference(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
-        return evaluate(program, inputs.tensors, inputs.scalars, inputs.extents, domain, batch=inputs.trials)
-
     groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
     for stage in stages:
         groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
@@ -238,7 +258,7 @@ def check_stages(
         extents = dict(key)
         specs = input_specs(program, extents, given, dtypes)
         sides = (Side(program, extents),)
-        verification.run(reference, members, _Source(sides, specs, given, extents, special))
+        verification.run(members, _Source(sides, specs, given, extents, special))
         verification.note_constant(
             map(str, constant_conditions(program, extents, {**small_integers(program), **given}))
         )
@@ -259,16 +279,37 @@ class _Source:
     def programs(self) -> tuple[Program, ...]:
         return tuple(side.program for side in self.sides)
 
-    def bounds(self, reference: Run, stages: Sequence[Stage], strict_casts: bool) -> list[Bound]:
+    @property
+    def reference(self) -> Stage:
+        """What the stages are compared with: the first program."""
+        return Stage.of_program("program", self.sides[0].program, self.sides[0].extents)
+
+    def bounds(self, stages: Sequence[Stage], strict_casts: bool) -> list[Bound]:
         """What one trial can miss, for every stage."""
         integers = small_integers(*self.programs)
         names = dict.fromkeys(name for program in self.programs for name in program.scalars)
         scalars = {name: self.scalars.get(name, integers.get(name)) for name in names}
         expected, *found = (
-            count(run, self.specs, scalars, self.extents, strict_casts=strict_casts)
-            for run in (reference, *(stage.run for stage in stages))
+            count(stage.run, self.specs, scalars, self.extents, strict_casts=strict_casts)
+            for stage in (self.reference, *stages)
         )
-        return [acceptance_bound(self.sides, expected, other, strict_casts=strict_casts) for other in found]
+        return acceptance_bounds(self.sides, expected, found, strict_casts=strict_casts)
+
+    def evaluate(
+        self, stages: Sequence[Stage], inputs: Inputs, domain: Domain
+    ) -> tuple[Mapping[str, Any], dict[str, Mapping[str, Any]]]:
+        """The outputs of the reference, and by name of those stages that are programs of the same axes and
+        integers: what they share is evaluated once."""
+        first = self.sides[0]
+        same = {
+            stage.name: stage.program
+            for stage in stages
+            if stage.program is not None
+            and stage.program.integers == first.program.integers
+            and stage.extents == first.extents
+        }
+        expected, *others = _evaluated([first.program, *same.values()], first.extents, inputs, domain)
+        return expected, dict(zip(same, others, strict=True))
 
     def draw(self, domain: FieldDomain, trials: int, rng: np.random.Generator) -> Inputs:
         tensors = draw_specs(self.specs, domain, trials, rng, infinities=self.special)
@@ -293,21 +334,21 @@ class _Verification:
         self._extremes: dict[str, npt.NDArray[np.int64]] = {}
         self._primes = (0, 0)
         self._drawn = self._resampled = 0
-        self._bounds: list[tuple[Bound, int, int]] = []
+        self._bounds: list[tuple[Bound, int, int, int]] = []
         self._constant: set[str] = set()
         self.reason = ""
         self.counterexample: Counterexample | None = None
 
-    def run(self, reference: Run, stages: Sequence[Stage], source: _Source) -> None:
-        """Compares the stages with the reference until every output position was compared often enough, or
+    def run(self, stages: Sequence[Stage], source: _Source) -> None:
+        """Compares the stages with the source until every output position was compared often enough, or
         never will be."""
-        bounds = source.bounds(reference, stages, self._strict_casts)
+        bounds = source.bounds(stages, self._strict_casts)
         tallies = {stage.name: Tally() for stage in stages}
         least_rounds = source.least_rounds()
         for number in range(ROUNDS):
             domain, rng = self._field(number)
             inputs = source.draw(domain, self._trials, rng)
-            expected = reference(inputs, domain)
+            expected, known = source.evaluate(stages, inputs, domain)
             self._note_extremes(domain)
             self._drawn += self._trials
             self._resampled += self._trials if number >= least_rounds else 0
@@ -315,7 +356,7 @@ class _Verification:
             passed = [
                 compare(
                     expected,
-                    stage.run(inputs, domain),
+                    known[stage.name] if stage.name in known else stage.run(inputs, domain),
                     inputs,
                     domain,
                     tallies[stage.name],
@@ -333,17 +374,18 @@ class _Verification:
                 break
         for stage, bound in zip(stages, bounds, strict=True):
             self._report(stage, tallies[stage.name])
-            least = tallies[stage.name].least(straight=True)
-            self._bounds.append((bound, least, (number + 1) * full_entropy(self._trials)))
+            least = tallies[stage.name].least_straight() or 0
+            self._bounds.append((bound, least, (number + 1) * full_entropy(self._trials), number + 1))
 
     def _enough(self, tally: Tally, bound: Bound, rounds: int) -> bool:
         """Whether every position of a stage was compared, and the bound is reached, or given up."""
-        given_up = rounds >= STRAIGHT_ROUNDS or tally.hopeless(rounds)
-        straight = not (tally.twisted and given_up)
-        drawn = rounds * full_entropy(self._trials)
-        if straight and not bound.reaches(self._requested, tally.least(straight=True), drawn):
+        least = tally.least()
+        straight = tally.least_straight()
+        if straight is None or (tally.twisted and (rounds >= STRAIGHT_ROUNDS or tally.hopeless(rounds))):
+            return least >= ENOUGH
+        if not bound.reaches(self._requested, straight, rounds * full_entropy(self._trials), rounds):
             return False
-        return tally.least(straight=straight and tally.twisted > 0) >= ENOUGH
+        return (straight if tally.twisted else least) >= ENOUGH
 
     def note_constant(self, conditions: Iterable[str]) -> None:
         """Conditions on positions that have one value at the sizes used: the other side was not seen."""
@@ -371,6 +413,7 @@ class _Verification:
                 tally.special,
                 tally.twisted,
                 tally.signs,
+                tally.infinite,
             )
         )
         if tally.failure and not self.reason:
@@ -387,14 +430,15 @@ class _Verification:
         """The verdict. The bound is that of the worst stage, at its least compared output position."""
         if not self._reports and not self.reason:
             self.reason = "nothing was compared"
-        worst, compared, drawn = max(
-            self._bounds, key=lambda found: found[0].after(*found[1:]), default=(Bound(0, 0, 1.0, ""), 0, 0)
+        nothing = Bound(0, 0, 1.0, ""), 0, 0, 1
+        worst, compared, drawn, looks = max(
+            self._bounds, key=lambda found: found[0].after(*found[1:]), default=nothing
         )
         return Certificate(
             ok=not self.reason,
             trials=self._drawn,
             primes=self._primes,
-            bound=worst.after(compared, drawn) if not self.reason else 1.0,
+            bound=worst.after(compared, drawn, looks) if not self.reason else 1.0,
             requested=self._requested,
             compared=compared,
             theorem=worst.theorem,
@@ -445,23 +489,20 @@ def equivalent(
     if verification.reason:
         return verification.certificate()
 
-    def reference(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
-        return evaluate(first, inputs.tensors, inputs.scalars, pair.left, domain, batch=inputs.trials)
-
-    def other(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
-        return evaluate(second, inputs.tensors, inputs.scalars, pair.right, domain, batch=inputs.trials)
-
-    stage = Stage("second program", other, pair.right)
+    stage = Stage.of_program("second program", second, pair.right)
     sides = (Side(first, pair.left), Side(second, pair.right))
     # An infinite input may tell equal functions of real numbers apart: that is left to floats.
-    verification.run(reference, [stage], _Source(sides, pair.specs, given, pair.left, False))
+    verification.run([stage], _Source(sides, pair.specs, given, pair.left, False))
     unseen = [
         {str(condition) for condition in constant_conditions(program, extents, given)}
         for program, extents in ((first, pair.left), (second, pair.right))
     ]
     if unseen[0] != unseen[1] and not verification.reason:
         one_sided = ", ".join(sorted(unseen[0] ^ unseen[1]))
-        verification.reason = f"at the sizes tried one program's condition has one value: {one_sided}"
+        verification.reason = (
+            f"the sizes tried are too small to tell the programs apart: only one of them has {one_sided}, "
+            f"which does the same at all positions"
+        )
     verification.note_constant(unseen[0] | unseen[1])
     return verification.certificate()
 

@@ -9,13 +9,14 @@ A value carries up to two residues and a shadow:
 
 The squares modulo p have order q and play the positive reals: ``exp(x) = omega ** x.q`` is a homomorphism,
 ``log`` is its inverse, ``sqrt(a) = a ** ((p + 1) / 4)`` is multiplicative on squares. A value whose residue
-modulo q is lost (a root, a second exponential) keeps, where it is written as a difference ``u - v``,
-both residues modulo p; then ``exp(u - v) = G(u) / G(v)`` with an uninterpreted positive G, and a chain of
-differences still telescopes. Everything else is a keyed hash of the residues: equal arguments, equal values.
+modulo q is lost (a root, a second exponential) keeps how it is written as a sum of terms (see `split`):
+``exp(u - v) = G(u) / G(v)``, where G is exp for what has its residue modulo q, and an uninterpreted positive
+function for any other term. So a chain of differences still telescopes. Everything else is a keyed hash of the residues: equal arguments, equal values.
 
 Elements on which the field has no answer (a zero divisor whose shadow is not zero) are marked UNDEFINED.
-Roots and logarithms of positive numbers that are no squares are taken of their negatives, and marked
-TWISTED: still functions of their arguments, and multiplicative, but some sign may be the wrong one.
+Roots and logarithms of positive numbers that are no squares are taken of their negatives: still functions of
+their arguments, and homomorphisms, but a sign is lost. Such a root is marked TWISTED, such a logarithm SIGNED
+until its exponential, which has the wrong sign, is TWISTED.
 Infinities and NaN live in the shadow alone.
 """
 
@@ -35,14 +36,16 @@ from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.nodes import CASTS, REDUCTIONS
 from eqfuse.verify.contraction import Contraction
 from eqfuse.verify.modular import Reals, Residues, SquareGroup, Truths, inverse, matmul, power, scramble
+from eqfuse.verify.split import Known, Split, chosen
 
 P = 1932740039
 """The largest safe prime below 2**31 modulo which 2, 3, 5, ... 61 are all squares, so that the constants and
 sizes that people write have roots, as positive numbers do. -1 is a non-square."""
 Q = (P - 1) // 2
 
-UNDEFINED, TWISTED = np.uint8(1), np.uint8(2)
-"""Marks of elements: no value at all; a value by continuation of a root or logarithm to non-squares."""
+UNDEFINED, TWISTED, SIGNED, POLE = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
+"""Marks of elements: no value at all; a value by continuation of a root to non-squares; one of a logarithm; made
+from an infinity or NaN that finite numbers gave."""
 Marks = npt.NDArray[np.uint8]
 
 _NEAR_ZERO = 1e-9
@@ -53,7 +56,7 @@ _NEAR_ZERO = 1e-9
 class FieldArray:
     """An array of field values (see the module). Components of one shape; None where nothing is known.
 
-    `difference` holds the residues modulo p of u and v for a value written as u - v, or as c (u - v).
+    `split`: how the value was written as a sum or a difference, or a multiple of one.
     `rooted`: a principal root was taken on the way, so the sign of the residue is a convention.
     """
 
@@ -61,7 +64,7 @@ class FieldArray:
     q: Residues | None
     shadow: Reals
     marks: Marks | None = None
-    difference: tuple[Residues, Residues] | None = None
+    split: Split | None = None
     rooted: bool = False
 
     @property
@@ -75,7 +78,7 @@ class FieldArray:
             None if self.q is None else change(self.q),
             change(self.shadow),
             None if self.marks is None else change(self.marks),
-            None if self.difference is None else (change(self.difference[0]), change(self.difference[1])),
+            None if self.split is None else self.split.each(change),
             self.rooted,
         )
 
@@ -173,17 +176,27 @@ class FieldDomain:
 
     def _add(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._linear(np.add, x, y)
-        # u + (0 - v), as a rewritten difference may be spelt
-        for left, right in ((x, y), (y, x)):
-            if right.difference is not None and left.p is not None and not right.difference[0].any():
-                result.difference = _spread(result.shape, left.p, right.difference[1])
+        if result.q is None:
+            self._split(result, _terms(x), _terms(y))
+        else:
+            # u + (0 - v), as a rewritten difference may be spelt
+            for left, right in ((x, y), (y, x)):
+                if right.split is not None and not right.split.plus and left.p is not None:
+                    result.split = Split(None, (left.p,), right.split.minus).spread(result.shape)
         return result
 
     def _sub(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._linear(np.subtract, x, y)
-        if x.p is not None and y.p is not None:
-            result.difference = _spread(result.shape, x.p, y.p)
+        if result.q is None:
+            right = _terms(y)
+            self._split(result, _terms(x), right and right.negated(self.p, self.q))
+        elif x.p is not None and y.p is not None:
+            result.split = Split(None, (x.p,), (y.p,)).spread(result.shape)
         return result
+
+    def _split(self, result: FieldArray, left: Split | None, right: Split | None) -> None:
+        joined = left and right and left.joined(right, self.p, self.q)
+        result.split = joined.spread(result.shape) if joined else None
 
     def _linear(self, op: Callable[..., Any], x: FieldArray, y: FieldArray) -> FieldArray:
         p = None if x.p is None or y.p is None else op(x.p, y.p) % self.p
@@ -196,9 +209,10 @@ class FieldDomain:
         p = None if x.p is None else -x.p % self.p
         q = None if x.q is None else -x.q % self.q
         result = FieldArray(p, q, -x.shadow, x.marks, rooted=x.rooted)
-        if x.p is not None:
-            u, v = x.difference or (x.p, np.zeros_like(x.p))
-            result.difference = (v, u)
+        if x.split is not None:
+            result.split = x.split.negated(self.p, self.q)
+        elif x.p is not None:
+            result.split = Split(None, (), (x.p,))
         return result
 
     def _mul(self, x: FieldArray, y: FieldArray) -> FieldArray:
@@ -208,10 +222,13 @@ class FieldDomain:
         p = None if x.p is None or y.p is None else x.p * y.p % self.p
         q = None if x.q is None or y.q is None else x.q * y.q % self.q
         result = FieldArray(p, q, shadow)
-        if p is not None and (x.difference is None) != (y.difference is None):
-            pair, factor = (x.difference, y.p) if x.difference is not None else (y.difference, x.p)
-            assert pair is not None and factor is not None
-            result.difference = _spread(p.shape, pair[0] * factor % self.p, pair[1] * factor % self.p)
+        differences = [(one, by) for one, by in ((x, y), (y, x)) if one.split and one.split.is_difference]
+        if p is not None and len(differences) == 1:
+            one, by = differences[0]
+            assert one.split is not None and by.p is not None
+            factor = by.p if by.q is None else Known(by.p, by.q)
+            scaled = one.split.scaled(factor, self.p, self.q)
+            result.split = scaled and scaled.spread(p.shape)
         return result
 
     def _div(self, x: FieldArray, y: FieldArray) -> FieldArray:
@@ -246,10 +263,9 @@ class FieldDomain:
     def _exp(self, x: FieldArray) -> FieldArray:
         shadow = np.exp(x.shadow)
         if x.q is not None:
-            p: Residues | None = self.group.exp(x.q * self._log_omega % self.q)
-        elif x.difference is not None:
-            u, v = x.difference
-            p = self._positive("exp", u) * inverse(self._positive("exp", v), self.p) % self.p
+            p: Residues | None = self._power_of_omega(x.q)
+        elif x.split is not None:
+            p = self._exponential(x.split)
         else:
             p = None if x.p is None else self._positive("exp", x.p)
         if x.q is None:
@@ -257,7 +273,21 @@ class FieldDomain:
         if p is not None:
             p = np.where(np.isneginf(x.shadow), 0, p)
         underflow = (shadow == 0) & np.isfinite(x.shadow)
-        return self._settle(FieldArray(p, None, shadow, _marked(UNDEFINED, underflow)), x)
+        signed = ~x.lacks(SIGNED)
+        marks = _joined(_marked(UNDEFINED, underflow), _marked(TWISTED, signed))
+        return self._settle(FieldArray(p, None, shadow, marks, rooted=bool(signed.any())), x)
+
+    def _power_of_omega(self, exponents: Residues) -> Residues:
+        return self.group.exp(exponents * self._log_omega % self.q)
+
+    def _exponential(self, split: Split) -> Residues:
+        above = [self._positive("exp", part) for part in split.plus]
+        if split.known is not None:
+            above.append(self._power_of_omega(split.known.q))
+        below = [self._positive("exp", part) for part in split.minus]
+        one = np.ones((), dtype=np.int64)
+        over, under = (reduce(lambda x, y: x * y % self.p, parts, one) for parts in (above, below))
+        return over * inverse(under, self.p) % self.p
 
     def _positive(self, fn: str, residues: Residues) -> Residues:
         """An uninterpreted function into the squares, 1 at 0."""
@@ -272,9 +302,8 @@ class FieldDomain:
         usable = positive & (x.p != 0)
         exponents = self.group.log(np.where(usable, np.where(square, x.p, self.p - x.p), 1))
         q = exponents * pow(self._log_omega, -1, self.q) % self.q
-        twisted = positive & ~square
-        marks = _joined(_marked(TWISTED, twisted), _marked(UNDEFINED, positive & ~usable))
-        result = FieldArray(None, q, np.log(x.shadow), marks, rooted=bool(twisted.any()))
+        marks = _joined(_marked(SIGNED, positive & ~square), _marked(UNDEFINED, positive & ~usable))
+        result = FieldArray(None, q, np.log(x.shadow), marks)
         return self._settle(result, x, poles=~positive)
 
     def _sqrt(self, x: FieldArray) -> FieldArray:
@@ -364,12 +393,12 @@ class FieldDomain:
         if special.any():
             result.p = None if result.p is None else np.where(special, 0, result.p)
             result.q = None if result.q is None else np.where(special, 0, result.q)
-            overflow = special
+            made = special
             for arg in args:
-                overflow = overflow & np.isfinite(arg.shadow)
-            if poles is not None:
-                overflow = overflow & ~poles
-            result.marks = _joined(result.marks, _marked(UNDEFINED, overflow), shape=result.shape)
+                made = made & np.isfinite(arg.shadow)
+            poles = made & (np.False_ if poles is None else poles)
+            marks = _marked(UNDEFINED, made & ~poles), _marked(POLE, poles)
+            result.marks = _joined(result.marks, *marks, shape=result.shape)
         return result
 
     # Order
@@ -411,9 +440,10 @@ class FieldDomain:
                 none if left.marks is None else left.marks,
                 none if right.marks is None else right.marks,
             )
-        if p is not None and (left.difference is not None or right.difference is not None):
-            u, v = zip(_as_difference(left), _as_difference(right), strict=True)
-            result.difference = np.where(condition, *u), np.where(condition, *v)
+        if left.split is not None or right.split is not None:
+            sides = [_terms(side) if q is None else side.split or _whole(side) for side in (left, right)]
+            if sides[0] is not None and sides[1] is not None:
+                result.split = chosen(condition, sides[0], sides[1]).spread(result.shape)
         result.rooted = left.rooted or right.rooted
         return result
 
@@ -442,10 +472,7 @@ class FieldDomain:
         with np.errstate(invalid="ignore"):
             shadow = value.shadow.sum(axis)
         shadow = _exact_zeros(p if p is not None else q, shadow, lambda: np.abs(value.shadow).sum(axis))
-        result = FieldArray(p, q, np.asarray(shadow), _any_mark(value.marks, axis), rooted=value.rooted)
-        if np.isfinite(shadow).all():
-            return result
-        return self._settle(result, FieldArray(None, None, np.asarray(np.abs(value.shadow).max(axis))))
+        return self._settle(FieldArray(p, q, np.asarray(shadow)), _line(value, axis))
 
     def contract(self, left: FieldArray, right: FieldArray, axis: int) -> FieldArray:
         """As matrix products, which make no products of single elements, where the two sides differ in shape."""
@@ -465,14 +492,11 @@ class FieldDomain:
         )
         with np.errstate(all="ignore"):
             shadow = sums(left.shadow, right.shadow, np.matmul)
-            magnitudes = [np.abs(side.shadow) for side in (left, right)]
-            shadow = _exact_zeros(p if p is not None else q, shadow, lambda: sums(*magnitudes, np.matmul))
-        lines = [
-            FieldArray(
-                None, None, magnitude.max(axis, initial=0.0), _any_mark(side.marks, axis), rooted=side.rooted
+            residue = p if p is not None else q
+            shadow = _exact_zeros(
+                residue, shadow, lambda: sums(np.abs(left.shadow), np.abs(right.shadow), np.matmul)
             )
-            for side, magnitude in zip((left, right), magnitudes, strict=True)
-        ]
+        lines = [_line(left, axis), _line(right, axis)]
         return self._settle(FieldArray(p, q, shadow), *lines)
 
     def _note_extremes(self, op: str, at: npt.NDArray[np.int64], count: int) -> None:
@@ -507,7 +531,7 @@ class FieldDomain:
         if target.marks is not None:
             none = np.zeros(value.shape, dtype=np.uint8)
             target.marks = _put(target.marks, index, none if value.marks is None else value.marks)
-        target.difference = None
+        target.split = None
         target.rooted = target.rooted or value.rooted
 
 
@@ -541,6 +565,12 @@ def _any_mark(marks: Marks | None, axis: int) -> Marks | None:
     return None if marks is None else np.asarray(np.bitwise_or.reduce(marks, axis))
 
 
+def _line(value: FieldArray, axis: int) -> FieldArray:
+    """What a sum along an axis inherits: marks, and whether all of the line is finite."""
+    shadow = np.where(np.isfinite(value.shadow).all(axis), 0.0, np.nan)
+    return FieldArray(None, None, shadow, _any_mark(value.marks, axis), rooted=value.rooted)
+
+
 def _joined(*marks: Marks | None, shape: tuple[int, ...] | None = None) -> Marks | None:
     known = [mark for mark in marks if mark is not None]
     if not known:
@@ -549,13 +579,15 @@ def _joined(*marks: Marks | None, shape: tuple[int, ...] | None = None) -> Marks
     return joined if shape is None or joined.shape == shape else np.broadcast_to(joined, shape)
 
 
-def _spread(shape: tuple[int, ...], u: Residues, v: Residues) -> tuple[Residues, Residues]:
-    return np.broadcast_to(u, shape), np.broadcast_to(v, shape)
+def _terms(x: FieldArray) -> Split | None:
+    """What the exponential of `x` is the product of; None where nothing is known."""
+    if x.q is not None:
+        return Split(Known(x.p, x.q), (), ())
+    return x.split or _whole(x)
 
 
-def _as_difference(x: FieldArray) -> tuple[Residues, Residues]:
-    assert x.p is not None
-    return x.difference if x.difference is not None else (x.p, np.zeros_like(x.p))
+def _whole(x: FieldArray) -> Split | None:
+    return None if x.p is None else Split(None, (x.p,), ())
 
 
 @lru_cache(maxsize=4096)

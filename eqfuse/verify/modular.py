@@ -19,8 +19,9 @@ Truths = npt.NDArray[np.bool_]
 _SMALL = 64
 _HALF_BITS = 16
 _LOW_HALF = (1 << _HALF_BITS) - 1
-_EXACT_TERMS = 64
-"""Products of 31 and 16 bits whose sum is below 2**53."""
+_EXACT_TERMS = 16
+"""Products of 31 and 16 bits whose sum is below 2**51: exact in float64, and so is the floor of its quotient by
+a modulus of 31 bits."""
 
 
 def power(base: Residues, exponent: int, modulus: int) -> Residues:
@@ -65,9 +66,17 @@ def matmul(left: Residues, right: Residues, modulus: int) -> Residues:
         ]
         return np.asarray(sum(parts) % modulus)
     factors = left.astype(np.float64)
-    low = factors @ (right & _LOW_HALF).astype(np.float64)
-    high = factors @ (right >> _HALF_BITS).astype(np.float64)
-    return np.asarray(((high.astype(np.int64) % modulus << _HALF_BITS) + low.astype(np.int64)) % modulus)
+    sums = _remainder(factors @ (right >> _HALF_BITS).astype(np.float64), modulus)
+    sums *= 1 << _HALF_BITS
+    sums += factors @ (right & _LOW_HALF).astype(np.float64)
+    return _remainder(sums, modulus).astype(np.int64)
+
+
+def _remainder(integers: Reals, modulus: int) -> Reals:
+    """Of integers below 2**52."""
+    multiples = np.floor(integers / modulus)
+    multiples *= modulus
+    return integers - multiples
 
 
 @dataclass(frozen=True)

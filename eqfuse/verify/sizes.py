@@ -6,11 +6,13 @@ missing tails and wrong groupings visible.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from eqfuse.terms.bounds import Outside, never_inside, reads_outside
 from eqfuse.terms.floats import FloatDomain
@@ -28,7 +30,9 @@ from eqfuse.terms.nodes import (
     Reduce,
     Scalar,
     Size,
+    call,
     children,
+    free_axes,
     transform,
     walk,
 )
@@ -39,8 +43,11 @@ _KIND_OF_DTYPE: Mapping[str, Kind] = {"i32": "integer", "i64": "integer", "bool"
 
 REDUCED = (7, 11, 15, 19, 23, 27)
 """One less than a multiple of 4: the last block of 4 has several positions, or any fold of it would do."""
-FREE = (3, 6, 2, 5, 10, 14, 18, 22)
+FREE = (3, 5, 6, 9, 10, 13, 14, 18, 22)
 """None is a multiple of 4: blocks are padded somewhere, or their masks would not be seen."""
+SHORT = 2
+"""One of three and more free axes is as short as this, a single block: one along which less is computed than along
+others, as along the columns of a product of matrices."""
 COMPARED = (9, 11, 13, 14, 15, 17, 19)
 """For axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles."""
 LARGEST_DIVISOR = 64
@@ -154,11 +161,13 @@ def joint_extents(
     reduced: set[object] = set()
     compared: set[object] = set()
     atleast: dict[object, int] = dict(reached or {})
+    varying: Counter[object] = Counter()
     for label, program in programs:
         integers = {**small_integers(program), **_integers(scalars)}
         for axis in dict.fromkeys((*axes_of(program.outputs), *program.domains.values())):
             members.setdefault(classes.find((label, axis)), []).append((label, axis))
         for node in walk(*roots(program)):
+            varying.update({classes.find((label, axis)) for axis in free_axes(node)})
             match node:
                 case Reduce(_, axis, _):
                     reduced.add(classes.find((label, axis)))
@@ -178,7 +187,16 @@ def joint_extents(
                         near = [int(abs(offset)) + 2 for offset in offsets if abs(offset) <= LARGEST_OFFSET]
                         atleast[key] = max(atleast.get(key, 0), *near, 0)
     chosen: dict[object, int] = {}
-    for key in sorted(members, key=lambda key: key not in reduced):
+    free = [key for key in members if key not in reduced]
+    least = min(free, key=lambda key: varying[key], default=None)
+    if len(free) > 2 and varying[least] < max(varying[key] for key in free) and least not in compared:
+        chosen[least] = _unused((SHORT, *FREE), atleast.get(least, 0), frozenset())
+
+    def turn(key: object) -> tuple[bool, bool, int]:
+        """Those along which most is computed get the smallest extents."""
+        return key not in reduced, key not in reduced and key not in compared, -varying[key]
+
+    for key in sorted((key for key in members if key not in chosen), key=turn):
         preferred = REDUCED if key in reduced else COMPARED if key in compared else FREE
         chosen[key] = _unused(preferred, atleast.get(key, 0), frozenset(chosen.values()))
     return {name: chosen[key] for key, names in members.items() for name in names}
@@ -204,20 +222,41 @@ def _outside_loads(expr: Expr) -> Iterator[Expr]:
 def constant_conditions(
     program: Program, extents: Mapping[str, int], scalars: Mapping[str, object]
 ) -> list[Expr]:
-    """Comparisons of positions that have one value at all positions, so that only one side of them is seen."""
+    """Comparisons of positions that have one value at all positions, and divisions by numbers and limits that do
+    nothing or the same everywhere: what they do at larger sizes is not seen."""
     integers = _integers(scalars)
+    env = Env(FloatDomain("float64"), {}, integers, extents)
+
+    def at_all(expr: Expr) -> npt.NDArray[Any]:
+        return np.asarray(evaluate_expr(expr, env).data)
+
+    def is_constant(node: Call) -> bool:
+        match node:
+            case Call(fn, _) if fn in COMPARISONS:
+                truth = at_all(node)
+                return bool(truth.all() or not truth.any())
+            case Call("floordiv", (_, divisor)) if not _varies_by_size(divisor):
+                return np.unique(at_all(node)).size == 1
+            case Call("mod", (operand, divisor)) if not _varies_by_size(divisor):
+                return not at_all(call("sub", node, operand)).any()
+            case Call("maximum" | "minimum", args) if any(isinstance(arg, Const) for arg in args):
+                return any(not at_all(call("sub", node, arg)).any() for arg in args)
+            case _:
+                return False
+
     found: list[Expr] = []
     for node in walk(*roots(program)):
-        if isinstance(node, Call) and node.fn in COMPARISONS:
+        if isinstance(node, Call):
             parts = list(walk(node))
             known = all(part.name in integers for part in parts if isinstance(part, Scalar))
             positional = any(isinstance(part, Axis) for part in parts)
             if positional and known and not any(isinstance(part, Load | Reduce) for part in parts):
-                env = Env(FloatDomain("float64"), {}, integers, extents)
-                truth = np.asarray(evaluate_expr(node, env).data)
-                if truth.all() or not truth.any():
-                    found.append(node)
+                found += [node] if is_constant(node) else []
     return found
+
+
+def _varies_by_size(expr: Expr) -> bool:
+    return any(isinstance(part, Axis | Size) for part in walk(expr))
 
 
 def small_integers(*programs: Program) -> dict[str, int]:

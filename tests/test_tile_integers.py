@@ -1,0 +1,80 @@
+"""Integer arithmetic is exact: 64 bits wherever 32 could be passed, and no more where they cannot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse.tile.launch import interpret
+
+
+@pytest.mark.parametrize("prefer", [None, "rolling", "split_k"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "y[i] = sum[j](j) + i * 1000000000",
+        "y[i] = sum[j](i * 1000000000 + j)",
+        "y[i] = max[j](i * j * 100000000)",
+        "y[i] = sum[j](where(i * j * 1000000000 > 20000000000, 1, 0))",
+        "y[i] = prod[j](where(j < 40, 2, 1)) + i",
+        "y[i] = sum[j](i * 1000000000) / N(j)",
+    ],
+)
+def test_positions_do_not_wrap(source: str, prefer: str | None) -> None:
+    sizes = {"i": 9, "j": 45}
+    kernel = eq.compile(source, target="cpu", prefer=prefer)
+    found, expected = np.asarray(kernel(sizes=sizes)), eq.reference(source)(sizes=sizes)
+    assert found.dtype == (np.float32 if "/" in source else np.int64)
+    np.testing.assert_array_equal(found, expected.astype(found.dtype))
+
+
+def test_counts_and_positions_are_i64_as_in_torch() -> None:
+    x = torch.randn(3, 7)
+    assert eq.compile("y[i] = argmax[j](x[i,j])", target="cpu")(x=x).dtype == torch.int64
+    assert eq.compile("y[i] = sum[j](where(x[i,j] > 0, 1, 0))", target="cpu")(x=x).dtype == torch.int64
+
+
+def test_i32_inputs_stay_i32() -> None:
+    x = torch.arange(6, dtype=torch.int32)
+    kernel = eq.compile("x: i32[i]\ny[i] = maximum(2 * x[i], 3)", target="cpu")
+    assert kernel(x=x).dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x: f16[i, w]\nv: f16[h, d]\ny[i,h] = sum[d](x[i, h*64 + d] * v[h,d])",
+        "x: f32[i, j]\ny[i] = sum[j](where(j <= i + N(j) - N(i), x[i,j], 0))",
+        "K: f16[p, r, d]\ntable: i32[b, t]\ny[b,d] = sum[j](K[table[b, j//16], j%16, d])",
+        "x: f32[i, j]\ny[i] = sum[j](x[i, j % 7])",
+    ],
+)
+def test_offsets_that_fit_stay_in_the_type_of_indices(source: str) -> None:
+    kernel = eq.compile(source, target="sm_90", verify=False, prefer="rolling")
+    functions = kernel.triton.split("@triton.jit")[1:]
+    assert functions and not any("int64" in text for text in functions[:-1])
+    assert "tl.int64" not in functions[-1].split("\ndef ")[1]
+
+
+def test_shares_of_an_axis_are_in_the_type_of_indices() -> None:
+    kernel = eq.compile("x: f32[i, j]\ny[i] = sum[j](x[i,j])", target="sm_90", verify=False, prefer="split_k")
+    text = kernel.triton
+    assert "j_shard" in text and "_i64" not in text
+
+
+def test_a_product_that_may_pass_32_bits_is_made_in_64() -> None:
+    kernel = eq.compile("y[i] = max[j](i * j)", target="sm_90", verify=False)
+    assert "tl.int64" in kernel.triton.split("@triton.jit")[1]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["y[i] = max[j](i * j * 100000000)", "y[i] = sum[j](i * 1000000000 + j)", "y[i] = i * 1000000000"],
+)
+def test_emitted_source_does_not_wrap(source: str) -> None:
+    sizes = {"i": 5, "j": 37} if "j" in source else {"i": 5}
+    kernel = eq.compile(source, target="sm_90", verify=False)
+    found = interpret(kernel.triton, "fused_y", sizes=sizes, device="cpu")
+    np.testing.assert_array_equal(found, eq.reference(source)(sizes=sizes))
