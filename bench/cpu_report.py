@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 
 import eqfuse as eq
 from bench.measure import (
@@ -47,7 +48,7 @@ COLUMNS = (
     Column("torch.compile ms", lambda row: _ms(row, "torch.compile")),
     Column("fused ms", lambda row: _ms(row, "fused")),
     Column("over eager", lambda row: f"{row['over_eager']:.2f}x" if "over_eager" in row else "-"),
-    Column("over compile", lambda row: f"{row['over_compile']:.2f}x" if "over_compile" in row else "-"),
+    Column("over compile", lambda row: _over_compile(row)),
     Column("error", lambda row: f"{row['errors']['fused']:.1e}" if "errors" in row else "-"),
     Column("eager's", lambda row: f"{row['errors']['eager']:.1e}" if "errors" in row else "-"),
     Column("eager MB", lambda row: _mb(row, "eager")),
@@ -122,7 +123,14 @@ def timed(name: str, case_name: str, options: Options) -> dict[str, Any]:
     }
     if "torch.compile" in medians:
         row["over_compile"] = medians["torch.compile"] / medians["fused"]
+        row["compile_calls_attention"] = attention_calls() > 0
     return row
+
+
+def attention_calls() -> int:
+    """How many attentions torch.compile has found in this process's programs, by patterns of its own, and
+    replaced by calls of torch's hand-written one."""
+    return int(counters["inductor"]["fuse_attention"])
 
 
 def _memory(workload: Workload, case: Case) -> dict[str, int]:
@@ -171,6 +179,14 @@ def summarise(report: Report) -> None:
         text = f"geometric mean over torch.compile {mean:.2f}x, {len(over_compile)} programs"
         report.summary.insert(1, text)
         report.summary.append(_slow("torch.compile", over_compile))
+        for called in (True, False):
+            some = [
+                row["over_compile"] for row in report.rows if row.get("compile_calls_attention") is called
+            ]
+            if some:
+                what = "calls torch's own attention (*)" if called else "generates the code"
+                text = f"where torch.compile {what}: {geometric_mean(some):.2f}x, {len(some)} programs"
+                report.summary.insert(2, text)
     skipped: dict[str, list[str]] = {}
     for row in report.rows:
         if row["torch_compile_skipped"]:
@@ -185,6 +201,11 @@ def summarise(report: Report) -> None:
 def _slow(other: str, ratios: Mapping[str, float]) -> str:
     under = [f"{name} {ratio:.2f}x" for name, ratio in ratios.items() if ratio < FLOOR]
     return f"under {FLOOR}x of {other}: {', '.join(under) or 'none'}"
+
+
+def _over_compile(row: Mapping[str, Any]) -> str:
+    mark = "*" if row.get("compile_calls_attention") else ""
+    return f"{row['over_compile']:.2f}x{mark}" if "over_compile" in row else "-"
 
 
 def _ms(row: Mapping[str, Any], name: str) -> str:

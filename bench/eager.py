@@ -234,3 +234,11 @@ def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
     norm_x = torch.sqrt((x * x).sum(-1))
     norm_y = torch.sqrt((y * y).sum(-1))
     return product / (norm_x * norm_y)
+
+
+def moe_routing(x: Tensor, W: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """Of equal probabilities the lower expert comes first, which `torch.topk` does not promise."""
+    probabilities = torch.softmax(wide(x) @ wide(W).transpose(0, 1), -1)
+    chosen, experts = torch.sort(probabilities, dim=-1, descending=True, stable=True)
+    weights = chosen[:, :K]
+    return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), experts[:, :K]

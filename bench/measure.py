@@ -35,7 +35,7 @@ def rms_error(value: torch.Tensor, reference: torch.Tensor) -> float:
 
     Infinities and NaN must stand at the same positions with the same sign; otherwise the error is inf.
     """
-    a, b = value.detach().cpu().double(), reference.detach().cpu().double()
+    a, b = value.detach().double(), reference.detach().to(value.device).double()
     finite = torch.isfinite(b)
     same_kind = torch.equal(torch.isfinite(a), finite) and torch.equal(
         a[~finite].nan_to_num(), b[~finite].nan_to_num()

@@ -8,11 +8,13 @@ import pytest
 import torch
 from tile_programs import Body, attention, paged_sum, program, row_softmax, source, split_sum
 
+import eqfuse as eq
 from eqfuse.errors import BindError
 from eqfuse.loops.nodes import Buffer
 from eqfuse.tile.cpu import SMALL_ELEMENTS, CpuProgram, buffers_for
-from eqfuse.tile.nodes import Block, Cast, Constant, Dot, Fill, TileProgram, Value
-from eqfuse.tile.torch_ops import FEW_COLUMNS, from_float8
+from eqfuse.tile.nodes import Argument, Block, Cast, Constant, Dot, Fill, TileProgram, Value
+from eqfuse.tile.storage import resolve_extents
+from eqfuse.tile.torch_ops import FEW_COLUMNS, from_float8, invertible
 
 
 def run(
@@ -89,7 +91,7 @@ def test_shards_meet_in_a_temporary_that_a_unit_loop_adds() -> None:
     x = torch.randn(6, 50)
     tiles = split_sum(8)
     torch.testing.assert_close(run(tiles, {"x": x}, {"i": 6, "j": 50}), x.sum(1))
-    buffers = buffers_for(tiles, {"i": 6, "j": 50}, {"s": 3}, {})
+    buffers = buffers_for(tiles, resolve_extents(tiles, {"i": 6, "j": 50}, {"s": 3}), {})
     assert {name: tuple(b.shape) for name, b in buffers.items()} == {"part": (3, 6), "y": (6,)}
 
 
@@ -457,3 +459,116 @@ def test_f8_is_stored_rounded_and_multiplied_wide() -> None:
     x, w = torch.randn(6, 8), torch.randn(8, 3).to(torch.float8_e4m3fn)
     y = run(tiles, {"x": x, "w": w}, {"i": 6, "j": 8, "n": 3})
     torch.testing.assert_close(y, x.to(torch.float8_e4m3fn).float() @ w.float())
+
+
+def scaled_product(left: str, right: str, sizes: dict[str, int], fn: str = "mul") -> TileProgram:
+    """``y = fn(sum over j of x * w, s)`` for a run-time scalar s."""
+    dims = "".join(dict.fromkeys((left + right).replace("j", "")))
+    b = Body()
+    at = {axis: b.positions(axis) for axis in sizes}
+    x, w = (
+        b.load(name, [at[a] for a in axes], None, " ".join(axes))
+        for name, axes in zip("xw", (left, right), strict=True)
+    )
+    product = b.let(Dot(x, w, "j", None), " ".join(dims))
+    scaled = b.call(fn, product, b.let(Argument("s")), name="scaled", dtype="f32")
+    b.store("y", [at[a] for a in dims], scaled, None)
+    return program(
+        [b.kernel("dot", (), *(Block(axis, "whole", None) for axis in sizes))],
+        [Buffer("y", tuple(dims), "f32", True)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "calls"),
+    [
+        ("mj", "jn", "alpha="),
+        ("imj", "ijn", "alpha="),
+        ("amj", "jn", "alpha="),
+        ("iamj", "iajn", ".mul_("),
+        ("ij", "ijn", ".mul_("),
+    ],
+)
+@pytest.mark.parametrize("j", [5, 0])
+def test_a_matrix_product_takes_its_scalar_factor(left: str, right: str, calls: str, j: int) -> None:
+    sizes = {"i": 3, "a": 2, "m": 4, "j": j, "n": 7}
+    sizes = {axis: n for axis, n in sizes.items() if axis in left + right}
+    tiles = scaled_product(left, right, sizes)
+    assert calls in CpuProgram(tiles, source()).text
+    x, w = (
+        torch.randn([sizes[a] for a in reversed(axes)]).permute(*reversed(range(len(axes))))
+        for axes in (left, right)
+    )
+    dims = "".join(dict.fromkeys((left + right).replace("j", "")))
+    expected = 0.3 * torch.einsum(f"{left},{right}->{dims}", x, w)
+    torch.testing.assert_close(run(tiles, {"x": x, "w": w}, sizes, s=0.3), expected)
+
+
+def test_a_quotient_is_not_a_factor() -> None:
+    sizes = {"m": 4, "j": 5, "n": 7}
+    tiles = scaled_product("mj", "jn", sizes, "div")
+    assert "alpha=" not in CpuProgram(tiles, source()).text
+    x, w = torch.randn(4, 5), torch.randn(5, 7)
+    torch.testing.assert_close(run(tiles, {"x": x, "w": w}, sizes, s=3.0), x @ w / 3)
+
+
+def test_an_operation_writes_to_the_output_only_where_all_of_it_is_stored() -> None:
+    b = Body()
+    i, j = b.positions("i"), b.positions("j")
+    x = b.load("x", [i, j], None, "i j")
+    b.store("whole", [i, j], b.call("exp", x), None)
+    b.store("turned", [j, i], b.call("exp", x), None)
+    b.store("some", [i, j], b.call("abs", x), b.call("gt", x, b.let(Constant(0.0))))
+    b.store("half", [i, j], b.let(Cast(b.call("exp", x)), "i j", "f16"), None)
+    blocks = [Block(axis, "whole", None) for axis in "ij"]
+    buffers = [
+        Buffer(n, ("j", "i") if n == "turned" else ("i", "j"), None, True)
+        for n in ("whole", "turned", "some", "half")
+    ]
+    tiles = program([b.kernel("k", (), *blocks)], buffers)
+    compiled = CpuProgram(tiles, source())
+    assert [line.split("out=")[1] for line in compiled.text.splitlines() if "out=whole" in line] == [
+        "whole[:, :])"
+    ]
+    assert not any(f"out={name}" in compiled.text for name in ("turned", "some", "half"))
+    given = torch.randn(5, 6).t()
+    found = compiled({"x": given}, {}, {"i": 6, "j": 5}, {})
+    torch.testing.assert_close(found["whole"], given.exp())
+    torch.testing.assert_close(found["turned"], given.exp().t())
+    torch.testing.assert_close(found["half"], given.exp().half())
+    assert torch.equal(found["some"][given > 0], given[given > 0])
+
+
+def test_invertible_reads_one_tensor_and_writes_another() -> None:
+    x = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 2.0])
+    expected = torch.tensor([1.0, 1.0, 1.0, 1.0, math.nan, 2.0])
+    for out in (None, torch.zeros(6), x.clone()):
+        given = out if out is not None and torch.equal(out.nan_to_num(), x.nan_to_num()) else x
+        found = invertible(given, out=out)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+SCORES = "S[i,j] = sum[d](q[i,d] * k[j,d])"
+LOG_SUMS = {
+    "a factor": (f"{SCORES} * s", "S[i,j]"),
+    "a divisor": (f"{SCORES} / s", "S[i,j]"),
+    "a difference with rows": (f"{SCORES} * s", "S[i,j] - r[i]"),
+    "a sum of rows and columns": ("S[i,j] = r[i] * s + c[j]", "S[i,j]"),
+    "a mask": (f"{SCORES} * s", "where(j <= i + 20, S[i,j], -inf)"),
+    "a capped factor": (f"{SCORES} * s", "4 * tanh(S[i,j] / 4)"),
+}
+
+
+@pytest.mark.parametrize("name", LOG_SUMS)
+@pytest.mark.parametrize("prefer", ["resident", "rolling", "split_k", "multi_pass"])
+def test_exponents_kept_as_powers_of_two_are_read_plain_elsewhere(name: str, prefer: str) -> None:
+    line, body = LOG_SUMS[name]
+    text = f"{line}\nT[i,j] = {body}\nm[i] = max[j](T[i,j])\nl[i] = log(sum[j](exp(T[i,j] - max[j](T[i,j]))))\nreturn m, l"
+    given = {"q": torch.randn(37, 12), "k": torch.randn(41, 12), "r": torch.randn(37), "c": torch.randn(41)}
+    kernel = eq.compile(text, prefer=prefer, verify=False)
+    used = {n: t for n, t in given.items() if f"{n}[" in text}
+    wide = {n: t.double().numpy() for n, t in used.items()}
+    expected = eq.reference(text)(s=1.7, **wide)
+    for found, exact in zip(kernel(s=1.7, **used), expected, strict=True):
+        torch.testing.assert_close(found.double(), torch.as_tensor(exact), rtol=2e-6, atol=2e-6)
+    assert "exp2(" in CpuProgram(kernel.compiled.tile, kernel.derived.program).text

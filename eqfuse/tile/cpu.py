@@ -33,6 +33,10 @@ from eqfuse.tile.walk import nested
 Tensors = Mapping[str, torch.Tensor]
 Scalars = Mapping[str, float | int | bool]
 Starts = tuple[int, ...]
+Sizes = tuple[tuple[str, int], ...]
+_Launch = tuple[Mapping[str, int], tuple[Sequence[Starts], ...]]
+"""What calls on the same extents share: the size of every axis, and the blocks of every kernel."""
+
 KernelFunction = Callable[[Tensors, Scalars, Mapping[str, int], Iterable[Starts]], None]
 
 SMALL_ELEMENTS = 1 << 16
@@ -57,6 +61,7 @@ class CpuProgram:
         self._kernels: tuple[KernelFunction, ...] = tuple(namespace[name] for name in names)
         self._dtypes = buffer_dtypes(program)
         self._loaded = _loaded_dtypes(program)
+        self._launches: dict[tuple[Sizes, Sizes], _Launch] = {}
 
     def __call__(
         self,
@@ -67,25 +72,33 @@ class CpuProgram:
     ) -> dict[str, torch.Tensor]:
         """The outputs by name. Tensors may be strided in any way; one whose dtype is not what the program
         was made for is converted first. Raises BindError where an index tensor points outside."""
-        sizes = resolve_extents(self.program, extents, shards)
-        buffers = buffers_for(self.program, extents, shards, self._dtypes)
+        key = tuple(extents.items()), tuple(shards.items())
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._launches[key] = self._launch(extents, shards)
+        sizes, grids = launch
+        buffers = buffers_for(self.program, sizes, self._dtypes)
         memory = {name: self._input(name, tensor) for name, tensor in tensors.items()} | buffers
         small = sum(tensor.numel() for tensor in memory.values()) < SMALL_ELEMENTS
         threads = 1 if small else self.threads or torch.get_num_threads()
-        for kernel, function in zip(self.program.kernels, self._kernels, strict=True):
-            blocks = _blocks(kernel, sizes)
-            if threads > 1 and len(blocks) >= 2 * threads:
+        for function, blocks in zip(self._kernels, grids, strict=True):
+            if threads > 1 and len(blocks) >= threads:
                 _on_pool(threads, blocks, partial(function, memory, scalars, sizes))
             else:
                 with torch.no_grad():
                     function(memory, scalars, sizes, blocks)
         return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
 
+    def _launch(self, extents: Mapping[str, int], shards: Mapping[str, int]) -> _Launch:
+        sizes = resolve_extents(self.program, extents, shards)
+        return sizes, tuple(_blocks(kernel, sizes) for kernel in self.program.kernels)
+
     def _input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        wanted = self._loaded.get(name)
-        if wanted is None or not (tensor.is_floating_point() or TORCH_DTYPES[wanted].is_floating_point):
-            return tensor.detach()
-        return tensor.detach().to(TORCH_DTYPES[wanted])
+        tensor = tensor.detach() if tensor.requires_grad else tensor
+        wanted = self._loaded.get(name, tensor.dtype)
+        if wanted == tensor.dtype or not (tensor.is_floating_point() or wanted.is_floating_point):
+            return tensor
+        return tensor.to(wanted)
 
 
 def _blocks(kernel: Kernel, sizes: Mapping[str, int]) -> Sequence[Starts]:
@@ -152,10 +165,10 @@ def _pool(threads: int, process: int) -> ThreadPoolExecutor:
     return pool
 
 
-def _loaded_dtypes(program: TileProgram) -> dict[str, str]:
+def _loaded_dtypes(program: TileProgram) -> dict[str, torch.dtype]:
     """The dtype that each tensor is loaded in."""
     return {
-        stmt.op.tensor: stmt.value.dtype
+        stmt.op.tensor: TORCH_DTYPES[stmt.value.dtype]
         for kernel in program.kernels
         for stmt in nested(kernel.body)
         if isinstance(stmt, Let) and isinstance(stmt.op, LoadTile)
@@ -163,13 +176,11 @@ def _loaded_dtypes(program: TileProgram) -> dict[str, str]:
 
 
 def buffers_for(
-    program: TileProgram, extents: Mapping[str, int], shards: Mapping[str, int], dtypes: Mapping[str, str]
+    program: TileProgram, sizes: Mapping[str, int], dtypes: Mapping[str, str]
 ) -> dict[str, torch.Tensor]:
-    """Uninitialised CPU tensors for everything that `program` writes, outputs and temporaries.
-
-    `dtypes` decides where the program leaves a buffer's dtype open.
+    """Uninitialised CPU tensors for everything that `program` writes, outputs and temporaries, given the size
+    of every axis. `dtypes` decides where the program leaves a buffer's dtype open.
     """
-    sizes = resolve_extents(program, extents, shards)
     return {
         buffer.name: torch.empty(
             [sizes[axis] for axis in buffer.axes], dtype=TORCH_DTYPES[buffer.dtype or dtypes[buffer.name]]

@@ -50,7 +50,9 @@ def load(w: Writer, value: Value, op: LoadTile) -> Item:
 
 def store(w: Writer, stmt: Store) -> None:
     """Writes a tile, or one element, where its mask is on."""
-    value = w.items[stmt.value.name]
+    if stmt.value.name in w.stored:
+        return
+    value = w.read(stmt.value)
     index = [w.items[v.name] for v in stmt.index]
     mask = None if stmt.mask is None else w.items[stmt.mask.name]
     if mask is not None and mask.truth is not None:
@@ -59,7 +61,7 @@ def store(w: Writer, stmt: Store) -> None:
         mask = None
     target = w.tensor(stmt.tensor)
     flagged = mask is not None and not mask.dims
-    covered = tuple(axis for at in index if (axis := _plain_axis(at)) is not None)
+    covered = _covered(index)
     if (mask is None or flagged) and _sliceable(index) and set(covered) == set(value.dims):
         places = _slice(w, target, stmt.tensor, index, None).text
         text = f"{places} = {w.aligned(value, covered, stmt.value.name).text}"
@@ -74,6 +76,25 @@ def store(w: Writer, stmt: Store) -> None:
         w.scopes[-1].lines.append(Line(f"if {mask.text}:", body=[Line(text)]))
     else:
         w.emit(text)
+
+
+def place(w: Writer, value: Value, full: frozenset[str]) -> str | None:
+    """Where an operation may write its result at once, because a store is all that reads it; the store is
+    then done."""
+    stmt = w.stores.get(value.name)
+    if stmt is None or w.stored_dtypes[stmt.tensor] != value.dtype or value.name in w.scaled:
+        return None
+    if full != frozenset(value.dims) or any(at.name not in w.items for at in stmt.index):
+        return None
+    index = [w.items[at.name] for at in stmt.index]
+    if not value.dims or not _sliceable(index) or _covered(index) != value.dims:
+        return None
+    w.stored.add(value.name)
+    return _slice(w, w.tensor(stmt.tensor), stmt.tensor, index, None).text
+
+
+def _covered(index: Sequence[Item]) -> tuple[str, ...]:
+    return tuple(axis for at in index if (axis := _plain_axis(at)) is not None)
 
 
 def _plain_axis(at: Item) -> str | None:

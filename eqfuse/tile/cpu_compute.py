@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL
+from eqfuse.tile.cpu_access import place
 from eqfuse.tile.cpu_values import Affine, Item
 from eqfuse.tile.cpu_writer import Writer
 from eqfuse.tile.dtypes import INTEGERS
@@ -38,7 +39,7 @@ _PYTHON: Mapping[str, str] = {
 }
 """Scalar integers and truth values."""
 
-_INTEGER_TILES: Mapping[str, str] = {
+INTEGER_TILES: Mapping[str, str] = {
     **{fn: f"{{0}} {sign} {{1}}" for fn, sign in _SIGNS.items()},
     "and": "{0} & {1}",
     "or": "{0} | {1}",
@@ -50,10 +51,10 @@ _INTEGER_TILES: Mapping[str, str] = {
     "sign": "torch.sign({0})",
     "sq": "{0} * {0}",
 }
-_REAL: Mapping[str, str] = {
+REAL: Mapping[str, str] = {
     **{fn: f"torch.{fn}" for fn in ("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sign")},
-    **{fn: f"torch.{fn}" for fn in ("floor", "round", "sqrt", "rsqrt", "exp", "log", "tanh", "sigmoid")},
-    **{fn: f"torch.{fn}" for fn in ("erf", "sin", "cos")},
+    **{fn: f"torch.{fn}" for fn in ("floor", "round", "sqrt", "rsqrt", "exp", "exp2", "log", "tanh")},
+    **{fn: f"torch.{fn}" for fn in ("sigmoid", "erf", "sin", "cos")},
     "floordiv": "torch.floor_divide",
     "mod": "torch.remainder",
     "gelu": "torch.nn.functional.gelu",
@@ -99,7 +100,7 @@ def _integer_tile(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Ite
             affine = Affine("0").plus(only, "-")
     if fn in ("maximum", "minimum"):
         args = [w.aligned(arg, value.dims, value.name) for arg in args]
-    text = w.let(value.name, _INTEGER_TILES[fn].format(*(arg.text for arg in args)))
+    text = w.let(value.name, INTEGER_TILES[fn].format(*(arg.text for arg in args)))
     return Item(text, value.dims, value.dtype, _full(args), affine=affine)
 
 
@@ -154,8 +155,11 @@ def _real(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Item:
         case "relu":
             function, texts = "torch.clamp_min", [*texts, "0.0"]
         case _:
-            function = _REAL[fn]
+            function = REAL[fn]
     if fn not in _WITHOUT_OUT:
+        if (there := place(w, value, full)) is not None:
+            w.emit(f"{function}({', '.join(texts)}, out={there})")
+            return Item(there, value.dims, value.dtype, full)
         for arg in args:
             others = [other for other in args if other is not arg]
             if arg.dims == value.dims and w.reusable(arg, others, full, value.dtype):
@@ -179,13 +183,15 @@ def _where(w: Writer, value: Value, condition: Item, left: Item, right: Item) ->
         return _choice(w, value, condition, left, right)
     full = _full((condition, left, right))
     shaped = [arg for arg in (left, right) if arg.number is None]
-    for arg, number, mask in (
-        (left, right.number, f"~{condition.text}"),
-        (right, left.number, condition.text),
-    ):
+    for arg, number in ((left, right.number), (right, left.number)):
         others = [other for other in (condition, left, right) if other is not arg]
         if number is not None and arg.is_real and w.reusable(arg, others, full, value.dtype):
-            return _in_place(w, value, arg, f"{arg.text}.masked_fill_({mask}, {number!r})")
+            # masked_fill_ takes twice as long, and with `~` needs another tile.
+            texts = [
+                w.constant(number, value.dtype) if other is not arg else arg.text for other in (left, right)
+            ]
+            text = f"torch.where({condition.text}, {texts[0]}, {texts[1]}, out={arg.text})"
+            return _in_place(w, value, arg, text)
     texts = [
         repr(arg.number) if arg.number is not None and arg.is_real and len(shaped) == 1 else arg.text
         for arg in (left, right)
@@ -225,7 +231,7 @@ def reduced(w: Writer, value: Value, op: str, item: Item, axis: str) -> Item:
 
 def dot(w: Writer, value: Value, op: Dot) -> Item:
     """A (batched) matrix product, added to its accumulator in place where that dies here."""
-    operands = [w.converted(w.items[v.name], value.dtype, f"{v.name}_wide") for v in (op.left, op.right)]
+    operands = [w.converted(w.read(v), value.dtype, f"{v.name}_wide") for v in (op.left, op.right)]
     batch = sum(dim in op.right.dims for dim in op.left.dims) - 1
     rows, columns = len(op.left.dims) - batch - 1, len(op.right.dims) - batch - 1
     left, right = (w.expanded(item, item.dims) for item in operands)
@@ -233,19 +239,33 @@ def dot(w: Writer, value: Value, op: Dot) -> Item:
         left += f".flatten({batch}, {batch + rows - 1})"
     if columns > 1:
         right += f".flatten({batch + 1}, {batch + columns})"
-    product = f"{'torch.matmul' if rows else 'vector_product'}({left}, {right})"
+    with_sum = {0: "addmm", 1: "baddbmm"}.get(batch) if rows and columns else None
+    factor = w.dot_factor(value)
+    if factor is None:
+        product = f"{'torch.matmul' if rows else 'vector_product'}({left}, {right})"
+    elif with_sum:
+        nothing = w.constant(0.0, value.dtype)
+        product = f"torch.{with_sum}({nothing}, {left}, {right}, beta=0, alpha={factor[1]})"
+    else:
+        product = f"{'torch.matmul' if rows else 'vector_product'}({left}, {right}).mul_({factor[1]})"
     if rows > 1 or columns > 1:
         product += f".view({w.lengths(value.dims)})"
     full = frozenset(value.dims)
     result = Item("", value.dims, value.dtype, full)
-    accumulator = None if op.accumulator is None else w.items[op.accumulator.name]
+    accumulator = None if op.accumulator is None else w.read(op.accumulator)
     if accumulator is None or accumulator.number == 0:
-        return w.owned(replace(result, text=w.let(value.name, product)), value.name)
-    fused = {0: "addmm", 1: "baddbmm"}.get(batch) if rows == columns == 1 else None
+        result = w.owned(replace(result, text=w.let(value.name, product)), value.name)
+        if factor is not None:
+            w.made[factor[0].name] = result
+        return result
+    fused = with_sum if rows == columns == 1 else None
     if w.reusable(accumulator, operands, full, value.dtype):
         text = f".{fused}_({left}, {right})" if fused else f".add_({product})"
         return _in_place(w, value, accumulator, accumulator.text + text)
     if fused:
+        if (there := place(w, value, full)) is not None:
+            w.emit(f"torch.{fused}({accumulator.text}, {left}, {right}, out={there})")
+            return replace(result, text=there)
         text = f"torch.{fused}({accumulator.text}, {left}, {right})"
     else:
         text = f"{accumulator.text} + {product}"

@@ -13,9 +13,22 @@ from dataclasses import replace
 
 from eqfuse.tile.cpu_access import load, store
 from eqfuse.tile.cpu_compute import dot, elementwise, reduced
-from eqfuse.tile.cpu_values import TORCH, Affine, Item, Line, Storage, names_in, needed, rendered
+from eqfuse.tile.cpu_folds import folded
+from eqfuse.tile.cpu_values import (
+    LN_2,
+    LOG2_E,
+    TORCH,
+    Affine,
+    Item,
+    Line,
+    Storage,
+    names_in,
+    needed,
+    rendered,
+)
 from eqfuse.tile.cpu_writer import Writer, identifier
 from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.exponents import scalar_factor, takes_constant
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -27,6 +40,7 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     Fill,
+    FoldTile,
     For,
     Kernel,
     Let,
@@ -47,8 +61,8 @@ from math import inf, nan
 
 import torch
 
-from eqfuse.tile.torch_ops import checked, finite, fold_empty, from_float8, gather, invertible
-from eqfuse.tile.torch_ops import scatter, strided, vector_product
+from eqfuse.tile.torch_ops import checked, finite, fold_empty, fold_pairwise, from_float8, gather
+from eqfuse.tile.torch_ops import invertible, scatter, strided, vector_product
 """
 
 
@@ -72,12 +86,17 @@ def _kernel_source(kernel: Kernel, program: TileProgram, taken: set[str], name: 
     w = Writer(kernel, program, taken)
     body: list[Line] = []
     starts = [w.block(axis, w.size(axis), body) for axis in kernel.grid]
-    w.open(kernel.body, body, ())
-    _body(w, kernel.body)
+    # Scalars first: a matrix product takes one as its factor.
+    ordered = sorted(
+        kernel.body, key=lambda s: not (isinstance(s, Let) and isinstance(s.op, Argument | Constant))
+    )
+    w.open(ordered, body, ())
+    _body(w, ordered)
     positions = f"{', '.join(starts)}{',' if len(starts) == 1 else ''}" if starts else "_"
     outer = [Line(f"for {positions} in blocks:", body=body)]
     kept = needed(w.head + outer)
-    return (
+    functions = "".join(f"def {each}{text}\n\n\n" for text, each in w.functions.items())
+    return functions + (
         f"def {name}(tensors, scalars, sizes, blocks):\n" + "\n".join(rendered(kept) or ["    pass"]) + "\n"
     )
 
@@ -87,7 +106,7 @@ def _body(w: Writer, body: Sequence[Stmt]) -> None:
     for scope.index, stmt in enumerate(body):
         match stmt:
             case Let(value, op):
-                w.define(value, _operation(w, value, op))
+                w.define(value, _kept(w, value, op))
             case For():
                 _loop(w, stmt)
             case Store():
@@ -103,7 +122,8 @@ def _loop(w: Writer, loop: For) -> None:
     claimed: set[Storage] = set()
     for carried in loop.carried:
         name = w.fresh(carried.value.name)
-        w.emit(w.carry(carried.value, w.items[carried.init.name], claimed, inside), name)
+        init = w.read(carried.init, scaled=carried.value.name in w.scaled)
+        w.emit(w.carry(carried.value, init, claimed, inside), name)
         w.items[carried.value.name] = _carried(carried.value, name)
     body: list[Line] = []
     header = w.walk(loop.axis, start, stop, body)
@@ -130,7 +150,8 @@ def _advance(w: Writer, loop: For, body: list[Line]) -> None:
     claimed: set[Storage] = set()
     pairs = []
     for carried in loop.carried:
-        text = w.carry(carried.value, w.items[carried.next.name], claimed, ())
+        item = w.read(carried.next, scaled=carried.value.name in w.scaled)
+        text = w.carry(carried.value, item, claimed, ())
         pairs.append((w.items[carried.value.name].text, text))
     pairs = [(name, text) for name, text in pairs if name != text]
     names = {name for name, _ in pairs}
@@ -138,6 +159,14 @@ def _advance(w: Writer, loop: For, body: list[Line]) -> None:
         body.append(Line(f"{', '.join(name for name, _ in pairs)} = {', '.join(text for _, text in pairs)}"))
     else:
         body += [Line(f"{name} = {text}", name) for name, text in pairs]
+
+
+def _kept(w: Writer, value: Value, op: Op) -> Item:
+    """The result of an op, times log2(e) where the value is kept so and no operand has brought that in."""
+    item = _operation(w, value, op)
+    if value.name not in w.scaled or takes_constant(op):
+        return item
+    return w.times(item, value, LOG2_E)
 
 
 def _operation(w: Writer, value: Value, op: Op) -> Item:
@@ -153,7 +182,7 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
             return Item(text, (), value.dtype, affine=Affine(text, data=True))
         case Argument(name):
             text = f"torch.tensor(float(scalars[{name!r}]), dtype={TORCH[value.dtype]})"
-            return Item(w.at_head(value.name, text), (), value.dtype)
+            return Item(w.at_head(value.name, text), (), value.dtype, head=True)
         case Extent(axis):
             return w.scalar(value, w.size(axis))
         case BlockSize(axis):
@@ -167,17 +196,38 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
             # A clipped block has no position past its stop: the extent, or the loop's own stop.
             return Item("True", value.dims, "bool", truth=True)
         case Align(source):
-            return w.aligned(w.items[source.name], value.dims, value.name)
+            return w.aligned(w.read(source, scaled=value.name in w.scaled), value.dims, value.name)
         case Cast(source):
-            return w.converted(w.items[source.name], value.dtype, value.name)
-        case Elementwise(fn, args):
-            return elementwise(w, value, fn, [w.items[arg.name] for arg in args])
+            return w.converted(w.read(source), value.dtype, value.name)
+        case Elementwise():
+            return _elementwise(w, value, op)
         case LoadTile():
             return load(w, value, op)
         case ReduceTile(reduction, source, axis):
-            return reduced(w, value, reduction, w.items[source.name], axis)
+            return reduced(w, value, reduction, w.read(source, scaled=value.name in w.scaled), axis)
+        case FoldTile():
+            return folded(w, value, op)
         case Dot():
             return dot(w, value, op)
+
+
+def _elementwise(w: Writer, value: Value, op: Elementwise) -> Item:
+    """An elementwise function, of operands that bring log2(e) in if its result is kept multiplied."""
+    if op.fn == "exp" and op.args[0].name in w.scaled:
+        return elementwise(w, value, "exp2", [w.items[op.args[0].name]])
+    if value.name in w.made:
+        return w.made[value.name]
+    if value.name not in w.scaled or not takes_constant(op):
+        return elementwise(w, value, op.fn, [w.read(arg) for arg in op.args])
+    place = scalar_factor(op)
+    if place is None:
+        args = [w.read(arg, scaled=arg.dtype != "bool") for arg in op.args]
+    else:
+        args = [w.read(arg) for arg in op.args]
+        # x / s * c = x / (s / c)
+        scalar = op.args[place]
+        args[place] = w.times(args[place], scalar, LN_2) if op.fn == "div" else w.read(scalar, scaled=True)
+    return elementwise(w, value, op.fn, args)
 
 
 def _positions(w: Writer, value: Value, axis: str) -> Item:

@@ -7,6 +7,7 @@ extent 1 in it until a reduction, a dot or a carried value needs the whole.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ TORCH: Mapping[str, str] = {
     "bool": "torch.bool",
 }
 """How each dtype is spelt on chip; integers are computed in 64 bits, which holds both."""
+
+LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 
 
 @dataclass(eq=False)
@@ -87,7 +90,7 @@ class Item:
     whole extent. `fresh` says that an operation allocated `storage`, so that the tensor may be
     overwritten once nothing else reads it; a value may share several storages (a choice). `number` is
     the known value of a constant, `truth` of a condition that always or never holds; `wide` is the
-    same value in the accumulation dtype.
+    same value in the accumulation dtype; `head` marks a scalar that the head of the kernel computes.
     """
 
     text: str
@@ -100,6 +103,7 @@ class Item:
     number: float | None = None
     truth: bool | None = None
     wide: Item | None = None
+    head: bool = False
 
     @property
     def is_python(self) -> bool:

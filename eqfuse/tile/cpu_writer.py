@@ -11,9 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.tile.check import TileError
-from eqfuse.tile.cpu_values import TORCH, Affine, Item, Line, Storage, join
+from eqfuse.tile.cpu_factors import direct_stores, dot_factors
+from eqfuse.tile.cpu_values import LN_2, LOG2_E, TORCH, Affine, Item, Line, Storage, join
 from eqfuse.tile.dtypes import INTEGERS, NARROW
+from eqfuse.tile.exponents import log2_scaled
 from eqfuse.tile.nodes import Kernel, Stmt, TileProgram, Value
+from eqfuse.tile.storage import buffer_dtypes
 from eqfuse.tile.walk import used
 
 
@@ -47,7 +50,11 @@ class Scope:
 
 
 class Writer:
-    """Writes the body of one kernel. `taken` are identifiers that no variable may have."""
+    """Writes the body of one kernel. `taken` are identifiers that no variable may have.
+
+    `scaled` are the values kept multiplied by log2(e); `made` the products that a matrix product with a
+    factor already is, `stored` the values that the operation itself wrote to their tensor.
+    """
 
     def __init__(self, kernel: Kernel, program: TileProgram, taken: Iterable[str]) -> None:
         self.kernel = kernel
@@ -63,6 +70,14 @@ class Writer:
         self.starts: dict[str, str] = {}
         self.stops: dict[str, str] = {}
         self.scopes: list[Scope] = []
+        self.folds: dict[tuple[str, ...], str] = {}
+        self.functions: dict[str, str] = {}
+        self.scaled = log2_scaled(kernel)
+        self.factors = dot_factors(kernel)
+        self.made: dict[str, Item] = {}
+        self.stores = direct_stores(kernel)
+        self.stored: set[str] = set()
+        self.stored_dtypes = buffer_dtypes(program)
 
     # Variables ----------------------------------------------------------------------------------
 
@@ -83,6 +98,12 @@ class Writer:
         name = self.fresh(wanted)
         self.head.append(Line(f"{name} = {text}", name))
         return name
+
+    def function(self, wanted: str, body: str) -> str:
+        """The name of a function of the module, from its arguments and body."""
+        if body not in self.functions:
+            self.functions[body] = self.fresh(wanted)
+        return self.functions[body]
 
     def tensor(self, name: str) -> str:
         if name not in self.inputs:
@@ -213,6 +234,34 @@ class Writer:
         return self.is_dead(storage) and not storage.names & set(read)
 
     # Values -----------------------------------------------------------------------------------
+
+    def read(self, value: Value, *, scaled: bool = False) -> Item:
+        """A value, multiplied by log2(e) if `scaled` and plain if not, whichever of the two it is kept as."""
+        if scaled == (value.name in self.scaled):
+            return self.items[value.name]
+        return self.times(self.items[value.name], value, LOG2_E if scaled else LN_2)
+
+    def times(self, item: Item, value: Value, factor: float) -> Item:
+        """What a value is kept as, times a number."""
+        if item.number is not None:
+            return self.filled(value, item.number * factor)
+        text, name = f"torch.mul({item.text}, {factor!r})", f"{value.name}_times"
+        if item.head:
+            return replace(item, text=self.at_head(name, text))
+        return self.owned(Item(self.let(name, text), item.dims, item.dtype, item.full), value.name)
+
+    def dot_factor(self, dot: Value) -> tuple[Value, str] | None:
+        """What a matrix product is multiplied by at once, as a Python number, and the value that it thereby
+        becomes; None where there is no such factor, or it is not known when the kernel starts."""
+        product, scalar = self.factors.get(dot.name, (dot, dot))
+        if scalar is dot or scalar.name not in self.items:
+            return None
+        item = self.read(scalar, scaled=product.name in self.scaled)
+        if item.number is not None:
+            return product, repr(item.number)
+        if not item.head:
+            return None
+        return product, self.at_head(f"{item.text}_number", f"{item.text}.item()")
 
     def scalar(self, value: Value, text: str, *, data: bool = False) -> Item:
         """A Python int or bool, under a name unless it is one already."""

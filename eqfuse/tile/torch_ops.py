@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,7 +23,7 @@ def finite(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
 def invertible(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """0 and infinities become 1, NaN stays."""
     bad = (x == 0) | torch.isinf(x)
-    return x.masked_fill(bad, 1.0) if out is None else x.masked_fill_(bad, 1.0)
+    return torch.where(bad, torch.ones((), dtype=x.dtype), x, out=out)
 
 
 def from_float8(x: torch.Tensor) -> torch.Tensor:
@@ -41,6 +41,38 @@ def fold_empty(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
         return x.new_full(shape, -math.inf if op == "max" else math.inf)
     bounds = torch.iinfo(x.dtype)
     return x.new_full(shape, bounds.min if op == "max" else bounds.max)
+
+
+def fold_pairwise(
+    combine: Callable[..., tuple[torch.Tensor, ...]],
+    parts: Sequence[torch.Tensor],
+    identity: Sequence[float],
+    dim: int,
+    *,
+    ordered: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Folds tensors together over one dimension, halving it with `combine` of two states until one is left.
+
+    `ordered`: neighbours are combined, so that parts keep their order; else whole halves, which are contiguous.
+    """
+    states: Sequence[torch.Tensor] = torch.broadcast_tensors(*parts)  # type: ignore[no-untyped-call]
+    count = states[0].shape[dim]
+    if count == 0:
+        shape = [extent for place, extent in enumerate(states[0].shape) if place != dim]
+        return tuple(x.new_full(shape, number) for x, number in zip(states, identity, strict=True))
+    while count > 1:
+        half = count // 2
+        if ordered:
+            even = [x.narrow(dim, 0, 2 * half).movedim(dim, -1) for x in states]
+            sides = [[x[..., side::2].movedim(-1, dim) for x in even] for side in (0, 1)]
+        else:
+            sides = [[x.narrow(dim, side * half, half) for x in states] for side in (0, 1)]
+        joined = torch.broadcast_tensors(*combine(*sides[0], *sides[1]), sides[0][0])[:-1]  # type: ignore[no-untyped-call]
+        if count % 2:
+            last = [x.narrow(dim, count - 1, 1) for x in states]
+            joined = [torch.cat((x, y.to(x.dtype)), dim) for x, y in zip(joined, last, strict=True)]
+        states, count = joined, half + count % 2
+    return tuple(x.select(dim, 0).clone() for x in states)
 
 
 def vector_product(vector: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,57 @@
+"""What one call to torch does together: a matrix product and its scalar factor, an operation and its store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.nodes import Align, Bound, Dot, Elementwise, For, Kernel, Let, Op, Store, Value
+from eqfuse.tile.walk import nested, reads
+
+
+def dot_factors(kernel: Kernel) -> Mapping[str, tuple[Value, Value]]:
+    """By the name of a matrix product that nothing reads but its product with a scalar: that product, the scalar."""
+    count = Counter(value.name for value in reads(kernel.body))
+    lets = [stmt for stmt in nested(kernel.body) if isinstance(stmt, Let)]
+    dots = {
+        let.value.name
+        for let in lets
+        if isinstance(let.op, Dot) and let.op.accumulator is None and count[let.value.name] == 1
+    }
+    found: dict[str, tuple[Value, Value]] = {}
+    for let in lets:
+        match let.op:
+            case Elementwise("mul", (dot, scalar) | (scalar, dot)) if dot.name in dots:
+                if not scalar.dims and scalar.dtype not in INTEGERS and let.value.dims == dot.dims:
+                    found[dot.name] = let.value, scalar
+    return found
+
+
+def direct_stores(kernel: Kernel) -> Mapping[str, Store]:
+    """By the name of a value that nothing reads but one store in the same body, of all its positions: that store."""
+    count = Counter(value.name for value in reads(kernel.body))
+    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+    bodies = [kernel.body, *(stmt.body for stmt in nested(kernel.body) if isinstance(stmt, For))]
+    found: dict[str, Store] = {}
+    for body in bodies:
+        here = {stmt.value.name for stmt in body if isinstance(stmt, Let)}
+        for stmt in body:
+            if not isinstance(stmt, Store) or stmt.value.name not in here or count[stmt.value.name] > 1:
+                continue
+            if stmt.mask is None or _is_bound(stmt.mask, ops):
+                found[stmt.value.name] = stmt
+    return found
+
+
+def _is_bound(mask: Value, ops: Mapping[str, Op]) -> bool:
+    """Whether a mask only leaves out what is past the end of an axis, which clipped blocks do not have."""
+    match ops.get(mask.name):
+        case Bound():
+            return True
+        case Align(source):
+            return _is_bound(source, ops)
+        case Elementwise("and", parts):
+            return all(_is_bound(part, ops) for part in parts)
+        case _:
+            return False

@@ -1,0 +1,115 @@
+"""How the CPU's blocks are shared out among threads, and what a cut loop is taken to visit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from eqfuse.compiler import Compiled, compile_for, derive
+from eqfuse.extract.cuts import cuts, visited
+from eqfuse.extract.devices import DEVICES
+from eqfuse.extract.shape import Shape
+from eqfuse.extract.spread import LEAST_WORK, spread
+from eqfuse.loops.nodes import Kernel
+from eqfuse.terms.types import program_dtypes
+
+CPU = DEVICES["cpu"]
+SIZES = {"h": 8, "i": 1024, "j": 1024, "d": 64, "e": 64}
+
+
+def attention(condition: str) -> str:
+    return f"""
+    S[h,i,j] = sum[d](Q[h,i,d] * K[h,j,d]) * scale
+    T[h,i,j] = where({condition}, S[h,i,j], -inf)
+    P[h,i,j] = exp(T[h,i,j] - max[j](T[h,i,j]))
+    O[h,i,e] = sum[j](P[h,i,j] / sum[j](P[h,i,j]) * V[h,j,e])
+    """
+
+
+def compiled(source: str, sizes: Mapping[str, int], prefer: str | None = None) -> Compiled:
+    derived = derive(source, None, False)
+    dtypes = {name: dtype or "f32" for name, dtype in program_dtypes(derived.program).items()}
+    return compile_for(derived, sizes, dtypes, CPU, prefer)
+
+
+def only_kernel(found: Compiled) -> tuple[Kernel, dict[str, int]]:
+    """The one kernel of the plan, and its blocks."""
+    (kernel,), (config,) = found.chosen.nest.kernels, found.chosen.plan.configs
+    return kernel, {b.axis: b.size or found.extents[b.axis] for b in config.blocks}
+
+
+@pytest.mark.parametrize(
+    ("condition", "share"),
+    [
+        ("j <= i", 10 / 16),
+        ("(j <= i) & (i - j < 256)", 7 / 16),
+        ("j < 256", 4 / 16),
+        ("not (j > i)", 10 / 16),
+        ("j <= i + N(j)", 1.0),
+        ("j + i < 0", 1 / 1024),
+    ],
+)
+def test_tiles_that_a_predicate_empties_are_not_counted(condition: str, share: float) -> None:
+    kernel, blocks = only_kernel(compiled(attention(condition), SIZES, "rolling"))
+    shape = Shape(SIZES, {})
+    found = visited(kernel, {**blocks, "i": 256, "j": 256}, shape)
+    assert found == {"j": round(share * 1024)}
+
+
+@pytest.mark.parametrize("condition", ["j <= n[h]", "w > j", "Q[h,i,0] > 0"])
+def test_predicates_of_data_count_as_true(condition: str) -> None:
+    kernel, blocks = only_kernel(compiled(attention(condition), SIZES, "rolling"))
+    assert not cuts(kernel)
+    assert visited(kernel, blocks, Shape(SIZES, {})) == {}
+
+
+def test_a_sum_that_a_false_predicate_does_not_empty_is_not_cut() -> None:
+    found = compiled("y[i] = sum[j](where(j <= i, x[i,j], 1) * z[i,j])", {"i": 64, "j": 64}, "rolling")
+    assert not cuts(only_kernel(found)[0])
+
+
+def test_the_cost_model_prefers_loops_that_are_cut() -> None:
+    found = compiled(attention("j <= i"), SIZES)
+    assert found.chosen.plan.schedule == "rolling"
+    kernel, blocks = only_kernel(found)
+    assert blocks["i"] <= 256 and blocks["j"] <= 256
+    assert math.prod(math.ceil(SIZES[a] / blocks[a]) for a in kernel.parallel) >= 2 * CPU.units
+
+
+def test_heads_of_a_single_query_are_shared_out() -> None:
+    source = """
+    S[h,j] = sum[d](Q[h,d] * K[h,j,d])
+    P[h,j] = exp(S[h,j] - max[j](S[h,j]))
+    O[h,e] = sum[j](P[h,j] / sum[j](P[h,j]) * V[h,j,e])
+    """
+    sizes = {"h": 8, "j": 8192, "d": 64, "e": 64}
+    _, blocks = only_kernel(compiled(source, sizes, "resident"))
+    assert math.ceil(sizes["h"] / blocks["h"]) >= CPU.units
+    _, small = only_kernel(compiled(source, {**sizes, "j": 16}, "resident"))
+    assert small["h"] == 8  # too little for a thread
+
+
+def test_rows_that_share_a_matrix_stay_together() -> None:
+    """Blocks of fewer rows would read all of the matrix again."""
+    sizes = {"i": 16, "n": 2048, "k": 2048}
+    _, blocks = only_kernel(compiled("C[i,n] = sum[k](A[i,k] * B[n,k])", sizes))
+    assert blocks["i"] == 16 and blocks["n"] < 2048
+
+
+def test_packed_heads_stay_together() -> None:
+    source = attention("j >= 0").replace("K[h,", "K[h//4,").replace("V[h,", "V[h//4,")
+    sizes = {**SIZES, "i": 8, "j": 8192}
+    _, blocks = only_kernel(compiled(source, sizes, "resident"))
+    assert blocks["h"] == 4
+
+
+def test_spread_stops_where_blocks_are_too_small_or_fixed() -> None:
+    kernel, blocks = only_kernel(compiled("y[i] = sum[j](exp(x[i,j]))", {"i": 4096, "j": 1024}, "resident"))
+    shape = Shape({"i": 4096, "j": 1024}, {})
+    whole = {**blocks, "i": 4096}
+    assert spread(kernel, whole, (), shape, 4)["i"] == 1024
+    assert spread(kernel, whole, ("i",), shape, 4) == whole
+    few = spread(kernel, whole, (), shape, 1 << 20)["i"]
+    assert 1 < few < 1024 and few * 1024 * 3 >= LEAST_WORK
