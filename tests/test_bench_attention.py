@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import attention, attention_bundle, attention_report, peers
+from bench import attention, attention_report, bundling, measured, peers, running
 from bench.attention_cells import LENGTHS, OPERATORS, Cell, grid
 from bench.gpu import TOLERANCE
 from bench.report import Options, Report
@@ -52,7 +52,7 @@ def test_the_blockwise_reference_is_the_whole_one(operator: str, monkeypatch: py
     (whole,) = cell.workload.run_exact(cell.case, inputs)
     group = cell.case.sizes["h"] // cell.case.sizes["k"]
     monkeypatch.setattr(attention, "EXACT_BYTES", 8 * group * 24 * 7)  # blocks of 7 queries, the last of 3
-    assert attention.distance(attention.exact(cell, inputs), whole) < 1e-14
+    assert running.distance(whole, attention.exact(cell, inputs)) < 1e-14
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -65,27 +65,27 @@ def test_peers_compute_the_operator(operator: str, monkeypatch: pytest.MonkeyPat
     assert ("cudnn" in found) == cell.is_plain
     for name in peers.COMPILERS:
         out = found[name].make(inputs)(inputs)
-        assert out.shape == reference.shape
-        assert attention.distance(out, reference) < 2 * TOLERANCE["f16"]
+        assert isinstance(out, torch.Tensor) and out.shape == reference[0].shape
+        assert running.distance(out, reference) < 2 * TOLERANCE["f16"]
     if cell.is_plain:
-        assert attention.distance(peers.sdpa(cell)(inputs), reference) < TOLERANCE["f16"]
+        assert running.distance(peers.sdpa(cell)(inputs), reference) < TOLERANCE["f16"]
 
 
 def test_nan_is_no_agreement() -> None:
     reference = torch.ones(4, dtype=torch.float64)
-    assert not attention.distance(torch.full((4,), torch.nan), reference) <= TOLERANCE["f16"]
+    assert not running.distance(torch.full((4,), torch.nan), (reference,)) <= TOLERANCE["f16"]
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One small cell."""
     folder = tmp_path_factory.mktemp("bundle")
-    assert attention_bundle.write(folder, [Cell("causal_decode", 48)], "h200", 5) == []
+    assert bundling.write(folder, [Cell("causal_decode", 48)], "h200", 5) == []
     return folder
 
 
 def test_a_bundle_has_the_choice_first_then_other_schedules_then_neighbours(bundle: Path) -> None:
-    manifest = json.loads((bundle / attention_bundle.MANIFEST).read_text())
+    manifest = json.loads((bundle / bundling.MANIFEST).read_text())
     (cell,) = manifest["cells"]
     first, *others = cell["variants"]
     schedules = [v["schedule"] for v in others if v["schedule"] != first["schedule"]]
@@ -97,7 +97,7 @@ def test_a_bundle_has_the_choice_first_then_other_schedules_then_neighbours(bund
 
 
 def _entries(bundle: Path) -> list[dict[str, Any]]:
-    (cell,) = json.loads((bundle / attention_bundle.MANIFEST).read_text())["cells"]
+    (cell,) = json.loads((bundle / bundling.MANIFEST).read_text())["cells"]
     entries: list[dict[str, Any]] = cell["variants"]
     return entries
 
@@ -110,7 +110,7 @@ def test_a_bundle_runs_in_the_interpreter_and_a_wrong_kernel_is_told(bundle: Pat
         (tmp_path / entry["file"]).write_text(source.replace("1.4426950408889634", base))
     cell = Cell("causal_decode", 48)
     cells = {cell.name: (cell, [right, wrong])}
-    bench = attention.Bench(attention.Interpreted(), tmp_path, cells, with_peers=False)
+    bench = running.Bench(attention.ATTENTION, running.Interpreted(), tmp_path, cells, with_peers=False)
     bench.compile()
     row = bench.measure(cell.name)
     assert [variant["agrees"] for variant in row["variants"]] == [True, False]
@@ -167,7 +167,9 @@ def _content() -> dict[str, Any]:
 
 def test_ratios_regret_and_shares() -> None:
     content = _content()
-    decode, prefill = (attention_report.summarise(row, content["ceilings"]) for row in content["rows"])
+    decode, prefill = (
+        measured.summarise(attention_report.cell_of(row), row, content["ceilings"]) for row in content["rows"]
+    )
     assert (decode["library"], decode["over_library"]) == ("inductor", pytest.approx(0.8))
     assert (decode["compiler"], decode["over_compiler"]) == ("flex", pytest.approx(3.0))
     assert decode["regret"] == pytest.approx(1.0)
@@ -178,18 +180,18 @@ def test_ratios_regret_and_shares() -> None:
 
 
 @pytest.mark.parametrize(
-    "measured, expected",
+    "times, expected",
     [([1, 2, 3, 4], 1.0), ([4, 3, 2, 1], -1.0), ([1, 3, 2, 4], 0.8), ([9, 9, 9, 10], 0.7746)],
 )
-def test_spearman(measured: list[float], expected: float) -> None:
-    assert attention_report.spearman([0.1, 0.2, 0.3, 40.0], measured) == pytest.approx(expected, abs=1e-4)
+def test_spearman(times: list[float], expected: float) -> None:
+    assert measured.spearman([0.1, 0.2, 0.3, 40.0], times) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_report_reads_measurements_draws_them_and_tells_failures(tmp_path: Path) -> None:
-    measured = tmp_path / "attention_some.json"
-    measured.write_text(json.dumps(_content()))
+    source = tmp_path / "attention_some.json"
+    source.write_text(json.dumps(_content()))
     report = Report("", attention_report.COLUMNS, path=tmp_path / "attention.json")
-    attention_report.run(Options(measured=measured), report)
+    attention_report.run(Options(measured=source), report)
     assert report.title.endswith("a GPU, 2026-01-02")
     assert [row["cell"] for row in report.rows] == ["gqa_decode_n8192", "softcap_prefill_n512"]
     assert report.failures == ["softcap_prefill_n512: variant 1 (rolling): out of resource"]
@@ -204,8 +206,8 @@ def test_the_report_reads_measurements_draws_them_and_tells_failures(tmp_path: P
 
 def test_what_is_no_measurement_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EqfuseError, match="no measurements"):
-        attention_report.newest(tmp_path)
+        attention_report.SOURCE.newest(tmp_path)
     path = tmp_path / "x.json"
     path.write_text('{"rows": []}')
     with pytest.raises(EqfuseError, match="has no 'ceilings'"):
-        attention_report.read(path)
+        attention_report.SOURCE.read(path)

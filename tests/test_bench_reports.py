@@ -1,4 +1,4 @@
-"""The four reports end to end on one small program, and that they can fail."""
+"""The reports end to end on one small program, and that they can fail."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from bench import cpu_report, errors_report, workloads_report
 from bench.report import Options, Report
 from bench.runner import REPORTS, run
 from eqfuse.extract.plans import SCHEDULES
+from eqfuse.verify.budget import Error, Measurement, SpecialReport
 
 ONE = Options(only="l2norm", small=True, torch_compile=False)
 
@@ -27,6 +28,7 @@ def test_workloads(tmp_path: Path) -> None:
     (row,) = rows_of(tmp_path / "x.json")
     assert list(row["schedules"]) == list(SCHEDULES)
     assert all(found["certificate"] and found["triton"] < 1e-6 for found in row["schedules"].values())
+    assert all(found["triton_from_tiles"] < 1e-6 for found in row["schedules"].values())
 
 
 def test_workloads_fails_where_emitted_source_is_wrong(
@@ -41,8 +43,11 @@ def test_workloads_fails_where_emitted_source_is_wrong(
     monkeypatch.setattr(workloads_report, "interpret", wrong)
     assert run("workloads", ONE, output=tmp_path / "x.json") == 1
     failures = json.loads((tmp_path / "x.json").read_text())["failures"]
-    assert len(failures) == len(SCHEDULES)
+    assert len(failures) == 2 * len(SCHEDULES)
     assert failures[0].startswith("l2norm small rolling: Triton's error 1.00e-03 is above ")
+    assert failures[1].startswith(
+        "l2norm small rolling: Triton's difference from the tile program 1.00e-03 is "
+    )
 
 
 def test_workloads_fails_where_a_schedule_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,13 +80,19 @@ def test_cpu(tmp_path: Path) -> None:
 
 def test_cpu_says_which_programs_torch_compile_did_not_run() -> None:
     report = Report(cpu_report.TITLE, cpu_report.COLUMNS)
-    done = {"torch_compile_skipped": "", "over_eager": 2.0, "over_compile": 0.5}
+    done = {
+        "torch_compile_skipped": "",
+        "over_eager": 2.0,
+        "over_compile": 0.5,
+        "compile_calls_attention": True,
+    }
     late = {"torch_compile_skipped": "TimeoutError: not done after 180 s", "over_eager": 2.0}
     report.add({"program": "a", **done}, {"program": "b", **late}, {"program": "c", **late})
     cpu_report.summarise(report)
     assert report.summary == [
         "geometric mean over eager 2.00x (aim 1.5x), 3 programs",
         "geometric mean over torch.compile 0.50x, 1 programs",
+        "where torch.compile calls torch's own attention (*): 0.50x, 1 programs",
         "under 0.8x of torch.compile: a 0.50x",
         "torch.compile did not run: TimeoutError: not done after 180 s (b, c)",
         "under 0.8x of eager: none",
@@ -97,13 +108,34 @@ def test_verify(tmp_path: Path) -> None:
 def test_errors(tmp_path: Path) -> None:
     assert run("errors", ONE, output=tmp_path / "x.json") == 0
     kinds = {row["inputs"] for row in rows_of(tmp_path / "x.json")}
-    assert {"normal", "wide", "close", "outliers", "heavy tails", "NaN", "zero line", "denormal"} <= kinds
+    assert {
+        "normal",
+        "wide",
+        "close",
+        "outliers",
+        "heavy tails",
+        "NaN",
+        "zero line",
+        "denormal",
+        "no c",
+    } <= kinds
 
 
 def test_errors_fails_where_an_output_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = errors_report.as_tuple
     monkeypatch.setattr(errors_report, "as_tuple", lambda found: tuple(x * 1.001 for x in original(found)))
     assert run("errors", ONE, output=tmp_path / "x.json") == 1
+    rows = rows_of(tmp_path / "x.json")
+    # No rounding explains a thousandth: it was asked, and is far smaller.
+    assert any(0 < row["rounding_rms"] < row["fused_rms"] and not row["within"] for row in rows)
+
+
+def test_an_error_that_rounding_alone_makes_is_the_programs_own() -> None:
+    error, lucky = Error(3e-6, 1e-6), Error(1e-6, 1e-7)
+    measured = Measurement("normal", "y", error, lucky, SpecialReport((), 0))
+    assert not errors_report._row("p", "rolling", measured, 1e-7, 0.9e-6)["within"]
+    row = errors_report._row("p", "rolling", measured, 1e-7, 1.1e-6)
+    assert row["within"] and errors_report._remarks(row)[-1].startswith("over 2 times: lucky unfused run")
 
 
 def test_every_report_is_there() -> None:

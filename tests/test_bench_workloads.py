@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from bench.measure import as_tuple, worst_error
+from bench.measure import as_tuple, rounding, worst_error
 from bench.workloads import WORKLOADS, TensorSpec, Workload, select
 from eqfuse.terms.parser import parse
 from eqfuse.terms.sizes import bind
@@ -20,7 +20,7 @@ mha mha_decode mla quant_gemm variance inertia sum_sum
 mha_incremental mha_speculative mha_chunked_prefill gqa_incremental gqa_speculative gqa_chunked_prefill
 mqa_incremental mqa_speculative mqa_chunked_prefill lora mlp gated_mlp
 softmax log_softmax logsumexp layernorm cross_entropy softmax_entropy attention_lse qknorm_attention
-weighted_variance covariance cosine_similarity
+weighted_variance covariance cosine_similarity moe_routing
 """
 
 
@@ -37,6 +37,7 @@ def test_every_row_of_the_papers_tables_is_a_case() -> None:
     assert cases("quant_gemm") == {f"Q{n}" for n in range(1, 11)}
     assert cases("variance") == {f"V{n}" for n in range(1, 9)}
     assert cases("inertia") == {f"I{n}" for n in range(1, 9)}
+    assert cases("moe_routing") == {f"R{n}" for n in range(1, 9)}
     assert len(cases("l2norm")) == 32
     assert cases("gqa_prefill") == {f"n{2**p}" for p in range(7, 16)}
 
@@ -68,12 +69,24 @@ def test_every_case_fits_the_program(workload: Workload) -> None:
 def test_unfused_torch_computes_what_the_source_says(workload: Workload) -> None:
     case = workload.cases["small"]
     inputs = workload.inputs(case)
-    arguments = {**inputs, **case.scalars, **case.constants}
-    reference = as_tuple(eq.reference(workload.exact_source)(**arguments))
+    unfused = eq.reference(workload.exact_source, scalars=case.constants)
+    reference = as_tuple(unfused(**inputs, **case.scalars))
     assert worst_error(workload.run_exact(case, inputs), reference) < 1e-12
     # In float32, with its casts, the unfused program is as far off as its coarsest format.
     coarsest = 2**-4 if "f8e4m3(" in workload.source else 2**-20
     assert 0 < worst_error(workload.run_eager(case, inputs), reference) < coarsest
+
+
+@EVERY
+def test_the_chosen_plan_computes_what_the_source_says(workload: Workload) -> None:
+    """On the CPU. Verification stops at the tile program: what is generated from it is tested here."""
+    case = workload.cases["small"]
+    inputs = workload.inputs(case)
+    kernel = eq.compile(workload.text(case), scalars=case.constants, verify=False)
+    fused = as_tuple(kernel(**workload.arguments(case, inputs)))
+    reference = as_tuple(eq.reference(workload.exact_source, scalars=case.constants)(**inputs, **case.scalars))
+    unfused = workload.run_eager(case, inputs)
+    assert worst_error(fused, reference) <= max(2 * worst_error(unfused, reference), rounding(unfused))
 
 
 def test_exact_source_has_no_casts() -> None:

@@ -600,7 +600,7 @@ def test_integers_stay_integers() -> None:
     nest = Nest((Kernel("count", ("i",), (store,)),), (out("y", "i"),))
     source = parse("y[i] = sum[j](where(label[j] == i, 1, 0))")
     program = lower(nest, source, {"label": "i64"}, (KernelConfig((grid("i", 2), loop("j", 4))),))
-    assert program.buffers[0].dtype == "i32"
+    assert program.buffers[0].dtype == "i64"
     label = np.array([0, 2, 2, 1, 2, 0, 4])
     got = run_one(program, source, {"label": label}, {"i": 5, "j": 7})
     np.testing.assert_array_equal(got, np.bincount(label, minlength=5))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 from eqfuse.loops.nodes import Kernel, Let, Loop
 from eqfuse.loops.walk import expressions, statements
-from eqfuse.terms.nodes import Axis, Call, Expr, Local, Reduce, children, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, children, free_axes, walk
 
 KEPT = 256
 """Kernels of which what their text tells is remembered: the candidates of one program, and more."""
@@ -36,10 +37,14 @@ def product_factors(expr: Expr) -> list[Expr]:
 class KernelAxes:
     """On which axes the values of one kernel really depend: the dims of named values leave the parallel
     axes out, and the values that they are made from do not. With `vectors`, a vector times a matrix is a
-    matrix product too."""
+    matrix product too. What `packed` axes are divided by holds whole blocks of them: quotients do not depend
+    on them."""
 
-    def __init__(self, kernel: Kernel, *, vectors: bool = False) -> None:
+    def __init__(
+        self, kernel: Kernel, *, vectors: bool = False, packed: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         self._vectors = vectors
+        self._packed = packed
         self._named: dict[str, frozenset[str]] = {}
         self._memo: dict[Expr, frozenset[str]] = {}
         before = None
@@ -64,6 +69,8 @@ class KernelAxes:
         match expr:
             case Axis(name):
                 return frozenset({name})
+            case Call("floordiv", (Axis(name), Const(int(by)))) if name in self._packed:
+                return frozenset() if by % self._packed[name] == 0 else frozenset({name})
             case Local(name, dims):
                 return self._named.get(name, frozenset()) | frozenset(dims)
             case Reduce(_, axis, body):
@@ -104,13 +111,47 @@ class KernelAxes:
 @lru_cache(KEPT)
 def kernel_axes(kernel: Kernel, *, vectors: bool = False) -> KernelAxes:
     """The axes of a kernel's values, found once per kernel."""
-    return KernelAxes(kernel, vectors=vectors)
+    return KernelAxes(kernel, vectors=vectors, packed={} if vectors else packed_axes(kernel))
+
+
+@lru_cache(KEPT)
+def packed_axes(kernel: Kernel) -> Mapping[str, int]:
+    """Parallel axes of which several positions read the same elements (`K[h // 4]`), and how many of them a
+    block takes together as the rows of matrix products; none where there are products without that."""
+    ranges = [free_axes(s.start) | free_axes(s.stop) for s in statements(kernel.body) if isinstance(s, Loop)]
+    alone = frozenset(kernel.parallel).difference(*ranges)
+    packed = {a: n & -n for a, n in quotients(kernel).items() if a in alone and n % 2 == 0}
+    if not packed or _contractions(kernel, KernelAxes(kernel)):
+        return {}
+    return packed if _contractions(kernel, KernelAxes(kernel, packed=packed)) else {}
+
+
+def quotients(kernel: Kernel) -> dict[str, int]:
+    """Axes that loads divide, always by the same constant (`K[h // 4]`), and that constant: what is loaded
+    is the same for all positions of a block of that many."""
+    loads = (n for expr in expressions(kernel.body) for n in walk(expr) if isinstance(n, Load))
+    return divisors(part for load in loads for part in load.index)
+
+
+def divisors(index: Iterable[Expr]) -> dict[str, int]:
+    """Axes that parts of an index divide, always by the same constant, and that constant."""
+    found: dict[str, int | None] = {}
+    for part in walk(*index):
+        match part:
+            case Call("floordiv", (Axis(name), Const(int(by)))) if found.get(name, by) == by:
+                found[name] = by
+            case Call("floordiv" | "mod", _):
+                found |= dict.fromkeys(free_axes(part))
+    return {name: by for name, by in found.items() if by is not None}
 
 
 @lru_cache(KEPT)
 def contractions(kernel: Kernel, *, vectors: bool = False) -> tuple[Contraction, ...]:
     """The matrix products of a kernel."""
-    axes = kernel_axes(kernel, vectors=vectors)
+    return _contractions(kernel, kernel_axes(kernel, vectors=vectors))
+
+
+def _contractions(kernel: Kernel, axes: KernelAxes) -> tuple[Contraction, ...]:
     found = [
         axes.contraction(node)
         for expr in expressions(kernel.body)

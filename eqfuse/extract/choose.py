@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.configure import configure, power_of_two
@@ -24,6 +25,7 @@ from eqfuse.rules.encode import quote
 from eqfuse.rules.merge import Group
 from eqfuse.rules.rule import LOOP_NESTS
 from eqfuse.terms.nodes import Output, Program
+from eqfuse.terms.types import result_dtype
 
 RESIDENT_ROW = 2048
 """Positions up to which a group that is not the dominant one is kept whole."""
@@ -74,11 +76,15 @@ class Search:
     known: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
 
+    @cached_property
+    def _kinds(self) -> Mapping[str, str]:
+        return with_outputs(self.program, self.dtypes)
+
     def candidates(self, partition: Partition) -> list[Candidate]:
         """Plans for the partition's extents, cheapest first.
 
-        Two structures: what blocks would compute again stored between kernels, and everything computed in
-        place. For each, every schedule that all kernels have, and the cheapest schedule kernel by kernel.
+        Three structures: what blocks would compute again stored between kernels, everything computed in place,
+        and operands of matrix products stored too. For each, every schedule that all kernels have, and the cheapest schedule kernel by kernel.
         Where a short axis is kept whole for what is computed beforehand, and so cannot be walked otherwise,
         the structures that compute nothing beforehand give the schedules that are missing.
         """
@@ -93,7 +99,8 @@ class Search:
 
     def _structures(self, partition: Partition) -> list[tuple[KernelShape, ...]]:
         in_place = replace(partition, recompute_share=math.inf)
-        return list(dict.fromkeys(p.kernels(self.outputs) for p in (partition, in_place)))
+        operands = replace(partition, stores_operands=True)
+        return list(dict.fromkeys(p.kernels(self.outputs) for p in (partition, in_place, operands)))
 
     def _of(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
         options = self.known.get(kernels)
@@ -123,14 +130,13 @@ class Search:
         extents: Mapping[str, int],
     ) -> tuple[Candidate, dict[str, float]]:
         """The plan with these schedules, and the seconds of each of its kernels."""
-        split = [k for k in kernels if schedules[k.name] == "split_k"]
-        shards = _shards(split, extents, self.device) if split else 1
         plans = tuple(_scheduled(k, schedules[k.name], extents) for k in kernels)
-        plan = Plan(name, plans, shards=shards)
         nest = self.nests.get(plans)
         if nest is None:
-            nest = self.nests[plans] = lower(plan, self.program)
-        shape = shape_of(nest, extents, self.dtypes, shards)
+            nest = self.nests[plans] = lower(Plan(name, plans), self.program)
+        shards = self._shards(nest, extents) if nest.shards else 1
+        plan = Plan(name, plans, shards=shards)
+        shape = shape_of(nest, extents, self._kinds, shards)
         configs = tuple(configure(k, shape, self.device) for k in nest.kernels)
         seconds = dict.fromkeys((k.name for k in kernels), 0.0)
         terms: list[list[Term]] = []
@@ -147,6 +153,24 @@ class Search:
             seconds[owner] += sum(t.seconds for t in mine)
         cost = total(terms)
         return Candidate(replace(plan, cost=cost, configs=configs, reason=reason), nest), seconds
+
+    def _shards(self, nest: Nest, extents: Mapping[str, int]) -> int:
+        """As many shards as the device runs at once, two instances to a unit, none shorter than a tile: one more
+        would wait for a unit to be free, and each has to be merged."""
+        shape = shape_of(nest, extents, self._kinds, MAX_SHARDS)
+        most = 2
+        for kernel in nest.kernels:
+            divided = {shard: axis for shard, axis in nest.shards if shard in kernel.parallel}
+            if divided:
+                config = configure(kernel, shape, self.device)
+                counts = {
+                    b.axis: math.ceil(shape.extents[b.axis] / b.size) if b.size else 1 for b in config.blocks
+                }
+                instances = math.prod(counts[a] for a in kernel.parallel if a not in divided)
+                room = 2 * self.device.units // instances
+                tiles = min(counts.get(axis, 1) for axis in divided.values())
+                most = max(most, min(1 << max(room, 1).bit_length() - 1, tiles, MAX_SHARDS))
+        return most
 
 
 def _has(plan: Plan, schedule: Schedule) -> bool:
@@ -189,14 +213,19 @@ def pick(found: Sequence[Candidate], prefer: str | None, groups: Sequence[Group]
     )
 
 
+def with_outputs(program: Program, dtypes: Mapping[str, str]) -> dict[str, str]:
+    """The dtypes of inputs and outputs, from those of the inputs."""
+    return {**dtypes, **{o.name: result_dtype(o.expr, dtypes) for o in program.outputs}}
+
+
 def shape_of(nest: Nest, extents: Mapping[str, int], dtypes: Mapping[str, str], shards: int) -> Shape:
-    """Extents and dtypes of a nest: renamed and shard axes, outputs and temporaries added."""
+    """Extents and dtypes of a nest: renamed and shard axes and temporaries added, and outputs, as float32 where
+    `dtypes` has none of them."""
     sizes = dict(extents)
     sizes |= {axis: extents[original] for axis, original in nest.domains if original in extents}
     sizes |= {axis: shards for axis, _ in nest.shards}
-    kinds = dict(dtypes)
-    kinds |= {b.name: b.dtype if b.dtype and b.dtype != "acc" else "f32" for b in nest.buffers}
-    return Shape(sizes, kinds)
+    kinds = {b.name: b.dtype if b.dtype and b.dtype != "acc" else "f32" for b in nest.buffers}
+    return Shape(sizes, {**kinds, **dtypes})
 
 
 def _dominant(kernel: KernelShape, extents: Mapping[str, int]) -> int:
@@ -226,16 +255,3 @@ def _minor(group: Group, extents: Mapping[str, int]) -> Schedule:
     if extents.get(group.axis, 1) <= RESIDENT_ROW:
         return "resident"
     return "rolling" if group.merge is not None else "multi_pass"
-
-
-def _shards(kernels: Sequence[KernelShape], extents: Mapping[str, int], device: Device) -> int:
-    """Enough shards to give every unit of the device work, none shorter than a tile."""
-    most = 2
-    for kernel in kernels:
-        if not kernel.groups:
-            continue
-        length = extents.get(kernel.groups[_dominant(kernel, extents)].axis, 1)
-        instances = math.prod(math.ceil(extents.get(a, 1) / 64) for a in kernel.parallel)
-        wanted = math.ceil(2 * device.units / max(1, instances))
-        most = max(most, min(wanted, MAX_SHARDS, max(2, length // 256)))
-    return most

@@ -12,14 +12,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from eqfuse.extract.axes import KEPT, contractions, kernel_axes, widest_values
+from eqfuse.extract.axes import KEPT, contractions, kernel_axes, packed_axes, quotients, widest_values
+from eqfuse.extract.cuts import cuts
 from eqfuse.extract.devices import Device
-from eqfuse.extract.footprint import FEW_REGISTERS, REGISTERS, WARPGROUP_ROWS, registers, shared_bytes
+from eqfuse.extract.footprint import (
+    FEW_REGISTERS,
+    REGISTERS,
+    WARPGROUP_ROWS,
+    bytes_read_again,
+    products,
+    registers,
+    shared_bytes,
+)
 from eqfuse.extract.plans import AxisBlock, KernelConfig, Kind
 from eqfuse.extract.shape import Shape
+from eqfuse.extract.spread import spread
 from eqfuse.loops.nodes import Kernel, Loop
 from eqfuse.loops.walk import expressions, statements
-from eqfuse.terms.nodes import Axis, Call, Const, Load, Reduce, free_axes, walk
+from eqfuse.terms.nodes import Axis, Call, Load, Reduce, free_axes, walk
 
 GPU_TILE = 4096
 """Elements of the widest elementwise tile of a GPU program instance."""
@@ -28,8 +38,25 @@ CPU_TILE = 1 << 18
 """Elements of the widest tile on the CPU: a megabyte of float32, which stays in a core's cache while the
 overhead of a tile operation is a small part of its time."""
 
+GPU_LONG_TILE = 8192
+"""The same where a loop's tile is all that a unit has to do: more of it is under way at once."""
+
+GPU_WARP_TILE = 1024
+"""Elements of a wide tile per warp: more are registers that keep other instances from running beside it. Half
+of them in whole rows that are long or few: no loop has the next ones under way. Twice as many where a loop
+loads them one by one: so many are under way at once."""
+
+GPU_WARPS = 32
+"""Most warps of a program instance."""
+
+VECTOR_BYTES = 16
+"""What a thread of a GPU loads at once."""
+
 GPU_LEAST_TILE = 128
 """Elements of a tile that are not split any further to give every unit of a GPU work."""
+
+GPU_SEGMENT = 32
+"""Positions along which memory is contiguous that are worth loading together."""
 
 GPU_ROWS, GPU_COLUMNS, GPU_DEPTH = 128, 128, 64
 """Blocks of a matrix product on a GPU: rows, columns, and the contracted axis when it is a loop."""
@@ -41,6 +68,9 @@ GPU_WHOLE = 256
 """Positions of a contracted axis that a GPU block keeps whole; longer ones are walked in steps."""
 
 CPU_WHOLE = 4096
+CPU_INSTANCES = 4
+"""Blocks that every thread of a CPU should have: more share the load better where some take longer, and cost more."""
+
 CPU_MATRIX = 256
 """Block of each axis of a matrix product on the CPU: enough for the library's full rate."""
 
@@ -94,14 +124,16 @@ class _Roles:
 
 
 @lru_cache(KEPT)
-def contiguous_axes(kernel: Kernel) -> tuple[str, ...]:
-    """Axes that some load has last, most frequent first: memory is contiguous along them."""
+def contiguous_axes(kernel: Kernel, *, widest: bool = False) -> tuple[str, ...]:
+    """Axes that some load has last, most frequent first: memory is contiguous along them. With `widest`, loads
+    that move along a part of the axes of another do not count."""
     count: dict[str, int] = {}
-    for expr in expressions(kernel.body):
-        for node in walk(expr):
-            if isinstance(node, Load) and node.index and isinstance(node.index[-1], Axis):
-                name = node.index[-1].name
-                count[name] = count.get(name, 0) + 1
+    loads = [n for e in expressions(kernel.body) for n in walk(e) if isinstance(n, Load) and n.index]
+    axes = {free_axes(load) for load in loads}
+    for load in loads:
+        if isinstance(load.index[-1], Axis) and not (widest and any(free_axes(load) < a for a in axes)):
+            name = load.index[-1].name
+            count[name] = count.get(name, 0) + 1
     return tuple(sorted(count, key=lambda a: -count[a]))
 
 
@@ -118,21 +150,6 @@ def divided_axes(kernel: Kernel) -> frozenset[str]:
     return frozenset(found)
 
 
-def quotients(kernel: Kernel) -> dict[str, int]:
-    """Axes that loads divide, always by the same constant (`K[h // 4]`), and that constant: what is loaded
-    is the same for all positions of a block of that many."""
-    found: dict[str, int | None] = {}
-    for expr in expressions(kernel.body):
-        for node in walk(expr):
-            for part in walk(*node.index) if isinstance(node, Load) else ():
-                match part:
-                    case Call("floordiv", (Axis(name), Const(int(by)))) if found.get(name, by) == by:
-                        found[name] = by
-                    case Call("floordiv" | "mod", _):
-                        found |= dict.fromkeys(free_axes(part))
-    return {name: by for name, by in found.items() if by is not None}
-
-
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least `n`."""
     return 1 << max(0, n - 1).bit_length()
@@ -141,7 +158,7 @@ def power_of_two(n: int) -> int:
 def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     """Blocks for one kernel. Every axis that the kernel walks gets one."""
     if device.kind == "cpu":
-        return _for_cpu(kernel, _Roles.of(kernel, vectors=True), shape)
+        return _for_cpu(kernel, _Roles.of(kernel, vectors=True), shape, device)
     return _for_gpu(kernel, _Roles.of(kernel), shape, device)
 
 
@@ -163,8 +180,7 @@ def _fill(
             blocks[axis] = min(blocks[axis] * 2, limits[axis])
 
 
-def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape) -> KernelConfig:
-    """A grid of few blocks is no loss: torch's own threads then share every operation."""
+def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> KernelConfig:
     extents = shape.extents
     values = widest_values(kernel, vectors=True) or (frozenset(roles.parallel),)
     whole = {a for a in roles.inner if a not in roles.steps or extents[a] <= CPU_WHOLE}
@@ -174,6 +190,9 @@ def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape) -> KernelConfig:
     packed = {a: n for a, n in quotients(kernel).items() if a in roles.packable and n <= CPU_MATRIX}
     blocks |= packed
     limits = {a: 1 if a in roles.single else max(1, extents[a]) for a in blocks} | packed
+    for predicates in cuts(kernel).values():  # wide blocks would have next to no tile that is empty
+        for axis in frozenset(roles.parallel).intersection(*map(free_axes, predicates)):
+            limits[axis] = min(limits[axis], CPU_MATRIX)
     near = [a for a in contiguous_axes(kernel) if a in blocks and a not in whole]
     walked = [
         a for a in blocks if a not in whole and a not in roles.units and a not in packed and limits[a] > 1
@@ -200,6 +219,7 @@ def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape) -> KernelConfig:
             blocks[axis] = min(limits[axis], 2048)
     order = [a for a in (*reversed(roles.parallel), *roles.loops) if a not in single]
     _fill(blocks, order, values, limits, CPU_TILE)
+    blocks = spread(kernel, blocks, packed, shape, CPU_INSTANCES * device.units)
     kinds = _kinds(roles, whole)
     return KernelConfig(tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks))
 
@@ -211,46 +231,83 @@ def _for_gpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> Ker
     limits = {
         a: power_of_two(extents[a]) for a in (*roles.parallel, *roles.loops, *roles.inner, *roles.units)
     }
-    limits |= dict.fromkeys(roles.single, 1)
-    blocks = {a: limits[a] if a in whole else 1 for a in limits}
+    packed = packed_axes(kernel)
+    limits |= {**dict.fromkeys(roles.single, 1), **packed}
+    blocks = {a: limits[a] if a in whole or a in packed else 1 for a in limits}
     tiled = _tile_products(kernel, roles, blocks, whole, limits, shape, device)
     rest = [a for a in (*roles.loops, *roles.parallel) if a not in tiled]
     if contractions(kernel):
         blocks |= {a: min(limits[a], GPU_DEPTH) for a in rest if a in roles.loops}
         warps, stages = _fit_products(kernel, roles, blocks, tiled, limits, shape, device)
     else:
-        near = [a for a in contiguous_axes(kernel) if a in rest]
+        near = [a for a in contiguous_axes(kernel, widest=True) if a in rest]
         order = [*near, *[a for a in reversed(rest) if a not in near and a in roles.loops]]
         order += [a for a in reversed(roles.parallel) if a not in order]
-        caps = {a: min(limits[a], GPU_TILE if a in roles.loops else 1024) for a in limits}
+        caps = {a: min(limits[a], GPU_LONG_TILE if a in roles.loops else 1024) for a in limits}
         _fill(blocks, order, values, caps, GPU_TILE)
-        _spread(blocks, roles.parallel, extents, device.units, values)
+        _spread(blocks, roles.parallel, near, extents, device.units, values)
         # Many instances hide the latency of each other's loads; few have to prefetch.
         instances = _instances(roles.parallel, blocks, extents)
-        if instances < 4 * device.units:
-            _fill(blocks, roles.loops, values, caps, 2 * GPU_TILE)
+        few, vectors = instances < 4 * device.units, _loads_vectors(kernel, shape)
+        if few:  # loads that are no vectors are not under way beforehand: a tile has to be enough alone
+            _fill(blocks, roles.loops, values, caps, GPU_LONG_TILE if vectors else 2 * GPU_LONG_TILE)
+        again = bytes_read_again(kernel, shape)
+        if 0 < again * device.units <= device.cache < again * instances:
+            # One instance to a unit: what all of them read again is still in the cache then.
+            _fill(blocks, roles.loops, values, limits, 2 * GPU_LONG_TILE)
         widest = _widest(values, blocks)
-        warps = 8 if widest > 2 * GPU_TILE else max(1, min(4, widest // GPU_LEAST_TILE))
-        stages = 1 if instances >= 8 * device.units or widest > 2 * GPU_TILE else 3
+        per_warp = GPU_WARP_TILE
+        if not roles.loops and (few or widest > GPU_TILE):
+            per_warp //= 2
+        elif roles.loops and not (few or vectors):
+            per_warp *= 2
+        least = min(4, GPU_TILE // per_warp)
+        warps = max(1, min(widest // GPU_LEAST_TILE, max(least, widest // per_warp), GPU_WARPS))
+        if _folds_rows_and_columns(kernel):  # one of the folds crosses warps, through shared memory
+            warps = max(1, min(warps, widest // GPU_TILE))
+        stages = 1 if instances >= 8 * device.units or not vectors else 3
     kinds = _kinds(roles, whole)
     return KernelConfig(
         tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks), warps, stages
     )
 
 
+def _loads_vectors(kernel: Kernel, shape: Shape) -> bool:
+    """Whether every row of every tensor begins where a vector may: what is loaded element by element costs
+    more on a way through shared memory than that hides."""
+    loads = [n for expr in expressions(kernel.body) for n in walk(expr) if isinstance(n, Load) and n.index]
+    return all(
+        shape.extents.get(load.index[-1].name, 1) * shape.itemsize(load.tensor) % VECTOR_BYTES == 0
+        for load in loads
+        if isinstance(load.index[-1], Axis)
+    )
+
+
 def _spread(
     blocks: dict[str, int],
     axes: Sequence[str],
+    near: Sequence[str],
     extents: Mapping[str, int],
     instances: int,
     values: Sequence[frozenset[str]],
 ) -> None:
-    """Halves blocks of parallel axes until every unit has a program instance, or tiles are small."""
+    """Halves blocks of parallel axes until every unit has a program instance, or tiles are small. Those that
+    memory is contiguous along stay a segment of it while others can shrink."""
     while _instances(axes, blocks, extents) < instances and _widest(values, blocks) > GPU_LEAST_TILE:
         wide = [a for a in axes if blocks[a] > 1]
         if not wide:
             return
-        blocks[max(wide, key=lambda a: blocks[a])] //= 2
+        blocks[max(wide, key=lambda a: (a not in near or blocks[a] > GPU_SEGMENT, blocks[a]))] //= 2
+
+
+@lru_cache(KEPT)
+def _folds_rows_and_columns(kernel: Kernel) -> bool:
+    """Whether a loop folds both the axis that it walks and another one."""
+    for loop in (s for s in statements(kernel.body) if isinstance(s, Loop)):
+        folded = {node.axis for e in expressions(loop.body) for node in walk(e) if isinstance(node, Reduce)}
+        if loop.axis in folded and len(folded) > 1:
+            return True
+    return False
 
 
 def _tile_products(
@@ -263,7 +320,7 @@ def _tile_products(
     device: Device,
 ) -> list[str]:
     """Gives every matrix product a row and a column axis, and its own axis steps; returns these axes."""
-    tiled: list[str] = []
+    tiled = [*packed_axes(kernel)]
     for c in contractions(kernel):
         for side, size in ((c.left, GPU_ROWS), (c.right, GPU_COLUMNS)):
             if any(a in whole or a in tiled for a in side):
@@ -276,13 +333,21 @@ def _tile_products(
                 blocks[axis] = max(TENSOR_CORE_MIN, min(limits[axis], size))
         if c.axis not in whole and c.axis not in tiled:
             tiled.append(c.axis)
-            blocks[c.axis] = max(TENSOR_CORE_MIN, min(limits[c.axis], GPU_DEPTH))
+            blocks[c.axis] = max(TENSOR_CORE_MIN, min(limits[c.axis], _depth(kernel, c.axis, shape)))
     sides = frozenset[str]().union(*(c.left | c.right for c in contractions(kernel)))
     if any(a in roles.loops for a in sides):  # products in a loop: two instances overlap each other's phases
         for axis in (a for a in tiled if a not in roles.steps):
             rows = device.rows if axis in roles.parallel and 2 * limits[axis] >= device.rows else 1
             blocks[axis] = max(rows, min(blocks[axis], GPU_DEPTH))
     return tiled
+
+
+def _depth(kernel: Kernel, axis: str, shape: Shape) -> int:
+    """Positions of a contracted axis to walk at a time: more where an element is a byte, so that rows of
+    operands are as long as tensor cores read them."""
+    found = (p.node for p in products(kernel) if p.contraction.axis == axis)
+    sizes = {shape.itemsize(n.tensor) for n in walk(*found) if isinstance(n, Load)}
+    return 2 * GPU_DEPTH if sizes == {1} else GPU_DEPTH
 
 
 def _fit_products(
@@ -323,8 +388,10 @@ def _fit_products(
     if warps() == 8 and rows() == WARPGROUP_ROWS:  # eight warps are two groups: of 64 rows each, better
         before = dict(blocks)
         blocks |= {a: min(2 * blocks[a], limits[a]) for a in parallel if blocks[a] == WARPGROUP_ROWS}
-        if warps() is None or stages() is None:
-            blocks.update(before)
+        while warps() is None or stages() is None:
+            if not halve([a for a in tiled if a not in parallel]):
+                blocks.update(before)
+                break
     while 2 * _instances(roles.parallel, blocks, shape.extents) <= device.units and halve(parallel):
         pass
     for axis in (a for a in tiled if a in roles.steps and min(blocks[t] for t in tiled) < WARPGROUP_ROWS):

@@ -9,13 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from eqfuse.extract.axes import Contraction, kernel_axes, widest_values
+from eqfuse.extract.axes import Contraction, divisors, kernel_axes, widest_values
+from eqfuse.extract.cuts import visited
 from eqfuse.extract.devices import Device
+from eqfuse.extract.footprint import bytes_read_again
 from eqfuse.extract.plans import Cost, KernelConfig, Term
 from eqfuse.extract.shape import Shape
+from eqfuse.extract.strain import strain
 from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
 from eqfuse.loops.walk import expressions, statements
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
+
+UNIT_SHARE = 4
+"""How many times its share of the bandwidth a unit takes alone, where all of an instance's loads are under way
+at once: no loop waits for some of them."""
+
+ALONE = 1.2
+"""How much longer memory takes where a unit has one whole row at a time: while it loads nothing is stored, and
+while it stores nothing is loaded."""
+
+HIDDEN = 0.2
+"""Part of a term that shows beside the largest one."""
+
+FLOAT_BYTES = 4
+
+SIDE_WARPS = 32
+"""Warps that run side by side in a unit of a GPU in kernels without matrix products."""
 
 SPECIAL = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "gelu", "silu", "erf", "sin", "cos", "div")
 
@@ -32,18 +51,25 @@ def total(kernels: Iterable[Sequence[Term]]) -> Cost:
 def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> list[Term]:
     """Terms of one kernel, in seconds."""
     sharded = _sharded(kernel)
-    shape = _per_shard(shape, sharded)
+    walked = visited(kernel, {b.axis: b.size or shape.extents[b.axis] for b in config.blocks}, shape)
+    shape = _per_shard(Shape({**shape.extents, **walked}, shape.dtypes), sharded)
     blocks = {b.axis: b.size or max(1, shape.extents[b.axis]) for b in config.blocks}
     grid = math.prod(math.ceil(shape.extents[a] / blocks[a]) for a in kernel.parallel)
     fill = grid / (math.ceil(grid / device.units) * device.units) if grid else 1.0
-    busy = min(1.0, grid / device.units) or 1.0
+    busy = min(1.0, (1 if _has_loop(kernel) else UNIT_SHARE) * grid / device.units) or 1.0
     if device.kind == "cpu" and grid < 2 * device.units:  # the units share every operation instead
         fill = busy = 1.0
     operations = [(node, c, _with_shards(axes, sharded)) for node, c, axes in _operations(kernel, device)]
-    memory = sum(
-        _load_seconds(load, _with_shards(free_axes(load), sharded), inside, kernel, blocks, shape, device)
-        for load, inside in _loads(kernel)
-    )
+    side = max(1, SIDE_WARPS // config.warps)
+    again = bytes_read_again(kernel, shape) * min(grid, side * device.units)
+    memory, seen = 0.0, set[Load]()
+    for load, inside in _loads(kernel):
+        # What is written passes through the cache too; what is read from it is read beside memory.
+        cached = device.kind == "gpu" and load in seen and again <= device.cache / 2
+        first = device.cache_bandwidth / HIDDEN if cached else device.bandwidth
+        used = _with_shards(free_axes(load), sharded)
+        memory += _load_seconds(load, used, inside, kernel, blocks, shape, device, first)
+        seen.add(load)
     memory += sum(
         _store_seconds(store, shape, device) for store in statements(kernel.body) if isinstance(store, Store)
     )
@@ -54,7 +80,7 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
         return shape.positions(axes) * again
 
     matrix = sum(
-        2 * positions(axes | {c.axis}) / (device.matrix_half if shape.is_half(node) else device.matrix_float)
+        2 * positions(axes | {c.axis}) / _matrix_rate(node, shape, device)
         for node, c, axes in operations
         if c is not None
     )
@@ -62,7 +88,13 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
     special = sum(
         positions(axes) for e, c, axes in operations if c is None and isinstance(e, Call) and e.fn in SPECIAL
     )
-    overhead = grid * _steps(kernel.body, blocks, shape, device) * device.step / device.units
+    waves = grid / device.units
+    if device.kind == "gpu":  # small instances run side by side; a single one takes its whole time
+        has_products = any(c for _, c, _ in operations)
+        waves = max(1.0, waves / (1 if has_products else side))
+        if grid >= 4 * device.units and not has_products and _fills_unit(kernel, blocks, device):
+            memory *= ALONE
+    overhead = waves * _steps(kernel.body, blocks, shape, device) * device.step
     terms = [
         Term("memory", memory / busy),
         Term("matrix", matrix / fill),
@@ -72,12 +104,30 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
         Term("spill", _spill(kernel, blocks, shape, device)),
     ]
     if device.kind == "gpu":  # units work side by side; what is not the bottleneck hides behind it
-        largest = max(terms, key=lambda t: t.seconds)
-        terms = [
-            t if t is largest or t.name in ("steps", "spill") else Term(t.name, 0.2 * t.seconds)
-            for t in terms
-        ]
+        apart = ("steps", "spill")
+        largest = max((t for t in terms if t.name not in apart), key=lambda t: t.seconds)
+        terms = [t if t is largest or t.name in apart else Term(t.name, HIDDEN * t.seconds) for t in terms]
+        slower = strain(kernel, config, blocks, shape, device)
+        terms = [Term(t.name, slower * t.seconds) for t in terms]
     return [*terms, Term("launch", device.launch)]
+
+
+def _matrix_rate(product: Expr, shape: Shape, device: Device) -> float:
+    """Twice that of halves where every tensor of a product has elements of one byte."""
+    if not shape.is_half(product):
+        return device.matrix_float
+    sizes = {shape.itemsize(n.tensor) for n in walk(product) if isinstance(n, Load)}
+    return device.matrix_half * (2 if sizes == {1} else 1)
+
+
+def _fills_unit(kernel: Kernel, blocks: Mapping[str, int], device: Device) -> bool:
+    """Whether whole rows leave no room on chip for a second instance."""
+    widest = max(math.prod(blocks.get(a, 1) for a in axes) for axes in widest_values(kernel) or ((),))
+    return not _has_loop(kernel) and 2 * FLOAT_BYTES * widest > device.tile
+
+
+def _has_loop(kernel: Kernel) -> bool:
+    return any(isinstance(stmt, Loop) for stmt in statements(kernel.body))
 
 
 def _sharded(kernel: Kernel) -> dict[str, str]:
@@ -137,19 +187,24 @@ def _load_seconds(
     blocks: Mapping[str, int],
     shape: Shape,
     device: Device,
+    first: float,
 ) -> float:
-    """`used` are the axes that the load moves along: first read from memory, the blocks' repeated reads from cache where the tensor fits it."""
+    """`used` are the axes that the load moves along: first read at the rate `first`, the blocks' repeated reads
+    from cache where the tensor fits it. Positions of an axis that it divides read the same elements."""
     size = shape.itemsize(load.tensor)
-    unique = shape.positions(used) * size
+    alike = {a: min(by, shape.extents[a]) for a, by in divisors(load.index).items()}
+    unique = shape.positions(used) * size / math.prod(alike.values())
     again = math.prod(
         math.ceil(shape.extents[a] / blocks[a])
         for a in (*kernel.parallel, *around)
         if a not in used and a in blocks
-    )
+    ) * math.prod(math.ceil(by / blocks.get(a, 1)) for a, by in alike.items())
     # blocks that run side by side share the parallel axes that the load moves along, nearly
     shared = shape.positions(used - frozenset(kernel.parallel)) * size
     bandwidth = device.cache_bandwidth if shared <= device.cache else device.bandwidth
-    return unique / device.bandwidth + (again - 1) * unique / bandwidth
+    if 2 * unique <= device.shared and not used & frozenset(kernel.parallel):
+        bandwidth *= 2  # every instance reads all of it: half the time it is still in the unit
+    return unique / first + (again - 1) * unique / bandwidth
 
 
 def _store_seconds(store: Store, shape: Shape, device: Device) -> float:
@@ -177,4 +232,4 @@ def _spill(kernel: Kernel, blocks: Mapping[str, int], shape: Shape, device: Devi
     if widest <= device.tile:
         return 0.0
     instances = math.prod(math.ceil(shape.extents[a] / blocks[a]) for a in kernel.parallel)
-    return 8 * widest * instances / device.bandwidth
+    return 8 * widest * max(instances, device.units / UNIT_SHARE) / device.bandwidth

@@ -10,6 +10,7 @@ from functools import lru_cache
 from eqfuse.extract.axes import KEPT, Contraction, kernel_axes, product_factors, widest_values
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.nodes import Kernel, Loop, Stmt
+from eqfuse.loops.walk import expressions, statements
 from eqfuse.terms.nodes import Load, Local, Reduce, free_axes, walk
 
 REGISTERS = 168
@@ -76,8 +77,11 @@ def _operands(kernel: Kernel, node: Reduce, found: Contraction, around: frozense
 
 def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
     """Bytes of shared memory of the operands of all matrix products, those that loops load once for each
-    stage. A product that walks its own axis in steps streams both operands."""
-    total = 0
+    stage, and so what computed operands are made from. A product that walks its own axis in steps streams both
+    operands."""
+    total = sum(
+        stages * _size(free_axes(load), blocks) * shape.itemsize(load.tensor) for load in _streamed(kernel)
+    )
     for product in products(kernel):
         axis = product.contraction.axis
         stepped = blocks.get(axis, 1) < shape.extents.get(axis, 1)
@@ -86,6 +90,17 @@ def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: 
             copies = stages if operand.streamed or (operand.loaded and stepped) else 1
             total += copies * _size(operand.axes, blocks) * (2 if shape.is_half(product.node) else 4)
     return total
+
+
+@lru_cache(KEPT)
+def _streamed(kernel: Kernel) -> tuple[Load, ...]:
+    """What loops around matrix products load anew at every step besides the operands themselves."""
+    operands = {f for product in products(kernel) for f in product_factors(product.node.body)}
+    found: dict[Load, None] = {}
+    for loop in (s for s in statements(kernel.body) if isinstance(s, Loop) and operands):
+        loads = (n for expr in expressions(loop.body) for n in walk(expr) if isinstance(n, Load))
+        found |= dict.fromkeys(n for n in loads if n not in operands and loop.axis in free_axes(n))
+    return tuple(found)
 
 
 def _ordered(product: Product, blocks: Mapping[str, int]) -> list[Operand]:
@@ -112,7 +127,10 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, lanes: int,
         half = shape.is_half(product.node)
         stepped = blocks.get(product.contraction.axis, 1) < shape.extents.get(product.contraction.axis, 1)
         sides = _ordered(product, blocks)
-        rows = _size(sides[0].axes - product.contraction.shared - {product.contraction.axis}, blocks)
+        own = product.contraction.shared | {product.contraction.axis}
+        rows = _size(sides[0].axes - own, blocks)
+        if stepped and product.contraction.axis not in loops:  # its sums are carried from step to step
+            carried += _size((sides[0].axes | sides[1].axes) - own, blocks)
         for side, operand in enumerate(sides):
             elements = _size(operand.axes, blocks)
             if not half:
@@ -124,6 +142,27 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, lanes: int,
     made = {axes for axes in widest_values(kernel) if axes not in states and (axes & loops or not loops)}
     widest, second = sorted((*(_size(axes, blocks) for axes in made), 1, 1))[:-3:-1]
     return (carried + WIDEST * widest + SECOND * second + passing) / (warps * lanes)
+
+
+@lru_cache(KEPT)
+def _read_again(kernel: Kernel) -> tuple[Load, ...]:
+    """What a loop loads that a loop before it has loaded."""
+    before: dict[Load, None] = {}
+    found: dict[Load, None] = {}
+    for loop in (stmt for stmt in kernel.body if isinstance(stmt, Loop)):
+        loads = [n for expr in expressions(loop.body) for n in walk(expr) if isinstance(n, Load)]
+        found |= dict.fromkeys(load for load in loads if load in before)
+        before |= dict.fromkeys(loads)
+    return tuple(found)
+
+
+def bytes_read_again(kernel: Kernel, shape: Shape) -> float:
+    """Bytes that one position of the parallel axes alone reads in a loop after another loop has read them."""
+    return sum(
+        shape.positions(free_axes(load) - frozenset(kernel.parallel)) * shape.itemsize(load.tensor)
+        for load in _read_again(kernel)
+        if free_axes(load) & frozenset(kernel.parallel)
+    )
 
 
 def _size(axes: frozenset[str], blocks: Mapping[str, int]) -> int:

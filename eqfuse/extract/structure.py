@@ -7,11 +7,13 @@ this runs per shape; the groups that it asks for are derived once per program.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.extract.axes import product_factors
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import (
+    CASTS,
     Axis,
     Call,
     Expr,
@@ -77,10 +79,14 @@ def frontier(*roots: Expr) -> list[Reduce]:
     return list(found)
 
 
-def _stage(reduce: Reduce, members: Mapping[Reduce, None]) -> int:
-    """How many changes of axis lie between a reduction and the inputs, among those of one kernel."""
-    below = [q for q in frontier(reduce.body) if q in members]
-    return max((_stage(q, members) + (q.axis != reduce.axis) for q in below), default=0)
+def _stages(members: Collection[Reduce]) -> dict[Reduce, int]:
+    """How many changes of axis lie between each reduction of a kernel and the inputs, in dependency order."""
+    stages: dict[Reduce, int] = {}
+    for reduce in reductions(*members):
+        if reduce in members:
+            below = [q for q in frontier(reduce.body) if q in members]
+            stages[reduce] = max((stages[q] + (q.axis != reduce.axis) for q in below), default=0)
+    return stages
 
 
 def work(expr: Expr, extents: Mapping[str, int]) -> float:
@@ -97,23 +103,31 @@ def work(expr: Expr, extents: Mapping[str, int]) -> float:
 class Partition:
     """Splits a program's outputs into kernels for given extents. `recompute_share` is the work that blocks
     may do again, relative to the reader's, before a reduction is materialised; `lift_limit` the positions of
-    a reduced axis up to which inner producers are computed for all of it beforehand."""
+    a reduced axis up to which inner producers are computed for all of it beforehand. With `stores_operands`,
+    factors of products that were cast are stored in that dtype instead of being made by every block."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
     derive: Derive
     recompute_share: float = RECOMPUTE_SHARE
     lift_limit: int = LIFT_LIMIT
+    stores_operands: bool = False
 
     def kernels(self, outputs: Sequence[Output]) -> tuple[KernelShape, ...]:
         """The kernels, producers first."""
-        stored: dict[Reduce, Output] = {}
+        stored: dict[Expr, Output] = {}
         for output in outputs:
             self._find_cuts(output.expr, output.axes, frozenset(), stored)
+        beside: set[Expr] = set()
+        if self.stores_operands:
+            for output in outputs:
+                beside |= self._find_operands(output, stored)
         reads = {r: Load(o.name, tuple(map(Axis, o.axes))) for r, o in stored.items()}
         # Inner cuts first: a stored reduction may itself read stored ones, but not itself.
         makers = [
-            replace(o, expr=replaced(r, {q: load for q, load in reads.items() if q is not r}))
+            replace(
+                o, expr=replaced(r, {q: load for q, load in reads.items() if q is not r and q not in beside})
+            )
             for r, o in stored.items()
         ]
         readers = [replace(o, expr=replaced(o.expr, reads)) for o in outputs]
@@ -122,8 +136,33 @@ class Partition:
 
     # -- what is materialised ----------------------------------------------------------------------
 
+    def _find_operands(self, output: Output, stored: dict[Expr, Output]) -> set[Expr]:
+        """Adds the computed factors of an output's sums that end in a cast and that blocks would make again, and
+        the reductions that they share with the output, which are given back: one kernel makes both."""
+        shared: set[Expr] = set()
+        tops = frontier(output.expr)
+        for reduce in tops:
+            for factor in product_factors(reduce.body) if reduce.op == "sum" else ():
+                match factor:
+                    case Call(dtype, (Call() as made,)) if (
+                        dtype in CASTS and self._blocks(output, factor) > 1
+                    ):
+                        inside = [r for r in reductions(made) if r in tops and self._blocks(output, r) > 1]
+                        shared.update(inside)
+                        for expr in (*inside, factor):
+                            if expr not in stored:
+                                free = tuple(a for a in self.order if a in free_axes(expr))
+                                name = f"stored{len(stored) + 1}"
+                                stored[expr] = Output(name, free, expr, dtype if expr is factor else None)
+        return shared
+
+    def _blocks(self, output: Output, expr: Expr) -> int:
+        """Blocks of an output that compute the same positions of an expression."""
+        missing = [a for a in output.axes if a not in free_axes(expr)]
+        return math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
+
     def _find_cuts(
-        self, expr: Expr, axes: Iterable[str], bound: frozenset[str], stored: dict[Reduce, Output]
+        self, expr: Expr, axes: Iterable[str], bound: frozenset[str], stored: dict[Expr, Output]
     ) -> None:
         """Adds the reductions below `expr` that are stored; `axes` are the reader's parallel axes."""
         parallel = frozenset(axes) - {r.axis for r in frontier(expr)}
@@ -141,11 +180,17 @@ class Partition:
 
     def _cascade(self, reduce: Reduce) -> list[Reduce]:
         """The reduction and those over the same axis that it reads directly."""
-        found = [reduce]
-        for inner in frontier(reduce.body):
-            if inner.axis == reduce.axis:
-                found += self._cascade(inner)
-        return list(dict.fromkeys(found))
+        found: dict[Reduce, None] = {}
+
+        def visit(node: Reduce) -> None:
+            if node not in found:
+                found[node] = None
+                for inner in frontier(node.body):
+                    if inner.axis == node.axis:
+                        visit(inner)
+
+        visit(reduce)
+        return list(found)
 
     def _inner(self, group: Sequence[Reduce]) -> list[Reduce]:
         """Reductions over other axes that the bodies of a group read directly."""
@@ -170,20 +215,20 @@ class Partition:
     def _cluster(self, outputs: Sequence[Output]) -> list[list[Output]]:
         """Outputs that share a reduction share a kernel, unless one reads what the other stores."""
         clusters: list[list[Output]] = []
+        folds = {output.name: set(reductions(output.expr)) for output in outputs}
+        signatures = {
+            output.name: (frozenset(output.axes), frozenset(r.axis for r in frontier(output.expr)))
+            for output in outputs
+        }
         for output in outputs:
-            mine = set(reductions(output.expr))
-            signature = (frozenset(output.axes), frozenset(r.axis for r in frontier(output.expr)))
             reads = {n.tensor for n in walk(output.expr) if isinstance(n, Load)}
             home = None
             for index in range(len(clusters) - 1, -1, -1):
                 cluster = clusters[index]
                 if any(o.name in reads for o in cluster):
                     break
-                shares = any(mine & set(reductions(o.expr)) for o in cluster)
-                alike = any(
-                    signature == (frozenset(o.axes), frozenset(r.axis for r in frontier(o.expr)))
-                    for o in cluster
-                )
+                shares = any(folds[output.name] & folds[o.name] for o in cluster)
+                alike = any(signatures[output.name] == signatures[o.name] for o in cluster)
                 if shares or alike:
                     home = cluster
             if home is None:
@@ -200,9 +245,8 @@ class Partition:
         tops = list(dict.fromkeys([*lifted, *frontier(*exprs)]))
         members = dict.fromkeys(r for top in tops for r in self._cascade(top))
         passes: dict[tuple[int, str], list[Reduce]] = {}
-        for reduce in reductions(*members):
-            if reduce in members:
-                passes.setdefault((_stage(reduce, members), reduce.axis), []).append(reduce)
+        for reduce, stage in _stages(members).items():
+            passes.setdefault((stage, reduce.axis), []).append(reduce)
         groups: list[Group] = []
         values: dict[Reduce, Local] = {}
         for (_, axis), reduces in sorted(passes.items(), key=lambda item: item[0][0]):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.walk import defined, statements
+from eqfuse.terms.folds import contributions, is_reduction
 from eqfuse.terms.nodes import (
     ARITY,
-    REDUCTIONS,
     Axis,
     Call,
     Const,
@@ -115,17 +115,18 @@ class _KernelCheck:
 
     def _value(self, name: str, dims: tuple[str, ...], expr: Expr) -> None:
         self._dims(name, dims)
-        inner = expr
+        inner: tuple[Expr, ...] = (expr,)
         if isinstance(expr, Reduce):
-            if expr.op not in REDUCTIONS:
+            if not is_reduction(expr.op):
                 raise self._fail(f"{name} folds with {expr.op!r}, which is not a reduction")
             if expr.axis in self.positions or expr.axis in dims:
                 raise self._fail(
                     f"{name} folds axis {expr.axis!r}, of which it has one position or a component"
                 )
-            inner = expr.body
+            inner = contributions(expr)
         self._axes(name, dims, expr)
-        self._expr(name, inner)
+        for part in inner:
+            self._expr(name, part)
 
     def _dims(self, name: str, dims: tuple[str, ...]) -> None:
         _unique(dims, f"dims of {name} in {self.kernel.name!r}")

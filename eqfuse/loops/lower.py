@@ -11,7 +11,7 @@ split, `<name>` or `<name>_merge` for the rest, and `<name>_map` for outputs alo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -22,11 +22,12 @@ from eqfuse.loops.check import check
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Nest
 from eqfuse.loops.share import named, pruned, rename_locals, shared
 from eqfuse.loops.walk import axes_of, defined, loaded
-from eqfuse.rules.merge import Group, Merge, State
+from eqfuse.rules.merge import Combine, Group, Merge, State
+from eqfuse.terms.folds import fold_of, identity, joined
 from eqfuse.terms.nodes import (
     COMBINE,
-    REDUCTIONS,
     Axis,
+    Call,
     Const,
     Expr,
     Load,
@@ -36,6 +37,7 @@ from eqfuse.terms.nodes import (
     Reduce,
     Size,
     call,
+    transform,
     walk,
 )
 
@@ -166,17 +168,17 @@ class _KernelLowering:
         stop = call("minimum", call("add", start, chunk), Size(group.axis))
         self._roll(build, group, _merge_of(self._plan.groups[index]), start, stop)
         for state in group.states:
-            axes = (*self._plan.parallel, *self._dims(state), shard)
+            axes = (*self._plan.parallel, shard, *self._dims(state))
             partial = self._context.temporary(f"{self._plan.name}_{state.name}", axes)
             build.store(partial.tensor, axes, Local(state.name, state.dims))
             self._partials[state.name] = partial
         return Kernel(name, build.parallel, build.body)
 
     def _rest(
-        self, name: str, local: Mapping[tuple[str, ...], list[Output]], mapped: Iterable[list[Output]]
+        self, name: str, local: Mapping[tuple[str, ...], list[Output]], mapped: Collection[list[Output]]
     ) -> Kernel:
         """The kernel that ends every group, and stores outputs and the states that `mapped` outputs need."""
-        build = self._builder(self._plan.parallel)
+        build = self._builder((*self._plan.parallel, *(() if mapped else self._spread(local))))
         self._groups(build, self._plan.groups)
         for axes, outputs in local.items():
             with ExitStack() as loops:
@@ -190,6 +192,24 @@ class _KernelLowering:
             build.store(final.tensor, axes, Local(self._exact[state.name], state.dims))
             self._finals[state.name] = final
         return Kernel(name, build.parallel, build.body)
+
+    def _spread(self, local: Mapping[tuple[str, ...], list[Output]]) -> tuple[str, ...]:
+        """Axes of merged states that instances of the merging kernel can share out: every output has them,
+        nothing folds them."""
+        plans = self._plan.groups
+        if set(local) != {()} or not all(plan.schedule == "split_k" for plan in plans):
+            return ()
+        merges = [_merge_of(plan) for plan in plans]
+        values = [combine.value for merge in merges for combine in merge.combine]
+        values += [finish.value for merge in merges for finish in merge.finish]
+        nodes = walk(*values, *(output.expr for output in local[()]))
+        folded = {node.axis for node in nodes if isinstance(node, Reduce)}
+        axes = dict.fromkeys(
+            axis for plan in plans for state in plan.group.states for axis in self._dims(state)
+        )
+        return tuple(
+            axis for axis in axes if axis not in folded and all(axis in output.axes for output in local[()])
+        )
 
     def _map(self, name: str, axes: tuple[str, ...], outputs: list[Output]) -> Kernel:
         """The kernel that computes outputs at every position of split axes, from the stored states."""
@@ -247,8 +267,17 @@ class _KernelLowering:
                 build.let(f"{update.state}_new", dims[update.state], self._exactly(update.value))
 
     def _merge(self, build: Builder, group: Group, merge: Merge) -> None:
-        """Folds the stored states of all shards, one after the other."""
+        """Folds the stored states of all shards: at once where each adds to a state what it alone holds and
+        the states have one dim here at most (a tile of them fits on chip), else one after the other."""
         shard = self._context.shard_axis(group.axis)
+        states = {state.name: state for state in group.states}
+        shares = {combine.state: _share(combine, states) for combine in merge.combine}
+        if all(len(build.dims(state.dims)) <= 1 for state in group.states) and None not in shares.values():
+            for name, share in shares.items():
+                if share is not None:
+                    body = self._exactly(self._loaded(share, group))
+                    build.fold(name, states[name].dims, states[name].op, shard, body)
+            return
         dims = {state.name: state.dims for state in group.states}
         carried = {f"{state.name}_a": state.name for state in group.states}
         with build.loop(shard, Const(0), Size(shard), _carried(build, group.states), unit=True):
@@ -257,6 +286,12 @@ class _KernelLowering:
             for combine in merge.combine:
                 value = rename_locals(self._exactly(combine.value), carried)
                 build.let(f"{combine.state}_new", dims[combine.state], value)
+
+    def _loaded(self, share: Expr, group: Group) -> Expr:
+        """What a shard adds to a state, read from where its states are stored; merged states by their names."""
+        read: dict[str, Expr] = {f"{state.name}_b": self._partials[state.name] for state in group.states}
+        read |= {f"{state.name}_new": Local(state.name, state.dims) for state in group.states}
+        return transform(share, lambda node: read.get(node.name, node) if isinstance(node, Local) else node)
 
     def _finish(self, build: Builder, group: Group, merge: Merge) -> None:
         dims = {state.name: state.dims for state in group.states}
@@ -270,18 +305,45 @@ class _KernelLowering:
         """A loop for the states that read no other, a loop for those that read these, and so on."""
         for states in _levels(group.states):
             with build.loop(group.axis, Const(0), Size(group.axis), _carried(build, states)):
+                folded: set[str] = set()
                 for state in states:
-                    tile = f"{state.name}_tile"
-                    build.fold(tile, state.dims, state.op, group.axis, self._exactly(state.body))
-                    value = call(COMBINE[state.op], Local(state.name, state.dims), Local(tile, state.dims))
-                    build.let(f"{state.name}_new", state.dims, value)
+                    together = _folded_with(state, states)
+                    for other in together:
+                        if other.name not in folded:
+                            tile, body = f"{other.name}_tile", self._exactly(other.body)
+                            build.fold(tile, other.dims, other.op, group.axis, body)
+                            folded.add(other.name)
+                    seen = {other.op: Local(other.name, other.dims) for other in together}
+                    tiles = {other.op: Local(f"{other.name}_tile", other.dims) for other in together}
+                    build.let(f"{state.name}_new", state.dims, joined(state.op, seen, tiles))
+
+
+def _share(combine: Combine, states: Mapping[str, State]) -> Expr | None:
+    """What one part adds to a state, over its `_b` values, where `state_new` folds that of two parts with the
+    state's own reduction; None where it is anything else."""
+    there = {f"{name}_a": f"{name}_b" for name in states}
+    back = {b: a for a, b in there.items()}
+    match combine.value:
+        case Call(fn, (left, right)) if fn == COMBINE.get(states[combine.state].op) and (
+            rename_locals(left, there) is right and rename_locals(right, back) is left
+        ):
+            return right
+        case _:
+            return None
 
 
 def _carried(build: Builder, states: Iterable[State]) -> tuple[Carried, ...]:
     return tuple(
-        Carried(state.name, build.dims(state.dims), Const(REDUCTIONS[state.op]), f"{state.name}_new")
+        Carried(state.name, build.dims(state.dims), identity(state.op), f"{state.name}_new")
         for state in states
     )
+
+
+def _folded_with(state: State, states: Iterable[State]) -> list[State]:
+    """The state variables of the same fold over the same body; of a built-in reduction, the state alone."""
+    found = fold_of(state.op)
+    ops = (state.op,) if found is None else found[0].ops
+    return [other for other in states if other.op in ops and other.body is state.body]
 
 
 def _levels(states: tuple[State, ...]) -> list[list[State]]:

@@ -9,6 +9,7 @@ from itertools import count
 
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
 from eqfuse.loops.walk import defined
+from eqfuse.terms.folds import PAIR
 from eqfuse.terms.nodes import (
     COMPARISONS,
     LOGICAL,
@@ -41,7 +42,7 @@ def worth_keeping(expr: Expr, points: frozenset[str], folds: frozenset[str] = fr
     be no larger than what does: an outer product is cheaper to repeat than to hold. `points` are
     the axes of which one position is at hand. Conditions are never held: they cut the ranges of loops.
     """
-    if not isinstance(expr, Call) or expr.fn in (*COMPARISONS, *LOGICAL):
+    if not isinstance(expr, Call) or expr.fn in (*COMPARISONS, *LOGICAL, PAIR):
         return False
     dims = free_axes(expr) - points
     return any(_is_costly(node, folds) and free_axes(node) - points == dims for node in walk(expr))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from eqfuse.errors import EqfuseError
+from eqfuse.terms.folds import fold_of
 from eqfuse.terms.nodes import ARITY, COMBINE, DTYPES
 from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
 from eqfuse.tile.nodes import (
@@ -19,6 +20,7 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     Fill,
+    FoldTile,
     For,
     Kernel,
     Let,
@@ -199,8 +201,22 @@ class _KernelCheck:
                 self._require(fold in COMBINE, f"unknown reduction {fold!r}")
                 self._require(axis in source.dims, f"{_typed(source)} has no dim {axis!r} to fold")
                 self._shape(value, tuple(dim for dim in source.dims if dim != axis), source.dtype)
+            case FoldTile(fold, sources, axis):
+                self._fold(value, fold, sources, axis)
             case Dot(left, right, axis, accumulator):
                 self._dot(value, left, right, axis, accumulator)
+
+    def _fold(self, value: Value, op: str, sources: tuple[Value, ...], axis: str) -> None:
+        found = fold_of(op)
+        if found is None:
+            raise TileError(f"kernel {self._kernel.name!r}: unknown reduction {op!r}")
+        fold, place = found
+        self._require(len(sources) == len(fold.state), f"{op} of {len(sources)} tiles")
+        for source in sources:
+            self._require(source.dims == sources[0].dims, f"{_typed(source)} is not reconciled")
+            self._require(axis in source.dims, f"{_typed(source)} has no dim {axis!r} to fold")
+        rest = tuple(dim for dim in sources[0].dims if dim != axis)
+        self._shape(value, rest, sources[place].dtype)
 
     def _shape(self, value: Value, dims: tuple[str, ...], dtype: str) -> None:
         self._require(value.dims == dims, f"{_typed(value)} should have the dims {list(dims)}")

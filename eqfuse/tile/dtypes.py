@@ -7,8 +7,10 @@ written casts, and in the operands of a dot.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from eqfuse.terms import folds
 from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL
 
 INTEGERS = ("bool", "i32", "i64")
@@ -55,9 +57,10 @@ def result_dtype(fn: str, args: Sequence[str], accumulate: str) -> str:
             return accumulate
 
 
-def reduced_dtype(body: str, accumulate: str) -> str:
-    """The dtype of a reduction over a body of this dtype."""
-    return _common((body,), accumulate)
+def reduced_dtype(op: str, body: str, accumulate: str) -> str:
+    """The dtype of a reduction over a body of this dtype. Sums and products of integers are exact in i64."""
+    dtype = _common((body,), accumulate)
+    return "i64" if dtype == "i32" and op in ("sum", "prod") else dtype
 
 
 def _common(dtypes: Sequence[str], accumulate: str) -> str:
@@ -66,10 +69,13 @@ def _common(dtypes: Sequence[str], accumulate: str) -> str:
 
 def identity(op: str, dtype: str) -> float | int:
     """The identity of a reduction in a dtype; integers have no infinities."""
+    number = folds.identity(op).value
     if dtype not in INTEGERS:
-        return {"sum": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}[op]
-    largest = 2**63 - 1 if dtype == "i64" else 2**31 - 1
-    return {"sum": 0, "prod": 1, "max": -largest - 1, "min": largest}[op]
+        return float(number)
+    if math.isinf(number):
+        largest = 2**63 - 1 if dtype == "i64" else 2**31 - 1
+        return largest if number > 0 else -largest - 1
+    return int(number)
 
 
 def dot_dtype(left: str, right: str, left_loaded: bool, right_loaded: bool, accumulate: str) -> str:
@@ -96,12 +102,3 @@ def dot_dtype(left: str, right: str, left_loaded: bool, right_loaded: bool, accu
             return "bf16" if dtype == "f8e4m3" else dtype
         case _:
             return accumulate
-
-
-def promote(dtypes: Sequence[str]) -> str:
-    """torch's promotion of floating dtypes; f8 gives way to any other, and alone it counts as f32."""
-    floating = {d for d in dtypes if d not in INTEGERS}
-    if "f64" in floating:
-        return "f64"
-    wider = floating - {"f8e4m3"}
-    return wider.pop() if len(wider) == 1 else "f32"

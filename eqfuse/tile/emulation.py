@@ -65,13 +65,16 @@ def _dot(builder: Any, left: Any, right: Any, accumulator: Any, precision: Any, 
 
 
 def _reduce(fold: Any, values: tuple[Any, ...]) -> list[Any]:
-    """`ReduceOps.generic_reduce` for one tile: combines slices along the axis, first to last."""
-    (value,) = values
-    data = value.handle.data
-    total = fold.to_tensor(np.take(data, 0, fold.axis), value.dtype)
-    for place in range(1, data.shape[fold.axis]):
-        total = fold.combine_fn.fn(total, fold.to_tensor(np.take(data, place, fold.axis), value.dtype))
-    return [total]
+    """`ReduceOps.generic_reduce`: combines slices of the tiles along the axis, first to last."""
+
+    def slices(place: int) -> list[Any]:
+        return [fold.to_tensor(np.take(v.handle.data, place, fold.axis), v.dtype) for v in values]
+
+    total = slices(0)
+    for place in range(1, values[0].handle.data.shape[fold.axis]):
+        made = fold.combine_fn.fn(*total, *slices(place))
+        total = list(made) if isinstance(made, tuple | tl.tuple) else [made]
+    return total
 
 
 def _patch_tensor(tensor: Any, scope: Any) -> None:

@@ -47,6 +47,24 @@ def scalar_factor(op: Op) -> int | None:
             return None
 
 
+def scaled_operands(op: Op) -> tuple[Value, ...]:
+    """The operands that are multiplied if the result is; none where the op has to take the constant itself."""
+    match op:
+        case Elementwise("where", (_, left, right)):
+            return (left, right)
+        case Elementwise(fn, args) if fn in _LINEAR:
+            return args
+        case Align(source) | ReduceTile("max" | "min" | "sum", source, _):
+            return (source,)
+        case _:
+            return ()
+
+
+def takes_constant(op: Op) -> bool:
+    """Whether the result of an op is multiplied by way of its operands; else it is multiplied when it is there."""
+    return bool(scaled_operands(op)) or scalar_factor(op) is not None
+
+
 def log2_scaled(kernel: Kernel) -> frozenset[str]:
     """Names of the values of `kernel` to keep multiplied by log2(e)."""
     flow = _Flow()
@@ -100,15 +118,7 @@ class _Flow:
         """The values that are multiplied if this one is; none where it takes the constant itself."""
         if name in self.carried:
             return (self.carried[name].init, self.carried[name].next)
-        match self.ops[name]:
-            case Elementwise("where", (_, left, right)):
-                return (left, right)
-            case Elementwise(fn, args) if fn in _LINEAR:
-                return args
-            case Align(source) | ReduceTile("max" | "min" | "sum", source, _):
-                return (source,)
-            case _:
-                return ()
+        return scaled_operands(self.ops[name])
 
     def _sources_scaled(self, name: str) -> Iterator[str]:
         for value in self._sources(name):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from eqfuse.loops import nodes as loops
+from eqfuse.terms.folds import Fold, contributions, fold_of, joined, siblings
 from eqfuse.terms.nodes import (
     CASTS,
-    COMBINE,
     Axis,
     Call,
     Const,
@@ -33,7 +33,7 @@ from eqfuse.tile.builder import Binding, Builder
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, dot_dtype, identity
 from eqfuse.tile.infer import Types
-from eqfuse.tile.nodes import Argument, Dot, Elementwise, LoadTile, ReduceTile, Value
+from eqfuse.tile.nodes import Argument, Dot, Elementwise, FoldTile, LoadTile, ReduceTile, Value
 from eqfuse.tile.product import DotPlan, DotRules, Product, factors, plan_dot
 
 _ZERO_AT_ZERO = frozenset(
@@ -147,6 +147,8 @@ class Expressions:
                 first = build.elementwise("mul", (quotient, by), "first")
                 return build.elementwise("sub", (build.positions(axis), first), hint or "remainder")
         operands = [self.value(arg) for arg in args]
+        if self._types.dtype(expr) == "i64":
+            operands = [build.cast(operand, "i64") for operand in operands]
         value = build.elementwise(fn, operands, hint or fn)
         if fn in _ZERO_AT_ZERO:
             common = [self._zero.get(operand.name, frozenset()) for operand in operands]
@@ -207,6 +209,9 @@ class Expressions:
             raise TileError(
                 f"a reduction folds over axis {axis!r}, whose positions program instances share out"
             )
+        found = fold_of(op)
+        if found is not None:
+            return self._fold(expr, *found, hint)
         plan = self._dot_plan(expr)
         if plan is not None and not plan.outside.is_one:
             inner = Reduce(op, axis, plan.left.times(plan.right).expr())
@@ -227,19 +232,43 @@ class Expressions:
         dims = tuple(dim for dim in value.dims if dim != axis)
         return build.emit(ReduceTile(op, value, axis), dims, dtype, hint or f"{op}_{axis}")
 
+    def _fold(self, expr: Reduce, fold: Fold, place: int, hint: str) -> Value:
+        """A state variable of a registered fold, from the tiles that all of them are made of."""
+        build, axis = self._build, expr.axis
+        if not build.is_open(axis):
+            return self._folded(expr, hint)
+        parts = [self.value(part) for part in contributions(expr)]
+        dtypes = self._types.folded(fold, [part.dtype for part in parts])
+        parts = [build.cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)]
+        if not build.is_tile(axis):
+            return parts[place]
+        dims = build.ordered({axis}.union(*(part.dims for part in parts)))
+        tiles = tuple(
+            self._padded(build.align(part, dims), axis, identity(op, part.dtype))
+            for part, op in zip(parts, fold.ops, strict=True)
+        )
+        rest = tuple(dim for dim in dims if dim != axis)
+        stem = f"{fold.name}_{fold.state[place]}_{axis}"
+        return build.emit(FoldTile(expr.op, tiles, axis), rest, dtypes[place], hint or stem)
+
     def _folded(self, expr: Reduce, hint: str) -> Value:
         """A fold over an axis that no open loop walks: a loop of its own, with one carried value."""
-        self._fresh += 1
-        name, axis = hint or f"{expr.op}_{expr.axis}", expr.axis
-        state, new = f"{name}%{self._fresh}", f"{name}_new%{self._fresh}"
-        again = Reduce(expr.op, axis, self.closed(expr.body, axis))
-        init = Const(identity(expr.op, self._types.dtype(expr)))
+        axis = expr.axis
+        body = self.closed(expr.body, axis)
+        seen, tiles, carried = {}, {}, []
+        for each in siblings(expr):
+            self._fresh += 1
+            name = hint or f"{each.op.replace('.', '_')}_{axis}"
+            state, new = f"{name}%{self._fresh}", f"{name}_new%{self._fresh}"
+            seen[each.op], tiles[each.op] = Local(state, ()), Reduce(each.op, axis, body)
+            init = Const(identity(each.op, self._types.dtype(each)))
+            carried.append(loops.Carried(state, (), init, new))
         unit = self._build.blocks[axis].kind == "unit"
-        update = loops.Let(new, (), call(COMBINE[expr.op], Local(state, ()), again))
-        self._walk_loop(
-            loops.Loop(axis, Const(0), Size(axis), unit, (loops.Carried(state, (), init, new),), (update,))
+        updates = tuple(
+            loops.Let(item.next, (), joined(op, seen, tiles)) for op, item in zip(seen, carried, strict=True)
         )
-        value = self._build.binding(state).value
+        self._walk_loop(loops.Loop(axis, Const(0), Size(axis), unit, tuple(carried), updates))
+        value = self._build.binding(seen[expr.op].name).value
         assert value is not None
         return value
 
@@ -269,14 +298,11 @@ class Expressions:
             return None
         product = factors(expr.body, lambda local: self._look(local, expr.axis))
         plan = plan_dot(product, expr.axis, self._types.dims, self._build.ordered, self._dots.batched)
-        if plan is None or not all(map(self._fills_matrix_unit, (*plan.rows, *plan.columns, expr.axis))):
+        size = self._build.blocks[expr.axis].size
+        if plan is None or (size is not None and size < self._dots.smallest):
             return None
         both = (self._types.dtype(side.expr()) for side in (plan.left, plan.right))
         return None if all(dtype in INTEGERS for dtype in both) else plan
-
-    def _fills_matrix_unit(self, axis: str) -> bool:
-        size = self._build.blocks[axis].size
-        return size is None or size >= self._dots.smallest
 
     def _look(self, local: Local, axis: str) -> Expr | None:
         """The definition of a named value that means the same here as where it was computed."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
+from eqfuse.terms.folds import Fold, contributions, fold_of
 from eqfuse.terms.nodes import (
     REDUCTIONS,
     Axis,
@@ -16,6 +18,7 @@ from eqfuse.terms.nodes import (
     Local,
     Reduce,
     Scalar,
+    Size,
     children,
     walk,
 )
@@ -26,6 +29,10 @@ Type = tuple[frozenset[str], str]
 """Tile dims, unordered, and dtype."""
 
 NO_DIMS: frozenset[str] = frozenset()
+
+POSITIONS = 1 << 24
+"""Positions of an axis that products of positions have room for: up to a number that this proves to be below 2**31,
+arithmetic on positions stays in the type of indices. What is made of more is i64."""
 
 
 @dataclass
@@ -45,8 +52,39 @@ class Types:
     def of(self, expr: Expr) -> Type:
         memo: dict[Expr, Type] = {}
         for node in walk(expr):
+            found = fold_of(node.op) if isinstance(node, Reduce) else None
+            if isinstance(node, Reduce) and found is not None:
+                dtypes = self.folded(found[0], [memo[part][1] for part in contributions(node)])
+                memo[node] = memo[node.body][0] - {node.axis}, dtypes[found[1]]
+                continue
             memo[node] = self._of(node, [memo[child] for child in children(node)])
         return memo[expr]
+
+    def folded(self, fold: Fold, parts: Sequence[str]) -> tuple[str, ...]:
+        """The dtype of each state variable, given those of what a position contributes: wide enough for every
+        combination."""
+        outer = self.assumed
+        found = [
+            reduced_dtype(fold.name, part, self.accumulate)
+            if isinstance(number.value, int) or math.isinf(number.value)
+            else self.accumulate
+            for part, number in zip(parts, fold.identity, strict=True)
+        ]
+        while True:
+            sides = {
+                f"{name}{side}": (NO_DIMS, dtype)
+                for name, dtype in zip(fold.state, found, strict=True)
+                for side in (1, 2)
+            }
+            self.assumed = {**outer, **sides}
+            wider = [
+                self._join((NO_DIMS, dtype), self.of(expr))[1]
+                for dtype, expr in zip(found, fold.combine, strict=True)
+            ]
+            if wider == found:
+                self.assumed = outer
+                return tuple(found)
+            found = wider
 
     def dims(self, expr: Expr) -> frozenset[str]:
         return self.of(expr)[0]
@@ -71,12 +109,13 @@ class Types:
                 return dims, self.tensors[tensor]
             case Local(name, _):
                 return self.assumed.get(name) or self.named(name)
-            case Reduce(_, axis, _):
-                return dims - {axis}, reduced_dtype(parts[0][1], self.accumulate)
+            case Reduce(op, axis, _):
+                return dims - {axis}, reduced_dtype(op, parts[0][1], self.accumulate)
             case Call("floordiv", (part, Const(int(divisor)))) if self.is_uniform(part, divisor):
                 return NO_DIMS, "i32"
             case Call(fn, _):
-                return dims, result_dtype(fn, [part[1] for part in parts], self.accumulate)
+                dtype = result_dtype(fn, [part[1] for part in parts], self.accumulate)
+                return dims, "i64" if dtype == "i32" and _magnitude(expr) >= 2**31 else dtype
             case _:
                 return NO_DIMS, "i32"
 
@@ -139,3 +178,32 @@ class Types:
 
     def _join(self, left: Type, right: Type) -> Type:
         return left[0] | right[0], result_dtype("where", ("bool", left[1], right[1]), self.accumulate)
+
+
+def _magnitude(expr: Expr) -> int:
+    """An upper bound of the absolute value of an i32."""
+    match expr:
+        case Const(number):
+            return abs(int(number))
+        case Local():
+            return 2**31 - 1
+        case Call("add" | "sub", (left, right)):
+            return _magnitude(left) + _magnitude(right)
+        case Call("mul", (Axis(axis), Call("floordiv", (whole, Size(of))))) if axis == of:
+            return _magnitude(whole)  # where the axis's share of it starts
+        case Call("mul", (left, right)):
+            return _magnitude(left) * _magnitude(right)
+        case Call("sq", (operand,)):
+            return _magnitude(operand) ** 2
+        case Call("mod", (_, Const(int(divisor)))):
+            return abs(divisor)
+        case Call("neg" | "abs" | "floordiv" | "mod", (operand, *_)):
+            return _magnitude(operand)
+        case Call("maximum" | "minimum", args):
+            return max(map(_magnitude, args))
+        case Call("where", (_, *branches)):
+            return max(map(_magnitude, branches))
+        case Reduce("max" | "min", _, body):
+            return _magnitude(body)
+        case _:
+            return POSITIONS

@@ -18,6 +18,9 @@ import numpy.typing as npt
 
 from eqfuse.loops.nodes import Buffer
 from eqfuse.terms.domain import Domain
+from eqfuse.terms.folds import fold_of
+from eqfuse.terms.interpreter import Value as Dimensioned
+from eqfuse.terms.interpreter import fold_states
 from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL, Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, NARROW
@@ -33,6 +36,7 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     Fill,
+    FoldTile,
     For,
     Kernel,
     Let,
@@ -254,6 +258,8 @@ class _Instances:
                 return self._load(value, op, active)
             case ReduceTile(reduction, operand, axis):
                 return self._reduce(reduction, operand, axis)
+            case FoldTile(fold, sources, axis):
+                return self._fold(fold, sources, axis)
             case Dot():
                 return self._dot(value, op)
 
@@ -343,6 +349,29 @@ class _Instances:
         if integer:
             return _INTEGER_REDUCTIONS[op](np.broadcast_to(array, shape).astype(np.int64), axis=place)
         return self.domain.reduce(op, self.domain.broadcast(array, tuple(shape)), place)
+
+    def _fold(self, op: str, sources: tuple[Value, ...], axis: str) -> Any:
+        found = fold_of(op)
+        assert found is not None  # checked
+        fold, place = found
+        arrays = [self.values[source.name] for source in sources]
+        shapes = [
+            a.shape if s.dtype in INTEGERS else self.domain.shape(a)
+            for a, s in zip(arrays, sources, strict=True)
+        ]
+        shape = list(np.broadcast_shapes(*shapes))
+        shape[2 + sources[0].dims.index(axis)] = self.blocks[axis]
+        dims = ("%trial", "%instance", *sources[0].dims)
+        parts = [
+            Dimensioned(
+                dims,
+                np.broadcast_to(array, shape)
+                if source.dtype in INTEGERS
+                else self.domain.broadcast(array, tuple(shape)),
+            )
+            for array, source in zip(arrays, sources, strict=True)
+        ]
+        return fold_states(fold, parts, axis, self.domain)[place].data
 
     def _dot(self, value: Value, op: Dot) -> Any:
         dims = (*value.dims, op.axis)

@@ -12,9 +12,10 @@ from dataclasses import replace
 from eqfuse.extract.plans import KernelConfig
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.walk import expressions, statements
-from eqfuse.terms.nodes import CASTS, Axis, Call, Load, Output, Program, Reduce, walk
+from eqfuse.terms.nodes import Axis, Program, Reduce, walk
+from eqfuse.terms.types import result_dtype
 from eqfuse.tile.check import check
-from eqfuse.tile.dtypes import INTEGERS, promote
+from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.infer import Types
 from eqfuse.tile.kernel import KernelLowering
 from eqfuse.tile.nodes import Block, TileProgram
@@ -50,7 +51,7 @@ def lower(
     for buffer in nest.buffers:
         output, dtype = outputs.get(buffer.name), buffer.dtype
         if dtype is None and output is not None:
-            dtype = output.dtype or _output_dtype(output, dtypes, scalars, accumulate)
+            dtype = output.dtype or result_dtype(output.expr, {**dtypes, **scalars})
         buffers.append(replace(buffer, dtype=accumulate if dtype is None else dtype))
     buffers = _temporaries(nest, buffers, dtypes, scalars, accumulate)
     tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}
@@ -88,19 +89,6 @@ def _types(tensors: Mapping[str, str], scalars: Mapping[str, str], accumulate: s
     """Types of expressions outside any block."""
     unknown = (frozenset[str](), accumulate)
     return Types({}, tensors, scalars, accumulate, lambda _: unknown, (), lambda _: False)
-
-
-def _output_dtype(
-    output: Output, dtypes: Mapping[str, str], scalars: Mapping[str, str], accumulate: str
-) -> str:
-    """The written cast if it is outermost, else what the inputs promote to, integers staying integers."""
-    if isinstance(output.expr, Call) and output.expr.fn in CASTS:
-        return output.expr.fn
-    dtype = _types(dtypes, scalars, accumulate).dtype(output.expr)
-    if dtype in INTEGERS:
-        return dtype
-    used = {dtypes[node.tensor] for node in walk(output.expr) if isinstance(node, Load)} - set(INTEGERS)
-    return promote(tuple(used)) if used else accumulate
 
 
 def _blocks(kernel: loops.Kernel, config: KernelConfig, domains: Mapping[str, str]) -> dict[str, Block]:

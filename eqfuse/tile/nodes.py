@@ -15,6 +15,8 @@
               | Cast(value)                        to the result's dtype
               | LoadTile(tensor, index, mask, other)
               | ReduceTile(op, value, axis)        drops one dim
+              | FoldTile(op, values, axis)         one state variable of a registered fold (`argmax.k`), from
+                                                   tiles of all of them, of the same dims; drops one dim
               | Dot(left, right, axis, accumulator)
                                                    left dims (*batch, *rows, axis), right dims (*batch, axis,
                                                    *columns), result and accumulator (*batch, *rows, *columns)
@@ -144,6 +146,13 @@ class ReduceTile:
 
 
 @dataclass(frozen=True)
+class FoldTile:
+    op: str
+    values: tuple[Value, ...]
+    axis: str
+
+
+@dataclass(frozen=True)
 class Dot:
     left: Value
     right: Value
@@ -165,6 +174,7 @@ Op = (
     | Cast
     | LoadTile
     | ReduceTile
+    | FoldTile
     | Dot
 )
 

@@ -16,6 +16,7 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     Fill,
+    FoldTile,
     For,
     Kernel,
     Let,
@@ -105,6 +106,8 @@ class _Printer:
                 return f"load {tensor}[{self._list(index)}]{self._where(mask)}{otherwise}"
             case ReduceTile(fold, source, axis):
                 return f"{fold}({self._name(source)}, over {axis})"
+            case FoldTile(fold, sources, axis):
+                return f"{fold}({self._list(sources)}, over {axis})"
             case Dot(left, right, axis, accumulator):
                 start = "" if accumulator is None else f"{self._name(accumulator)} + "
                 return f"{start}dot({self._name(left)}, {self._name(right)}, over {axis})"

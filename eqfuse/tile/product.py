@@ -11,7 +11,7 @@ from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, call
 @dataclass(frozen=True)
 class DotRules:
     """What a device multiplies as matrices: operands that share dims, and that have none or several dims
-    of their own (`batched`), and blocks of at least `smallest` positions."""
+    of their own (`batched`), and blocks of at least `smallest` positions of the reduced axis."""
 
     batched: bool
     smallest: int

@@ -13,11 +13,12 @@ from eqfuse.errors import ScheduleError
 from eqfuse.extract.plans import KernelConfig
 from eqfuse.loops.nodes import Buffer
 from eqfuse.terms.nodes import Program
-from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.triton_functions import HELPERS
 from eqfuse.tile.triton_kernel import KernelText, write_kernel
 from eqfuse.tile.triton_parameters import Names, Tables, TensorInfo
+from eqfuse.tile.triton_runtime import RUNTIME, RUNTIME_NAMES
 from eqfuse.tile.wrap import wrap
 
 _TORCH_DTYPES: Mapping[str, str] = {
@@ -71,11 +72,10 @@ def emit(
             "",
             *module.tables(kernels, configs),
             *_helpers({key for kernel in kernels for key in kernel.helpers}),
+            *_functions(kernels),
             *(line for kernel in kernels for line in ("", "", *kernel.lines)),
-            *_SETTINGS.splitlines(),
-            *_AXIS_SIZES.splitlines(),
-            *_BUFFER.splitlines(),
-            *_INDEX_DTYPE.splitlines(),
+            "",
+            *RUNTIME.rstrip().splitlines(),
             *module.launcher(kernels),
             "",
         ]
@@ -90,6 +90,15 @@ def _helpers(used: Iterable[str]) -> list[str]:
         for key, text in HELPERS.items()
         if key in wanted
         for line in ("", "", "@triton.jit", *text.strip("\n").splitlines())
+    ]
+
+
+def _functions(kernels: Iterable[KernelText]) -> list[str]:
+    found = {name: text for kernel in kernels for name, text in kernel.combines.items()}
+    return [
+        line
+        for text in found.values()
+        for line in ("", "", "@triton.jit", *(part for each in text.splitlines() for part in wrap(each)))
     ]
 
 
@@ -123,9 +132,12 @@ class _Module:
         self._inputs = [tensor.name for tensor in source.tensors]
 
     def kernels(self) -> list[KernelText]:
-        names = Names((self._name, "settings", "axis_sizes", "buffer", "index_dtype"))
+        names = Names((self._name, *RUNTIME_NAMES))
         tensors = {name: TensorInfo(self._dtypes[name], _labels(axes)) for name, axes in self._axes.items()}
-        tables = Tables(tensors, self._root)
+        reals = {self._dtypes[name] for name in (*self._inputs, *(b.name for b in self._outputs))} - set(
+            INTEGERS
+        )
+        tables = Tables(tensors, self._root, is_half=reals <= set(NARROW))
         found = [write_kernel(kernel, names.new(kernel.name), tables) for kernel in self._program.kernels]
         for kernel in found:
             for block, most in kernel.most.items():
@@ -190,8 +202,8 @@ class _Module:
         return [*self._inputs, *self._source.scalars]
 
     def launcher(self, kernels: Sequence[KernelText]) -> list[str]:
-        local = Names((*self._axes, *self._source.scalars, "settings", "axis_sizes", "buffer", "index_dtype"))
-        size, blocks, grid = local.new("size"), local.new("blocks"), local.new("grid")
+        local = Names((*self._axes, *self._source.scalars, *RUNTIME_NAMES))
+        known, size, blocks = local.new("known"), local.new("size"), local.new("blocks")
         out, workspace, sizes = local.new("out"), local.new("workspace"), local.new("sizes")
         config, device = local.new("config"), local.new("device")
         options = [f"{out}=None", f"{sizes}=None", f"{config}=None"]
@@ -201,25 +213,33 @@ class _Module:
             options.append(f'{device}="cuda"')
         lines = ["", "", *wrap(f"def {self._name}({', '.join([*self._arguments(), '*', *options])}):")]
         body = [*self._launcher_doc(out, workspace, sizes, config)]
+        if len(self._outputs) > 1:
+            body.append(f"{out} = {out} or ({', '.join('None' for _ in self._outputs)})")
+        if self._temporaries:
+            body.append(f"{workspace} = {workspace} or {{}}")
+        kinds = [*self._inputs, out if len(self._outputs) == 1 else f"*{out}"]
+        kinds += [f'{workspace}.get("{buffer.name}")' for buffer in self._temporaries]
+        integers = [name for name in self._source.scalars if name in self._source.integers]
+        key = ", ".join([_tuple(kinds), sizes, config, *integers])
         given = ", ".join(f'"{name}": {name}' for name in self._inputs)
-        body.append(f"{size} = axis_sizes({{{given}}}, {sizes})")
+        body.append(f"{known} = remembered(call_key({key}))")
+        body.append(f'if "sizes" not in {known}:')
+        body.append(f'    {known}["sizes"] = axis_sizes({{{given}}}, {sizes})')
+        body.append(f'{size} = {known}["sizes"]')
         if self._inputs:
             body.append(f"{device} = {self._inputs[0]}.device")
         if len(self._outputs) == 1:
             name = self._outputs[0].name
             body.append(f'{name} = buffer("{name}", {out}, {size}, {device})')
         else:
-            body.append(f"{out} = {out} or ({', '.join('None' for _ in self._outputs)})")
             for place, buffer in enumerate(self._outputs):
                 body.append(f'{buffer.name} = buffer("{buffer.name}", {out}[{place}], {size}, {device})')
-        if self._temporaries:
-            body.append(f"{workspace} = {workspace} or {{}}")
-            for buffer in self._temporaries:
-                given = f'{workspace}.get("{buffer.name}")'
-                body.append(f'{buffer.name} = buffer("{buffer.name}", {given}, {size}, {device})')
+        for buffer in self._temporaries:
+            given = f'{workspace}.get("{buffer.name}")'
+            body.append(f'{buffer.name} = buffer("{buffer.name}", {given}, {size}, {device})')
         body.append(f"with torch.cuda.device_of({self._outputs[0].name}):")
         for kernel in kernels:
-            body += ["    " + line for line in self._launch(kernel, size, blocks, grid, config)]
+            body += ["    " + line for line in self._launch(kernel, known, size, blocks, config)]
         body.append(f"return {', '.join(buffer.name for buffer in self._outputs)}")
         return [*lines, *(piece for line in body for piece in wrap(f"    {line}".rstrip()))]
 
@@ -235,39 +255,44 @@ class _Module:
         lines.append(f"`{config}`: by kernel, settings that replace those of CONFIGS.")
         return [*lines, "Tensors may have any strides. Raises ValueError where arguments do not fit.", '"""']
 
-    def _launch(self, kernel: KernelText, size: str, blocks: str, grid: str, config: str) -> list[str]:
+    def _launch(self, kernel: KernelText, known: str, size: str, blocks: str, config: str) -> list[str]:
         parameters = kernel.parameters
 
         def extent(axis: str) -> str:
             return f'{size}["{self._root[axis]}"]'
 
-        lines = [f'{blocks} = settings("{kernel.name}", {config}, {size})']
         counts = [
             f'triton.cdiv({extent(axis)}, {blocks}["{parameters.blocks[axis]}"])'
             if axis in parameters.blocks
             else extent(axis)
             for axis in kernel.kernel.grid
         ]
-        lines.append(f"{grid} = {' * '.join(counts) or '1'}")
-        arguments = [
-            *parameters.pointers,
+        tensors = list(parameters.pointers)
+        integers = [
             *(f"*{name}.stride()" for name, strides in parameters.strides.items() if strides),
             *(extent(axis) for axis in parameters.extents),
-            *(
-                kernel.at_launch[name](extent)
-                if name in kernel.at_launch
-                else f"{'int' if dtype in INTEGERS else 'float'}({name})"
-                for name, (_, dtype) in parameters.scalars.items()
-            ),
-            *(
-                f'{flag}={extent(axis)} == {blocks}["{parameters.blocks[axis]}"]'
-                for axis, flag in parameters.even.items()
-            ),
-            *(() if parameters.stages is None else (f'{parameters.stages}={blocks}["num_stages"]',)),
-            f"INDEX=index_dtype({', '.join(parameters.pointers)})",
-            f"**{blocks}",
         ]
-        return [*lines, f"{kernel.name}[({grid},)]({', '.join(arguments)})"]
+        numbers = [
+            kernel.at_launch[name](extent)
+            if name in kernel.at_launch
+            else f"{'int' if dtype in INTEGERS else 'float'}({name})"
+            for name, (_, dtype) in parameters.scalars.items()
+        ]
+        constants = {name: f'{blocks}["{name}"]' for name in parameters.blocks.values()}
+        constants |= {
+            flag: f'{extent(axis)} == {blocks}["{parameters.blocks[axis]}"]'
+            for axis, flag in parameters.even.items()
+        }
+        constants |= {} if parameters.stages is None else {parameters.stages: f'{blocks}["num_stages"]'}
+        constants["INDEX"] = f"index_dtype({', '.join(tensors)})"
+        made = ", ".join(f'"{name}": {text}' for name, text in constants.items())
+        arguments = [
+            " * ".join(counts) or "1",
+            _tuple(integers),
+            f"{{{made}}}",
+        ]
+        given = [known, f'"{kernel.name}"', kernel.name, _tuple(tensors), _tuple(numbers), config, size]
+        return [f"launch({', '.join(given)}, lambda {blocks}: {_tuple(arguments)})"]
 
 
 class _Root(dict[str, str]):
@@ -321,6 +346,10 @@ def _limits(kernel: KernelText) -> dict[str, str]:
     return {name: f"({kernel.least.get(name, 1)}, {kernel.most.get(name)})" for name in blocks}
 
 
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
 def _table(name: str, entries: Mapping[str, str]) -> str:
     shown = ", ".join(f'"{key}": {value}' for key, value in entries.items())
     return f"{name} = {{{shown}}}"
@@ -332,64 +361,3 @@ def _nested(name: str, tables: Mapping[str, Mapping[str, str]]) -> list[str]:
         shown = ", ".join(f'"{entry}": {value}' for entry, value in entries.items())
         rows += wrap(f'    "{key}": {{{shown}}},')
     return [f"{name} = {{", *rows, "}"]
-
-
-_SETTINGS = '''
-
-def settings(kernel, config, size):
-    """Settings of one launch: the defaults, those in `config`, and the blocks of whole axes."""
-    chosen = {**CONFIGS[kernel], **(config or {}).get(kernel, {})}
-    if unknown := sorted(chosen.keys() - CONFIGS[kernel].keys()):
-        raise ValueError(f"{kernel} has no setting {unknown[0]}, but {', '.join(CONFIGS[kernel])}")
-    for block, axis in WHOLE[kernel].items():
-        chosen[block] = triton.next_power_of_2(max(size[axis], 1))
-    for block, (least, most) in LIMITS[kernel].items():
-        chosen[block] = max(chosen[block], least)
-        if most is not None and chosen[block] > most:
-            raise ValueError(f"{block} of {kernel} may not be more than {most}")
-    return chosen
-'''
-
-_AXIS_SIZES = '''
-
-def axis_sizes(tensors, sizes):
-    """The extent of every axis, from `sizes` and the shapes of the tensors, which have to agree."""
-    found = {**SIZES, **(sizes or {})}
-    device = next(iter(tensors.values())).device if tensors else None
-    for name, tensor in tensors.items():
-        dtype, axes = TENSORS[name]
-        if tensor.dtype != dtype:
-            raise ValueError(f"{name} is {tensor.dtype}; these kernels were made for {dtype}")
-        if tensor.dim() != len(axes):
-            raise ValueError(f"{name} has {tensor.dim()} dims, not {len(axes)}")
-        if tensor.device != device:
-            raise ValueError(f"{name} is on {tensor.device}, other tensors are on {device}")
-        for axis, extent in zip(axes, tensor.shape, strict=True):
-            if axis is not None and found.setdefault(axis, extent) != extent:
-                raise ValueError(f"{name} has {extent} positions of axis {axis}, not {found[axis]}")
-    for axis in (axis for _, axes in TENSORS.values() for axis in axes):
-        if axis is not None and axis not in found:
-            raise ValueError(f"no tensor has the axis {axis}: give its extent, sizes={{{axis!r}: ...}}")
-    return found
-'''
-
-_BUFFER = '''
-
-def buffer(name, tensor, size, device):
-    """`tensor` if it fits, or a new one where it is None."""
-    dtype, axes = TENSORS[name]
-    shape = tuple(size[axis] for axis in axes)
-    if tensor is None:
-        return torch.empty(shape, dtype=dtype, device=device)
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-        raise ValueError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, not {shape} of {dtype}")
-    return tensor
-'''
-
-_INDEX_DTYPE = '''
-
-def index_dtype(*tensors):
-    """The dtype of positions: 64 bits where an element is 2**31 or more away from its tensor's first."""
-    spans = (sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) for x in tensors)
-    return tl.int64 if max(spans) >= 2**31 else tl.int32
-'''

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.terms.folds import fold_of
 from eqfuse.tile.dtypes import INTEGERS, NARROW
-from eqfuse.tile.exponents import log2_scaled, scalar_factor
+from eqfuse.tile.exponents import log2_scaled, scalar_factor, takes_constant
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -19,6 +20,7 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     Fill,
+    FoldTile,
     Kernel,
     LoadTile,
     Op,
@@ -27,6 +29,7 @@ from eqfuse.tile.nodes import (
     Start,
     Value,
 )
+from eqfuse.tile.triton_folds import combine_name, combine_source
 from eqfuse.tile.triton_functions import (
     ATOM,
     LN_2,
@@ -61,7 +64,7 @@ class Piece:
 class Expressions:
     """How the values of one kernel read. `pieces` are those that the text so far defines, `positions`
     and `starts` the variables of every axis (of which a scalar axis has but one), `scaled` the values
-    that are kept multiplied by log2(e), `helpers` and `least` what was used: helpers, and the least
+    that are kept multiplied by log2(e), `folds` the variables of registered folds, `combines` their functions, `helpers` and `least` what was used: helpers, and the least
     sizes of blocks that dots need."""
 
     def __init__(
@@ -69,6 +72,8 @@ class Expressions:
     ) -> None:
         self.pieces: dict[str, Piece] = {}
         self.helpers: set[str] = set()
+        self.folds: dict[tuple[str, ...], str] = {}
+        self.combines: dict[str, str] = {}
         self.least: dict[str, int] = {}
         self.scaled = log2_scaled(kernel)
         self._blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
@@ -102,6 +107,13 @@ class Expressions:
         return helper_name(helper)
 
     def op(self, value: Value, op: Op) -> Piece:
+        """The op that defines a value, times log2(e) where it is kept so and no operand brings that in."""
+        piece = self._operation(value, op)
+        if value.name not in self.scaled or takes_constant(op):
+            return piece
+        return Piece(infix("mul", piece.text, Text(LOG2_E)), piece.dims, piece.thin)
+
+    def _operation(self, value: Value, op: Op) -> Piece:
         """The op that defines a value, in terms of how its operands read."""
         names = self._parameters
         match op:
@@ -123,6 +135,9 @@ class Expressions:
             case Align(source):
                 return self.aligned(self.read(source, scaled=value.name in self.scaled), value.dims)
             case Cast(source):
+                apart = self._converted_apart(source) if value.dtype == "f32" else None
+                if apart is not None:
+                    return apart
                 piece = self.read(source)
                 return Piece(self._converted(piece, source.dtype, value.dtype), piece.dims, piece.thin)
             case Elementwise(fn, args):
@@ -131,6 +146,8 @@ class Expressions:
                 return self._load(op, value)
             case ReduceTile(fn, source, axis):
                 return self._reduce(fn, source, axis, value)
+            case FoldTile(_, _, axis):
+                return self._fold(op, axis, value)
             case Dot():
                 return self._dot(op, value)
 
@@ -141,6 +158,42 @@ class Expressions:
         if {dtype, wanted} == {"f8e4m3", "f64"}:  # there is no direct conversion
             text = convert(text, "f32", scalar=scalar, use=self._use)
         return convert(text, wanted, scalar=scalar, use=self._use)
+
+    def _converted_apart(self, source: Value) -> Piece | None:
+        """A sum or difference of positions along two axes, as reals: first positions and lanes are converted,
+        never the tile, since a conversion takes as long as an exponential. None for anything else."""
+        match self._uses.ops.get(source.name):
+            case Elementwise("add" | "sub" as fn, (left, right)):
+                one, other = self._lanes(left), self._lanes(right)
+            case _:
+                return None
+        if one is None or other is None or one[0] == other[0]:
+            return None
+        first = call("tl.cast", infix(fn, one[1], other[1]), "tl.float32")
+        pieces = [
+            self.aligned(Piece(text, (axis,)), source.dims)
+            for axis, text in (
+                (one[0], infix("add", self._lane_numbers(one[0]), first)),
+                (other[0], self._lane_numbers(other[0])),
+            )
+        ]
+        return Piece(infix(fn, *(p.text for p in pieces)), source.dims, pieces[0].thin & pieces[1].thin)
+
+    def _lane_numbers(self, axis: str) -> Text:
+        return Text(f"tl.arange(0, {self._parameters.blocks[axis]}).to(tl.float32)")
+
+    def _lanes(self, value: Value) -> tuple[str, Text] | None:
+        """The axis and the first number of consecutive numbers along it; None where a value is anything else."""
+        match self._uses.ops.get(value.name):
+            case Positions(axis):
+                return axis, Text("0" if self._blocks[axis].kind == "whole" else self.starts[axis])
+            case Align(source):
+                return self._lanes(source)
+            case Elementwise("add" | "sub" as fn, (left, right)) if not right.dims:
+                found = self._lanes(left)
+                return found and (found[0], infix(fn, found[1], self.read(right).text))
+            case _:
+                return None
 
     def _bound(self, axis: str, stop: Value, value: Value) -> Piece:
         if not is_tile(self._blocks[axis]):
@@ -196,6 +249,8 @@ class Expressions:
             for piece, arg in zip(pieces, args, strict=True)
         ]
         dtype = args[-1].dtype if value.dtype == "bool" else value.dtype
+        if fn == "div" and dims and dtype == "f32" and self._is_known_at_launch(args[1]):
+            return Piece(self._over(args[0], texts), dims, thin)
         text = elementwise(
             fn,
             texts,
@@ -209,9 +264,10 @@ class Expressions:
         """The operands of an elementwise function; those of `exp` and of scaled values times log2(e)."""
         if fn == "exp" and value.dtype != "f64":
             return [self.read(args[0], scaled=True)]
-        if value.name not in self.scaled:
+        op = Elementwise(fn, args)
+        if value.name not in self.scaled or not takes_constant(op):
             return [self.read(arg) for arg in args]
-        factor = scalar_factor(Elementwise(fn, args))
+        factor = scalar_factor(op)
         if factor is None:
             return [self.read(arg, scaled=arg.dtype != "bool") for arg in args]
         pieces = [self.read(arg) for arg in args]
@@ -221,6 +277,23 @@ class Expressions:
         else:
             pieces[factor] = self.read(args[factor], scaled=True)
         return pieces
+
+    def _is_known_at_launch(self, value: Value) -> bool:
+        """Whether a value is a number of the program or of the call."""
+        return isinstance(self._uses.ops.get(value.name), (Constant, Argument))
+
+    def _over(self, dividend: Value, texts: Sequence[Text]) -> Text:
+        """A tile over a number: times its reciprocal, which is computed once. Triton's own division rounds no
+        better. A factor of the tile that is a number too joins the reciprocal."""
+        tile, factor = texts[0], Text("1.0")
+        match self._uses.ops.get(dividend.name):
+            case Elementwise("mul", (left, right)) if (
+                self._is_known_at_launch(right)
+                and dividend.name not in self.scaled
+                and self._uses.is_inlined(dividend)
+            ):
+                tile, factor = self.read(left).text, self.read(right).text
+        return infix("mul", tile, infix("div", factor, texts[1]))
 
     def _is_non_negative(self, value: Value) -> bool:
         """Whether an integer is known not to be below 0."""
@@ -321,19 +394,54 @@ class Expressions:
             fold(fn, text, piece.dims.index(axis), value.dtype, self._use), dims, piece.thin - {axis}
         )
 
+    def fold_key(self, op: FoldTile) -> tuple[str, ...]:
+        """What tells the fold of all state variables together from others."""
+        return (op.op.partition(".")[0], *(value.name for value in op.values), op.axis)
+
+    def folded(self, op: FoldTile) -> Text:
+        """All state variables together, a tuple: a reduction; where the order of positions matters, a scan."""
+        found = fold_of(op.op)
+        assert found is not None  # checked
+        fold, _ = found
+        dtypes = tuple(value.dtype for value in op.values)
+        combine = combine_name(fold, dtypes)
+        if combine not in self.combines:
+            self.combines[combine] = combine_source(fold, dtypes, self._use)
+        tiles = "".join(f"{self.full(self.read(value), value).code}, " for value in op.values)
+        tiles = tiles if len(op.values) == 1 else tiles.rstrip(", ")
+        # A reduction may combine parts in any order.
+        function = "tl.reduce" if fold.commutative else "tl.associative_scan"
+        return call(function, f"({tiles.rstrip()})", str(op.values[0].dims.index(op.axis)), combine)
+
+    def _fold(self, op: FoldTile, axis: str, value: Value) -> Piece:
+        """One state variable of what is folded together: of a scan, the last position's."""
+        found = fold_of(op.op)
+        assert found is not None  # checked
+        fold, place = found
+        text = Text(f"{self.folds[self.fold_key(op)]}[{place}]")
+        if not fold.commutative:
+            dims, block = op.values[0].dims, self._parameters.blocks[axis]
+            lanes = ", ".join(":" if dim == axis else "None" for dim in dims)
+            last = f"(tl.arange(0, {block}) == {block} - 1)[{lanes}]"
+            zero = "0" if value.dtype in INTEGERS else "0.0"
+            text = call("tl.sum", call("tl.where", last, text, zero), str(dims.index(axis)))
+        return Piece(text, value.dims)
+
     def _dot(self, op: Dot, value: Value) -> Piece:
         dtype = op.left.dtype
-        for axis in (*value.dims[-2:], op.axis):
-            smallest = 32 if axis == op.axis and dtype == "f8e4m3" else 16
-            block = self._parameters.blocks[axis]
-            self.least[block] = max(self.least.get(block, 1), smallest)
+        block = self._parameters.blocks[op.axis]
+        self.least[block] = max(self.least.get(block, 1), 32 if dtype == "f8e4m3" else 16)
         arguments = [self.full(self.read(side), side).code for side in (op.left, op.right)]
         if op.accumulator is not None:
             arguments.append(self.full(self.read(op.accumulator), op.accumulator).code)
-        if dtype in ("f32", "f64"):
-            arguments.append('input_precision="ieee"')
-        if dtype == "f8e4m3":
-            arguments.append("max_num_imprecise_acc=32")  # one instruction's; without any, there is no wgmma
+        if dtype in (
+            "f32",
+            "f64",
+        ):  # three products of halves err by 2**-16 where all else is rounded to 2**-11
+            precision = "bf16x3" if dtype == "f32" and self._tables.is_half else "ieee"
+            arguments.append(f'input_precision="{precision}"')
+        if dtype == "f8e4m3":  # so many products are summed in fewer bits than float32 has, as cuBLAS does
+            arguments.append(f"max_num_imprecise_acc={block} if {block} < 128 else 128")
         if value.dtype == "f64":
             arguments.append("out_dtype=tl.float64")
         return Piece(call("tl.dot", *arguments), value.dims)

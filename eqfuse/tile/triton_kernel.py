@@ -16,6 +16,7 @@ from eqfuse.tile.nodes import (
     Constant,
     Extent,
     Fill,
+    FoldTile,
     For,
     Kernel,
     Let,
@@ -27,6 +28,7 @@ from eqfuse.tile.nodes import (
     Store,
     Value,
 )
+from eqfuse.tile.order import last_first
 from eqfuse.tile.triton_expressions import Expressions, Piece
 from eqfuse.tile.triton_functions import Text
 from eqfuse.tile.triton_launch import LaunchValue, computed_at_launch
@@ -45,7 +47,7 @@ class KernelText:
 
     `least` are block sizes below which its dots do not exist, `most` those above which the kernel
     would be wrong (a quotient of positions that was proved to be the same for a whole block);
-    `at_launch` are scalars of its parameters that the launcher computes.
+    `combines` are the functions of registered folds by name, `at_launch` are scalars of its parameters that the launcher computes.
     """
 
     name: str
@@ -53,6 +55,7 @@ class KernelText:
     parameters: Parameters
     lines: tuple[str, ...]
     helpers: frozenset[str]
+    combines: Mapping[str, str]
     least: Mapping[str, int]
     most: Mapping[str, int]
     at_launch: Mapping[str, LaunchValue]
@@ -92,6 +95,7 @@ class _Writer:
             self._parameters,
             ("@triton.jit", *head, *self._lines),
             frozenset(self._text.helpers),
+            self._text.combines,
             self._text.least,
             largest_blocks(self._kernel, self._parameters),
             at_launch,
@@ -116,13 +120,18 @@ class _Writer:
         if len(grid) > 1:
             self._write(f"pid = {rest}")
             rest = "pid"
+        backwards = last_first(self._kernel)
         for place, axis in enumerate(grid):
             block = self._parameters.blocks.get(axis)
             here = rest
-            if place < len(grid) - 1:
+            if place < len(grid) - 1 or axis in backwards:
                 extent = self._parameters.extents[self._tables.root[axis]]
                 count = f"tl.cdiv({extent}, {block})" if block else extent
-                here, rest = f"{rest} % {count}", f"{rest} // {count}"
+                if place < len(grid) - 1:
+                    here, rest = f"{rest} % {count}", f"{rest} // {count}"
+                if axis in backwards:
+                    self._write(f"# The last {'block' if block else axis} first: loops end later there.")
+                    here = f"({count} - 1 - {here})" if block else f"{count} - 1 - {here}"
             if block:
                 self._write(f"{self._text.starts[axis]} = {here} * {block}")
             else:
@@ -159,6 +168,10 @@ class _Writer:
                     self._for(stmt, (*path, place))
 
     def _let(self, value: Value, op: Op) -> None:
+        if isinstance(op, FoldTile) and (key := self._text.fold_key(op)) not in self._text.folds:
+            text = self._text.folded(op)
+            self._text.folds[key] = self._names.local(f"{key[0]}_state")
+            self._assign(self._text.folds[key], text)
         piece = self._text.op(value, op)
         if value.name in self._variables:  # assigned to the variable that carries it
             self._assign(self._variables[value.name], self._text.full(piece, value))

@@ -22,6 +22,7 @@ from eqfuse.tile.nodes import (
     Start,
     Store,
 )
+from eqfuse.tile.order import last_first
 from eqfuse.tile.triton_functions import HELPERS, helper_name
 from eqfuse.tile.walk import nested
 
@@ -68,11 +69,13 @@ class TensorInfo:
 class Tables:
     """Facts about the whole program that every kernel's text depends on.
 
-    `root` maps an axis to the one whose extent it has.
+    `root` maps an axis to the one whose extent it has; `is_half` says that what goes in and comes out has half
+    precision or less.
     """
 
     tensors: Mapping[str, TensorInfo]
     root: Mapping[str, str]
+    is_half: bool = False
 
 
 @dataclass
@@ -113,7 +116,8 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names) -> Parameters:
     """The parameters of a kernel, named. Blocks of one position are none."""
     found = Parameters()
     scalars: dict[str, str] = {}
-    extents = list(kernel.grid[:-1])
+    counted = last_first(kernel)
+    extents = [*kernel.grid[:-1], *(axis for axis in kernel.grid[-1:] if axis in counted)]
     bounds: list[str] = []
     for stmt in nested(kernel.body):
         match stmt:

@@ -10,6 +10,7 @@ from eqfuse.tile.nodes import (
     Cast,
     Dot,
     Elementwise,
+    FoldTile,
     For,
     Let,
     LoadTile,
@@ -24,7 +25,7 @@ from eqfuse.tile.nodes import (
 def operands(op: Op) -> tuple[Value, ...]:
     """The values that an op reads."""
     match op:
-        case Elementwise(_, args):
+        case Elementwise(_, args) | FoldTile(_, args, _):
             return args
         case Bound(_, stop):
             return (stop,)
@@ -56,16 +57,20 @@ def defined(body: Iterable[Stmt]) -> Iterator[Value]:
                 yield from (item.value for item in carried)
 
 
-def used(body: Iterable[Stmt]) -> set[str]:
-    """Names of every value that a body reads."""
-    names: set[str] = set()
+def reads(body: Iterable[Stmt]) -> Iterator[Value]:
+    """Every value that a body reads, once for each time that it does."""
     for stmt in nested(body):
         match stmt:
             case Let(_, op):
-                names.update(value.name for value in operands(op))
+                yield from operands(op)
             case For(_, start, stop, carried, _, _):
-                names.update((start.name, stop.name))
-                names.update(name for item in carried for name in (item.init.name, item.next.name))
+                yield from (start, stop)
+                for item in carried:
+                    yield from (item.init, item.next)
             case Store(_, index, value, mask):
-                names.update(v.name for v in (*index, value, *(() if mask is None else (mask,))))
-    return names
+                yield from (*index, value, *(() if mask is None else (mask,)))
+
+
+def used(body: Iterable[Stmt]) -> set[str]:
+    """Names of every value that a body reads."""
+    return {value.name for value in reads(body)}

@@ -1,0 +1,62 @@
+"""In which order program instances take the blocks of a grid axis.
+
+Where later blocks walk further (the end of a loop grows with the block's first position, as under a causal
+mask), they go first: what starts last is then short, and the device is not left with a few long instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from eqfuse.tile.nodes import (
+    Align,
+    Argument,
+    BlockSize,
+    Cast,
+    Constant,
+    Elementwise,
+    Extent,
+    For,
+    Kernel,
+    Let,
+    Op,
+    Start,
+    Value,
+)
+from eqfuse.tile.walk import nested
+
+
+def last_first(kernel: Kernel) -> frozenset[str]:
+    """The grid axes with loops that end later, the later a block is."""
+    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+    ends = [stmt.stop for stmt in nested(kernel.body) if isinstance(stmt, For)]
+    return frozenset(axis for axis in kernel.grid if any(_slope(end, axis, ops) == 1 for end in ends))
+
+
+def _slope(value: Value, axis: str, ops: Mapping[str, Op]) -> int | None:
+    """1 or -1 where a value never falls or never rises with the first position of a block of `axis`, 0 where it
+    does not depend on it, None where neither is known."""
+    match ops.get(value.name):
+        case Start(own):
+            return 1 if own == axis else 0
+        case Constant() | Argument() | Extent() | BlockSize():
+            return 0
+        case Align(source) | Cast(source):
+            return _slope(source, axis, ops)
+        case Elementwise("add" | "minimum" | "maximum", (left, right)):
+            return _joined(_slope(left, axis, ops), _slope(right, axis, ops))
+        case Elementwise("sub", (left, right)):
+            falling = _slope(right, axis, ops)
+            return _joined(_slope(left, axis, ops), None if falling is None else -falling)
+        case Elementwise("mul" | "floordiv", (left, right)) if isinstance(
+            ops.get(right.name), (Extent, BlockSize)
+        ):
+            return _slope(left, axis, ops)
+        case _:
+            return None
+
+
+def _joined(left: int | None, right: int | None) -> int | None:
+    if left is None or right is None or left * right == -1:
+        return None
+    return left or right

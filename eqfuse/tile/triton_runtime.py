@@ -1,0 +1,92 @@
+"""Functions that every emitted module has, whatever its kernels: sizes, settings, buffers, launches."""
+
+from __future__ import annotations
+
+RUNTIME = '''
+CALLS = {}
+MOST_CALLS = 1024
+
+
+def settings(kernel, config, size):
+    """Settings of one launch: the defaults, those in `config`, and the blocks of whole axes."""
+    chosen = {**CONFIGS[kernel], **(config or {}).get(kernel, {})}
+    if unknown := sorted(chosen.keys() - CONFIGS[kernel].keys()):
+        raise ValueError(f"{kernel} has no setting {unknown[0]}, but {', '.join(CONFIGS[kernel])}")
+    for block, axis in WHOLE[kernel].items():
+        chosen[block] = triton.next_power_of_2(max(size[axis], 1))
+    for block, (least, most) in LIMITS[kernel].items():
+        chosen[block] = max(chosen[block], least)
+        if most is not None and chosen[block] > most:
+            raise ValueError(f"{block} of {kernel} may not be more than {most}")
+    return chosen
+
+
+def axis_sizes(tensors, sizes):
+    """The extent of every axis, from `sizes` and the shapes of the tensors, which have to agree."""
+    found = {**SIZES, **(sizes or {})}
+    device = next(iter(tensors.values())).device if tensors else None
+    for name, tensor in tensors.items():
+        dtype, axes = TENSORS[name]
+        if tensor.dtype != dtype:
+            raise ValueError(f"{name} is {tensor.dtype}; these kernels were made for {dtype}")
+        if tensor.dim() != len(axes):
+            raise ValueError(f"{name} has {tensor.dim()} dims, not {len(axes)}")
+        if tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device}, other tensors are on {device}")
+        for axis, extent in zip(axes, tensor.shape, strict=True):
+            if axis is not None and found.setdefault(axis, extent) != extent:
+                raise ValueError(f"{name} has {extent} positions of axis {axis}, not {found[axis]}")
+    for axis in (axis for _, axes in TENSORS.values() for axis in axes):
+        if axis is not None and axis not in found:
+            raise ValueError(f"no tensor has the axis {axis}: give its extent, sizes={{{axis!r}: ...}}")
+    return found
+
+
+def buffer(name, tensor, size, device):
+    """`tensor` if it fits, or a new one where it is None."""
+    dtype, axes = TENSORS[name]
+    shape = tuple(size[axis] for axis in axes)
+    if tensor is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise ValueError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, not {shape} of {dtype}")
+    return tensor
+
+
+def index_dtype(*tensors):
+    """The dtype of positions: 64 bits where an element is 2**31 or more away from its tensor's first."""
+    spans = (sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) for x in tensors)
+    return tl.int64 if max(spans) >= 2**31 else tl.int32
+
+
+def call_key(tensors, sizes, config, *integers):
+    """What the launches of a call depend on, besides addresses."""
+    kinds = [x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in tensors]
+    return (*kinds, *(sizes or {}).items(), str(config), *integers)
+
+
+def remembered(key):
+    """Sizes and launches of earlier calls of this kind, by name; at the first one nothing."""
+    if len(CALLS) >= MOST_CALLS:
+        CALLS.clear()
+    return CALLS.setdefault(key, {})
+
+
+def launch(known, name, kernel, tensors, numbers, config, size, arguments):
+    """Launches a kernel. `arguments` makes grid, integers and constants from settings, at the first call of a
+    kind; later ones go straight to what Triton compiled. Its interpreter compiles nothing."""
+    if name in known:
+        compiled, integers, constants = known[name]
+        compiled(*tensors, *integers, *numbers, *constants)
+        return
+    blocks = settings(name, config, size)
+    grid, integers, constants = arguments(blocks)
+    options = {"num_warps": blocks["num_warps"], "num_stages": blocks["num_stages"]}
+    compiled = kernel[(grid,)](*tensors, *integers, *numbers, **constants, **options)
+    if compiled is not None:
+        known[name] = compiled[(grid, 1, 1)], integers, tuple(constants.values())
+'''
+"""Their source. The module has the tables TENSORS, SIZES, CONFIGS, LIMITS and WHOLE."""
+
+RUNTIME_NAMES = ("settings", "axis_sizes", "buffer", "index_dtype", "call_key", "remembered", "launch")
+"""Names of the functions; no other global of a module may have them."""

@@ -1,0 +1,97 @@
+"""How row kernels and products of quantised operands are planned for a Hopper GPU."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from bench.reductions_cells import Cell
+from eqfuse import compiler
+from eqfuse.compiler import Compiled
+from eqfuse.extract.choose import Candidate, shape_of, with_outputs
+from eqfuse.extract.footprint import bytes_read_again, shared_bytes
+from eqfuse.extract.plans import KernelConfig
+from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import program_dtypes
+
+H200 = compiler.device_named("h200")
+
+
+@cache
+def _compiled(program: str, label: str) -> tuple[Compiled, dict[str, str]]:
+    cell = Cell(program, label)
+    derived = compiler.derive(cell.workload.text(cell.case), cell.case.constants, strict_casts=False)
+    shapes = {name: cell.workload.shape(name, cell.case) for name in cell.workload.tensors}
+    extents = bind(derived.program, shapes, scalars=cell.case.scalars)
+    dtypes = program_dtypes(derived.program)
+    return compiler.compile_for(derived, extents, dtypes, H200, None), with_outputs(derived.program, dtypes)
+
+
+def _candidate(program: str, label: str, schedule: str) -> Candidate:
+    compiled, _ = _compiled(program, label)
+    return next(c for c in compiled.candidates if c.plan.schedule == schedule)
+
+
+def _config(program: str, label: str, schedule: str) -> KernelConfig:
+    return _candidate(program, label, schedule).plan.configs[0]
+
+
+def test_a_cast_operand_is_stored_in_its_dtype_where_blocks_would_make_it_again() -> None:
+    compiled, _ = _compiled("quant_gemm", "Q6")
+    nest = compiled.chosen.nest
+    assert len(nest.kernels) == 2
+    assert {buffer.dtype for buffer in nest.buffers if not buffer.is_output} == {"f8e4m3", "acc"}
+    assert any(len(c.nest.kernels) == 1 for c in compiled.candidates)
+
+
+def test_rows_of_bytes_are_walked_twice_as_far_at_a_time() -> None:
+    compiled, _ = _compiled("quant_gemm", "Q6")
+    (depth,) = (b.size for b in compiled.chosen.plan.configs[1].blocks if b.axis == "k")
+    assert depth == 128
+
+
+def test_outputs_count_in_their_own_dtype() -> None:
+    _, dtypes = _compiled("rmsnorm_quant", "8192x8192")
+    assert (dtypes["x"], dtypes["q"], dtypes["m"]) == ("f16", "f8e4m3", "f16")
+
+
+@pytest.mark.parametrize("schedule, again", [("resident", 0), ("rolling", 2 * 128256)])
+def test_rows_that_are_not_kept_are_read_again(schedule: str, again: int) -> None:
+    compiled, dtypes = _compiled("softmax", "2048x128256")
+    nest = _candidate("softmax", "2048x128256", schedule).nest
+    shape = shape_of(nest, compiled.extents, dtypes, 1)
+    assert bytes_read_again(nest.kernels[0], shape) == again
+
+
+def test_what_a_unit_reads_again_has_the_cache_for_itself() -> None:
+    config = _config("softmax", "2048x128256", "rolling")
+    assert [b.size for b in config.blocks if b.axis == "c"] == [16384]
+
+
+def test_a_row_that_fills_a_unit_is_walked_where_its_second_read_is_cached() -> None:
+    compiled, _ = _compiled("softmax", "4096x32768")
+    assert compiled.chosen.plan.schedule == "rolling"
+    compiled, _ = _compiled("softmax", "8192x8192")
+    assert compiled.chosen.plan.schedule == "resident"
+
+
+def test_loads_that_are_no_vectors_are_not_staged() -> None:
+    assert _config("inertia", "I4", "rolling").stages == 1  # three floats a particle
+    assert _config("l2norm", "256x131072", "rolling").stages == 3
+
+
+def test_few_rows_are_not_split_into_more_shards_than_run_at_once() -> None:
+    compiled, _ = _compiled("l2norm", "32x131072")
+    assert (compiled.chosen.plan.schedule, compiled.chosen.plan.shards) == ("split_k", 8)
+
+
+def test_what_a_loop_loads_to_make_an_operand_takes_shared_memory() -> None:
+    compiled, dtypes = _compiled("mla", "L6")
+    candidate = next(c for c in compiled.candidates if len(c.nest.kernels) == 4)  # scores stored, then split
+    shape = shape_of(candidate.nest, compiled.extents, dtypes, candidate.plan.shards)
+    blocks = {"b": 1, "h": 64, "j": 64, "e": 512}
+    # The latent tile and two tiles of float32 scores; compiled, three stages needed 270592 bytes.
+    needed = [shared_bytes(candidate.nest.kernels[2], blocks, stages, shape) for stages in (2, 3)]
+    assert needed == [stages * (64 * 512 * 2 + 2 * 64 * 64 * 4) for stages in (2, 3)]
+    assert needed[0] <= H200.shared < needed[1]
