@@ -6,10 +6,10 @@ Shared by the machine that emits kernels and by the one that runs them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-import torch
-
+from bench.cells import Cell as AnyCell
 from bench.workloads import WORKLOADS, Case, Workload
 
 LENGTHS = (8192, 2048, 512, 32768)
@@ -32,7 +32,7 @@ HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(AnyCell):
     """One operator at one length and batch, in float16."""
 
     operator: str
@@ -106,13 +106,8 @@ class Cell:
         keys = sizes["b"] * sizes["k"] * sizes["j"]
         return HALF_BYTES * (queries + keys) * (sizes["d"] + sizes["e"])
 
-    def floor(self, bytes_per_second: float, flops_per_second: float) -> float:
-        """Seconds that no kernel can be faster than, at these rates."""
-        return max(self.bytes / bytes_per_second, self.flops / flops_per_second)
-
-    def draw(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        """Fresh random inputs, on the generator's device."""
-        return self.workload.drawn(self.case, generator)
+    def entry(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def grid(only: str | None = None, lengths: Sequence[int] = LENGTHS) -> list[Cell]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from triton.testing import do_bench, do_bench_cudagraph
 
+from bench.measure import as_tuple, worst_error
 from bench.workloads import WORKLOADS, Case, Workload
 
 TOLERANCE = {"f16": 2e-3, "bf16": 2e-2, "f8e4m3": 5e-2, "f32": 2e-6}
@@ -43,15 +44,6 @@ def milliseconds(run: Callable[[], Any]) -> float:
         return float(do_bench(run, warmup=10, rep=30, return_mode="median"))
 
 
-def error(found: tuple[torch.Tensor, ...], exact: tuple[torch.Tensor, ...]) -> float:
-    """The worst relative rms error of the outputs."""
-    worst = 0.0
-    for a, b in zip(found, exact, strict=True):
-        difference = (a.double() - b.double()).square().mean().sqrt()
-        worst = max(worst, float(difference / b.double().square().mean().sqrt().clamp_min(1e-30)))
-    return worst
-
-
 def measure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """One row: errors of fused and unfused, times of both."""
     workload: Workload = WORKLOADS[entry["workload"]]
@@ -62,14 +54,13 @@ def measure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     def fused() -> Any:
         return function(**inputs, **case.scalars, sizes=entry["sizes"])
 
-    made = fused()
-    found = made if isinstance(made, tuple) else (made,)
+    found = as_tuple(fused())
     row = {k: entry[k] for k in ("workload", "case", "schedule", "kernels", "predicted_ms")}
     exact = workload.run_exact(case, inputs)
-    row["error"] = error(found, exact)
+    row["error"] = worst_error(found, exact)
     del exact
     unfused = workload.run_eager(case, inputs)
-    row["unfused_error"] = error(unfused, workload.run_exact(case, inputs))
+    row["unfused_error"] = worst_error(unfused, workload.run_exact(case, inputs))
     torch.cuda.empty_cache()
     dtype = next((o.dtype for o in found if o.is_floating_point()), torch.float32)
     floor = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "f8e4m3"}.get(dtype, "f32")

@@ -5,10 +5,9 @@ Every peer takes the inputs of a cell by name and gives its output, in the cell'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from bench.attention_cells import HALF_BYTES, Cell
-
-Inputs = Mapping[str, torch.Tensor]
-Run = Callable[[Inputs], torch.Tensor]
+from bench.cells import Inputs, Peer, Run
+from bench.running import compiled_for_one_shape
+from bench.workloads import Outputs
 
 SCORES_LIMIT = 6e9
 """Bytes of a half-precision score matrix above which the plain expression is not run: it keeps several."""
@@ -34,15 +33,6 @@ COMPILERS = ("flex", "inductor")
 """Compiled FlexAttention, and torch.compile of the plain expression."""
 
 
-@dataclass(frozen=True)
-class Peer:
-    """`make` gives the function to run, for tensors like those given; compilers compile at its first call."""
-
-    name: str
-    kind: Literal["library", "compiler"]
-    make: Callable[[Inputs], Run]
-
-
 def of(cell: Cell) -> list[Peer]:
     """The peers that can compute a cell."""
     peers = [Peer(name, "library", partial(_library, cell, name)) for name in BACKENDS if cell.is_plain]
@@ -56,13 +46,6 @@ def score_bytes(cell: Cell) -> int:
     """Bytes of the scores of all pairs, in half precision."""
     sizes = cell.case.sizes
     return HALF_BYTES * sizes["b"] * sizes["h"] * sizes["i"] * sizes["j"]
-
-
-def pattern_matches() -> int:
-    """How many expressions Inductor has replaced by scaled_dot_product_attention so far."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["inductor"]["fuse_attention"])
 
 
 def sdpa(cell: Cell) -> Run:
@@ -101,7 +84,7 @@ def _sdpa(cell: Cell, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torc
 def _library(cell: Cell, backend: str, inputs: Inputs) -> Run:
     run = sdpa(cell)
 
-    def chosen(inputs: Inputs) -> torch.Tensor:
+    def chosen(inputs: Inputs) -> Outputs:
         with sdpa_kernel(BACKENDS[backend]):
             return run(inputs)
 
@@ -127,7 +110,7 @@ def _flex(cell: Cell, inputs: Inputs) -> Run:
     if cell.is_causal:
         device = str(inputs["Q"].device)
         mask = create_block_mask(visible, None, None, cell.length, cell.length, device=device)
-    compiled = _compiled(flex_attention)
+    compiled = compiled_for_one_shape(flex_attention)
     modified = score if cap is not None or slope is not None else None
 
     def run(inputs: Inputs) -> torch.Tensor:
@@ -141,7 +124,7 @@ def _flex(cell: Cell, inputs: Inputs) -> Run:
 
 
 def _inductor(cell: Cell, inputs: Inputs) -> Run:
-    compiled = _compiled(_plain)
+    compiled = compiled_for_one_shape(_plain)
     scale, group = _scale(cell), _group(cell)
 
     def run(inputs: Inputs) -> torch.Tensor:
@@ -152,15 +135,6 @@ def _inductor(cell: Cell, inputs: Inputs) -> Run:
         return _shaped(cell, out)
 
     return run
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For one shape; every cell of a process compiles the same functions anew. Without Inductor's caches,
-    which do not say whether a pattern was matched."""
-    torch._dynamo.config.recompile_limit = 256
-    torch.compiler.config.force_disable_caches = True
-    compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
-    return compiled
 
 
 def _plain(

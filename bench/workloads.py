@@ -67,7 +67,8 @@ class Case:
 class Workload:
     """A program with its inputs and its unfused form.
 
-    `eager` takes tensors, scalars and constants by name and returns the outputs in program order.
+    `eager` takes tensors, scalars and constants by name and returns the outputs in program order. `refused` are the
+    schedules that need a merge which the program has not.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Workload:
     tensors: Mapping[str, TensorSpec]
     eager: Callable[..., Outputs]
     cases: Mapping[str, Case] = field(repr=False)
+    refused: tuple[str, ...] = ()
 
     @property
     def paper_cases(self) -> tuple[Case, ...]:
@@ -162,6 +164,7 @@ def _add(
     scalars: Callable[[Mapping[str, int]], Mapping[str, Number]] = lambda sizes: {},
     constants: Callable[[Mapping[str, int]], Mapping[str, Number]] = lambda sizes: {},
     dtype: str = "f16",
+    refused: tuple[str, ...] = (),
 ) -> None:
     """Enter a workload; `dtype` is that of the papers' cases (`small`, `cpu` and `long` are float32)."""
 
@@ -171,7 +174,7 @@ def _add(
 
     specs = {tensor: TensorSpec.parse(text) for tensor, text in tensors.items()}
     entries = {label: case(label, sizes) for label, sizes in cases.items()}
-    WORKLOADS[name] = Workload(name, family, _program(source), specs, run, entries)
+    WORKLOADS[name] = Workload(name, family, _program(source), specs, run, entries, refused)
 
 
 def select(pattern: str | None) -> list[Workload]:
@@ -758,4 +761,37 @@ _add(
         "b1": _layer(1, 4096, 14336),
         "b16": _layer(16, 4096, 14336),
     },
+)
+
+# --- routing to experts ----------------------------------------------------------------------------
+
+
+def _experts(t: int, d: int, e: int, k: int) -> dict[str, int]:
+    """Tokens, hidden features, experts, and how many of them a token goes to."""
+    return {"t": t, "d": d, "e": e, "k": k}
+
+
+_add(
+    "moe_routing",
+    "redfuser",
+    """
+    k: axis[K]
+    L[t,e] = sum[d](x[t,d] * W[e,d])
+    P[t,e] = exp(L[t,e] - max[e](L[t,e])) / sum[e](exp(L[t,e] - max[e](L[t,e])))
+    w[t,k], E[t,k] = topk[e,k](P[t,e])
+    G[t,k] = w[t,k] / sum[k](w[t,k])
+    return G, E
+    """,
+    {"x": "T[t, d]", "W": "T[e, d] ~ weight"},
+    eager.moe_routing,
+    {"small": _experts(5, 19, 7, 3), "cpu": _experts(512, 768, 64, 6)}
+    | {
+        name: _experts(row["tokens"], row["hidden"], row["experts"], row["topk"])
+        for name, row in _redfuser("redfuser_moe_routing").items()
+    },
+    constants=lambda sizes: {"K": sizes["k"]},
+    refused=(
+        "rolling",
+        "split_k",
+    ),  # a rank is chosen among what the ranks before have left of the whole axis
 )
