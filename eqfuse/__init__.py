@@ -12,7 +12,12 @@ from typing import Any
 
 from eqfuse import compiler
 from eqfuse.errors import EqfuseError
+from eqfuse.extend.reductions import reduction
+from eqfuse.extend.rules import rule, rules
+from eqfuse.extend.shipped import register_shipped
 from eqfuse.kernel import Kernel
+from eqfuse.rules.derivation import Derivation
+from eqfuse.rules.scope import Rule
 from eqfuse.terms.interpreter import reference as _reference
 from eqfuse.terms.parser import parse
 from eqfuse.verify.bound import REQUESTED
@@ -55,9 +60,10 @@ def compile(
     return Kernel(derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}), bound)
 
 
-def reference(source: str) -> Callable[..., Any]:
-    """The unfused program in float64: a function of tensors, scalars and `sizes` by name, giving numpy arrays."""
-    program = parse(source)
+def reference(source: str, *, scalars: Mapping[str, float] | None = None) -> Callable[..., Any]:
+    """The unfused program in float64: a function of tensors, scalars and `sizes` by name, giving numpy arrays.
+    `scalars` are constants known now, as in `compile`."""
+    program = parse(source, scalars=scalars)
     names = {tensor.name for tensor in program.tensors}
 
     def run(*, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
@@ -68,4 +74,18 @@ def reference(source: str) -> Callable[..., Any]:
     return run
 
 
-__all__ = ["Certificate", "EqfuseError", "Kernel", "compile", "equivalent", "reference"]
+register_shipped()
+
+__all__ = [
+    "Certificate",
+    "Derivation",
+    "EqfuseError",
+    "Kernel",
+    "Rule",
+    "compile",
+    "equivalent",
+    "reduction",
+    "reference",
+    "rule",
+    "rules",
+]

@@ -19,6 +19,7 @@ from eqfuse.extract.plans import SCHEDULES
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
+from eqfuse.terms.registry import REGISTERED
 from eqfuse.terms.types import program_dtypes
 from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.note import float_note
@@ -74,6 +75,18 @@ def _parser() -> argparse.ArgumentParser:
     emit.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
     emit.add_argument("--output", type=Path, metavar="FILE.py", help="write the source there")
 
+    explain = add(
+        "explain", _explain, "print how the kernel of a program was derived, every step of it a rule"
+    )
+    _add_program(explain)
+    explain.add_argument("--format", default="text", help="text (default), latex, html or json")
+    explain.add_argument(
+        "--detail", default="short", help="short (default) or full: every step and condition"
+    )
+    explain.add_argument("--target", default="auto", help="auto (default: the CPU), or a target of emit")
+    explain.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
+    explain.add_argument("--output", type=Path, metavar="FILE", help="write it there")
+
     verify = add("verify", _verify, "verify the kernel of a program, or that two programs are equivalent")
     _add_program(verify)
     verify.add_argument("--against", metavar="OTHER", help="a second program, compared with the first")
@@ -86,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "name",
         metavar="NAME",
-        help="workloads, compile, emit, verify, errors, fuzz, mutants, attention or cpu",
+        help="workloads, compile, emit, explain, verify, errors, fuzz, mutants, attention, reductions or cpu",
     )
     bench.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
     bench.add_argument("--small", action="store_true", help="only the small sizes")
@@ -98,11 +111,23 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--seed", type=int, default=0, help="fuzz: of the programs")
 
     bench.add_argument(
-        "--measured", type=Path, metavar="FILE.json", help="attention: what bench.attention wrote on a GPU"
+        "--measured",
+        type=Path,
+        metavar="FILE.json",
+        help="attention, reductions: what bench.NAME wrote on a GPU",
     )
 
     add("doctor", _doctor, "versions, devices, and what works here")
-    add("rules", _rules, "the rewrite rules: name, left side, right side, condition, reason")
+    rules = add("rules", _rules, "the rewrite rules, and with a program how often each of them matched")
+    rules.add_argument("file", metavar="FILE", nargs="?", help="a program, or - for standard input")
+    rules.add_argument(
+        "--constant",
+        action="append",
+        default=[],
+        metavar="NAME=X",
+        help="value of a scalar that is known now",
+    )
+    add("reductions", _reductions, "the registered reductions: what each gives, and why")
     return parser
 
 
@@ -163,6 +188,21 @@ def _emit(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _explain(options: argparse.Namespace, console: Console) -> int:
+    from eqfuse.explain.explanation import coloured
+
+    constants = _numbers(options.constant, "--constant")
+    kernel = eq.compile(_read(options.file), scalars=constants, target=options.target, prefer=options.prefer)
+    if options.output:
+        options.output.write_text(kernel.explain(options.format, options.detail), encoding="utf-8")
+        console.print(f"written to {options.output}", markup=False)
+    elif options.format == "text":
+        console.print(coloured(kernel, options.detail), soft_wrap=True)
+    else:
+        print(kernel.explain(options.format, options.detail))
+    return 0
+
+
 def _verify(options: argparse.Namespace, console: Console) -> int:
     source, constants = _read(options.file), _numbers(options.constant, "--constant")
     chosen: dict[str, Any] = {"scalars": constants, "trials": options.trials, "bound": options.bound}
@@ -207,16 +247,38 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
 
 def _rules(options: argparse.Namespace, console: Console) -> int:
     from eqfuse.rules.catalogue import MERGE, PREPARE
+    from eqfuse.rules.catalogue import SCHEDULES as WALKS
     from eqfuse.rules.rule import Rewrite
 
-    for ruleset in dict.fromkeys(PREPARE + MERGE):
+    counts: Mapping[str, int] | None = None
+    if options.file is not None:
+        constants = _numbers(options.constant, "--constant")
+        counts = eq.compile(_read(options.file), scalars=constants, verify=False).rule_counts
+    for ruleset in dict.fromkeys((*PREPARE, *MERGE, WALKS)):
         table = Table(title=ruleset.name, title_justify="left", show_edge=False)
         for heading in ("rule", "says", "where", "why"):
             table.add_column(heading, overflow="fold")
+        if counts is not None:
+            table.add_column("matches", justify="right")
         for rule in ruleset.rules:
             says = f"{rule.left} = {rule.right}" if isinstance(rule, Rewrite) else rule.fact
-            table.add_row(*map(_plain, (rule.name, says, ", ".join(rule.when), rule.why)))
+            row = [rule.name, says, ", ".join(rule.when), rule.why]
+            if counts is not None:
+                row.append(str(counts.get(rule.name, 0)))
+            table.add_row(*map(_plain, row))
         console.print(table)
+    return 0
+
+
+def _reductions(options: argparse.Namespace, console: Console) -> int:
+    table = Table(show_edge=False)
+    for heading in ("reduction", "gives", "why"):
+        table.add_column(heading, overflow="fold")
+    for each in REGISTERED.values():
+        axes = "j, k" if each.ranks is not None else "j"
+        says = f"{each.name}[{axes}]({', '.join(each.args)})"
+        table.add_row(*map(_plain, (says, ", ".join(each.results), each.why)))
+    console.print(table)
     return 0
 
 

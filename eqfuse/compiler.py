@@ -17,20 +17,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.extend.laws import keeps_infinities
+from eqfuse.extend.reductions import assumptions
+from eqfuse.extend.rules import taken_on_trust
 from eqfuse.extract.choose import Candidate, Search, pick
 from eqfuse.extract.configure import TENSOR_CORE_MIN, tiny
 from eqfuse.extract.devices import DEVICES, Device
-from eqfuse.extract.plans import KernelConfig, KernelPlan, Schedule
+from eqfuse.extract.plans import KernelConfig, KernelPlan, Plan, Schedule
 from eqfuse.extract.structure import KernelShape, Partition
 from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Loop, Nest
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.loops.walk import statements
+from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.derive import axis_order, derive_group, prepare
 from eqfuse.rules.merge import Group
+from eqfuse.rules.proof import Origin
 from eqfuse.rules.saturate import Report
+from eqfuse.rules.scope import SHIPPED_ALONE, Scope, current
+from eqfuse.rules.trace import claims, trace
+from eqfuse.terms.folds import folds_in
 from eqfuse.terms.inline import check_written_size
-from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import Output, Program, Reduce
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
@@ -77,9 +84,11 @@ class Derived:
     outputs: tuple[Output, ...]
     report: Report
     timings: Timings
+    scope: Scope = SHIPPED_ALONE
     groups: dict[tuple[str, tuple[Reduce, ...], str], Group] = field(default_factory=dict)
     schedules: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
+    derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
 
     def search(self, dtypes: Mapping[str, str], device: Device) -> Search:
         """The search for a plan, with the loop-nest terms and nests of earlier shapes."""
@@ -89,7 +98,7 @@ class Derived:
         """The group of these reductions, derived at the first request."""
         key = (axis, reduces, suffix)
         if key not in self.groups:
-            with self.timings.stage("derive"):
+            with self.timings.stage("derive"), self.scope.entered():
                 order = axis_order(replace(self.program, outputs=self.outputs))
                 group, report = derive_group(axis, reduces, order, self.program.strict_casts, suffix)
             self.report.add(report)
@@ -119,12 +128,13 @@ def derive(source: str, scalars: Mapping[str, float] | None, strict_casts: bool)
     with timings.stage("derive"):
         outputs, report = prepare(program)
     _debug("prepared", lambda: show_program(replace(program, outputs=outputs)))
-    return Derived(program, outputs, report, timings)
+    return Derived(program, outputs, report, timings, current())
 
 
 def nominal_extents(program: Program) -> dict[str, int]:
     """Extents to plan with before any tensor is seen."""
-    return dict.fromkeys((*axes_of(program.outputs), *program.domains.values()), NOMINAL_EXTENT)
+    axes = dict.fromkeys((*axes_of(program.outputs), *program.domains.values()), NOMINAL_EXTENT)
+    return axes | dict(program.lengths)
 
 
 def compile_for(
@@ -170,7 +180,8 @@ def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
     with derived.timings.stage("emit"):
         nest = compiled.chosen.nest
         shards = {axis: plan.shards for axis, _ in nest.shards}
-        return emit(compiled.tile, program, compiled.dtypes, plan.configs, name=name, sizes=shards)
+        sizes = {**shards, **program.lengths}
+        return emit(compiled.tile, program, compiled.dtypes, plan.configs, name=name, sizes=sizes)
 
 
 def verify(
@@ -196,9 +207,18 @@ def verify(
             *loop_stages(program, nest, extents),
             *tile_stages(program, verified_tiles(nest, program, dtypes, device), extents),
         ]
+        exprs = [output.expr for output in program.outputs]
         certificate = check_stages(
-            program, stages, trials=trials, dtypes=dtypes, scalars=scalars, bound=bound
+            program,
+            stages,
+            trials=trials,
+            dtypes=dtypes,
+            scalars=scalars,
+            special=all(map(keeps_infinities, folds_in(*exprs))),
+            bound=bound,
         )
+        trusted = taken_on_trust(derived.scope, derived.report.matches)
+        certificate = replace(certificate, unverified=assumptions(exprs) + trusted)
     if not certificate.ok:
         raise VerificationError(
             f"the fused program was not verified: {certificate.reason}",
@@ -207,14 +227,22 @@ def verify(
     return certificate
 
 
+def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> Derivation:
+    """The derivation of a plan. The saturations are run again, recorded."""
+    program = derived.program
+    if plan.kernels not in derived.derivations:
+        origin = Origin(program.source, scalars, program.strict_casts)
+        with derived.timings.stage("explain"), derived.scope.entered():
+            proof, classes = trace(program, derived.outputs, derived.groups, plan, origin)
+        derived.derivations[plan.kernels] = Derivation(
+            proof, claims(plan, program.strict_casts), classes, derived.scope
+        )
+    return derived.derivations[plan.kernels]
+
+
 def term_stage(program: Program, outputs: tuple[Output, ...], extents: Mapping[str, int]) -> Stage:
     """Outputs that say the same as the program's, run as written."""
-    prepared = replace(program, outputs=outputs)
-    return Stage(
-        "prepared",
-        lambda i, d: evaluate(prepared, i.tensors, i.scalars, i.extents, d, batch=i.trials),
-        extents,
-    )
+    return Stage.of_program("prepared", replace(program, outputs=outputs), extents)
 
 
 def loop_stages(program: Program, nest: Nest, extents: Mapping[str, int]) -> list[Stage]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ import torch
 from eqfuse import compiler
 from eqfuse.compiler import Compiled, Derived
 from eqfuse.errors import BindError, EqfuseError, locate
+from eqfuse.extend.streaming import Streamer, StreamState, stream_of
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import Plan
 from eqfuse.loops.printer import show as show_nest
-from eqfuse.rules.printer import MergeText, why_not
+from eqfuse.rules.derivation import Derivation
+from eqfuse.rules.printer import MergeText
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.sizes import bind
-from eqfuse.terms.types import check_dtypes, program_dtypes
+from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
 from eqfuse.tile.cpu import CpuProgram
 from eqfuse.tile.launch import TritonProgram
 from eqfuse.tile.printer import show as show_tiles
@@ -86,6 +89,66 @@ class Kernel:
         made = [results[output.name] for output in program.outputs]
         ordered: tuple[Any, ...] = tuple(map(_to_numpy, made)) if was_numpy else tuple(made)
         return ordered[0] if len(ordered) == 1 else ordered
+
+    # -- streaming ---------------------------------------------------------------------------------
+
+    @cached_property
+    def stream(self) -> Streamer:
+        """The derived merge as three programs: `stream.stream.update`, `.combine` and `.finish` are their texts.
+
+        Raises EqfuseError where the program has no fused merge over one axis that its outputs do not have.
+        """
+        program = self.derived.program
+        found = stream_of(program, self.plan.kernels, self.why_not)
+
+        def compiled(text: str) -> Kernel:
+            with self.derived.scope.entered():
+                derived = compiler.derive(text, None, program.strict_casts)
+            return Kernel(derived, self.device, self.auto, None, self.verify, self.trials, {}, self.bound)
+
+        def extents(
+            values: Mapping[str, Any], sizes: Mapping[str, int] | None
+        ) -> tuple[Mapping[str, int], torch.device, bool]:
+            tensors, scalars, was_numpy = self._sorted(values)
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            place = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+            return bind(program, shapes, sizes, scalars), place, was_numpy
+
+        return Streamer(found, compiled, extents)
+
+    def init(self, start: int = 0, total: int | None = None) -> StreamState:
+        """A stream that has seen nothing, the first position of which is `start`. `total` is the extent of the whole
+        axis, which programs that read it (`j <= i + N(j) - N(i)`) need before its end."""
+        return self.stream.init(start, total)
+
+    def update(
+        self, state: StreamState, *, sizes: Mapping[str, int] | None = None, **chunk: Any
+    ) -> StreamState:
+        """The state once it has also seen a chunk: the program's tensors, of any number of positions of the
+        streamed axis. `state` itself stays as it is."""
+        return self.stream.update(state, chunk, sizes)
+
+    def combine(self, left: StreamState, right: StreamState) -> StreamState:
+        """The state of two adjacent parts of the axis, seen apart. Raises EqfuseError where the program reads
+        positions and the parts are not adjacent."""
+        return self.stream.combine(left, right)
+
+    def finish(self, state: StreamState, **values: Any) -> Any:
+        """The outputs for what a stream has seen, as a call on all of it gives them; `values` are the tensors
+        and scalars that the program reads after its reductions. The state may be updated further."""
+        program = self.derived.program
+        made = dict(zip(self.stream.stream.outputs, self.stream.finish(state, values), strict=True))
+        ordered = [made[output.name] for output in program.outputs]
+        kinds = {name: dtype for dtype, name in TORCH_DTYPES.items()}
+        dtypes = program_dtypes(program) | {n: TORCH_DTYPES[dtype] for n, dtype in state.dtypes.items()}
+        typed = [
+            value.to(kinds[output.dtype or result_dtype(output.expr, dtypes)])
+            if value.is_floating_point()
+            else value
+            for output, value in zip(program.outputs, ordered, strict=True)
+        ]
+        results: tuple[Any, ...] = tuple(map(_to_numpy, typed)) if state.numpy else tuple(typed)
+        return results[0] if len(results) == 1 else results
 
     def _bound(
         self, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any], sizes: Mapping[str, int] | None
@@ -284,6 +347,21 @@ class Kernel:
         return self._certify(self.compiled)
 
     @property
+    def derivation(self) -> Derivation:
+        """How the kernel follows from the program, step by step; recorded at the first request."""
+        return compiler.derivation(self.derived, self.plan, self.scalars)
+
+    @property
+    def rule_counts(self) -> Mapping[str, int]:
+        """How often each rule has matched so far, shipped or added, most often first; rules that never did are absent."""
+        matches = self.derived.report.matches
+        return {
+            name: matches[name]
+            for name in sorted(matches, key=lambda name: (-matches[name], name))
+            if matches[name]
+        }
+
+    @property
     def stats(self) -> Mapping[str, Any]:
         """enodes, rounds, saturated, rule matches, and milliseconds per stage so far."""
         report = self.derived.report
@@ -295,9 +373,24 @@ class Kernel:
             "ms": dict(self.derived.timings.ms),
         }
 
+    def explain(self, format: str = "text", detail: str = "short") -> str:
+        """The derivation, why anything is not fused, and why this plan: as "text", "latex", one "html" page, or
+        the derivation alone as "json". `detail="full"` has every step and why each condition holds.
+
+        Raises EqfuseError for an unknown format or detail.
+        """
+        from eqfuse.explain.explanation import explain  # templates are for those who ask
+
+        with self.derived.scope.entered():
+            return explain(self, format, detail)
+
     def why_not(self) -> tuple[str, ...]:
-        """Why a reduction could not be fused: one sentence per obstacle; empty where everything is."""
-        return why_not(self.merge.groups)
+        """Why reductions could not be fused: for each the factor or condition in the way, its place in the source and
+        the rule that would have helped; empty where everything is."""
+        from eqfuse.explain.explanation import why_not
+
+        with self.derived.scope.entered():
+            return tuple(map(str, why_not(self)))
 
     def __repr__(self) -> str:
         return f"<eqfuse.Kernel {self.name}: {self.plan.schedule} on {self.compiled.device.name}>"
