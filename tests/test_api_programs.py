@@ -160,8 +160,19 @@ def test_strict_casts_keep_what_is_rounded() -> None:
     source = "y[i,e] = sum[j](f16(exp(x[i,j] - max[j](x[i,j]))) * v[j,e])"
     v = normal(83, 4)
     with pytest.raises(ScheduleError, match="no rolling plan"):
-        eq.compile(source, prefer="rolling", strict_casts=True)
+        eq.compile(source, prefer="rolling", strict_casts=True)(x=x, v=v)
     exact = eq.reference(source)(x=x, v=v)
     for strict, prefer in ((True, "multi_pass"), (True, "resident"), (False, "rolling")):
         found = eq.compile(source, prefer=prefer, strict_casts=strict)(x=x, v=v)
         assert np.allclose(found, exact, rtol=1e-5 if strict else 5e-3, atol=1e-5 if strict else 5e-3)
+
+
+@pytest.mark.parametrize("columns", [5, 160], ids=["in one kernel", "stored between two"])
+def test_strict_casts_are_those_that_are_written(columns: int) -> None:
+    """Not the ones of the numerics policy: half-precision operands and outputs are verified all the same."""
+    source = "y[i,e] = sum[j](f16(exp(x[i,j] - max[j](x[i,j]))) * v[j,e]) / sum[j](f32(x[i,j] * x[i,j]))"
+    halves = {"x": x.half(), "v": normal(83, columns).half()}
+    kernel = eq.compile(source, strict_casts=True)
+    found = kernel(**halves)
+    assert kernel.certificate.ok
+    assert np.allclose(found, eq.reference(source)(**halves), rtol=2e-3, atol=2e-3)

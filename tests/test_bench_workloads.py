@@ -84,7 +84,9 @@ def test_the_chosen_plan_computes_what_the_source_says(workload: Workload) -> No
     inputs = workload.inputs(case)
     kernel = eq.compile(workload.text(case), scalars=case.constants, verify=False)
     fused = as_tuple(kernel(**workload.arguments(case, inputs)))
-    reference = as_tuple(eq.reference(workload.exact_source, scalars=case.constants)(**inputs, **case.scalars))
+    reference = as_tuple(
+        eq.reference(workload.exact_source, scalars=case.constants)(**inputs, **case.scalars)
+    )
     unfused = workload.run_eager(case, inputs)
     assert worst_error(fused, reference) <= max(2 * worst_error(unfused, reference), rounding(unfused))
 

@@ -73,7 +73,7 @@ class KernelConfig:
     stages: int = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k."""
 
@@ -83,3 +83,9 @@ class Plan:
     configs: tuple[KernelConfig, ...] = ()
     shards: int = 1
     reason: str = ""
+
+    def __repr__(self) -> str:
+        kernels = f"{len(self.kernels)} kernel{'s' if len(self.kernels) > 1 else ''}"
+        shards = f", {self.shards} shards" if self.shards > 1 else ""
+        cost = f", {1e3 * self.cost.seconds:.3g} ms" if self.cost else ""
+        return f"<Plan {self.schedule}: {kernels}{shards}{cost}{', ' + self.reason if self.reason else ''}>"

@@ -145,7 +145,7 @@ class Partition:
             for factor in product_factors(reduce.body) if reduce.op == "sum" else ():
                 match factor:
                     case Call(dtype, (Call() as made,)) if (
-                        dtype in CASTS and self._blocks(output, factor) > 1
+                        dtype in CASTS and self._blocks(output, factor) > 1 and not self._expands(factor)
                     ):
                         inside = [r for r in reductions(made) if r in tops and self._blocks(output, r) > 1]
                         shared.update(inside)
@@ -155,6 +155,14 @@ class Partition:
                                 name = f"stored{len(stored) + 1}"
                                 stored[expr] = Output(name, free, expr, dtype if expr is factor else None)
         return shared
+
+    def _expands(self, expr: Expr) -> bool:
+        """Whether an expression has more positions than each tensor that it reads (as an outer product has)."""
+        loads = [node for node in walk(expr) if isinstance(node, Load)]
+        return self._positions(expr) > max((self._positions(load) for load in loads), default=0)
+
+    def _positions(self, expr: Expr) -> int:
+        return math.prod(self.extents.get(axis, 1) for axis in free_axes(expr))
 
     def _blocks(self, output: Output, expr: Expr) -> int:
         """Blocks of an output that compute the same positions of an expression."""

@@ -27,6 +27,9 @@ class Domain(Protocol):
     def call(self, fn: str, args: Sequence[Any]) -> Any:
         """An elementwise function of `nodes.ARITY` from reals to reals, casts included."""
 
+    def rounded(self, dtype: str, value: Any) -> Any:
+        """What a kernel of this dtype keeps of a value, where the program has no cast."""
+
     def compare(self, fn: str, left: Any, right: Any) -> np.ndarray:
         """A comparison of `nodes.COMPARISONS`: truth values."""
 

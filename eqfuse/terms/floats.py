@@ -104,6 +104,9 @@ class FloatDomain:
         with np.errstate(all="ignore"):
             return np.asarray(ELEMENTWISE[fn](*args), self.dtype)
 
+    def rounded(self, dtype: str, value: Any) -> Array:
+        return self.call(dtype, [value])
+
     def compare(self, fn: str, left: Any, right: Any) -> Array:
         with np.errstate(all="ignore"):
             return np.asarray(COMPARE[fn](left, right))

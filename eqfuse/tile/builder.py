@@ -193,8 +193,9 @@ class Builder:
             return self.emit(Fill(op.number), dims, value.dtype, "fill")
         return self.emit(Align(value), dims, value.dtype, value.name)
 
-    def cast(self, value: Value, dtype: str, hint: str = "") -> Value:
-        if value.dtype == dtype:
+    def cast(self, value: Value, dtype: str, hint: str = "", *, written: bool = False) -> Value:
+        """The value in a dtype; `written` where the program says so, and not the numerics policy."""
+        if value.dtype == dtype and not written:
             return value
         op = self.ops.get(value.name)
         if isinstance(op, Constant) and (dtype not in INTEGERS or value.dtype in INTEGERS):
@@ -203,7 +204,7 @@ class Builder:
             return self.constant(identity("min" if op.number > 0 else "max", dtype), dtype)
         if isinstance(op, Constant) and float(op.number).is_integer():
             return self.constant(int(op.number), dtype)
-        return self.emit(Cast(value), value.dims, dtype, hint or f"{value.name}_{dtype}")
+        return self.emit(Cast(value, written), value.dims, dtype, hint or f"{value.name}_{dtype}")
 
     def truth(self, value: Value) -> Value:
         """A condition as it is; a number as whether it is not 0."""

@@ -121,7 +121,8 @@ class Expressions:
         build = self._build
         match fn, args:
             case _ if fn in CASTS:
-                return self._zeros_as(build.cast(self.value(args[0]), fn, hint), self.value(args[0]))
+                value = self.value(args[0])
+                return self._zeros_as(build.cast(value, fn, hint, written=True), value)
             case "where", (condition, left, right):
                 truth = self.value(condition)
                 with self._under((*self._guards, *_conjuncts(condition, True))):

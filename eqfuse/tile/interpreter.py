@@ -21,7 +21,7 @@ from eqfuse.terms.domain import Domain
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.interpreter import Value as Dimensioned
 from eqfuse.terms.interpreter import fold_states
-from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL, Program
+from eqfuse.terms.nodes import COMPARISONS, LOGICAL, Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import (
@@ -250,8 +250,8 @@ class _Instances:
                 return self._positions(axis, rank) < self._aligned(stop, value.dims)
             case Align(operand):
                 return self._aligned(operand, value.dims)
-            case Cast(operand):
-                return self._converted(operand, value.dtype)
+            case Cast(operand, written):
+                return self._converted(operand, value.dtype, written)
             case Elementwise(fn, args):
                 return self._elementwise(value, fn, args)
             case LoadTile():
@@ -303,20 +303,20 @@ class _Instances:
         shape = (*old[:2], *(next(tile) if d in value.dims else 1 for d in dims))
         return array.reshape(shape) if value.dtype in INTEGERS else self.domain.reshape(array, shape)
 
-    def _converted(self, value: Value, dtype: str) -> Any:
-        """The value in another dtype; rounded where that is narrower."""
+    def _converted(self, value: Value, dtype: str, written: bool = False) -> Any:
+        """The value in another dtype; rounded where that is narrower, or where the program has the cast."""
         array = self.values[value.name]
-        if dtype == value.dtype:
+        if dtype == value.dtype and not written:
             return array
         if dtype in INTEGERS:
             if value.dtype not in INTEGERS:
                 raise TileError(f"{value.name} in {self.kernel.name} is real and cannot become {dtype}")
             return array.astype(np.bool_ if dtype == "bool" else np.int64)
-        return self._rounded(self._real(array, value.dtype), value.dtype, dtype)
-
-    def _rounded(self, array: Any, before: str, dtype: str) -> Any:
-        narrower = dtype in NARROW or (dtype == "f32" and before == "f64")
-        return self.domain.call(dtype, [array]) if narrower and before != dtype else array
+        real = self._real(array, value.dtype)
+        if written:
+            return self.domain.call(dtype, [real])
+        narrower = dtype in NARROW or (dtype == "f32" and value.dtype == "f64")
+        return self.domain.rounded(dtype, real) if narrower else real
 
     def _real(self, array: Any, dtype: str) -> Any:
         return self.domain.lift(array) if dtype in INTEGERS else array
@@ -336,8 +336,6 @@ class _Instances:
         reals = [self._real(array, arg.dtype) for array, arg in zip(arrays, args, strict=True)]
         if fn in COMPARISONS:
             return self.domain.compare(fn, *reals)
-        if fn in CASTS:
-            return self._rounded(reals[0], args[0].dtype, fn)
         return self.domain.call(fn, reals)
 
     def _reduce(self, op: str, value: Value, axis: str) -> Any:

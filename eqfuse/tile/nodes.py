@@ -12,7 +12,7 @@
               | Fill(number)                       a tile of one number
               | Elementwise(fn, args)              operands have the result's dims, or none (scalars)
               | Align(value)                       permute and expand a value to the result's dims
-              | Cast(value)                        to the result's dtype
+              | Cast(value, written)               to the result's dtype; `written`: the program says so
               | LoadTile(tensor, index, mask, other)
               | ReduceTile(op, value, axis)        drops one dim
               | FoldTile(op, values, axis)         one state variable of a registered fold (`argmax.k`), from
@@ -128,6 +128,7 @@ class Align:
 @dataclass(frozen=True)
 class Cast:
     value: Value
+    written: bool = False
 
 
 @dataclass(frozen=True)
