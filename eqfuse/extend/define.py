@@ -32,6 +32,7 @@ class Words:
     why: str = ""
     unverified: str | None = None
     ranks: str = ""
+    order: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,42 @@ def _fold(words: Words, state: tuple[str, ...]) -> Fold:
     sides: dict[str, Expr] = {
         f"{name}{side}": Local(f"{name}{side}", ()) for side in (1, 2) for name in state
     }
+    order = _order(words, state) if words.order else ()
+    first = _comes_first(order)
+    chosen = ", ".join(f"where({first}, {name}1, {name}2)" for name in state)
     combine = tuple(
         _read(text, sides, axis=False, where="combine")
-        for text in _split(words.combine, "combine", len(state))
+        for text in _split(chosen if order else words.combine, "combine", len(state))
     )
-    return Fold(words.name, state, tuple(identity), combine, words.commutative)
+    return Fold(words.name, state, tuple(identity), combine, words.commutative, order)
+
+
+def _order(words: Words, state: tuple[str, ...]) -> tuple[tuple[str, bool], ...]:
+    """The keys of an order, and whether the greatest of each comes first."""
+    if words.combine:
+        raise EqfuseError(f"reduction {words.name!r} has an order and a combine", hint="give one of them")
+    parts = [part.strip() for part in words.order.split(",")]
+    keys = tuple((part.removeprefix("-").strip(), not part.startswith("-")) for part in parts)
+    if sorted(name for name, _ in keys) != sorted(state):
+        hint = f'name each state variable once, as order="{", ".join(state)}"; "-" puts the least first'
+        raise _error(words.order, words.order, f"order {words.order!r} is no order of the state", hint)
+    return keys
+
+
+def _comes_first(keys: Sequence[tuple[str, bool]]) -> str:
+    """Whether the left of two states comes first in an order, as text."""
+    text = ""
+    for name, greatest in reversed(keys):
+        left, right = f"{name}1", f"{name}2"
+        better = ">" if greatest else "<"
+        if text:
+            text = (
+                f"({left} {better} {right}) | (({left} == {right}) & ({text})) | "
+                f"(({left} != {left}) & (({right} == {right}) | ({text})))"
+            )
+        else:
+            text = f"{left} {better}= {right}"
+    return text
 
 
 def _variable(name: str, fold: Fold, place: int, lifts: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ def reduction(
     args: str = "x",
     commutative: bool = False,
     ranks: str = "",
+    order: str = "",
     why: str = "",
     unverified: str | None = None,
 ) -> Reduction:
@@ -37,7 +38,11 @@ def reduction(
 
     With `ranks`, the state variable that holds a position, the reduction has a second axis, `name[j, k](x)`, the
     extent of which the program declares (`k: axis[8]`): rank 0 takes a position, rank 1 reduces the others, and so on.
-    `lift` may then read `taken`, 1 where an earlier rank has taken the position and else 0.
+    `lift` may then read `taken`, whether an earlier rank has taken the position.
+
+    `order` stands in place of `combine` where one of both states is kept as it is: "v, -k" keeps the one with the
+    greater v, and of equal ones that with the lesser k. NaN comes before all numbers. A fold that is said so is
+    searched instead of combined two by two where that is faster.
 
     State variables that a built-in reduction computes (`s1 + s2` with identity 0) become one, so that every rule
     about it applies. The others are combined as they are written, by every schedule.
@@ -46,7 +51,7 @@ def reduction(
     law (identity, associativity, commutativity where declared) that a sample breaks, with that sample. What exact
     arithmetic cannot decide must be declared, `unverified="reason"`; certificates say so.
     """
-    words = Words(name, args, state, lift, identity, combine, result, commutative, why, unverified, ranks)
+    words = Words(name, args, state, lift, identity, combine, result, commutative, why, unverified, ranks, order)
     found = define(words)
     if found.fold is not None:
         verdict = laws.check(found.fold, found.lift)

@@ -5,20 +5,6 @@ from __future__ import annotations
 from eqfuse.extend.define import Words, define, register
 
 
-def _left(better: str) -> str:
-    """Whether the left state is the better one: NaN is best, and of equals the first is."""
-    return f"(v1 {better} v2) | ((v1 == v2) & (k1 <= k2)) | ((v1 != v1) & ((v2 == v2) | (k1 <= k2)))"
-
-
-def _chosen(better: str) -> str:
-    """Value and position of the better state."""
-    left = _left(better)
-    return f"where({left}, v1, v2), where({left}, k1, k2)"
-
-
-_FIRST = f"(t1 < t2) | ((t1 == t2) & ({_left('>')}))"
-"""Whether the left state comes first: positions that are not taken do, then the greater value."""
-
 SHIPPED: tuple[Words, ...] = (
     Words("mean", result="sum[j](x) / N(j)", why="the sum over the number of positions"),
     Words("var", result="sum[j](sq(x - mean[j](x))) / N(j)", why="the population's; its merge is Chan's"),
@@ -35,7 +21,7 @@ SHIPPED: tuple[Words, ...] = (
         state="v, k",
         lift="x, j",
         identity="-inf, inf",
-        combine=_chosen(">"),
+        order="v, -k",
         result="k",
         commutative=True,
         why="the first position of the greatest; NaN counts as such",
@@ -45,21 +31,21 @@ SHIPPED: tuple[Words, ...] = (
         state="v, k",
         lift="x, j",
         identity="inf, inf",
-        combine=_chosen("<"),
+        order="-v, -k",
         result="k",
         commutative=True,
         why="the first position of the least; NaN counts as such",
     ),
     Words(
         "topk",
-        state="t, v, k",
-        lift="taken, x, j",
-        identity="inf, -inf, inf",
-        combine=", ".join(f"where({_FIRST}, {name}1, {name}2)" for name in "tvk"),
+        state="v, k",
+        lift="where(taken, -inf, x), where(taken, j + N(j), j)",
+        identity="-inf, inf",
+        order="v, -k",
         result="v, k",
         ranks="k",
         commutative=True,
-        why="the greatest of what is not taken, and its position; of equals the first",
+        why="the greatest of what is not taken, and its position; of equals the first. Taken ones come after all others",
     ),
     Words(
         "mean_var",

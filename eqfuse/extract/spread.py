@@ -22,6 +22,9 @@ LEAST_WORK = 1 << 17
 MULTIPLICATION = 1 / 8
 """The time of a multiplication and addition within a matrix product, in elementwise operations."""
 
+OPERATION = 1 << 13
+"""Elements of an operation that take about as long as starting it."""
+
 AGAIN = 1.1
 """How much the work may grow by what smaller blocks load or compute again."""
 
@@ -51,7 +54,7 @@ def spread(
     kernel: Kernel, blocks: Mapping[str, int], fixed: Collection[str], shape: Shape, instances: int
 ) -> dict[str, int]:
     """`blocks` with those of parallel axes halved, apart from `fixed` ones, until there are so many instances;
-    less where the work would grow, or be too little for a thread."""
+    less where the work would grow, or be too little for a thread or for the operations that it is made of."""
     extents = shape.extents
 
     def count(blocks: Mapping[str, int]) -> int:
@@ -66,13 +69,14 @@ def spread(
         )
 
     most = AGAIN * work(blocks)
+    least = max(LEAST_WORK, OPERATION * len(_operations(kernel)))
     while count(blocks) < instances:
         halved = [
             {**blocks, a: math.ceil(blocks[a] / 2)}
             for a in kernel.parallel
             if a not in fixed and blocks[a] > 1
         ]
-        worth = [b for b in halved if LEAST_WORK * count(b) <= work(b) <= most]
+        worth = [b for b in halved if least * count(b) <= work(b) <= most]
         if not worth:
             break
         blocks = min(worth, key=work)

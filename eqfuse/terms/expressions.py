@@ -394,14 +394,15 @@ class Reader:
         given = [self.read(arg, inside) for arg in node.args]
         arguments = {ARGUMENT + name: value for name, value in zip(reduction.args, given, strict=True)}
         names = (*reduction.args, TAKEN)
-        taken: Expr = Const(0)
+        taken: Expr = Const(False)
         found: list[tuple[Expr, ...]] = []
         for _ in range(count):
             text = Scope(inside.axes, {**arguments, ARGUMENT + TAKEN: taken})
             texts = (*reduction.results, reduction.ranks or "")
             *values, place = (self.read(instance(each, names, (over,)), text) for each in texts)
             found.append(tuple(values))
-            taken = call("where", call("eq", Axis(over), place), Const(1), taken)
+            here = call("eq", Axis(over), place)
+            taken = here if taken is Const(False) else call("or", taken, here)
         results = list(found[-1])
         for rank in reversed(range(count - 1)):
             here = call("eq", Axis(ranks), Const(rank))

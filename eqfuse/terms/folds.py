@@ -33,13 +33,17 @@ PAIR = "pair"
 @dataclass(frozen=True)
 class Fold:
     """`combine` gives each variable of the union, over `Local("v1", ())` of the left part and `Local("v2", ())` of
-    the right. Where not `commutative`, parts are only ever combined in the order of their positions."""
+    the right. Where not `commutative`, parts are only ever combined in the order of their positions.
+    A fold with an `order` keeps the one of both states that comes first in it: a key is a state variable and whether
+    the greatest of it is first, else the least; later keys decide among equals, and NaN comes before all numbers.
+    Every state variable is a key. `combine` says the same."""
 
     name: str
     state: tuple[str, ...]
     identity: tuple[Const, ...]
     combine: tuple[Expr, ...]
     commutative: bool = False
+    order: tuple[tuple[str, bool], ...] = ()
 
     @property
     def ops(self) -> tuple[str, ...]:

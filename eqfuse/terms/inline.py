@@ -11,7 +11,8 @@ MAX_NODES = 20_000
 """Nodes that inlining may build for one program."""
 
 MAX_WRITTEN = 30_000
-"""Operations of an output, those of a temporary counted at each reading: what it takes to derive and show it."""
+"""Operations of an output, those of a temporary counted at each reading, those inside a reduction once: what it takes
+to derive and show it."""
 
 
 class SizeOfComputedIndex(ValueError):
@@ -89,10 +90,12 @@ class Inliner:
 def check_written_size(program: Program) -> None:
     """Raises BudgetError for an output that is too long once every temporary is written out where it is read."""
     sizes: dict[Expr, int] = {}
-    for node in walk(*(output.expr for output in program.outputs)):
-        sizes[node] = 1 + sum(sizes[child] for child in children(node))
     for output in program.outputs:
-        if sizes[output.expr] > MAX_WRITTEN:
+        inside = 0
+        for node in walk(output.expr):
+            sizes[node] = 1 + sum(1 if isinstance(c, Reduce) else sizes[c] for c in children(node))
+            inside += sizes[node] if isinstance(node, Reduce) else 0
+        if sizes[output.expr] + inside > MAX_WRITTEN:
             raise BudgetError(
                 f"{output.name!r} has more than {MAX_WRITTEN} operations once its temporaries are written out",
                 source=program.source,

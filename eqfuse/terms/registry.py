@@ -19,7 +19,7 @@ AXIS = "j"
 """The name that the reduced axes have in the text of a reduction."""
 
 TAKEN = "taken"
-"""What the contribution of a position to a rank may read: 1 where an earlier rank has taken it, else 0."""
+"""What the contribution of a position to a rank may read: whether an earlier rank has taken it."""
 
 ARGUMENT = "%"
 """Starts the name of an argument inside the text of a reduction: no name of a program does."""

@@ -24,17 +24,27 @@ def folded(w: Writer, value: Value, op: FoldTile) -> Item:
     texts = [w.expanded(item, {op.axis}) for item in items]
     key = (fold.name, *(source.name for source in op.values), op.axis)
     if key not in w.folds:
-        combine = w.function(f"combine_{fold.name}", combine_source(fold, dtypes))
         numbers = [repr(identity(o, dtype)) for o, dtype in zip(fold.ops, dtypes, strict=True)]
         parts, fills = (f"({', '.join(each)},)" for each in (texts, numbers))
         dim = items[0].dims.index(op.axis)
-        call = f"fold_pairwise({combine}, {parts}, {fills}, {dim}, ordered={not fold.commutative})"
+        if fold.order:
+            parts = f"({', '.join(map(_narrow, texts, items, dtypes))},)"
+            keys = tuple((fold.state.index(name), greatest) for name, greatest in fold.order)
+            call = f"fold_first({parts}, {keys!r}, {fills}, {dim})"
+        else:
+            combine = w.function(f"combine_{fold.name}", combine_source(fold, dtypes))
+            call = f"fold_pairwise({combine}, {parts}, {fills}, {dim}, ordered={not fold.commutative})"
         w.folds[key] = w.let(f"{fold.name}_state", call)
     text = f"{w.folds[key]}[{place}]"
     if not value.dims and value.dtype in INTEGERS:
         return w.scalar(value, f"int({text})", data=True)
     full = frozenset[str]().union(*(item.full for item in items)) - {op.axis}
     return Item(w.let(value.name, text), value.dims, value.dtype, full)
+
+
+def _narrow(text: str, item: Item, dtype: str) -> str:
+    """An operand as i32 where it is known to fit: positions are i64 in torch, whose extremes take ten times as long."""
+    return f"{text}.to(torch.int32)" if dtype == "i32" and item.dims else text
 
 
 def combine_source(fold: Fold, dtypes: Sequence[str]) -> str:

@@ -37,10 +37,47 @@ def fold_empty(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
     if x.shape[dim]:
         return torch.amax(x, dim) if op == "max" else torch.amin(x, dim)
     shape = [extent for place, extent in enumerate(x.shape) if place != dim % x.dim()]
-    if x.is_floating_point():
-        return x.new_full(shape, -math.inf if op == "max" else math.inf)
-    bounds = torch.iinfo(x.dtype)
-    return x.new_full(shape, bounds.min if op == "max" else bounds.max)
+    return x.new_full(shape, _last(x.dtype, op == "max"))
+
+
+def fold_first(
+    parts: Sequence[torch.Tensor], keys: Sequence[tuple[int, bool]], identity: Sequence[float], dim: int
+) -> tuple[torch.Tensor, ...]:
+    """The first of the states along one dimension, in the order of a fold: by key after key, each the place of a
+    tensor and whether its greatest comes first. Among those that share the keys before it, the next one decides.
+    """
+    states: Sequence[torch.Tensor] = torch.broadcast_tensors(*parts)  # type: ignore[no-untyped-call]
+    if states[0].shape[dim] == 0:
+        return _of_nothing(states, identity, dim)
+    found: dict[int, torch.Tensor] = {}
+    among: torch.Tensor | None = None
+    for place, greatest in keys:
+        x = states[place]
+        candidates = x if among is None else torch.where(among, x, _last(x.dtype, greatest))
+        best = (torch.amax if greatest else torch.amin)(candidates, dim, keepdim=True)
+        found[place] = best.squeeze(dim)
+        if len(found) < len(keys):
+            same = x == best
+            if x.is_floating_point() and (best != best).any():  # NaN, which equals nothing
+                same |= (x != x) & (best != best)
+            among = same if among is None else among & same
+    return tuple(found[place] for place in range(len(states)))
+
+
+def _last(dtype: torch.dtype, greatest: bool) -> float:
+    """What comes last among the numbers of a dtype where the greatest, or else the least, comes first."""
+    if dtype.is_floating_point:
+        return -math.inf if greatest else math.inf
+    bounds = torch.iinfo(dtype)
+    return bounds.min if greatest else bounds.max
+
+
+def _of_nothing(
+    states: Sequence[torch.Tensor], identity: Sequence[float], dim: int
+) -> tuple[torch.Tensor, ...]:
+    """A fold's identity, in the shape of its states without one dimension."""
+    shape = [extent for place, extent in enumerate(states[0].shape) if place != dim]
+    return tuple(x.new_full(shape, number) for x, number in zip(states, identity, strict=True))
 
 
 def fold_pairwise(
@@ -58,8 +95,7 @@ def fold_pairwise(
     states: Sequence[torch.Tensor] = torch.broadcast_tensors(*parts)  # type: ignore[no-untyped-call]
     count = states[0].shape[dim]
     if count == 0:
-        shape = [extent for place, extent in enumerate(states[0].shape) if place != dim]
-        return tuple(x.new_full(shape, number) for x, number in zip(states, identity, strict=True))
+        return _of_nothing(states, identity, dim)
     while count > 1:
         half = count // 2
         if ordered:
