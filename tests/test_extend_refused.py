@@ -168,6 +168,45 @@ def test_names_that_are_taken(name: str, text: str) -> None:
     assert str(refused.value) == text
 
 
+ORDER = {"state": "v, k", "lift": "x, j", "identity": "-inf, inf", "result": "k"}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            {**ORDER, "order": "v"},
+            """order 'v' is no order of the state (line 1)
+    v
+    ^
+name each state variable once, as order="v, k"; "-" puts the least first""",
+        ),
+        (
+            {**ORDER, "order": "v, -k", "combine": "v1, k1"},
+            "reduction 'wrong' has an order and a combine\ngive one of them",
+        ),
+        (
+            {**ORDER, "order": "-v, -k"},
+            """the identity of reduction 'wrong' is none
+    combine(identity, a) = (v=-inf, k=inf)
+    a = (v=3, k=0)
+    for a = (v=3, k=0), identity (v=-inf, k=inf)
+combining with it must change nothing""",
+        ),
+        ({**SUM, "combine": "", "order": "s, "}, "order 's, ' is no order of the state"),
+        (
+            {"result": "sum[j](x)", "order": "x"},
+            "reduction 'wrong' has an order and no state\ngive its state, or leave the order out",
+        ),
+    ],
+)
+def test_an_order_that_is_none(words: dict[str, object], text: str) -> None:
+    with pytest.raises(eq.EqfuseError) as refused:
+        eq.reduction("wrong", **words)  # type: ignore[arg-type]
+    assert str(refused.value).startswith(text)
+    assert not is_registered("wrong")
+
+
 def test_a_name_twice() -> None:
     with registered("once", **SUM), pytest.raises(eq.EqfuseError, match="'once' is registered already"):
         eq.reduction("once", **SUM)

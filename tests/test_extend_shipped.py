@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from extend_kernels import kernels, outputs
+from extend_kernels import kernels, outputs, registered
 
 import eqfuse as eq
 from eqfuse.extend import laws
@@ -132,6 +132,50 @@ def test_ties_and_nan_are_as_in_torch() -> None:
     found = outputs(eq.compile("k: axis[4]\nv[i, k], p[i, k] = topk[j, k](x[i, j])"), x=x)
     np.testing.assert_array_equal(found[0], values[:, :4].numpy())
     np.testing.assert_array_equal(found[1], places[:, :4].numpy())
+
+
+def test_many_ranks_are_written_out_in_as_many_steps() -> None:
+    x = np.random.default_rng(10).integers(0, 9, (6, 40)).astype(np.float32)
+    x[0, 3], x[1], x[2, ::2] = np.nan, -np.inf, np.inf
+    kernel = eq.compile("k: axis[16]\nv[i, k], p[i, k] = topk[j, k](x[i, j])")
+    values, places = torch.sort(torch.from_numpy(x), dim=1, descending=True, stable=True)
+    found = outputs(kernel, x=x)
+    assert kernel.certificate.ok
+    np.testing.assert_array_equal(found[0], values[:, :16].numpy())
+    np.testing.assert_array_equal(found[1], places[:, :16].numpy())
+
+
+def test_more_ranks_than_positions_give_what_comes_last() -> None:
+    kernel = eq.compile("k: axis[4]\nv[i, k], p[i, k] = topk[j, k](x[i, j])")
+    values, places = outputs(kernel, x=np.array([[1.0, 5.0, 3.0]], np.float32))
+    np.testing.assert_array_equal(values[0], [5, 3, 1, -np.inf])
+    assert list(places[0, :3]) == [1, 2, 0] and places[0, 3] >= 3
+
+
+def test_an_order_is_what_it_says_as_a_combine() -> None:
+    """The first of all states, searched key by key, against the same fold combined two by two."""
+    x = np.random.default_rng(11).integers(-2, 3, (9, 33)).astype(np.float32)
+    p = np.random.default_rng(12).standard_normal((9, 33)).astype(np.float32)
+    x[1, 4], x[2], x[3] = np.nan, -np.inf, np.nan
+    x[4, [3, 20]] = np.nan
+    x[5, [2, 6]], p[5, 6] = 9, np.nan
+    words = {"args": "x, p", "state": "v, k, p", "lift": "x, j % 4, p", "identity": "-inf, inf, inf"}
+    words |= {"result": "v, k, p", "commutative": True}
+    last = "(p1 <= p2) | (p1 != p1)"
+    among = f"(k1 < k2) | ((k1 == k2) & ({last}))"
+    first = f"(v1 > v2) | ((v1 == v2) & ({among})) | ((v1 != v1) & ((v2 == v2) | ({among})))"
+    combine = ", ".join(f"where({first}, {name}1, {name}2)" for name in "vkp")
+    text = "v[i], k[i], q[i] = {}[j](x[i, j], p[i, j])"
+    with (
+        registered("ordered", **words, order="v, -k, -p"),
+        registered("combined", **words, combine=combine),
+    ):
+        ways = {name: list(kernels(text.format(name))) for name in ("ordered", "combined")}
+        for (schedule, one), (_, other) in zip(*ways.values(), strict=True):
+            assert isinstance(one, Kernel) and isinstance(other, Kernel)
+            assert np.isnan(outputs(one, x=x, p=p)[2][5])
+            for got, want in zip(outputs(one, x=x, p=p), outputs(other, x=x, p=p), strict=True):
+                np.testing.assert_array_equal(got, want, err_msg=schedule)
 
 
 @pytest.mark.parametrize("words", SHIPPED, ids=lambda words: words.name)

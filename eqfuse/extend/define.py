@@ -57,6 +57,9 @@ def define(words: Words) -> Defined:
     for name in (*args, *state):
         if name == AXIS:
             raise _error(words.args if name in args else words.state, name, f"{AXIS!r} is the reduced axis")
+    if words.order and not state:
+        hint = "give its state, or leave the order out"
+        raise EqfuseError(f"reduction {words.name!r} has an order and no state", hint=hint)
     fold = _fold(words, state) if state else None
     lifts = _split(words.lift, "lift", len(state)) if state else ()
     given: dict[str, Expr] = {name: Local(name, ()) for name in args}
@@ -173,7 +176,7 @@ def _comes_first(keys: Sequence[tuple[str, bool]]) -> str:
                 f"(({left} != {left}) & (({right} == {right}) | ({text})))"
             )
         else:
-            text = f"{left} {better}= {right}"
+            text = f"({left} {better}= {right}) | ({left} != {left})"
     return text
 
 

@@ -51,7 +51,9 @@ def reduction(
     law (identity, associativity, commutativity where declared) that a sample breaks, with that sample. What exact
     arithmetic cannot decide must be declared, `unverified="reason"`; certificates say so.
     """
-    words = Words(name, args, state, lift, identity, combine, result, commutative, why, unverified, ranks, order)
+    words = Words(
+        name, args, state, lift, identity, combine, result, commutative, why, unverified, ranks, order
+    )
     found = define(words)
     if found.fold is not None:
         verdict = laws.check(found.fold, found.lift)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from eqfuse.extend.define import Words, define, register
 
-
 SHIPPED: tuple[Words, ...] = (
     Words("mean", result="sum[j](x) / N(j)", why="the sum over the number of positions"),
     Words("var", result="sum[j](sq(x - mean[j](x))) / N(j)", why="the population's; its merge is Chan's"),

@@ -22,7 +22,7 @@ LEAST_WORK = 1 << 17
 MULTIPLICATION = 1 / 8
 """The time of a multiplication and addition within a matrix product, in elementwise operations."""
 
-OPERATION = 1 << 13
+OPERATION = 1 << 14
 """Elements of an operation that take about as long as starting it."""
 
 AGAIN = 1.1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from eqfuse.extract.axes import product_factors
 from eqfuse.rules.merge import Group
@@ -61,6 +62,14 @@ class KernelShape:
 
 def frontier(*roots: Expr) -> list[Reduce]:
     """The outermost reductions of the roots, in order of appearance."""
+    return list(dict.fromkeys(reduce for root in roots for reduce in _frontier(root)))
+
+
+def _frontier(root: Expr) -> tuple[Reduce, ...]:
+    if isinstance(root, Reduce):
+        return (root,)
+    if root in _FRONTIERS:
+        return _FRONTIERS[root]
     found: dict[Reduce, None] = {}
     seen: set[Expr] = set()
 
@@ -74,9 +83,11 @@ def frontier(*roots: Expr) -> list[Reduce]:
         for child in children(node):
             visit(child)
 
-    for root in roots:
-        visit(root)
-    return list(found)
+    visit(root)
+    return _FRONTIERS.setdefault(root, tuple(found))
+
+
+_FRONTIERS: WeakKeyDictionary[Expr, tuple[Reduce, ...]] = WeakKeyDictionary()
 
 
 def _stages(members: Collection[Reduce]) -> dict[Reduce, int]:
@@ -211,7 +222,9 @@ class Partition:
             return True  # it folds the whole of the axis that the reader's loop has only a tile of
         missing = [a for a in parallel if a not in free_axes(inner) and a != reader.axis]
         again = math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
-        if (again - 1) * work(inner, self.extents) > self.recompute_share * work(reader, self.extents):
+        if again > 1 and (again - 1) * work(inner, self.extents) > self.recompute_share * work(
+            reader, self.extents
+        ):
             return True
         return self._is_cascade(inner) and self.extents.get(inner.axis, 1) > INNER_LIMIT
 

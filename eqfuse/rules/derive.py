@@ -117,7 +117,7 @@ def _unproved_exponents(exprs: Sequence[Expr], encoder: Encoder, graph: Graph) -
     for node in walk(*bodies):
         match node:
             case Call("exp", (a,)):
-                term = encoder.terms["ALL", a]
+                term = encoder.terms["ALL"][a]
                 if term.startswith("$") and graph.roots[term[1:]] not in settled or not term.startswith("$"):
                     found[term] = None
     return list(found)
@@ -275,7 +275,7 @@ class _Search:
         known = {row[0] for row in self.graph.facts["nonneg"]}
 
         def nonneg(value: Expr) -> bool:
-            term = self.encoder.terms["A", value]
+            term = self.encoder.terms["A"][value]
             return self.graph.roots[term.removeprefix("$")] in known
 
         return obstacle(self.axis, state, nonneg)

@@ -48,7 +48,8 @@ def quote(text: str) -> str:
 
 @dataclass
 class Encoder:
-    """Encodes expressions of one program; remembers what each leaf and number stands for.
+    """Encodes expressions of one program; remembers what each leaf and number stands for, and by part the term of each
+    expression.
 
     Casts are transparent unless `strict_casts`. `axis` is the one that is split, None where all are whole.
     """
@@ -58,7 +59,7 @@ class Encoder:
     leaves: dict[str, Expr] = field(default_factory=dict)
     numbers: dict[str, Const] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
-    terms: dict[tuple[str, Expr], str] = field(default_factory=dict)
+    terms: dict[str, dict[Expr, str]] = field(default_factory=dict)
 
     def leaf(self, expr: Expr) -> str:
         name = str(expr)
@@ -83,7 +84,7 @@ class Encoder:
         Reductions of an axis are over its `part`. `local` gives the terms of states by name;
         subexpressions for which `opaque` holds become leaves.
         """
-        terms: dict[Expr, str] = {}
+        terms = self.terms.setdefault(part, {})
         stack = [expr]
         while stack:
             node = stack[-1]
@@ -95,7 +96,6 @@ class Encoder:
                 stack.extend(below)
                 continue
             terms[node] = self._define(node, terms, part, local or {}, opaque)
-        self.terms.update({(part, node): name for node, name in terms.items()})
         return terms[expr]
 
     @staticmethod

@@ -58,8 +58,8 @@ def fold_first(
         found[place] = best.squeeze(dim)
         if len(found) < len(keys):
             same = x == best
-            if x.is_floating_point() and (best != best).any():  # NaN, which equals nothing
-                same |= (x != x) & (best != best)
+            if x.is_floating_point() and best.isnan().any():  # which equals nothing
+                same |= x.isnan() & best.isnan()
             among = same if among is None else among & same
     return tuple(found[place] for place in range(len(states)))
 
