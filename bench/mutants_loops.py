@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from bench.mutants_terms import (
     OFF_BY_ONE,
     branches_swapped,
@@ -17,10 +19,14 @@ from bench.mutants_terms import (
 from bench.mutation import Mutant, Same, Step, everywhere, in_bodies, in_statements
 from eqfuse.loops.nodes import Carried, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.walk import expressions
+from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import identity
+from eqfuse.terms.interpreter import TRIAL, Env, evaluate_all, expand
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Size, call, replaced, walk
 
 Statements = tuple[Stmt, ...]
+NUMBERS = (-math.inf, -1.0, 0.0, 1.0, math.inf, math.nan)
+MOST_TRIED = 5
 OTHER_IDENTITY = {0.0: 1.0, 1.0: 0.0, math.inf: -1.0, -math.inf: 1.0}
 
 
@@ -168,12 +174,29 @@ def _in_loops(change: Callable[[Loop], Iterable[Statements]]) -> Callable[[Nest]
 
 
 def _reads(body: Statements, old: str, new: str, first: int) -> Iterator[Statements]:
-    """One statement from the `first` on reads `new` where it read `old`."""
+    """One statement from the `first` on reads `new` where it read `old`. Where its value is the same whatever it reads
+    there (the position of one of two equal maxima), that is no mistake."""
     for at in range(first, len(body)):
         stmt = body[at]
         if isinstance(stmt, Let | Store) and not (isinstance(stmt, Let) and stmt.name == new):
+            if not _depends(stmt.expr, old):
+                continue
             for (expr,) in everywhere(_read_as(old, new), (stmt.expr,)):
                 yield (*body[:at], replace(stmt, expr=expr), *body[at + 1 :])
+
+
+def _depends(expr: Expr, name: str) -> bool:
+    """Whether a scalar's value changes with `name`, tried on every choice of `NUMBERS`; true where that is not tried."""
+    names = sorted({node.name for node in walk(expr) if isinstance(node, Local)})
+    plain = all(isinstance(n, Call | Const) or (isinstance(n, Local) and not n.dims) for n in walk(expr))
+    if name not in names or not plain or len(names) > MOST_TRIED:
+        return True
+    grid = np.meshgrid(*[NUMBERS] * len(names), indexing="ij")
+    values = {n: ((TRIAL,), axis.ravel()) for n, axis in zip(names, grid, strict=True)}
+    env = Env(FloatDomain(), {}, {}, {}, locals=values, batch=grid[0].size)
+    (value,) = evaluate_all([expr], env)
+    found = expand(value, (TRIAL,), env).reshape(grid[0].shape)
+    return not np.array_equal(found, np.roll(found, 1, names.index(name)), equal_nan=True)
 
 
 def _read_as(old: str, new: str) -> Step:
