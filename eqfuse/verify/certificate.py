@@ -140,6 +140,8 @@ class Certificate:
         lines = [f"verified in {self.trials} trials" if self.ok else f"not verified: {self.reason}"]
         if self.counterexample is not None:
             lines += ["  " + line for line in str(self.counterexample).splitlines()]
+        if not self.stages:
+            return "\n".join(lines)  # nothing was run
         lines.append(f"arithmetic: residues modulo p = {p}, inside exponentials modulo q = (p - 1) / 2 = {q}")
         if self.interpreted:
             lines.append("interpreted: " + " ".join(self.interpreted))
@@ -147,9 +149,8 @@ class Certificate:
             lines.append(
                 "opaque (equal arguments, equal values; nothing else is used): " + ", ".join(self.opaque)
             )
-        if self.stages:
-            lines.append("stages:")
-            lines += ["  " + line for stage in self.stages for line in str(stage).splitlines()]
+        lines.append("stages:")
+        lines += ["  " + line for stage in self.stages for line in str(stage).splitlines()]
         for op, (first, between, last) in self.extremes.items():
             lines.append(f"the {op} of an axis was first {first}, between {between}, last {last} times")
         if self.undefined or self.resampled:
