@@ -265,7 +265,7 @@ def _for_gpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> Ker
         warps = max(1, min(widest // GPU_LEAST_TILE, max(least, widest // per_warp), GPU_WARPS))
         if _folds_rows_and_columns(kernel):  # one of the folds crosses warps, through shared memory
             warps = max(1, min(warps, widest // GPU_TILE))
-        stages = 1 if instances >= 8 * device.units or not vectors else 3
+        stages = 1 if instances >= 8 * device.units or not vectors else min(3, device.stages)
     kinds = _kinds(roles, whole)
     return KernelConfig(
         tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks), warps, stages
@@ -400,7 +400,7 @@ def _fit_products(
             and shared_bytes(kernel, blocks, 1, shape) < GPU_STREAM
         ):
             blocks[axis] *= 2
-    return warps() or 8, stages(2) or min(3, stages() or 2)
+    return warps() or 8, min(device.stages, stages(2) or min(3, stages() or 2))
 
 
 def _instances(axes: Sequence[str], blocks: Mapping[str, int], extents: Mapping[str, int]) -> int:

@@ -15,7 +15,8 @@ class Device:
     """bandwidth and cache_bandwidth in bytes/s; matrix (half and float32), elementwise and special-function
     rates in operations/s; launch and step in seconds; cache and tile in bytes; a tile is what one program
     instance can keep on chip. `units` program instances run at once; `lanes` are the threads of a warp,
-    `rows` those of a matrix product that runs at the full rate."""
+    `rows` those of a matrix product that runs at the full rate, `stages` the tiles of a loop that may be under way
+    (where they wait in registers instead of in shared memory, fewer)."""
 
     name: str
     kind: str  # "cpu" or "gpu"
@@ -33,6 +34,7 @@ class Device:
     shared: int
     lanes: int = 32
     rows: int = 16
+    stages: int = 4
 
 
 DEVICES: Mapping[str, Device] = {
@@ -121,6 +123,7 @@ DEVICES: Mapping[str, Device] = {
             1 << 16,
             64 << 10,
             64,
+            stages=2,
         ),
     )
 }
