@@ -16,8 +16,8 @@ import numpy as np
 from bench import bundling, measured
 from bench.attention_bundle import VARIANTS
 from bench.attention_cells import Cell, grid
-from bench.measured import Row, Source, against, good, number
-from bench.report import Column, Options, Report
+from bench.measured import OF_A_CELL, Row, Source, against, good, number
+from bench.report import Options, Report
 
 TITLE = "Attention, times of peers over ours"
 
@@ -139,14 +139,7 @@ def _series(rows: Sequence[Row], ceilings: Mapping[str, float]) -> dict[str, lis
 
 
 COLUMNS = (
-    Column("cell", lambda row: str(row["cell"])),
-    Column("schedule", lambda row: str(row["schedule"])),
-    number("ms", "ms", ".4f"),
-    number("best", "best_ms", ".4f"),
-    number("predicted", "predicted_ms", ".4f"),
-    number("floor", "floor_ms", ".4f"),
-    number("TFLOP/s", "tflops", ".0f"),
-    number("copy", "bandwidth_share", ".0%"),
+    *OF_A_CELL,
     against("library"),
     against("compiler"),
     number("regret", "regret", ".0%"),

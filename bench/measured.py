@@ -231,6 +231,19 @@ def against(kind: str) -> Column:
     return Column(kind, text)
 
 
+OF_A_CELL = (
+    Column("cell", lambda row: str(row["cell"])),
+    Column("schedule", lambda row: str(row["schedule"])),
+    number("ms", "ms", ".4f"),
+    number("best", "best_ms", ".4f"),
+    number("predicted", "predicted_ms", ".4f"),
+    number("floor", "floor_ms", ".4f"),
+    number("TFLOP/s", "tflops", ".0f"),
+    number("copy", "bandwidth_share", ".0%"),
+)
+"""Columns that every report on measured cells begins with."""
+
+
 def predicted_pairs(rows: Sequence[Row], name: Callable[[Row], str]) -> dict[str, list[tuple[float, float]]]:
     """Predicted and measured milliseconds of all variants, by a name of their rows."""
     found: dict[str, list[tuple[float, float]]] = {}

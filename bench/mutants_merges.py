@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from bench.mutants_terms import swapped_operands
 from bench.mutation import Mutant, Same, Step, even_in, everywhere
@@ -135,28 +135,26 @@ def _sides_swapped(_: Group, value: Expr, state: State) -> Iterator[Expr | Same]
     yield Same("both sides' repairs are added to the whole") if alike else swapped
 
 
-def _in_updates(change: Change) -> Mutation:
+def _in_merge(part: Literal["update", "combine"], change: Change) -> Mutation:
+    """One step of the merge of a tile, or of that of two shards, changed."""
+
     def mutate(group: Group) -> Iterator[Group | Same]:
         if group.merge is not None:
-            for update in _changed(group, group.merge.update, change):
-                if isinstance(update, Same):
-                    yield update
+            for steps in _changed(group, getattr(group.merge, part), change):
+                if isinstance(steps, Same):
+                    yield steps
                 else:
-                    yield replace(group, merge=replace(group.merge, update=update))
+                    yield replace(group, merge=replace(group.merge, **{part: steps}))
 
     return mutate
+
+
+def _in_updates(change: Change) -> Mutation:
+    return _in_merge("update", change)
 
 
 def _in_combines(change: Change) -> Mutation:
-    def mutate(group: Group) -> Iterator[Group | Same]:
-        if group.merge is not None:
-            for combine in _changed(group, group.merge.combine, change):
-                if isinstance(combine, Same):
-                    yield combine
-                else:
-                    yield replace(group, merge=replace(group.merge, combine=combine))
-
-    return mutate
+    return _in_merge("combine", change)
 
 
 def _changed(group: Group, steps: tuple[S, ...], change: Change) -> Iterator[tuple[S, ...] | Same]:

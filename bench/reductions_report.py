@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import bundling, measured
-from bench.measured import Row, Source, against, number
+from bench.measured import OF_A_CELL, Row, Source, against, number
 from bench.reductions_bundle import VARIANTS
 from bench.reductions_cells import LONG, Cell, grid
 from bench.report import Column, Options, Report, geometric_mean
@@ -196,14 +196,7 @@ def _launches(row: Row) -> str:
 
 
 COLUMNS = (
-    Column("cell", lambda row: str(row["cell"])),
-    Column("schedule", lambda row: str(row["schedule"])),
-    number("ms", "ms", ".4f"),
-    number("best", "best_ms", ".4f"),
-    number("predicted", "predicted_ms", ".4f"),
-    number("floor", "floor_ms", ".4f"),
-    number("TFLOP/s", "tflops", ".0f"),
-    number("copy", "bandwidth_share", ".0%"),
+    *OF_A_CELL,
     against("compiler"),
     against("library"),
     against("eager"),

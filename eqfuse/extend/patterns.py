@@ -15,13 +15,10 @@ from eqfuse.errors import EqfuseError, did_you_mean
 from eqfuse.rules.rule import CONSTRUCTORS, PARTS, RELATIONS
 from eqfuse.terms.expressions import COMPARE
 from eqfuse.terms.folds import FOLDS, PAIR, fold_of
-from eqfuse.terms.library import CONSTANTS
+from eqfuse.terms.library import CONSTANTS, VARIADIC
 from eqfuse.terms.nodes import ARITY, CASTS, REDUCTIONS
 from eqfuse.terms.registry import ARGUMENT, REGISTERED, instance, reducers
 from eqfuse.terms.syntax import Source
-
-VARIADIC = {"max": "maximum", "min": "minimum"}
-OPAQUE_HEADS = ("apply1", "apply2")
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ class Search:
         """Plans for the partition's extents, cheapest first.
 
         Three structures: what blocks would compute again stored between kernels, everything computed in place,
-        and operands of matrix products stored too. For each, every schedule that all kernels have, and the cheapest schedule kernel by kernel.
+        and operands of matrix products stored too. For each, every schedule that all kernels have, and the
+        cheapest schedule kernel by kernel.
         Where a short axis is kept whole for what is computed beforehand, and so cannot be walked otherwise,
         the structures that compute nothing beforehand give the schedules that are missing.
         """

@@ -138,14 +138,19 @@ def name_states(
     names: dict[Expr, Local] = {}
     states: list[State] = []
     for reduce in reduces:
-        stem = f"{reduce.op.replace('.', '_')}_{axis}{suffix}"
-        taken = sum(1 for s in states if s.op == reduce.op)
-        name = stem if not taken else f"{stem}{taken + 1}"
+        name = _state_name(reduce.op, axis, suffix, states)
         dims = _dims(reduce, order)
         body = replaced(reduce.body, names)
         names[reduce] = Local(name, dims)
         states.append(State(name, reduce.op, body, dims))
     return (*states, *_other_variables(axis, suffix, states))
+
+
+def _state_name(op: str, axis: str, suffix: str, states: Sequence[State]) -> str:
+    """A name that none of `states` has: its operation and axis, numbered from the second on."""
+    stem = f"{op.replace('.', '_')}_{axis}{suffix}"
+    taken = sum(1 for s in states if s.op == op)
+    return stem if not taken else f"{stem}{taken + 1}"
 
 
 def _other_variables(axis: str, suffix: str, states: Sequence[State]) -> tuple[State, ...]:
@@ -156,9 +161,7 @@ def _other_variables(axis: str, suffix: str, states: Sequence[State]) -> tuple[S
         for other in siblings(Reduce(state.op, axis, state.body)):
             if (other.op, other.body) not in have:
                 have.add((other.op, other.body))
-                stem = f"{other.op.replace('.', '_')}_{axis}{suffix}"
-                taken = sum(1 for s in (*states, *found) if s.op == other.op)
-                name = stem if not taken else f"{stem}{taken + 1}"
+                name = _state_name(other.op, axis, suffix, (*states, *found))
                 found.append(State(name, other.op, other.body, state.dims, auxiliary=True))
     return tuple(found)
 

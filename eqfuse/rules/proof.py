@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from eqfuse.rules.syntax import Position, Term, post_order
+from eqfuse.rules.syntax import Position, Term
+from eqfuse.terms.nodes import post_order
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ A pattern is a term with variables: `Var name` stands for a term, a word that st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
 from weakref import WeakValueDictionary
+
+from eqfuse.terms.nodes import post_order
 
 Position = tuple[int, ...]
 """The way from a term to one of its subterms: which argument, at each step."""
@@ -47,23 +49,6 @@ def term(head: str, words: tuple[str, ...] = (), args: tuple[Term, ...] = ()) ->
 
 def number(value: str) -> Term:
     return term("Num", (value,))
-
-
-Node = TypeVar("Node", bound=Hashable)
-
-
-def post_order(roots: Iterable[Node], below: Callable[[Node], Sequence[Node]]) -> Iterator[Node]:
-    """Every distinct node that is reached from the roots, what is below a node before it."""
-    seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
-    while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            yield node
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((part, False) for part in reversed(below(node)))
 
 
 def walk(*roots: Term) -> Iterator[Term]:

@@ -17,9 +17,9 @@ A reduction binds its axis lexically: in ``sum[j](x[i,j] / sum[j](x[i,j]))`` the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 DTYPES = ("f8e4m3", "f16", "bf16", "f32", "f64", "i32", "i64", "bool")
@@ -147,10 +147,13 @@ def rebuild(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
             return expr
 
 
-def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every distinct subexpression of the roots, children before parents."""
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+Node = TypeVar("Node", bound=Hashable)
+
+
+def post_order(roots: Iterable[Node], below: Callable[[Node], Sequence[Node]]) -> Iterator[Node]:
+    """Every distinct node that is reached from the roots, what is below a node before it."""
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
     while stack:
         node, expanded = stack.pop()
         if expanded:
@@ -158,7 +161,12 @@ def walk(*roots: Expr) -> Iterator[Expr]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((child, False) for child in reversed(children(node)))
+            stack.extend((part, False) for part in reversed(below(node)))
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct subexpression of the roots, children before parents."""
+    return post_order(roots, children)
 
 
 def transform(expr: Expr, step: Callable[[Expr], Expr], memo: dict[Expr, Expr] | None = None) -> Expr:

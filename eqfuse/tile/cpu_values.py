@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from eqfuse.tile.dtypes import INTEGERS
 
@@ -113,9 +113,6 @@ class Item:
     @property
     def is_real(self) -> bool:
         return self.dtype not in INTEGERS
-
-    def retyped(self, dims: tuple[str, ...]) -> Item:
-        return replace(self, dims=dims)
 
 
 @dataclass
