@@ -33,7 +33,7 @@ RESULTS = Path("bench/results")
 def run(name: str, options: Options, *, output: Path | None = None, console: Console | None = None) -> int:
     """Run one benchmark, print its table, write JSON; 0 where nothing failed, else 1.
 
-    Raises EqfuseError for an unknown benchmark or workload.
+    Raises EqfuseError for an unknown benchmark or workload, and where a package is missing.
     """
     if name not in REPORTS:
         hint = did_you_mean(name, REPORTS) or "benchmarks: " + " ".join(REPORTS)
@@ -41,9 +41,13 @@ def run(name: str, options: Options, *, output: Path | None = None, console: Con
     if not select(options.only):
         names = " ".join(workload.name for workload in select(None))
         raise EqfuseError(f"no workload starts with {options.only!r}", hint=f"workloads: {names}")
-    module = import_module(f"bench.{name}_report")
-    report = Report(module.TITLE, module.COLUMNS, path=output or RESULTS / f"{name}.json")
-    module.run(options, report)
+    try:
+        module = import_module(f"bench.{name}_report")
+        report = Report(module.TITLE, module.COLUMNS, path=output or RESULTS / f"{name}.json")
+        module.run(options, report)
+    except ModuleNotFoundError as error:
+        hint = "pip install -c constraints.txt -e '.[bench]' brings what the benchmarks need"
+        raise EqfuseError(f"bench {name} needs {error.name}, which is not installed", hint=hint) from None
     report.write()
     shown = console or Console()
     report.print(shown)

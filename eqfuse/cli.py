@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scalar", action="append", default=[], metavar="NAME=X", help="value of a run-time scalar"
     )
     run.add_argument("--inputs", type=Path, metavar="FILE.npz", help="tensors by name; the others are random")
-    run.add_argument("--output", type=Path, metavar="FILE.npz", help="where to write the results")
+    run.add_argument("--output", type=_writable, metavar="FILE.npz", help="where to write the results")
     run.add_argument("--seed", type=int, default=0, help="of the random tensors")
     run.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
     run.add_argument("--device", default="cpu", help="where the tensors live: cpu (default) or cuda")
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_program(emit)
     emit.add_argument("--target", default="sm_90", help="sm_80, sm_90 (default), sm_100, h200 or gfx942")
     emit.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
-    emit.add_argument("--output", type=Path, metavar="FILE.py", help="write the source there")
+    emit.add_argument("--output", type=_writable, metavar="FILE.py", help="write the source there")
 
     explain = add(
         "explain", _explain, "print how the kernel of a program was derived, every step of it a rule"
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--target", default="auto", help="auto (default: the CPU), or a target of emit")
     explain.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
-    explain.add_argument("--output", type=Path, metavar="FILE", help="write it there")
+    explain.add_argument("--output", type=_writable, metavar="FILE", help="write it there")
 
     verify = add("verify", _verify, "verify the kernel of a program, or that two programs are equivalent")
     _add_program(verify)
@@ -104,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
     bench.add_argument("--small", action="store_true", help="only the small sizes")
     bench.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    bench.add_argument("--output", type=Path, metavar="FILE.json", help="default: bench/results/NAME.json")
+    bench.add_argument(
+        "--output", type=_writable, metavar="FILE.json", help="default: bench/results/NAME.json"
+    )
     bench.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
     bench.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
     bench.add_argument("--examples", type=int, default=500, metavar="N", help="fuzz: how many programs")
@@ -129,6 +132,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("reductions", _reductions, "the registered reductions: what each gives, and why")
     return parser
+
+
+def _writable(file: str) -> Path:
+    """Where results go; refused before anything is run for them."""
+    path = Path(file)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{file!r} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"no permission to write {file!r}")
+    return path
 
 
 def _add_program(command: argparse.ArgumentParser) -> None:

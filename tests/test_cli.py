@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,27 @@ def test_emit_writes_a_module(softmax: str, tmp_path: Path) -> None:
     text = out.read_text()
     compile(text, str(out), "exec")
     assert "@triton.jit" in text and "import eqfuse" not in text
+
+
+@pytest.mark.parametrize(
+    "file, why", [(".", "is a folder"), ("missing/kernel.py", "there is no folder 'missing'")]
+)
+def test_output_that_cannot_be_written_is_refused_first(
+    softmax: str, file: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["emit", softmax, "--output", file])
+    assert why in capsys.readouterr().err
+
+
+def test_a_benchmark_names_the_package_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "bench.fuzz_report", raising=False)
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    text = error_of(capsys, "bench", "fuzz")
+    assert text.startswith("bench fuzz needs hypothesis, which is not installed\n")
+    assert "pip install" in text
 
 
 def test_verify_tells_equal_from_different(

@@ -286,7 +286,9 @@ def _plain(x: Form) -> bool:
 
 
 def _power(base: float, exponent: int) -> float:
-    """inf where the number of terms is beyond a float."""
+    """inf where the number of terms is beyond a float; that of no factors is 1, whatever the base."""
+    if exponent == 0:
+        return 1.0
     return base**exponent if exponent * np.log(base) < 600 else float("inf")
 
 
