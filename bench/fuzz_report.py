@@ -12,6 +12,7 @@ Each schedule runs twice: the plan for these sizes in its own tiles, and the pla
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -207,6 +208,12 @@ def _explore(tally: Tally, seed: str, examples: int) -> tuple[Example, Outcome] 
         if not smallest:
             tally.count(example, outcome)
         if outcome.failed:
+            if not smallest:
+                print(
+                    f"seed {seed}, {outcome.kind}: {outcome.why}\n{example}\nshrinking",
+                    file=sys.stderr,
+                    flush=True,
+                )
             smallest[:] = [(example, outcome)]
             raise Found(outcome.why)
 
