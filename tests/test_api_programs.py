@@ -26,6 +26,11 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         {"x": normal(3, 17, 19)},
         {},
     ),
+    "a choice that is known, of two tiles": (
+        "y[i,j] = where(2 > 0, sum[k](x[i,k]) - sum[k](x[i,k]), exp(u[j,i]))",
+        {"x": normal(3, 7), "u": normal(4, 3)},
+        {},
+    ),
     "two reductions over different axes": (
         "y[i,j] = x[i,j] / sum[j](sq(x[i,j])) - max[i](x[i,j])",
         {"x": x},

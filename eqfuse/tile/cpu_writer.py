@@ -185,13 +185,15 @@ class Writer:
     def release(self, scope: Scope) -> None:
         """Deletes the tiles that died in the statement just written."""
         dead = [storage for storage in scope.storages if self.is_dead(storage)]
-        texts = [
+        texts = dict.fromkeys(
             text
             for storage in dead
             if any(len(self.items[name].dims) > 1 for name in storage.names if name in self.items)
             for text in storage.texts
-        ]
+        )
         scope.storages = [storage for storage in scope.storages if storage not in dead]
+        for storage in scope.storages:  # a name may stand for one of two tiles, and is deleted once
+            storage.texts[:] = [text for text in storage.texts if text not in texts]
         if texts:
             scope.lines.append(Line("", forgets=tuple(texts)))
 
