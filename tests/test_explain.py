@@ -213,6 +213,13 @@ def test_why_not_says_where_no_rule_repairs_a_reduction() -> None:
     assert text.endswith("no rule repairs a prod over j once what it reads has changed")
 
 
+def test_why_not_says_that_a_merge_would_lose_infinities() -> None:
+    source = "y[i] = sum[j](u[i,j] * (x[i,j] - max[j](x[i,j])))"
+    (text,) = kernel(source).why_not()
+    assert "no repair of the sum over j restores it where a value or max_j is infinite (line 1)" in text
+    assert text.endswith("it would make a number of what is infinite or NaN in the program as written")
+
+
 def test_why_not_is_empty_where_all_is_fused() -> None:
     assert kernel(ATTENTION).why_not() == ()
 

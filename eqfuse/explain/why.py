@@ -27,6 +27,11 @@ RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "tame
 """Conditions on values (not on what depends on what): without one of them a rule may have helped."""
 
 
+LOSES_INFINITIES = (
+    "a merge was derived, and refused: it would make a number of what is infinite or NaN in the program as written"
+)
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why one reduction is not fused: what stands in the way, where in the source, and what would have helped."""
@@ -180,7 +185,11 @@ def refusals(
         keys = [key for key, known in groups.items() if known is group]
         for obstacle in group.obstacles:
             (axis, reduces, suffix), *_ = keys
-            helped = nearest(axis, reduces, suffix, order, program.strict_casts, rules)
+            helped = (
+                LOSES_INFINITIES
+                if obstacle.derived
+                else nearest(axis, reduces, suffix, order, program.strict_casts, rules)
+            )
             assert isinstance(obstacle.reduction, Reduce)
             yield Refusal(
                 obstacle.reduction,

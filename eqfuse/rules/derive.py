@@ -460,7 +460,7 @@ def unrestored(axis: str, state: State, total: Expr) -> Obstacle:
     condition = (
         f"no repair of the sum over {axis} restores it where a value or {_producers(total)} is infinite"
     )
-    return Obstacle(Reduce(state.op, axis, state.body), total, condition)
+    return Obstacle(Reduce(state.op, axis, state.body), total, condition, derived=True)
 
 
 def _producers(expr: Expr) -> str:

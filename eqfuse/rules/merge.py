@@ -76,11 +76,12 @@ class Merge:
 @dataclass(frozen=True)
 class Obstacle:
     """Why a group has no merge: the reduction, the factor or term that depends on other states,
-    and the condition that no rule could meet."""
+    and the condition that no rule could meet. `derived`: there is a merge, which infinities would not survive."""
 
     reduction: Expr
     factor: Expr
     condition: str
+    derived: bool = False
 
 
 @dataclass(frozen=True)
