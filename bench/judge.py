@@ -2,7 +2,8 @@
 
 The yardstick is the unfused program's own error. It is measured twice: once as it happens in the kernel's
 precision, and, because a single rounding error may be 0 by luck, as the largest deviation among runs in
-which every operation of the unfused program is disturbed by one unit of rounding, at random. The latter
+which every operation of the unfused program is disturbed by one unit of rounding, at random, and so is every
+operand of a sum or a difference: a value that is used twice may be computed in two ways. The latter
 (Monte Carlo arithmetic: Parker, "Monte Carlo arithmetic: how to gamble with floating point and win", 2000)
 scales with the condition of the program: where its operations cancel, or a comparison stands on the edge,
 the runs differ, and only there a fused program may differ as much.
@@ -58,6 +59,8 @@ class Disturbed(FloatDomain):
             value = self._off(np.asarray(args[0]), 2 * ROUNDING[fn])
             tiny = torch.finfo(TORCH_DTYPES[fn]).smallest_normal * 2 * ROUNDING[fn]
             return super().call(fn, [value + tiny * self.random.integers(-1, 2, value.shape)])
+        if fn in ("add", "sub"):
+            args = [self._off(np.asarray(arg), self.unit) for arg in args]
         found = super().call(fn, args)
         return found if fn in EXACT else self._off(found, self.unit)
 

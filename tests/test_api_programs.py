@@ -26,6 +26,17 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         {"x": normal(3, 17, 19)},
         {},
     ),
+    "a stored reduction reads one that is stored for another": (
+        """
+        i: axis[j]
+        m[i] = max[j](where(j <= i, x[j], -inf))
+        n[i] = max[j](min(where(i - j < 0, f32(where(j <= i, x[j], -inf) - m[i]), -inf), m[i]))
+        y[j] = logsumexp[i](max(bf16(n[i]), m[i]))
+        return m, y
+        """,
+        {"x": normal(9)},
+        {},
+    ),
     "a choice that is known, of two tiles": (
         "y[i,j] = where(2 > 0, sum[k](x[i,k]) - sum[k](x[i,k]), exp(u[j,i]))",
         {"x": normal(3, 7), "u": normal(4, 3)},

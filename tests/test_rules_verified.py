@@ -28,6 +28,7 @@ FUSED = {
         s[i] = max[j](abs(x[i,j]))
         y[i] = sum[j](x[i,j] / s[i] * where(u[i,j] > 0, x[i,j] / s[i], 0))
         """,
+    "equal shadows of different residues": "d = argmax[j](floor(erf(x[j] * y[j]) * 2))",
     "deviation over two axes": "a = std[i,j]((sq(0.1) * (x[j] * 0.5)) + 0.1)",
 }
 

@@ -100,6 +100,22 @@ def _stages(members: Collection[Reduce]) -> dict[Reduce, int]:
     return stages
 
 
+def _makers_first(outputs: Sequence[Output]) -> list[Output]:
+    """The outputs, each after those that it reads: one that was found early may read what was cut later."""
+    by_name = {output.name: output for output in outputs}
+    found: dict[str, Output] = {}
+
+    def visit(output: Output) -> None:
+        for node in walk(output.expr):
+            if isinstance(node, Load) and node.tensor in by_name and node.tensor not in found:
+                visit(by_name[node.tensor])
+        found.setdefault(output.name, output)
+
+    for output in outputs:
+        visit(output)
+    return list(found.values())
+
+
 def work(expr: Expr, extents: Mapping[str, int]) -> float:
     """Operations to evaluate an expression once at every position of its free axes."""
     total = 0.0
@@ -142,7 +158,7 @@ class Partition:
             for r, o in stored.items()
         ]
         readers = [replace(o, expr=replaced(o.expr, reads)) for o in outputs]
-        clusters = self._cluster([*makers, *readers])
+        clusters = self._cluster([*_makers_first(makers), *readers])
         return tuple(self._shape(f"kernel{i + 1}", cluster) for i, cluster in enumerate(clusters))
 
     # -- what is materialised ----------------------------------------------------------------------

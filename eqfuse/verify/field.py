@@ -5,7 +5,8 @@ A value carries up to two residues and a shadow:
     p   residue modulo the safe prime p = 2q + 1
     q   residue modulo q, while it is known: + - * / of inputs and constants have it, exp consumes it
         (Mirage, section 5: one prime outside the exponents, one inside)
-    shadow   the real number it stands for, in float64; decides order and nothing else
+    shadow   the real number it stands for, in float64; decides order and nothing else. Values whose shadows are
+             equal although their residues are not (saturated, or rounded to integers) are ordered by residues
 
 The squares modulo p have order q and play the positive reals: ``exp(x) = omega ** x.q`` is a homomorphism,
 ``log`` is its inverse, ``sqrt(a) = a ** ((p + 1) / 4)`` is multiplicative on squares. A value whose residue
@@ -252,10 +253,12 @@ class FieldDomain:
         return self._settle(result, x, y, poles=pole & ~broken)
 
     def _maximum(self, x: FieldArray, y: FieldArray) -> FieldArray:
-        return self.where((x.shadow >= y.shadow) | np.isnan(x.shadow), x, y)
+        first = (x.shadow >= y.shadow) & ~_settled_by_residues(y, x)
+        return self.where(first | np.isnan(x.shadow), x, y)
 
     def _minimum(self, x: FieldArray, y: FieldArray) -> FieldArray:
-        return self.where((x.shadow <= y.shadow) | np.isnan(x.shadow), x, y)
+        first = (x.shadow <= y.shadow) & ~_settled_by_residues(x, y)
+        return self.where(first | np.isnan(x.shadow), x, y)
 
     def _abs(self, x: FieldArray) -> FieldArray:
         result = self.where(x.shadow < 0, self._neg(x), x)
@@ -416,13 +419,12 @@ class FieldDomain:
                 case "ne":
                     return ~same
                 case "lt":
-                    return (left.shadow < right.shadow) & ~same
+                    below = (left.shadow < right.shadow) & ~same
+                    return below | _settled_by_residues(right, left)
                 case "le":
-                    return (left.shadow <= right.shadow) | same
-                case "gt":
-                    return (left.shadow > right.shadow) & ~same
-                case "ge":
-                    return (left.shadow >= right.shadow) | same
+                    return ((left.shadow <= right.shadow) & ~_settled_by_residues(left, right)) | same
+                case "gt" | "ge":
+                    return self.compare({"gt": "lt", "ge": "le"}[fn], right, left)
         raise ValueError(f"{fn} is not a comparison")
 
     def _same(self, left: FieldArray, right: FieldArray) -> Truths:
@@ -465,7 +467,7 @@ class FieldDomain:
                 parts = [self.take(value, (*index, at)) for at in range(count)]
                 return reduce(lambda x, y: self.call("mul", [x, y]), parts)
             case "max" | "min":
-                at = np.expand_dims((np.argmax if op == "max" else np.argmin)(value.shadow, axis=axis), axis)
+                at = np.expand_dims(_extreme(op, value, axis), axis)
                 self._note_extremes(op, at, count)
                 return value.each(lambda part: np.take_along_axis(part, at, axis).reshape(rest))
         raise ValueError(f"{op} is not a reduction")
@@ -559,6 +561,31 @@ def _exact_zeros(residue: Residues | None, shadow: Reals, scale: Callable[[], Re
     if not suspect.any():
         return shadow + 0.0  # there is one zero
     return np.where(suspect & (np.abs(shadow) <= _NEAR_ZERO * scale()), 0.0, shadow)
+
+
+def _settled_by_residues(greater: FieldArray, less: FieldArray) -> Truths:
+    """Whether the first value comes after the second by its residue, where their shadows cannot tell. What has the
+    shadow 0 is neither positive nor negative."""
+    tied: Truths = (greater.shadow == less.shadow) & (greater.shadow != 0) & np.isfinite(greater.shadow)
+    if tied.any():
+        for x, y in ((greater.p, less.p), (greater.q, less.q)):
+            if x is not None and y is not None:
+                return tied & (x > y)
+    return np.zeros_like(tied)
+
+
+def _extreme(op: str, value: FieldArray, axis: int) -> npt.NDArray[np.intp]:
+    """Where the greatest or least element of every line is; a NaN counts as such."""
+    first = np.argmax if op == "max" else np.argmin
+    at: npt.NDArray[np.intp] = first(value.shadow, axis=axis)
+    residue = value.q if value.p is None else value.p
+    best = np.take_along_axis(value.shadow, np.expand_dims(at, axis), axis)
+    tied = value.shadow == best
+    if residue is None or not ((tied.sum(axis) > 1) & np.squeeze(best != 0, axis)).any():
+        return at
+    among = np.where(tied, residue, -1 if op == "max" else np.iinfo(residue.dtype).max)
+    settled = np.squeeze(np.isfinite(best) & (best != 0), axis)
+    return np.where(settled, first(among, axis=axis), at)
 
 
 def _marked(mark: np.uint8, elements: Truths | np.bool_) -> Marks | None:
