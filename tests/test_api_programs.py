@@ -37,6 +37,15 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         {"x": normal(9)},
         {},
     ),
+    "a cascade that also reads a sum over another axis": (
+        """
+        a[i] = sum[d](u[i,d])
+        m[i] = max[j](x[i,j])
+        y[i] = sum[j](exp(x[i,j] - m[i]) * relu(x[i,j] + a[i]))
+        """,
+        {"x": normal(3, 43), "u": normal(3, 7)},
+        {},
+    ),
     "a choice that is known, of two tiles": (
         "y[i,j] = where(2 > 0, sum[k](x[i,k]) - sum[k](x[i,k]), exp(u[j,i]))",
         {"x": normal(3, 7), "u": normal(4, 3)},
@@ -170,6 +179,15 @@ def test_program_in_every_schedule(name: str) -> None:
         assert kernel.plan.schedule == prefer
         assert kernel.certificate.ok
     assert ran >= 2
+
+
+def test_one_pass_waits_for_what_another_axis_gives() -> None:
+    """The maximum is not needed before the sum over d is there, so that one loop over j computes all."""
+    source, given, _ = PROGRAMS["a cascade that also reads a sum over another axis"]
+    kernel = eq.compile(source, prefer="rolling")
+    kernel(**given)
+    assert [group.group.axis for group in kernel.plan.kernels[0].groups] == ["d", "j"]
+    assert kernel.why_not() == ()
 
 
 def test_strict_casts_keep_what_is_rounded() -> None:

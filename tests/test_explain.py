@@ -220,6 +220,12 @@ def test_why_not_says_that_a_merge_would_lose_infinities() -> None:
     assert text.endswith("it would make a number of what is infinite or NaN in the program as written")
 
 
+def test_why_not_with_a_factor_that_another_pass_made() -> None:
+    source = "a[i] = sum[d](u[i,d])\nm[i] = max[j](x[i,j])\ny[i] = max[j](round(x[i,j] - m[i]) * sqrt(a[i]))"
+    (text,) = kernel(source).why_not()
+    assert "in round(x[i, j] - max_j), no rule separates what varies along j from the value of max_j" in text
+
+
 def test_why_not_is_empty_where_all_is_fused() -> None:
     assert kernel(ATTENTION).why_not() == ()
 

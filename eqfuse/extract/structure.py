@@ -91,12 +91,20 @@ _FRONTIERS: WeakKeyDictionary[Expr, tuple[Reduce, ...]] = WeakKeyDictionary()
 
 
 def _stages(members: Collection[Reduce]) -> dict[Reduce, int]:
-    """How many changes of axis lie between each reduction of a kernel and the inputs, in dependency order."""
+    """How many changes of axis lie between each reduction of a kernel and the inputs, in dependency order. What
+    one pass over an axis computes waits for a later pass over that axis if nothing before reads it: one is left."""
     stages: dict[Reduce, int] = {}
+    below: dict[Reduce, list[Reduce]] = {}
     for reduce in reductions(*members):
         if reduce in members:
-            below = [q for q in frontier(reduce.body) if q in members]
-            stages[reduce] = max((stages[q] + (q.axis != reduce.axis) for q in below), default=0)
+            below[reduce] = [q for q in frontier(reduce.body) if q in members]
+            stages[reduce] = max((stages[q] + (q.axis != reduce.axis) for q in below[reduce]), default=0)
+    for stage, axis in sorted({(stages[r], r.axis) for r in stages}, reverse=True):
+        late = min((s for r, s in stages.items() if r.axis == axis and s > stage), default=stage)
+        waiting = [r for r, s in stages.items() if (s, r.axis) == (stage, axis)]
+        readers = [r for r in stages if r not in waiting and not set(below[r]).isdisjoint(waiting)]
+        if late > stage and all(stages[r] - (r.axis != axis) >= late for r in readers):
+            stages.update(dict.fromkeys(waiting, late))
     return stages
 
 

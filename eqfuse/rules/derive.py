@@ -278,8 +278,9 @@ class _Search:
         known = {row[0] for row in self.graph.facts["nonneg"]}
 
         def nonneg(value: Expr) -> bool:
+            # What another pass has made is a leaf of this e-graph, of which it knows nothing.
             term = self.encoder.terms["A"][value]
-            return self.graph.roots[term.removeprefix("$")] in known
+            return self.graph.roots.get(term.removeprefix("$")) in known
 
         return obstacle(self.axis, state, nonneg)
 
@@ -421,12 +422,12 @@ def obstacle(axis: str, state: State, nonneg: Callable[[Expr], bool]) -> Obstacl
     unsigned = [
         part for part in _where_signs_matter(state) for part in _fixed_factors(part, axis) if not nonneg(part)
     ]
-    if unsigned:
+    if mixed:
+        condition = f"no rule separates what varies along {axis} from the value of {_producers(factor)} in it"
+    elif unsigned:
         condition = (
             f"no fact says that {show(unsigned[0])} >= 0, so that it could leave the {state.op} over {axis}"
         )
-    elif mixed:
-        condition = f"no rule separates what varies along {axis} from the value of {_producers(factor)} in it"
     else:
         condition = f"no factor or term of it can leave the {state.op} over {axis}"
     return Obstacle(Reduce(state.op, axis, state.body), factor, condition)
