@@ -37,6 +37,7 @@ from eqfuse.kernel import Kernel
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.cpu import CpuProgram
+from eqfuse.verify.certificate import Certificate
 
 BATCH = 50
 """Programs of one run of hypothesis. Batch n has the seed of the report + n, so that it can be run alone."""
@@ -71,11 +72,22 @@ def check(example: Example) -> Outcome:
     try:
         return _checked(example)
     except VerificationError as error:
+        if _is_never_a_number(error.certificate):
+            return Outcome("refused", "an output is infinite or NaN whatever the inputs")
         return Outcome("not verified", str(error))
     except EqfuseError as error:
         return Outcome("refused", one_line(error))
     except Exception as error:  # noqa: BLE001  (whatever it is, a valid program must not cause it)
         return Outcome("broken", f"{type(error).__name__}: {error}")
+
+
+def _is_never_a_number(certificate: Certificate | None) -> bool:
+    """Whether all that could not be compared are infinities and NaN of the program itself."""
+    return (
+        certificate is not None
+        and certificate.counterexample is None
+        and not any(stage.undefined or stage.signs for stage in certificate.stages)
+    )
 
 
 def _checked(example: Example) -> Outcome:

@@ -223,6 +223,7 @@ def verify(
         raise VerificationError(
             f"the fused program was not verified: {certificate.reason}",
             hint=str(certificate.counterexample or "no counterexample: too little could be compared"),
+            certificate=certificate,
         )
     return certificate
 

@@ -6,6 +6,10 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eqfuse.verify.certificate import Certificate
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,12 @@ class ScheduleError(EqfuseError):
 
 
 class VerificationError(EqfuseError):
-    """A stage of the pipeline does not compute what the source says; carries a counterexample."""
+    """A stage of the pipeline does not compute what the source says, or nothing could tell. `certificate` is what
+    verification found, its counterexample if there is one."""
+
+    def __init__(self, message: str, *, hint: str = "", certificate: Certificate | None = None) -> None:
+        self.certificate = certificate
+        super().__init__(message, hint=hint)
 
 
 def source_lines(source: str) -> list[str]:

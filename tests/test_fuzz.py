@@ -52,6 +52,8 @@ def test_what_cannot_be_fused_and_what_is_no_program() -> None:
     rounded = "x: f32[i,j]\ny[i] = sum[j](round(x[i,j] / max[j](abs(x[i,j]))))"
     assert check(replace(SOFTMAX, source=rounded)).kind == "fallen back"
     assert check(replace(SOFTMAX, source="x: f32[i,j]\ny[i] = sum[j](x[i])")).kind == "refused"
+    never = check(replace(SOFTMAX, source="x: f32[i,j]\ny[i] = sum[j](sqrt(-1 - sq(x[i,j])))"))
+    assert (never.kind, never.why) == ("refused", "an output is infinite or NaN whatever the inputs")
 
 
 def test_a_wrong_kernel_is_a_mismatch_and_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,8 @@ RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "tame
 
 
 LOSES_INFINITIES = (
-    "a merge was derived, and refused: it would make a number of what is infinite or NaN in the program as written"
+    "a merge was derived, and refused: "
+    "it would make a number of what is infinite or NaN in the program as written"
 )
 
 
