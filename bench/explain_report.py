@@ -15,6 +15,7 @@ from rich.progress import track
 import eqfuse as eq
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import Workload, select
+from eqfuse.errors import BudgetError
 from eqfuse.kernel import Kernel
 from eqfuse.rules.check import known_rules
 from eqfuse.rules.examine import examine
@@ -100,6 +101,9 @@ def is_refused_without(rule: str, kernel: Kernel) -> bool:
 
 
 def is_derived_without(rule: str, kernel: Kernel) -> bool:
-    """Whether the same kernels follow in another way where a rule does not exist."""
+    """Whether the same kernels follow in another way where a rule does not exist, within the budget."""
     derived = kernel.derived
-    return survives(rule, derived.program, derived.outputs, derived.groups, kernel.plan)
+    try:
+        return survives(rule, derived.program, derived.outputs, derived.groups, kernel.plan)
+    except BudgetError:
+        return False
