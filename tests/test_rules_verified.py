@@ -28,6 +28,11 @@ FUSED = {
         s[i] = max[j](abs(x[i,j]))
         y[i] = sum[j](x[i,j] / s[i] * where(u[i,j] > 0, x[i,j] / s[i], 0))
         """,
+    "product of states that are infinite and 0 at first": """
+        a = max[j](x[j]) * sum[j](y[j])
+        b = sum[j](y[j] - a)
+        c = sum[j](exp(x[j] - max[j](x[j])) * a)
+        """,
     "equal shadows of different residues": "d = argmax[j](floor(erf(x[j] * y[j]) * 2))",
     "deviation over two axes": "a = std[i,j]((sq(0.1) * (x[j] * 0.5)) + 0.1)",
 }

@@ -52,6 +52,9 @@ def guarded(fn: str, value: Expr) -> Expr:
         case Call("add" | "sub" as sign, (a, b)) if fn == "finite" and reads_state(value):
             # term by term: -inf + inf would be NaN, and of a difference of two sums rules cancel common terms
             return call(sign, guarded(fn, a), guarded(fn, b))
+        case Call("mul", (a, b)) if reads_state(a) and reads_state(b):
+            # a maximum of nothing times a sum of nothing would be NaN
+            return call(fn, call("mul", guarded("finite", a), guarded("finite", b)))
         case _:
             return call(fn, value)
 
