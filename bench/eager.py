@@ -242,3 +242,10 @@ def moe_routing(x: Tensor, W: Tensor, K: int) -> tuple[Tensor, Tensor]:
     chosen, experts = torch.sort(probabilities, dim=-1, descending=True, stable=True)
     weights = chosen[:, :K]
     return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), experts[:, :K]
+
+
+def moe_routing_logits(x: Tensor, W: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """The same experts and weights, of the logits: the softmax of the chosen ones."""
+    logits = wide(x) @ wide(W).transpose(0, 1)
+    chosen, experts = torch.sort(logits, dim=-1, descending=True, stable=True)
+    return torch.softmax(chosen[:, :K], -1).to(x.dtype), experts[:, :K]

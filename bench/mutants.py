@@ -143,6 +143,11 @@ SOURCES: Mapping[str, str] = {
         x: f32[i, j]
         y[i] = argmax[j](x[i,j])
         """,
+    "the two greatest": """
+        x: f32[i, j]
+        k: axis[2]
+        y[i, k], p[i, k] = topk[j, k](x[i,j])
+        """,
 }
 """Programs that mutants are made in. They return their maxima, scales and means: a softmax is the same under any
 shift, and a norm under any scale, so that a wrong one would be no mistake but for overflow."""
@@ -180,7 +185,7 @@ class Subject:
 
     @cached_property
     def vanishing(self) -> tuple[str, ...]:
-        """States that are 0 for all inputs in exact arithmetic: what they hold is rounding alone."""
+        """Sums that are 0 for all inputs in exact arithmetic: what they hold is rounding alone."""
         values: dict[Expr, Expr] = {}
         outputs: list[Output] = []
         for group in self.derived.groups.values():
@@ -188,6 +193,8 @@ class Subject:
                 body = replaced(state.body, values)
                 value = Reduce(state.op, group.axis, body)
                 values[Local(state.name, state.dims)] = value
+                if state.op != "sum":
+                    continue
                 size = Reduce("sum", group.axis, call("abs", body))
                 outputs += [
                     Output(state.name, state.dims, value),

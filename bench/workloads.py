@@ -68,7 +68,8 @@ class Workload:
     """A program with its inputs and its unfused form.
 
     `eager` takes tensors, scalars and constants by name and returns the outputs in program order. `refused` are the
-    schedules that need a merge which the program has not.
+    schedules that need a merge which the program has not, `checked` the papers' cases that `bench workloads` runs, as
+    a CPU does them in seconds.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Workload:
     eager: Callable[..., Outputs]
     cases: Mapping[str, Case] = field(repr=False)
     refused: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
 
     @property
     def paper_cases(self) -> tuple[Case, ...]:
@@ -165,6 +167,7 @@ def _add(
     constants: Callable[[Mapping[str, int]], Mapping[str, Number]] = lambda sizes: {},
     dtype: str = "f16",
     refused: tuple[str, ...] = (),
+    checked: tuple[str, ...] = (),
 ) -> None:
     """Enter a workload; `dtype` is that of the papers' cases (`small`, `cpu` and `long` are float32)."""
 
@@ -174,7 +177,7 @@ def _add(
 
     specs = {tensor: TensorSpec.parse(text) for tensor, text in tensors.items()}
     entries = {label: case(label, sizes) for label, sizes in cases.items()}
-    WORKLOADS[name] = Workload(name, family, _program(source), specs, run, entries, refused)
+    WORKLOADS[name] = Workload(name, family, _program(source), specs, run, entries, refused, checked)
 
 
 def select(pattern: str | None) -> list[Workload]:
@@ -771,6 +774,14 @@ def _experts(t: int, d: int, e: int, k: int) -> dict[str, int]:
     return {"t": t, "d": d, "e": e, "k": k}
 
 
+_ROUTING: Mapping[str, Mapping[str, int]] = {
+    "small": _experts(5, 19, 7, 3),
+    "cpu": _experts(512, 768, 64, 6),
+} | {
+    name: _experts(row["tokens"], row["hidden"], row["experts"], row["topk"])
+    for name, row in _redfuser("redfuser_moe_routing").items()
+}
+
 _add(
     "moe_routing",
     "redfuser",
@@ -784,14 +795,26 @@ _add(
     """,
     {"x": "T[t, d]", "W": "T[e, d] ~ weight"},
     eager.moe_routing,
-    {"small": _experts(5, 19, 7, 3), "cpu": _experts(512, 768, 64, 6)}
-    | {
-        name: _experts(row["tokens"], row["hidden"], row["experts"], row["topk"])
-        for name, row in _redfuser("redfuser_moe_routing").items()
-    },
+    _ROUTING,
     constants=lambda sizes: {"K": sizes["k"]},
-    refused=(
-        "rolling",
-        "split_k",
-    ),  # a rank is chosen among what the ranks before have left of the whole axis
+    # what it ranks changes with the row's maximum and sum, by a factor that leaves no rank where it is not finite
+    refused=("rolling", "split_k"),
+    checked=tuple(_redfuser("redfuser_moe_routing")),
+)
+_add(
+    "moe_routing_logits",
+    "redfuser",
+    """
+    k: axis[K]
+    L[t,e] = sum[d](x[t,d] * W[e,d])
+    v[t,k], E[t,k] = topk[e,k](L[t,e])
+    P[t,k] = exp(v[t,k] - max[k](v[t,k]))
+    G[t,k] = P[t,k] / sum[k](P[t,k])
+    return G, E
+    """,
+    {"x": "T[t, d]", "W": "T[e, d] ~ weight"},
+    eager.moe_routing_logits,
+    _ROUTING,
+    constants=lambda sizes: {"K": sizes["k"]},
+    checked=("R1", "R4", "R8"),
 )

@@ -54,7 +54,7 @@ COLUMNS = (
 def run(options: Options, report: Report) -> None:
     """Raises nothing for a program that fails: it is a line of `failures`."""
     for workload in each(select(options.only)):
-        for label in ("small",) if options.small else ("small", "cpu"):
+        for label in ("small",) if options.small else ("small", "cpu", *workload.checked):
             row = _row(workload, workload.cases[label], options.device)
             report.add(row)
             report.failures += [f"{workload.name} {label}: {problem}" for problem in row["problems"]]

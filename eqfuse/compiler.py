@@ -118,12 +118,16 @@ class Compiled:
     device: Device
 
 
-def derive(source: str, scalars: Mapping[str, float] | None, strict_casts: bool) -> Derived:
-    """Parse and saturate: everything that does not depend on sizes."""
+def derive(
+    source: str, scalars: Mapping[str, float] | None, strict_casts: bool, *, made: bool = False
+) -> Derived:
+    """Parse and saturate: everything that does not depend on sizes. The size of a program that was `made` of another
+    one is not limited: it has no longer terms, however often it reads them."""
     timings = Timings()
     with timings.stage("parse"):
         program = parse(source, scalars=scalars, strict_casts=strict_casts)
-        check_written_size(program)
+        if not made:
+            check_written_size(program)
         program_dtypes(program)
     with timings.stage("derive"):
         outputs, report = prepare(program)

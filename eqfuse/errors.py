@@ -104,8 +104,23 @@ def locate(source: str, text: str) -> Span | None:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` was probably meant to be."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
+    """The known name that `name` was probably meant to be: alike, and a mistake for each four letters away at most."""
+    alike = difflib.get_close_matches(name, sorted(known))
+    return next((other for other in alike if _mistakes(name, other) <= max(1, len(name) // 4)), None)
+
+
+def _mistakes(written: str, meant: str) -> int:
+    """Letters left out, put in, replaced or swapped with the next one, to write one word for the other."""
+    rows = [list(range(len(meant) + 1))]
+    for i, letter in enumerate(written, start=1):
+        row = [i]
+        for j, other in enumerate(meant, start=1):
+            fewest = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter + written[i - 2] == meant[j - 2] + other:
+                fewest = min(fewest, rows[-2][j - 2] + 1)
+            row.append(fewest)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ mha mha_decode mla quant_gemm variance inertia sum_sum
 mha_incremental mha_speculative mha_chunked_prefill gqa_incremental gqa_speculative gqa_chunked_prefill
 mqa_incremental mqa_speculative mqa_chunked_prefill lora mlp gated_mlp
 softmax log_softmax logsumexp layernorm cross_entropy softmax_entropy attention_lse qknorm_attention
-weighted_variance covariance cosine_similarity moe_routing
+weighted_variance covariance cosine_similarity moe_routing moe_routing_logits
 """
 
 
@@ -37,7 +37,8 @@ def test_every_row_of_the_papers_tables_is_a_case() -> None:
     assert cases("quant_gemm") == {f"Q{n}" for n in range(1, 11)}
     assert cases("variance") == {f"V{n}" for n in range(1, 9)}
     assert cases("inertia") == {f"I{n}" for n in range(1, 9)}
-    assert cases("moe_routing") == {f"R{n}" for n in range(1, 9)}
+    assert cases("moe_routing") == set(WORKLOADS["moe_routing"].checked) == {f"R{n}" for n in range(1, 9)}
+    assert cases("moe_routing_logits") > set(WORKLOADS["moe_routing_logits"].checked)
     assert len(cases("l2norm")) == 32
     assert cases("gqa_prefill") == {f"n{2**p}" for p in range(7, 16)}
 

@@ -277,6 +277,9 @@ def test_a_reduction_with_a_state_is_combined_as_it_is_defined() -> None:
     found = eq.compile("a[i] = argmax[j](x[i,j])", target="cpu", verify=False)
     assert {"split-argmax.k", "split-argmax.v"} <= set(found.derivation.rules)
     assert found.derivation.check()
+    assert "argmax of a disjoint union: the state that comes first, by v, -k" in found.explain()
+    found = eq.compile("a[i], b[i] = mean_var[j](x[i,j])", target="cpu", verify=False)
+    assert found.derivation.check()
     assert "by definition: the combination written out" in found.explain()
 
 

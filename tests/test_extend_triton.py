@@ -89,12 +89,29 @@ def test_folds_compile_for_gpus(target: str) -> None:
     assert report.registers > 0
 
 
-def test_routing_to_experts() -> None:
-    workload = WORKLOADS["moe_routing"]
+@pytest.mark.parametrize(
+    ("program", "schedule"),
+    [("moe_routing", None), ("moe_routing_logits", "rolling"), ("moe_routing_logits", "split_k")],
+)
+def test_routing_to_experts(program: str, schedule: str | None) -> None:
+    workload = WORKLOADS[program]
     case = workload.cases["small"]
     inputs = workload.inputs(case)
     weights, experts = workload.run_eager(case, inputs)
-    text, name = emitted(workload.source, **case.constants)  # type: ignore[arg-type]
+    text, name = emitted(workload.source, schedule, **case.constants)  # type: ignore[arg-type]
     found = interpret(text, name, **inputs)
     torch.testing.assert_close(found[0], weights, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(found[1].numpy(), experts.numpy())
+
+
+@pytest.mark.parametrize("schedule", ["rolling", "split_k"])
+def test_ranks_are_merged(schedule: str) -> None:
+    x = torch.randint(0, 9, (4, 75), generator=torch.Generator().manual_seed(6)).float()
+    x[0, 3], x[1], x[2, 5:] = torch.nan, -torch.inf, torch.inf
+    values, places = torch.sort(x, dim=1, descending=True, stable=True)
+    text, name = emitted("k: axis[2]\nv[i, k], p[i, k] = topk[j, k](x[i, j])", schedule)
+    found = interpret(text, name, x=x)
+    torch.testing.assert_close(found[0], values[:, :2], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found[1].long(), places[:, :2])
+    for report in compile_for(text, "sm_90"):
+        assert report.spilled_bytes == 0

@@ -61,7 +61,7 @@ CASES = [
             "unknown reduction 'median' (line 1)\n"
             "    y[i] = median[j](x[i, j])\n"
             "           ^^^^^^^^^\n"
-            "did you mean 'mean'?"
+            "reductions: sum max min prod mean var std logsumexp any all argmax argmin topk mean_var softmax_weighted"
         ),
     ),
     (

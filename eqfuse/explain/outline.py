@@ -27,9 +27,9 @@ from eqfuse.rules.proof import (
     StateProof,
     Step,
 )
-from eqfuse.rules.reading import over_parts
+from eqfuse.rules.reading import named, over_parts, reading
 from eqfuse.rules.rule import Rule
-from eqfuse.rules.syntax import Position, Term, term, walk
+from eqfuse.rules.syntax import Position, Term, term, transform, walk
 from eqfuse.terms.folds import fold_of
 
 Detail = Literal["short", "full"]
@@ -205,8 +205,8 @@ class Outline:
         yield from self._chain(merged.steps, own)
         if any(n.head in ("Finite", "Invertible") for n in walk(merged.value)):
             yield Line(merged.value, None, ("guards",), (GUARDS,), (), (), own)
-        elif any(n.head == "Apply2" and fold_of(n.words[0]) for n in walk(merged.derived)):
-            yield Line(merged.value, None, ("definition",), ("the combination written out",), (), (), own)
+        elif (combined := _combined(merged.value)) is not merged.value:
+            yield Line(combined, None, ("definition",), ("the combination written out",), (), (), own)
 
     def _result(self, state: StateProof, merged: Merged) -> Iterator[Block]:
         """What a chain ends at, and its rules, without its steps."""
@@ -279,6 +279,24 @@ class Outline:
             self._introduced.add(name)
             own = {t: n for t, n in self.abbreviations.items() if n != name}
             yield Equation(f"let {name}", root, own)
+
+
+def _combined(root: Term) -> Term:
+    """With the combinations of registered folds written out; an order is said by its name alone."""
+
+    def step(node: Term) -> Term:
+        found = fold_of(node.words[0]) if node.head == "Apply2" else None
+        if found is None or found[0].order:
+            return node
+        fold, index = found
+        values: dict[str, Term] = {}
+        for side, packed in enumerate(node.args, start=1):
+            for name in fold.state[:-1]:
+                values[f"{name}{side}"], packed = packed.args
+            values[f"{fold.state[-1]}{side}"] = packed
+        return named(reading(fold.combine[index]), values)
+
+    return transform(root, step)
 
 
 def _names_of(steps: Iterable[Step]) -> list[str]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from eqfuse.errors import EqfuseError, ParseError, did_you_mean
 from eqfuse.terms.expressions import Names, Reader, Scope
-from eqfuse.terms.folds import FOLDS, Fold
+from eqfuse.terms.folds import FOLDS, NOWHERE, Fold
 from eqfuse.terms.inline import Inliner
 from eqfuse.terms.library import CONSTANTS, FUNCTIONS
 from eqfuse.terms.nodes import COMBINE, REDUCTIONS, Call, Const, Expr, Local, call
-from eqfuse.terms.registry import ARGUMENT, AXIS, REGISTERED, TAKEN, Reduction, reducers, substituted
+from eqfuse.terms.registry import ARGUMENT, AXIS, REGISTERED, Reduction, reducers, substituted
 from eqfuse.terms.syntax import Source
 
 
@@ -60,15 +60,14 @@ def define(words: Words) -> Defined:
     if words.order and not state:
         hint = "give its state, or leave the order out"
         raise EqfuseError(f"reduction {words.name!r} has an order and no state", hint=hint)
+    if words.ranks:
+        _check_ranks(words, state)
     fold = _fold(words, state) if state else None
     lifts = _split(words.lift, "lift", len(state)) if state else ()
+    if words.ranks and (place := lifts[state.index(words.ranks)]) != AXIS:
+        hint = f"lift it as {AXIS}, the position: by it an earlier rank takes what it has found"
+        raise _error(words.lift, place, f"ranks {words.ranks!r} is not the position", hint)
     given: dict[str, Expr] = {name: Local(name, ()) for name in args}
-    if words.ranks:
-        if words.ranks not in state:
-            raise _error(
-                words.ranks, words.ranks, f"ranks {words.ranks!r} is no state variable", 'write ranks="k"'
-            )
-        given[TAKEN] = Local(TAKEN, ())
     lift = tuple(_read(text, given, axis=True, where="lift") for text in lifts)
     values = {
         name: _variable(words.name, fold, place, lifts)
@@ -84,9 +83,11 @@ def define(words: Words) -> Defined:
         else:
             _read(text, given, axis=True, where="result")
         results.append(substituted(text, values))
+    if words.ranks and not any(f"{words.name}." in text for text in results):
+        message = f"the result of reduction {words.name!r} reads no state variable"
+        raise EqfuseError(message, source=words.result, hint='say what it gives: result="v"')
     own = fold if fold is not None and any(f"{words.name}." in text for text in values.values()) else None
-    ranks = values[words.ranks] if words.ranks else None
-    reduction = Reduction(words.name, args, tuple(results), own, words.why, words.unverified, ranks)
+    reduction = Reduction(words.name, args, tuple(results), own, words.why, words.unverified)
     return Defined(reduction, fold, lift)
 
 
@@ -98,6 +99,16 @@ def _check_name(name: str) -> None:
         raise EqfuseError(f"reduction {name!r} is {kind}", hint="choose another name")
     if name in FUNCTIONS or name in CONSTANTS or name == "N":
         raise EqfuseError(f"{name!r} is a name of the language", hint="choose another name")
+
+
+def _check_ranks(words: Words, state: Sequence[str]) -> None:
+    if words.ranks not in state:
+        raise _error(
+            words.ranks, words.ranks, f"ranks {words.ranks!r} is no state variable", 'write ranks="k"'
+        )
+    if not words.order:
+        message = f"reduction {words.name!r} has ranks and no order"
+        raise EqfuseError(message, hint='say which comes first, as order="v, -k"')
 
 
 def _names(text: str, what: str) -> tuple[str, ...]:
@@ -139,6 +150,9 @@ def _fold(words: Words, state: tuple[str, ...]) -> Fold:
         if not isinstance(value, Const) or isinstance(value.value, bool):
             raise _error(text, text, "an identity is a number", "write a number, inf or -inf")
         identity.append(value)
+    if words.ranks:
+        place = state.index(words.ranks)
+        identity[place] = Const(round(max(-NOWHERE, min(identity[place].value, NOWHERE))))
     sides: dict[str, Expr] = {
         f"{name}{side}": Local(f"{name}{side}", ()) for side in (1, 2) for name in state
     }
@@ -149,7 +163,7 @@ def _fold(words: Words, state: tuple[str, ...]) -> Fold:
         _read(text, sides, axis=False, where="combine")
         for text in _split(chosen if order else words.combine, "combine", len(state))
     )
-    return Fold(words.name, state, tuple(identity), combine, words.commutative, order)
+    return Fold(words.name, state, tuple(identity), combine, words.commutative, order, words.ranks)
 
 
 def _order(words: Words, state: tuple[str, ...]) -> tuple[tuple[str, bool], ...]:
@@ -197,7 +211,7 @@ def _read(text: str, names: Mapping[str, Expr], *, axis: bool, where: str) -> Ex
     assert isinstance(statement, ast.Expr)
     _check_names(source, statement.value, names, axis, where)
     tree = _Arguments(names).visit(statement.value)
-    axes = frozenset({AXIS}) if axis else frozenset[str]()
+    axes = frozenset({AXIS}) if axis or where == "result" else frozenset[str]()
     reader = Reader(source, Names(axes, frozenset(), {}, {}, {}), Inliner((), {}))
     return reader.read(tree, Scope(axes, {ARGUMENT + name: value for name, value in names.items()}))
 
@@ -216,7 +230,10 @@ class _Arguments(ast.NodeTransformer):
 
 def _check_names(source: Source, root: ast.expr, names: Mapping[str, Expr], axis: bool, where: str) -> None:
     """Raises EqfuseError for the first name that means nothing here."""
-    functions = {id(node.func) for node in ast.walk(root) if isinstance(node, ast.Call)}
+    calls = [node for node in ast.walk(root) if isinstance(node, ast.Call)]
+    functions = {id(node.func) for node in calls}
+    if where == "result":  # the number of positions is known by then
+        functions |= {id(node.args[0]) for node in calls if ast.unparse(node) == f"N({AXIS})"}
     subscripts = [node for node in ast.walk(root) if isinstance(node, ast.Subscript)]
     functions |= {id(part) for node in subscripts for part in ast.walk(node)}
     for node in ast.walk(root):

@@ -19,7 +19,6 @@ from eqfuse.terms.folds import Fold
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, evaluate_all, expand
 from eqfuse.terms.nodes import COMPARISONS, LOGICAL, Call, Const, Expr, Local, walk
-from eqfuse.terms.registry import TAKEN
 from eqfuse.verify.field import UNDEFINED, FieldArray, FieldDomain
 
 SAMPLES = 96
@@ -129,9 +128,6 @@ def _part(
         values: dict[str, tuple[tuple[str, ...], Any]] = {}
         for name in names:
             numbers = draw(rng, (SAMPLES,))
-            if name == TAKEN:
-                values[name] = ((TRIAL,), numbers > 0)
-                continue
             drawn = domain.draw(numbers, rng) if isinstance(domain, FieldDomain) else numbers
             values[name] = ((TRIAL,), drawn)
         env = Env(

@@ -36,9 +36,9 @@ def reduction(
     parts does not matter, which lets a GPU combine them in any. A reduction without a state is text: its `result`
     is over `args` and other reductions, `sum[j](x) / N(j)`.
 
-    With `ranks`, the state variable that holds a position, the reduction has a second axis, `name[j, k](x)`, the
-    extent of which the program declares (`k: axis[8]`): rank 0 takes a position, rank 1 reduces the others, and so on.
-    `lift` may then read `taken`, whether an earlier rank has taken the position.
+    With `ranks`, the state variable that holds the position, the reduction has a second axis, `name[j, k](x)`, the
+    extent of which the program declares (`k: axis[8]`): rank 0 takes a position, rank 1 reduces the others, and so on;
+    a rank for which nothing is left has the identity. It needs an `order`.
 
     `order` stands in place of `combine` where one of both states is kept as it is: "v, -k" keeps the one with the
     greater v, and of equal ones that with the lesser k. NaN comes before all numbers. A fold that is said so is

@@ -38,13 +38,13 @@ SHIPPED: tuple[Words, ...] = (
     Words(
         "topk",
         state="v, k",
-        lift="where(taken, -inf, x), where(taken, j + N(j), j)",
+        lift="x, j",
         identity="-inf, inf",
         order="v, -k",
-        result="v, k",
+        result="v, min(k, N(j))",
         ranks="k",
         commutative=True,
-        why="the greatest of what is not taken, and its position; of equals the first. Taken ones come after all others",
+        why="the greatest that no earlier rank has taken, and its position; of equals the first",
     ),
     Words(
         "mean_var",

@@ -15,7 +15,7 @@ import torch
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.plans import KernelPlan
 from eqfuse.rules.merge import Group, Merge, State
-from eqfuse.terms.folds import identity
+from eqfuse.terms.folds import identity, written_out
 from eqfuse.terms.nodes import (
     Axis,
     Expr,
@@ -27,7 +27,9 @@ from eqfuse.terms.nodes import (
     Size,
     call,
     children,
+    free_axes,
     rebuild,
+    replaced,
     transform,
     walk,
 )
@@ -78,6 +80,8 @@ def stream_of(program: Program, plans: Sequence[KernelPlan], why_not: Callable[[
         raise EqfuseError(
             "the program reduces nothing, so there is nothing to stream", hint="call the kernel"
         )
+    if len(plans) == 1:
+        groups, plans = _at_the_end(groups, plans[0])
     for group in groups:
         if group.merge is None:
             hint = "; ".join(why_not())
@@ -96,6 +100,24 @@ def stream_of(program: Program, plans: Sequence[KernelPlan], why_not: Callable[[
             message = f"{output.name!r} has a value for each position of {group.axis!r}, which a stream does not keep"
             raise EqfuseError(message, hint="return values that do not have the streamed axis")
     return _Writer(program, group, kernel).stream()
+
+
+def _at_the_end(groups: Sequence[Group], kernel: KernelPlan) -> tuple[list[Group], list[KernelPlan]]:
+    """The groups without those that are done once the first has seen all of its axis: outputs reduce themselves what
+    those would have."""
+    first, *others = groups
+    kept, values = [first], dict[Expr, Expr]()
+    for group in others:
+        if group.axis == first.axis:
+            kept.append(group)
+            continue
+        for state in group.states:
+            body = replaced(state.body, values)
+            values[Local(state.name, state.dims)] = Reduce(state.op, group.axis, body)
+            if first.axis in free_axes(body):
+                return list(groups), [kernel]
+    outputs = tuple(replace(o, expr=replaced(o.expr, values)) for o in kernel.outputs)
+    return kept, [replace(kernel, outputs=outputs)]
 
 
 class _Writer:
@@ -144,25 +166,25 @@ class _Writer:
         lines: list[str] = []
         exprs: list[Expr] = []
         dims = dict(self.dims)
+        written = written_out([(update.state, update.value) for update in self.merge.update], self.dims)
         for update in self.merge.update:
-            for part in update.parts:
-                dims[part.name] = dims[update.state]
-                exprs.append(self._within(Reduce(part.op, self.axis, part.body), dims))
-                lines.append(f"{_left(part.name, dims[part.name])} = {show(exprs[-1])}")
-            new = f"{update.state}_new"
-            dims[new] = dims[update.state]
-            exprs.append(self._within(update.value, dims))
-            lines.append(f"{_left(new, dims[new])} = {show(exprs[-1])}")
+            parts = [(part.name, Reduce(part.op, self.axis, part.body)) for part in update.parts]
+            for name, value in (*parts, *written[update.state]):
+                dims[name] = dims[update.state]
+                exprs.append(self._within(value, dims))
+                lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
         return self._text(exprs, lines, list(self.dims))
 
     def _combine(self) -> str:
         lines: list[str] = []
         exprs: list[Expr] = []
-        dims = {f"{name}{side}": d for name, d in self.dims.items() for side in ("_a", "_b", "_new")}
-        for combine in self.merge.combine:
-            exprs.append(self._within(combine.value, dims))
-            new = f"{combine.state}_new"
-            lines.append(f"{_left(new, dims[new])} = {show(exprs[-1])}")
+        dims = {f"{name}{side}": d for name, d in self.dims.items() for side in ("_a", "_b")}
+        written = written_out([(each.state, each.value) for each in self.merge.combine], self.dims)
+        for state, steps in written.items():
+            for name, value in steps:
+                dims[name] = self.dims[state]
+                exprs.append(self._within(value, dims))
+                lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
         inputs = [f"{name}{side}" for side in ("_a", "_b") for name in self.dims]
         return self._text(exprs, lines, inputs)
 
@@ -203,6 +225,7 @@ class _Writer:
                 heads.append(f"{name}: i64{_axes(self.dims[state])}")
         used = {node.name for node in nodes if isinstance(node, Axis)}
         heads += [f"{axis}: axis[{of}]" for axis, of in self.program.domains.items() if axis in used]
+        heads += [f"{axis}: axis[{count}]" for axis, count in self.program.lengths.items() if axis in used]
         names = returned or [f"{state.name}_new" for state in self.group.states]
         return "\n".join([*heads, *lines, f"return {', '.join(names)}"])
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from eqfuse.rules.rule import Rewrite
+from eqfuse.rules.rule import Infer, Rule
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.folds import PAIR, fold_of
 from eqfuse.terms.interpreter import Value, fold_states
@@ -34,14 +34,20 @@ GUIDES = frozenset(
 """Conditions that guide the search and claim nothing about values."""
 
 
+OF_AXIS = frozenset(("fixed", "null", "tame", *DECOMPOSITIONS))
+"""Facts that are along an axis, their last argument."""
+
+
 class World:
     """The instances of one rule. `values` are drawn when they are first read."""
 
-    def __init__(self, rule: Rewrite, domain: Domain, draw: Draw, seed: int = 0) -> None:
+    def __init__(self, rule: Rule, domain: Domain, draw: Draw, seed: int = 0) -> None:
         self.domain, self.draw = domain, draw
         self.rng = np.random.default_rng(seed)
         self.values: dict[str, Any] = {}
         self.second: set[str] = set()
+        self.mask = _mask_of(rule)
+        self.bounds = isinstance(rule, Infer) and rule.fact.startswith("bounded(")
         self.outside = np.zeros(SAMPLES, bool)  # of what a ratio says: its divisor is 0 there
         self.conditions = [ast.parse(text, mode="eval").body for text in rule.when]
         for node in self.conditions:
@@ -55,18 +61,36 @@ class World:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         ]
         for name, args in self.facts:
+            match name, args:
+                case "partner", [_, ast.Name(id=shift), ast.Name(id=axis)]:
+                    self._assign(shift, along=axis)
+        for name, args in self.facts:
             if name in DECOMPOSITIONS:
+                self._define_parts([arg.id for arg in args if isinstance(arg, ast.Name)])
                 self._decompose(name, [arg.id for arg in args if isinstance(arg, ast.Name)])
         for name, args in self.facts:
             match name, args:
-                case "le", [ast.Name(id=small), ast.Name(id=large)] if large not in self.values:
+                case "le", [small, ast.Name(id=large)] if large not in self.values:
                     gap = self.domain.call("sq", [self._drawn(POSITIONS)])
-                    self.values[large] = self.domain.call("add", [self.variable(small), gap])
+                    self.values[large] = self.domain.call("add", [self.value(small), gap])
         for node in self.conditions:
             match node:
                 case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[right]):
                     if name not in self.values:
                         self.values[name] = self.value(right)
+
+    def _define_parts(self, names: Sequence[str]) -> None:
+        """The fixed part of a decomposition, where a condition says what it is: `c == inv(n)`."""
+        for node in self.conditions:
+            match node:
+                case ast.Compare(left=ast.Name(id=part), ops=[ast.Eq()], comparators=[right]) if (
+                    part == names[1] and part not in self.values
+                ):
+                    functions = {id(call.func) for call in ast.walk(right) if isinstance(call, ast.Call)}
+                    for name in ast.walk(right):
+                        if isinstance(name, ast.Name) and id(name) not in functions:
+                            self._assign(name.id, along=names[-1])
+                    self.values[part] = self.value(right)
 
     def _decompose(self, relation: str, names: Sequence[str]) -> None:
         """The first variable, made as the relation says of the others; the axis comes last."""
@@ -116,7 +140,12 @@ class World:
             "nonpos": lambda x: -np.abs(x),
         }
         shaped = next((change for fact, change in shapes.items() if self._holds(fact, name)), None)
-        self.values[name] = self._drawn(tuple(shape), shaped)
+        drawn = self._drawn(tuple(shape), shaped)
+        if self.bounds and self._holds("constant", name):
+            drawn = self._full(1.0)
+        if self.mask not in ("", name) and not self._holds("masked", name):
+            drawn = self.domain.where(self._truth(self.variable(self.mask)), drawn, self._full(np.inf))
+        self.values[name] = drawn
 
     def _drawn(self, shape: tuple[int, ...], change: Callable[[Any], Any] | None = None) -> Any:
         numbers = self.draw(self.rng, (SAMPLES, *shape))
@@ -145,6 +174,13 @@ class World:
                 return call(name, [self.value(left), self.value(right)])
             case ast.Call(func=ast.Name(id="apply1" | "apply2"), args=[ast.Constant(value=fn), *args]):
                 return self._applied(str(fn), [self.value(arg) for arg in args])
+            case ast.Call(func=ast.Name(id="apply1" | "apply2"), args=[ast.Name(), first, *rest]):
+                found = self.value(first)  # of any function: one that no rule knows anything about
+                for arg in rest:
+                    found = call("add", [found, call("sin", [self.value(arg)])])
+                return call("tanh", [found])
+            case ast.Call(func=ast.Name(id="cast"), args=[_, arg]):
+                return self.value(arg)
             case ast.Call(func=ast.Name(id=fn), args=args):
                 return self._applied(fn, [self.value(arg) for arg in args])
             case ast.Call(func=ast.Subscript(value=ast.Name(id=op), slice=ast.Name(id=axis)), args=[body]):
@@ -218,12 +254,18 @@ class World:
         """Which samples meet every condition that says something about values; asked once both sides have one."""
         met = ~self.outside
         for node in self.conditions:
-            match node:
-                case ast.Call(func=ast.Name(id=relation), args=args) if relation not in GUIDES:
-                    met &= self._meets(relation, args)
-                case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-                    met &= _every(_close(self._real(left), self._real(right)))
+            met &= self.holds(node)
         return met
+
+    def holds(self, node: ast.expr) -> Truths:
+        """Of which samples a fact is true; of all, where it claims nothing about values."""
+        match node:
+            case ast.Call(func=ast.Name(id=relation), args=args) if relation not in GUIDES:
+                return self._meets(relation, args)
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+                return _every(_close(self._real(left), self._real(right)))
+            case _:
+                return np.ones(SAMPLES, bool)
 
     def _real(self, node: ast.expr) -> np.ndarray[Any, Any]:
         found = self.value(node)
@@ -231,30 +273,52 @@ class World:
         return np.broadcast_to(np.asarray(real, float), (SAMPLES, *POSITIONS))
 
     def _meets(self, relation: str, args: Sequence[ast.expr]) -> Truths:
-        if relation in DECOMPOSITIONS:
-            return np.ones(SAMPLES, bool)  # drawn so
-        value = self._real(args[0])
+        *about, last = args
+        along = self.axis(last.id) + 1 if isinstance(last, ast.Name) else 1
+
+        def fixed(value: np.ndarray[Any, Any]) -> Truths:
+            return _every(_close(value, np.broadcast_to(np.take(value, [0], along), value.shape)))
+
         with np.errstate(all="ignore"):
-            match relation:
-                case "fixed":
-                    axis = args[1]
-                    assert isinstance(axis, ast.Name)
-                    first = np.take(value, [0], 1 + self.axis(axis.id))
-                    return _every(_close(value, np.broadcast_to(first, value.shape)))
-                case "constant":
+            match relation, [self._real(arg) for arg in (about if relation in OF_AXIS else args)]:
+                case "fixed", [value]:
+                    return fixed(value)
+                case "constant", [value]:
                     return _every(_close(value, np.broadcast_to(value[:, :1, :1], value.shape)))
-                case "nonneg":
-                    return _every(value >= 0)
-                case "positive":
+                case "nonneg", [value]:
+                    return ~_some(value < 0)
+                case "positive", [value]:
                     return _every(value > 0)
-                case "nonpos":
-                    return _every(value <= 0)
-                case "bounded":
-                    return _every(np.abs(value) <= 1)
-                case "le":
-                    return _every(value <= self._real(args[1]))
-                case _:
-                    return np.ones(SAMPLES, bool)
+                case "nonpos", [value]:
+                    return ~_some(value > 0)
+                case "bounded", [value]:  # by some number: by 1, where every constant is 1
+                    return ~_some(np.abs(value) > 1)
+                case "le", [small, large]:
+                    return ~_some(small > large)
+                case "null", [value, weight]:
+                    return ~_some((value == 0) & (weight != 0))
+                case "tame", [value, weight]:
+                    return ~_some(np.isinf(value) & (weight != 0))
+                case "masked", [value, mask]:
+                    return ~_some(np.isinf(value) & (mask > 0).any(1, keepdims=True))
+                case "factors", [whole, c, m]:
+                    return fixed(c) & _agree(whole, c * m)
+                case "addends", [whole, c, m]:
+                    return fixed(c) & _agree(whole, c + m)
+                case "shifted", [whole, m, shift]:
+                    return fixed(shift) & _agree(whole, np.exp(shift) * m)
+                case "recentred", [whole, s, d, c, k]:
+                    return fixed(c) & fixed(k) & _agree(whole, s + (c - k) * d)
+        raise ValueError(f"{relation} of {len(args)} has no meaning among values")
+
+
+def _mask_of(rule: Rule) -> str:
+    """The mask of a rule that infers `masked`: what it drops is drawn infinite."""
+    match rule:
+        case Infer(fact=fact) if fact.startswith("masked("):
+            *_, mask = ast.parse(fact, mode="eval").body.args  # type: ignore[attr-defined]
+            return str(mask.id)
+    return ""
 
 
 def _packed(body: ast.expr) -> tuple[ast.expr, ...]:
@@ -270,6 +334,15 @@ def _packed(body: ast.expr) -> tuple[ast.expr, ...]:
 
 def _every(elements: Truths) -> Truths:
     return np.asarray(elements.reshape(SAMPLES, -1).all(1))
+
+
+def _some(elements: Truths) -> Truths:
+    return np.asarray(elements.reshape(SAMPLES, -1).any(1))
+
+
+def _agree(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> Truths:
+    """Which samples are equal wherever the left side is a number."""
+    return _every(np.isnan(left) | _close(left, right))
 
 
 def _close(left: Any, right: Any) -> Truths:

@@ -139,6 +139,8 @@ def _term(node: ast.expr) -> Term:
             return term("Var", (name,))
         case ast.Constant(value=value):
             return number(repr(value))
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if value:
+            return number(f"-{value!r}")
         case ast.UnaryOp(op=ast.USub(), operand=a):
             return term("Neg", (), (_term(a),))
         case ast.BinOp(left=left, op=op, right=right):

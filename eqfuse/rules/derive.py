@@ -303,8 +303,9 @@ class _Search:
         lost = [(s, total) for s in self.states if not s.auxiliary for total in self.guarded(s).lost]
         if lost:
             return _Attempt(None, tuple(unrestored(self.axis, *found) for found in lost), ())
+        folded: dict[Expr, Local] = {}
         merge = Merge(
-            tuple(self.update(*found) for found in updates),
+            tuple(self.update(*found, folded) for found in updates),
             tuple(Combine(found[0].name, self.total(*found)) for found in combines),
             tuple(filter(None, (self.finish(s) for s in self.states if not s.auxiliary))),
         )
@@ -364,14 +365,21 @@ class _Search:
             return (), tuple(hopeless)
         return _name_auxiliaries(self.axis, self.suffix, self.axes, self.states, wanted), stuck
 
-    def update(self, state: State, value: Expr, bounded: bool) -> Update:
-        """Names the fresh reductions over the tile and makes everything total."""
+    def update(self, state: State, value: Expr, bounded: bool, folded: dict[Expr, Local]) -> Update:
+        """Names the fresh reductions over the tile and makes everything total. `folded` has those of registered
+        folds so far: their variables are folded together, and each is read by the updates of all."""
         parts: list[Part] = []
 
         def step(node: Expr) -> Expr:
             match node:
                 case Reduce(op, axis, body) if axis == self.axis:
+                    if node in folded:
+                        return folded[node]
                     name = f"{state.name}_tile" + (str(len(parts) + 1) if parts else "")
+                    if fold_of(op) is not None:
+                        same = [s.name for s in self.states if s.op == op and s.body is state.body]
+                        name = f"{same[0]}_tile" if same else name
+                        folded[node] = Local(name, _dims(node, self.axes))
                     parts.append(Part(name, op, guard_body(body, op, axis, _extremes(self.states)).body))
                     return Local(name, _dims(node, self.axes))
                 case _:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from eqfuse.rules.repair import guarded
 from eqfuse.rules.scope import current
-from eqfuse.terms.folds import PAIR, fold_of, packed, unpacked
+from eqfuse.terms.folds import PAIR, fold_of, next_op, packed
 from eqfuse.terms.nodes import (
     CASTS,
     Call,
@@ -150,7 +150,7 @@ class Encoder:
             return f"({_BINARY[fn]} {args[0]} {args[1]})"
         if fn in CASTS and not self.strict_casts:
             return f'(Cast "{fn}" {args[0]})'
-        if not _reads_reduction(expr):
+        if fn != PAIR and not _reads_reduction(expr):
             return self.leaf(expr)
         match args:
             case [a]:
@@ -221,10 +221,8 @@ class Encoder:
                 return safe if b is Const(0) else call("sub", safe, guarded("finite", b))
             case "Apply2", (fn,), (a, b) if fn == PAIR:
                 return packed((a, b))
-            case "Apply2", (fn,), (a, b) if (found := fold_of(fn)) is not None:
-                fold, index = found
-                count = len(fold.state)
-                return fold.joined(unpacked(a, count), unpacked(b, count))[index]
+            case "Apply2", (fn,), _ if fold_of(fn) or next_op(fn):
+                return Call(fn, args)
             case "Apply1" | "Apply2", (fn,), _:
                 return call(fn, *args)
             case "Red", ("sum", axis, "ALL"), (Const(1),):

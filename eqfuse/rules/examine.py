@@ -18,8 +18,7 @@ from eqfuse.rules.proof import (
 )
 from eqfuse.rules.reading import Circular, expanded, known_values, named, normal, over_parts, reading
 from eqfuse.rules.rule import LOOP_NESTS, Rule
-from eqfuse.rules.syntax import Term, term, transform, walk
-from eqfuse.terms.folds import PAIR, fold_of
+from eqfuse.rules.syntax import Term, term, walk
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 
@@ -211,35 +210,8 @@ def _is_derived(
         if node.head == "Red" and node.words[1] == axis and node.words[2] not in fresh:
             raise Refused(where, f"it folds over a part of {axis} that it has only a state of")
     run = normal(named(merged.value, known), axis, guards=False)
-    if run is not normal(_written_out(merged.derived), axis, guards=False):
+    if run is not normal(merged.derived, axis, guards=False):
         raise Refused(where, "what is run is not what the steps end at, with guards")
-
-
-def _written_out(root: Term) -> Term:
-    """With the combinations of registered folds replaced by their definitions."""
-
-    def step(node: Term) -> Term:
-        found = fold_of(node.words[0]) if node.head == "Apply2" else None
-        if found is None:
-            return node
-        fold, index = found
-        left, right = (_unpacked(arg, len(fold.state)) for arg in node.args)
-        values = {f"{v}1": part for v, part in zip(fold.state, left, strict=True)}
-        values |= {f"{v}2": part for v, part in zip(fold.state, right, strict=True)}
-        return named(reading(fold.combine[index]), values)
-
-    return transform(root, step)
-
-
-def _unpacked(packed: Term, count: int) -> list[Term]:
-    """The values of a state, which are packed in pairs."""
-    parts: list[Term] = []
-    while len(parts) < count - 1 and packed.words == (PAIR,):
-        first, packed = packed.args
-        parts.append(first)
-    if len(parts) < count - 1:
-        raise Refused("a registered reduction", "its state has too few values")
-    return [*parts, packed]
 
 
 def _finishes(state: StateProof, where: str) -> None:

@@ -9,8 +9,12 @@ Names of values inside these expressions (all `Local`):
                in an update: the state of what the loop has seen        (Neptune's r)
                in a finish:  the state of the whole axis, possibly guarded
     m_new      the state once the current tile (or the other part) is merged in (Neptune's r')
-    m_tile     in an update: a fresh reduction over the current tile; `m_tile2`... further ones
+    m_tile     in an update: a fresh reduction over the current tile; `m_tile2`... further ones. Of a
+               registered fold, every variable's: each is a part of the first update that reads it
     m_a, m_b   in a combine: the states of the two parts
+
+Values call the functions of registered folds as one function, `topk.v((v, k), (v, k))`, on packed states
+(see terms/folds.py: `written_out`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from eqfuse.rules.merge import Group
-from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, children, replaced, walk
+from eqfuse.terms.folds import combined, fold_of
+from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, children, replaced, transform, walk
 from eqfuse.terms.printer import show
 
 
@@ -32,17 +33,27 @@ def show_group(group: Group) -> str:
         lines += [f"    {show(o.factor)}: {o.condition}" for o in group.obstacles]
         return "\n".join(lines)
     lines.append("  two parts a and b:")
-    lines += _section([(f"{c.state}_new", c.value) for c in group.merge.combine])
+    lines += _section([(f"{c.state}_new", _combined(c.value)) for c in group.merge.combine])
     lines.append("  what a loop has seen, and the next tile:")
     steps: list[tuple[str, Expr]] = []
     for update in group.merge.update:
         steps += [(part.name, Reduce(part.op, group.axis, part.body)) for part in update.parts]
-        steps.append((f"{update.state}_new", update.value))
+        steps.append((f"{update.state}_new", _combined(update.value)))
     lines += _section(steps)
     if group.merge.finish:
         lines.append("  at the end, where a factor was never invertible:")
         lines += _section([(f.state, f.value) for f in group.merge.finish])
     return "\n".join(lines)
+
+
+def _combined(value: Expr) -> Expr:
+    """With the combinations of registered folds written out; an order is said by its name alone."""
+
+    def step(node: Expr) -> Expr:
+        found = fold_of(node.fn) if isinstance(node, Call) else None
+        return node if found is None or found[0].order else combined(node)
+
+    return transform(value, step)
 
 
 def _section(steps: Sequence[tuple[str, Expr]]) -> Iterator[str]:

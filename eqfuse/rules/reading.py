@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from eqfuse.rules.syntax import Term, number, term, transform, walk
+from eqfuse.terms.folds import PAIR
 from eqfuse.terms.nodes import (
     CASTS,
     Call,
@@ -103,7 +104,7 @@ def reading(
                 return term("Inv", (), (term("Sqrt", (), (visit(args[0]),)),))
             case "relu":
                 return term("Max", (), (visit(args[0]), ZERO))
-        if not computed(node) or len(args) > 2:
+        if (fn != PAIR and not computed(node)) or len(args) > 2:
             return leaf(node)
         return term(f"Apply{len(args)}", (fn,), tuple(map(visit, args)))
 

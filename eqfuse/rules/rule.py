@@ -48,6 +48,8 @@ RELATIONS: Mapping[str, tuple[str, ...]] = {
     "null": ("E", "E", "String"),
     "tame": ("E", "E", "String"),
     "masked": ("E", "E"),
+    "taken": ("E", "E", "E", "E", "String"),
+    "ranks": ("E", "E", "E", "E", "E", "String", "String"),
     "walks": ("String", "String"),
     "mergeable": ("String",),
 }
@@ -137,6 +139,8 @@ class _Pattern:
                 return name
             case ast.Constant(value=number):
                 return f'(Num "{number!r}")'
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=number)) if number:
+                return f'(Num "-{number!r}")'
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return f"(Neg {self.expr(operand)})"
             case ast.BinOp(left=left, op=op, right=right):

@@ -121,13 +121,14 @@ def _state(
     (update,) = (u for u in merge.update if u.state == state.name)
     (combine,) = (c for c in merge.combine if c.state == state.name)
     finish = [f for f in merge.finish if f.state == state.name]
-    tiles = frozenset(p.name for p in update.parts)
+    parts = [part for other in merge.update for part in other.parts]
+    tiles = frozenset(p.name for p in parts)
     known = own | tiles | {name + suffix for name in own for suffix in ("_new", "_a", "_b")}
 
     def inside(expr: Expr) -> Term:
         return names.inside(expr, axis, known, leaves)
 
-    fresh = {p.name: term("Red", (p.op, axis, "B"), (inside(p.body),)) for p in update.parts}
+    fresh = {p.name: term("Red", (p.op, axis, "B"), (inside(p.body),)) for p in parts}
     return replace(
         state,
         update=Merged(definition, (), named(inside(update.value), fresh)),

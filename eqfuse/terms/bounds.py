@@ -131,11 +131,17 @@ def _error(program: Program, read: Outside) -> BindError:
 
 
 def _reads(roots: Sequence[Expr]) -> Iterator[tuple[Load, Guards]]:
+    """Loads that are read elsewhere than at positions, with what guards each way to them: ways may be many."""
+    moved: set[Expr] = set()
+    for node in walk(*roots):
+        is_moved = isinstance(node, Load) and not all(isinstance(part, Axis) for part in node.index)
+        if is_moved or any(child in moved for child in children(node)):
+            moved.add(node)
     seen: set[tuple[Expr, Guards]] = set()
     stack: list[tuple[Expr, Guards]] = [(root, ()) for root in reversed(roots)]
     while stack:
         node, guards = stack.pop()
-        if (node, guards) in seen:
+        if node not in moved or (node, guards) in seen:
             continue
         seen.add((node, guards))
         if isinstance(node, Load):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean
-from eqfuse.terms.folds import FOLDS, fold_of, packed
+from eqfuse.terms.folds import FOLDS, Fold, contributions, fold_of, packed
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
 from eqfuse.terms.library import CONSTANTS, FUNCTIONS, VARIADIC
 from eqfuse.terms.nodes import (
@@ -23,9 +23,11 @@ from eqfuse.terms.nodes import (
     Scalar,
     Size,
     call,
+    reductions,
+    replaced,
     walk,
 )
-from eqfuse.terms.registry import ARGUMENT, REGISTERED, TAKEN, Reduction, instance, reducers
+from eqfuse.terms.registry import ARGUMENT, REGISTERED, Reduction, instance, reducers
 from eqfuse.terms.syntax import Declaration, Definition, Source, axis_names
 
 BINARY: Mapping[type[ast.operator], str] = {
@@ -366,8 +368,8 @@ class Reader:
     ) -> tuple[Expr, ...]:
         axes = axis_names(self.source, index, "a reduction")
         self._check_count(f"{reduction.name}[{', '.join(axes)}]", len(reduction.args), node)
-        if reduction.ranks is not None:
-            return self._ranked(reduction, axes, index, node, scope)
+        if reduction.fold is not None and reduction.fold.ranks:
+            return self._ranked(reduction, reduction.fold, axes, index, node, scope)
         if len(axes) != 1 and reduction.reads_position:
             raise self._error(f"{reduction.name} takes one axis, {len(axes)} given", node.func)
         inside = scope.bind(axes)
@@ -377,7 +379,13 @@ class Reader:
         return tuple(self.read(instance(result, reduction.args, axes), text) for result in reduction.results)
 
     def _ranked(
-        self, reduction: Reduction, axes: tuple[str, ...], index: ast.expr, node: ast.Call, scope: Scope
+        self,
+        reduction: Reduction,
+        fold: Fold,
+        axes: tuple[str, ...],
+        index: ast.expr,
+        node: ast.Call,
+        scope: Scope,
     ) -> tuple[Expr, ...]:
         """The values along an axis of ranks: each rank reduces what the earlier ones have not taken."""
         if len(axes) != 2:
@@ -393,17 +401,20 @@ class Reader:
         inside = scope.bind((over,))
         given = [self.read(arg, inside) for arg in node.args]
         arguments = {ARGUMENT + name: value for name, value in zip(reduction.args, given, strict=True)}
-        names = (*reduction.args, TAKEN)
+        text = Scope(inside.axes, arguments)
+        first = [self.read(instance(each, reduction.args, (over,)), text) for each in reduction.results]
+        whole = next(r for r in reductions(*first) if r.op in fold.ops)
+        parts, op = contributions(whole), f"{fold.name}.{fold.ranks}"
+        body: Expr = whole.body
         taken: Expr = Const(False)
-        found: list[tuple[Expr, ...]] = []
-        for _ in range(count):
-            text = Scope(inside.axes, {**arguments, ARGUMENT + TAKEN: taken})
-            texts = (*reduction.results, reduction.ranks or "")
-            *values, place = (self.read(instance(each, names, (over,)), text) for each in texts)
-            found.append(tuple(values))
-            here = call("eq", Axis(over), place)
-            taken = here if taken is Const(False) else call("or", taken, here)
-        results = list(found[-1])
+        found: list[list[Expr]] = []
+        for rank in range(count):
+            mine = {Reduce(each, over, whole.body): Reduce(each, over, body) for each in fold.ops}
+            found.append([replaced(value, mine) for value in first])
+            here = call("eq", Axis(over), Reduce(op, over, body))
+            taken = here if rank == 0 else call("or", taken, here)
+            body = packed(fold.left(taken, parts))
+        results = found[-1]
         for rank in reversed(range(count - 1)):
             here = call("eq", Axis(ranks), Const(rank))
             results = [call("where", here, v, rest) for v, rest in zip(found[rank], results, strict=True)]

@@ -9,7 +9,7 @@ together wherever they are computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -22,12 +22,18 @@ from eqfuse.terms.nodes import (
     Local,
     Reduce,
     call,
+    children,
+    rebuild,
     replaced,
     walk,
 )
 
 PAIR = "pair"
-"""The function that packs two values, right-nested for more; only ever the body of a fold's reduction."""
+"""The function that packs two values, right-nested for more: the body of a fold's reduction, and what its functions
+take in a merge."""
+
+NOWHERE = 2**31 - 1
+"""A position that comes after every other; positions are kept in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,9 @@ class Fold:
     the right. Where not `commutative`, parts are only ever combined in the order of their positions.
     A fold with an `order` keeps the one of both states that comes first in it: a key is a state variable and whether
     the greatest of it is first, else the least; later keys decide among equals, and NaN comes before all numbers.
-    Every state variable is a key. `combine` says the same."""
+    Every state variable is a key. `combine` says the same.
+    A fold with an order may have `ranks`: the state variable that is a position. Its reductions come in a row, each of
+    what the ones before it have not taken."""
 
     name: str
     state: tuple[str, ...]
@@ -44,6 +52,7 @@ class Fold:
     combine: tuple[Expr, ...]
     commutative: bool = False
     order: tuple[tuple[str, bool], ...] = ()
+    ranks: str = ""
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -61,6 +70,24 @@ class Fold:
         values = {Local(f"{v}1", ()): value for v, value in zip(self.state, left, strict=True)}
         values |= {Local(f"{v}2", ()): value for v, value in zip(self.state, right, strict=True)}
         return tuple(replaced(part, values) for part in self.combine)
+
+    def left(self, taken: Expr, parts: Sequence[Expr]) -> tuple[Expr, ...]:
+        """What one position contributes to a rank: the identity where earlier ones have taken it."""
+        return tuple(
+            call("where", taken, nothing, part) for nothing, part in zip(self.identity, parts, strict=True)
+        )
+
+    def next_of(self, states: Sequence[Sequence[Expr]], taken: Sequence[Expr]) -> tuple[Expr, ...]:
+        """The first state whose position is none of those that are taken, of one state more than these are; the
+        last one where there is no other."""
+        place = self.state.index(self.ranks)
+        *before, found = states
+        for state in reversed(before):
+            gone: Expr = call("eq", state[place], taken[0])
+            for position in taken[1:]:
+                gone = call("or", gone, call("eq", state[place], position))
+            found = [call("where", gone, rest, own) for rest, own in zip(found, state, strict=True)]
+        return tuple(found)
 
     def selects(self, index: int) -> bool:
         """Whether a variable of the union is that of one of its parts, so that nothing is computed."""
@@ -88,6 +115,60 @@ def fold_of(op: str) -> tuple[Fold, int] | None:
     return (fold, fold.state.index(variable)) if fold is not None and variable in fold.state else None
 
 
+NEXT = ".next"
+"""Ends the name of the function of ranks: `topk.v.next(states, positions)` is `Fold.next_of` for one variable. Both are
+packed, the states of the last rank first, and so are the positions."""
+
+
+def next_op(fn: str) -> tuple[Fold, int] | None:
+    """The fold and the state variable that a function of ranks is of; None for any other function."""
+    return fold_of(fn.removesuffix(NEXT)) if fn.endswith(NEXT) else None
+
+
+def written_out(
+    values: Iterable[tuple[str, Expr]], dims: Mapping[str, tuple[str, ...]]
+) -> dict[str, list[tuple[str, Expr]]]:
+    """The values of states in a merge, with the functions of folds replaced by what they stand for: by state, the
+    steps (name, value) that end at its new value. What is left of ranks is read several times, so it is a step, and so
+    is whether a rank is taken, which each later rank asks again."""
+    known: dict[Expr, Expr] = {}
+    found: dict[str, list[tuple[str, Expr]]] = {}
+
+    def step(of: Expr, name: str, value: Expr) -> None:
+        state = next(reversed(found))
+        found[state].append((f"{state}_{name}{len(found[state]) + 1}", value))
+        known[of] = Local(found[state][-1][0], dims[state])
+
+    for state, value in values:
+        found[state] = []
+        memo: dict[Expr, Expr] = {}
+        for node in walk(value):
+            memo[node] = known.get(node) or combined(rebuild(node, tuple(memo[c] for c in children(node))))
+            if isinstance(node, Call) and next_op(node.fn) and node not in known:
+                for part in walk(memo[node]):
+                    if isinstance(part, Call) and part.fn == "or" and part not in known:
+                        step(part, "gone", rebuild(part, tuple(known.get(c, c) for c in part.args)))
+                step(node, "left", replaced(memo[node], known))
+                memo[node] = known[node]
+        found[state].append((f"{state}_new", memo[value]))
+    return found
+
+
+def combined(node: Expr) -> Expr:
+    """What a function of a fold stands for, on packed states; any other expression is itself."""
+    match node:
+        case Call(fn, (left, right)) if (found := fold_of(fn)) is not None:
+            fold, index = found
+            return fold.joined(*(unpacked(side, len(fold.state)) for side in (left, right)))[index]
+        case Call(fn, (states, taken)) if (found := next_op(fn)) is not None:
+            fold, index = found
+            positions = listed(taken)
+            rows = [unpacked(row, len(fold.state)) for row in unpacked(states, len(positions) + 1)]
+            return fold.next_of(rows[::-1], positions[::-1])[index]
+        case _:
+            return node
+
+
 def is_reduction(op: str) -> bool:
     """Whether `op` is a built-in reduction or a state variable of a fold."""
     return op in REDUCTIONS or fold_of(op) is not None
@@ -112,6 +193,15 @@ def unpacked(body: Expr, size: int) -> tuple[Expr, ...]:
     parts: list[Expr] = []
     while len(parts) < size - 1:
         assert isinstance(body, Call) and body.fn == PAIR
+        first, body = body.args
+        parts.append(first)
+    return (*parts, body)
+
+
+def listed(body: Expr) -> tuple[Expr, ...]:
+    """The values that are packed, none of which is a pack itself."""
+    parts: list[Expr] = []
+    while isinstance(body, Call) and body.fn == PAIR:
         first, body = body.args
         parts.append(first)
     return (*parts, body)

@@ -18,9 +18,6 @@ from eqfuse.terms.nodes import REDUCTIONS
 AXIS = "j"
 """The name that the reduced axes have in the text of a reduction."""
 
-TAKEN = "taken"
-"""What the contribution of a position to a rank may read: whether an earlier rank has taken it."""
-
 ARGUMENT = "%"
 """Starts the name of an argument inside the text of a reduction: no name of a program does."""
 
@@ -28,8 +25,8 @@ ARGUMENT = "%"
 @dataclass(frozen=True)
 class Reduction:
     """`results` are its values as text over `args` and `AXIS`; `fold` is its state, if it has one of its own.
-    `ranks` is the position that a value is from, as text: such a reduction has a second axis, of ranks, each of which
-    reduces the positions that no earlier one has taken."""
+    Where the fold has ranks, the reduction has a second axis, of ranks, each of which reduces the positions that no
+    earlier one has taken."""
 
     name: str
     args: tuple[str, ...]
@@ -37,7 +34,10 @@ class Reduction:
     fold: Fold | None = None
     why: str = ""
     unverified: str | None = None
-    ranks: str | None = None
+
+    @property
+    def is_ranked(self) -> bool:
+        return self.fold is not None and self.fold.ranks != ""
 
     @property
     def reads_position(self) -> bool:
