@@ -12,7 +12,7 @@ import itertools
 import torch
 
 from bench import peers
-from bench.attention_cells import Cell, grid
+from bench.attention_cells import Cell, cell_of, grid, shapes
 from bench.cells import Inputs
 from bench.gpu import TOLERANCE
 from bench.running import Suite, arguments, read_manifest, run_bundle
@@ -66,7 +66,8 @@ def main() -> int:
     manifest = read_manifest(options.folder)
     lengths = [int(n) for n in options.lengths.split(",")] if options.lengths else None
     wanted = {c.name for c in grid(options.only, lengths or sorted({c["length"] for c in manifest["cells"]}))}
-    cells = [(Cell(c["operator"], c["length"], c["batch"]), c["variants"]) for c in manifest["cells"]]
+    wanted |= {cell.name for cell in shapes()}
+    cells = [(cell_of(c), c["variants"]) for c in manifest["cells"]]
     return run_bundle(ATTENTION, [(c, v) for c, v in cells if c.name in wanted], manifest, options)
 
 

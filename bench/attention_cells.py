@@ -1,11 +1,12 @@
-"""The cells of the attention benchmark: Neptune's ten operators by length, and GQA decoding by batch.
+"""The cells of the attention benchmark: Neptune's ten operators by length, GQA decoding by batch; and, apart from
+them, other head dims and groups of heads.
 
 Shared by the machine that emits kernels and by the one that runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,20 +29,31 @@ OPERATORS = tuple(
     for mask in masks
 )
 
+DIMS = (64, 72, 80, 96, 128, 192, 256)
+DIMS_OF = ("causal_prefill", 8192)
+GROUPS = (4, 5, 6, 7, 8, 16)
+GROUPS_OF = ("gqa_decode", 32768)
+"""Head dims and heads that read the same keys, with the operator and length that they are measured at."""
+
 HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
 class Cell(AnyCell):
-    """One operator at one length and batch, in float16."""
+    """One operator at one length and batch, in float16. `dim` and `group` replace the paper's head dim, and its
+    number of heads that read the same keys."""
 
     operator: str
     length: int
     batch: int = 1
+    dim: int | None = None
+    group: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.operator}_n{self.length}" + (f"_b{self.batch}" if self.batch > 1 else "")
+        batch = f"_b{self.batch}" if self.batch > 1 else ""
+        shape = f"_d{self.dim}" if self.dim else f"_g{self.group}" if self.group else ""
+        return f"{self.operator}_n{self.length}{batch}{shape}"
 
     @property
     def workload(self) -> Workload:
@@ -49,11 +61,15 @@ class Cell(AnyCell):
 
     @property
     def case(self) -> Case:
-        """The paper's case, at this length and batch."""
+        """The paper's case, at this length and batch, of this head dim and group."""
         case = self.workload.cases["n512"]
         queries = 1 if self.is_decode else self.length
-        sizes = {**case.sizes, "b": self.batch, "i": queries, "j": self.length}
-        return replace(case, name=self.name, sizes=sizes)
+        sizes, constants = {**case.sizes, "b": self.batch, "i": queries, "j": self.length}, case.constants
+        if self.dim:
+            sizes |= {"d": self.dim, "e": self.dim}
+        if self.group:
+            sizes["h"], constants = self.group * sizes["k"], {**constants, "g": self.group}
+        return replace(case, name=self.name, sizes=sizes, constants=constants)
 
     @property
     def is_decode(self) -> bool:
@@ -110,6 +126,12 @@ class Cell(AnyCell):
         return asdict(self)
 
 
+def cell_of(entry: Mapping[str, Any]) -> Cell:
+    """The cell of an entry of a manifest, or of a row that was measured."""
+    fields = ("operator", "length", "batch", "dim", "group")
+    return Cell(**{field: entry[field] for field in fields if field in entry})
+
+
 def grid(only: str | None = None, lengths: Sequence[int] = LENGTHS) -> list[Cell]:
     """All cells; with `only`, those of operators that start with one of its comma-separated words."""
     words = tuple(word.strip() for word in only.split(",")) if only else ("",)
@@ -119,3 +141,9 @@ def grid(only: str | None = None, lengths: Sequence[int] = LENGTHS) -> list[Cell
     if operator in chosen and length in lengths:
         cells += [Cell(operator, length, batch) for batch in BATCHES]
     return cells
+
+
+def shapes() -> list[Cell]:
+    """Other head dims and groups, none of the grid's cells."""
+    dims = [Cell(*DIMS_OF, dim=dim) for dim in DIMS]
+    return dims + [Cell(*GROUPS_OF, group=group) for group in GROUPS]

@@ -15,7 +15,7 @@ import numpy as np
 
 from bench import bundling, measured
 from bench.attention_bundle import VARIANTS
-from bench.attention_cells import Cell, grid
+from bench.attention_cells import cell_of, grid, shapes
 from bench.measured import OF_A_CELL, Row, Source, against, good, number
 from bench.report import Options, Report
 
@@ -32,7 +32,7 @@ SOURCE = Source("attention", _write)
 def run(options: Options, report: Report) -> None:
     """Failures: results that do not agree with float64, and cells whose kernel did not run."""
     content = SOURCE.content(options)
-    cells = {cell.name for cell in grid(options.only)}
+    cells = {cell.name for cell in (*grid(options.only), *shapes())}
     summary = Summary.of([row for row in content["rows"] if cell_of(row).name in cells], content["ceilings"])
     report.title = f"{TITLE}: {content['environment']['device']}, {content['environment']['date'][:10]}"
     report.rows += summary.rows
@@ -40,10 +40,6 @@ def run(options: Options, report: Report) -> None:
     report.failures += measured.failures(summary.rows)
     if report.path is not None:
         plot(content, report.path.parent / "attention")
-
-
-def cell_of(row: Row) -> Cell:
-    return Cell(row["operator"], row["length"], row["batch"])
 
 
 @dataclass(frozen=True)

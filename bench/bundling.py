@@ -8,9 +8,9 @@ doubled or halved.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,28 +23,20 @@ from bench.report import installed
 from eqfuse import compiler
 from eqfuse.compiler import Compiled, Derived
 from eqfuse.errors import EqfuseError
-from eqfuse.extract.choose import Candidate, shape_of, with_outputs
-from eqfuse.extract.configure import TENSOR_CORE_MIN
-from eqfuse.extract.cost import kernel_terms, total
+from eqfuse.extract.choose import Candidate, configured, shape_of, with_outputs
 from eqfuse.extract.devices import Device
-from eqfuse.extract.footprint import bytes_read_again, shared_bytes
-from eqfuse.extract.plans import SCHEDULES, AxisBlock, KernelConfig
-from eqfuse.extract.shape import BYTES, Shape
+from eqfuse.extract.footprint import bytes_read_again
+from eqfuse.extract.neighbours import neighbours, of_other_schedules
+from eqfuse.extract.plans import KernelConfig
+from eqfuse.extract.shape import Shape
+from eqfuse.extract.work import constants_of, work_of
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.walk import expressions
-from eqfuse.terms.nodes import Load, Program, free_axes, walk
+from eqfuse.terms.nodes import Load, free_axes, walk
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 
 MANIFEST = "manifest.json"
-WARPS, STAGES = (1, 32), (1, 5)
-"""Least and most of what a step may reach."""
-
-SPILLED = 0.5
-"""Part of the predicted time above which a plan whose blocks do not fit on chip is not measured: Triton needs
-minutes to compile one."""
-TEMPORARIES = 10e9
-"""Bytes of temporaries above which a plan is not measured."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +68,12 @@ class Emitter:
         extents = bind(derived.program, shapes, scalars=cell.case.scalars)
         dtypes = program_dtypes(derived.program)
         compiled = compiler.compile_for(derived, extents, dtypes, self.device, None)
-        chosen = [compiled.chosen, *_of_other_schedules(compiled)]
-        near = sorted(neighbours(compiled, derived.program, self.device), key=_seconds)
-        candidates = [*chosen, *near][:count]
+        kinds = with_outputs(derived.program, dtypes)
+        candidates = [
+            compiled.chosen,
+            *of_other_schedules(compiled.candidates, compiled.chosen, extents, kinds),
+            *neighbours(compiled.chosen, extents, kinds, self.device),
+        ][:count]
         return [self._emit(cell, derived, compiled, c, number) for number, c in enumerate(candidates)]
 
     def _derive(self, cell: Cell) -> Derived:
@@ -108,6 +103,10 @@ class Emitter:
             "predicted_ms": 1e3 * cost.seconds if cost else None,
             "read_again_bytes": read_again(nest, shape, [tensor.name for tensor in derived.program.tensors]),
             "terms_ms": {term.name: 1e3 * term.seconds for term in cost.terms} if cost else {},
+            "work": [
+                work_of(kernel, config, shape, self.device)
+                for kernel, config in zip(configured(nest, shape, self.device), plan.configs, strict=True)
+            ],
             "sizes": {**compiled.extents, **shards},
             "outputs": [output.name for output in derived.program.outputs],
             "certificate": self._certify(cell, derived, compiled, nest),
@@ -124,6 +123,12 @@ class Emitter:
         return self._certified[key]
 
 
+def same_kernels(cell: Cell, variant: Emitted) -> str:
+    """A text that variants of several cells share whose kernels and settings are the same."""
+    module = ast.parse(variant.source.replace(cell.name, "cell"))
+    return "\n".join(map(ast.unparse, module.body[1:]))  # without the docstring
+
+
 def _program(cell: Cell) -> ProgramKey:
     return cell.workload.text(cell.case), tuple(sorted(cell.case.constants.items()))
 
@@ -138,88 +143,6 @@ def read_again(nest: Nest, shape: Shape, inputs: Sequence[str]) -> int:
         total += sum(shape.positions(free_axes(x)) * shape.itemsize(x.tensor) for x in loads & before)
         before |= loads
     return int(total)
-
-
-def neighbours(compiled: Compiled, program: Program, device: Device) -> Iterator[Candidate]:
-    """Plans one step away from the chosen one, priced; those that do not fit the device left out."""
-    plan, nest = compiled.chosen.plan, compiled.chosen.nest
-    dtypes = with_outputs(program, compiled.dtypes)
-    shape = shape_of(nest, compiled.extents, dtypes, plan.shards)
-    prices = [
-        sum(term.seconds for term in kernel_terms(kernel, config, shape, device))
-        for kernel, config in zip(nest.kernels, plan.configs, strict=True)
-    ]
-    chief = prices.index(max(prices))
-    steps = [(configs, plan.shards) for configs in _stepped(plan.configs, chief)]
-    if nest.shards:
-        steps += [(plan.configs, shards) for shards in (2 * plan.shards, plan.shards // 2) if shards > 1]
-    for configs, shards in steps:
-        shape = shape_of(nest, compiled.extents, dtypes, shards)
-        terms = []
-        for kernel, config in zip(nest.kernels, configs, strict=True):
-            blocks = {b.axis: b.size or shape.extents[b.axis] for b in config.blocks}
-            if shared_bytes(kernel, blocks, config.stages, shape) > device.shared:
-                break
-            terms.append(kernel_terms(kernel, config, shape, device))
-        else:
-            yield Candidate(replace(plan, configs=configs, shards=shards, cost=total(terms)), nest)
-
-
-def _stepped(configs: Sequence[KernelConfig], chief: int) -> Iterator[tuple[KernelConfig, ...]]:
-    """The configurations with one setting of the kernel changed that takes longest."""
-    config = configs[chief]
-
-    def changed(**settings: Any) -> tuple[KernelConfig, ...]:
-        return (*configs[:chief], replace(config, **settings), *configs[chief + 1 :])
-
-    for warps in (config.warps * 2, config.warps // 2):
-        if WARPS[0] <= warps <= WARPS[1]:
-            yield changed(warps=warps)
-    for stages in (config.stages + 1, config.stages - 1):
-        if STAGES[0] <= stages <= STAGES[1]:
-            yield changed(stages=stages)
-    for place, block in enumerate(config.blocks):
-        if block.kind in ("grid", "loop") and block.size is not None and block.size >= TENSOR_CORE_MIN:
-            for size in (block.size * 2, block.size // 2):
-                if size >= TENSOR_CORE_MIN:
-                    blocks = [*config.blocks]
-                    blocks[place] = AxisBlock(block.axis, block.kind, size)
-                    yield changed(blocks=tuple(blocks))
-
-
-def _of_other_schedules(compiled: Compiled) -> list[Candidate]:
-    """The cheapest plan of every schedule but the chosen one's that fits the device."""
-    found: list[Candidate] = []
-    for schedule in SCHEDULES:
-        if schedule != compiled.chosen.plan.schedule:
-            options = [
-                c
-                for c in compiled.candidates
-                if c.plan.schedule == schedule
-                and _spilled(c) < SPILLED * _seconds(c) < math.inf
-                and _temporaries(c, compiled) <= TEMPORARIES
-            ]
-            found += sorted(options, key=_seconds)[:1]
-    return sorted(found, key=_seconds)
-
-
-def _seconds(candidate: Candidate) -> float:
-    return candidate.plan.cost.seconds if candidate.plan.cost else math.inf
-
-
-def _spilled(candidate: Candidate) -> float:
-    terms = candidate.plan.cost.terms if candidate.plan.cost else ()
-    return sum(term.seconds for term in terms if term.name == "spill")
-
-
-def _temporaries(candidate: Candidate, compiled: Compiled) -> int:
-    """Bytes that the kernels of a plan hand on to each other."""
-    shape = shape_of(candidate.nest, compiled.extents, compiled.dtypes, candidate.plan.shards)
-    return sum(
-        BYTES[shape.dtypes[buffer.name]] * math.prod(shape.extents[axis] for axis in buffer.axes)
-        for buffer in candidate.nest.buffers
-        if not buffer.is_output
-    )
 
 
 def _shown(config: KernelConfig) -> dict[str, int]:
@@ -245,6 +168,7 @@ def write(folder: Path, cells: Sequence[Cell], target: str, count: int) -> list[
         entries.append({**cell.entry(), "variants": [variant.entry for variant in variants]})
     manifest = {
         "target": target,
+        "constants": constants_of(emitter.device),
         "versions": {name: installed(name) for name in ("eqfuse", "egglog", "torch", "triton")},
         "cells": entries,
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import itertools
 import json
 import math
 import multiprocessing
@@ -34,17 +33,12 @@ from bench.gpu import load
 from bench.report import installed, one_line
 from bench.workloads import Outputs
 from eqfuse.tile.launch import interpret
+from eqfuse.tune.timing import Timing, replayed
 
 CACHE = 64e6
 """Bytes of a cache that inputs must exceed fourfold, so that replays read them from memory."""
 
 MOST_SETS = 32
-REPLAYED_MS = 30.0
-"""Milliseconds of replays per timing; at least three replays."""
-GRAPH_MS = 0.5
-"""Milliseconds of launches in one graph, about."""
-SLOW_MS = 200.0
-"""Milliseconds above which a call is not captured and replayed: its launch does not count."""
 HOST_CALLS = 64
 
 LARGE_AT_ONCE = 2
@@ -76,21 +70,6 @@ class Suite(Generic[CellT]):
     tolerance: Callable[[CellT], float]
     beside: Callable[[CellT], Run | None]
     is_large: Callable[[CellT], bool]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one call: the median of the replays, and the tenths of them that were faster and slower."""
-
-    ms: float
-    low_ms: float
-    high_ms: float
-
-    @staticmethod
-    def of(samples: Sequence[float]) -> Timing:
-        ordered = sorted(samples)
-        tenth = len(ordered) // 10
-        return Timing(statistics.median(ordered), ordered[tenth], ordered[-1 - tenth])
 
 
 @dataclass(frozen=True)
@@ -146,24 +125,7 @@ class Gpu:
         return max(1, min(MOST_SETS, math.ceil(4 * CACHE / cell.bytes)))
 
     def time(self, calls: Sequence[Callable[[], object]]) -> Timing:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for call in calls:
-                call()
-            once = min(_elapsed(call) for call in itertools.islice(itertools.cycle(calls), 3))
-        torch.cuda.synchronize()
-        if once > SLOW_MS:
-            return Timing.of([once])
-        launches = len(calls) * max(1, round(GRAPH_MS / max(once, 1e-3) / len(calls)))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for call in itertools.islice(itertools.cycle(calls), launches):
-                call()
-        graph.replay()
-        replay = _elapsed(graph.replay)
-        count = max(3, min(100, round(REPLAYED_MS / replay)))
-        return Timing.of([_elapsed(graph.replay) / launches for _ in range(count)])
+        return replayed(calls)
 
     def details(self, call: Call) -> dict[str, Any]:
         return {"resources": resources(call.function)}
@@ -214,16 +176,6 @@ class Interpreted:
 
     def finish(self) -> None:
         pass
-
-
-def _elapsed(run: Callable[[], object]) -> float:
-    """Milliseconds of device time."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
 
 
 def distance(found: Outputs, reference: Sequence[torch.Tensor]) -> float:
@@ -631,7 +583,7 @@ def run_bundle(
     options.peers &= not options.interpret
     content: dict[str, Any] = {
         "title": suite.title,
-        "bundle": {**manifest["versions"], "target": manifest["target"]},
+        "bundle": {**manifest["versions"], "target": manifest["target"], "constants": manifest["constants"]},
         "environment": environment(),
         "rows": [],
     }

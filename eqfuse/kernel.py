@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
 from eqfuse.tile.cpu import CpuProgram
 from eqfuse.tile.launch import TritonProgram
 from eqfuse.tile.printer import show as show_tiles
+from eqfuse.tune.tuner import Tuner, Tuning
 from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.certificate import Certificate
 
@@ -39,6 +40,9 @@ TORCH_DTYPES: Mapping[torch.dtype, str] = {
     torch.int64: "i64",
     torch.bool: "bool",
 }
+
+Runner = Callable[[Mapping[str, torch.Tensor], Mapping[str, Any]], Mapping[str, torch.Tensor]]
+"""The outputs by name, from tensors and scalars by name."""
 
 
 @dataclass
@@ -60,7 +64,8 @@ class Kernel:
     bound: float = REQUESTED
     _compiled: dict[Any, Compiled] = field(default_factory=dict)
     _calls: dict[Any, tuple[Compiled, bool]] = field(default_factory=dict)
-    _runners: dict[Any, Any] = field(default_factory=dict)
+    _runners: dict[int, tuple[Compiled, Runner]] = field(default_factory=dict)
+    _tunings: dict[Any, Tuning] = field(default_factory=dict)
     _certificates: dict[Any, Certificate] = field(default_factory=dict)
     _current: Compiled | None = None
 
@@ -90,6 +95,53 @@ class Kernel:
         ordered: tuple[Any, ...] = tuple(map(_to_numpy, made)) if was_numpy else tuple(made)
         return ordered[0] if len(ordered) == 1 else ordered
 
+    def tune(
+        self,
+        *,
+        seconds: float = 60.0,
+        plans: int = 32,
+        again: bool = False,
+        sizes: Mapping[str, int] | None = None,
+        **values: Any,
+    ) -> Tuning:
+        """Searches for the fastest plan for these tensors and scalars, on the device that they are on; later calls
+        of their shapes run it. Tries other schedules, then plans one step away from the best so far: at most
+        `plans`, none that would end after `seconds`. Only a plan that computes what the chosen one does may win.
+
+        The winner is kept in `$XDG_CACHE_HOME/eqfuse/tuned`, by program, dtypes, sizes, device and versions, and
+        taken from there at the next request, with nothing timed unless `again`.
+        """
+        if not isinstance(seconds, int | float) or not seconds > 0:
+            raise EqfuseError(
+                f"seconds is {seconds!r}", hint="give a positive number: the limit of the search"
+            )
+        if isinstance(plans, bool) or not isinstance(plans, int) or plans < 1:
+            raise EqfuseError(f"plans is {plans!r}", hint="give a positive integer: the limit of the search")
+        tensors, scalars, _ = self._sorted(values)
+        compiled, is_empty = self._bound(tensors, scalars, sizes)
+        if is_empty:
+            raise EqfuseError("an axis is empty: there is nothing to time", hint="tune with other tensors")
+        key = _key(compiled.extents, compiled.dtypes, compiled.device)
+        if again or key not in self._tunings:
+            base = compiler.compile_for(
+                self.derived, compiled.extents, compiled.dtypes, compiled.device, self.prefer
+            )
+            place = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+
+            def start(candidate: Compiled) -> Callable[[], Mapping[str, torch.Tensor]]:
+                runner = self._runner(candidate)
+                return lambda: runner(tensors, scalars)
+
+            tuner = Tuner(self.derived, base, self.prefer, self.scalars, start, place)
+            tuned, tuning = (None if again else tuner.recall()) or tuner.search(seconds, plans)
+            if self.verify:
+                self._certify(tuned)
+            self._compiled[key], self._tunings[key] = tuned, tuning
+            self._runners.pop(id(compiled), None)
+            self._calls = {call: found for call, found in self._calls.items() if found[0] is not compiled}
+        self._current = self._compiled[key]
+        return self._tunings[key]
+
     # -- streaming ---------------------------------------------------------------------------------
 
     @cached_property
@@ -103,7 +155,7 @@ class Kernel:
 
         def compiled(text: str) -> Kernel:
             with self.derived.scope.entered():
-                derived = compiler.derive(text, None, program.strict_casts)
+                derived = compiler.derive(text, None, program.strict_casts, made=True)
             return Kernel(derived, self.device, self.auto, None, self.verify, self.trials, {}, self.bound)
 
         def extents(
@@ -252,25 +304,29 @@ class Kernel:
     def _run(
         self, compiled: Compiled, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]
     ) -> Mapping[str, torch.Tensor]:
-        plan = compiled.chosen.plan
-        shards = {axis: plan.shards for axis, _ in compiled.chosen.nest.shards}
+        key = id(compiled)
+        if key not in self._runners:
+            self._runners[key] = compiled, self._runner(compiled)
+        return self._runners[key][1](tensors, scalars)
+
+    def _runner(self, compiled: Compiled) -> Runner:
+        """What runs a compiled shape on tensors and scalars by name; compiling for a GPU waits for the first run."""
+        shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
         if compiled.device.kind == "cpu":
-            program = self._runners.get(id(compiled.tile))
-            if program is None:
-                program = self._runners[id(compiled.tile)] = CpuProgram(compiled.tile, self.derived.program)
-            found: Mapping[str, torch.Tensor] = program(tensors, scalars, compiled.extents, shards)
-            return found
-        launcher = self._runners.get(id(compiled.tile))
-        if launcher is None:
-            text = compiler.emit_triton(self.derived, compiled, self.name)
-            launcher = self._runners[id(compiled.tile)] = TritonProgram(text, self.name)
-        made = launcher(**tensors, **scalars, sizes={**compiled.extents, **shards})
-        made = made if isinstance(made, tuple) else (made,)
+            program = CpuProgram(compiled.tile, self.derived.program)
+            return lambda tensors, scalars: program(tensors, scalars, compiled.extents, shards)
+        launcher = TritonProgram(compiler.emit_triton(self.derived, compiled, self.name), self.name)
         outputs = [b.name for b in compiled.tile.buffers if b.is_output]
-        return dict(zip(outputs, made, strict=True))
+        extents = {**compiled.extents, **shards}
+
+        def run(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+            made = launcher(**tensors, **scalars, sizes=extents)
+            return dict(zip(outputs, made if isinstance(made, tuple) else (made,), strict=True))
+
+        return run
 
     def _compile(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Compiled:
-        key = (device.name, tuple(sorted(extents.items())), tuple(sorted(dtypes.items())))
+        key = _key(extents, dtypes, device)
         if key not in self._compiled:
             compiled = compiler.compile_for(self.derived, extents, dtypes, device, self.prefer)
             if self.verify:
@@ -307,11 +363,12 @@ class Kernel:
 
     @property
     def plan(self) -> Plan:
-        """The chosen plan: `.schedule`, `.cost` (seconds, by term), `.kernels`, `.configs`, `.shards`."""
+        """The chosen plan: `.schedule`, `.cost` (predicted seconds, by term), `.kernels`, `.configs`, `.shards`, and
+        `.measured`, the seconds of a call where `tune` has found it."""
         return self.compiled.chosen.plan
 
     def plans(self) -> tuple[Plan, ...]:
-        """Every candidate for the shape, cheapest first."""
+        """Every candidate for the shape, cheapest first; those that `tune` has timed before the others."""
         return tuple(candidate.plan for candidate in self.compiled.candidates)
 
     @property
@@ -394,6 +451,11 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<eqfuse.Kernel {self.name}: {self.plan.schedule} on {self.compiled.device.name}>"
+
+
+def _key(extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> tuple[Any, ...]:
+    """What a plan is chosen for."""
+    return device.name, tuple(sorted(extents.items())), tuple(sorted(dtypes.items()))
 
 
 def gpu_device() -> Device:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 
 from bench.ahead import compile_ahead
-from bench.attention_cells import OPERATORS, Cell
+from bench.attention_cells import OPERATORS, Cell, grid
+from bench.bundling import Emitted, Emitter, same_kernels
 from bench.workloads import WORKLOADS
+from eqfuse.compiler import device_named
 from eqfuse.extract.choose import shape_of
 from eqfuse.extract.footprint import REGISTERS, registers, shared_bytes
-from eqfuse.tile.aot import compile_for
+from eqfuse.tile.aot import KernelReport, compile_for
 
 WGMMA = ("mla", "mha_speculative", "quant_gemm")
+OUTSIDE_LOOPS = {"mla": 168}
+"""Bytes that ptxas keeps in memory outside the loops over complete tiles: two registers, so that more instances
+fit; of mla, whose accumulators take half of a thread's registers, what the loop over a last short tile needs."""
+
 NARROW = ("gated_mlp",)  # 16 rows: no wgmma
 
 
@@ -22,21 +29,65 @@ def test_largest_cases_do_not_spill(name: str) -> None:
     workload = WORKLOADS[name]
     ahead = compile_ahead(workload, workload.paper_cases[-1], "sm_90")
     reports = compile_for(ahead.source, "sm_90", sizes=ahead.sizes)
-    # Two registers that ptxas keeps in memory once, outside all loops, so that more instances fit.
-    assert {report.name: report.spilled_bytes for report in reports if report.spilled_bytes > 8} == {}
+    assert {r.name: r.spilled_bytes for r in reports if r.spilled_bytes > OUTSIDE_LOOPS.get(name, 8)} == {}
     used = frozenset[str]().union(*(report.instructions for report in reports))
     assert ("wgmma" in used) == (name in (*WGMMA, "performer"))
 
 
+@pytest.fixture(scope="module")
+def emitter() -> Emitter:
+    """Derives every operator once."""
+    return Emitter(device_named("h200"))
+
+
+def _compiled(emitter: Emitter, cells: Sequence[Cell]) -> dict[str, tuple[Emitted, list[KernelReport]]]:
+    """What is chosen for each cell and what it compiles to; the same kernels with the same settings once."""
+    known: dict[str, list[KernelReport]] = {}
+    found = {}
+    for cell in cells:
+        (chosen,) = emitter.variants(cell, 1)
+        text = same_kernels(cell, chosen)
+        if text not in known:
+            known[text] = compile_for(chosen.source, "sm_90", sizes=chosen.entry["sizes"])
+        found[cell.name] = chosen, known[text]
+    return found
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_what_the_benchmark_of_attention_runs_does_not_spill(operator: str) -> None:
-    cell = Cell(operator, 8192)
-    ahead = compile_ahead(cell.workload, cell.case, "h200")
-    reports = compile_for(ahead.source, "sm_90", sizes=ahead.sizes)
-    assert {report.name: report.spilled_bytes for report in reports if report.spilled_bytes} == {}
-    used = frozenset[str]().union(*(report.instructions for report in reports))
-    assert ("wgmma" in used) == (not cell.is_decode)
-    assert ("mma" in used) == (operator in ("gqa_decode", "softcap_decode"))  # query heads as rows
+def test_what_the_benchmark_of_attention_runs_does_not_spill(operator: str, emitter: Emitter) -> None:
+    cells = [cell for cell in grid() if cell.operator == operator]
+    for cell, (chosen, reports) in zip(cells, _compiled(emitter, cells).values(), strict=True):
+        spilled = {report.name: report.spilled_bytes for report in reports if report.spilled_bytes}
+        assert not spilled, cell.name
+        used = frozenset[str]().union(*(report.instructions for report in reports))
+        rows = max(config.get("i", 1) for config in chosen.entry["configs"])
+        assert ("wgmma" in used) == (rows >= 64) == (not cell.is_decode), cell.name
+        assert ("mma" in used) == (operator in ("gqa_decode", "softcap_decode")), cell.name  # heads as rows
+
+
+def test_every_cell_of_the_benchmark_is_compiled_here() -> None:
+    assert {cell.operator for cell in grid()} == set(OPERATORS) and len(grid()) == 45
+
+
+def test_a_merge_is_launched_early_and_waits_before_it_reads(emitter: Emitter) -> None:
+    (chosen,) = emitter.variants(Cell("gqa_decode", 8192), 1)
+    partial, merge = (r.assembly for r in compile_for(chosen.source, "sm_90", sizes=chosen.entry["sizes"]))
+    waits, reads = merge.index("griddepcontrol.wait"), merge.index("ld.global")
+    assert waits < reads and "griddepcontrol.wait" not in partial
+    leads, reads = partial.index("griddepcontrol.launch_dependents"), partial.index("cp.async")
+    assert leads < reads and "griddepcontrol.launch_dependents" not in merge
+    for target in ("sm_80", "gfx942"):
+        reports = compile_for(chosen.source, target, sizes=chosen.entry["sizes"])
+        assert not any("griddepcontrol" in report.assembly for report in reports)
+
+
+def test_a_kernel_that_lasts_shares_operands_between_more_rows(emitter: Emitter) -> None:
+    def rows(length: int) -> tuple[int, int]:
+        (chosen,) = emitter.variants(Cell("global_prefill", length), 1)
+        (config,) = chosen.entry["configs"]
+        return config["i"], config["warps"]
+
+    assert (rows(8192), rows(32768)) == ((64, 4), (128, 8))
 
 
 def test_shards_start_at_positions_that_the_launcher_computes() -> None:

@@ -238,7 +238,8 @@ def _second_passes(
 
 
 def plan_lines(plans: Sequence[Plan], chosen: Plan) -> Iterator[str]:
-    """One line per candidate: its predicted cost, and by how much and on which term it loses."""
+    """One line per candidate: its predicted cost, what a search has measured, and by how much and on which term
+    the prediction loses."""
     for plan in plans:
         label = plan.schedule + (f" in {plan.shards} shards" if plan.shards > 1 else "")
         label += f", {len(plan.kernels)} kernel" + "s" * (len(plan.kernels) > 1)
@@ -246,6 +247,8 @@ def plan_lines(plans: Sequence[Plan], chosen: Plan) -> Iterator[str]:
             yield f"{label}: does not fit: {plan.reason}"
             continue
         cost = f"{label}: {duration(plan.cost.seconds)}"
+        if plan.measured is not None:
+            cost += f" (measured {duration(plan.measured)})"
         if plan is chosen or chosen.cost is None:
             yield f"{cost}   <- chosen"
             continue

@@ -57,11 +57,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class AxisBlock:
-    """Chosen block of one axis in one kernel (see tile.nodes.Block for the kinds)."""
+    """Chosen block of one axis in one kernel (see tile.nodes.Block for the kinds, and for `valid`)."""
 
     axis: str
     kind: Kind
     size: int | None
+    valid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class KernelConfig:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k."""
+    """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k. `measured` are
+    the seconds of one call where a search has timed the plan on the device."""
 
     schedule: Schedule
     kernels: tuple[KernelPlan, ...]
@@ -83,9 +85,11 @@ class Plan:
     configs: tuple[KernelConfig, ...] = ()
     shards: int = 1
     reason: str = ""
+    measured: float | None = None
 
     def __repr__(self) -> str:
         kernels = f"{len(self.kernels)} kernel{'s' if len(self.kernels) > 1 else ''}"
         shards = f", {self.shards} shards" if self.shards > 1 else ""
         cost = f", {1e3 * self.cost.seconds:.3g} ms" if self.cost else ""
-        return f"<Plan {self.schedule}: {kernels}{shards}{cost}{', ' + self.reason if self.reason else ''}>"
+        timed = f", measured {1e3 * self.measured:.3g} ms" if self.measured is not None else ""
+        return f"<Plan {self.schedule}: {kernels}{shards}{cost}{timed}{', ' + self.reason if self.reason else ''}>"

@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import Any
 
 from eqfuse.errors import BindError, EqfuseError
+from eqfuse.files import cache_home, write_whole
 
 
 def cache_folder() -> Path:
     """Where emitted modules are kept: `$XDG_CACHE_HOME/eqfuse/triton`, or a folder of temporary files
     where that cannot be written to."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "eqfuse" / "triton"
+    folder = cache_home() / "triton"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -32,10 +32,7 @@ def source_file(source_text: str) -> Path:
     """The file that holds a module's source, which Triton reads its kernels from. Named by its hash."""
     path = cache_folder() / f"{hashlib.sha256(source_text.encode()).hexdigest()[:24]}.py"
     if not path.exists() or path.read_text(encoding="utf-8") != source_text:
-        # Another process never sees half a file.
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            file.write(source_text)
-        os.replace(file.name, path)
+        write_whole(path, source_text)
     return path
 
 

@@ -28,8 +28,8 @@ def computed_at_launch(kernel: Kernel) -> tuple[Kernel, dict[str, LaunchValue]]:
     arguments: dict[str, str] = {}
     values: dict[str, LaunchValue] = {}
     for value, op in ops.items():
-        axes = list(dict.fromkeys(_extents(op, ops)))
-        if _is_quotient(op, ops) and _is_launch_value(op, ops):
+        if _is_launch_value(op, ops) and _is_quotient(op, ops):
+            axes = list(dict.fromkeys(_extents(op, ops)))
             arguments[value] = names.new("_by_".join(axes))
             values[arguments[value]] = _launch_value(op, ops)
     if not arguments:
@@ -59,7 +59,8 @@ def _is_launch_value(op: Op, ops: Mapping[str, Op]) -> bool:
         case Extent() | Constant():
             return True
         case Elementwise(fn, args):
-            return fn in _OPERATORS and all(_is_launch_value(ops[arg.name], ops) for arg in args)
+            known = (ops.get(arg.name) for arg in args)  # what a loop carries has no op
+            return fn in _OPERATORS and all(op is not None and _is_launch_value(op, ops) for op in known)
         case _:
             return False
 

@@ -59,6 +59,12 @@ def index_dtype(*tensors):
     return tl.int64 if max(spans) >= 2**31 else tl.int32
 
 
+def overlaps(tensor):
+    """Whether the device launches a kernel before the one before it has ended: NVIDIA's from Hopper on."""
+    is_nvidia = tensor.is_cuda and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
+
+
 def call_key(tensors, sizes, config, *integers):
     """What the launches of a call depend on, besides addresses."""
     kinds = [x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in tensors]
@@ -82,11 +88,15 @@ def launch(known, name, kernel, tensors, numbers, config, size, arguments):
     blocks = settings(name, config, size)
     grid, integers, constants = arguments(blocks)
     options = {"num_warps": blocks["num_warps"], "num_stages": blocks["num_stages"]}
+    if constants.get("WAITS"):
+        options["launch_pdl"] = True
     compiled = kernel[(grid,)](*tensors, *integers, *numbers, **constants, **options)
     if compiled is not None:
         known[name] = compiled[(grid, 1, 1)], integers, tuple(constants.values())
 '''
 """Their source. The module has the tables TENSORS, SIZES, CONFIGS, LIMITS and WHOLE."""
 
-RUNTIME_NAMES = ("settings", "axis_sizes", "buffer", "index_dtype", "call_key", "remembered", "launch")
+RUNTIME_NAMES = (
+    *("settings", "axis_sizes", "buffer", "index_dtype", "overlaps", "call_key", "remembered", "launch"),
+)
 """Names of the functions; no other global of a module may have them."""

@@ -1,0 +1,191 @@
+"""Tuning one program for one shape, on the tensors that it is called with."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from eqfuse import compiler
+from eqfuse.compiler import Compiled, Derived
+from eqfuse.errors import EqfuseError
+from eqfuse.extract.choose import Candidate, with_outputs
+from eqfuse.extract.neighbours import neighbours, of_other_schedules
+from eqfuse.extract.plans import Plan
+from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.tune import kept
+from eqfuse.tune.search import Budget, Refused, Search, Trial, timed
+from eqfuse.tune.timing import called, replayed
+
+Results = Mapping[str, torch.Tensor]
+Runner = Callable[[], Results]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a search has found for one shape. `plan.measured` and `chosen_seconds` are the seconds of one call of
+    the winner and of the plan that the cost model had chosen; `trials` is empty where they were kept from an
+    earlier search. `notes` say what could not be read or kept."""
+
+    plan: Plan
+    chosen_seconds: float
+    trials: tuple[Trial, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether an earlier search had found it, so that nothing was timed."""
+        return not self.trials
+
+    def __str__(self) -> str:
+        seconds = self.plan.measured or math.nan
+        lines = [
+            f"{self.plan}: {self.chosen_seconds / seconds:.2f} times as fast as the choice without a search, "
+            + ("kept from an earlier search" if self.kept else f"of {len(self.trials)} plans tried")
+        ]
+        lines += [f"  {t.plan}{': ' + t.problem if t.problem else ''}" for t in self.trials]
+        return "\n".join([*lines, *self.notes])
+
+
+@dataclass
+class Tuner:
+    """`start` gives a function that runs a compiled shape on the tensors; `base` is the shape with the plan that
+    the cost model chose."""
+
+    derived: Derived
+    base: Compiled
+    prefer: str | None
+    scalars: Mapping[str, float]
+    start: Callable[[Compiled], Runner]
+    place: torch.device
+    notes: list[str] = field(default_factory=list)
+    _runners: dict[Candidate, Runner] = field(default_factory=dict)
+    _expected: Results = field(default_factory=dict)
+
+    def recall(self) -> tuple[Compiled, Tuning] | None:
+        """What an earlier search has kept, where it still fits."""
+        base = self.base
+        try:
+            found = kept.read(self._key, base.candidates, base.extents, self._dtypes, base.device)
+            if found is None:
+                return None
+            candidate = timed(found.candidate, found.seconds)
+            compiled = replace(self._compiled(candidate), candidates=(candidate, *self.base.candidates))
+        except (kept.Unfit, EqfuseError) as error:
+            self.notes.append(f"{kept.place(self._key)} is not used: {error}")
+            return None
+        return compiled, Tuning(candidate.plan, found.chosen_seconds)
+
+    def search(self, seconds: float, plans: int) -> tuple[Compiled, Tuning]:
+        """Times plans, keeps the winner. Raises EqfuseError where the chosen plan does not run."""
+        base, chosen = self.base, self.base.chosen
+        search = Search(self._prepare, self._measure, Budget(seconds, plans))
+        others = of_other_schedules(base.candidates, chosen, base.extents, self._dtypes)
+        winner = search.run(
+            chosen,
+            others if self.prefer is None else (),
+            lambda c: neighbours(c, base.extents, self._dtypes, base.device),
+        )
+        best_seconds, chosen_seconds = search.times[winner], search.times[chosen]
+        try:
+            kept.keep(self._key, kept.Found(winner, best_seconds, chosen_seconds))
+        except OSError as error:
+            self.notes.append(f"not kept for the next process: {error}")
+        ranked = sorted(search.times, key=search.times.__getitem__)
+        candidates = [timed(c, search.times[c]) for c in ranked]
+        best = candidates[ranked.index(winner)]
+        candidates += [c for c in base.candidates if c not in search.times]
+        compiled = replace(self._compiled(best), candidates=tuple(candidates))
+        tuning = Tuning(compiled.chosen.plan, chosen_seconds, tuple(search.trials), tuple(self.notes))
+        return compiled, tuning
+
+    def _compiled(self, candidate: Candidate) -> Compiled:
+        base = self.base
+        tile = compiler.lower_nest(
+            candidate.nest, self.derived.program, base.dtypes, candidate.plan.configs, base.device
+        )
+        return replace(base, chosen=candidate, tile=tile)
+
+    def _prepare(self, candidate: Candidate) -> None:
+        if candidate is self.base.chosen:
+            run = self.start(self.base)
+            self._expected = run()
+        else:
+            try:
+                run = self.start(self._compiled(candidate))
+                found = run()
+            except (EqfuseError, torch.OutOfMemoryError) as error:
+                raise Refused(str(error).splitlines()[0]) from error
+            for name, expected in self._expected.items():
+                if problem := disagreement(found[name], expected, self._precision):
+                    raise Refused(f"{name} {problem}")
+        self._runners[candidate] = run
+
+    def _measure(self, candidate: Candidate, against: float) -> float:
+        run = self._runners[candidate]
+        if self.place.type == "cpu":
+            return 1e-3 * called(run, 1e3 * against).ms
+        with torch.cuda.device(self.place):
+            return 1e-3 * replayed([run]).ms
+
+    @property
+    def _dtypes(self) -> dict[str, str]:
+        return with_outputs(self.derived.program, self.base.dtypes)
+
+    @property
+    def _precision(self) -> float:
+        """Half of the digits that the coarsest floating-point dtype has: how far apart two orders of the same
+        sums, rounded at other places, may be."""
+        kinds = [TORCH_DTYPES[dtype] for dtype in self._dtypes.values()]
+        return math.sqrt(
+            max(torch.finfo(kind).eps for kind in (*kinds, torch.float64) if kind.is_floating_point)
+        )
+
+    @property
+    def _key(self) -> kept.Key:
+        program, base = self.derived.program, self.base
+        return {
+            "program": program.source,
+            "scalars": {name: repr(value) for name, value in sorted(self.scalars.items())},
+            "strict_casts": program.strict_casts,
+            "prefer": self.prefer,
+            "dtypes": dict(sorted(base.dtypes.items())),
+            "sizes": dict(sorted(base.extents.items())),
+            "target": base.device.name,
+            "device": device_name(self.place),
+            "versions": {name: _installed(name) for name in ("eqfuse", "torch", "triton")},
+        }
+
+
+def disagreement(found: torch.Tensor, expected: torch.Tensor, precision: float) -> str:
+    """What is wrong with an output; empty where its relative rms distance from the expected one is at most
+    `precision`, and what is not finite is the same. Integers have to be equal."""
+    if not expected.is_floating_point():
+        differing = int((found != expected).sum())
+        return f"differs at {differing} positions" if differing else ""
+    a, b = (x if x.dtype == torch.float64 else x.float() for x in (found, expected))
+    finite = b.isfinite()
+    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()) or not a[finite].isfinite().all():
+        return "is not finite where it should be, or the other way round"
+    distance = float((a[finite] - b[finite]).norm() / b[finite].norm().clamp_min(torch.finfo(b.dtype).tiny))
+    return "" if distance <= precision else f"is {distance:.1e} from what the chosen plan computes"
+
+
+def device_name(place: torch.device) -> str:
+    """The GPU's name, or what of the CPU decides how fast it is."""
+    if place.type == "cuda":
+        return torch.cuda.get_device_name(place)
+    return (
+        f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    )
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
