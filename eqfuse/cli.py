@@ -290,7 +290,7 @@ def _reductions(options: argparse.Namespace, console: Console) -> int:
     for heading in ("reduction", "gives", "why"):
         table.add_column(heading, overflow="fold")
     for each in REGISTERED.values():
-        axes = "j, k" if each.ranks is not None else "j"
+        axes = "j, k" if each.is_ranked else "j"
         says = f"{each.name}[{axes}]({', '.join(each.args)})"
         table.add_row(*map(_plain, (says, ", ".join(each.results), each.why)))
     console.print(table)

@@ -6,11 +6,12 @@ from functools import cache
 
 import pytest
 
+from bench.ahead import compile_ahead
 from bench.reductions_cells import Cell
 from eqfuse import compiler
 from eqfuse.compiler import Compiled
 from eqfuse.extract.choose import Candidate, shape_of, with_outputs
-from eqfuse.extract.footprint import bytes_read_again, shared_bytes
+from eqfuse.extract.footprint import bytes_read_again, shared_bytes, side_by_side
 from eqfuse.extract.plans import KernelConfig
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
@@ -95,3 +96,72 @@ def test_what_a_loop_loads_to_make_an_operand_takes_shared_memory() -> None:
     needed = [shared_bytes(candidate.nest.kernels[2], blocks, stages, shape) for stages in (2, 3)]
     assert needed == [stages * (64 * 512 * 2 + 2 * 64 * 64 * 4) for stages in (2, 3)]
     assert needed[0] <= H200.shared < needed[1]
+
+
+def test_a_tile_that_two_products_read_takes_shared_memory_once() -> None:
+    compiled, dtypes = _compiled("mla", "L2")
+    candidate = compiled.chosen
+    assert (candidate.plan.schedule, candidate.plan.shards, len(candidate.nest.kernels)) == ("split_k", 2, 2)
+    shape = shape_of(candidate.nest, compiled.extents, dtypes, 2)
+    blocks = {"b": 1, "h": 64, "j_shard": 1, "j": 64, "e": 512, "r": 64}
+    # Queries once and latent rows twice, both with the rotated part; compiled, 216 KB.
+    needed = shared_bytes(candidate.nest.kernels[0], blocks, 2, shape)
+    assert needed == 3 * 64 * (512 + 64) * 2 <= H200.shared
+
+
+def test_no_more_shards_than_units_where_a_unit_has_room_for_one() -> None:
+    compiled, dtypes = _compiled("performer", "n4096")
+    partial = next(
+        (kernel, config)
+        for kernel, config in zip(compiled.chosen.nest.kernels, compiled.chosen.plan.configs, strict=True)
+        if kernel.name.endswith("_partial")
+    )
+    shape = shape_of(compiled.chosen.nest, compiled.extents, dtypes, compiled.chosen.plan.shards)
+    blocks = {b.axis: b.size or shape.extents[b.axis] for b in partial[1].blocks}
+    assert not side_by_side(partial[0], blocks, partial[1], shape, H200)
+    assert compiled.chosen.plan.shards == 16  # and 8 heads: 128 instances, 132 units
+
+
+def test_bytes_are_under_way_in_all_of_the_shared_memory_that_no_second_instance_can_use() -> None:
+    compiled, _ = _compiled("quant_gemm", "Q6")
+    assert compiled.chosen.plan.configs[1].stages == 4
+
+
+def test_what_is_summed_over_a_short_axis_afterwards_needs_no_kernel_of_its_own() -> None:
+    for label in ("I1", "I6", "I8"):
+        compiled, _ = _compiled("inertia", label)
+        assert len(compiled.chosen.nest.kernels) == 1
+    (config,) = _compiled("inertia", "I8")[0].chosen.plan.configs
+    assert config.warps == 2  # 64 numbers a thread: loaded one by one, all of them under way
+
+
+def test_a_unit_gets_as_many_small_instances_as_keep_it_loading() -> None:
+    plan = _compiled("inertia", "I4")[0].chosen.plan
+    assert (plan.schedule, plan.shards, plan.configs[0].warps) == (
+        "split_k",
+        4,
+        2,
+    )  # 512 instances, 132 units
+
+
+def test_tiles_of_few_long_rows_are_long() -> None:
+    plan = _compiled("l2norm", "128x131072")[0].chosen.plan
+    assert [b.size for b in plan.configs[0].blocks if b.axis == "c"] == [16384]
+    assert plan.configs[0].warps == 8
+
+
+def test_a_tile_is_no_longer_than_a_shard() -> None:
+    plan = _compiled("l2norm", "32x65536")[0].chosen.plan
+    assert plan.shards * next(b.size or 0 for b in plan.configs[0].blocks if b.axis == "c") == 65536
+
+
+def test_shards_of_rows_are_merged_where_the_rows_are_written() -> None:
+    compiled, _ = _compiled("softmax", "32x131072")
+    assert [kernel.name for kernel in compiled.chosen.nest.kernels] == ["kernel1_partial", "kernel1_map"]
+
+
+def test_products_of_bytes_are_added_outside_of_the_matrix_unit() -> None:
+    cell = Cell("quant_gemm", "Q6")
+    source = compile_ahead(cell.workload, cell.case, "h200").source
+    # With the sum as the accumulator, and added to after so few products, every instruction waits for the last.
+    assert "sum_k + tl.dot(stored2_tile, w, max_num_imprecise_acc=None if BLOCK_K <= 128 else 128)" in source

@@ -18,8 +18,12 @@ from eqfuse.loops.walk import statements
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.aot import compile_for
+from eqfuse.tile.check import TileError, check
+from eqfuse.tile.cpu import CpuProgram
 from eqfuse.tile.launch import interpret, load
+from eqfuse.tile.nodes import Block
 from eqfuse.tile.order import last_first
+from eqfuse.verify.equivalence import check_stages
 
 
 def ahead(name: str, prefer: str | None = None, **sizes: int) -> Ahead:
@@ -46,11 +50,71 @@ def blocks(made: Ahead) -> dict[str, int | None]:
     return {b.axis: b.size for b in made.compiled.chosen.plan.configs[0].blocks}
 
 
-@pytest.mark.parametrize(("group", "rows"), [(8, 8), (16, 16), (6, 2), (7, 1), (1, 1)])
+@pytest.mark.parametrize(("group", "rows"), [(8, 8), (16, 16), (6, 8), (7, 8), (3, 4), (1, 1)])
 def test_heads_that_read_the_same_keys_are_rows_of_one_product(group: int, rows: int) -> None:
     made = ahead("gqa_decode", "split_k", h=8 * group, k=8)
     assert blocks(made)["h"] == rows
     assert ("tl.dot(q, k)" in made.source) == (rows > 1)
+    valid = {b.axis: b.valid for b in made.compiled.chosen.plan.configs[0].blocks}["h"]
+    assert valid == (group if group < rows else None)
+
+
+def _grouped(
+    group: int, heads: int, keys: int, prefer: str, queries: int | None
+) -> tuple[Ahead, torch.Tensor]:
+    """Attention of several heads to the same keys, in the interpreter, and what it is in float64."""
+    i = ", i" if queries else ""
+    score = f"exp(s[h{i}, j] - max[j](s[h{i}, j]))"
+    text = (
+        f"q: f16[h{i}, d]\nk: f16[n, j, d]\nv: f16[n, j, e]\n"
+        f"s[h{i}, j] = 0.2 * sum[d](q[h{i}, d] * k[h // {group}, j, d])\n"
+        f"o[h{i}, e] = sum[j]({score} * v[h // {group}, j, e]) / sum[j]({score})"
+    )
+    rows = (heads, queries, 32) if queries else (heads, 32)
+    count = -(-heads // group)
+    made = program(text, prefer, q=rows, k=(count, keys, 32), v=(count, keys, 32))
+    generator = torch.Generator().manual_seed(0)
+    q_, k_, v_ = (
+        torch.randn(shape, generator=generator).half() for shape in (rows, *[(count, keys, 32)] * 2)
+    )
+    found = interpret(made.source, "made", q_, k_, v_, sizes=made.sizes)
+    wide = [t.double().repeat_interleave(group, 0)[:heads] for t in (k_, v_)]
+    q_ = q_.double() if queries else q_.double()[:, None]
+    exact = torch.softmax(0.2 * q_ @ wide[0].mT, -1) @ wide[1]
+    return made, (found.double() - exact.reshape(found.shape)).norm() / exact.norm()
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "split_k"])
+@pytest.mark.parametrize(("group", "heads"), [(5, 20), (7, 9), (12, 24)])
+def test_blocks_of_a_group_that_is_no_power_of_two(group: int, heads: int, prefer: str) -> None:
+    made, error = _grouped(group, heads, 90, prefer, None)
+    assert made.source.count("tl.dot(") >= 2 and f"h_start + {group}, N_h" in made.source
+    assert error < 2e-3
+
+
+def test_a_single_query_leaves_the_rows_to_heads() -> None:
+    for queries, rows in ((1, 8), (2, 1)):
+        made, error = _grouped(8, 16, 70, "rolling", queries)
+        assert blocks(made)["h"] == rows
+        assert error < 2e-3
+
+
+def test_the_valid_positions_of_a_block_are_walked_once_by_every_runner() -> None:
+    made, _ = _grouped(5, 20, 40, "rolling", None)
+    derived, compiled = made.derived, made.compiled
+    shapes = {"q": (20, 32), "k": (4, 40, 32), "v": (4, 40, 32)}
+    tensors = {name: torch.randn(shape).half() for name, shape in shapes.items()}
+    on_cpu = CpuProgram(compiled.tile, derived.program)(tensors, {}, compiled.extents, {})["o"]
+    found = interpret(made.source, "made", **tensors)
+    assert torch.allclose(on_cpu.float(), found.float(), atol=2e-3)
+    small = {"h": 7, "j": 3, "d": 2, "e": 2, "n": 2}
+    stages = compiler.tile_stages(derived.program, [compiled.tile] * 2, small)
+    assert check_stages(derived.program, stages, trials=8, dtypes=compiled.dtypes).ok
+    wrong = replace(
+        compiled.tile.kernels[0], blocks=(Block("h", "grid", 4, 5), *compiled.tile.kernels[0].blocks[1:])
+    )
+    with pytest.raises(TileError, match="5 of them valid"):
+        check(replace(compiled.tile, kernels=(wrong,)))
 
 
 def test_heads_are_not_packed_where_queries_are_rows() -> None:

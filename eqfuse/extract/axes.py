@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from eqfuse.loops.nodes import Kernel, Let, Loop
+from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.walk import expressions, statements
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, children, free_axes, walk
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Reduce,
+    children,
+    free_axes,
+    substitute_axes,
+    walk,
+)
 
 KEPT = 256
 """Kernels of which what their text tells is remembered: the candidates of one program, and more."""
@@ -116,14 +128,55 @@ def kernel_axes(kernel: Kernel, *, vectors: bool = False) -> KernelAxes:
 
 @lru_cache(KEPT)
 def packed_axes(kernel: Kernel) -> Mapping[str, int]:
-    """Parallel axes of which several positions read the same elements (`K[h // 4]`), and how many of them a
-    block takes together as the rows of matrix products; none where there are products without that."""
+    """Parallel axes of which several positions read the same elements (`K[h // 5]`), and how many of them a
+    block may take together as the rows of matrix products; none where there are products without that."""
     ranges = [free_axes(s.start) | free_axes(s.stop) for s in statements(kernel.body) if isinstance(s, Loop)]
     alone = frozenset(kernel.parallel).difference(*ranges)
-    packed = {a: n & -n for a, n in quotients(kernel).items() if a in alone and n % 2 == 0}
+    packed = {a: n for a, n in quotients(kernel).items() if a in alone and n > 1}
     if not packed or _contractions(kernel, KernelAxes(kernel)):
         return {}
     return packed if _contractions(kernel, KernelAxes(kernel, packed=packed)) else {}
+
+
+def narrowed(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
+    """The kernel without its parallel axes of one position where other axes can be packed then: one row would
+    fill a matrix product no better than none. Its blocks are right for the kernel: those axes have one position."""
+    single = frozenset(a for a in kernel.parallel if extents[a] == 1)
+    if not single or packed_axes(kernel):
+        return kernel
+    rest = _without(kernel, single)
+    return rest if packed_axes(rest) else kernel
+
+
+@lru_cache(KEPT)
+def _without(kernel: Kernel, axes: frozenset[str]) -> Kernel:
+    """The kernel at position 0 of some parallel axes."""
+    first = dict.fromkeys(axes, Const(0))
+
+    def at_first(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(map(one, body))
+
+    def one(stmt: Stmt) -> Stmt:
+        match stmt:
+            case Let(_, _, expr):
+                return replace(stmt, expr=substitute_axes(expr, first))
+            case Store(_, index, _, expr):
+                index = tuple(substitute_axes(part, first) for part in index)
+                return replace(stmt, index=index, expr=substitute_axes(expr, first))
+            case Loop(_, start, stop, _, carried, body):
+                carried = tuple(replace(c, init=substitute_axes(c.init, first)) for c in carried)
+                start, stop = substitute_axes(start, first), substitute_axes(stop, first)
+                return replace(stmt, start=start, stop=stop, carried=carried, body=at_first(body))
+
+    parallel = tuple(a for a in kernel.parallel if a not in axes)
+    return replace(kernel, parallel=parallel, body=at_first(kernel.body))
+
+
+def valid_positions(together: int, size: int) -> int | None:
+    """How many positions of a block of `size` are taken of those that read the same elements: as many as divide
+    them evenly; None where that is the whole block."""
+    most = max(n for n in range(1, min(together, size) + 1) if together % n == 0)
+    return most if most < size else None
 
 
 def quotients(kernel: Kernel) -> dict[str, int]:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from eqfuse.errors import EqfuseError, ScheduleError
-from eqfuse.extract.configure import configure, power_of_two
+from eqfuse.extract.axes import narrowed
+from eqfuse.extract.configure import configure, folds_rows_and_columns, power_of_two
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
-from eqfuse.extract.footprint import shared_bytes
+from eqfuse.extract.footprint import shared_bytes, side_by_side
+from eqfuse.extract.lasting import for_lasting
 from eqfuse.extract.plans import SCHEDULES, GroupPlan, KernelConfig, KernelPlan, Plan, Schedule, Term
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.structure import KernelShape, Partition, work
@@ -31,6 +33,9 @@ RESIDENT_ROW = 2048
 """Positions up to which a group that is not the dominant one is kept whole."""
 
 MAX_SHARDS = 64
+
+UNIT_WARPS = 8
+"""Warps that a unit should have, of instances that are smaller."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +143,12 @@ class Search:
         shards = self._shards(nest, extents) if nest.shards else 1
         plan = Plan(name, plans, shards=shards)
         shape = shape_of(nest, extents, self._kinds, shards)
-        configs = tuple(configure(k, shape, self.device) for k in nest.kernels)
+        kernels_here = configured(nest, shape, self.device)
+        configs = tuple(self._configured(k, shape) for k in kernels_here)
         seconds = dict.fromkeys((k.name for k in kernels), 0.0)
         terms: list[list[Term]] = []
         reason = ""
-        for kernel, config in zip(nest.kernels, configs, strict=True):
+        for kernel, config in zip(kernels_here, configs, strict=True):
             mine = kernel_terms(kernel, config, shape, self.device)
             obstacle = _does_not_fit(kernel, config, shape, self.device)
             if obstacle:
@@ -155,20 +161,30 @@ class Search:
         cost = total(terms)
         return Candidate(replace(plan, cost=cost, configs=configs, reason=reason), nest), seconds
 
+    def _configured(self, kernel: LoopKernel, shape: Shape) -> KernelConfig:
+        config = configure(kernel, shape, self.device)
+        return for_lasting(kernel, config, shape, self.device) if self.device.kind == "gpu" else config
+
     def _shards(self, nest: Nest, extents: Mapping[str, int]) -> int:
-        """As many shards as the device runs at once, two instances to a unit, none shorter than a tile: one more
-        would wait for a unit to be free, and each has to be merged."""
+        """As many shards as the device runs at once, two instances to a unit where both fit (more of few warps), none
+        shorter than a tile: one more would wait for a unit to be free, and each has to be merged."""
         shape = shape_of(nest, extents, self._kinds, MAX_SHARDS)
         most = 2
-        for kernel in nest.kernels:
+        for kernel in configured(nest, shape, self.device):
             divided = {shard: axis for shard, axis in nest.shards if shard in kernel.parallel}
             if divided:
                 config = configure(kernel, shape, self.device)
                 counts = {
-                    b.axis: math.ceil(shape.extents[b.axis] / b.size) if b.size else 1 for b in config.blocks
+                    b.axis: math.ceil(shape.extents[b.axis] / (b.valid or b.size)) if b.size else 1
+                    for b in config.blocks
                 }
                 instances = math.prod(counts[a] for a in kernel.parallel if a not in divided)
-                room = 2 * self.device.units // instances
+                blocks = {b.axis: b.size or shape.extents[b.axis] for b in config.blocks}
+                both = side_by_side(kernel, blocks, config, shape, self.device)
+                # What is folded along both axes is merged with its columns: each part more costs.
+                few = folds_rows_and_columns(kernel) or config.warps * 2 > UNIT_WARPS
+                at_once = (2 if few else UNIT_WARPS // config.warps) if both else 1
+                room = at_once * self.device.units // instances
                 tiles = min(counts.get(axis, 1) for axis in divided.values())
                 most = max(most, min(1 << max(room, 1).bit_length() - 1, tiles, MAX_SHARDS))
         return most
@@ -184,6 +200,11 @@ def _cheapest(
     kernel: str, schedules: Sequence[Schedule], prices: Mapping[tuple[str, Schedule], float]
 ) -> Schedule:
     return min(schedules, key=lambda schedule: prices[kernel, schedule])
+
+
+def configured(nest: Nest, shape: Shape, device: Device) -> tuple[LoopKernel, ...]:
+    """The kernels of a nest as blocks are chosen and priced for."""
+    return nest.kernels if device.kind == "cpu" else tuple(narrowed(k, shape.extents) for k in nest.kernels)
 
 
 def _does_not_fit(kernel: LoopKernel, config: KernelConfig, shape: Shape, device: Device) -> str:

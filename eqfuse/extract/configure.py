@@ -8,11 +8,19 @@ get a row and a column axis of at least 16.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from eqfuse.extract.axes import KEPT, contractions, kernel_axes, packed_axes, quotients, widest_values
+from eqfuse.extract.axes import (
+    KEPT,
+    contractions,
+    kernel_axes,
+    packed_axes,
+    quotients,
+    valid_positions,
+    widest_values,
+)
 from eqfuse.extract.cuts import cuts
 from eqfuse.extract.devices import Device
 from eqfuse.extract.footprint import (
@@ -20,9 +28,13 @@ from eqfuse.extract.footprint import (
     REGISTERS,
     WARPGROUP_ROWS,
     bytes_read_again,
+    fits_twice,
+    loads_vectors,
     products,
     registers,
+    sharded_axes,
     shared_bytes,
+    streamed_bytes,
 )
 from eqfuse.extract.plans import AxisBlock, KernelConfig, Kind
 from eqfuse.extract.shape import Shape
@@ -38,19 +50,23 @@ CPU_TILE = 1 << 18
 """Elements of the widest tile on the CPU: a megabyte of float32, which stays in a core's cache while the
 overhead of a tile operation is a small part of its time."""
 
-GPU_LONG_TILE = 8192
+GPU_LONG_TILE = 16384
 """The same where a loop's tile is all that a unit has to do: more of it is under way at once."""
+
+GPU_FOLDED_TILE = 8192
+"""The same where a loop folds its tile along both axes: decoding one query of a head, 64 keys of 128 elements by 2
+warps take 37.1 us at length 8192, 128 keys by 4 warps 42.5; at length 512 8.3 and 13.8."""
 
 GPU_WARP_TILE = 1024
 """Elements of a wide tile per warp: more are registers that keep other instances from running beside it. Half
-of them in whole rows that are long or few: no loop has the next ones under way. Twice as many where a loop
-loads them one by one: so many are under way at once."""
+of them in whole rows that are long or few: no loop has the next ones under way. Twice as many where they are
+loaded one by one: so many are under way at once."""
+
+GPU_STREAM_WARPS = 8
+"""Most warps where loops load tiles beforehand: more threads load nothing sooner."""
 
 GPU_WARPS = 32
 """Most warps of a program instance."""
-
-VECTOR_BYTES = 16
-"""What a thread of a GPU loads at once."""
 
 GPU_LEAST_TILE = 128
 """Elements of a tile that are not split any further to give every unit of a GPU work."""
@@ -183,7 +199,7 @@ def _fill(
 def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> KernelConfig:
     extents = shape.extents
     values = widest_values(kernel, vectors=True) or (frozenset(roles.parallel),)
-    whole = {a for a in roles.inner if a not in roles.steps or extents[a] <= CPU_WHOLE}
+    whole = [a for a in roles.inner if a not in roles.steps or extents[a] <= CPU_WHOLE]
     blocks = {a: extents[a] for a in whole} | {a: 1 for a in roles.units}
     for axis in (*roles.parallel, *roles.loops, *(a for a in roles.inner if a not in whole)):
         blocks[axis] = 1
@@ -226,13 +242,12 @@ def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> Ker
 
 def _for_gpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> KernelConfig:
     extents = shape.extents
-    values = widest_values(kernel) or (frozenset(roles.parallel),)
-    whole = {a for a in roles.inner if a not in roles.steps or extents[a] <= GPU_WHOLE}
+    whole = [a for a in roles.inner if a not in roles.steps or extents[a] <= GPU_WHOLE]
     limits = {
         a: power_of_two(extents[a]) for a in (*roles.parallel, *roles.loops, *roles.inner, *roles.units)
     }
     packed = packed_axes(kernel)
-    limits |= {**dict.fromkeys(roles.single, 1), **packed}
+    limits |= {**dict.fromkeys(roles.single, 1), **{a: power_of_two(n) for a, n in packed.items()}}
     blocks = {a: limits[a] if a in whole or a in packed else 1 for a in limits}
     tiled = _tile_products(kernel, roles, blocks, whole, limits, shape, device)
     rest = [a for a in (*roles.loops, *roles.parallel) if a not in tiled]
@@ -240,47 +255,69 @@ def _for_gpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> Ker
         blocks |= {a: min(limits[a], GPU_DEPTH) for a in rest if a in roles.loops}
         warps, stages = _fit_products(kernel, roles, blocks, tiled, limits, shape, device)
     else:
-        near = [a for a in contiguous_axes(kernel, widest=True) if a in rest]
-        order = [*near, *[a for a in reversed(rest) if a not in near and a in roles.loops]]
-        order += [a for a in reversed(roles.parallel) if a not in order]
-        caps = {a: min(limits[a], GPU_LONG_TILE if a in roles.loops else 1024) for a in limits}
-        _fill(blocks, order, values, caps, GPU_TILE)
-        _spread(blocks, roles.parallel, near, extents, device.units, values)
-        # Many instances hide the latency of each other's loads; few have to prefetch.
-        instances = _instances(roles.parallel, blocks, extents)
-        few, vectors = instances < 4 * device.units, _loads_vectors(kernel, shape)
-        if few:  # loads that are no vectors are not under way beforehand: a tile has to be enough alone
-            _fill(blocks, roles.loops, values, caps, GPU_LONG_TILE if vectors else 2 * GPU_LONG_TILE)
-        again = bytes_read_again(kernel, shape)
-        if 0 < again * device.units <= device.cache < again * instances:
-            # One instance to a unit: what all of them read again is still in the cache then.
-            _fill(blocks, roles.loops, values, limits, 2 * GPU_LONG_TILE)
-        widest = _widest(values, blocks)
-        per_warp = GPU_WARP_TILE
-        if not roles.loops and (few or widest > GPU_TILE):
-            per_warp //= 2
-        elif roles.loops and not (few or vectors):
-            per_warp *= 2
-        least = min(4, GPU_TILE // per_warp)
-        warps = max(1, min(widest // GPU_LEAST_TILE, max(least, widest // per_warp), GPU_WARPS))
-        if _folds_rows_and_columns(kernel):  # one of the folds crosses warps, through shared memory
-            warps = max(1, min(warps, widest // GPU_TILE))
-        stages = 1 if instances >= 8 * device.units or not vectors else min(3, device.stages)
+        warps, stages = _fit_tiles(kernel, roles, blocks, rest, limits, shape, device)
     kinds = _kinds(roles, whole)
+    valid = {a: valid_positions(n, blocks[a]) for a, n in packed.items()}
     return KernelConfig(
-        tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks), warps, stages
+        tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a], valid.get(a)) for a in blocks),
+        warps,
+        stages,
     )
 
 
-def _loads_vectors(kernel: Kernel, shape: Shape) -> bool:
-    """Whether every row of every tensor begins where a vector may: what is loaded element by element costs
-    more on a way through shared memory than that hides."""
-    loads = [n for expr in expressions(kernel.body) for n in walk(expr) if isinstance(n, Load) and n.index]
-    return all(
-        shape.extents.get(load.index[-1].name, 1) * shape.itemsize(load.tensor) % VECTOR_BYTES == 0
-        for load in loads
-        if isinstance(load.index[-1], Axis)
-    )
+def _fit_tiles(
+    kernel: Kernel,
+    roles: _Roles,
+    blocks: dict[str, int],
+    rest: Sequence[str],
+    limits: Mapping[str, int],
+    shape: Shape,
+    device: Device,
+) -> tuple[int, int]:
+    """Blocks of the axes in `rest` of a kernel without matrix products; returns warps and stages."""
+    extents, values = shape.extents, widest_values(kernel) or (frozenset(roles.parallel),)
+    near = [a for a in contiguous_axes(kernel, widest=True) if a in rest]
+    order = [*near, *[a for a in reversed(rest) if a not in near and a in roles.loops]]
+    order += [a for a in reversed(roles.parallel) if a not in order]
+    caps = {a: min(limits[a], 1024) for a in limits} | _longest(kernel, roles, limits, extents)
+    _fill(blocks, order, values, caps, GPU_TILE)
+    _spread(blocks, roles.parallel, near, extents, device.units, values)
+    # Many instances hide the latency of each other's loads; few have to prefetch.
+    instances = _instances(roles.parallel, blocks, extents)
+    vectors = loads_vectors(kernel, shape)
+    few = instances < (4 if vectors else 2) * device.units
+    if few:  # loads that are no vectors are not under way beforehand: a tile has to be enough alone
+        waiting = (device.stages - 2) * streamed_bytes(kernel, shape) if vectors else 0
+        longest = GPU_FOLDED_TILE if folds_rows_and_columns(kernel) else GPU_LONG_TILE
+        _fill(blocks, roles.loops, values, caps, min(longest, device.shared // max(1, waiting)))
+    again = bytes_read_again(kernel, shape)
+    kept = 0 < again * device.units <= device.cache < again * instances
+    if kept:  # One instance to a unit: what all of them read again is still in the cache then.
+        _fill(blocks, roles.loops, values, limits, GPU_LONG_TILE)
+    widest = _widest(values, blocks)
+    per_warp = GPU_WARP_TILE
+    if not vectors:
+        per_warp *= 1 if few and roles.loops else 2
+    elif not roles.loops and (few or widest > GPU_TILE):
+        per_warp //= 2
+    least = min(4, GPU_TILE // per_warp)
+    most = GPU_STREAM_WARPS if few and vectors and roles.loops and not kept else GPU_WARPS
+    warps = max(1, min(widest // GPU_LEAST_TILE, max(least, widest // per_warp), most))
+    if folds_rows_and_columns(kernel):  # one of the folds crosses warps, through shared memory
+        warps = max(1, min(warps, widest // GPU_TILE))
+    return warps, 1 if instances >= 8 * device.units or not vectors else min(3, device.stages)
+
+
+def _longest(
+    kernel: Kernel, roles: _Roles, limits: Mapping[str, int], extents: Mapping[str, int]
+) -> dict[str, int]:
+    """The longest tiles of loops: a shard that is no longer than half of the longest is at most that long."""
+    shards = sharded_axes(kernel)
+    found: dict[str, int] = {}
+    for axis in roles.loops:
+        shard = extents[axis] // extents[shards[axis]] if axis in shards else limits[axis]
+        found[axis] = min(limits[axis], GPU_LONG_TILE, max(power_of_two(shard), GPU_LONG_TILE // 2))
+    return found
 
 
 def _spread(
@@ -301,7 +338,7 @@ def _spread(
 
 
 @lru_cache(KEPT)
-def _folds_rows_and_columns(kernel: Kernel) -> bool:
+def folds_rows_and_columns(kernel: Kernel) -> bool:
     """Whether a loop folds both the axis that it walks and another one."""
     for loop in (s for s in statements(kernel.body) if isinstance(s, Loop)):
         folded = {node.axis for e in expressions(loop.body) for node in walk(e) if isinstance(node, Reduce)}
@@ -314,7 +351,7 @@ def _tile_products(
     kernel: Kernel,
     roles: _Roles,
     blocks: dict[str, int],
-    whole: set[str],
+    whole: Collection[str],
     limits: Mapping[str, int],
     shape: Shape,
     device: Device,
@@ -334,8 +371,7 @@ def _tile_products(
         if c.axis not in whole and c.axis not in tiled:
             tiled.append(c.axis)
             blocks[c.axis] = max(TENSOR_CORE_MIN, min(limits[c.axis], _depth(kernel, c.axis, shape)))
-    sides = frozenset[str]().union(*(c.left | c.right for c in contractions(kernel)))
-    if any(a in roles.loops for a in sides):  # products in a loop: two instances overlap each other's phases
+    if _loops_over_sides(kernel, roles):  # two instances overlap each other's phases
         for axis in (a for a in tiled if a not in roles.steps):
             rows = device.rows if axis in roles.parallel and 2 * limits[axis] >= device.rows else 1
             blocks[axis] = max(rows, min(blocks[axis], GPU_DEPTH))
@@ -392,7 +428,8 @@ def _fit_products(
             if not halve([a for a in tiled if a not in parallel]):
                 blocks.update(before)
                 break
-    while 2 * _instances(roles.parallel, blocks, shape.extents) <= device.units and halve(parallel):
+    apart = [a for a in parallel if a not in packed_axes(kernel)]  # what is packed would be loaded again
+    while 2 * _instances(roles.parallel, blocks, shape.extents) <= device.units and halve(apart):
         pass
     for axis in (a for a in tiled if a in roles.steps and min(blocks[t] for t in tiled) < WARPGROUP_ROWS):
         while (
@@ -400,7 +437,15 @@ def _fit_products(
             and shared_bytes(kernel, blocks, 1, shape) < GPU_STREAM
         ):
             blocks[axis] *= 2
-    return warps() or 8, min(device.stages, stages(2) or min(3, stages() or 2))
+    chosen = warps() or 8
+    if not (_loops_over_sides(kernel, roles) or fits_twice(kernel, blocks, chosen, shape, device)):
+        return chosen, min(device.stages, stages() or 2)  # no second instance could use the rest
+    return chosen, min(device.stages, stages(2) or min(3, stages() or 2))
+
+
+def _loops_over_sides(kernel: Kernel, roles: _Roles) -> bool:
+    """Whether matrix products are inside of loops over their rows or columns."""
+    return any(a in roles.loops for c in contractions(kernel) for a in c.left | c.right)
 
 
 def _instances(axes: Sequence[str], blocks: Mapping[str, int], extents: Mapping[str, int]) -> int:
@@ -411,7 +456,7 @@ def _widest(values: Sequence[frozenset[str]], blocks: Mapping[str, int]) -> int:
     return max(math.prod(blocks.get(a, 1) for a in v) for v in values)
 
 
-def _kinds(roles: _Roles, whole: set[str]) -> dict[str, Kind]:
+def _kinds(roles: _Roles, whole: Collection[str]) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {}
     kinds.update(dict.fromkeys(roles.parallel, "grid"))
     kinds.update(dict.fromkeys(roles.loops, "loop"))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from eqfuse.extract.axes import Contraction, divisors, kernel_axes, widest_values
 from eqfuse.extract.cuts import visited
 from eqfuse.extract.devices import Device
-from eqfuse.extract.footprint import bytes_read_again
+from eqfuse.extract.footprint import bytes_read_again, loads_vectors, rows, sharded_axes
 from eqfuse.extract.plans import Cost, KernelConfig, Term
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.strain import strain
@@ -24,9 +24,19 @@ UNIT_SHARE = 4
 """How many times its share of the bandwidth a unit takes alone, where all of an instance's loads are under way
 at once: no loop waits for some of them."""
 
-ALONE = 1.2
-"""How much longer memory takes where a unit has one whole row at a time: while it loads nothing is stored, and
-while it stores nothing is loaded."""
+ALONE, STORED_ALONE = 1.5e-7, 7e-7
+"""Seconds that each whole row adds where a unit has one at a time: nothing is under way while it is reduced; and
+where rows are stored, since nothing is loaded meanwhile."""
+
+SCATTERED = 4
+"""How many times as long that is where numbers are loaded one by one."""
+
+FILLING = 1e-6
+"""Seconds in which a loop's first tiles arrive, and nothing is computed. So long is each trip of a loop that is
+alone in its unit and has no tile under way beforehand."""
+
+TRAILING = 2.5e-7
+"""The same for each trip where tiles are under way: too few for the whole bandwidth."""
 
 HIDDEN = 0.2
 """Part of a term that shows beside the largest one."""
@@ -50,10 +60,28 @@ def total(kernels: Iterable[Sequence[Term]]) -> Cost:
 
 def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> list[Term]:
     """Terms of one kernel, in seconds."""
-    sharded = _sharded(kernel)
+    terms = work_terms(kernel, config, shape, device)
+    if device.kind == "gpu":
+        blocks = {b.axis: b.size or max(1, shape.extents[b.axis]) for b in config.blocks}
+        terms = overlapped(terms, strain(kernel, config, blocks, shape, device))
+    return [*terms, Term("launch", device.launch)]
+
+
+def overlapped(terms: Sequence[Term], slower: float) -> list[Term]:
+    """What shows of the terms of a kernel on a GPU: its units work side by side, and what is not the bottleneck
+    hides behind it. All of it takes `slower` times as long as it would."""
+    apart = ("steps", "spill")
+    largest = max((t for t in terms if t.name not in apart), key=lambda t: t.seconds)
+    shown = (t if t is largest or t.name in apart else Term(t.name, HIDDEN * t.seconds) for t in terms)
+    return [Term(t.name, slower * t.seconds) for t in shown]
+
+
+def work_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> list[Term]:
+    """What each kind of work of one kernel would take alone, in seconds."""
+    sharded = sharded_axes(kernel)
     walked = visited(kernel, {b.axis: b.size or shape.extents[b.axis] for b in config.blocks}, shape)
     shape = _per_shard(Shape({**shape.extents, **walked}, shape.dtypes), sharded)
-    blocks = {b.axis: b.size or max(1, shape.extents[b.axis]) for b in config.blocks}
+    blocks = {b.axis: b.valid or b.size or max(1, shape.extents[b.axis]) for b in config.blocks}
     grid = math.prod(math.ceil(shape.extents[a] / blocks[a]) for a in kernel.parallel)
     fill = grid / (math.ceil(grid / device.units) * device.units) if grid else 1.0
     busy = min(1.0, (1 if _has_loop(kernel) else UNIT_SHARE) * grid / device.units) or 1.0
@@ -62,13 +90,14 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
     operations = [(node, c, _with_shards(axes, sharded)) for node, c, axes in _operations(kernel, device)]
     side = max(1, SIDE_WARPS // config.warps)
     again = bytes_read_again(kernel, shape) * min(grid, side * device.units)
-    memory, seen = 0.0, set[Load]()
+    memory, cached, seen = 0.0, 0.0, set[Load]()
     for load, inside in _loads(kernel):
-        # What is written passes through the cache too; what is read from it is read beside memory.
-        cached = device.kind == "gpu" and load in seen and again <= device.cache / 2
-        first = device.cache_bandwidth / HIDDEN if cached else device.bandwidth
+        # What is written passes through the cache too.
+        kept = device.kind == "gpu" and load in seen and again <= device.cache / 2
         used = _with_shards(free_axes(load), sharded)
-        memory += _load_seconds(load, used, inside, kernel, blocks, shape, device, first)
+        from_memory, from_cache = _load_seconds(load, used, inside, kernel, blocks, shape, device, kept=kept)
+        memory += from_memory
+        cached += from_cache
         seen.add(load)
     memory += sum(
         _store_seconds(store, shape, device) for store in statements(kernel.body) if isinstance(store, Store)
@@ -80,7 +109,7 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
         return shape.positions(axes) * again
 
     matrix = sum(
-        2 * positions(axes | {c.axis}) / _matrix_rate(node, shape, device)
+        2 * positions(axes | {c.axis}) / _matrix_rate(node, rows(c, blocks), shape, device)
         for node, c, axes in operations
         if c is not None
     )
@@ -89,35 +118,37 @@ def kernel_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
         positions(axes) for e, c, axes in operations if c is None and isinstance(e, Call) and e.fn in SPECIAL
     )
     waves = grid / device.units
+    has_products = any(c for _, c, _ in operations)
     if device.kind == "gpu":  # small instances run side by side; a single one takes its whole time
-        has_products = any(c for _, c, _ in operations)
         waves = max(1.0, waves / (1 if has_products else side))
-        if grid >= 4 * device.units and not has_products and _fills_unit(kernel, blocks, device):
-            memory *= ALONE
     overhead = waves * _steps(kernel.body, blocks, shape, device) * device.step
-    terms = [
-        Term("memory", memory / busy),
+    if device.kind == "gpu" and not has_products:
+        overhead += _waiting(kernel, config, blocks, shape) if grid <= device.units else _filling(kernel)
+        if _fills_unit(kernel, blocks, device):
+            overhead += _alone(kernel, shape) * max(1.0, grid / device.units)
+    return [
+        *_traffic(memory / busy, cached / busy, device),
         Term("matrix", matrix / fill),
         Term("elementwise", elementwise / fill),
         Term("special", special / device.special / fill),
         Term("steps", overhead),
         Term("spill", _spill(kernel, blocks, shape, device)),
     ]
-    if device.kind == "gpu":  # units work side by side; what is not the bottleneck hides behind it
-        apart = ("steps", "spill")
-        largest = max((t for t in terms if t.name not in apart), key=lambda t: t.seconds)
-        terms = [t if t is largest or t.name in apart else Term(t.name, HIDDEN * t.seconds) for t in terms]
-        slower = strain(kernel, config, blocks, shape, device)
-        terms = [Term(t.name, slower * t.seconds) for t in terms]
-    return [*terms, Term("launch", device.launch)]
 
 
-def _matrix_rate(product: Expr, shape: Shape, device: Device) -> float:
-    """Twice that of halves where every tensor of a product has elements of one byte."""
+def _traffic(memory: float, cached: float, device: Device) -> list[Term]:
+    """A GPU reads from its cache beside memory; on a CPU the two add up."""
+    if device.kind == "cpu":
+        return [Term("memory", memory + cached)]
+    return [Term("memory", memory), Term("cache", cached)]
+
+
+def _matrix_rate(product: Expr, rows: int, shape: Shape, device: Device) -> float:
+    """Twice that of halves where every tensor of a product has elements of one byte; a third of it for blocks of too
+    few rows."""
     if not shape.is_half(product):
         return device.matrix_float
-    sizes = {shape.itemsize(n.tensor) for n in walk(product) if isinstance(n, Load)}
-    return device.matrix_half * (2 if sizes == {1} else 1)
+    return device.matrix_half * (2 if shape.is_narrow(product) else 1) / (1 if rows >= device.rows else 3)
 
 
 def _fills_unit(kernel: Kernel, blocks: Mapping[str, int], device: Device) -> bool:
@@ -126,19 +157,25 @@ def _fills_unit(kernel: Kernel, blocks: Mapping[str, int], device: Device) -> bo
     return not _has_loop(kernel) and 2 * FLOAT_BYTES * widest > device.tile
 
 
+def _filling(kernel: Kernel) -> float:
+    return FILLING if _has_loop(kernel) else 0.0
+
+
+def _waiting(kernel: Kernel, config: KernelConfig, blocks: Mapping[str, int], shape: Shape) -> float:
+    """Seconds that a unit waits for the tiles of its only instance."""
+    loops = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Loop) and not stmt.unit]
+    trips = sum(math.ceil(shape.extents[stmt.axis] / blocks[stmt.axis]) for stmt in loops)
+    return trips * FILLING if config.stages == 1 else _filling(kernel) + trips * TRAILING
+
+
+def _alone(kernel: Kernel, shape: Shape) -> float:
+    """Seconds that a whole row adds where a unit has one at a time."""
+    stored = any(isinstance(stmt, Store) and stmt.dims for stmt in statements(kernel.body))
+    return ALONE * (1 if loads_vectors(kernel, shape) else SCATTERED) + (STORED_ALONE if stored else 0.0)
+
+
 def _has_loop(kernel: Kernel) -> bool:
     return any(isinstance(stmt, Loop) for stmt in statements(kernel.body))
-
-
-def _sharded(kernel: Kernel) -> dict[str, str]:
-    """Looped axes of which each program instance walks one shard, with the parallel axis that counts shards."""
-    found: dict[str, str] = {}
-    axes = kernel_axes(kernel)
-    for stmt in statements(kernel.body):
-        if isinstance(stmt, Loop):
-            for axis in axes.of(stmt.start) & frozenset(kernel.parallel):
-                found[stmt.axis] = axis
-    return found
 
 
 def _per_shard(shape: Shape, sharded: Mapping[str, str]) -> Shape:
@@ -162,49 +199,71 @@ def _operations(kernel: Kernel, device: Device) -> Iterator[tuple[Expr, Contract
                 yield node, None, axes.of(node)
 
 
-def _loads(kernel: Kernel) -> Iterator[tuple[Load, frozenset[str]]]:
-    """Every distinct load with the loops around it."""
+def _loads(kernel: Kernel) -> Iterator[tuple[Load, tuple[str, ...]]]:
+    """Every distinct load with the loops around it, the outermost first."""
 
-    def visit(body: tuple[Stmt, ...], around: frozenset[str]) -> Iterator[tuple[Load, frozenset[str]]]:
+    def visit(body: tuple[Stmt, ...], around: tuple[str, ...]) -> Iterator[tuple[Load, tuple[str, ...]]]:
         seen: set[Load] = set()
         for stmt in body:
             if isinstance(stmt, Loop):
-                yield from visit(stmt.body, around | {stmt.axis})
+                yield from visit(stmt.body, (*around, stmt.axis))
                 continue
             for node in walk(stmt.expr):
                 if isinstance(node, Load) and node not in seen:
                     seen.add(node)
                     yield node, around
 
-    yield from visit(kernel.body, frozenset())
+    yield from visit(kernel.body, ())
+
+
+def _repeated_by(
+    used: frozenset[str],
+    around: tuple[str, ...],
+    kernel: Kernel,
+    blocks: Mapping[str, int],
+    shape: Shape,
+) -> tuple[str, ...]:
+    """The loops that load anew what they do not walk: those outside of the innermost one that does. What no
+    loop walks is loaded before all of them; what a product walks in steps of its own, in each of their trips."""
+    walked = {a for a in used - frozenset(kernel.parallel) if blocks.get(a, 1) < shape.extents.get(a, 1)}
+    if walked - frozenset(around):
+        return around
+    inside = [place for place, axis in enumerate(around) if axis in walked]
+    return around[: max(inside, default=0)]
 
 
 def _load_seconds(
     load: Load,
     used: frozenset[str],
-    around: frozenset[str],
+    around: tuple[str, ...],
     kernel: Kernel,
     blocks: Mapping[str, int],
     shape: Shape,
     device: Device,
-    first: float,
-) -> float:
-    """`used` are the axes that the load moves along: first read at the rate `first`, the blocks' repeated reads
-    from cache where the tensor fits it. Positions of an axis that it divides read the same elements."""
+    *,
+    kept: bool,
+) -> tuple[float, float]:
+    """Seconds of reads from memory and of those from the cache: the first read of everything, unless it is still
+    `kept` there, and the blocks' repeated reads where the tensor fits it. `used` are the axes that the load moves
+    along. Positions of an axis that it divides read the same elements."""
     size = shape.itemsize(load.tensor)
     alike = {a: min(by, shape.extents[a]) for a, by in divisors(load.index).items()}
     unique = shape.positions(used) * size / math.prod(alike.values())
     again = math.prod(
         math.ceil(shape.extents[a] / blocks[a])
-        for a in (*kernel.parallel, *around)
+        for a in (*kernel.parallel, *_repeated_by(used, around, kernel, blocks, shape))
         if a not in used and a in blocks
     ) * math.prod(math.ceil(by / blocks.get(a, 1)) for a, by in alike.items())
     # blocks that run side by side share the parallel axes that the load moves along, nearly
     shared = shape.positions(used - frozenset(kernel.parallel)) * size
-    bandwidth = device.cache_bandwidth if shared <= device.cache else device.bandwidth
+    bandwidth = device.cache_bandwidth
     if 2 * unique <= device.shared and not used & frozenset(kernel.parallel):
         bandwidth *= 2  # every instance reads all of it: half the time it is still in the unit
-    return unique / first + (again - 1) * unique / bandwidth
+    if shared > device.cache:
+        return again * unique / device.bandwidth, 0.0
+    if kept:
+        return 0.0, again * unique / bandwidth
+    return unique / device.bandwidth, (again - 1) * unique / bandwidth
 
 
 def _store_seconds(store: Store, shape: Shape, device: Device) -> float:

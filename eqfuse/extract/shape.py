@@ -27,6 +27,10 @@ class Shape:
         """Bytes of an element of a tensor."""
         return BYTES[self.dtypes.get(tensor, "f32")]
 
+    def is_narrow(self, expr: Expr) -> bool:
+        """Whether every tensor that an expression reads has elements of one byte."""
+        return {self.itemsize(n.tensor) for n in walk(expr) if isinstance(n, Load)} == {1}
+
     def is_half(self, expr: Expr) -> bool:
         """Whether every tensor that an expression reads is of half precision or less."""
         loads = [n for n in walk(expr) if isinstance(n, Load)]

@@ -6,6 +6,7 @@ one setting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from eqfuse.extract.devices import Device
@@ -17,17 +18,10 @@ from eqfuse.loops.nodes import Kernel
 GROUP_WARPS = 4
 """Warps that multiply matrices together; such a group takes 64 rows at a time."""
 
-NO_GROUP = 1.6
-"""Fewer warps than a group where there are rows for one: operands pass through registers."""
-
-SHARED_ROWS = 1.7
-"""Several groups that share 64 rows: each reads the other operand."""
-
-ALONE = 1.25
-"""One instance to a unit, because of its shared memory: nothing runs while it waits."""
-
-SPILLING = 1.7
-"""Exponent of how many times the values are that registers hold."""
+FACTORS: Mapping[str, float] = {"no_group": 1.6, "shared_rows": 1.7, "alone": 1.25, "spilling": 3.25}
+"""`no_group`: fewer warps than a group where there are rows for one; operands pass through registers.
+`shared_rows`: several groups that share 64 rows; each reads the other operand. `alone`: one instance to a unit,
+because of its shared memory; nothing runs while it waits. `spilling`: twice as many values as registers hold."""
 
 
 def strain(
@@ -35,19 +29,29 @@ def strain(
 ) -> float:
     """The product of the factors that apply; 1 for a kernel without matrix products, whose tiles are used up
     as they are loaded."""
+    found = causes(kernel, config, blocks, shape, device)
+    return float(math.prod(FACTORS[name] ** times for name, times in found.items()))
+
+
+def causes(
+    kernel: Kernel, config: KernelConfig, blocks: Mapping[str, int], shape: Shape, device: Device
+) -> dict[str, float]:
+    """Which factors apply, and to which power: those that are there or not to the first."""
     if not products(kernel):
-        return 1.0
+        return {}
+    found: dict[str, float] = {}
     held = registers(kernel, blocks, config.warps, device.lanes, shape)
-    factor = float(max(1.0, held / REGISTERS) ** SPILLING)
+    if held > REGISTERS:
+        found["spilling"] = math.log2(held / REGISTERS)
     if 2 * shared_bytes(kernel, blocks, config.stages, shape) > device.shared:
-        factor *= ALONE
+        found["alone"] = 1.0
     rows = max((blocks[a] for a in kernel.parallel if a in _sides(kernel)), default=1)
     if rows >= WARPGROUP_ROWS == device.rows:
         if config.warps < GROUP_WARPS:
-            factor *= NO_GROUP
+            found["no_group"] = 1.0
         elif rows * GROUP_WARPS < WARPGROUP_ROWS * config.warps:
-            factor *= SHARED_ROWS
-    return factor
+            found["shared_rows"] = 1.0
+    return found
 
 
 def _sides(kernel: Kernel) -> frozenset[str]:

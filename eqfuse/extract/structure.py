@@ -214,7 +214,7 @@ class Partition:
             for inner in self._inner(group):
                 if inner in stored:
                     continue
-                if self._is_cut(inner, reduce, parallel):
+                if self._is_cut(inner, reduce, parallel, nested=bool(bound)):
                     free = tuple(a for a in self.order if a in free_axes(inner))
                     self._find_cuts(inner, free, frozenset(), stored)
                     stored[inner] = Output(f"stored{len(stored) + 1}", free, inner)
@@ -241,7 +241,7 @@ class Partition:
             dict.fromkeys(q for r in group for q in frontier(r.body) if q.axis != r.axis and q not in group)
         )
 
-    def _is_cut(self, inner: Reduce, reader: Reduce, parallel: frozenset[str]) -> bool:
+    def _is_cut(self, inner: Reduce, reader: Reduce, parallel: frozenset[str], *, nested: bool) -> bool:
         if reader.axis in free_axes(inner) and any(r.axis == reader.axis for r in reductions(inner.body)):
             return True  # it folds the whole of the axis that the reader's loop has only a tile of
         missing = [a for a in parallel if a not in free_axes(inner) and a != reader.axis]
@@ -250,7 +250,9 @@ class Partition:
             reader, self.extents
         ):
             return True
-        return self._is_cascade(inner) and self.extents.get(inner.axis, 1) > INNER_LIMIT
+        if not self._is_cascade(inner) or self.extents.get(inner.axis, 1) <= INNER_LIMIT:
+            return False
+        return nested or not self._is_lifted(inner, reader)  # what is lifted has a loop of its own
 
     def _is_cascade(self, reduce: Reduce) -> bool:
         return len(self._cascade(reduce)) > 1 or bool(self._inner([reduce]))
@@ -313,13 +315,17 @@ class Partition:
         walked = {top.axis for top in frontier(*exprs)}
         for top in frontier(*exprs):
             for inner in self._inner(self._cascade(top)):
-                gains = inner.axis in walked or self._is_cascade(inner)
-                short = self.extents.get(top.axis, 1) <= self.lift_limit
-                if top.axis not in free_axes(inner) or (short and gains):
+                if self._is_lifted(inner, top) or (inner.axis in walked and self._is_short(top)):
                     for deeper in self._lifted([inner]):
                         found[deeper] = None
                     found[inner] = None
         return list(found)
+
+    def _is_lifted(self, inner: Reduce, reader: Reduce) -> bool:
+        return reader.axis not in free_axes(inner) or (self._is_short(reader) and self._is_cascade(inner))
+
+    def _is_short(self, reduce: Reduce) -> bool:
+        return self.extents.get(reduce.axis, 1) <= self.lift_limit
 
     def _axes(
         self, outputs: Sequence[Output], groups: Sequence[Group], group_axes: set[str]

@@ -6,7 +6,8 @@
     split_k     a kernel whose instances each roll over one shard, then one that merges their states
 
 A kernel of the plan becomes several where it splits an axis: `<name>_partial` for each group that is
-split, `<name>` or `<name>_merge` for the rest, and `<name>_map` for outputs along a split axis.
+split, `<name>` or `<name>_merge` for the rest, and `<name>_map` for outputs along a split axis, which merges
+the states itself where they are numbers.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from eqfuse.loops.builder import Builder, fresh_name
 from eqfuse.loops.check import check
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Nest
 from eqfuse.loops.share import named, pruned, rename_locals, shared
+from eqfuse.loops.unify import unified
 from eqfuse.loops.walk import axes_of, defined, loaded
 from eqfuse.rules.merge import Combine, Group, Merge, State
-from eqfuse.terms.folds import fold_of, identity, joined
+from eqfuse.terms.folds import fold_of, identity, joined, written_out
 from eqfuse.terms.nodes import (
     COMBINE,
     Axis,
@@ -58,7 +60,8 @@ def _tidied(kernels: list[Kernel], context: _Context) -> Nest:
     result: list[Kernel] = []
     for kernel in reversed(kernels):
         unread = {buffer.name for buffer in context.buffers} - outputs - read
-        body = pruned(shared(kernel.body, kernel.parallel), frozenset(unread))
+        body = unified(kernel.body, kernel.parallel, context.inputs)
+        body = pruned(shared(body, kernel.parallel), frozenset(unread))
         read |= loaded(body)
         taken = frozenset(defined(body)) | context.axes | context.tensors | context.scalars
         if body:
@@ -77,6 +80,7 @@ class _Context:
     `aliases` maps an axis to the one whose extent it has, `shards` an axis to the axis of its shards.
     """
 
+    inputs: frozenset[str]
     outputs: frozenset[str]
     tensors: set[str]
     scalars: frozenset[str]
@@ -91,6 +95,7 @@ class _Context:
         tensors = {tensor.name for tensor in program.tensors} | {output.name for output in outputs}
         axes = set(program.domains) | {axis for kernel in plan.kernels for axis in _plan_axes(kernel)}
         return _Context(
+            inputs=frozenset(tensor.name for tensor in program.tensors),
             outputs=frozenset(output.name for output in program.outputs),
             tensors=tensors,
             scalars=frozenset(program.scalars),
@@ -144,9 +149,16 @@ class _KernelLowering:
             self._context.output(output)
             axes = self._walked(output)
             (maps if divided & set(axes) else local).setdefault(axes, []).append(output)
-        yield self._rest(f"{plan.name}_merge" if split else plan.name, local, maps.values())
+        alone = len(split) == len(plan.groups) and self._states_are_numbers()
+        if local or not (maps and alone):
+            mapped = () if alone else maps.values()
+            yield self._rest(f"{plan.name}_merge" if split else plan.name, local, mapped)
         for number, (axes, outputs) in enumerate(maps.items()):
-            yield self._map(_numbered(f"{plan.name}_map", number), axes, outputs)
+            yield self._map(_numbered(f"{plan.name}_map", number), axes, outputs, merges=alone)
+
+    def _states_are_numbers(self) -> bool:
+        """Whether the states are so small that every instance of a later kernel may merge them itself."""
+        return not any(self._dims(state) for plan in self._plan.groups for state in plan.group.states)
 
     def _walked(self, output: Output) -> tuple[str, ...]:
         """Axes of an output that groups reduce tile by tile: its values need another walk along them."""
@@ -211,13 +223,17 @@ class _KernelLowering:
             axis for axis in axes if axis not in folded and all(axis in output.axes for output in local[()])
         )
 
-    def _map(self, name: str, axes: tuple[str, ...], outputs: list[Output]) -> Kernel:
-        """The kernel that computes outputs at every position of split axes, from the stored states."""
+    def _map(self, name: str, axes: tuple[str, ...], outputs: list[Output], *, merges: bool) -> Kernel:
+        """The kernel that computes outputs at every position of split axes: from the stored states, or, if it
+        `merges`, from those of all shards."""
         build = self._builder((*self._plan.parallel, *axes))
-        for state in self._read_by(outputs):
-            build.let(state.name, state.dims, self._finals[state.name])
+        if merges:
+            self._groups(build, self._plan.groups)
+        else:
+            for state in self._read_by(outputs):
+                build.let(state.name, state.dims, self._finals[state.name])
         for output in outputs:
-            build.store(output.name, output.axes, output.expr)
+            build.store(output.name, output.axes, self._exactly(output.expr))
         return Kernel(name, build.parallel, build.body)
 
     def _read_by(self, outputs: list[Output]) -> list[State]:
@@ -260,11 +276,13 @@ class _KernelLowering:
     def _roll(self, build: Builder, group: Group, merge: Merge, start: Expr, stop: Expr) -> None:
         dims = {state.name: state.dims for state in group.states}
         with build.loop(group.axis, start, stop, _carried(build, group.states)):
+            written = written_out([(update.state, update.value) for update in merge.update], dims)
             for update in merge.update:
                 for part in update.parts:
                     body = self._exactly(part.body)
                     build.fold(part.name, dims[update.state], part.op, group.axis, body)
-                build.let(f"{update.state}_new", dims[update.state], self._exactly(update.value))
+                for name, value in written[update.state]:
+                    build.let(name, dims[update.state], self._exactly(value))
 
     def _merge(self, build: Builder, group: Group, merge: Merge) -> None:
         """Folds the stored states of all shards: at once where each adds to a state what it alone holds and
@@ -283,9 +301,10 @@ class _KernelLowering:
         with build.loop(shard, Const(0), Size(shard), _carried(build, group.states), unit=True):
             for state in group.states:
                 build.let(f"{state.name}_b", state.dims, self._partials[state.name])
-            for combine in merge.combine:
-                value = rename_locals(self._exactly(combine.value), carried)
-                build.let(f"{combine.state}_new", dims[combine.state], value)
+            written = written_out([(combine.state, combine.value) for combine in merge.combine], dims)
+            for name, steps in written.items():
+                for step, value in steps:
+                    build.let(step, dims[name], rename_locals(self._exactly(value), carried))
 
     def _loaded(self, share: Expr, group: Group) -> Expr:
         """What a shard adds to a state, read from where its states are stored; merged states by their names."""

@@ -91,7 +91,9 @@ def _compile(
     chosen = module.settings(name, config, extents)
     chosen["INDEX"] = language.int64 if wide else language.int32
     options = {key: chosen.pop(key) for key in ("num_warps", "num_stages")}
-    constants = {**chosen, "STAGES": options["num_stages"]}
+    backend, architecture, _ = TARGETS[target]
+    overlaps = backend == "cuda" and int(architecture) >= 90
+    constants = {**chosen, "STAGES": options["num_stages"], "WAITS": overlaps, "LEADS": overlaps}
     for block, axis in module.WHOLE[name].items():
         constants[block.replace("BLOCK", "EVEN", 1)] = extents[axis] == chosen[block]
     if divisible:

@@ -182,6 +182,10 @@ class Builder:
         """Which positions of a ragged block exist."""
         stop = self.scopes[self.level_of_axis(axis)].stop if self.level_of_axis(axis) else self.extent(axis)
         assert stop is not None
+        if self.blocks[axis].valid is not None:
+            valid = self.constant(self.blocks[axis].step, "i32")
+            end = self.integer("add", self.start(axis), valid, f"{axis}_end")
+            stop = self.integer("minimum", end, stop, f"{axis}_end")
         return self.emit(Bound(axis, stop), (axis,), "bool", f"{axis}_in")
 
     def align(self, value: Value, dims: tuple[str, ...]) -> Value:

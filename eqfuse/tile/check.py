@@ -73,6 +73,10 @@ class _KernelCheck:
             self._require(
                 block.kind != "unit" or block.size == 1, f"unit block of axis {block.axis!r} has size 1"
             )
+            self._require(
+                block.valid is None or (block.kind == "grid" and 1 <= block.valid <= (block.size or 0)),
+                f"axis {block.axis!r} has a {block.kind} block of {block.size}, {block.valid} of them valid",
+            )
             self._blocks[block.axis] = block
         grid = {block.axis for block in self._kernel.blocks if block.kind == "grid"}
         self._require(

@@ -103,7 +103,7 @@ class CpuProgram:
 
 def _blocks(kernel: Kernel, sizes: Mapping[str, int]) -> Sequence[Starts]:
     """The first positions of every block of the grid; the first axis varies fastest."""
-    steps = {block.axis: block.size or 1 for block in kernel.blocks}
+    steps = {block.axis: block.step for block in kernel.blocks}
     ranges = [range(0, sizes[axis], steps[axis]) for axis in reversed(kernel.grid)]
     return [starts[::-1] for starts in itertools.product(*ranges)]
 

@@ -141,7 +141,7 @@ class Writer:
         return first
 
     def _step(self, axis: str) -> int:
-        return self.blocks[axis].size or 1
+        return self.blocks[axis].step
 
     def start(self, axis: str) -> str:
         return "0" if self.blocks[axis].kind == "whole" else self.starts[axis]

@@ -125,7 +125,7 @@ class Types:
             return False
         block = self.blocks[expr.name]
         starts_aligned = block.kind == "grid" or expr.name in self.aligned
-        return starts_aligned and block.size is not None and divisor > 0 and divisor % block.size == 0
+        return starts_aligned and block.size is not None and divisor > 0 and divisor % block.step == 0
 
     def carried(self, loop: Loop) -> dict[str, Type]:
         """Types of a loop's carried values: wide enough for every `init` and every `next`.

@@ -175,14 +175,15 @@ class _Instances:
         )
         self.values: dict[str, Any] = {}
         self.blocks = {block.axis: self._padded(block) for block in kernel.blocks}
-        counts = [-(-sizes[axis] // self.blocks[axis]) for axis in kernel.grid]
+        steps = {block.axis: block.step for block in kernel.blocks}
+        counts = [-(-sizes[axis] // steps[axis]) for axis in kernel.grid]
         self.count = math.prod(counts)
         whole = np.zeros((1, 1), dtype=np.int64)
         self.starts: dict[str, Integers] = {b.axis: whole for b in kernel.blocks if b.kind == "whole"}
         rest = np.arange(self.count, dtype=np.int64)[None]
         for axis, count in zip(kernel.grid, counts, strict=True):
             if count:
-                self.starts[axis] = rest % count * self.blocks[axis]
+                self.starts[axis] = rest % count * steps[axis]
                 rest = rest // count
         self.owner: dict[str, npt.NDArray[np.int64]] = {}
 

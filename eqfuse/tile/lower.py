@@ -93,7 +93,7 @@ def _types(tensors: Mapping[str, str], scalars: Mapping[str, str], accumulate: s
 
 def _blocks(kernel: loops.Kernel, config: KernelConfig, domains: Mapping[str, str]) -> dict[str, Block]:
     """Blocks of every axis that the kernel mentions: parallel axes, then those of loops, then others."""
-    chosen = {block.axis: Block(block.axis, block.kind, block.size) for block in config.blocks}
+    chosen = {block.axis: Block(block.axis, block.kind, block.size, block.valid) for block in config.blocks}
     walked = {stmt.axis: stmt for stmt in statements(kernel.body) if isinstance(stmt, loops.Loop)}
     nodes = list(walk(*expressions(kernel.body)))
     inside = {node.name for node in nodes if isinstance(node, Axis)} | {

@@ -57,11 +57,19 @@ class Block:
     whole axis. unit: one position at a time (never a tile dim). `size` is the number of positions
     (a power of two for Triton); None for `whole`, where the extent decides at launch.
     A grid block of size 1 is not a tile dim: the axis is a scalar position.
+    `valid`, of a grid block, is how many of its positions exist where that is fewer than `size`: the next block
+    starts after them, and the others are masked as those past the end of the axis are.
     """
 
     axis: str
     kind: BlockKind
     size: int | None
+    valid: int | None = None
+
+    @property
+    def step(self) -> int:
+        """Positions from the start of one block to that of the next."""
+        return self.valid or self.size or 1
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,8 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class Bound:
-    """positions of `axis` < its extent (or the loop's stop): a tile with dims (axis,), or a scalar for unit axes."""
+    """positions of `axis` < its extent (or the loop's stop, or that of the block's valid positions): a tile with
+    dims (axis,), or a scalar for unit axes."""
 
     axis: str
     stop: Value

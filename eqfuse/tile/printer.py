@@ -126,6 +126,8 @@ def _block(block: Block) -> str:
     match block.kind:
         case "grid" if block.size == 1:
             return f"{block.axis}: one position per instance"
+        case "grid" if block.valid is not None:
+            return f"{block.axis}: {block.valid} positions per instance, in blocks of {block.size}"
         case "grid":
             return f"{block.axis}: {block.size} positions per instance"
         case "loop":

@@ -14,7 +14,7 @@ from eqfuse.extract.plans import KernelConfig
 from eqfuse.loops.nodes import Buffer
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.dtypes import INTEGERS, NARROW
-from eqfuse.tile.nodes import Kernel, TileProgram
+from eqfuse.tile.nodes import Block, Kernel, TileProgram
 from eqfuse.tile.triton_functions import HELPERS
 from eqfuse.tile.triton_kernel import KernelText, write_kernel
 from eqfuse.tile.triton_parameters import Names, Tables, TensorInfo
@@ -138,7 +138,11 @@ class _Module:
             INTEGERS
         )
         tables = Tables(tensors, self._root, is_half=reals <= set(NARROW))
-        found = [write_kernel(kernel, names.new(kernel.name), tables) for kernel in self._program.kernels]
+        last = len(self._program.kernels) - 1
+        found = [
+            write_kernel(kernel, names.new(kernel.name), tables, _flags(first=place == 0, last=place == last))
+            for place, kernel in enumerate(self._program.kernels)
+        ]
         for kernel in found:
             for block, most in kernel.most.items():
                 if kernel.least.get(block, 1) > most:
@@ -261,11 +265,17 @@ class _Module:
         def extent(axis: str) -> str:
             return f'{size}["{self._root[axis]}"]'
 
+        def count(block: Block) -> str:
+            if block.axis not in parameters.blocks:
+                return extent(block.axis)
+            step = block.valid or f'{blocks}["{parameters.blocks[block.axis]}"]'
+            return f"triton.cdiv({extent(block.axis)}, {step})"
+
         counts = [
-            f'triton.cdiv({extent(axis)}, {blocks}["{parameters.blocks[axis]}"])'
-            if axis in parameters.blocks
-            else extent(axis)
+            count(block)
             for axis in kernel.kernel.grid
+            for block in kernel.kernel.blocks
+            if block.axis == axis
         ]
         tensors = list(parameters.pointers)
         integers = [
@@ -284,6 +294,7 @@ class _Module:
             for axis, flag in parameters.even.items()
         }
         constants |= {} if parameters.stages is None else {parameters.stages: f'{blocks}["num_stages"]'}
+        constants |= dict.fromkeys(parameters.flags, f"overlaps({self._outputs[0].name})")
         constants["INDEX"] = f"index_dtype({', '.join(tensors)})"
         made = ", ".join(f'"{name}": {text}' for name, text in constants.items())
         arguments = [
@@ -307,6 +318,11 @@ class _Root(dict[str, str]):
         return axis
 
 
+def _flags(*, first: bool, last: bool) -> tuple[str, ...]:
+    """Those of a kernel in a sequence of them."""
+    return (*(() if first else ("WAITS",)), *(() if last else ("LEADS",)))
+
+
 def _labels(axes: Sequence[str | None]) -> tuple[str, ...]:
     """What to call the strides of a tensor: by axis where every dim has its own, else by number."""
     if None in axes or len(set(axes)) < len(axes):
@@ -319,7 +335,7 @@ def _schedule(kernel: Kernel) -> str:
     parts = []
     for kind, shown in kinds.items():
         axes = [
-            block.axis if block.size in (None, 1) else f"{block.axis} by {block.size}"
+            block.axis if block.size in (None, 1) else f"{block.axis} by {block.step}"
             for block in kernel.blocks
             if block.kind == kind
         ]

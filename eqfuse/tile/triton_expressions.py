@@ -44,8 +44,11 @@ from eqfuse.tile.triton_functions import (
     infix,
     number,
 )
-from eqfuse.tile.triton_parameters import Names, Parameters, Tables, is_tile
+from eqfuse.tile.triton_parameters import Names, Parameters, Tables, is_tile, least_blocks
 from eqfuse.tile.uses import Uses
+
+IMPRECISE = 128
+"""Products of float8 numbers that a matrix unit may sum in its own precision."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Expressions:
         self.helpers: set[str] = set()
         self.folds: dict[tuple[str, ...], str] = {}
         self.combines: dict[str, str] = {}
-        self.least: dict[str, int] = {}
+        self.least = least_blocks(kernel, parameters)
         self.scaled = log2_scaled(kernel)
         self._blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
         self.positions = {axis: names.new(axis) for axis in self._blocks}
@@ -135,9 +138,9 @@ class Expressions:
             case Align(source):
                 return self.aligned(self.read(source, scaled=value.name in self.scaled), value.dims)
             case Cast(source):
-                apart = self._converted_apart(source) if value.dtype == "f32" else None
+                apart = self._apart(source) if value.dtype == "f32" else None
                 if apart is not None:
-                    return apart
+                    return self._joined(*apart, source.dims)
                 piece = self.read(source)
                 return Piece(self._converted(piece, source.dtype, value.dtype), piece.dims, piece.thin)
             case Elementwise(fn, args):
@@ -159,9 +162,9 @@ class Expressions:
             text = convert(text, "f32", scalar=scalar, use=self._use)
         return convert(text, wanted, scalar=scalar, use=self._use)
 
-    def _converted_apart(self, source: Value) -> Piece | None:
-        """A sum or difference of positions along two axes, as reals: first positions and lanes are converted,
-        never the tile, since a conversion takes as long as an exponential. None for anything else."""
+    def _apart(self, source: Value) -> tuple[str, Piece, Piece] | None:
+        """The sides of a sum or difference of positions along two axes, as reals: first positions and lanes are
+        converted, never the tile, since a conversion takes as long as an exponential. None for anything else."""
         match self._uses.ops.get(source.name):
             case Elementwise("add" | "sub" as fn, (left, right)):
                 one, other = self._lanes(left), self._lanes(right)
@@ -170,14 +173,29 @@ class Expressions:
         if one is None or other is None or one[0] == other[0]:
             return None
         first = call("tl.cast", infix(fn, one[1], other[1]), "tl.float32")
-        pieces = [
-            self.aligned(Piece(text, (axis,)), source.dims)
-            for axis, text in (
-                (one[0], infix("add", self._lane_numbers(one[0]), first)),
-                (other[0], self._lane_numbers(other[0])),
-            )
-        ]
-        return Piece(infix(fn, *(p.text for p in pieces)), source.dims, pieces[0].thin & pieces[1].thin)
+        lanes = infix("add", self._lane_numbers(one[0]), first)
+        return fn, Piece(lanes, (one[0],)), Piece(self._lane_numbers(other[0]), (other[0],))
+
+    def _joined(self, fn: str, one: Piece, other: Piece, dims: tuple[str, ...]) -> Piece:
+        one, other = self.aligned(one, dims), self.aligned(other, dims)
+        return Piece(infix(fn, one.text, other.text), dims, one.thin & other.thin)
+
+    def apart(self, value: Value) -> tuple[str, Piece, Piece] | None:
+        """The sides of what is a sum or difference of positions as reals, where it is read once."""
+        op = self._uses.ops.get(value.name)
+        is_real = isinstance(op, Cast) and value.dtype == "f32" and self._uses.is_inlined(value)
+        return self._apart(op.value) if is_real and isinstance(op, Cast) else None
+
+    def _multiplied_apart(self, args: tuple[Value, ...], texts: Sequence[Text]) -> Piece | None:
+        """A scalar times a difference of positions: times either side of it, so that tiles are only subtracted.
+        Numbers of lanes are small, and the first ones are of the order of the difference: neither product is off
+        by more than that of the difference."""
+        for value, scalar, factor in ((args[0], args[1], texts[1]), (args[1], args[0], texts[0])):
+            if not scalar.dims and (sides := self.apart(value)) is not None:
+                fn, *pieces = sides
+                one, other = (Piece(infix("mul", factor, side.text), side.dims) for side in pieces)
+                return self._joined(fn, one, other, value.dims)
+        return None
 
     def _lane_numbers(self, axis: str) -> Text:
         return Text(f"tl.arange(0, {self._parameters.blocks[axis]}).to(tl.float32)")
@@ -249,6 +267,8 @@ class Expressions:
             for piece, arg in zip(pieces, args, strict=True)
         ]
         dtype = args[-1].dtype if value.dtype == "bool" else value.dtype
+        if fn == "mul" and (apart := self._multiplied_apart(args, texts)) is not None:
+            return apart
         if fn == "div" and dims and dtype == "f32" and self._is_known_at_launch(args[1]):
             return Piece(self._over(args[0], texts), dims, thin)
         text = elementwise(
@@ -432,8 +452,9 @@ class Expressions:
         block = self._parameters.blocks[op.axis]
         self.least[block] = max(self.least.get(block, 1), 32 if dtype == "f8e4m3" else 16)
         arguments = [self.full(self.read(side), side).code for side in (op.left, op.right)]
-        if op.accumulator is not None:
-            arguments.append(self.full(self.read(op.accumulator), op.accumulator).code)
+        before = op.accumulator and self.full(self.read(op.accumulator), op.accumulator)
+        if before and dtype != "f8e4m3":
+            arguments.append(before.code)
         if dtype in (
             "f32",
             "f64",
@@ -441,10 +462,13 @@ class Expressions:
             precision = "bf16x3" if dtype == "f32" and self._tables.is_half else "ieee"
             arguments.append(f'input_precision="{precision}"')
         if dtype == "f8e4m3":  # so many products are summed in fewer bits than float32 has, as cuBLAS does
-            arguments.append(f"max_num_imprecise_acc={block} if {block} < 128 else 128")
+            arguments.append(f"max_num_imprecise_acc=None if {block} <= {IMPRECISE} else {IMPRECISE}")
         if value.dtype == "f64":
             arguments.append("out_dtype=tl.float64")
-        return Piece(call("tl.dot", *arguments), value.dims)
+        text = call("tl.dot", *arguments)
+        if before and dtype == "f8e4m3":  # an accumulator that is added to so often is waited for every time
+            text = infix("add", before, text)
+        return Piece(text, value.dims)
 
     def _shape(self, dims: Sequence[str]) -> str:
         names = [self._parameters.blocks[axis] for axis in dims]

@@ -61,27 +61,28 @@ class KernelText:
     at_launch: Mapping[str, LaunchValue]
 
 
-def write_kernel(kernel: Kernel, name: str, tables: Tables) -> KernelText:
-    """The text of one kernel, called `name`."""
+def write_kernel(kernel: Kernel, name: str, tables: Tables, flags: tuple[str, ...] = ()) -> KernelText:
+    """The text of one kernel, called `name`; `flags` are those of its parameters."""
     kernel, at_launch = computed_at_launch(kernel)
-    return _Writer(kernel, name, tables).run(at_launch)
+    return _Writer(kernel, name, tables, flags).run(at_launch)
 
 
 class _Writer:
-    def __init__(self, kernel: Kernel, name: str, tables: Tables) -> None:
+    def __init__(self, kernel: Kernel, name: str, tables: Tables, flags: tuple[str, ...]) -> None:
         self._kernel = kernel
         self._name = name
         self._tables = tables
         self._uses = Uses(kernel)
         self._blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
         self._names = Names((name,))
-        self._parameters = parameters_of(kernel, tables, self._names)
+        self._parameters = parameters_of(kernel, tables, self._names, flags)
         self._text = Expressions(kernel, self._uses, self._parameters, tables, self._names)
         self._variables: dict[str, str] = {}
         self._lines: list[str] = []
         self._indent = 1
 
     def run(self, at_launch: Mapping[str, LaunchValue]) -> KernelText:
+        self._neighbours()
         self._grid()
         outside = ("grid", "whole")
         for axis in self._needed(self._kernel.body, lambda axis: self._blocks[axis].kind in outside):
@@ -111,6 +112,13 @@ class _Writer:
         if text.code != name:
             self._write(f"{name} = {text.code}")
 
+    def _neighbours(self) -> None:
+        """Before all accesses: waits for the kernel before this one, lets the next one be launched."""
+        for flag, call in (("WAITS", "gdc_wait"), ("LEADS", "gdc_launch_dependents")):
+            if flag in self._parameters.flags:
+                self._write(f"if {flag}:")
+                self._write(f"    tl.extra.cuda.{call}()")
+
     def _grid(self) -> None:
         grid = self._kernel.grid
         if not grid:
@@ -123,17 +131,18 @@ class _Writer:
         backwards = last_first(self._kernel)
         for place, axis in enumerate(grid):
             block = self._parameters.blocks.get(axis)
+            step = self._blocks[axis].valid or block
             here = rest
             if place < len(grid) - 1 or axis in backwards:
                 extent = self._parameters.extents[self._tables.root[axis]]
-                count = f"tl.cdiv({extent}, {block})" if block else extent
+                count = f"tl.cdiv({extent}, {step})" if block else extent
                 if place < len(grid) - 1:
                     here, rest = f"{rest} % {count}", f"{rest} // {count}"
                 if axis in backwards:
                     self._write(f"# The last {'block' if block else axis} first: loops end later there.")
                     here = f"({count} - 1 - {here})" if block else f"{count} - 1 - {here}"
             if block:
-                self._write(f"{self._text.starts[axis]} = {here} * {block}")
+                self._write(f"{self._text.starts[axis]} = {here} * {step}")
             else:
                 self._write(f"{self._text.positions[axis]} = {here}")
             if place < len(grid) - 2:
@@ -195,6 +204,8 @@ class _Writer:
                 return code == "True" or len(self._uses.readers(value)) == 1
             case LoadTile():
                 return self._uses.is_inlined(value)
+            case Cast() if self._text.apart(value) is not None:
+                return True
             case Cast(source) if isinstance(self._uses.ops.get(source.name), LoadTile):
                 return self._uses.is_inlined(value) and "tl.load" not in code
             case _:

@@ -27,7 +27,11 @@ from eqfuse.tile.triton_functions import HELPERS, helper_name
 from eqfuse.tile.walk import nested
 
 _TAKEN = frozenset(
-    ("tl", "torch", "triton", "float", "pid", "INDEX", *map(helper_name, HELPERS), *keyword.kwlist)
+    (
+        *("tl", "torch", "triton", "float", "pid", "INDEX", "WAITS", "LEADS"),
+        *map(helper_name, HELPERS),
+        *keyword.kwlist,
+    )
 )
 
 
@@ -84,6 +88,8 @@ class Parameters:
 
     `even` are flags that say that the extent of a whole axis is its block size. `stages`, of a kernel
     that loops, is the depth to which loops prefetch; left to itself, Triton prefetches for dots alone.
+    `flags` are WAITS, of a kernel after another one: it is launched before that one has ended, and so waits for
+    what that has written, and LEADS, of a kernel before another one: the next may be launched from now on.
     The last parameter is INDEX, the dtype of positions: int64 where some offset of an element needs it.
     """
 
@@ -94,6 +100,7 @@ class Parameters:
     blocks: dict[str, str] = field(default_factory=dict)
     even: dict[str, str] = field(default_factory=dict)
     stages: str | None = None
+    flags: tuple[str, ...] = ()
 
     def signature(self) -> list[str]:
         return [
@@ -103,6 +110,7 @@ class Parameters:
             *(f"{name}: tl.float64" if dtype == "f64" else name for name, dtype in self.scalars.values()),
             *(f"{name}: tl.constexpr" for name in (*self.blocks.values(), *self.even.values())),
             *(() if self.stages is None else (f"{self.stages}: tl.constexpr",)),
+            *(f"{flag}: tl.constexpr" for flag in self.flags),
             "INDEX: tl.constexpr",
         ]
 
@@ -112,9 +120,9 @@ def is_tile(block: Block) -> bool:
     return block.kind in ("loop", "whole") or (block.kind == "grid" and block.size != 1)
 
 
-def parameters_of(kernel: Kernel, tables: Tables, names: Names) -> Parameters:
+def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str, ...]) -> Parameters:
     """The parameters of a kernel, named. Blocks of one position are none."""
-    found = Parameters()
+    found = Parameters(flags=flags)
     scalars: dict[str, str] = {}
     counted = last_first(kernel)
     extents = [*kernel.grid[:-1], *(axis for axis in kernel.grid[-1:] if axis in counted)]
@@ -148,6 +156,12 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names) -> Parameters:
     if any(isinstance(stmt, For) for stmt in kernel.body):
         found.stages = names.new("STAGES")
     return found
+
+
+def least_blocks(kernel: Kernel, parameters: Parameters) -> dict[str, int]:
+    """By parameter, the least size of blocks that have to hold a fixed number of positions."""
+    held = {block.axis: block.valid for block in kernel.blocks if block.valid is not None}
+    return {parameters.blocks[axis]: 1 << (valid - 1).bit_length() for axis, valid in held.items()}
 
 
 def largest_blocks(kernel: Kernel, parameters: Parameters) -> dict[str, int]:
