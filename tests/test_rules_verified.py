@@ -49,6 +49,14 @@ UNFUSED = {
         "y[i] = sum[j](sq(u[i,j] - max[j](x[i,j])))",
         "no repair of the sum over j restores it where a value or max_j is infinite",
     ),
+    "logarithm of a maximum that is negative at first": (
+        "y = max[j](where(j % 2 == 0, log(max[j](x[j])), -inf) - max[j](x[j]))",
+        "no fact says that log(max_j) is a number before all of j is seen",
+    ),
+    "root of a sum that is negative at first": (
+        "y = sum[j](u[j] - sqrt(sum[j](x[j])))",
+        "no fact says that sqrt(sum_j) is a number before all of j is seen",
+    ),
     "weighted distances": (
         "y[i] = sum[j](u[i,j] * (x[i,j] - max[j](x[i,j])))",
         "no repair of the sum over j restores it where a value or max_j is infinite",

@@ -27,10 +27,7 @@ RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "tame
 """Conditions on values (not on what depends on what): without one of them a rule may have helped."""
 
 
-LOSES_INFINITIES = (
-    "a merge was derived, and refused: "
-    "it would make a number of what is infinite or NaN in the program as written"
-)
+LOSES_INFINITIES = "a merge was derived, and refused: what is infinite or NaN would come out wrong"
 
 
 @dataclass(frozen=True)

@@ -274,15 +274,26 @@ class _Search:
     graph: Graph
     engine: Engine
 
+    def nonneg(self, value: Expr) -> bool:
+        """Whether a fact says that a part of a body is at least 0. What another pass has made is a leaf of this
+        e-graph, of which it knows nothing."""
+        term = self.encoder.terms["A"][value]
+        return self.graph.roots.get(term.removeprefix("$")) in {row[0] for row in self.graph.facts["nonneg"]}
+
     def obstacle(self, state: State) -> Obstacle:
-        known = {row[0] for row in self.graph.facts["nonneg"]}
+        return obstacle(self.axis, state, self.nonneg)
 
-        def nonneg(value: Expr) -> bool:
-            # What another pass has made is a leaf of this e-graph, of which it knows nothing.
-            term = self.encoder.terms["A"][value]
-            return self.graph.roots.get(term.removeprefix("$")) in known
-
-        return obstacle(self.axis, state, nonneg)
+    def partial(self, state: State) -> Iterator[Expr]:
+        """Roots and logarithms of what states of this axis give, which may be negative before all of it is seen."""
+        own = {s.name for s in self.states}
+        for node in walk(state.body):
+            match node:
+                case Call("sqrt" | "rsqrt" | "log", (a,)) if (
+                    self.axis not in free_axes(a)
+                    and any(isinstance(n, Local) and n.name in own for n in walk(a))
+                    and not self.nonneg(a)
+                ):
+                    yield node
 
     def root(self, state: State, part: str) -> int:
         return self.graph.roots[f"state_{state.name}_{part}"]
@@ -300,6 +311,9 @@ class _Search:
         )
         if stuck:
             return _Attempt(None, tuple(self.obstacle(s) for s in stuck), ())
+        undefined = [(s, root) for s in self.states for root in self.partial(s)]
+        if undefined:
+            return _Attempt(None, tuple(undefined_before(self.axis, *found) for found in undefined), ())
         lost = [(s, total) for s in self.states if not s.auxiliary for total in self.guarded(s).lost]
         if lost:
             return _Attempt(None, tuple(unrestored(self.axis, *found) for found in lost), ())
@@ -470,6 +484,12 @@ def unrestored(axis: str, state: State, total: Expr) -> Obstacle:
         f"no repair of the sum over {axis} restores it where a value or {_producers(total)} is infinite"
     )
     return Obstacle(Reduce(state.op, axis, state.body), total, condition, derived=True)
+
+
+def undefined_before(axis: str, state: State, root: Expr) -> Obstacle:
+    """What has no value for a part of the axis, although it has for the whole."""
+    condition = f"no fact says that {show(root)} is a number before all of {axis} is seen"
+    return Obstacle(Reduce(state.op, axis, state.body), root, condition, derived=True)
 
 
 def _producers(expr: Expr) -> str:
