@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -42,6 +43,8 @@ from eqfuse.verify.certificate import Certificate
 BATCH = 50
 """Programs of one run of hypothesis. Batch n has the seed of the report + n, so that it can be run alone."""
 TRIALS = 16
+SHRINK_SECONDS = 60.0
+"""After so long a failing program is taken as it is."""
 FAILED = ("mismatch", "not verified", "broken")
 
 TITLE = "Random programs, every schedule against float64"
@@ -204,6 +207,7 @@ def explore(seed: int, examples: int) -> Tally:
 def _explore(tally: Tally, seed: str, examples: int) -> tuple[Example, Outcome] | None:
     """One run of hypothesis: counts into the tally, and returns the first failure, shrunk."""
     smallest: list[tuple[Example, Outcome]] = []
+    found = 0.0
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -216,11 +220,15 @@ def _explore(tally: Tally, seed: str, examples: int) -> tuple[Example, Outcome] 
     )
     @hypothesis.given(programs())
     def every_schedule_agrees(example: Example) -> None:
+        nonlocal found
+        if smallest and time.monotonic() - found > SHRINK_SECONDS and example != smallest[0][0]:
+            return
         outcome = check(example)
         if not smallest:
             tally.count(example, outcome)
         if outcome.failed:
             if not smallest:
+                found = time.monotonic()
                 print(
                     f"seed {seed}, {outcome.kind}: {outcome.why}\n{example}\nshrinking",
                     file=sys.stderr,

@@ -62,6 +62,8 @@ class Disturbed(FloatDomain):
         if fn in ("add", "sub"):
             args = [self._off(np.asarray(arg), self.unit) for arg in args]
         found = super().call(fn, args)
+        if fn == "gelu":  # x (1 + erf(x / sqrt 2)) / 2: for negative x the sum cancels, in torch as here
+            return np.asarray(found + self._off(np.asarray(args[0]), self.unit) - args[0])
         return found if fn in EXACT else self._off(found, self.unit)
 
     def reduce(self, op: str, value: Any, axis: int) -> Array:
