@@ -33,6 +33,10 @@ FUSED = {
         b = sum[j](y[j] - a)
         c = sum[j](exp(x[j] - max[j](x[j])) * a)
         """,
+    "maximum of positions": """
+        m = max[j](x[j])
+        d = logsumexp[j](j)
+        """,
     "equal shadows of different residues": "d = argmax[j](floor(erf(x[j] * y[j]) * 2))",
     "deviation over two axes": "a = std[i,j]((sq(0.1) * (x[j] * 0.5)) + 0.1)",
 }

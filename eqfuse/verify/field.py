@@ -221,7 +221,11 @@ class FieldDomain:
         return result
 
     def _mul(self, x: FieldArray, y: FieldArray) -> FieldArray:
-        return self._settle(self._product(x, y, x.shadow * y.shadow), x, y)
+        result = self._settle(self._product(x, y, x.shadow * y.shadow), x, y)
+        if result.marks is not None:  # 0 times a number is 0, whether the field has that number or not
+            nothing = _is_zero(x) & np.isfinite(y.shadow) | _is_zero(y) & np.isfinite(x.shadow)
+            result.marks = np.where(nothing, np.uint8(0), result.marks)
+        return result
 
     def _product(self, x: FieldArray, y: FieldArray, shadow: Reals) -> FieldArray:
         p = None if x.p is None or y.p is None else x.p * y.p % self.p
@@ -561,6 +565,12 @@ def _exact_zeros(residue: Residues | None, shadow: Reals, scale: Callable[[], Re
     if not suspect.any():
         return shadow + 0.0  # there is one zero
     return np.where(suspect & (np.abs(shadow) <= _NEAR_ZERO * scale()), 0.0, shadow)
+
+
+def _is_zero(x: FieldArray) -> Truths:
+    """Where a value is 0, and not for want of a residue."""
+    zero: Truths = (x.shadow == 0) & x.lacks(UNDEFINED)
+    return zero & (x.p == 0) if x.p is not None else np.zeros_like(zero)
 
 
 def _settled_by_residues(greater: FieldArray, less: FieldArray) -> Truths:
