@@ -37,6 +37,10 @@ FUSED = {
         m = max[j](x[j])
         d = logsumexp[j](j)
         """,
+    "factor that is a quotient of states": """
+        a = var[j](x[j])
+        b = max[j](where(j + 2 < N(j), x[j + 2], 0) * a)
+        """,
     "equal shadows of different residues": "d = argmax[j](floor(erf(x[j] * y[j]) * 2))",
     "deviation over two axes": "a = std[i,j]((sq(0.1) * (x[j] * 0.5)) + 0.1)",
 }

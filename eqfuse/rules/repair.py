@@ -52,9 +52,12 @@ def guarded(fn: str, value: Expr) -> Expr:
         case Call("add" | "sub" as sign, (a, b)) if fn == "finite" and reads_state(value):
             # term by term: -inf + inf would be NaN, and of a difference of two sums rules cancel common terms
             return call(sign, guarded(fn, a), guarded(fn, b))
+        case Call("mul" | "div" as joint, (a, b)) if fn == "invertible" and reads_state(a) and reads_state(b):
+            # factor by factor, as repairs divide them: one that is 0 so far leaves the other what it is
+            return call(joint, guarded(fn, a), guarded(fn, b))
         case Call("mul", (a, b)) if reads_state(a) and reads_state(b):
             # a maximum of nothing times a sum of nothing would be NaN
-            return call(fn, call("mul", guarded("finite", a), guarded("finite", b)))
+            return call(fn, call("mul", guarded(fn, a), guarded(fn, b)))
         case _:
             return call(fn, value)
 
