@@ -7,9 +7,10 @@ The first level that refuses it has caught it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -374,28 +375,28 @@ def _right_for_every_order(stages: Sequence[Stage], subject: Subject) -> bool:
     ((name, values),) = normal.tensors.items()
     _, lines, length = values.shape
     rows = np.array(list(product(ORDERED, repeat=length)))
-    trials = len(rows) // lines
-    inputs = replace(
-        normal, tensors={name: rows[: trials * lines].reshape(trials, lines, length)}, trials=trials
-    )
-    expected = subject.run_float64(subject.program, inputs)
-    results = [stage.run(inputs, Uncast("float64")) for stage in stages]
-    return all(
-        np.array_equal(result[name], value, equal_nan=True)
-        for result in results
-        for name, value in expected.items()
-    )
+    trials = math.ceil(len(rows) / lines)
+    filled = np.resize(rows, (trials, lines, length))
+    inputs = replace(normal, tensors={name: filled}, trials=trials)
+    return _agree(stages, subject, inputs, partial(np.array_equal, equal_nan=True))
 
 
 def _exact(stages: Sequence[Stage], subject: Subject) -> bool:
     """Whether the stages are right in float64 but for its rounding."""
-    expected = subject.run_float64(subject.program)
-    results = [stage.run(subject.normal, Uncast("float64")) for stage in stages]
-    return all(
-        np.allclose(result[name], value, rtol=EXACT, atol=EXACT * abs(value).max())
-        for result in results
-        for name, value in expected.items()
-    )
+
+    def close(found: Any, value: Any) -> bool:
+        return np.allclose(found, value, rtol=EXACT, atol=EXACT * abs(value).max())
+
+    return _agree(stages, subject, subject.normal, close)
+
+
+def _agree(
+    stages: Sequence[Stage], subject: Subject, inputs: Inputs, equal: Callable[[Any, Any], bool]
+) -> bool:
+    """Whether every output of every stage equals that of the program, in float64."""
+    expected = subject.run_float64(subject.program, inputs)
+    results = [stage.run(inputs, Uncast("float64")) for stage in stages]
+    return all(equal(result[name], value) for result in results for name, value in expected.items())
 
 
 def _stages(level: Level, mutated: Any, subject: Subject) -> Iterator[Stage]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
-from eqfuse.loops.walk import expressions, statements
+from eqfuse.loops.nodes import Kernel, Let, Loop
+from eqfuse.loops.walk import expressions, rewritten, statements
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -152,24 +152,9 @@ def narrowed(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
 def _without(kernel: Kernel, axes: frozenset[str]) -> Kernel:
     """The kernel at position 0 of some parallel axes."""
     first = dict.fromkeys(axes, Const(0))
-
-    def at_first(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(map(one, body))
-
-    def one(stmt: Stmt) -> Stmt:
-        match stmt:
-            case Let(_, _, expr):
-                return replace(stmt, expr=substitute_axes(expr, first))
-            case Store(_, index, _, expr):
-                index = tuple(substitute_axes(part, first) for part in index)
-                return replace(stmt, index=index, expr=substitute_axes(expr, first))
-            case Loop(_, start, stop, _, carried, body):
-                carried = tuple(replace(c, init=substitute_axes(c.init, first)) for c in carried)
-                start, stop = substitute_axes(start, first), substitute_axes(stop, first)
-                return replace(stmt, start=start, stop=stop, carried=carried, body=at_first(body))
-
     parallel = tuple(a for a in kernel.parallel if a not in axes)
-    return replace(kernel, parallel=parallel, body=at_first(kernel.body))
+    body = rewritten(kernel.body, lambda expr: substitute_axes(expr, first))
+    return replace(kernel, parallel=parallel, body=body)
 
 
 def valid_positions(together: int, size: int) -> int | None:

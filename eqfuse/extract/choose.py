@@ -179,7 +179,7 @@ class Search:
                     for b in config.blocks
                 }
                 instances = math.prod(counts[a] for a in kernel.parallel if a not in divided)
-                blocks = {b.axis: b.size or shape.extents[b.axis] for b in config.blocks}
+                blocks = config.sizes(shape.extents)
                 both = side_by_side(kernel, blocks, config, shape, self.device)
                 # What is folded along both axes is merged with its columns: each part more costs.
                 few = folds_rows_and_columns(kernel) or config.warps * 2 > UNIT_WARPS

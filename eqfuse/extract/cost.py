@@ -79,7 +79,7 @@ def overlapped(terms: Sequence[Term], slower: float) -> list[Term]:
 def work_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> list[Term]:
     """What each kind of work of one kernel would take alone, in seconds."""
     sharded = sharded_axes(kernel)
-    walked = visited(kernel, {b.axis: b.size or shape.extents[b.axis] for b in config.blocks}, shape)
+    walked = visited(kernel, config.sizes(shape.extents), shape)
     shape = _per_shard(Shape({**shape.extents, **walked}, shape.dtypes), sharded)
     blocks = {b.axis: b.valid or b.size or max(1, shape.extents[b.axis]) for b in config.blocks}
     grid = math.prod(math.ceil(shape.extents[a] / blocks[a]) for a in kernel.parallel)
@@ -134,6 +134,11 @@ def work_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Devic
         Term("steps", overhead),
         Term("spill", _spill(kernel, blocks, shape, device)),
     ]
+
+
+def seconds_alone(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> dict[str, float]:
+    """The terms of `work_terms` by name."""
+    return {term.name: term.seconds for term in work_terms(kernel, config, shape, device)}
 
 
 def _traffic(memory: float, cached: float, device: Device) -> list[Term]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eqfuse.extract.cost import work_terms
+from eqfuse.extract.cost import seconds_alone
 from eqfuse.extract.devices import Device
 from eqfuse.extract.footprint import REGISTERS, WARPGROUP_ROWS, products, registers, shared_bytes
 from eqfuse.extract.plans import KernelConfig
@@ -27,7 +27,9 @@ FEW_OTHERS = 0.5
 def for_lasting(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> KernelConfig:
     """The configuration of a kernel that lasts with twice the rows that share an operand, and twice the warps;
     itself where those do not fit, or where there are no groups of warps with rows of their own."""
-    alone = {term.name: term.seconds for term in work_terms(kernel, config, shape, device)}
+    if not products(kernel):
+        return config
+    alone = seconds_alone(kernel, config, shape, device)
     if alone["matrix"] < LASTS or alone["special"] > FEW_OTHERS * alone["matrix"]:
         return config
     sides = frozenset[str]().union(*(p.contraction.left | p.contraction.right for p in products(kernel)))
@@ -38,7 +40,7 @@ def for_lasting(kernel: Kernel, config: KernelConfig, shape: Shape, device: Devi
         for b in config.blocks
     )
     doubled = replace(config, blocks=wide, warps=2 * config.warps)
-    blocks = {b.axis: b.size or shape.extents[b.axis] for b in wide}
+    blocks = doubled.sizes(shape.extents)
     fits = (
         shared_bytes(kernel, blocks, config.stages, shape) <= device.shared
         and registers(kernel, blocks, doubled.warps, device.lanes, shape) <= REGISTERS

@@ -88,7 +88,7 @@ def changed(
     shape = shape_of(nest, extents, dtypes, shards)
     terms = []
     for kernel, config in zip(configured(nest, shape, device), configs, strict=True):
-        blocks = {b.axis: b.size or shape.extents[b.axis] for b in config.blocks}
+        blocks = config.sizes(shape.extents)
         if device.kind == "gpu" and shared_bytes(kernel, blocks, config.stages, shape) > device.shared:
             return None
         terms.append(kernel_terms(kernel, config, shape, device))

@@ -7,6 +7,7 @@ as `Local(state, dims)`, and a temporary of an earlier kernel as `Load(name, axe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,6 +73,10 @@ class KernelConfig:
     blocks: tuple[AxisBlock, ...]
     warps: int = 4
     stages: int = 2
+
+    def sizes(self, extents: Mapping[str, int]) -> dict[str, int]:
+        """Positions of every axis in one block: all of them where the block has no size of its own."""
+        return {b.axis: b.size or extents[b.axis] for b in self.blocks}
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from eqfuse.extract.cost import overlapped, work_terms
+from eqfuse.extract.cost import overlapped, seconds_alone
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import KernelConfig, Term
 from eqfuse.extract.shape import Shape
@@ -32,22 +32,18 @@ def constants_of(device: Device) -> dict[str, float]:
 def work_of(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> Work:
     """The work of one kernel on a GPU. A term is a sum of quotients by constants: what is missing of it with one
     of them infinite is that one's."""
-    whole = _by_name(kernel, config, shape, device)
+    whole = seconds_alone(kernel, config, shape, device)
     absent: dict[str, Any] = {**dict.fromkeys(RATES, math.inf), "step": 0.0}
     without = {
-        name: _by_name(kernel, config, shape, replace(device, **{name: absent[name]})) for name in absent
+        name: seconds_alone(kernel, config, shape, replace(device, **{name: absent[name]})) for name in absent
     }
     terms: dict[str, dict[str, float]] = {}
     for name, seconds in whole.items():
         parts = {constant: seconds - rest[name] for constant, rest in without.items()}
         parts[FIXED] = seconds - sum(parts.values())
         terms[name] = {c: float(f"{part:.5g}") for c, part in parts.items() if part > 1e-6 * seconds}
-    blocks = {b.axis: b.size or shape.extents[b.axis] for b in config.blocks}
+    blocks = config.sizes(shape.extents)
     return {"terms": terms, "strain": causes(kernel, config, blocks, shape, device)}
-
-
-def _by_name(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> dict[str, float]:
-    return {term.name: term.seconds for term in work_terms(kernel, config, shape, device)}
 
 
 def predicted(work: Work, times: Mapping[str, float], launch: float) -> float:

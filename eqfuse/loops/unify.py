@@ -7,10 +7,9 @@ hand. Under one name it is one load. Both axes index one dimension of one tensor
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
-from eqfuse.loops.walk import expressions, statements
+from eqfuse.loops.walk import expressions, rewritten, statements
 from eqfuse.terms.nodes import Axis, Expr, Load, Local, Reduce, Size, transform, walk
 
 
@@ -100,20 +99,4 @@ def _renamed(body: tuple[Stmt, ...], gone: str, kept: str) -> tuple[Stmt, ...]:
             case _:
                 return node
 
-    def again(expr: Expr) -> Expr:
-        return transform(expr, step)
-
-    result: list[Stmt] = []
-    for stmt in body:
-        match stmt:
-            case Let(name, dims, expr):
-                result.append(Let(name, names(dims), again(expr)))
-            case Store(tensor, index, dims, expr):
-                result.append(Store(tensor, tuple(map(again, index)), names(dims), again(expr)))
-            case Loop(_, start, stop, _, carried, inner):
-                values = tuple(replace(v, dims=names(v.dims), init=again(v.init)) for v in carried)
-                inside = _renamed(inner, gone, kept)
-                result.append(
-                    replace(stmt, start=again(start), stop=again(stop), carried=values, body=inside)
-                )
-    return tuple(result)
+    return rewritten(body, lambda expr: transform(expr, step), names)

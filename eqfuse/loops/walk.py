@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.terms.nodes import Axis, Expr, Load, Reduce, Size, walk
@@ -26,6 +27,26 @@ def expressions(body: Iterable[Stmt]) -> Iterator[Expr]:
                 yield from (*index, expr)
             case Loop(_, start, stop, _, carried, _):
                 yield from (start, stop, *(value.init for value in carried))
+
+
+def rewritten(
+    body: Iterable[Stmt],
+    step: Callable[[Expr], Expr],
+    dims: Callable[[tuple[str, ...]], tuple[str, ...]] = lambda dims: dims,
+) -> tuple[Stmt, ...]:
+    """The statements with `step` applied to every expression that they evaluate, and `dims` to the axes of values."""
+    result: list[Stmt] = []
+    for stmt in body:
+        match stmt:
+            case Let(name, axes, expr):
+                result.append(Let(name, dims(axes), step(expr)))
+            case Store(tensor, index, axes, expr):
+                result.append(Store(tensor, tuple(map(step, index)), dims(axes), step(expr)))
+            case Loop(_, start, stop, _, carried, inner):
+                values = tuple(replace(v, dims=dims(v.dims), init=step(v.init)) for v in carried)
+                inside = rewritten(inner, step, dims)
+                result.append(replace(stmt, start=step(start), stop=step(stop), carried=values, body=inside))
+    return tuple(result)
 
 
 def defined(body: Iterable[Stmt]) -> Iterator[str]:

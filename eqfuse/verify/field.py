@@ -415,6 +415,8 @@ class FieldDomain:
     # Order
 
     def compare(self, fn: str, left: FieldArray, right: FieldArray) -> Truths:
+        if fn in ("gt", "ge"):
+            return self.compare({"gt": "lt", "ge": "le"}[fn], right, left)
         same = self._same(left, right)
         with np.errstate(invalid="ignore"):
             match fn:
@@ -427,8 +429,6 @@ class FieldDomain:
                     return below | _settled_by_residues(right, left)
                 case "le":
                     return ((left.shadow <= right.shadow) & ~_settled_by_residues(left, right)) | same
-                case "gt" | "ge":
-                    return self.compare({"gt": "lt", "ge": "le"}[fn], right, left)
         raise ValueError(f"{fn} is not a comparison")
 
     def _same(self, left: FieldArray, right: FieldArray) -> Truths:
