@@ -42,6 +42,12 @@ FUSED = {
         b = max[j](where(j + 2 < N(j), x[j + 2], 0) * a)
         """,
     "equal shadows of different residues": "d = argmax[j](floor(erf(x[j] * y[j]) * 2))",
+    "greatest of a rounded value less a fixed one": "d = max[j](floor(x[j] / y[j]) - sum[j](y[j]))",
+    "greatest of a rounded value times a fixed one": "d = max[j](floor(x[j] * y[j]) * sq(min[j](x[j])))",
+    "a class that is the maximum of itself": """
+        a = max[i](0.1)
+        b = logsumexp[i](min[i](x[i]) / 0.1)
+        """,
     "deviation over two axes": "a = std[i,j]((sq(0.1) * (x[j] * 0.5)) + 0.1)",
 }
 
@@ -64,6 +70,17 @@ UNFUSED = {
     "root of a sum that is negative at first": (
         "y = sum[j](u[j] - sqrt(sum[j](x[j])))",
         "no fact says that sqrt(sum_j) is a number before all of j is seen",
+    ),
+    "cosine of a minimum that is infinite at first": (
+        "y = sum[j](x[j] - cos(min[j](x[j])))",
+        "no fact says that cos(min_j) is a number before all of j is seen",
+    ),
+    "root of an infinity less itself": (
+        """
+        s = std[j](min[j](x[j]))
+        y = max[j](where(x[j] > 0, s - x[j], -inf) - s)
+        """,
+        "no fact says that sqrt(sq(min_j - min_j)) is a number before all of j is seen",
     ),
     "weighted distances": (
         "y[i] = sum[j](u[i,j] * (x[i,j] - max[j](x[i,j])))",

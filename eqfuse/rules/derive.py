@@ -29,6 +29,7 @@ from eqfuse.rules.repair import (
     kept,
     reads_state,
     total_factors,
+    undefined_at_first,
 )
 from eqfuse.rules.rule import RuleSet
 from eqfuse.rules.saturate import Graph, Node, Report, Saturation, session
@@ -36,6 +37,7 @@ from eqfuse.rules.scope import current
 from eqfuse.rules.split import split_rules
 from eqfuse.terms.folds import PAIR, contributions, fold_of, siblings
 from eqfuse.terms.nodes import (
+    REDUCTIONS,
     Axis,
     Call,
     Const,
@@ -284,8 +286,9 @@ class _Search:
         return obstacle(self.axis, state, self.nonneg)
 
     def partial(self, state: State) -> Iterator[Expr]:
-        """Roots and logarithms of what states of this axis give, which may be negative before all of it is seen."""
-        own = {s.name for s in self.states}
+        """Roots and logarithms of what states of this axis give, which may be negative before all of it is seen, and
+        what is NaN before any of it is."""
+        own = {s.name: REDUCTIONS[s.op] for s in self.states if s.op in REDUCTIONS}
         for node in walk(state.body):
             match node:
                 case Call("sqrt" | "rsqrt" | "log", (a,)) if (
@@ -294,6 +297,7 @@ class _Search:
                     and not self.nonneg(a)
                 ):
                     yield node
+        yield from undefined_at_first(self.guarded(state).body, self.axis, own)
 
     def root(self, state: State, part: str) -> int:
         return self.graph.roots[f"state_{state.name}_{part}"]

@@ -10,21 +10,30 @@ is added at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 
+from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import fold_of
+from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import (
     CASTS,
     REDUCTIONS,
+    Axis,
     Call,
     Const,
     Expr,
+    Load,
     Local,
+    Reduce,
+    Scalar,
+    Size,
     call,
     children,
     free_axes,
+    post_order,
     rebuild,
     replaced,
     transform,
@@ -202,6 +211,38 @@ def kept(body: Expr, op: str, axis: str, extremes: Extremes) -> Expr | None:
                 masked = [part for part in below if part is not never]
                 found[node] = reduce(partial(call, "maximum"), masked) if masked else never
     return None if found[body] is always else found[body]
+
+
+def undefined_at_first(body: Expr, axis: str, identities: Mapping[str, float]) -> Iterator[Expr]:
+    """The largest parts of a guarded body that read states, do not vary along the axis, and are NaN while nothing has
+    been seen: the root of an infinity less itself, the cosine of one. What else they read counts as 1."""
+
+    def parts(node: Expr) -> list[Expr]:
+        return [part for part in children(node) if reads_state(part)] if axis in free_axes(node) else []
+
+    for node in post_order([body], parts):
+        if axis not in free_axes(node) and reads_state(node) and math.isnan(_at_first(node, identities)):
+            yield transform(node, _unguarded)
+
+
+def _at_first(expr: Expr, identities: Mapping[str, float]) -> float:
+    def known(node: Expr) -> Expr:
+        match node:
+            case Local(name, _):
+                return Const(identities.get(name, 1.0))
+            case Load() | Scalar() | Axis() | Size():
+                return Const(1.0)
+            case Reduce(_, _, body):
+                return body
+            case _:
+                return node
+
+    env = Env(FloatDomain("float64"), {}, {}, {})
+    return float(evaluate_expr(transform(expr, known), env).data)
+
+
+def _unguarded(node: Expr) -> Expr:
+    return node.args[0] if isinstance(node, Call) and node.fn in GUARDS else node
 
 
 def guard_divisors(expr: Expr, axis: str) -> Expr:

@@ -126,7 +126,7 @@ class Saturation:
         return run.updated
 
     def read(self) -> Graph:
-        """The e-graph as plain data. Retired forms are left out where their class has another."""
+        """The e-graph as plain data. Retired forms are left out where their class has a term without them."""
         classes: dict[int, list[Node]] = {}
         retired: dict[int, list[Node]] = {}
         facts: dict[str, frozenset[tuple[int | str, ...]]] = {}
@@ -157,9 +157,23 @@ class Saturation:
                     )
         for key, nodes in retired.items():
             classes.setdefault(key, nodes)
+        for key in retired.keys() - _with_a_term(classes):
+            classes[key] = list(dict.fromkeys((*classes[key], *retired[key])))
         graph = Graph({key: tuple(nodes) for key, nodes in classes.items()}, facts, roots)
         self.report.enodes = graph.size
         return graph
+
+
+def _with_a_term(classes: Mapping[int, Sequence[Node]]) -> set[int]:
+    """The classes that stand for a finite term. Others have forms that contain themselves alone, as a is max(a, a)."""
+    found: set[int] = set()
+    waiting = dict(classes)
+    while ready := {
+        key for key, nodes in waiting.items() if any(found.issuperset(node.args) for node in nodes)
+    }:
+        found |= ready
+        waiting = {key: nodes for key, nodes in waiting.items() if key not in ready}
+    return found
 
 
 _declared: dict[tuple[tuple[RuleSet, ...], str | None], bindings.EGraph] = {}

@@ -49,6 +49,10 @@ UNDEFINED, TWISTED, SIGNED, POLE = np.uint8(1), np.uint8(2), np.uint8(4), np.uin
 from an infinity or NaN that finite numbers gave."""
 Marks = npt.NDArray[np.uint8]
 
+_APART = 1e-6
+"""How far, relative to it, the shadow of an uninterpreted function may be from the true value: arguments that it takes
+to one number (2.1 and 2.9 rounded down) give values in an order that sums and multiples keep."""
+
 _NEAR_ZERO = 1e-9
 """A shadow this small relative to the operands is rounding where the residue is exactly 0."""
 
@@ -341,14 +345,22 @@ class FieldDomain:
         halves = self._add(one, self._exp(self._neg(self._mul(two, x))))
         result = self._sub(self._div(two, halves), one)
         opaque = self._opaque("tanh", [x])
-        result.q, result.shadow = opaque.q, opaque.shadow
+        result.q, result.shadow = opaque.q, self._unsaturated("tanh", x)
         return result
 
     def _sigmoid(self, x: FieldArray) -> FieldArray:
         half = self.full((), 0.5)
         result = self._mul(half, self._add(self.full((), 1.0), self._tanh(self._mul(half, x))))
-        result.shadow = self._floats.call("sigmoid", [x.shadow])
+        result.shadow = self._unsaturated("sigmoid", x)
         return result
+
+    def _unsaturated(self, fn: str, x: FieldArray) -> Reals:
+        """The true values, told apart where they are 1 or -1 in float64."""
+        shadow = np.asarray(self._floats.call(fn, [x.shadow]))
+        saturated = np.abs(shadow) == 1
+        if x.p is None or not saturated.any():
+            return shadow
+        return np.where(saturated, shadow * _apart(scramble(x.p, self._key(fn))), shadow)
 
     def _gelu(self, x: FieldArray) -> FieldArray:
         root_half = self._sqrt(self.full((), 0.5))
@@ -356,7 +368,8 @@ class FieldDomain:
         return self._mul(self._mul(x, self.full((), 0.5)), inner)
 
     def _opaque(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
-        """An uninterpreted function: hashes of the arguments, with the sign of the true value.
+        """An uninterpreted function: hashes of the arguments, with the sign of the true value, which the shadow is
+        but for a hashed factor (see `_APART`).
 
         Odd and even functions stay odd and even. Where the true value is 0, or an argument is
         infinite, the result is the true value itself.
@@ -381,6 +394,7 @@ class FieldDomain:
             p, q = root * root % self.p, scramble(mixed, key) % self.q
             result.p = np.where(hashed, np.where(negative, self.p - p, p), whole.p)
             result.q = np.where(hashed, np.where(negative, -q % self.q, q), whole.q)
+            result.shadow = np.where(hashed, result.shadow * _apart(mixed), result.shadow)
         return self._settle(result, *args, poles=np.True_)
 
     def _key(self, fn: str) -> int:
@@ -596,6 +610,11 @@ def _extreme(op: str, value: FieldArray, axis: int) -> npt.NDArray[np.intp]:
     among = np.where(tied, residue, -1 if op == "max" else np.iinfo(residue.dtype).max)
     settled = np.squeeze(np.isfinite(best) & (best != 0), axis)
     return np.where(settled, first(among, axis=axis), at)
+
+
+def _apart(hashes: Residues) -> Reals:
+    """Factors that differ where hashes do, a little below 1."""
+    return 1.0 - _APART * (hashes / 2.0**62)
 
 
 def _marked(mark: np.uint8, elements: Truths | np.bool_) -> Marks | None:
