@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from eqfuse.extract.extraction import UNBOUNDED_SQUARE, UNPROVED_EXP, Extraction
 from eqfuse.rules.catalogue import MERGE, PREPARE
-from eqfuse.rules.encode import Encoder
+from eqfuse.rules.encode import Encoder, named
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
 from eqfuse.rules.repair import (
     Extremes,
@@ -92,7 +92,9 @@ def prepare(program: Program, engine: Engine = PLAIN) -> tuple[tuple[Output, ...
     with engine.session(current().applied(PREPARE)) as saturation:
         roots = [encoder.encode(expr) for expr in exprs]
         saturation.run(
-            encoder.lines + encoder.facts(axes) + [f"(let $out{i} {r})" for i, r in enumerate(roots)]
+            encoder.lines
+            + encoder.facts(axes)
+            + [f"(let {named(f'out{i}')} {r})" for i, r in enumerate(roots)]
         )
         saturation.saturate()
         graph = saturation.read()
@@ -103,9 +105,9 @@ def prepare(program: Program, engine: Engine = PLAIN) -> tuple[tuple[Output, ...
             graph = saturation.read()
         best = Extraction(graph, encoder, unbounded_square=UNBOUNDED_SQUARE)
         for i in range(len(roots)):
-            engine.chose(f"out{i}", best, graph.roots[f"out{i}"])
+            engine.chose(f"out{i}", best, graph.roots[named(f"out{i}")])
         outputs = tuple(
-            replace(output, expr=best.term(graph.roots[f"out{i}"]))
+            replace(output, expr=best.term(graph.roots[named(f"out{i}")]))
             for i, output in enumerate(program.outputs)
         )
         return outputs, saturation.report
@@ -120,7 +122,7 @@ def _unproved_exponents(exprs: Sequence[Expr], encoder: Encoder, graph: Graph) -
         match node:
             case Call("exp", (a,)):
                 term = encoder.terms["ALL"][a]
-                if term.startswith("$") and graph.roots[term[1:]] not in settled or not term.startswith("$"):
+                if term.startswith("$") and graph.roots[term] not in settled or not term.startswith("$"):
                     found[term] = None
     return list(found)
 
@@ -253,7 +255,7 @@ def _attempt(
             local: dict[str, str] = {}
             for state in states:
                 body = encoder.encode(state.body, part, local, opaque)
-                term = f"$state_{state.name}_{part}"
+                term = named(f"state_{state.name}_{part}")
                 encoder.lines.append(f'(let {term} (Red "{state.op}" "{axis}" "{part}" {body}))')
                 local[state.name] = terms[state.name, part] = term
         marks = [f"(state {terms[s.name, part]})" for s in states for part in ("A", "B")]
@@ -280,7 +282,7 @@ class _Search:
         """Whether a fact says that a part of a body is at least 0. What another pass has made is a leaf of this
         e-graph, of which it knows nothing."""
         term = self.encoder.terms["A"][value]
-        return self.graph.roots.get(term.removeprefix("$")) in {row[0] for row in self.graph.facts["nonneg"]}
+        return self.graph.roots.get(term) in {row[0] for row in self.graph.facts["nonneg"]}
 
     def obstacle(self, state: State) -> Obstacle:
         return obstacle(self.axis, state, self.nonneg)
@@ -300,7 +302,7 @@ class _Search:
         yield from undefined_at_first(self.guarded(state).body, self.axis, own)
 
     def root(self, state: State, part: str) -> int:
-        return self.graph.roots[f"state_{state.name}_{part}"]
+        return self.graph.roots[named(f"state_{state.name}_{part}")]
 
     def values(self, part: str, suffix: str) -> dict[int, Expr]:
         return {self.root(s, part): Local(s.name + suffix, s.dims) for s in self.states}

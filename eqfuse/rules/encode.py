@@ -46,6 +46,12 @@ def quote(text: str) -> str:
     return f'"{escaped}"'
 
 
+def named(name: str) -> str:
+    """The egglog name of a global. egglog (13.2) puts a number behind a name where it needs a fresh one, one count for
+    each name, so that `$t2` and `$t21` may meet, and one be taken for the other: a global's name ends in no digit."""
+    return f"${name}_"
+
+
 @dataclass
 class Encoder:
     """Encodes expressions of one program; remembers what each leaf and number stands for, and by part the term of each
@@ -126,7 +132,7 @@ class Encoder:
                 text = self._call(expr, fn, [terms[a] for a in args])
             case _:
                 return self.leaf(expr)
-        name = f"$t{len(self.lines)}"
+        name = named(f"t{len(self.lines)}")
         self.lines.append(f"(let {name} {text})")
         if text.startswith(("(Cast", "(Exp")):
             self.lines.append(f"(written {name})")

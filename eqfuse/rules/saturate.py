@@ -41,7 +41,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A saturated e-graph: the nodes of every class, the facts, and the classes of named roots."""
+    """A saturated e-graph: the nodes of every class, the facts, and the classes of globals by their egglog names."""
 
     classes: Mapping[int, tuple[Node, ...]]
     facts: Mapping[str, frozenset[tuple[int | str, ...]]]
@@ -146,7 +146,8 @@ class Saturation:
             if name in RELATIONS:
                 facts[name] = frozenset(inputs for inputs, _ in rows)
             elif function.is_let_binding:
-                roots |= {name.removeprefix("$"): ids.setdefault(row.output, len(ids)) for _, row in rows}
+                for _, row in rows:
+                    roots[name] = ids.setdefault(row.output, len(ids))
             elif function.output_sort == "E":
                 for inputs, row in rows:
                     words = tuple(x for x in inputs if isinstance(x, str))
