@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import eqfuse as eq
 from eqfuse.rules.catalogue import PREPARE
-from eqfuse.rules.encode import named
+from eqfuse.rules.encode import global_name
 from eqfuse.rules.saturate import session
 
 
 def test_globals_are_told_apart_however_often_they_were_used() -> None:
-    short, longer = named("t2"), [named(f"t2{n}") for n in range(1, 60)]
+    short, longer = global_name("t2"), [global_name(f"t2{n}") for n in range(1, 60)]
     with session(PREPARE) as saturation:
         saturation.run([f'(let {name} (Leaf "{name}"))' for name in (short, *longer)])
         for name in longer * 10:

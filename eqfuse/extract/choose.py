@@ -23,7 +23,7 @@ from eqfuse.loops.nodes import Nest
 from eqfuse.rules.catalogue import SCHEDULES as SCHEDULE_RULES
 from eqfuse.rules.catalogue import SIMPLIFY
 from eqfuse.rules.derive import PLAIN, Engine
-from eqfuse.rules.encode import named, quote
+from eqfuse.rules.encode import global_name, quote
 from eqfuse.rules.merge import Group
 from eqfuse.rules.rule import LOOP_NESTS
 from eqfuse.terms.nodes import Output, Program
@@ -53,7 +53,7 @@ def alternatives(kernels: Sequence[KernelShape], engine: Engine = PLAIN) -> dict
     """
     facts: list[str] = []
     for kernel in kernels:
-        facts.append(f"(let {named(f'read_{kernel.name}')} (Read {quote(kernel.name)}))")
+        facts.append(f"(let {global_name(f'read_{kernel.name}')} (Read {quote(kernel.name)}))")
         facts += [f"(walks {quote(kernel.name)} {quote(group.axis)})" for group in kernel.groups]
         if all(group.merge is not None for group in kernel.groups):
             facts.append(f"(mergeable {quote(kernel.name)})")
@@ -63,7 +63,7 @@ def alternatives(kernels: Sequence[KernelShape], engine: Engine = PLAIN) -> dict
         graph = saturation.read()
     found: dict[str, tuple[Schedule, ...]] = {}
     for kernel in kernels:
-        heads = {node.head for node in graph.classes[graph.roots[named(f"read_{kernel.name}")]]}
+        heads = {node.head for node in graph.classes[graph.roots[global_name(f"read_{kernel.name}")]]}
         mine = tuple(s for s in SCHEDULES if LOOP_NESTS[s] in heads)
         found[kernel.name] = mine or SCHEDULES
     return found

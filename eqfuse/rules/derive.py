@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from eqfuse.extract.extraction import UNBOUNDED_SQUARE, UNPROVED_EXP, Extraction
 from eqfuse.rules.catalogue import MERGE, PREPARE
-from eqfuse.rules.encode import Encoder, named
+from eqfuse.rules.encode import Encoder, global_name
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
 from eqfuse.rules.repair import (
     Extremes,
@@ -94,7 +94,7 @@ def prepare(program: Program, engine: Engine = PLAIN) -> tuple[tuple[Output, ...
         saturation.run(
             encoder.lines
             + encoder.facts(axes)
-            + [f"(let {named(f'out{i}')} {r})" for i, r in enumerate(roots)]
+            + [f"(let {global_name(f'out{i}')} {r})" for i, r in enumerate(roots)]
         )
         saturation.saturate()
         graph = saturation.read()
@@ -105,9 +105,9 @@ def prepare(program: Program, engine: Engine = PLAIN) -> tuple[tuple[Output, ...
             graph = saturation.read()
         best = Extraction(graph, encoder, unbounded_square=UNBOUNDED_SQUARE)
         for i in range(len(roots)):
-            engine.chose(f"out{i}", best, graph.roots[named(f"out{i}")])
+            engine.chose(f"out{i}", best, graph.roots[global_name(f"out{i}")])
         outputs = tuple(
-            replace(output, expr=best.term(graph.roots[named(f"out{i}")]))
+            replace(output, expr=best.term(graph.roots[global_name(f"out{i}")]))
             for i, output in enumerate(program.outputs)
         )
         return outputs, saturation.report
@@ -255,7 +255,7 @@ def _attempt(
             local: dict[str, str] = {}
             for state in states:
                 body = encoder.encode(state.body, part, local, opaque)
-                term = named(f"state_{state.name}_{part}")
+                term = global_name(f"state_{state.name}_{part}")
                 encoder.lines.append(f'(let {term} (Red "{state.op}" "{axis}" "{part}" {body}))')
                 local[state.name] = terms[state.name, part] = term
         marks = [f"(state {terms[s.name, part]})" for s in states for part in ("A", "B")]
@@ -302,7 +302,7 @@ class _Search:
         yield from undefined_at_first(self.guarded(state).body, self.axis, own)
 
     def root(self, state: State, part: str) -> int:
-        return self.graph.roots[named(f"state_{state.name}_{part}")]
+        return self.graph.roots[global_name(f"state_{state.name}_{part}")]
 
     def values(self, part: str, suffix: str) -> dict[int, Expr]:
         return {self.root(s, part): Local(s.name + suffix, s.dims) for s in self.states}

@@ -46,7 +46,7 @@ def quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def named(name: str) -> str:
+def global_name(name: str) -> str:
     """The egglog name of a global. egglog (13.2) puts a number behind a name where it needs a fresh one, one count for
     each name, so that `$t2` and `$t21` may meet, and one be taken for the other: a global's name ends in no digit."""
     return f"${name}_"
@@ -132,7 +132,7 @@ class Encoder:
                 text = self._call(expr, fn, [terms[a] for a in args])
             case _:
                 return self.leaf(expr)
-        name = named(f"t{len(self.lines)}")
+        name = global_name(f"t{len(self.lines)}")
         self.lines.append(f"(let {name} {text})")
         if text.startswith(("(Cast", "(Exp")):
             self.lines.append(f"(written {name})")

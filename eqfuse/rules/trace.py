@@ -14,6 +14,7 @@ from eqfuse.extract.plans import KernelPlan, Plan
 from eqfuse.extract.structure import KernelShape
 from eqfuse.rules.closure import Classes, Closure, Unproved
 from eqfuse.rules.derive import Engine, axis_order, derive_group, prepare
+from eqfuse.rules.encode import global_name
 from eqfuse.rules.merge import Group, Merge
 from eqfuse.rules.proof import (
     Chain,
@@ -167,7 +168,10 @@ class Tracer:
         self.classes["whole axes"] = closure.classes()
         for index, proof in enumerate(proofs):
             steps = self._chain(
-                closure, tape.names[f"$out{index}"], tape.choices[f"out{index}"], f"output {proof.name}"
+                closure,
+                tape.names[global_name(f"out{index}")],
+                tape.choices[f"out{index}"],
+                f"output {proof.name}",
             )
             proofs[index] = replace(proof, steps=steps)
         return tuple(proofs)
