@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from eqfuse.terms.nodes import (
@@ -102,7 +102,7 @@ class Side:
 def acceptance_bounds(
     programs: Sequence[Side],
     reference: Counted,
-    candidates: Sequence[Counted],
+    candidates: Iterable[Counted],
     q: int = Q,
     *,
     strict_casts: bool = False,
@@ -147,7 +147,8 @@ class _Difference:
 
     def _bound(self, candidate: Counted, left: Form, right: Form) -> Bound:
         exponent = max(self.reference.exponent, candidate.exponent)
-        roots = min(left.roots, self.reference_roots) + right.roots
+        written = min(left.roots, self.reference_roots)
+        roots = written + (written if right is left else right.roots)
         terms = left.terms_above * right.terms_below + right.terms_above * left.terms_below
         degree = left.weight + right.weight
         if left.p and right.p:
@@ -193,7 +194,8 @@ class _Difference:
     def _argument(self, candidate: Counted) -> tuple[float, float]:
         """Degree of the difference of two arguments of uninterpreted functions, and the roots in it."""
         one, other = self.reference, candidate
-        roots = max(min(one.argument_roots, self.reference_roots), other.argument_roots)
+        written = min(one.argument_roots, self.reference_roots)
+        roots = written if other is one else max(written, other.argument_roots)
         return 2 * max(one.argument, other.argument), 2 * roots
 
 

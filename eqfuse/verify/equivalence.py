@@ -15,7 +15,7 @@ from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.verify.bound import REQUESTED, Bound, Side, acceptance_bounds
 from eqfuse.verify.certificate import NOT_COVERED, Certificate, Counterexample, StageReport
-from eqfuse.verify.degrees import count
+from eqfuse.verify.degrees import Counted, count
 from eqfuse.verify.field import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.modular import Truths
@@ -289,11 +289,15 @@ class _Source:
         integers = small_integers(*self.programs)
         names = dict.fromkeys(name for program in self.programs for name in program.scalars)
         scalars = {name: self.scalars.get(name, integers.get(name)) for name in names}
-        expected, *found = (
-            count(stage.run, self.specs, scalars, self.extents, strict_casts=strict_casts)
-            for stage in (self.reference, *stages)
-        )
-        return acceptance_bounds(self.sides, expected, found, strict_casts=strict_casts)
+
+        def counted(stage: Stage) -> Counted:
+            return count(stage.run, self.specs, scalars, self.extents, strict_casts=strict_casts)
+
+        expected = counted(self.reference)
+        (alone,) = acceptance_bounds(self.sides, expected, [expected], strict_casts=strict_casts)
+        if alone.per_trial >= 1.0:  # nor is it told from another, which need not be counted
+            return [alone] * len(stages)
+        return acceptance_bounds(self.sides, expected, map(counted, stages), strict_casts=strict_casts)
 
     def evaluate(
         self, stages: Sequence[Stage], inputs: Inputs, domain: Domain
