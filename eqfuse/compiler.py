@@ -100,7 +100,8 @@ class Derived:
         if key not in self.groups:
             with self.timings.stage("derive"), self.scope.entered():
                 order = axis_order(replace(self.program, outputs=self.outputs))
-                group, report = derive_group(axis, reduces, order, self.program.strict_casts, suffix)
+                strict_casts, dtypes = self.program.strict_casts, program_dtypes(self.program)
+                group, report = derive_group(axis, reduces, order, strict_casts, suffix, dtypes=dtypes)
             self.report.add(report)
             self.groups[key] = group
         return self.groups[key]

@@ -82,6 +82,14 @@ UNFUSED = {
         """,
         "no fact says that sqrt(sq(min_j - min_j)) is a number before all of j is seen",
     ),
+    "integers whose merge divides": (
+        "y = max[j](j * where(j < 3, sum[j](2), 0))",
+        "the max over j is an integer, and its merge a real number",
+    ),
+    "0 times what may be infinite": (
+        "y = sum[j](max[j](x[j]) * 0 + x[j])",
+        "no fact says that max_j * 0 is a number before all of j is seen",
+    ),
     "weighted distances": (
         "y[i] = sum[j](u[i,j] * (x[i,j] - max[j](x[i,j])))",
         "no repair of the sum over j restores it where a value or max_j is infinite",

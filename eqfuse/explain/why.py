@@ -27,7 +27,7 @@ RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "tame
 """Conditions on values (not on what depends on what): without one of them a rule may have helped."""
 
 
-LOSES_INFINITIES = "a merge was derived, and refused: what is infinite or NaN would come out wrong"
+REFUSED = "a merge was derived, and refused: {reason}"
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ def refusals(
         for obstacle in group.obstacles:
             (axis, reduces, suffix), *_ = keys
             helped = (
-                LOSES_INFINITIES
-                if obstacle.derived
+                REFUSED.format(reason=obstacle.refused)
+                if obstacle.refused
                 else nearest(axis, reduces, suffix, order, program.strict_casts, rules)
             )
             assert isinstance(obstacle.reduction, Reduce)

@@ -12,7 +12,7 @@ The values over A and B are free; what extraction finds for the values over AB i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -54,8 +54,12 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.printer import show
+from eqfuse.terms.types import kind
 
 MAX_AUXILIARY_ROUNDS = 4
+
+INFINITIES, INTEGERS = "what is infinite or NaN would come out wrong", "integers would be rounded"
+"""What merges that are derived, and refused, would not keep."""
 
 
 @dataclass(frozen=True)
@@ -212,9 +216,11 @@ def derive_group(
     strict_casts: bool = False,
     suffix: str = "",
     engine: Engine = PLAIN,
+    dtypes: Mapping[str, str] | None = None,
 ) -> tuple[Group, Report]:
     """The group of these reductions over `axis` (in dependency order) with its merge, or why it has none.
-    `order` is the program's order of axes, `suffix` ends the names of states.
+    `order` is the program's order of axes, `suffix` ends the names of states; `dtypes` has the tensors and scalars
+    that are integers.
 
     Where the merge needs a reduction that is no state, that accumulator is added and the derivation
     starts again.
@@ -228,10 +234,34 @@ def derive_group(
         if attempt.merge or not attempt.missing:
             break
         states = states + attempt.missing
-    merge = attempt.merge
-    if merge is None:
-        states = name_states(axis, reduces, order, suffix)
-    return Group(axis, states, merge, attempt.obstacles), report
+    merge, obstacles = attempt.merge, attempt.obstacles
+    if merge is not None:
+        obstacles = tuple(_rounded(axis, states, merge, dtypes or {}))
+    if obstacles:
+        states, merge = name_states(axis, reduces, order, suffix), None
+    return Group(axis, states, merge, obstacles), report
+
+
+def _rounded(
+    axis: str, states: Sequence[State], merge: Merge, dtypes: Mapping[str, str]
+) -> Iterator[Obstacle]:
+    """Reductions of integers that the merge computes in real numbers, as quotients are."""
+    known = dict(dtypes)
+    updates = {update.state: update for update in merge.update}
+    combines = {combine.state: combine.value for combine in merge.combine}
+    finishes = {finish.state: finish.value for finish in merge.finish}
+    for state in states:
+        if kind(Reduce(state.op, axis, state.body), known) != "int":
+            continue
+        known |= dict.fromkeys((state.name + end for end in ("", "_new", "_a", "_b")), "i64")
+        if fold_of(state.op) is not None:  # it is combined as it is registered
+            continue
+        update = updates[state.name]
+        known |= {p.name: "i64" for p in update.parts if kind(Reduce(p.op, axis, p.body), known) == "int"}
+        values = [update.value, combines[state.name], finishes.get(state.name, update.value)]
+        if any(kind(value, known) == "real" for value in values):
+            condition = f"the {state.op} over {axis} is an integer, and its merge a real number"
+            yield Obstacle(Reduce(state.op, axis, state.body), state.body, condition, INTEGERS)
 
 
 def _attempt(
@@ -489,13 +519,13 @@ def unrestored(axis: str, state: State, total: Expr) -> Obstacle:
     condition = (
         f"no repair of the sum over {axis} restores it where a value or {_producers(total)} is infinite"
     )
-    return Obstacle(Reduce(state.op, axis, state.body), total, condition, derived=True)
+    return Obstacle(Reduce(state.op, axis, state.body), total, condition, INFINITIES)
 
 
 def undefined_before(axis: str, state: State, root: Expr) -> Obstacle:
     """What has no value for a part of the axis, although it has for the whole."""
     condition = f"no fact says that {show(root)} is a number before all of {axis} is seen"
-    return Obstacle(Reduce(state.op, axis, state.body), root, condition, derived=True)
+    return Obstacle(Reduce(state.op, axis, state.body), root, condition, INFINITIES)
 
 
 def _producers(expr: Expr) -> str:

@@ -152,7 +152,7 @@ class Encoder:
                 return f"(Where {' '.join(args)})"
         if fn in _UNARY:
             return f"({_UNARY[fn]} {args[0]})"
-        if fn in _BINARY:
+        if fn in _BINARY and not (fn == "mul" and _has_zero(expr)):
             return f"({_BINARY[fn]} {args[0]} {args[1]})"
         if fn in CASTS and not self.strict_casts:
             return f'(Cast "{fn}" {args[0]})'
@@ -246,6 +246,11 @@ def _folds(expr: Expr, axis: str, local: Mapping[str, str]) -> bool:
         (isinstance(node, Reduce) and node.axis == axis) or (isinstance(node, Local) and node.name in local)
         for node in walk(expr)
     )
+
+
+def _has_zero(expr: Call) -> bool:
+    """Whether 0 is a factor as it is written: rules take 0 a for 0, which is NaN where a is infinite."""
+    return any(isinstance(arg, Const) and arg.value == 0 for arg in expr.args)
 
 
 def _reads_reduction(expr: Expr) -> bool:

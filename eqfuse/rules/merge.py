@@ -80,12 +80,12 @@ class Merge:
 @dataclass(frozen=True)
 class Obstacle:
     """Why a group has no merge: the reduction, the factor or term that depends on other states,
-    and the condition that no rule could meet. `derived`: there is a merge, which infinities would not survive."""
+    and the condition that no rule could meet. Where there is a merge, `refused` says what would not survive it."""
 
     reduction: Expr
     factor: Expr
     condition: str
-    derived: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True)

@@ -401,8 +401,9 @@ class FieldDomain:
         return crc32(fn.encode()) * 0x9E3779B97F4A7C15 + self._seed * 0xD1B54A32D192ED03 + 1
 
     def _from_shadow(self, integers: Reals, x: FieldArray) -> FieldArray:
+        """What depends on the shadow alone. Of NaN it may be a number (the sign of NaN is 0), but not one to compare."""
         result = self.lift(np.nan_to_num(integers))
-        result.shadow, result.marks = integers, x.marks
+        result.shadow, result.marks = integers, _joined(x.marks, _marked(UNDEFINED, np.isnan(x.shadow)))
         return result
 
     def _settle(
