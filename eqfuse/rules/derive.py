@@ -26,6 +26,7 @@ from eqfuse.rules.repair import (
     finite_states,
     guard_body,
     guard_divisors,
+    is_nan_at_first,
     kept,
     reads_state,
     total_factors,
@@ -318,9 +319,8 @@ class _Search:
         return obstacle(self.axis, state, self.nonneg)
 
     def partial(self, state: State) -> Iterator[Expr]:
-        """Roots and logarithms of what states of this axis give, which may be negative before all of it is seen, and
-        what is NaN before any of it is."""
-        own = {s.name: REDUCTIONS[s.op] for s in self.states if s.op in REDUCTIONS}
+        """Roots and logarithms of what states of this axis give, which may be negative before all of it is seen."""
+        own = {s.name for s in self.states}
         for node in walk(state.body):
             match node:
                 case Call("sqrt" | "rsqrt" | "log", (a,)) if (
@@ -329,7 +329,17 @@ class _Search:
                     and not self.nonneg(a)
                 ):
                     yield node
-        yield from undefined_at_first(self.guarded(state).body, self.axis, own)
+
+    def undefined(self, merge: Merge) -> Iterator[tuple[State, Expr]]:
+        """States that do not start, and what in them is NaN before anything is seen."""
+        first = {s.name: REDUCTIONS[s.op] for s in self.states if s.op in REDUCTIONS}
+        states = {s.name: s for s in self.states}
+        for update, combine in zip(merge.update, merge.combine, strict=True):
+            for name, value, end in ((update.state, update.value, ""), (combine.state, combine.value, "_a")):
+                if name in first and is_nan_at_first(value, {n + end: x for n, x in first.items()}):
+                    state = states[name]
+                    parts = list(undefined_at_first(self.guarded(state).body, self.axis, first))
+                    yield from ((state, part) for part in parts or [state.body])
 
     def root(self, state: State, part: str) -> int:
         return self.graph.roots[global_name(f"state_{state.name}_{part}")]
@@ -359,6 +369,9 @@ class _Search:
             tuple(Combine(found[0].name, self.total(*found)) for found in combines),
             tuple(filter(None, (self.finish(s) for s in self.states if not s.auxiliary))),
         )
+        blank = dict.fromkeys(self.undefined(merge))
+        if blank:
+            return _Attempt(None, tuple(undefined_before(self.axis, *found) for found in blank), ())
         return _Attempt(merge, (), ())
 
     def order(

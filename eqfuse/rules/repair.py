@@ -213,6 +213,11 @@ def kept(body: Expr, op: str, axis: str, extremes: Extremes) -> Expr | None:
     return None if found[body] is always else found[body]
 
 
+def is_nan_at_first(value: Expr, identities: Mapping[str, float]) -> bool:
+    """Whether the next value of a state is NaN because nothing has been seen. What it reads else counts as 1."""
+    return math.isnan(_at_first(value, identities)) and not math.isnan(_at_first(value, {}))
+
+
 def undefined_at_first(body: Expr, axis: str, identities: Mapping[str, float]) -> Iterator[Expr]:
     """The largest parts of a guarded body that read states, do not vary along the axis, and are NaN while nothing has
     been seen: the root of an infinity less itself, the cosine of one. What else they read counts as 1."""
