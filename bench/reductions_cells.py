@@ -65,6 +65,10 @@ def _two_layers(s: Sizes) -> int:
     return 2 * s["t"] * s["f"] * (s["c"] + s["o"])
 
 
+def _gated(s: Sizes) -> int:
+    return 2 * s["t"] * s["f"] * (2 * s["c"] + s["o"])
+
+
 def _routing(s: Sizes) -> int:
     return 2 * math.prod(s[axis] for axis in ("t", "d", "e"))
 
@@ -91,6 +95,7 @@ FAMILIES = (
     Family("performer", ("performer",), _features),
     Family("layers", ("lora",), _low_rank),
     Family("layers", ("mlp",), _two_layers),
+    Family("layers", ("gated_mlp",), _gated),
     Family("gqa", ("gqa_incremental", "gqa_speculative", "gqa_chunked_prefill"), _two_products),
     Family("routing", ("moe_routing",), _routing),
     Family("rows", ("l2norm", "rmsnorm_quant", "layernorm", "softmax", "log_softmax", "cross_entropy")),

@@ -121,7 +121,8 @@ def work_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Devic
     has_products = any(c for _, c, _ in operations)
     if device.kind == "gpu":  # small instances run side by side; a single one takes its whole time
         waves = max(1.0, waves / (1 if has_products else side))
-    overhead = waves * _steps(kernel.body, blocks, shape, device) * device.step
+    alone = {node: c.axis for node, c, _ in operations if c is not None and c.axis not in _looped(kernel)}
+    overhead = waves * _steps(kernel.body, blocks, shape, device, alone) * device.step
     if device.kind == "gpu" and not has_products:
         overhead += _waiting(kernel, config, blocks, shape) if grid <= device.units else _filling(kernel)
         if _fills_unit(kernel, blocks, device):
@@ -276,16 +277,29 @@ def _store_seconds(store: Store, shape: Shape, device: Device) -> float:
     return shape.positions(axes) * shape.itemsize(store.tensor) / device.bandwidth
 
 
-def _steps(body: tuple[Stmt, ...], blocks: Mapping[str, int], shape: Shape, device: Device) -> float:
+def _looped(kernel: Kernel) -> frozenset[str]:
+    return frozenset(stmt.axis for stmt in statements(kernel.body) if isinstance(stmt, Loop))
+
+
+def _steps(
+    body: tuple[Stmt, ...],
+    blocks: Mapping[str, int],
+    shape: Shape,
+    device: Device,
+    alone: Mapping[Expr, str],
+) -> float:
     """What per-step overhead multiplies in one program instance: tile operations run one by one on a CPU,
-    trips of loops on a GPU, whose operations overlap."""
+    trips of loops on a GPU, whose operations overlap. `alone` are products with the axes that they walk themselves."""
     total = 0.0 if device.kind == "cpu" else 1.0
     for stmt in body:
         if isinstance(stmt, Loop):
             trips = math.ceil(shape.extents[stmt.axis] / (1 if stmt.unit else blocks[stmt.axis]))
-            total += trips * _steps(stmt.body, blocks, shape, device)
+            total += trips * _steps(stmt.body, blocks, shape, device, alone)
         elif device.kind == "cpu":
             total += sum(1 for n in walk(stmt.expr) if isinstance(n, Call | Reduce))
+        else:
+            axes = dict.fromkeys(alone[n] for n in walk(stmt.expr) if n in alone)
+            total += sum(t for a in axes if (t := math.ceil(shape.extents[a] / blocks[a])) > 1)
     return total
 
 
