@@ -238,7 +238,7 @@ def derive_group(
     merge, obstacles = attempt.merge, attempt.obstacles
     if merge is not None:
         obstacles = tuple(_rounded(axis, states, merge, dtypes or {}))
-    if obstacles:
+    if merge is None or obstacles:
         states, merge = name_states(axis, reduces, order, suffix), None
     return Group(axis, states, merge, obstacles), report
 
