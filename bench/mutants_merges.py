@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from bench.mutants_terms import swapped_operands
 from bench.mutation import Mutant, Same, Step, even_in, everywhere
@@ -135,6 +135,10 @@ def _sides_swapped(_: Group, value: Expr, state: State) -> Iterator[Expr | Same]
     yield Same("both sides' repairs are added to the whole") if alike else swapped
 
 
+def _changed_merge(merge: Merge, part: Literal["update", "combine"], steps: tuple[Any, ...]) -> Merge:
+    return replace(merge, update=steps) if part == "update" else replace(merge, combine=steps)
+
+
 def _in_merge(part: Literal["update", "combine"], change: Change) -> Mutation:
     """One step of the merge of a tile, or of that of two shards, changed."""
 
@@ -144,7 +148,7 @@ def _in_merge(part: Literal["update", "combine"], change: Change) -> Mutation:
                 if isinstance(steps, Same):
                     yield steps
                 else:
-                    yield replace(group, merge=replace(group.merge, **{part: steps}))
+                    yield replace(group, merge=_changed_merge(group.merge, part, steps))
 
     return mutate
 

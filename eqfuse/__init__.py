@@ -48,8 +48,8 @@ def compile(
     opaque to the rules.
 
     Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
-    impossible (the text says which factor is in the way), BudgetError where saturation does not
-    end, VerificationError with a counterexample where a stage is wrong.
+    impossible (the text says which factor is in the way), BudgetError where a program is too large
+    once its temporaries are written out, VerificationError with a counterexample where a stage is wrong.
     """
     if not isinstance(trials, int) or trials < 1:
         raise EqfuseError(f"trials is {trials!r}", hint="give a positive integer")

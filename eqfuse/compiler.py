@@ -20,25 +20,26 @@ from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.laws import keeps_infinities
 from eqfuse.extend.reductions import assumptions
 from eqfuse.extend.rules import taken_on_trust
-from eqfuse.extract.choose import Candidate, Search, pick
+from eqfuse.extract.choose import Candidate, Search, by_cost, of_form, pick
 from eqfuse.extract.configure import TENSOR_CORE_MIN, tiny
 from eqfuse.extract.devices import DEVICES, Device
-from eqfuse.extract.plans import KernelConfig, KernelPlan, Plan, Schedule
+from eqfuse.extract.plans import Form, KernelConfig, KernelPlan, Plan, Schedule
 from eqfuse.extract.structure import KernelShape, Partition
 from eqfuse.loops import interpreter as loops_interpreter
-from eqfuse.loops.nodes import Loop, Nest
+from eqfuse.loops.nodes import Nest
 from eqfuse.loops.printer import show as show_nest
-from eqfuse.loops.walk import statements
+from eqfuse.loops.walk import loops_in
 from eqfuse.rules.derivation import Derivation
-from eqfuse.rules.derive import axis_order, derive_group, prepare
-from eqfuse.rules.merge import Group
+from eqfuse.rules.derive import axis_order, derive_group, name_states, prepare
+from eqfuse.rules.distribute import is_spread
+from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.proof import Origin
 from eqfuse.rules.saturate import Report
 from eqfuse.rules.scope import SHIPPED_ALONE, Scope, current
 from eqfuse.rules.trace import claims, trace
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.inline import check_written_size
-from eqfuse.terms.nodes import Output, Program, Reduce
+from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import program_dtypes
@@ -49,7 +50,7 @@ from eqfuse.tile.printer import show as show_tiles
 from eqfuse.tile.triton import emit
 from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.certificate import Certificate
-from eqfuse.verify.equivalence import Stage, check_stages
+from eqfuse.verify.equivalence import Special, Stage, check_stages
 from eqfuse.verify.sizes import small_extents
 
 NOMINAL_EXTENT = 256
@@ -59,6 +60,16 @@ VERIFIED_TILES = ((2, 2), (3, 3))
 """Positions of a tile, and number of shards, of each verified run of a loop nest."""
 VERIFIED_BLOCKS = ((2, 2), (4, 3))
 """The same for tile programs, whose blocks are powers of two."""
+
+
+AS_WRITTEN = "its passes were asked for as the program has them"
+"""Why the groups of `prefer="multi_pass"` have no merge."""
+
+
+INFINITIES_LOST = (
+    "infinities: where the program gives one, a sum that was taken apart or shifted may give NaN"
+)
+"""What a certificate says of a plan that loses infinities."""
 
 
 @dataclass
@@ -78,33 +89,63 @@ class Timings:
 
 @dataclass
 class Derived:
-    """A program with what equality saturation made of it; independent of sizes."""
+    """A program with what equality saturation made of it; independent of sizes. `unfinished` says how the budget of
+    rewriting the outputs ended, where it did."""
 
     program: Program
     outputs: tuple[Output, ...]
     report: Report
     timings: Timings
     scope: Scope = SHIPPED_ALONE
+    unfinished: str = ""
+    _apart: tuple[Output, ...] | None = None
     groups: dict[tuple[str, tuple[Reduce, ...], str], Group] = field(default_factory=dict)
     schedules: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
     derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
 
-    def search(self, dtypes: Mapping[str, str], device: Device) -> Search:
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Every axis, in the order that the dims of values have."""
+        prepared = axis_order(replace(self.program, outputs=self.outputs))
+        return tuple(dict.fromkeys((*prepared, *axis_order(self.program))))
+
+    def form(self, form: Form) -> tuple[Output, ...]:
+        """The outputs in one of the forms that plans run."""
+        return {"rewritten": self.outputs, "apart": self._apart or (), "written": self.program.outputs}[form]
+
+    def taken_apart(self) -> tuple[Output, ...]:
+        """The outputs with the terms of sums taken apart; none where that changes nothing."""
+        if self._apart is None:
+            reduces = reductions(*(output.expr for output in self.outputs))
+            found: tuple[Output, ...] = ()
+            if any(map(is_spread, reduces)):
+                with self.timings.stage("derive"), self.scope.entered():
+                    found, report = prepare(self.program, apart=True)
+                self.report.add(report)
+            self._apart = () if found == self.outputs else found
+        return self._apart
+
+    def search(self, dtypes: Mapping[str, str], device: Device, form: Form = "rewritten") -> Search:
         """The search for a plan, with the loop-nest terms and nests of earlier shapes."""
-        return Search(self.program, self.outputs, dtypes, device, self.schedules, self.nests)
+        return Search(self.program, self.form(form), dtypes, device, self.schedules, self.nests)
 
     def group(self, axis: str, reduces: tuple[Reduce, ...], suffix: str) -> Group:
         """The group of these reductions, derived at the first request."""
         key = (axis, reduces, suffix)
         if key not in self.groups:
             with self.timings.stage("derive"), self.scope.entered():
-                order = axis_order(replace(self.program, outputs=self.outputs))
                 strict_casts, dtypes = self.program.strict_casts, program_dtypes(self.program)
-                group, report = derive_group(axis, reduces, order, strict_casts, suffix, dtypes=dtypes)
+                group, report = derive_group(axis, reduces, self.order, strict_casts, suffix, dtypes=dtypes)
             self.report.add(report)
             self.groups[key] = group
         return self.groups[key]
+
+    def unmerged(self, axis: str, reduces: tuple[Reduce, ...], suffix: str) -> Group:
+        """The group of these reductions for passes that need no merge."""
+        states = name_states(axis, reduces, self.order, suffix)
+        asked = tuple(Obstacle(Reduce(s.op, axis, s.body), s.body, AS_WRITTEN) for s in states)
+        return Group(axis, states, None, asked)
 
 
 @dataclass(frozen=True)
@@ -133,7 +174,7 @@ def derive(
     with timings.stage("derive"):
         outputs, report = prepare(program)
     _debug("prepared", lambda: show_program(replace(program, outputs=outputs)))
-    return Derived(program, outputs, report, timings, current())
+    return Derived(program, outputs, report, timings, current(), report.stopped)
 
 
 def nominal_extents(program: Program) -> dict[str, int]:
@@ -149,12 +190,23 @@ def compile_for(
     device: Device,
     prefer: str | None,
 ) -> Compiled:
-    """Choose a plan for these extents and lower it. Raises ScheduleError where `prefer` is impossible."""
+    """Choose a plan for these extents and lower it. Raises ScheduleError where `prefer` is impossible.
+
+    The passes of `prefer="multi_pass"` are those of the program as it is written, whatever it was rewritten to.
+    """
     program, timings = derived.program, derived.timings
-    partition = Partition(axis_order(replace(program, outputs=derived.outputs)), extents, derived.group)
+    partition = Partition(derived.order, extents, derived.group)
     spent = timings.ms.get("derive", 0.0)
     with timings.stage("choose"):
         found = derived.search(dtypes, device).candidates(partition)
+        if prefer == "multi_pass" and derived.outputs != program.outputs:
+            others = (c for c in found if c.plan.schedule != prefer)
+            written = replace(partition, derive=derived.unmerged)
+            found = by_cost([derived.search(dtypes, device).as_written(written), *others])
+        elif any(map(_is_stuck, found)) and derived.taken_apart():
+            apart = derived.search(dtypes, device, "apart").candidates(partition)
+            merged = (c for c in apart if c.plan.schedule in ("rolling", "split_k") and not _is_stuck(c))
+            found = by_cost([*found, *(of_form(c, "apart") for c in merged)])
         chosen = pick(found, prefer, tuple(derived.groups.values()))
     timings.ms["choose"] -= timings.ms["derive"] - spent
     _debug("loops", lambda: show_nest(chosen.nest))
@@ -162,6 +214,13 @@ def compile_for(
         tile = lower_nest(chosen.nest, program, dtypes, chosen.plan.configs, device)
     _debug("tiles", lambda: show_tiles(tile))
     return Compiled(tuple(found), chosen, tile, dtypes, extents, device)
+
+
+def _is_stuck(candidate: Candidate) -> bool:
+    """Whether some sum of a plan has no merge."""
+    groups = (planned.group for kernel in candidate.plan.kernels for planned in kernel.groups)
+    obstacles = (obstacle for group in groups for obstacle in group.obstacles)
+    return any(isinstance(o.reduction, Reduce) and o.reduction.op == "sum" for o in obstacles)
 
 
 def lower_nest(
@@ -195,35 +254,41 @@ def verify(
     dtypes: Mapping[str, str],
     device: Device,
     *,
+    plan: Plan | None = None,
     trials: int,
     scalars: Mapping[str, object] | None = None,
     bound: float = REQUESTED,
 ) -> Certificate:
     """The source against the prepared outputs, the loop nest and the tile program, in the field.
 
-    Tiles are smaller than the axes, the last ones ragged, shards several and uneven.
+    `plan` is what the nest is of, where that is known. Tiles are smaller than the axes, the last ones ragged, shards
+    several and uneven.
     Raises VerificationError with the counterexample where a stage differs.
     """
-    program = derived.program
+    program, loses = derived.program, plan is not None and plan.loses_infinities
     extents = small_extents(program, scalars)
     with derived.timings.stage("verify"):
         stages = [
-            term_stage(program, derived.outputs, extents),
+            term_stage(program, derived.form(plan.form if plan else "rewritten"), extents),
             *loop_stages(program, nest, extents),
             *tile_stages(program, verified_tiles(nest, program, dtypes, device), extents),
         ]
         exprs = [output.expr for output in program.outputs]
+        special: Special = "lost" if loses else "kept"
+        if not all(map(keeps_infinities, folds_in(*exprs))):
+            special = "ignored"
         certificate = check_stages(
             program,
             stages,
             trials=trials,
             dtypes=dtypes,
             scalars=scalars,
-            special=all(map(keeps_infinities, folds_in(*exprs))),
+            special=special,
             bound=bound,
         )
         trusted = taken_on_trust(derived.scope, derived.report.matches)
-        certificate = replace(certificate, unverified=assumptions(exprs) + trusted)
+        lost = (INFINITIES_LOST,) if loses else ()
+        certificate = replace(certificate, unverified=assumptions(exprs) + trusted + lost)
     if not certificate.ok:
         raise VerificationError(
             f"the fused program was not verified: {certificate.reason}",
@@ -239,7 +304,7 @@ def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> De
     if plan.kernels not in derived.derivations:
         origin = Origin(program.source, scalars, program.strict_casts)
         with derived.timings.stage("explain"), derived.scope.entered():
-            proof, classes = trace(program, derived.outputs, derived.groups, plan, origin)
+            proof, classes = trace(program, derived.order, derived.groups, plan, origin)
         derived.derivations[plan.kernels] = Derivation(
             proof, claims(plan, program.strict_casts), classes, derived.scope
         )
@@ -277,7 +342,7 @@ def tile_stages(program: Program, tiles: Sequence[TileProgram], extents: Mapping
 
 
 def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: int, shards: int) -> Stage:
-    walked = {s.axis for k in nest.kernels for s in statements(k.body) if isinstance(s, Loop)}
+    walked = {loop.axis for kernel in nest.kernels for loop in loops_in(kernel.body)}
     tiles = {axis: 1 if axis in dict(nest.shards) else tile for axis in walked}
     split = {axis: shards for axis, _ in nest.shards}
     return Stage(

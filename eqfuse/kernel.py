@@ -151,7 +151,8 @@ class Kernel:
         Raises EqfuseError where the program has no fused merge over one axis that its outputs do not have.
         """
         program = self.derived.program
-        found = stream_of(program, self.plan.kernels, self.why_not)
+        merged = next(plan for plan in (self.plan, *self.plans()) if plan.form != "written")
+        found = stream_of(program, merged.kernels, self.why_not)
 
         def compiled(text: str) -> Kernel:
             with self.derived.scope.entered():
@@ -342,6 +343,7 @@ class Kernel:
                 compiled.chosen.nest,
                 compiled.dtypes,
                 compiled.device,
+                plan=compiled.chosen.plan,
                 trials=self.trials,
                 scalars=self.scalars,
                 bound=self.bound,

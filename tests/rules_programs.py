@@ -229,6 +229,19 @@ RULE_PROGRAMS: Mapping[str, str] = {
         y[i] = sum[j](f8e4m3(3 * (abs(x[i,j]) / s[i]) * (x[i,j] / s[i])) * f8e4m3(where(u[i,j] > 0, x[i,j] / s[i], 0) * 3))
         z1[i] = sum[j](f8e4m3(abs(x[i,j] / s[i])) * max[j](x[i,j] / s[i]))
         """,
+    "shares": """
+        s[i] = max[j](abs(x[i,j]))
+        y[i] = sum[j](f16(x[i,j]) / f16(s[i]) + (1 / s[i]) * -x[i,j] + where(u[i,j] > 0, x[i,j], 0) / s[i])
+        z1[i] = sum[j](where(u[i,j] > 0, x[i,j] / max[j](where(u[i,j] > 0, abs(x[i,j]), 0)), 0))
+        """,
+    "terms": """
+        s[i] = sum[j](abs(x[i,j]))
+        t[i] = sum[j](sq(u[i,j]))
+        a[i] = sum[j](u[i,j] * -where(u[i,j] > 0, f32(abs(x[i,j]) / s[i] + sq(u[i,j]) / t[i]), 0))
+        b[i] = sum[j]((x[i,j] / s[i] - u[i,j] / t[i]) * x[i,j])
+        c[i] = sum[j](u[i,j] * (x[i,j] / s[i] - u[i,j] / t[i]))
+        """,
+    "logarithmic_shift": "y[i] = sum[j](exp(x[i,j] - logsumexp[j](x[i,j])) * u[i,j])",
     "constants": "y[i] = sum[j](u[i] * 0 + exp(log(sq(x[i,j]))) + log(1 / sq(x[i,j])) - (-x[i,j]))",
     "fixed_extremes": "y[i] = max[j](v[i]) + min[j](v[i])",
     "nested_sums": """

@@ -122,7 +122,14 @@ def test_without_a_rule_the_kernels_are_others_or_follow_in_another_way() -> Non
     (spare,) = [rule for rule in ("plain-cast",) if rule not in found.derivation.rules]
     assert survives(spare, derived.program, derived.outputs, derived.groups, plan)
     origin = found.derivation.proof.origin
-    proof, _ = trace(derived.program, derived.outputs, derived.groups, plan, origin, Recorder(without(spare)))
+    proof, _ = trace(
+        derived.program,
+        derived.order,
+        derived.groups,
+        plan,
+        origin,
+        Recorder(without(spare)),
+    )
     assert examine(proof, claims=found.derivation.claims)
 
 

@@ -11,11 +11,12 @@ import pytest
 from rules_merges import derivation
 from rules_programs import EXTENTS, FUSED, RULE_PROGRAMS, UNFUSED
 
+import eqfuse as eq
 from eqfuse.errors import EqfuseError
 from eqfuse.extend import rules
 from eqfuse.extend.worlds import World
 from eqfuse.rules import scope
-from eqfuse.rules.catalogue import MERGE, PREPARE
+from eqfuse.rules.catalogue import DISTRIBUTED, MERGE
 from eqfuse.rules.derive import axis_order, derive_group
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet, to_egglog
 from eqfuse.terms.floats import FloatDomain
@@ -23,7 +24,7 @@ from eqfuse.terms.nodes import REDUCTIONS, reductions
 from eqfuse.terms.parser import parse
 
 RULES: Mapping[str, Rule] = {
-    rule.name: rule for ruleset in dict.fromkeys(PREPARE + MERGE) for rule in ruleset.rules
+    rule.name: rule for ruleset in dict.fromkeys(DISTRIBUTED + MERGE) for rule in ruleset.rules
 }
 
 
@@ -105,7 +106,7 @@ def test_wrong_rules_are_seen(rule: Rule) -> None:
 
 
 def test_rules_have_names_of_their_own_and_reasons() -> None:
-    rules = [rule for ruleset in dict.fromkeys(PREPARE + MERGE) for rule in ruleset.rules]
+    rules = [rule for ruleset in dict.fromkeys(DISTRIBUTED + MERGE) for rule in ruleset.rules]
     assert len({rule.name for rule in rules}) == len(rules)
     assert all(rule.why for rule in rules)
 
@@ -149,6 +150,9 @@ def fired() -> dict[str, int]:
         found = derivation(source, EXTENTS)
         for name, count in found.derived.report.matches.items():
             total[name] = total.get(name, 0) + count
+    apart = eq.compile(RULE_PROGRAMS["terms"], prefer="rolling", verify=False)
+    for name, count in apart.rule_counts.items():
+        total[name] = total.get(name, 0) + count
     for source in UNPREPARED.values():
         program = parse(source)
         reduces = reductions(*(output.expr for output in program.outputs))
@@ -159,6 +163,6 @@ def fired() -> dict[str, int]:
     return total
 
 
-@pytest.mark.parametrize("ruleset", dict.fromkeys(PREPARE + MERGE), ids=lambda ruleset: ruleset.name)
+@pytest.mark.parametrize("ruleset", dict.fromkeys(DISTRIBUTED + MERGE), ids=lambda ruleset: ruleset.name)
 def test_every_rule_fires(ruleset: RuleSet, fired: Mapping[str, int]) -> None:
     assert [rule.name for rule in ruleset.rules if not fired.get(rule.name)] == []

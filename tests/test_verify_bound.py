@@ -11,7 +11,7 @@ import pytest
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.parser import parse
-from eqfuse.verify.bound import MIRAGE, REQUESTED, SCHWARTZ_ZIPPEL, Bound, Side, acceptance_bounds
+from eqfuse.verify.bound import MIRAGE, REQUESTED, SCHWARTZ_ZIPPEL, Bound, Difference, Side
 from eqfuse.verify.degrees import LOGISTIC, UNINTERPRETED, Counted, count
 from eqfuse.verify.equivalence import equivalent
 from eqfuse.verify.field import FieldDomain, P, Q
@@ -33,7 +33,7 @@ def counted(source: str, **extents: int) -> tuple[Side, Counted]:
 def bound(source: str, **extents: int) -> Bound:
     """Of a program against itself."""
     side, found = counted(source, **extents)
-    return acceptance_bounds([side], found, [found])[0]
+    return Difference.of([side], found).worst(found)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_degrees_are_those_of_fractions(source: str, above: float, below: float)
 def test_the_degree_is_that_of_the_cross_multiplied_difference() -> None:
     side, quotient = counted("y[i] = x[i] / sq(v[i])")
     other, power = counted("y[i] = sq(sq(x[i]))")
-    found = acceptance_bounds([side, other], quotient, [power])[0]
+    found = Difference.of([side, other], quotient).worst(power)
     assert found.degree == 6  # x - x^4 v^2
     assert found.per_trial == pytest.approx(6 / (Q - 1))
 
@@ -104,8 +104,8 @@ def test_atoms_of_two_programs_are_taken_together() -> None:
     one, left = counted(source)
     same, right = counted(source.replace("j", "b").replace("i", "a"))
     double, twice = counted("y[i] = sum[j](exp(2 * x[i,j]))")
-    assert acceptance_bounds([one, same], left, [right])[0].theorem == SCHWARTZ_ZIPPEL
-    assert acceptance_bounds([one, double], left, [twice])[0].theorem == MIRAGE
+    assert Difference.of([one, same], left).worst(right).theorem == SCHWARTZ_ZIPPEL
+    assert Difference.of([one, double], left).worst(twice).theorem == MIRAGE
 
 
 def test_counts_grow_with_the_sizes() -> None:
@@ -154,7 +154,7 @@ def test_the_bound_is_not_exceeded_in_a_small_field() -> None:
     wrong = domain.call("mul", [domain.full((), 2.0), domain.reduce("sum", head, 1)])
     accepted = float(np.mean(total.p == wrong.p))
     side, found = counted("y[i] = sum[j](exp(x[i,j]))", i=1, j=3)
-    assert 0 < accepted <= acceptance_bounds([side], found, [found], domain.q)[0].per_trial
+    assert 0 < accepted <= Difference.of([side], found, domain.q).worst(found).per_trial
 
 
 def test_the_page_names_what_the_code_has() -> None:

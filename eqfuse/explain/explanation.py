@@ -13,10 +13,10 @@ from eqfuse.explain import latex, text
 from eqfuse.explain.notation import BEGIN, END
 from eqfuse.explain.outline import Block, Code, Detail, Heading, Outline, Prose
 from eqfuse.explain.page import page
-from eqfuse.explain.why import Refusal, plan_lines, refusals
-from eqfuse.rules.check import known_rules
+from eqfuse.explain.why import Refusal, Unfinished, plan_lines, refusals
+from eqfuse.rules.check import known_rules, rules_for
 from eqfuse.rules.derivation import Derivation
-from eqfuse.rules.derive import axis_order
+from eqfuse.terms.nodes import Reduce
 
 if TYPE_CHECKING:
     from eqfuse.kernel import Kernel
@@ -48,13 +48,15 @@ def _detail(detail: str) -> Detail:
     raise EqfuseError(f"unknown detail {detail!r}", hint="choose short or full")
 
 
-def why_not(kernel: Kernel) -> tuple[Refusal, ...]:
+def why_not(kernel: Kernel) -> tuple[Refusal | Unfinished, ...]:
     """What of a kernel is not fused, and why."""
     derived = kernel.derived
-    order = axis_order(derived.program)
-    return tuple(
-        refusals(derived.program, kernel.plan, derived.groups, order, known_rules(kernel.derivation.proof))
+    groups = [group.group for k in kernel.plan.kernels for group in k.groups]
+    rules = rules_for(Reduce(state.op, group.axis, state.body) for group in groups for state in group.states)
+    unfinished = (
+        (Unfinished(derived.unfinished),) if derived.unfinished and kernel.plan.form != "written" else ()
     )
+    return unfinished + tuple(refusals(derived.program, kernel.plan, derived.groups, derived.order, rules))
 
 
 def derivation_blocks(derivation: Derivation, detail: Detail) -> list[Block]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eqfuse.errors import BudgetError, EqfuseError, Span, locate, source_lines
+from eqfuse.errors import EqfuseError, Span, locate, source_lines
 from eqfuse.explain.notation import Notation
 from eqfuse.explain.sentences import rule_text, sentence
 from eqfuse.extract.plans import Plan
@@ -21,29 +21,46 @@ from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 from eqfuse.rules.split import REPAIR
 from eqfuse.rules.syntax import Term
 from eqfuse.rules.trace import Names, group_claim
-from eqfuse.terms.nodes import Expr, Load, Local, Program, Reduce, free_axes, replaced, walk
+from eqfuse.terms.nodes import Expr, Load, Local, Program, Reduce, children, free_axes, replaced, walk
 
 RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "tame", "masked"})
 """Conditions on values (not on what depends on what): without one of them a rule may have helped."""
 
 
-REFUSED = "a merge was derived, and refused: {reason}"
+APART = "the budget keeps large programs from taking the machine: compile parts of this one apart"
+"""What to do where a saturation did not end."""
+
+
+LONGEST = 200
+"""Operations of an expression that a message shows."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why one reduction is not fused: what stands in the way, where in the source, and what would have helped."""
+    """Why one reduction is not fused: what stands in the way (None where it is the budget), where in the source, and what
+    would have helped."""
 
     reduction: Expr
-    factor: Expr
+    factor: Expr | None
     condition: str
     source: str
     span: Span | None
     nearest: str
 
     def __str__(self) -> str:
-        message = f"{self.reduction} is not fused: in {self.factor}, {self.condition}"
+        where = "" if self.factor is None else f"in {shortened(self.factor)}, "
+        message = f"{shortened(self.reduction)} is not fused: {where}{self.condition}"
         return str(EqfuseError(message, source=self.source, span=self.span, hint=self.nearest))
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The rewriting of the whole program ended with its budget: a form that fuses more may not have been found."""
+
+    stopped: str
+
+    def __str__(self) -> str:
+        return f"the program was rewritten as far as the budget goes: {self.stopped}\n{APART}"
 
 
 # -- where in the source ---------------------------------------------------------------------------
@@ -53,7 +70,9 @@ def place(source: str, factor: Expr, reduction: Reduce, states: Mapping[Expr, Ex
     """Where the factor stands in the source: itself, else its function, else the reduction that it is in; what
     reads other reductions comes after them, so that the last place is meant."""
     function = getattr(factor, "fn", None)
-    tries = [str(_written(factor, states)), *([f"{function}("] if function else [])]
+    written = _written(factor, states)
+    tries = [str(written)] if _tree_size(written) <= len(source) else []  # no longer text is in it
+    tries += [f"{function}("] if function else []
     tries.append(f"{reduction.op}[{reduction.axis}]")
     found = (_last(source, text) for text in tries)
     return next((span for span in found if span is not None), None)
@@ -73,6 +92,21 @@ def _written(expr: Expr, states: Mapping[Expr, Expr]) -> Expr:
     while any(isinstance(node, Local) and node in states for node in walk(expr)):
         expr = replaced(expr, states)
     return expr
+
+
+def shortened(expr: Expr) -> str:
+    """The text of an expression, or its start where all of it would be too long to read."""
+    if isinstance(expr, Reduce) and _tree_size(expr) > LONGEST:
+        return f"{expr.op}[{expr.axis}](...)"
+    return str(expr) if _tree_size(expr) <= LONGEST else "..."
+
+
+def _tree_size(expr: Expr) -> int:
+    """Operations of an expression that is written out."""
+    sizes: dict[Expr, int] = {}
+    for node in walk(expr):
+        sizes[node] = 1 + sum(sizes[child] for child in children(node))
+    return sizes[expr]
 
 
 # -- what would have helped ------------------------------------------------------------------------
@@ -122,10 +156,7 @@ def nearest(
 ) -> str | None:
     """The rule that would have fused these reductions but for a condition on a value, and that condition."""
     recorder = Recorder(_relaxed)
-    try:
-        group, _ = derive_group(axis, reduces, order, strict_casts, suffix, recorder.engine)
-    except BudgetError:  # more holds without conditions than can be looked at
-        return None
+    group, _ = derive_group(axis, reduces, order, strict_casts, suffix, recorder.engine)
     if group.merge is None:
         return None
     tape = recorder.tapes[-1]
@@ -172,7 +203,9 @@ def refusals(
     order: Sequence[str],
     rules: Mapping[str, Rule],
 ) -> Iterator[Refusal]:
-    """What in a plan is not fused, and why."""
+    """What in a plan is not fused, and why; nothing of one that was asked for as it is written."""
+    if plan.form == "written":
+        return
     states: dict[Expr, Expr] = {
         Local(s.name, s.dims): Reduce(s.op, g.group.axis, s.body)
         for k in plan.kernels
@@ -183,15 +216,17 @@ def refusals(
         keys = [key for key, known in groups.items() if known is group]
         for obstacle in group.obstacles:
             (axis, reduces, suffix), *_ = keys
-            helped = (
-                REFUSED.format(reason=obstacle.refused)
-                if obstacle.refused
-                else nearest(axis, reduces, suffix, order, program.strict_casts, rules)
-            )
+            helped: str | None
+            if obstacle.unfinished:
+                helped = APART
+            elif obstacle.refused:
+                helped = f"a merge was derived, and refused: {obstacle.refused}"
+            else:
+                helped = nearest(axis, reduces, suffix, order, program.strict_casts, rules)
             assert isinstance(obstacle.reduction, Reduce)
             yield Refusal(
                 obstacle.reduction,
-                obstacle.factor,
+                None if obstacle.unfinished else obstacle.factor,
                 obstacle.condition,
                 program.source,
                 place(program.source, obstacle.factor, obstacle.reduction, states),

@@ -27,7 +27,7 @@ PARTS = {"A": slice(0, 4), "B": slice(4, 7)}
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
 
-DECOMPOSITIONS = ("factors", "addends", "shifted", "recentred")
+DECOMPOSITIONS = ("factors", "addends", "spread", "shifted", "recentred")
 GUIDES = frozenset(
     ("want", "state", "unproved", "cascaded", "plain", "aggregate", "partner", "factor", "scalar", "settled")
 ) | {"written", "varies"}
@@ -70,9 +70,10 @@ class World:
                 self._decompose(name, [arg.id for arg in args if isinstance(arg, ast.Name)])
         for name, args in self.facts:
             match name, args:
-                case "le", [small, ast.Name(id=large)] if large not in self.values:
+                case "le" | "within", [small, ast.Name(id=large)] if large not in self.values:
                     gap = self.domain.call("sq", [self._drawn(POSITIONS)])
-                    self.values[large] = self.domain.call("add", [self.value(small), gap])
+                    least = self.value(small) if name == "le" else self._applied("abs", [self.value(small)])
+                    self.values[large] = self.domain.call("add", [least, gap])
         for node in self.conditions:
             match node:
                 case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[right]):
@@ -96,14 +97,14 @@ class World:
         """The first variable, made as the relation says of the others; the axis comes last."""
         whole, *parts, axis = names
         fixed = {"factors": parts[:1], "addends": parts[:1], "shifted": parts[1:], "recentred": parts[2:]}
-        for name in fixed[relation]:
+        for name in fixed.get(relation, []):
             self._assign(name, along=axis)
         a, b, *rest = (self.variable(name) for name in parts)
         call = self.domain.call
         match relation:
             case "factors":
                 self.values[whole] = call("mul", [a, b])
-            case "addends":
+            case "addends" | "spread":
                 self.values[whole] = call("add", [a, b])
             case "shifted":
                 self.values[whole] = call("mul", [call("exp", [b]), a])
@@ -295,6 +296,8 @@ class World:
                     return ~_some(np.abs(value) > 1)
                 case "le", [small, large]:
                     return ~_some(small > large)
+                case "within", [value, limit]:
+                    return ~_some(np.abs(value) > limit)
                 case "null", [value, weight]:
                     return ~_some((value == 0) & (weight != 0))
                 case "tame", [value, weight]:
@@ -305,6 +308,8 @@ class World:
                     return fixed(c) & _agree(whole, c * m)
                 case "addends", [whole, c, m]:
                     return fixed(c) & _agree(whole, c + m)
+                case "spread", [whole, f, g]:
+                    return _agree(whole, f + g)
                 case "shifted", [whole, m, shift]:
                     return fixed(shift) & _agree(whole, np.exp(shift) * m)
                 case "recentred", [whole, s, d, c, k]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from eqfuse.loops.nodes import Kernel, Let, Loop
-from eqfuse.loops.walk import expressions, rewritten, statements
+from eqfuse.loops.walk import expressions, loops_in, rewritten, statements
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -130,7 +130,7 @@ def kernel_axes(kernel: Kernel, *, vectors: bool = False) -> KernelAxes:
 def packed_axes(kernel: Kernel) -> Mapping[str, int]:
     """Parallel axes of which several positions read the same elements (`K[h // 5]`), and how many of them a
     block may take together as the rows of matrix products; none where there are products without that."""
-    ranges = [free_axes(s.start) | free_axes(s.stop) for s in statements(kernel.body) if isinstance(s, Loop)]
+    ranges = [free_axes(loop.start) | free_axes(loop.stop) for loop in loops_in(kernel.body)]
     alone = frozenset(kernel.parallel).difference(*ranges)
     packed = {a: n for a, n in quotients(kernel).items() if a in alone and n > 1}
     if not packed or _contractions(kernel, KernelAxes(kernel)):

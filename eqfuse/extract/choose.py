@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,9 +14,9 @@ from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
 from eqfuse.extract.footprint import shared_bytes, side_by_side
 from eqfuse.extract.lasting import for_lasting
-from eqfuse.extract.plans import SCHEDULES, GroupPlan, KernelConfig, KernelPlan, Plan, Schedule, Term
+from eqfuse.extract.plans import SCHEDULES, Form, GroupPlan, KernelConfig, KernelPlan, Plan, Schedule, Term
 from eqfuse.extract.shape import Shape
-from eqfuse.extract.structure import KernelShape, Partition, work
+from eqfuse.extract.structure import WHOLE_LIMIT, KernelShape, Partition, work
 from eqfuse.loops.lower import lower
 from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest
@@ -88,8 +88,8 @@ class Search:
     def candidates(self, partition: Partition) -> list[Candidate]:
         """Plans for the partition's extents, cheapest first.
 
-        Three structures: what blocks would compute again stored between kernels, everything computed in place,
-        and operands of matrix products stored too. For each, every schedule that all kernels have, and the
+        Four structures: what blocks would compute again stored between kernels, everything computed in place,
+        operands of matrix products stored too, and what a longer axis folds computed for all of it beforehand. For each, every schedule that all kernels have, and the
         cheapest schedule kernel by kernel.
         Where a short axis is kept whole for what is computed beforehand, and so cannot be walked otherwise,
         the structures that compute nothing beforehand give the schedules that are missing.
@@ -101,12 +101,22 @@ class Search:
             walked = [k for k in self._structures(replace(partition, lift_limit=0)) if k not in shapes]
             more = [c for kernels in walked for c in self._of(kernels, partition.extents)]
             found += [c for c in more if c.plan.schedule not in named]
-        return sorted(found, key=lambda c: c.plan.cost.seconds if c.plan.cost else math.inf)
+        return by_cost(found)
+
+    def as_written(self, partition: Partition) -> Candidate:
+        """The plan with a pass for every reduction of the program, and for what is independent of it."""
+        kernels = partition.kernels(self.program.outputs)
+        plans = tuple(_scheduled(k, "multi_pass", partition.extents, everywhere=True) for k in kernels)
+        priced, _ = self._priced(plans, "multi_pass", partition.extents)
+        return of_form(priced, "written")
 
     def _structures(self, partition: Partition) -> list[tuple[KernelShape, ...]]:
         in_place = replace(partition, recompute_share=math.inf)
         operands = replace(partition, stores_operands=True)
-        return list(dict.fromkeys(p.kernels(self.outputs) for p in (partition, in_place, operands)))
+        variants = [partition, in_place, operands]
+        if partition.lift_limit:
+            variants.append(replace(partition, lift_limit=WHOLE_LIMIT))
+        return list(dict.fromkeys(p.kernels(self.outputs) for p in variants))
 
     def _of(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
         options = self.known.get(kernels)
@@ -116,19 +126,19 @@ class Search:
         found: list[Candidate] = []
         for schedule in SCHEDULES:
             mixed = {k.name: schedule if schedule in options[k.name] else "multi_pass" for k in kernels}
-            candidate, seconds = self._priced(kernels, mixed, schedule, extents)
+            candidate, seconds = self._planned(kernels, mixed, schedule, extents)
             prices |= {(name, schedule): seconds[name] for name in mixed if mixed[name] == schedule}
             if all(mixed[k.name] == schedule for k in kernels) and _has(candidate.plan, schedule):
                 found.append(candidate)
         cheapest = {k.name: _cheapest(k.name, options[k.name], prices) for k in kernels}
         if len(set(cheapest.values())) > 1:
             chief = max(kernels, key=lambda k: prices[k.name, cheapest[k.name]])
-            candidate = self._priced(kernels, cheapest, cheapest[chief.name], extents)[0]
+            candidate = self._planned(kernels, cheapest, cheapest[chief.name], extents)[0]
             if _has(candidate.plan, candidate.plan.schedule):
                 found.append(candidate)
         return found
 
-    def _priced(
+    def _planned(
         self,
         kernels: Sequence[KernelShape],
         schedules: Mapping[str, Schedule],
@@ -136,7 +146,12 @@ class Search:
         extents: Mapping[str, int],
     ) -> tuple[Candidate, dict[str, float]]:
         """The plan with these schedules, and the seconds of each of its kernels."""
-        plans = tuple(_scheduled(k, schedules[k.name], extents) for k in kernels)
+        return self._priced(tuple(_scheduled(k, schedules[k.name], extents) for k in kernels), name, extents)
+
+    def _priced(
+        self, plans: tuple[KernelPlan, ...], name: Schedule, extents: Mapping[str, int]
+    ) -> tuple[Candidate, dict[str, float]]:
+        """The plan of these kernels, and the seconds of each."""
         nest = self.nests.get(plans)
         if nest is None:
             nest = self.nests[plans] = lower(Plan(name, plans), self.program)
@@ -145,7 +160,7 @@ class Search:
         shape = shape_of(nest, extents, self._kinds, shards)
         kernels_here = configured(nest, shape, self.device)
         configs = tuple(self._configured(k, shape) for k in kernels_here)
-        seconds = dict.fromkeys((k.name for k in kernels), 0.0)
+        seconds = dict.fromkeys((k.name for k in plans), 0.0)
         terms: list[list[Term]] = []
         reason = ""
         for kernel, config in zip(kernels_here, configs, strict=True):
@@ -188,6 +203,15 @@ class Search:
                 tiles = min(counts.get(axis, 1) for axis in divided.values())
                 most = max(most, min(1 << max(room, 1).bit_length() - 1, tiles, MAX_SHARDS))
         return most
+
+
+def of_form(candidate: Candidate, form: Form) -> Candidate:
+    return replace(candidate, plan=replace(candidate.plan, form=form))
+
+
+def by_cost(found: Iterable[Candidate]) -> list[Candidate]:
+    """Candidates, cheapest first."""
+    return sorted(found, key=lambda c: c.plan.cost.seconds if c.plan.cost else math.inf)
 
 
 def _has(plan: Plan, schedule: Schedule) -> bool:
@@ -255,12 +279,15 @@ def _dominant(kernel: KernelShape, extents: Mapping[str, int]) -> int:
     return max(range(len(weights)), key=lambda i: weights[i])
 
 
-def _scheduled(kernel: KernelShape, schedule: Schedule, extents: Mapping[str, int]) -> KernelPlan:
+def _scheduled(
+    kernel: KernelShape, schedule: Schedule, extents: Mapping[str, int], *, everywhere: bool = False
+) -> KernelPlan:
+    """The kernel with its dominant group, or every one, walked in this way."""
     plans: list[GroupPlan] = []
     if kernel.groups:
         chief = _dominant(kernel, extents)
         for index, group in enumerate(kernel.groups):
-            mine = schedule if index == chief else _minor(group, extents)
+            mine = schedule if index == chief or everywhere else _minor(group, extents)
             if _states_walk_whole(kernel, index):
                 mine = "resident"
             plans.append(GroupPlan(group, mine))
@@ -268,9 +295,9 @@ def _scheduled(kernel: KernelShape, schedule: Schedule, extents: Mapping[str, in
 
 
 def _states_walk_whole(kernel: KernelShape, index: int) -> bool:
-    """Whether earlier states of the kernel are kept along this group's axis, so that it must be whole."""
-    axis = kernel.groups[index].axis
-    return any(axis in s.dims for g in kernel.groups[:index] for s in g.states)
+    """Whether states of the kernel's other groups are kept along this group's axis, so that it must be whole."""
+    group = kernel.groups[index]
+    return any(group.axis in s.dims for g in kernel.groups if g.axis != group.axis for s in g.states)
 
 
 def _minor(group: Group, extents: Mapping[str, int]) -> Schedule:

@@ -40,7 +40,7 @@ from eqfuse.extract.plans import AxisBlock, KernelConfig, Kind
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.spread import spread
 from eqfuse.loops.nodes import Kernel, Loop
-from eqfuse.loops.walk import expressions, statements
+from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.nodes import Axis, Call, Load, Reduce, free_axes, walk
 
 GPU_TILE = 4096
@@ -110,7 +110,7 @@ class _Roles:
     @classmethod
     @lru_cache(KEPT)
     def of(cls, kernel: Kernel, *, vectors: bool = False) -> _Roles:
-        loops = {s.axis: s.unit for s in statements(kernel.body) if isinstance(s, Loop)}
+        loops = {loop.axis: loop.unit for loop in loops_in(kernel.body)}
         dims: dict[str, None] = {}
         for stmt in statements(kernel.body):
             if isinstance(stmt, Loop):
@@ -123,9 +123,7 @@ class _Roles:
             for node in walk(expr):
                 if isinstance(node, Reduce):
                     bound[node.axis] = bound.get(node.axis, True) and axes.contraction(node) is not None
-        ranges = [
-            free_axes(s.start) | free_axes(s.stop) for s in statements(kernel.body) if isinstance(s, Loop)
-        ]
+        ranges = [free_axes(loop.start) | free_axes(loop.stop) for loop in loops_in(kernel.body)]
         taken = {*kernel.parallel, *loops}
         inner = tuple(a for a in {**dims, **bound} if a not in taken)
         return cls(
@@ -340,7 +338,7 @@ def _spread(
 @lru_cache(KEPT)
 def folds_rows_and_columns(kernel: Kernel) -> bool:
     """Whether a loop folds both the axis that it walks and another one."""
-    for loop in (s for s in statements(kernel.body) if isinstance(s, Loop)):
+    for loop in loops_in(kernel.body):
         folded = {node.axis for e in expressions(loop.body) for node in walk(e) if isinstance(node, Reduce)}
         if loop.axis in folded and len(folded) > 1:
             return True

@@ -17,7 +17,7 @@ from eqfuse.extract.plans import Cost, KernelConfig, Term
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.strain import strain
 from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
-from eqfuse.loops.walk import expressions, statements
+from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
 
 UNIT_SHARE = 4
@@ -121,7 +121,8 @@ def work_terms(kernel: Kernel, config: KernelConfig, shape: Shape, device: Devic
     has_products = any(c for _, c, _ in operations)
     if device.kind == "gpu":  # small instances run side by side; a single one takes its whole time
         waves = max(1.0, waves / (1 if has_products else side))
-    alone = {node: c.axis for node, c, _ in operations if c is not None and c.axis not in _looped(kernel)}
+    looped = {loop.axis for loop in loops_in(kernel.body)}
+    alone = {node: c.axis for node, c, _ in operations if c is not None and c.axis not in looped}
     overhead = waves * _steps(kernel.body, blocks, shape, device, alone) * device.step
     if device.kind == "gpu" and not has_products:
         overhead += _waiting(kernel, config, blocks, shape) if grid <= device.units else _filling(kernel)
@@ -169,8 +170,8 @@ def _filling(kernel: Kernel) -> float:
 
 def _waiting(kernel: Kernel, config: KernelConfig, blocks: Mapping[str, int], shape: Shape) -> float:
     """Seconds that a unit waits for the tiles of its only instance."""
-    loops = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Loop) and not stmt.unit]
-    trips = sum(math.ceil(shape.extents[stmt.axis] / blocks[stmt.axis]) for stmt in loops)
+    loops = [loop for loop in loops_in(kernel.body) if not loop.unit]
+    trips = sum(math.ceil(shape.extents[loop.axis] / blocks[loop.axis]) for loop in loops)
     return trips * FILLING if config.stages == 1 else _filling(kernel) + trips * TRAILING
 
 
@@ -181,7 +182,7 @@ def _alone(kernel: Kernel, shape: Shape) -> float:
 
 
 def _has_loop(kernel: Kernel) -> bool:
-    return any(isinstance(stmt, Loop) for stmt in statements(kernel.body))
+    return any(True for _ in loops_in(kernel.body))
 
 
 def _per_shard(shape: Shape, sharded: Mapping[str, str]) -> Shape:
@@ -275,10 +276,6 @@ def _load_seconds(
 def _store_seconds(store: Store, shape: Shape, device: Device) -> float:
     axes = frozenset(n.name for i in store.index for n in walk(i) if isinstance(n, Axis))
     return shape.positions(axes) * shape.itemsize(store.tensor) / device.bandwidth
-
-
-def _looped(kernel: Kernel) -> frozenset[str]:
-    return frozenset(stmt.axis for stmt in statements(kernel.body) if isinstance(stmt, Loop))
 
 
 def _steps(

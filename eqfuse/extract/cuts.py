@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from eqfuse.extract.axes import KEPT
 from eqfuse.extract.shape import Shape
-from eqfuse.loops.nodes import Kernel, Loop
-from eqfuse.loops.walk import statements
+from eqfuse.loops.nodes import Kernel
+from eqfuse.loops.walk import loops_in
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size, free_axes, walk
@@ -29,7 +29,7 @@ Cuts = Mapping[Expr, bool]
 def cuts(kernel: Kernel) -> Mapping[str, Cuts]:
     """The predicates of positions and sizes alone that cut the range of every loop over an axis."""
     found: dict[str, dict[Expr, bool]] = {}
-    for loop in (stmt for stmt in statements(kernel.body) if isinstance(stmt, Loop) and not stmt.unit):
+    for loop in (loop for loop in loops_in(kernel.body) if not loop.unit):
         mine = {
             predicate: wanted
             for predicate in predicates(loop)

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from eqfuse.extract.ranges import Ranges
 from eqfuse.rules.encode import Encoder
 from eqfuse.rules.saturate import Graph, Node
 from eqfuse.terms.nodes import Expr
@@ -43,20 +44,23 @@ UNPROVED_REWRITE = 0.5
 CANCELLATION = 0.5
 CAST_OUT_OF_RANGE = 0.1
 UNBOUNDED_SQUARE = 0.01
-"""A square of what nothing bounds can overflow; only a choice of whole-axis forms weighs it, a merge
-keeps the squares that its states were given."""
+LOST_RANGE = 0.02
+"""A square of what nothing bounds can overflow, and so can a sum that a factor was taken out of. Only a choice of
+whole-axis forms weighs squares, a merge keeps those of its states."""
 NARROW = ("f8e4m3", "f16")
 
 
 @dataclass
 class Extraction:
-    """Best node of every class, given which classes are free leaves and which nodes are allowed."""
+    """Best node of every class, given which classes are free leaves and which nodes are allowed. `whole` says that
+    forms over whole axes are chosen, and not a merge."""
 
     graph: Graph
     encoder: Encoder
+    ranges: Ranges
     known: Mapping[int, Expr] = field(default_factory=dict)
     allowed: Callable[[Node], bool] = lambda node: True
-    unbounded_square: float = 0.0
+    whole: bool = False
     best: dict[int, tuple[Cost, Node | None]] = field(default_factory=dict)
     _risks: dict[int, frozenset[Risk]] = field(default_factory=dict)
 
@@ -77,10 +81,14 @@ class Extraction:
                 return UNPROVED_EXP + repaired + (0.0 if key in self._written else UNPROVED_REWRITE)
             case Node("Exp", _, (a,)) if a not in self._settled:
                 return UNPROVED_EXP
-            case Node("Sq", _, (a,)) if a in self._varies and a not in self._bounded:
-                return self.unbounded_square
-            case Node("Mul", _, (a, b)) if a == b and a in self._varies and a not in self._bounded:
-                return self.unbounded_square
+            case Node("Sq", _, (a,)) if self.whole and a in self._varies and a not in self._bounded:
+                return UNBOUNDED_SQUARE
+            case Node("Mul", _, (a, b)) if (
+                self.whole and a == b and a in self._varies and a not in self._bounded
+            ):
+                return UNBOUNDED_SQUARE
+            case Node("Mul") if self.ranges.loses(key, node):
+                return LOST_RANGE
             case Node("Cast", (fn,), (a,)) if (
                 fn in NARROW and a not in self._bounded and key not in self._written
             ):

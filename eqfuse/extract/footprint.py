@@ -12,7 +12,7 @@ from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import KernelConfig
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.nodes import Kernel, Loop, Stmt
-from eqfuse.loops.walk import expressions, statements
+from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.nodes import Axis, Load, Local, Reduce, free_axes, walk
 
 REGISTERS = 168
@@ -113,7 +113,7 @@ def _streamed(kernel: Kernel) -> tuple[Load, ...]:
     """What loops around matrix products load anew at every step besides the operands themselves."""
     operands = {f for product in products(kernel) for f in product_factors(product.node.body)}
     found: dict[Load, None] = {}
-    for loop in (s for s in statements(kernel.body) if isinstance(s, Loop) and operands):
+    for loop in loops_in(kernel.body) if operands else ():
         loads = (n for expr in expressions(loop.body) for n in walk(expr) if isinstance(n, Load))
         found |= dict.fromkeys(n for n in loads if n not in operands and loop.axis in free_axes(n))
     return tuple(found)
@@ -207,8 +207,7 @@ def streamed_bytes(kernel: Kernel, shape: Shape) -> int:
     return max(
         (
             sum(shape.itemsize(load.tensor) for load in _loads_in(loop) if loop.axis in free_axes(load))
-            for loop in statements(kernel.body)
-            if isinstance(loop, Loop)
+            for loop in loops_in(kernel.body)
         ),
         default=0,
     )

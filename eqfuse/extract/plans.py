@@ -17,6 +17,11 @@ from eqfuse.terms.nodes import Output
 Schedule = Literal["rolling", "split_k", "resident", "multi_pass"]
 SCHEDULES: tuple[Schedule, ...] = ("rolling", "split_k", "resident", "multi_pass")
 
+Form = Literal["rewritten", "apart", "written"]
+FORMS: Mapping[Form, str] = {"rewritten": "", "apart": "terms taken apart", "written": "as written"}
+"""Which equal form of the program a plan runs, and how that is said: the stablest, then cheapest; that with sums taken
+apart so that it fuses; or the program as it is written."""
+
 Kind = Literal["grid", "loop", "whole", "unit"]
 
 
@@ -82,7 +87,8 @@ class KernelConfig:
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k. `measured` are
-    the seconds of one call where a search has timed the plan on the device."""
+    the seconds of one call where a search has timed the plan on the device. `form` is the form of the program that it
+    runs."""
 
     schedule: Schedule
     kernels: tuple[KernelPlan, ...]
@@ -91,10 +97,21 @@ class Plan:
     shards: int = 1
     reason: str = ""
     measured: float | None = None
+    form: Form = "rewritten"
+
+    @property
+    def loses_infinities(self) -> bool:
+        """Whether an output may be NaN where the program gives an infinity: terms that share one were taken apart, or
+        what a sum was shifted by is infinite in the end."""
+        merged = (
+            g.group.merge for k in self.kernels for g in k.groups if g.schedule in ("rolling", "split_k")
+        )
+        return self.form == "apart" or any(merge is not None and merge.loses_infinities for merge in merged)
 
     def __repr__(self) -> str:
         kernels = f"{len(self.kernels)} kernel{'s' if len(self.kernels) > 1 else ''}"
         shards = f", {self.shards} shards" if self.shards > 1 else ""
         cost = f", {1e3 * self.cost.seconds:.3g} ms" if self.cost else ""
         timed = f", measured {1e3 * self.measured:.3g} ms" if self.measured is not None else ""
-        return f"<Plan {self.schedule}: {kernels}{shards}{cost}{timed}{', ' + self.reason if self.reason else ''}>"
+        notes = "".join(f", {note}" for note in (FORMS[self.form], self.reason) if note)
+        return f"<Plan {self.schedule}: {kernels}{shards}{cost}{timed}{notes}>"

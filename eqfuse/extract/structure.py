@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from weakref import WeakKeyDictionary
 
 from eqfuse.extract.axes import product_factors
@@ -166,10 +167,37 @@ class Partition:
             for r, o in stored.items()
         ]
         readers = [replace(o, expr=replaced(o.expr, reads)) for o in outputs]
-        clusters = self._cluster([*_makers_first(makers), *readers])
+        clusters = self._cluster(_makers_first(self._apart([*makers, *readers])))
         return tuple(self._shape(f"kernel{i + 1}", cluster) for i, cluster in enumerate(clusters))
 
     # -- what is materialised ----------------------------------------------------------------------
+
+    def _apart(self, outputs: Sequence[Output]) -> list[Output]:
+        """The outputs, with what cannot be walked in one kernel stored by another."""
+        made = list(outputs)
+        names = {output.name for output in outputs}
+        index = 0
+        while index < len(made):
+            cut = next(iter(self._walked_and_kept([made[index].expr])), None)
+            if cut is None:
+                index += 1
+                continue
+            free = tuple(axis for axis in self.order if axis in free_axes(cut))
+            name = next(n for i in count(1) if (n := f"stored{i}") not in names)
+            names.add(name)
+            read = {cut: Load(name, tuple(map(Axis, free)))}
+            made = [Output(name, free, cut), *(replace(o, expr=replaced(o.expr, read)) for o in made)]
+            index = 0
+        return made
+
+    def _walked_and_kept(self, exprs: Sequence[Expr]) -> list[Reduce]:
+        """Reductions over a long axis, all positions of which a reduction over another axis would keep meanwhile."""
+        members = self._members(exprs)
+        return [
+            r
+            for r in members
+            if not self._is_short(r) and any(r.axis in free_axes(q) for q in members if q.axis != r.axis)
+        ]
 
     def _find_operands(self, output: Output, stored: dict[Expr, Output]) -> set[Expr]:
         """Adds the computed factors of an output's sums that end in a cast and that blocks would make again, and
@@ -276,7 +304,7 @@ class Partition:
                     break
                 shares = any(folds[output.name] & folds[o.name] for o in cluster)
                 alike = any(signatures[output.name] == signatures[o.name] for o in cluster)
-                if shares or alike:
+                if (shares or alike) and not self._walked_and_kept([o.expr for o in (*cluster, output)]):
                     home = cluster
             if home is None:
                 clusters.append([output])
@@ -287,12 +315,8 @@ class Partition:
     # -- what one kernel looks like ----------------------------------------------------------------
 
     def _shape(self, name: str, outputs: Sequence[Output]) -> KernelShape:
-        exprs = [o.expr for o in outputs]
-        lifted = self._lifted(exprs)
-        tops = list(dict.fromkeys([*lifted, *frontier(*exprs)]))
-        members = dict.fromkeys(r for top in tops for r in self._cascade(top))
         passes: dict[tuple[int, str], list[Reduce]] = {}
-        for reduce, stage in _stages(members).items():
+        for reduce, stage in _stages(self._members([o.expr for o in outputs])).items():
             passes.setdefault((stage, reduce.axis), []).append(reduce)
         groups: list[Group] = []
         values: dict[Reduce, Local] = {}
@@ -307,6 +331,11 @@ class Partition:
         group_axes = {g.axis for g in groups}
         parallel, whole = self._axes(rewritten, groups, group_axes)
         return KernelShape(name, rewritten, tuple(groups), parallel, whole)
+
+    def _members(self, exprs: Sequence[Expr]) -> Collection[Reduce]:
+        """The reductions that a kernel of these expressions has states for; others are inside their bodies."""
+        tops = dict.fromkeys([*self._lifted(exprs), *frontier(*exprs)])
+        return dict.fromkeys(r for top in tops for r in self._cascade(top))
 
     def _lifted(self, exprs: Sequence[Expr]) -> list[Reduce]:
         """Inner reductions computed before their reader's loop: those that do not depend on its axis, and

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
-from eqfuse.loops.walk import expressions, rewritten, statements
+from eqfuse.loops.walk import expressions, loops_in, rewritten, statements
 from eqfuse.terms.nodes import Axis, Expr, Load, Local, Reduce, Size, transform, walk
 
 
@@ -26,7 +26,7 @@ def _pair(
     body: tuple[Stmt, ...], parallel: tuple[str, ...], inputs: Collection[str]
 ) -> tuple[str, str] | None:
     """Two axes that may have one name: the one that goes, and the one that stays."""
-    walked = {*parallel, *(stmt.axis for stmt in statements(body) if isinstance(stmt, Loop))}
+    walked = {*parallel, *(loop.axis for loop in loops_in(body))}
     together = list(_mentions(body))
     components = frozenset().union(*(dims for dims, _ in together))
     loads = dict.fromkeys(n for n in walk(*expressions(body)) if isinstance(n, Load) and n.tensor in inputs)

@@ -29,6 +29,11 @@ def expressions(body: Iterable[Stmt]) -> Iterator[Expr]:
                 yield from (start, stop, *(value.init for value in carried))
 
 
+def loops_in(body: Iterable[Stmt]) -> Iterator[Loop]:
+    """Every loop, in the order of the text."""
+    return (stmt for stmt in statements(body) if isinstance(stmt, Loop))
+
+
 def rewritten(
     body: Iterable[Stmt],
     step: Callable[[Expr], Expr],

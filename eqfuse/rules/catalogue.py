@@ -7,6 +7,7 @@ Nothing here knows a workload. The sets are saturated in the order that they sta
 from __future__ import annotations
 
 from eqfuse.rules.algebra import EXPAND, LOGARITHMS, SIMPLIFY
+from eqfuse.rules.distribute import DISTRIBUTE
 from eqfuse.rules.facts import DEPENDENCE, SIGNS, ZEROS
 from eqfuse.rules.rule import Rewrite, RuleSet
 from eqfuse.rules.separation import MASKED, MASKED_PARTS, SEPARATION
@@ -38,12 +39,18 @@ SCHEDULES = RuleSet(
 PREPARE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, MASKED, ZEROS, HOIST, STABILISE)
 """Rule sets over whole axes: the best equal program before anything is split."""
 
+DISTRIBUTED = (*PREPARE, DISTRIBUTE)
+"""Those where that program does not fuse."""
+
 
 MERGE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, MASKED_PARTS, SPLIT, REPAIR, RECENTRE, EXPAND)
 """Rule sets over split axes: the merge of two parts."""
 
+
 __all__ = [
     "DEPENDENCE",
+    "DISTRIBUTE",
+    "DISTRIBUTED",
     "EXPAND",
     "HOIST",
     "LOGARITHMS",

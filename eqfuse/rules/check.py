@@ -8,7 +8,7 @@ refused unless it is an instance of its rule, at its position, with every condit
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from eqfuse.rules import catalogue
@@ -32,8 +32,13 @@ class Refused(Exception):
 def known_rules(proof: Proof | None = None) -> dict[str, Rule]:
     """Every rule in force by name, with those that combine the folds that a proof has."""
     states = [(g.axis, s.op) for k in (proof.kernels if proof else ()) for g in k.groups for s in g.states]
-    folds = split_rules(Reduce(op, axis, Const(0)) for axis, op in states)
-    shipped = (*catalogue.PREPARE, *catalogue.MERGE, catalogue.SCHEDULES, *folds)
+    return rules_for(Reduce(op, axis, Const(0)) for axis, op in states)
+
+
+def rules_for(reduces: Iterable[Reduce]) -> dict[str, Rule]:
+    """Every rule in force by name, with those that combine the folds of these reductions."""
+    folds = split_rules(reduces)
+    shipped = (*catalogue.DISTRIBUTED, *catalogue.MERGE, catalogue.SCHEDULES, *folds)
     return {rule.name: rule for ruleset in current().applied(shipped) for rule in ruleset.rules}
 
 

@@ -315,12 +315,14 @@ def _ground(atom: Atom, firing: Firing) -> Atom:
 def _without_detours(steps: Sequence[Step]) -> Chain:
     """The chain without what returns to a term that it already had."""
     kept: list[Step] = []
+    places: dict[Term, int] = {}
     for step in steps:
         if step.before is step.after:
             continue
+        places[step.before] = len(kept)
         kept.append(step)
-        for index, earlier in enumerate(kept):
-            if earlier.before is step.after:
-                del kept[index:]
-                break
+        if step.after in places:
+            for dropped in kept[places[step.after] :]:
+                del places[dropped.before]
+            del kept[len(places) :]
     return tuple(kept)

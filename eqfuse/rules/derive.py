@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from eqfuse.extract.extraction import UNBOUNDED_SQUARE, UNPROVED_EXP, Extraction
-from eqfuse.rules.catalogue import MERGE, PREPARE
+from eqfuse.extract.extraction import UNPROVED_EXP, Extraction
+from eqfuse.extract.ranges import Ranges
+from eqfuse.rules.catalogue import DISTRIBUTED, MERGE, PREPARE
 from eqfuse.rules.encode import Encoder, global_name
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
 from eqfuse.rules.repair import (
-    Extremes,
     Guarded,
+    Split,
     finite_states,
     guard_body,
     guard_divisors,
@@ -33,7 +35,7 @@ from eqfuse.rules.repair import (
     undefined_at_first,
 )
 from eqfuse.rules.rule import RuleSet
-from eqfuse.rules.saturate import Graph, Node, Report, Saturation, session
+from eqfuse.rules.saturate import Graph, Node, Report, Saturation, TooManyTerms, session
 from eqfuse.rules.scope import current
 from eqfuse.rules.split import split_rules
 from eqfuse.terms.folds import PAIR, contributions, fold_of, siblings
@@ -87,33 +89,54 @@ def axis_order(program: Program) -> tuple[str, ...]:
 # -- whole axes ------------------------------------------------------------------------------------
 
 
-def prepare(program: Program, engine: Engine = PLAIN) -> tuple[tuple[Output, ...], Report]:
-    """The outputs in their stablest, then cheapest equal form over whole axes."""
+def prepare(
+    program: Program, engine: Engine = PLAIN, *, apart: bool = False
+) -> tuple[tuple[Output, ...], Report]:
+    """The outputs in their stablest, then cheapest equal form over whole axes, of those that are found within the
+    budget; with sums of several terms taken `apart` where each reads reductions over their axis. Outputs that are too
+    many for one e-graph get one each."""
+    try:
+        return _prepared(program, engine, apart)
+    except TooManyTerms as many:
+        if len(program.outputs) == 1:
+            return program.outputs, Report(stopped=str(many))
+        outputs, report = [], Report()
+        for output in program.outputs:
+            (alone,), took = prepare(replace(program, outputs=(output,)), engine, apart=apart)
+            outputs.append(alone)
+            report.add(took)
+        return tuple(outputs), report
+
+
+def _prepared(program: Program, engine: Engine, apart: bool) -> tuple[tuple[Output, ...], Report]:
     exprs = [output.expr for output in program.outputs]
     axes = list(dict.fromkeys(n.axis for n in walk(*exprs) if isinstance(n, Reduce)))
     if not axes:
         return program.outputs, Report()
     encoder = Encoder(program.strict_casts)
-    with engine.session(current().applied(PREPARE)) as saturation:
+    with engine.session(current().applied(DISTRIBUTED if apart else PREPARE)) as saturation:
         roots = [encoder.encode(expr) for expr in exprs]
-        saturation.run(
-            encoder.lines
-            + encoder.facts(axes)
-            + [f"(let {global_name(f'out{i}')} {r})" for i, r in enumerate(roots)]
-        )
+        names = [global_name(f"out{i}") for i in range(len(roots))]
+        lets = [f"(let {name} {root})" for name, root in zip(names, roots, strict=True)]
+        saturation.run(encoder.lines + encoder.facts(axes) + lets)
         saturation.saturate()
         graph = saturation.read()
         unproved = _unproved_exponents(exprs, encoder, graph)
-        if unproved:
+        if unproved and saturation.report.saturated:
             saturation.run([f"(unproved {term})" for term in unproved])
             saturation.saturate()
             graph = saturation.read()
-        best = Extraction(graph, encoder, unbounded_square=UNBOUNDED_SQUARE)
-        for i in range(len(roots)):
-            engine.chose(f"out{i}", best, graph.roots[global_name(f"out{i}")])
+        spread = {(e, axis) for e, _, _, axis in graph.facts["spread"]}
+
+        def allowed(node: Node) -> bool:
+            return node.head != "Red" or node.words[0] != "sum" or (node.args[0], node.words[1]) not in spread
+
+        best = Extraction(graph, encoder, Ranges(graph, encoder), allowed=allowed, whole=True)
+        for i, name in enumerate(names):
+            engine.chose(f"out{i}", best, graph.roots[name])
         outputs = tuple(
-            replace(output, expr=best.term(graph.roots[global_name(f"out{i}")]))
-            for i, output in enumerate(program.outputs)
+            replace(output, expr=best.term(graph.roots[name]))
+            for output, name in zip(program.outputs, names, strict=True)
         )
         return outputs, saturation.report
 
@@ -127,7 +150,7 @@ def _unproved_exponents(exprs: Sequence[Expr], encoder: Encoder, graph: Graph) -
         match node:
             case Call("exp", (a,)):
                 term = encoder.terms["ALL"][a]
-                if term.startswith("$") and graph.roots[term] not in settled or not term.startswith("$"):
+                if graph.roots.get(term) not in settled:
                     found[term] = None
     return list(found)
 
@@ -191,16 +214,14 @@ def _name_auxiliaries(
     return tuple(found)
 
 
-def _extremes(states: Iterable[State]) -> Extremes:
-    """The maxima and minima among states, by all names under which bodies read them."""
-    found = [s for s in states if s.op in ("max", "min")]
-    return {name: s.body for s in found for name in (s.name, f"{s.name}_new")}
+def _split(axis: str, states: Iterable[State]) -> Split:
+    return Split.of(axis, ((s.name, s.op, s.body) for s in states))
 
 
-def _kept(state: State, axis: str, extremes: Extremes) -> Reduce | None:
+def _kept(state: State, split: Split) -> Reduce | None:
     """Whether masks keep any position for a state that is to be recovered, as 1 or 0; None where there are none."""
-    body = kept(state.body, state.op, axis, extremes)
-    return None if body is None else Reduce("max", axis, body)
+    body = kept(state.body, state.op, split)
+    return None if body is None else Reduce("max", split.axis, body)
 
 
 @dataclass(frozen=True)
@@ -224,18 +245,25 @@ def derive_group(
     that are integers.
 
     Where the merge needs a reduction that is no state, that accumulator is added and the derivation
-    starts again.
+    starts again. Where the saturation's budget ends first, the group has no merge.
     """
     named = name_states(axis, reduces, order, suffix)
-    flags = filter(None, (_kept(s, axis, _extremes(named)) for s in named))
+    flags = filter(None, (_kept(s, _split(axis, named)) for s in named))
     states = named + _name_auxiliaries(axis, suffix, order, named, flags)
     report = Report()
-    for _ in range(MAX_AUXILIARY_ROUNDS):
-        attempt = _attempt(axis, states, order, strict_casts, suffix, report, engine)
-        if attempt.merge or not attempt.missing:
-            break
-        states = states + attempt.missing
+    try:
+        for _ in range(MAX_AUXILIARY_ROUNDS):
+            attempt = _attempt(axis, states, order, strict_casts, suffix, report, engine)
+            if not attempt.missing or report.stopped:
+                break
+            states = states + attempt.missing
+    except TooManyTerms as many:
+        report.stopped = str(many)
+        attempt = _Attempt(None, (), ())
     merge, obstacles = attempt.merge, attempt.obstacles
+    if merge is None and report.stopped:
+        last = named[-1]
+        obstacles = (Obstacle(Reduce(last.op, axis, last.body), last.body, report.stopped, unfinished=True),)
     if merge is not None:
         obstacles = tuple(_rounded(axis, states, merge, dtypes or {}))
     if merge is None or obstacles:
@@ -275,9 +303,10 @@ def _attempt(
     engine: Engine,
 ) -> _Attempt:
     encoder = Encoder(strict_casts, axis)
+    own = frozenset(state.name for state in states)
 
     def opaque(expr: Expr) -> bool:
-        return isinstance(expr, Reduce) and expr.axis != axis and not reads_state(expr)
+        return isinstance(expr, Reduce) and expr.axis != axis and not reads_state(expr, own)
 
     rules = (*MERGE, *split_rules(Reduce(state.op, axis, state.body) for state in states))
     with engine.session(current().applied(rules)) as saturation:
@@ -294,7 +323,8 @@ def _attempt(
         saturation.saturate()
         graph = saturation.read()
         report.add(saturation.report)
-        return _Search(axis, suffix, states, tuple(order), encoder, graph, engine).attempt()
+        ranges = Ranges(graph, encoder)
+        return _Search(axis, suffix, states, tuple(order), encoder, graph, ranges, engine).attempt()
 
 
 @dataclass(frozen=True)
@@ -307,7 +337,12 @@ class _Search:
     axes: tuple[str, ...]
     encoder: Encoder
     graph: Graph
+    ranges: Ranges
     engine: Engine
+
+    @cached_property
+    def split(self) -> Split:
+        return _split(self.axis, self.states)
 
     def nonneg(self, value: Expr) -> bool:
         """Whether a fact says that a part of a body is at least 0. What another pass has made is a leaf of this
@@ -316,7 +351,7 @@ class _Search:
         return self.graph.roots.get(term) in {row[0] for row in self.graph.facts["nonneg"]}
 
     def obstacle(self, state: State) -> Obstacle:
-        return obstacle(self.axis, state, self.nonneg)
+        return obstacle(state, self.split, self.nonneg)
 
     def partial(self, state: State) -> Iterator[Expr]:
         """Roots and logarithms of what states of this axis give, which may be negative before all of it is seen."""
@@ -333,13 +368,16 @@ class _Search:
     def undefined(self, merge: Merge) -> Iterator[tuple[State, Expr]]:
         """States that do not start, and what in them is NaN before anything is seen."""
         first = {s.name: REDUCTIONS[s.op] for s in self.states if s.op in REDUCTIONS}
-        states = {s.name: s for s in self.states}
-        for update, combine in zip(merge.update, merge.combine, strict=True):
-            for name, value, end in ((update.state, update.value, ""), (combine.state, combine.value, "_a")):
-                if name in first and is_nan_at_first(value, {n + end: x for n, x in first.items()}):
-                    state = states[name]
-                    parts = list(undefined_at_first(self.guarded(state).body, self.axis, first))
-                    yield from ((state, part) for part in parts or [state.body])
+        updates = {update.state: update.value for update in merge.update}
+        combines = {combine.state: combine.value for combine in merge.combine}
+        first_of_a = {f"{name}_a": value for name, value in first.items()}
+        for state in self.states:
+            if state.name in first and (
+                is_nan_at_first(updates[state.name], first)
+                or is_nan_at_first(combines[state.name], first_of_a)
+            ):
+                parts = list(undefined_at_first(self.guarded(state).body, self.split))
+                yield from ((state, part) for part in parts or [state.body])
 
     def root(self, state: State, part: str) -> int:
         return self.graph.roots[global_name(f"state_{state.name}_{part}")]
@@ -368,10 +406,11 @@ class _Search:
             tuple(self.update(*found, folded) for found in updates),
             tuple(Combine(found[0].name, self.total(*found)) for found in combines),
             tuple(filter(None, (self.finish(s) for s in self.states if not s.auxiliary))),
+            any(self.guarded(s).late for s in self.states if not s.auxiliary),
         )
-        blank = dict.fromkeys(self.undefined(merge))
+        blank = tuple(undefined_before(self.axis, *found) for found in self.undefined(merge))
         if blank:
-            return _Attempt(None, tuple(undefined_before(self.axis, *found) for found in blank), ())
+            return _Attempt(None, blank, ())
         return _Attempt(merge, (), ())
 
     def order(
@@ -386,7 +425,7 @@ class _Search:
         found: list[tuple[State, Expr, bool]] = []
         rest = list(self.states)
         while rest:
-            best = Extraction(self.graph, self.encoder, known, allowed)
+            best = Extraction(self.graph, self.encoder, self.ranges, known, allowed)
             costs = {s.name: cost for s in rest if (cost := best.cost(self.root(s, "AB"))) is not None}
             if not costs:
                 break
@@ -406,7 +445,7 @@ class _Search:
         def over_a(node: Node) -> bool:
             return node.head != "Red" or node.words[1] != self.axis or node.words[2] == "A"
 
-        inside = Extraction(self.graph, self.encoder, old, over_a)
+        inside = Extraction(self.graph, self.encoder, self.ranges, old, over_a)
         known = {**old, **self.values("AB", "_new")}
 
         def allowed(node: Node) -> bool:
@@ -418,7 +457,8 @@ class _Search:
         hopeless: list[State] = []
         for state in stuck:
             key = self.root(state, "AB")
-            best = Extraction(self.graph, self.encoder, {k: v for k, v in known.items() if k != key}, allowed)
+            others = {k: v for k, v in known.items() if k != key}
+            best = Extraction(self.graph, self.encoder, self.ranges, others, allowed)
             if best.cost(key) is None:
                 hopeless.append(state)
                 continue
@@ -443,7 +483,7 @@ class _Search:
                         same = [s.name for s in self.states if s.op == op and s.body is state.body]
                         name = f"{same[0]}_tile" if same else name
                         folded[node] = Local(name, _dims(node, self.axes))
-                    parts.append(Part(name, op, guard_body(body, op, axis, _extremes(self.states)).body))
+                    parts.append(Part(name, op, guard_body(body, op, self.split).body))
                     return Local(name, _dims(node, self.axes))
                 case _:
                     return node
@@ -452,7 +492,7 @@ class _Search:
         return Update(state.name, tuple(parts), self.total(state, named, bounded))
 
     def guarded(self, state: State) -> Guarded:
-        return guard_body(state.body, state.op, self.axis, _extremes(self.states))
+        return guard_body(state.body, state.op, self.split)
 
     def total(self, state: State, value: Expr, bounded: bool) -> Expr:
         if fold_of(state.op) is not None:  # its combination is total as it is written
@@ -461,7 +501,7 @@ class _Search:
             # an infinite sum stays as it is: what others would move it by may have the other sign
             others = [s.name for s in self.states if s.op == "sum" and s is not state]
             value = finite_states(value, frozenset(n + end for n in others for end in ("", "_a", "_b")))
-        return total_factors(guard_divisors(value, self.axis), state.op, bounded)
+        return total_factors(guard_divisors(value, self.split), state.op, bounded)
 
     def finish(self, state: State) -> Finish | None:
         guarded = self.guarded(state)
@@ -469,29 +509,33 @@ class _Search:
             return None
         value = Local(state.name, state.dims)
         recovered = guarded.recovered(value)
-        any_kept = _kept(state, self.axis, _extremes(self.states))
+        any_kept = _kept(state, self.split)
         if any_kept is not None:
             (flag,) = (s for s in self.states if s.auxiliary and (s.op, s.body) == ("max", any_kept.body))
             recovered = call("where", call("gt", Local(flag.name, flag.dims), Const(0)), recovered, value)
         return Finish(state.name, recovered)
 
 
-def obstacle(axis: str, state: State, nonneg: Callable[[Expr], bool]) -> Obstacle:
+def obstacle(state: State, split: Split, nonneg: Callable[[Expr], bool]) -> Obstacle:
     """The smallest part of the body that mixes a varying value with a state in a way no rule separates.
     `nonneg` tells of values that read states whether a fact says that they are at least 0."""
+    axis = split.axis
     separable = {"add", "sub", "mul", "div", "neg", "abs", "sq", "sqrt", "rsqrt", "exp", "log", "where", PAIR}
-    parts = [part for part in contributions(Reduce(state.op, axis, state.body)) if reads_state(part)]
+    parts = [part for part in contributions(Reduce(state.op, axis, state.body)) if split.reads(part)]
     mixed = [
         node
         for node in walk(state.body)
         if isinstance(node, Call)
-        and reads_state(node)
+        and split.reads(node)
         and axis in free_axes(node)
         and node.fn not in separable
     ]
     factor = mixed[0] if mixed else parts[0] if parts else state.body
     unsigned = [
-        part for part in _where_signs_matter(state) for part in _fixed_factors(part, axis) if not nonneg(part)
+        part
+        for part in _where_signs_matter(state)
+        for part in _fixed_factors(part, split)
+        if not nonneg(part)
     ]
     if mixed:
         condition = f"no rule separates what varies along {axis} from the value of {_producers(factor)} in it"
@@ -514,17 +558,17 @@ def _where_signs_matter(state: State) -> Iterator[Expr]:
                 yield a
 
 
-def _fixed_factors(expr: Expr, axis: str) -> Iterator[Expr]:
+def _fixed_factors(expr: Expr, split: Split) -> Iterator[Expr]:
     """Factors and divisors of a product that read states and do not vary along the axis."""
-    if reads_state(expr) and axis not in free_axes(expr):
+    if split.hoists(expr):
         yield expr
         return
     match expr:
         case Call("mul" | "div", (a, b)):
-            yield from _fixed_factors(a, axis)
-            yield from _fixed_factors(b, axis)
+            yield from _fixed_factors(a, split)
+            yield from _fixed_factors(b, split)
         case Call("neg", (a,)):
-            yield from _fixed_factors(a, axis)
+            yield from _fixed_factors(a, split)
 
 
 def unrestored(axis: str, state: State, total: Expr) -> Obstacle:

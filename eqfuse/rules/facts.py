@@ -190,6 +190,14 @@ SIGNS = RuleSet(
         Infer(
             "le-suffix", "le(max[B](e), max[AB](e))", ("r == max[AB](e)", "s == max[B](e)"), "a longer prefix"
         ),
+        Infer(
+            "le-sum",
+            "le(e, sum[D](e))",
+            ("r == sum[D](e)", "nonneg(e)"),
+            "one of nonnegatives is at most their sum",
+        ),
+        Infer("le-log", "le(a, log(b))", ("le(exp(a), b)", "r == log(b)"), "e^a <= b"),
+        Infer("le-plus", "le(a, b + k)", ("le(a, b)", "nonneg(k)", "r == b + k"), "a <= b <= b + k"),
         Infer("le-min", "le(min[D](e), e)", ("r == min[D](e)",), "the minimum is at most an element"),
         Infer(
             "le-min-prefix",
@@ -204,6 +212,7 @@ SIGNS = RuleSet(
             "a longer prefix",
         ),
         Infer("nonpos-difference", "nonpos(a - b)", ("le(a, b)",), "a <= b"),
+        Infer("nonpos-shifted", "nonpos(a - (m + c))", ("le(a - m, c)",), "a - m <= c"),
         Infer("nonpos-delta", "nonpos(delta(a, b))", ("le(a, b)",), "a <= b"),
         Infer("nonpos-scale-left", "nonpos(c * a)", ("nonneg(c)", "nonpos(a)"), "scaled by a nonnegative"),
         Infer("nonpos-scale-right", "nonpos(a * c)", ("nonneg(c)", "nonpos(a)"), "scaled by a nonnegative"),
@@ -216,9 +225,26 @@ SIGNS = RuleSet(
         Infer("constant-neg", "constant(-a)", ("constant(a)",), "of a constant"),
         Infer("constant-mul", "constant(a * b)", ("constant(a)", "constant(b)"), "of constants"),
         Infer("bounded-exp", "bounded(exp(a))", ("nonpos(a)",), "e^a <= 1"),
-        Infer("bounded-scaled", "bounded(a * inv(m))", ("le(abs(a), m)",), "|a| <= m"),
-        Infer("bounded-scaled-abs", "bounded(abs(a) * inv(m))", ("le(abs(a), m)",), "|a| <= m"),
-        Infer("bounded-quotient", "bounded(a * inv(m * c))", ("le(abs(a), m)", "constant(c)"), "|a| <= m"),
+        Infer("within-abs", "within(a, m)", ("le(abs(a), m)",), "|a| <= m"),
+        Infer("within-nonneg", "within(a, m)", ("le(a, m)", "nonneg(a)"), "0 <= a <= m"),
+        Infer("within-of-abs", "within(abs(a), m)", ("within(a, m)",), "same size"),
+        Infer("within-neg", "within(-a, m)", ("within(a, m)",), "same size"),
+        Infer("within-where", "within(where(p, a, 0), m)", ("within(a, m)",), "a, or nothing"),
+        Infer(
+            "within-cast",
+            "within(cast(T, a), cast(T, m))",
+            ("within(a, m)", "r == cast(T, m)"),
+            "rounding keeps the order",
+        ),
+        Infer("bounded-scaled", "bounded(a * inv(m))", ("within(a, m)",), "|a| <= m"),
+        Infer("bounded-inverse", "bounded(inv(m) * a)", ("within(a, m)",), "|a| <= m"),
+        Infer(
+            "bounded-masked",
+            "bounded(where(p, a * inv(m), 0))",
+            ("le(where(p, abs(a), z), m)",),
+            "|a| <= m where the mask keeps a",
+        ),
+        Infer("bounded-quotient", "bounded(a * inv(m * c))", ("within(a, m)", "constant(c)"), "|a| <= m"),
         Infer(
             "bounded-product", "bounded(a * b)", ("bounded(a)", "bounded(b)"), "a product of bounded values"
         ),

@@ -72,20 +72,25 @@ class Finish:
 
 @dataclass(frozen=True)
 class Merge:
+    """`loses_infinities` says that a state may be NaN in the end where the program has an infinity."""
+
     update: tuple[Update, ...]
     combine: tuple[Combine, ...]
     finish: tuple[Finish, ...]
+    loses_infinities: bool = False
 
 
 @dataclass(frozen=True)
 class Obstacle:
     """Why a group has no merge: the reduction, the factor or term that depends on other states,
-    and the condition that no rule could meet. Where there is a merge, `refused` says what would not survive it."""
+    and the condition that no rule could meet. Where there is a merge, `refused` says what would not survive it; where
+    the saturation's budget ended before one was found, it is `unfinished`."""
 
     reduction: Expr
     factor: Expr
     condition: str
     refused: str = ""
+    unfinished: bool = False
 
 
 @dataclass(frozen=True)

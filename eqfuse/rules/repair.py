@@ -11,7 +11,7 @@ is added at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 
@@ -35,7 +35,6 @@ from eqfuse.terms.nodes import (
     free_axes,
     post_order,
     rebuild,
-    replaced,
     transform,
     walk,
 )
@@ -46,9 +45,9 @@ NOTHING = {op: Const(REDUCTIONS[op]) for op in ("sum", "max")}
 """What a mask drops for, so that it leaves a reduction as it is."""
 
 
-def reads_state(expr: Expr) -> bool:
-    """Whether the value of `expr` depends on a state."""
-    return any(isinstance(node, Local) for node in walk(expr))
+def reads_state(expr: Expr, names: Collection[str] | None = None) -> bool:
+    """Whether the value of `expr` depends on a named value, or on one of these."""
+    return any(isinstance(node, Local) and (names is None or node.name in names) for node in walk(expr))
 
 
 def guarded(fn: str, value: Expr) -> Expr:
@@ -75,13 +74,15 @@ def guarded(fn: str, value: Expr) -> Expr:
 class Guarded:
     """A body with H' for H. In the end its reduction is multiplied by `factor` and `term` is added; None where
     nothing was guarded so. `inner` are sums with a guarded term inside other functions, `lost` those of them
-    whose infinity nothing restores."""
+    whose infinity nothing restores. Where one of `late`, which are finite at first, is infinite in the end, the
+    reduction is NaN, though it may be an infinity in the program."""
 
     body: Expr
     factor: Expr | None = None
     term: Expr | None = None
     inner: tuple[Expr, ...] = ()
     lost: tuple[Expr, ...] = ()
+    late: tuple[Expr, ...] = ()
 
     @property
     def recovers(self) -> bool:
@@ -94,76 +95,178 @@ class Guarded:
         return value if self.term is None else call("add", value, self.term)
 
 
-Extremes = Mapping[str, Expr]
-"""The bodies of maxima and minima by the names under which they are read: states that are infinite at first."""
+@dataclass(frozen=True)
+class Split:
+    """The split axis and the states of its group, by all names under which they are read. What else is named was
+    computed before, over all of its axis: it needs no guard.
+
+    `contents` are the bodies of all. Some states are infinite at first, or their logarithm is: `bodies` are those of maxima and minima; `scales` has, for
+    the sum of `exp(x - m)` with m the maximum of x, m, without which it is never 0 in the end; and `first` has for every
+    state of a built-in reduction what it is while nothing has been seen.
+    """
+
+    axis: str
+    names: frozenset[str]
+    contents: Mapping[str, Expr]
+    bodies: Mapping[str, Expr]
+    scales: Mapping[str, str]
+    first: Mapping[str, float]
+
+    @staticmethod
+    def of(axis: str, states: Iterable[tuple[str, str, Expr]]) -> Split:
+        """Of (name, op, body)."""
+        contents: dict[str, Expr] = {}
+        bodies: dict[str, Expr] = {}
+        scales: dict[str, str] = {}
+        first: dict[str, float] = {}
+        for name, op, body in states:
+            contents |= dict.fromkeys((name + end for end in ("", "_new", "_a", "_b")), body)
+            for end in ("", "_new"):
+                if op in REDUCTIONS:
+                    first[name + end] = REDUCTIONS[op]
+                if op in ("max", "min"):
+                    bodies[name + end] = body
+                match body:
+                    case Call("exp", (Call("sub", (varying, shift)),)) if op == "sum":
+                        m = _unguarded(shift)
+                        if isinstance(m, Local) and bodies.get(m.name) is varying:
+                            scales[name + end] = m.name + end
+        return Split(axis, frozenset(contents), contents, bodies, scales, first)
+
+    def reads(self, expr: Expr) -> bool:
+        """Whether a value depends on a state."""
+        return any(isinstance(node, Local) and node.name in self.names for node in walk(expr))
+
+    def hoists(self, expr: Expr) -> bool:
+        """Whether a value depends on a state and not on the position along the axis."""
+        return self.axis not in free_axes(expr) and self.reads(expr)
+
+    def is_infinite(self, expr: Expr) -> bool:
+        """Whether a value that does not vary along the axis may be infinite while nothing has been seen."""
+        extreme = any(isinstance(node, Local) and node.name in self.bodies for node in walk(expr))
+        return extreme or (self.reads(expr) and math.isinf(_at_first(expr, self.first)))
 
 
-def guard_body(body: Expr, op: str, axis: str, extremes: Extremes) -> Guarded:
-    """The body of a reduction over `axis`, made total in the states that it reads."""
-    if not reads_state(body) or fold_of(op) is not None:
+def guard_body(body: Expr, op: str, split: Split) -> Guarded:
+    """The body of a reduction over the split axis, made total in the states that it reads."""
+    if not split.reads(body) or fold_of(op) is not None:
         return Guarded(body)
-    found, factor = _factors(body, axis)
+    found, factor = _factors(body, split)
     term: Expr | None = None
     inner: tuple[_Shift, ...] = ()
     if factor is None and op in ("max", "min"):
-        found, term = _addends(body, axis)
+        found, term = _addends(body, split)
     elif op == "sum":
         if factor is None:
-            found, term = _addends(body, axis, NOTHING["sum"], lambda addend: _reads(addend, extremes))
-        found, inner = _inner_addends(found, axis, extremes)
-    for shift in dict.fromkeys(shift.fixed for shift in inner):
+            found, term = _addends(body, split, NOTHING["sum"], split.is_infinite)
+        found, inner = _inner_addends(found, split)
+    late = tuple(dict.fromkeys(_late_shifts(body, split))) if op == "sum" else ()
+    for shift in dict.fromkeys((*(shift.fixed for shift in inner), *late)):
         undefined = call("mul", call("sub", shift, guarded("finite", shift)), Const(0))
         term = _joined("add", term, undefined)
-    for divisor in _divisors(body, axis):
+    for divisor in _divisors(body, split):
         factor = _joined("mul", factor, call("div", call("invertible", divisor), divisor))
     totals = frozenset(shift.total for shift in inner)
     weighed = any(
-        shift.total in walk(a) and _can_be_infinite(b, axis, totals)
+        shift.total in walk(a) and _can_be_infinite(b, split.axis, totals)
         for shift in inner
         for node in walk(body)
         if isinstance(node, Call) and node.fn == "mul"
         for a, b in (node.args, node.args[::-1])
     )
     lost = tuple(shift.total for shift in inner if weighed or not shift.own)
-    return Guarded(guard_divisors(found, axis), factor, term, tuple(shift.total for shift in inner), lost)
+    totals_of = tuple(shift.total for shift in inner)
+    return Guarded(guard_divisors(found, split), factor, term, totals_of, lost, late)
 
 
-def _reads(expr: Expr, names: Extremes) -> bool:
-    return any(isinstance(node, Local) and node.name in names for node in walk(expr))
+def _late_shifts(body: Expr, split: Split) -> Iterator[Expr]:
+    """What is added to varying values, is finite at first, and may be infinite in the end although they are not: a
+    mean of the values themselves may not."""
+    for node in walk(body):
+        match node:
+            case Call("add" | "sub", (a, b)) if split.axis in free_axes(node):
+                for varying, fixed in ((a, b), (b, a)):
+                    if split.hoists(fixed) and not split.is_infinite(fixed):
+                        read = (
+                            n.name for n in walk(fixed) if isinstance(n, Local) and n.name in split.contents
+                        )
+                        if not any(_varying_core(varying) in walk(split.contents[name]) for name in read):
+                            yield fixed
+
+
+def _varying_core(expr: Expr) -> Expr:
+    """A varying value without what masks and casts put around it."""
+    match expr:
+        case Call("where", (_, a, Const())):
+            return _varying_core(a)
+        case Call(fn, (a,)) if fn in CASTS or fn == "neg":
+            return _varying_core(a)
+        case _:
+            return expr
 
 
 @dataclass(frozen=True)
 class _Shift:
-    """`total` is the sum or difference of a varying value and `fixed`, which reads an extreme. It is an extreme of
-    that value itself (`own`) in x - max x: where the maximum is infinite one x is, and the difference NaN."""
+    """`total` is the sum or difference of a varying value and `fixed`, which is infinite at first. It is `own` where it
+    is so in the end only if the value is too, and the difference NaN: the maximum of x in x - max x."""
 
     total: Expr
     fixed: Expr
     own: bool
 
 
-def _inner_addends(body: Expr, axis: str, extremes: Extremes) -> tuple[Expr, tuple[_Shift, ...]]:
-    """Guards the extremes that are added to inside other functions."""
+def _inner_addends(body: Expr, split: Split) -> tuple[Expr, tuple[_Shift, ...]]:
+    """Guards what is infinite at first where it is added inside other functions."""
     shifts: list[_Shift] = []
 
-    def shifted(node: Expr, varying: Expr, fixed: Expr) -> bool:
-        if not (_is_hoisted(fixed, axis) and _reads(fixed, extremes)) or guarded("finite", fixed) is fixed:
+    def shifted(total: Expr, varying: Expr, fixed: Expr) -> bool:
+        if not (split.hoists(fixed) and split.is_infinite(fixed)) or guarded("finite", fixed) is fixed:
             return False
-        bodies = {n: extremes[n.name] for n in walk(fixed) if isinstance(n, Local) and n.name in extremes}
-        own = isinstance(node, Call) and node.fn == "sub" and replaced(fixed, bodies) is varying
-        shifts.append(_Shift(node, fixed, own))
+        is_own = isinstance(total, Call) and total.fn == "sub" and _is_own(varying, fixed, split)
+        shifts.append(_Shift(total, fixed, is_own))
         return True
 
-    def step(node: Expr) -> Expr:
+    memo: dict[Expr, Expr] = {}
+    for node in walk(body):
+        memo[node] = rebuild(node, tuple(memo[child] for child in children(node)))
         match node:
-            case Call("add" | "sub" as sign, (a, b)) if axis in free_axes(node):
+            case Call("add" | "sub" as sign, (a, b)) if split.axis in free_axes(node):
                 if shifted(node, a, b):
-                    return call(sign, a, guarded("finite", b))
-                if shifted(node, b, a):
-                    return call(sign, guarded("finite", a), b)
-        return node
+                    memo[node] = call(sign, memo[a], guarded("finite", b))
+                elif shifted(node, b, a):
+                    memo[node] = call(sign, guarded("finite", a), memo[b])
+    return memo[body], tuple(shifts)
 
-    return transform(body, step), tuple(shifts)
+
+def _is_own(varying: Expr, fixed: Expr, split: Split) -> bool:
+    """Whether every term of `fixed` is finite, the extreme of `varying` (less what was taken off it before), or the
+    logarithm of a sum that this extreme scales."""
+    taken: set[str] = set()
+    while isinstance(varying, Call) and varying.fn == "sub" and split.is_infinite(varying.args[1]):
+        taken |= {node.name for node in walk(varying.args[1]) if isinstance(node, Local)}
+        varying = varying.args[0]
+    rest: list[Expr] = []
+    for term in _terms(fixed):
+        if isinstance(term, Local) and split.bodies.get(term.name) is varying:
+            taken.add(term.name)
+        elif split.is_infinite(term):
+            rest.append(term)
+    return all(
+        isinstance(term, Call)
+        and term.fn == "log"
+        and isinstance(term.args[0], Local)
+        and split.scales.get(term.args[0].name) in taken
+        for term in rest
+    )
+
+
+def _terms(expr: Expr) -> Iterator[Expr]:
+    match expr:
+        case Call("add", (a, b)):
+            yield from _terms(a)
+            yield from _terms(b)
+        case _:
+            yield _unguarded(expr)
 
 
 def _can_be_infinite(factor: Expr, axis: str, totals: frozenset[Expr]) -> bool:
@@ -191,10 +294,10 @@ def finite_states(value: Expr, names: frozenset[str]) -> Expr:
             return rebuild(value, tuple(finite_states(part, names) for part in children(value)))
 
 
-def kept(body: Expr, op: str, axis: str, extremes: Extremes) -> Expr | None:
+def kept(body: Expr, op: str, split: Split) -> Expr | None:
     """1 where a guarded value is kept by the masks around it, else 0: what all masks drop needs no recovery.
     None where nothing is guarded, or a guarded value is outside every mask."""
-    if not guard_body(body, op, axis, extremes).recovers:
+    if not guard_body(body, op, split).recovers:
         return None
     always, never = Const(1), Const(0)
     found: dict[Expr, Expr] = {}
@@ -203,7 +306,7 @@ def kept(body: Expr, op: str, axis: str, extremes: Extremes) -> Expr | None:
         match node:
             case Local():
                 found[node] = always
-            case Call("where", (mask, a, b)) if not reads_state(mask) and reads_state(node):
+            case Call("where", (mask, a, b)) if not split.reads(mask) and split.reads(node):
                 found[node] = call("where", mask, found[a], found[b])
             case _ if always in below:
                 found[node] = always
@@ -218,15 +321,15 @@ def is_nan_at_first(value: Expr, identities: Mapping[str, float]) -> bool:
     return math.isnan(_at_first(value, identities)) and not math.isnan(_at_first(value, {}))
 
 
-def undefined_at_first(body: Expr, axis: str, identities: Mapping[str, float]) -> Iterator[Expr]:
+def undefined_at_first(body: Expr, split: Split) -> Iterator[Expr]:
     """The largest parts of a guarded body that read states, do not vary along the axis, and are NaN while nothing has
     been seen: the root of an infinity less itself, the cosine of one. What else they read counts as 1."""
 
     def parts(node: Expr) -> list[Expr]:
-        return [part for part in children(node) if reads_state(part)] if axis in free_axes(node) else []
+        return list(filter(split.reads, children(node))) if split.axis in free_axes(node) else []
 
     for node in post_order([body], parts):
-        if axis not in free_axes(node) and reads_state(node) and math.isnan(_at_first(node, identities)):
+        if split.hoists(node) and math.isnan(_at_first(node, split.first)):
             yield transform(node, _unguarded)
 
 
@@ -250,12 +353,12 @@ def _unguarded(node: Expr) -> Expr:
     return node.args[0] if isinstance(node, Call) and node.fn in GUARDS else node
 
 
-def guard_divisors(expr: Expr, axis: str) -> Expr:
+def guard_divisors(expr: Expr, split: Split) -> Expr:
     """Divisions by a state use `invertible`, so that a mean of nothing is 0 and not NaN."""
 
     def step(node: Expr) -> Expr:
         match node:
-            case Call("div", (a, b)) if _is_hoisted(b, axis) and not _is_guarded(b):
+            case Call("div", (a, b)) if split.hoists(b) and not _is_guarded(b):
                 return call("div", a, call("invertible", b))
             case _:
                 return node
@@ -304,37 +407,33 @@ def _accumulates(expr: Expr) -> bool:
             return any(map(_accumulates, children(expr)))
 
 
-def _divisors(body: Expr, axis: str) -> list[Expr]:
+def _divisors(body: Expr, split: Split) -> list[Expr]:
     """Divisors made of states inside terms that cannot be factored out: (x - s / n)."""
-    hoisted = {node for node in _hoisted_factors(body, axis)}
+    hoisted = {node for node in _hoisted_factors(body, split)}
     return [
         node.args[1]
         for node in walk(body)
         if isinstance(node, Call)
         and node.fn == "div"
-        and _is_hoisted(node.args[1], axis)
+        and split.hoists(node.args[1])
         and node.args[1] not in hoisted
     ]
 
 
-def _hoisted_factors(body: Expr, axis: str) -> list[Expr]:
+def _hoisted_factors(body: Expr, split: Split) -> list[Expr]:
     match body:
         case Call("mul", (a, b)):
-            return _hoisted_factors(a, axis) + _hoisted_factors(b, axis)
+            return _hoisted_factors(a, split) + _hoisted_factors(b, split)
         case Call("div", (a, b)):
-            return _hoisted_factors(a, axis) + [b]
+            return _hoisted_factors(a, split) + [b]
         case Call("neg" | "abs" | "sq" | "sqrt" | "rsqrt", (a,)):
-            return _hoisted_factors(a, axis)
+            return _hoisted_factors(a, split)
         case Call(fn, (a,)) if fn in CASTS:
-            return _hoisted_factors(a, axis)
+            return _hoisted_factors(a, split)
         case Call("where", (_, a, Const(0))):
-            return _hoisted_factors(a, axis)
+            return _hoisted_factors(a, split)
         case _:
             return []
-
-
-def _is_hoisted(expr: Expr, axis: str) -> bool:
-    return axis not in free_axes(expr) and reads_state(expr)
 
 
 def _is_guarded(expr: Expr) -> bool:
@@ -347,35 +446,35 @@ def _joined(fn: str, a: Expr | None, b: Expr | None) -> Expr | None:
     return call(fn, a, b)
 
 
-def _factors(expr: Expr, axis: str) -> tuple[Expr, Expr | None]:
+def _factors(expr: Expr, split: Split) -> tuple[Expr, Expr | None]:
     """`expr` with every hoistable factor guarded, and the product of factor / guarded factor."""
-    if not reads_state(expr):
+    if not split.reads(expr):
         return expr, None
-    if _is_hoisted(expr, axis):
+    if split.hoists(expr):
         safe = guarded("invertible", expr)
         return safe, None if safe is expr else call("div", expr, safe)
     match expr:
         case Call("mul", (a, b)):
-            (ga, ra), (gb, rb) = _factors(a, axis), _factors(b, axis)
+            (ga, ra), (gb, rb) = _factors(a, split), _factors(b, split)
             return call("mul", ga, gb), _joined("mul", ra, rb)
         case Call("div", (a, b)):
-            (ga, ra), (gb, rb) = _factors(a, axis), _factors(b, axis)
+            (ga, ra), (gb, rb) = _factors(a, split), _factors(b, split)
             inverse = None if rb is None else _reciprocal(rb)
             return call("div", ga, gb), _joined("mul", ra, inverse)
         case Call("exp", (a,)):
-            ga, ra = _addends(a, axis)
+            ga, ra = _addends(a, split)
             return call("exp", ga), None if ra is None else call("exp", ra)
         case Call("neg", (a,)):
-            ga, ra = _factors(a, axis)
+            ga, ra = _factors(a, split)
             return call("neg", ga), ra
         case Call("abs" | "sq" | "sqrt" | "rsqrt" as fn, (a,)):
-            ga, ra = _factors(a, axis)
+            ga, ra = _factors(a, split)
             return call(fn, ga), None if ra is None else call(fn, ra)
         case Call(fn, (a,)) if fn in CASTS:
-            ga, ra = _factors(a, axis)
+            ga, ra = _factors(a, split)
             return call(fn, ga), ra
-        case Call("where", (p, a, Const(0))) if not reads_state(p):
-            ga, ra = _factors(a, axis)
+        case Call("where", (p, a, Const(0))) if not split.reads(p):
+            ga, ra = _factors(a, split)
             return call("where", p, ga, Const(0)), ra
         case _:
             return expr, None
@@ -391,20 +490,20 @@ def _reciprocal(ratio: Expr) -> Expr:
 
 def _addends(
     expr: Expr,
-    axis: str,
+    split: Split,
     dropped: Const = NOTHING["max"],
-    unsafe: Callable[[Expr], bool] = reads_state,
+    unsafe: Callable[[Expr], bool] | None = None,
 ) -> tuple[Expr, Expr | None]:
     """`expr` with every `unsafe` hoistable addend guarded, and the sum of addend - guarded addend. What a mask drops
     is `dropped`."""
 
     def parts(inner: Expr) -> tuple[Expr, Expr | None]:
-        return _addends(inner, axis, dropped, unsafe)
+        return _addends(inner, split, dropped, unsafe)
 
-    if not reads_state(expr):
+    if not split.reads(expr):
         return expr, None
-    if _is_hoisted(expr, axis):
-        safe = guarded("finite", expr) if unsafe(expr) else expr
+    if split.hoists(expr):
+        safe = guarded("finite", expr) if unsafe is None or unsafe(expr) else expr
         return safe, None if safe is expr else call("sub", expr, safe)
     match expr:
         case Call("add" | "sub" as fn, (a, b)):
@@ -415,16 +514,16 @@ def _addends(
         case Call("neg", (a,)):
             ga, ra = parts(a)
             return call("neg", ga), None if ra is None else _negated(ra)
-        case Call("mul", (k, a)) if axis not in free_axes(k) and not reads_state(k):
+        case Call("mul", (k, a)) if split.axis not in free_axes(k) and not split.reads(k):
             ga, ra = parts(a)
             return call("mul", k, ga), None if ra is None else call("mul", k, ra)
-        case Call("mul" | "div" as fn, (a, k)) if axis not in free_axes(k) and not reads_state(k):
+        case Call("mul" | "div" as fn, (a, k)) if split.axis not in free_axes(k) and not split.reads(k):
             ga, ra = parts(a)
             return call(fn, ga, k), None if ra is None else call(fn, ra, k)
         case Call(fn, (a,)) if fn in CASTS:
             ga, ra = parts(a)
             return call(fn, ga), ra
-        case Call("where", (p, a, b)) if b is dropped and not reads_state(p):
+        case Call("where", (p, a, b)) if b is dropped and not split.reads(p):
             ga, ra = parts(a)
             return call("where", p, ga, b), ra
         case _:

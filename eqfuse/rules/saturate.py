@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from eqfuse.errors import BudgetError, EqfuseError
+from eqfuse.errors import EqfuseError
 from eqfuse.rules.rule import RELATIONS, RuleSet, prelude
 from eqfuse.rules.scope import current
 
@@ -23,11 +23,14 @@ MAX_TERMS = 1_500
 """Terms and facts that an e-graph starts with; declaring them takes time that grows with their square."""
 
 MAX_ROUNDS = 100
-
-TOO_LARGE = "the program is too large for the budget: compile parts of it apart"
+"""Rounds after which it is, and one more for each term and fact at the start: facts climb a level of a term a round."""
 
 MAX_DECLARED = 12
 """Declared e-graphs that are kept: those of compiling, of explaining, and a few of changed rule sets."""
+
+
+class TooManyTerms(Exception):
+    """What was to be put into an e-graph at once is too much for it."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,22 @@ class Graph:
 
 @dataclass
 class Report:
-    """What saturation took: e-nodes, rounds, matches per rule, whether it reached a fixed point."""
+    """What saturation took: e-nodes, rounds, matches per rule. `stopped` says how its budget ended before it reached a
+    fixed point; empty where it did."""
 
     enodes: int = 0
     rounds: int = 0
-    saturated: bool = True
+    stopped: str = ""
     matches: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def saturated(self) -> bool:
+        return not self.stopped
 
     def add(self, other: Report) -> None:
         self.enodes = max(self.enodes, other.enodes)
         self.rounds += other.rounds
-        self.saturated &= other.saturated
+        self.stopped = self.stopped or other.stopped
         for name, count in other.matches.items():
             self.matches[name] = self.matches.get(name, 0) + count
 
@@ -77,34 +85,33 @@ class Saturation:
     rulesets: tuple[RuleSet, ...]
     report: Report = field(default_factory=Report)
     _exhausted: bool = False
+    _terms: int = 0
     _commands: dict[str, Any] = field(default_factory=dict)
 
     def run(self, program: Sequence[str]) -> None:
-        """Terms and facts as egglog commands. Raises BudgetError where they are too many."""
-        if len(program) > MAX_TERMS:
-            raise BudgetError(f"the program has {len(program)} terms, more than {MAX_TERMS}", hint=TOO_LARGE)
+        """Terms and facts as egglog commands. Raises TooManyTerms."""
+        self._terms += len(program)
+        if self._terms > MAX_TERMS:
+            raise TooManyTerms(f"{self._terms} terms and facts to begin with, more than {MAX_TERMS}")
         self.graph.run_program(*self.graph.parse_program("\n".join(program)))
 
     def saturate(self) -> None:
-        """All rule sets, round after round, until none adds anything.
+        """All rule sets, round after round, until none adds anything or the budget is spent: every equality and fact
+        that is there then is one, and the report says how far it came.
 
         The first set (unit laws, which retire the longer form) runs to its fixed point before every step of
         another: 0 * a must be 0 before a rule can multiply it again.
-
-        Raises BudgetError when the budget is spent first; the report says how far it came.
         """
         updated = True
-        while updated and self.report.rounds < MAX_ROUNDS and not self._exhausted:
+        while updated and self.report.rounds < MAX_ROUNDS + self._terms and not self._exhausted:
             steps = [self._step(ruleset) for ruleset in self.rulesets[1:]]  # every set, every round
             updated = any(steps)
             self.report.rounds += 1
-        updated |= self._exhausted
-        self.report.saturated = not updated
-        if updated:
-            raise BudgetError(
-                f"saturation stopped after {self.report.rounds} rounds and {sum(self.report.matches.values())} matches"
-                + current().blame(self.report.matches),
-                hint=TOO_LARGE,
+        if updated or self._exhausted:
+            matches = sum(self.report.matches.values())
+            self.report.stopped = (
+                f"saturation stopped after {self.report.rounds} rounds and {matches} matches"
+                + current().blame(self.report.matches)
             )
 
     def _step(self, ruleset: RuleSet) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.extract.choose import alternatives
-from eqfuse.extract.plans import KernelPlan, Plan
+from eqfuse.extract.plans import Form, KernelPlan, Plan
 from eqfuse.extract.structure import KernelShape
 from eqfuse.rules.closure import Classes, Closure, Unproved
 from eqfuse.rules.derive import Engine, axis_order, derive_group, prepare
@@ -30,11 +30,11 @@ from eqfuse.rules.proof import (
 )
 from eqfuse.rules.reading import Known, known_values, named, over_parts, reading
 from eqfuse.rules.record import Recorder, RuleSets, Tape
+from eqfuse.rules.repair import reads_state
 from eqfuse.rules.rule import LOOP_NESTS, RuleSet
 from eqfuse.rules.saturate import session
 from eqfuse.rules.syntax import Term, term
-from eqfuse.terms.nodes import Expr, Local, Output, Program, Reduce
-from eqfuse.terms.nodes import walk as subexpressions
+from eqfuse.terms.nodes import Expr, Output, Program, Reduce
 
 Groups = Mapping[tuple[str, tuple[Reduce, ...], str], Group]
 """Groups by (axis, reductions in dependency order, suffix of the names of states)."""
@@ -56,15 +56,11 @@ class Names:
         return reading(
             expr,
             states=states,
-            opaque=lambda reduce: reduce.axis != axis and not _reads_local(reduce),
+            opaque=lambda reduce: reduce.axis != axis and not reads_state(reduce, states),
             split=axis,
             strict_casts=self.strict_casts,
             leaves=leaves,
         )
-
-
-def _reads_local(expr: Expr) -> bool:
-    return any(isinstance(node, Local) for node in subexpressions(expr))
 
 
 def temporaries(kernels: Sequence[KernelPlan]) -> frozenset[str]:
@@ -146,7 +142,8 @@ class Tracer:
     """Records the saturations of one program and collects the chains, and what has none."""
 
     program: Program
-    outputs: tuple[Output, ...]
+    form: Form
+    order: tuple[str, ...]
     groups: Groups
     recorder: Recorder
     gaps: list[str] = field(default_factory=list)
@@ -160,7 +157,8 @@ class Tracer:
             for o in self.program.outputs
         ]
         self.recorder.tapes.clear()
-        prepare(self.program, self.recorder.engine)
+        if self.form != "written":
+            prepare(self.program, self.recorder.engine, apart=self.form == "apart")
         if not self.recorder.tapes:
             return tuple(proofs)
         tape = self.recorder.tapes[-1]
@@ -186,9 +184,8 @@ class Tracer:
             return claim
         (key,) = (key for key, known in self.groups.items() if known is group)
         axis, reduces, suffix = key
-        order = axis_order(replace(self.program, outputs=self.outputs))
         self.recorder.tapes.clear()
-        derive_group(axis, reduces, order, self.program.strict_casts, suffix, self.recorder.engine)
+        derive_group(axis, reduces, self.order, self.program.strict_casts, suffix, self.recorder.engine)
         tape = self.recorder.tapes[-1]
         closure = Closure(tape)
         self.classes[f"{axis}: {', '.join(s.name for s in claim.states)}"] = closure.classes()
@@ -234,15 +231,15 @@ class Tracer:
 
 def trace(
     program: Program,
-    outputs: tuple[Output, ...],
+    order: tuple[str, ...],
     groups: Groups,
     plan: Plan,
     origin: Origin,
     recorder: Recorder | None = None,
 ) -> tuple[Proof, Mapping[str, Classes]]:
-    """The derivation of a plan, and the classes of the e-graphs that it is taken from. What no recorded step proves
-    is listed in its gaps."""
-    tracer = Tracer(program, outputs, groups, recorder or Recorder())
+    """The derivation of a plan, and the classes of the e-graphs that it is taken from. `order` is that of all axes. What
+    no recorded step proves is listed in its gaps."""
+    tracer = Tracer(program, plan.form, order, groups, recorder or Recorder())
     claimed = claims(plan, program.strict_casts)
     proofs = tracer.trace_outputs()
     kernels = tuple(tracer.trace_kernel(k, c) for k, c in zip(plan.kernels, claimed, strict=True))
@@ -260,7 +257,7 @@ def survives(rule: str, program: Program, outputs: tuple[Output, ...], groups: G
     """Whether the same kernels are derived where a rule does not exist, in another way."""
     rest = without(rule)
     engine = Engine(lambda rulesets: session(rest(rulesets)))
-    if prepare(program, engine)[0] != outputs:
+    if prepare(program, engine, apart=plan.form == "apart")[0] != outputs:
         return False
     order = axis_order(replace(program, outputs=outputs))
     for group in {g.group: None for k in plan.kernels for g in k.groups}:

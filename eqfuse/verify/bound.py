@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from eqfuse.terms.nodes import (
@@ -99,33 +99,8 @@ class Side:
     extents: Mapping[str, int]
 
 
-def acceptance_bounds(
-    programs: Sequence[Side],
-    reference: Counted,
-    candidates: Iterable[Counted],
-    q: int = Q,
-    *,
-    strict_casts: bool = False,
-) -> list[Bound]:
-    """For each candidate, the bound for its worst output element against the reference.
-
-    `programs` are those that both were made from: a candidate that comes from the first one's program is
-    taken to exponentiate sums and differences of what that program does, and to call uninterpreted
-    functions no more often.
-    """
-    calls = [_values(side, lambda node: _hashes(node, strict_casts)) for side in programs]
-    difference = _Difference(
-        reference,
-        _values(programs[0], lambda node: int(node.fn in ("sqrt", "rsqrt"))),
-        2 * calls[0] if len(calls) == 1 else sum(calls),
-        _independent([atom for side in programs for atom in _side_atoms(side)]),
-        q,
-    )
-    return [difference.worst(candidate) for candidate in candidates]
-
-
 @dataclass(frozen=True)
-class _Difference:
+class Difference:
     """The run of the reference, and what the programs tell: square roots that an element of the reference has at
     most, values of uninterpreted functions in a difference, and whether all exponents are independent."""
 
@@ -135,8 +110,24 @@ class _Difference:
     independent: bool
     q: int
 
+    @classmethod
+    def of(
+        cls, programs: Sequence[Side], reference: Counted, q: int = Q, *, strict_casts: bool = False
+    ) -> Difference:
+        """`programs` are those that the reference and the candidates were made from: a candidate that comes from the
+        first one's program is taken to exponentiate sums and differences of what that program does, and to call
+        uninterpreted functions no more often."""
+        calls = [_values(side, lambda node: _hashes(node, strict_casts)) for side in programs]
+        return cls(
+            reference,
+            _values(programs[0], lambda node: int(node.fn in ("sqrt", "rsqrt"))),
+            2 * calls[0] if len(calls) == 1 else sum(calls),
+            _independent([atom for side in programs for atom in _side_atoms(side)]),
+            q,
+        )
+
     def worst(self, candidate: Counted) -> Bound:
-        """The bound for the output for which it is largest."""
+        """The bound for a candidate's worst output element against the reference."""
         bounds = [
             self._bound(candidate, form, candidate.forms[name])
             for name, form in self.reference.forms.items()

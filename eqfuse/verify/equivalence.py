@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from eqfuse.terms.domain import Domain
 from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
-from eqfuse.verify.bound import REQUESTED, Bound, Side, acceptance_bounds
+from eqfuse.verify.bound import REQUESTED, Bound, Difference, Side
 from eqfuse.verify.certificate import NOT_COVERED, Certificate, Counterexample, StageReport
 from eqfuse.verify.degrees import Counted, count
 from eqfuse.verify.field import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomain
@@ -62,6 +62,10 @@ def _evaluated(
     return evaluate_together(programs, inputs.tensors, inputs.scalars, extents, domain, batch=inputs.trials)
 
 
+Special = Literal["kept", "lost", "ignored"]
+"""What a stage does with infinities: what the program does, that or NaN, or anything."""
+
+
 @dataclass
 class Tally:
     """What has been compared so far of one stage's outputs."""
@@ -107,15 +111,16 @@ def compare(
     tally: Tally,
     stage: str = "candidate",
     *,
-    special: bool = True,
+    special: Special = "kept",
 ) -> bool:
     """Adds one round's outputs to the tally; False, with `tally.failure` set, where they differ.
 
     Outputs are equal where every residue known on both sides is, and where both are an infinity that a constant or
     an input brought in. Elements without a value in the field are counted, not compared. What the reference makes finite, the candidate may not make infinite or
-    NaN. With `special`, infinities of the reference must be there too, and NaN where all inputs are finite
+    NaN. Unless `special` is "ignored", infinities of the reference must be there too, and NaN where all inputs are finite
     (a tile that a condition rules out may be left out, and with it 0 times an infinity). Where a division by 0 makes
-    NaN in the reference, an infinity will do: c in c * sum(m) may be infinite, and some m be 0.
+    NaN in the reference, an infinity will do: c in c * sum(m) may be infinite, and some m be 0. Where it is "lost", NaN
+    will do for an infinity.
     """
     if set(reference) != set(candidate):
         tally.failure = (
@@ -149,7 +154,7 @@ def _compare_output(
     inputs: Inputs,
     tally: Tally,
     stage: str,
-    special: bool,
+    special: Special,
 ) -> bool:
     decided = expected.lacks(UNDEFINED) & found.lacks(UNDEFINED)
     straight = expected.lacks(TWISTED) & found.lacks(TWISTED)
@@ -169,10 +174,11 @@ def _compare_output(
         # The sign of a root's residue is a convention: only together do residues and real values decide.
         undecided = usable & (same != close)
     misplaced = np.isinf(expected.shadow) & (found.shadow != expected.shadow)
+    misplaced &= ~np.isnan(found.shadow) | (special != "lost")
     plain = inputs.finite().reshape(-1, *(1,) * (expected.shadow.ndim - 1))
     divided = np.isinf(found.shadow) & ~expected.lacks(POLE)
     misplaced |= np.isnan(expected.shadow) & ~np.isnan(found.shadow) & ~divided & plain
-    misplaced &= decided & special
+    misplaced &= decided & (special != "ignored")
     wrong = (usable & ~same & ~undecided) | (decided & finite & ~np.isfinite(found.shadow)) | misplaced
     agreed = usable & same & (close | straight)
     given = expected.lacks(POLE) & found.lacks(POLE)
@@ -240,7 +246,7 @@ def check_stages(
     seed: int = 0,
     dtypes: Mapping[str, str] | None = None,
     scalars: Mapping[str, object] | None = None,
-    special: bool = True,
+    special: Special = "kept",
     bound: float = REQUESTED,
 ) -> Certificate:
     """Compares every stage with the program as written, on the same random inputs, at the stage's extents.
@@ -248,7 +254,7 @@ def check_stages(
     Rounds of `trials` are added until the probability of accepting a wrong stage is at most `bound`, where a
     theorem gives one (see `Certificate.bound`).
     `dtypes` tells which tensors are integers or truth values; `scalars` fixes some of the scalars.
-    With `special`, some trials have -inf in one input, and infinities and NaN are compared too
+    Unless `special` is "ignored", some trials have -inf in one input, and infinities and NaN are compared too
     (see `compare`).
     """
     given = scalars or {}
@@ -275,7 +281,7 @@ class _Source:
     specs: Mapping[str, InputSpec]
     scalars: Mapping[str, object]
     extents: Mapping[str, int]
-    special: bool
+    special: Special
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -296,10 +302,11 @@ class _Source:
             return count(stage.run, self.specs, scalars, self.extents, strict_casts=strict_casts)
 
         expected = counted(self.reference)
-        (alone,) = acceptance_bounds(self.sides, expected, [expected], strict_casts=strict_casts)
+        difference = Difference.of(self.sides, expected, strict_casts=strict_casts)
+        alone = difference.worst(expected)
         if alone.per_trial >= 1.0:  # nor is it told from another, which need not be counted
             return [alone] * len(stages)
-        return acceptance_bounds(self.sides, expected, map(counted, stages), strict_casts=strict_casts)
+        return [difference.worst(counted(stage)) for stage in stages]
 
     def evaluate(
         self, stages: Sequence[Stage], inputs: Inputs, domain: Domain
@@ -318,7 +325,7 @@ class _Source:
         return expected, dict(zip(same, others, strict=True))
 
     def draw(self, domain: FieldDomain, trials: int, rng: np.random.Generator) -> Inputs:
-        tensors = draw_specs(self.specs, domain, trials, rng, infinities=self.special)
+        tensors = draw_specs(self.specs, domain, trials, rng, infinities=self.special != "ignored")
         scalars = draw_scalars(self.programs, self.scalars, domain, trials, rng)
         return Inputs(tensors, scalars, self.extents, trials)
 
@@ -498,7 +505,7 @@ def equivalent(
     stage = Stage.of_program("second program", second, pair.right)
     sides = (Side(first, pair.left), Side(second, pair.right))
     # An infinite input may tell equal functions of real numbers apart: that is left to floats.
-    verification.run([stage], _Source(sides, pair.specs, given, pair.left, False))
+    verification.run([stage], _Source(sides, pair.specs, given, pair.left, "ignored"))
     unseen = [
         {str(condition) for condition in constant_conditions(program, extents, given)}
         for program, extents in ((first, pair.left), (second, pair.right))

@@ -358,9 +358,8 @@ class FieldDomain:
         """The true values, told apart where they are 1 or -1 in float64."""
         shadow = np.asarray(self._floats.call(fn, [x.shadow]))
         saturated = np.abs(shadow) == 1
-        if x.p is None or not saturated.any():
-            return shadow
-        return np.where(saturated, shadow * _apart(scramble(x.p, self._key(fn))), shadow)
+        hashes = self._hashes(fn, [x]) if saturated.any() else None
+        return shadow if hashes is None else np.where(saturated, shadow * _apart(hashes), shadow)
 
     def _gelu(self, x: FieldArray) -> FieldArray:
         root_half = self._sqrt(self.full((), 0.5))
@@ -377,25 +376,31 @@ class FieldDomain:
         self.opaque.add(fn)
         shadow = self._floats.call(fn, [arg.shadow for arg in args])
         result = FieldArray(None, None, np.asarray(shadow, dtype=np.float64))
-        known = [arg.p if arg.p is not None else arg.q for arg in args]
-        residues = [residue for residue in known if residue is not None]
-        if len(residues) == len(args):
-            if fn in ("tanh", "erf", "sin", "cos"):
-                modulus = self.p if args[0].p is not None else self.q
-                residues = [np.where(args[0].shadow < 0, -residues[0] % modulus, residues[0])]
-            key = self._key(fn)
-            mixed = reduce(lambda seen, r: scramble(seen ^ r, key), residues, np.zeros((), dtype=np.int64))
+        mixed = self._hashes(fn, args)
+        if mixed is not None:
             root = mixed % (self.p - 1) + 1
             finite = reduce(np.logical_and, [np.isfinite(arg.shadow) for arg in args])
             whole = self.lift(np.where(finite, 0, np.nan_to_num(result.shadow, posinf=0.0, neginf=0.0)))
             assert whole.p is not None and whole.q is not None
             hashed = finite & (result.shadow != 0)
             negative = result.shadow < 0
-            p, q = root * root % self.p, scramble(mixed, key) % self.q
+            p, q = root * root % self.p, scramble(mixed, self._key(fn)) % self.q
             result.p = np.where(hashed, np.where(negative, self.p - p, p), whole.p)
             result.q = np.where(hashed, np.where(negative, -q % self.q, q), whole.q)
             result.shadow = np.where(hashed, result.shadow * _apart(mixed), result.shadow)
         return self._settle(result, *args, poles=np.True_)
+
+    def _hashes(self, fn: str, args: Sequence[FieldArray]) -> Residues | None:
+        """Keyed hashes of the arguments, of odd and even functions up to their sign; None where one has no residue."""
+        known = [arg.p if arg.p is not None else arg.q for arg in args]
+        residues = [residue for residue in known if residue is not None]
+        if len(residues) < len(args):
+            return None
+        if fn in ("tanh", "erf", "sin", "cos"):
+            modulus = self.p if args[0].p is not None else self.q
+            residues = [np.where(args[0].shadow < 0, -residues[0] % modulus, residues[0])]
+        key = self._key(fn)
+        return reduce(lambda seen, r: scramble(seen ^ r, key), residues, np.zeros((), dtype=np.int64))
 
     def _key(self, fn: str) -> int:
         return crc32(fn.encode()) * 0x9E3779B97F4A7C15 + self._seed * 0xD1B54A32D192ED03 + 1

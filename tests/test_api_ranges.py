@@ -1,0 +1,87 @@
+"""Magnitudes from denormals to the largest floats: finite and right wherever the unfused float32 program is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse.errors import ScheduleError
+from eqfuse.extract.plans import SCHEDULES
+from eqfuse.loops.interpreter import run
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.interpreter import evaluate
+from eqfuse.terms.parser import parse
+from eqfuse.terms.sizes import bind
+
+PROGRAMS = {
+    "largest": "y[i] = sum[j](x[i,j] / max[j](abs(x[i,j])))",
+    "largest and a little": "y[i] = sum[j](x[i,j] / (max[j](abs(x[i,j])) + 1e-30))",
+    "largest, clipped": "y[i] = sum[j](x[i,j] / max(max[j](abs(x[i,j])), 1e-30))",
+    "sum": "y[i] = sum[j](sq(x[i,j] / sum[j](abs(x[i,j]))))",
+    "mean": "y[i] = sum[j](x[i,j] / mean[j](abs(x[i,j])))",
+    "norm": "n[i] = max[j](abs(x[i,j]))\ny[i] = n[i] * sqrt(sum[j](sq(x[i,j] / n[i])))",
+    "length": "y[i] = sum[j](x[i,j] / N(j))",
+    "scalar": "y[i] = sum[j](x[i,j] * s)",
+    "column": "y[i] = sum[j](x[i,j] * c[i])",
+    "product": "y[i] = sum[j](x[i,j] / max[j](abs(x[i,j])) * z[i,j])",
+    "weights": "w[i,j] = abs(x[i,j])\ny[i] = sum[j](w[i,j] / sum[j](w[i,j]) * z[i,j])",
+    "masked": "y[i] = sum[j](where(j <= 50, x[i,j], 0) / max[j](abs(x[i,j])))",
+}
+MAGNITUDES = (1e-45, 1e-40, 1e-38, 1e-30, 1e-10, 1.0, 1e10, 1e18, 1e20, 1e30, 3e37, 1e38)
+ROWS, COLUMNS = len(MAGNITUDES) + 2, 93
+
+
+def rows(rng: np.random.Generator) -> np.ndarray:
+    """A row of each magnitude, and two of magnitudes that are mixed."""
+    values = rng.uniform(0.5, 1.0, (ROWS, COLUMNS)) * rng.choice([-1.0, 1.0, 1.0], (ROWS, COLUMNS))
+    values[: len(MAGNITUDES)] *= np.array(MAGNITUDES)[:, None]
+    values[len(MAGNITUDES) :] *= rng.choice(MAGNITUDES, (2, COLUMNS))
+    return values.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("prefer", [None, *SCHEDULES])
+def test_what_the_program_keeps_in_range_stays_there(name: str, prefer: str | None) -> None:
+    source = PROGRAMS[name]
+    program = parse(source)
+    rng = np.random.default_rng(3)
+    arrays = {"x": rows(rng), "z": rows(rng), "c": np.geomspace(1e-30, 1e-3, ROWS, dtype=np.float32)}
+    tensors = {t.name: arrays[t.name] for t in program.tensors}
+    scalars = dict.fromkeys(program.scalars, 1e-20)
+    try:
+        kernel = eq.compile(source, prefer=prefer)
+    except ScheduleError:
+        pytest.fail("every program here has every schedule")
+    with np.errstate(all="ignore"):
+        exact = np.asarray(eq.reference(source)(**tensors, **scalars))
+        extents = bind(program, {n: a.shape for n, a in tensors.items()}, None, scalars)
+        domain = FloatDomain("float32")
+        unfused = np.asarray(evaluate(program, tensors, scalars, extents, domain)["y"].data, dtype=np.float64)
+        called = kernel(**{n: torch.from_numpy(a) for n, a in tensors.items()}, **scalars).double().numpy()
+        nest = kernel.compiled.chosen.nest  # the same in many tiles, and in shards
+        tiles, shards = {"j": 8, "j_shard": 1}, dict.fromkeys((shard for shard, _ in nest.shards), 3)
+        tiled = run(nest, program, tensors, scalars, extents, domain, tiles=tiles, shards=shards)["y"]
+        allowed = np.abs(unfused - exact)
+        size = np.maximum(np.abs(exact), np.finfo(np.float32).tiny)
+    good = np.isfinite(unfused) & (allowed <= 1e-4 * size)
+    assert good.sum() >= ROWS // 2
+    for found in (called, tiled):
+        assert np.isfinite(found[good]).all()
+        assert (np.abs(found - exact)[good] <= np.maximum(4 * allowed, 1e-5 * size)[good]).all()
+
+
+def test_the_program_as_written_is_had_by_asking_for_its_passes() -> None:
+    source = "P[i,j] = exp(x[i,j])\ny[i,j] = P[i,j] / sum[j](P[i,j])"
+    rewritten, written = eq.compile(source), eq.compile(source, prefer="multi_pass")
+    assert "max_j" in rewritten.loops and "max_j" not in written.loops
+    assert written.plan.form == "written" and "as written" in repr(written.plan)
+    assert written.certificate.ok and written.derivation.check()
+    large = torch.full((2, 5), 100.0)
+    assert torch.isfinite(rewritten(x=large)).all() and not torch.isfinite(written(x=large)).any()
+
+
+def test_a_pass_for_each_reduction_that_waits_for_another() -> None:
+    kernel = eq.compile("y = sum[c](sq(x[c] / sum[c](abs(x[c]))))", prefer="multi_pass")
+    assert kernel.loops.count("for c in tiles") == 2
