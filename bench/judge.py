@@ -8,8 +8,9 @@ operand of a sum or a difference: a value that is used twice may be computed in 
 scales with the condition of the program: where its operations cancel, or a comparison stands on the edge,
 the runs differ, and only there a fused program may differ as much.
 
-Where the unfused program overflows in the kernel's precision and float64 does not, a fused program may give
-anything: in another order it may overflow elsewhere, or not at all. Where the unfused one is finite, so must it be.
+Where the unfused program leaves the range of the kernel's precision and float64 does not, a fused program may give
+anything: in another order it may overflow elsewhere, or not at all. It shows by an infinity or NaN, or by an error
+that rounding does not explain. Where the unfused one is right, the fused one must be.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ ROUNDING: Mapping[str, float] = {
 }
 FLUSHED = ("exp", "sigmoid", "silu", "gelu", "tanh", "erf")
 """Functions that may give 0 below the least normal number: their kernels flush what is denormal."""
+OUT_OF_RANGE = 0.01
+"""A relative error of the unfused program from which on it has left the range, if rounding makes none like it."""
 EXACT = ("neg", "abs", "maximum", "minimum", "sign", "floor", "round", "relu", "finite", "invertible")
 
 
@@ -93,7 +96,7 @@ class Expected:
     """One output: its value in float64, in the kernel's precision unfused, and how far it may be off.
 
     `tolerance` is inf where the disturbed runs do not agree on whether the value is finite, and where the unfused
-    program overflows.
+    program leaves the range.
     `others` are values of the disturbed runs, whose NaN and infinities are as good as the exact ones.
     """
 
@@ -106,23 +109,11 @@ class Expected:
     def wrong(self, found: torch.Tensor, infinities: bool = True) -> str:
         """Where and how an output of the fused program is wrong; empty where it is right. Without `infinities`, NaN
         may stand for one."""
-        got, rounding, tiny = _as_float64(found), 0.0, 0.0
-        exact = self.exact
-        if got.shape != exact.shape:
-            return f"{self.name} has shape {got.shape}, not {exact.shape}"
-        if found.dtype.is_floating_point:
-            info = torch.finfo(found.dtype)
-            rounding, tiny = info.eps, info.smallest_normal
-            exact = _as_float64(torch.from_numpy(np.array(exact, np.float64)).to(found.dtype))
-        with np.errstate(all="ignore"):
-            allowed = self.tolerance + LAST_PLACES * rounding * np.abs(exact) + tiny
-            near = np.abs(got - exact) <= allowed
-            near |= np.abs(got - self.unfused) <= allowed
-        same = [_kinds(got) == _kinds(value) for value in (exact, self.unfused, *self.others)]
-        special = np.logical_or.reduce(same) & (_kinds(got) > 0)
-        if not infinities:
-            special |= np.isnan(got) & (_kinds(exact) > 0)
-        bad = np.argwhere(~(near | special | np.isinf(self.tolerance)))
+        got = _as_float64(found)
+        if got.shape != self.exact.shape:
+            return f"{self.name} has shape {got.shape}, not {self.exact.shape}"
+        exact = self._rounded(found.dtype)
+        bad = np.argwhere(~(self.ratios(found, infinities) <= 1))
         if not len(bad):
             return ""
         at = tuple(int(k) for k in bad[0])
@@ -130,6 +121,30 @@ class Expected:
             f"{self.name}{list(at)} is {got[at]:.9g}, not {exact[at]:.9g} (unfused {self.unfused[at]:.9g}, "
             f"tolerance {self.tolerance[at]:.1e}); {len(bad)} of {got.size} positions"
         )
+
+    def ratios(self, found: torch.Tensor, infinities: bool = True) -> Array:
+        """The error at every position over what is allowed there: 0 where anything is, inf for a wrong special value."""
+        got, exact = _as_float64(found), self._rounded(found.dtype)
+        rounding, tiny, most = 0.0, 0.0, np.inf
+        if found.dtype.is_floating_point:
+            info = torch.finfo(found.dtype)
+            rounding, tiny, most = info.eps, info.smallest_normal, info.max
+        with np.errstate(all="ignore"):
+            allowed = self.tolerance + LAST_PLACES * rounding * np.abs(exact) + tiny
+            error = np.fmin(np.abs(got - exact), np.abs(got - self.unfused))
+            beyond = np.isinf(got) & (np.abs(exact) + allowed > most)
+            ratios = np.where((error == 0) | beyond, 0.0, error / allowed)
+        same = [_kinds(got) == _kinds(value) for value in (exact, self.unfused, *self.others)]
+        special = np.logical_or.reduce(same) & (_kinds(got) > 0)
+        if not infinities:
+            special |= np.isnan(got) & (_kinds(exact) > 0)
+        return np.where(special | np.isinf(self.tolerance), 0.0, np.where(np.isnan(ratios), np.inf, ratios))
+
+    def _rounded(self, dtype: torch.dtype) -> Array:
+        """The exact values in the dtype of an output."""
+        if not dtype.is_floating_point:
+            return self.exact
+        return _as_float64(torch.from_numpy(np.array(self.exact, np.float64)).to(dtype))
 
     @property
     def judged(self) -> int:
@@ -193,7 +208,9 @@ def _expected(name: str, exact: Array, unfused: Array, runs: Sequence[Array]) ->
     with np.errstate(all="ignore"):
         finite = np.isfinite(value)
         deviation = np.max([np.abs(run - value) for run in others], axis=0)
-        own = np.where(np.isfinite(plain), np.abs(plain - value), np.inf)
+        own = np.abs(plain - value)
+        strayed = (own > OUT_OF_RANGE * np.abs(value)) & (own > DISTURBED * deviation)
+        own = np.where(np.isfinite(plain) & ~strayed, own, np.inf)
         tolerance = np.where(finite, DISTURBED * deviation + UNFUSED * own, 0.0)
     return Expected(name, value, plain, others, np.where(np.isnan(tolerance), np.inf, tolerance))
 

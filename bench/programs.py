@@ -23,6 +23,7 @@ import torch
 from hypothesis import strategies as st
 
 import eqfuse as eq
+from bench.magnitudes import MAGNITUDES, factors
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.registry import REGISTERED
 
@@ -53,14 +54,6 @@ DRAWS: Mapping[str, Interval] = {
 INTEGERS: Interval = (-5, 5)
 """Where the values of a tensor of integers lie."""
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
-MAGNITUDES: Mapping[str, tuple[float, float]] = {
-    "tiny": (-30, -30),
-    "denormal": (-42, -42),
-    "huge": (37.4, 37.4),
-    "rows": (-44, 37.4),
-    "mixed": (-44, 37.4),
-}
-"""Powers of ten that values are scaled by: all alike, each row of the first dimension, or each element."""
 PLACES = ("here",) * 37 + ("a thread", "threads", "a fork")
 """Where a program is compiled and called."""
 
@@ -208,7 +201,7 @@ class Input:
         shape = tuple(sizes[axis.removesuffix("+1")] + axis.endswith("+1") for axis in self.axes)
         found = self._values(shape, sizes, generator)
         if self.magnitude:
-            found = found.double() * _factors(self.magnitude, shape, generator)
+            found = found.double() * factors(self.magnitude, shape, generator)
         found = found.to(TORCH_DTYPES[self.dtype])
         if not shape or self.layout == "contiguous":
             return found
@@ -284,13 +277,6 @@ class Example:
             f"{users}{self.source}\n# sizes: {sizes}; tensors: {tensors}{scalars}\n"
             f"# tiles of {self.block}, {self.shards} shards, values of seed {self.seed}{place}"
         )
-
-
-def _factors(magnitude: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    low, high = MAGNITUDES[magnitude]
-    count = {"rows": shape[:1], "mixed": shape}.get(magnitude, ())
-    powers = low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64)
-    return torch.pow(10.0, powers).reshape(*count, *[1] * (len(shape) - len(count)))
 
 
 def _indexed(index: Iterable[str]) -> str:

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, Phase
 from bench import fuzz_report
 from bench.fuzz_report import Batch, Outcome, check, explore
 from bench.judge import expected
-from bench.programs import MAGNITUDES, Example, Input, programs
+from bench.magnitudes import MAGNITUDES
+from bench.programs import Example, Input, programs
 from bench.report import Options
 from eqfuse.extract.plans import SCHEDULES
 from eqfuse.terms.parser import parse
