@@ -27,6 +27,7 @@ from eqfuse.terms.floats import TORCH_DTYPES, FloatDomain
 from eqfuse.terms.interpreter import evaluate, reference
 from eqfuse.terms.nodes import CASTS, Call, Expr, Load, Program, call, transform
 from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import kind
 
 Array = npt.NDArray[Any]
 
@@ -44,7 +45,7 @@ ROUNDING: Mapping[str, float] = {
 }
 FLUSHED = ("exp", "sigmoid", "silu", "gelu", "tanh", "erf")
 """Functions that may give 0 below the least normal number: their kernels flush what is denormal."""
-OUT_OF_RANGE = 0.01
+OUT_OF_RANGE = 1e-4
 """A relative error of the unfused program from which on it has left the range, if rounding makes none like it."""
 EXACT = ("neg", "abs", "maximum", "minimum", "sign", "floor", "round", "relu", "finite", "invertible")
 
@@ -89,6 +90,27 @@ class Disturbed(FloatDomain):
         if op in ("max", "min"):
             return super().reduce(op, value, axis)
         return self._off(super().reduce(op, self._off(value, self.unit), axis), self.unit)
+
+
+class Ranged(FloatDomain):
+    """float64 in which what is out of the range of `dtype` is any number of that range."""
+
+    def __init__(self, dtype: str, seed: int) -> None:
+        super().__init__("float64")
+        self.most = torch.finfo(TORCH_DTYPES[dtype]).max
+        self.random = np.random.default_rng(seed)
+
+    def _within(self, value: Array) -> Array:
+        beyond = np.isfinite(value) & (np.abs(value) > self.most)
+        if not beyond.any():
+            return value
+        return np.where(beyond, self.random.uniform(-self.most, self.most, value.shape), value)
+
+    def call(self, fn: str, args: Sequence[Any]) -> Array:
+        return self._within(super().call(fn, args))
+
+    def reduce(self, op: str, value: Any, axis: int) -> Array:
+        return self._within(super().reduce(op, value, axis))
 
 
 @dataclass(frozen=True)
@@ -173,9 +195,21 @@ def expected(
     )
     domain = FloatDomain("float64" if arithmetic == "f64" else "float32")
     unfused = evaluate(program, narrow, scalars, extents, domain)
+    positions = [o.name for o in program.outputs if kind(o.expr, dtypes) != "real"]
+    ranged = [
+        evaluate(program, wide, scalars, extents, Ranged(arithmetic, n))
+        for n in range(RUNS * bool(positions))
+    ]
     runs = disturbed(program, tensors, scalars, extents, dtypes)
     return tuple(
-        _expected(output.name, value, unfused[output.name], [run[output.name] for run in runs])
+        _expected(
+            output.name,
+            value,
+            unfused[output.name],
+            # A position may be right by luck where what it is chosen by is out of range.
+            [run[output.name] for run in ranged] if output.name in positions else [],
+            [run[output.name] for run in runs],
+        )
         for output, value in zip(program.outputs, exact, strict=True)
     )
 
@@ -201,7 +235,10 @@ def _wide(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     return {n: _as_float64(t) if t.is_floating_point() else t.numpy() for n, t in tensors.items()}
 
 
-def _expected(name: str, exact: Array, unfused: Array, runs: Sequence[Array]) -> Expected:
+def _expected(
+    name: str, exact: Array, unfused: Array, ranged: Sequence[Array], runs: Sequence[Array]
+) -> Expected:
+    """Where one of `ranged` is another value than `exact`, the unfused program has left the range."""
     value = np.asarray(exact, np.float64)
     plain = np.asarray(unfused, np.float64)
     others = tuple(np.asarray(run, np.float64) for run in runs)
@@ -210,6 +247,8 @@ def _expected(name: str, exact: Array, unfused: Array, runs: Sequence[Array]) ->
         deviation = np.max([np.abs(run - value) for run in others], axis=0)
         own = np.abs(plain - value)
         strayed = (own > OUT_OF_RANGE * np.abs(value)) & (own > DISTURBED * deviation)
+        for run in ranged:
+            strayed |= finite & (np.asarray(run, np.float64) != value)
         own = np.where(np.isfinite(plain) & ~strayed, own, np.inf)
         tolerance = np.where(finite, DISTURBED * deviation + UNFUSED * own, 0.0)
     return Expected(name, value, plain, others, np.where(np.isnan(tolerance), np.inf, tolerance))

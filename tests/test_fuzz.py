@@ -119,6 +119,13 @@ def test_the_judge_lets_overflow_be_and_not_what_the_unfused_program_keeps_in_ra
     assert not judged(overflowing, x, torch.tensor([20.0, 20.0]))
 
 
+def test_the_judge_knows_positions_that_are_right_by_luck() -> None:
+    x = torch.tensor([[3e30, 2e30, 1.0], [3.0, 2.0, 1.0]])
+    chosen = "y[i] = argmax[j](sq(x[i,j]))"
+    assert not judged(chosen, x, torch.tensor([1, 0]))
+    assert "y[1] is 1, not 0" in judged(chosen, x, torch.tensor([0, 1]))
+
+
 def test_the_judge_allows_nan_for_an_infinity_where_a_plan_loses_them() -> None:
     source, x = "y[i] = sum[j](x[i,j])", torch.full((2, 2), torch.inf)
     (output,) = expected(parse(source), {"x": x}, {}, {}, {"x": "f32"})
