@@ -57,12 +57,12 @@ REAL: Mapping[str, str] = {
     **{fn: f"torch.{fn}" for fn in ("sigmoid", "erf", "sin", "cos")},
     "floordiv": "torch.floor_divide",
     "mod": "torch.remainder",
-    "gelu": "torch.nn.functional.gelu",
+    "gelu": "gelu",
     "silu": "torch.nn.functional.silu",
     "finite": "finite",
     "invertible": "invertible",
 }
-_WITHOUT_OUT = ("gelu", "silu")
+_WITHOUT_OUT = ("silu",)
 _TAKES_NUMBER = ("add", "sub", "mul", "div", "floordiv", "mod", *COMPARISONS)
 """Functions whose second operand may be a Python number."""
 

@@ -229,7 +229,7 @@ def silu(x):
 """,
     "gelu": """
 def gelu(x):
-    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return x * (0.5 + 0.5 * tl.erf(x * 0.7071067811865476))
 """,
     "tanh": """
 def tanh(x):
