@@ -132,7 +132,7 @@ ERRORS = [
             "scalar 'g' is 2.5, not an integer (line 1)\n"
             "    y[i, j] = x[i, j // g]\n"
             "                        ^\n"
-            "it is used in an index"
+            "it is used in an index: x[i, j // g]"
         ),
     ),
     ("y[i] = x[i]", {"x": (4,)}, {"k": 3}, {}, "the program has no axis 'k'\naxes: i"),

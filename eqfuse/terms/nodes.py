@@ -275,7 +275,8 @@ class Program:
 
     `domains` maps an axis that had to be renamed to the axis whose extent it has.
     `lengths` are the extents that the program itself declares.
-    `integers` are the scalars that are integers: declared so, or used in an index.
+    `integers` are the scalars that are integers: declared so, or used as one (see `terms/positions.py`).
+    `integer_tensors` are the undeclared tensors that are used as integers.
     """
 
     source: str
@@ -285,4 +286,5 @@ class Program:
     domains: Mapping[str, str]
     strict_casts: bool = False
     integers: tuple[str, ...] = ()
+    integer_tensors: tuple[str, ...] = ()
     lengths: Mapping[str, int] = field(default_factory=dict)

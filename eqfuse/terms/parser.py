@@ -16,7 +16,6 @@ from eqfuse.terms.nodes import (
     CASTS,
     Axis,
     Call,
-    Const,
     Expr,
     Load,
     Output,
@@ -29,6 +28,7 @@ from eqfuse.terms.nodes import (
     children,
     walk,
 )
+from eqfuse.terms.positions import index_uses, integer_uses
 from eqfuse.terms.syntax import (
     MAX_DEPTH,
     TOO_DEEP,
@@ -46,10 +46,17 @@ from eqfuse.terms.syntax import (
 INTEGER_DTYPES = ("i32", "i64")
 
 
-def parse(source: str, *, scalars: Mapping[str, Number] | None = None, strict_casts: bool = False) -> Program:
+def parse(
+    source: str,
+    *,
+    scalars: Mapping[str, Number] | None = None,
+    strict_casts: bool = False,
+    made: bool = False,
+) -> Program:
     """The program of a source text.
 
-    Names in `scalars` become constants; other free names are run-time scalars.
+    Names in `scalars` become constants; other free names are run-time scalars. What a text that is `made` does not
+    declare is an integer in an index alone.
     Raises ParseError (not a program), TypeCheckError (ranks that do not agree), BindError (a name in
     `scalars` that the program does not have) and BudgetError (too large once inlined).
     """
@@ -59,12 +66,12 @@ def parse(source: str, *, scalars: Mapping[str, Number] | None = None, strict_ca
         )
     text = Source.of(source)
     try:
-        return _program(text, _constants(scalars or {}), strict_casts)
+        return _program(text, _constants(scalars or {}), strict_casts, made)
     except RecursionError:
         raise text.error(TOO_DEEP, None, TOO_DEEP_HINT) from None
 
 
-def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool) -> Program:
+def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool, made: bool) -> Program:
     found = [_counted(statement, constants) for statement in statements(source)]
     names = _names(source, found, constants)
     domains = _aliases(source, found)
@@ -79,16 +86,18 @@ def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool
         _output(names.definitions[name], reader.done[name], names)
         for name in _output_names(source, found, names, reader.read_names)
     )
-    nodes = list(walk(*(output.expr for output in outputs)))
     axes = axes_of(outputs)
+    tensors = _tensors(list(walk(*(output.expr for output in outputs))), names, domains)
+    integers, integer_tensors = _integers(outputs, tensors, names, made)
     return Program(
         source=source.text,
-        tensors=_tensors(nodes, names, domains),
-        scalars=tuple(dict.fromkeys(node.name for node in nodes if isinstance(node, Scalar))),
+        tensors=tensors,
+        scalars=_scalars(outputs),
         outputs=outputs,
         domains={axis: of for axis, of in domains.items() if axis in axes},
         strict_casts=strict_casts,
-        integers=_integers(nodes, names),
+        integers=integers,
+        integer_tensors=integer_tensors,
         lengths={axis: count for axis, count in names.lengths.items() if axis in axes},
     )
 
@@ -308,25 +317,17 @@ def _plain_axis(loads: Sequence[Load], position: int, domains: Mapping[str, str]
     return axes.pop() if len(axes) == 1 else None
 
 
-def _integers(nodes: Sequence[Expr], names: Names) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for node in nodes:
-        match node:
-            case Load(_, index):
-                parts: tuple[Expr, ...] = index
-            case Call("floordiv" | "mod", (left, right)) if _is_integral(left) or _is_integral(right):
-                parts = (left, right)
-            case _:
-                continue
-        found.update(dict.fromkeys(part.name for part in walk(*parts) if isinstance(part, Scalar)))
-    declared = {name for name, declaration in names.declared.items() if declaration.dtype in INTEGER_DTYPES}
-    found.update({node.name: None for node in nodes if isinstance(node, Scalar) and node.name in declared})
-    return tuple(found)
+def _integers(
+    outputs: Sequence[Output], tensors: Sequence[Tensor], names: Names, made: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The scalars that hold integers, and the undeclared tensors that do."""
+    declared = {name: each.dtype in INTEGER_DTYPES for name, each in names.declared.items()}
+    uses = (index_uses if made else integer_uses)([output.expr for output in outputs], declared)
+    scalars = _scalars(outputs)
+    of_tensors = [tensor.name for tensor in tensors if tensor.name in uses]
+    return tuple(name for name in scalars if name in uses or declared.get(name, False)), tuple(of_tensors)
 
 
-def _is_integral(expr: Expr) -> bool:
-    """Whether an expression is made of axes, sizes, integers and scalars alone, and of the first two at all."""
-    nodes = list(walk(expr))
-    return any(isinstance(node, Axis | Size) for node in nodes) and not any(
-        isinstance(node, Load) or (isinstance(node, Const) and type(node.value) is not int) for node in nodes
-    )
+def _scalars(outputs: Sequence[Output]) -> tuple[str, ...]:
+    nodes = walk(*(output.expr for output in outputs))
+    return tuple(dict.fromkeys(node.name for node in nodes if isinstance(node, Scalar)))

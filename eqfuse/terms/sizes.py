@@ -11,6 +11,8 @@ from eqfuse.terms.bounds import check_bounds
 from eqfuse.terms.intervals import index_range, whole_number
 from eqfuse.terms.nodes import Axis, Load, Program, walk
 from eqfuse.terms.parser import axes_of
+from eqfuse.terms.positions import reason
+from eqfuse.terms.printer import show
 
 __all__ = ["bind", "index_range"]
 
@@ -90,7 +92,15 @@ def _check_names(program: Program, shapes: Collection[str], scalars: Mapping[str
     for name in program.integers:
         if whole_number(scalars[name]) is None:
             message = f"scalar {name!r} is {scalars[name]!r}, not an integer"
-            raise _name_error(program, name, message, "it is used in an index")
+            raise _name_error(program, name, message, _integer_hint(program, name))
+
+
+def _integer_hint(program: Program, name: str) -> str:
+    use = reason(program, name)
+    if use is None:
+        return "it is declared to be one"
+    hint = f"it is {use.role}: {show(use.where)}"
+    return hint if use.role == "used in an index" else f"{hint}; if it is none, declare it: {name}: f32"
 
 
 def _name_error(program: Program, name: str, message: str, hint: str) -> BindError:

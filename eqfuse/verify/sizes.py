@@ -20,7 +20,6 @@ from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.intervals import Box, Range
 from eqfuse.terms.nodes import (
     COMPARISONS,
-    LOGICAL,
     Axis,
     Call,
     Const,
@@ -37,6 +36,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import axes_of
+from eqfuse.terms.types import truths
 
 Kind = Literal["real", "integer", "truth"]
 _KIND_OF_DTYPE: Mapping[str, Kind] = {"i32": "integer", "i64": "integer", "bool": "truth"}
@@ -339,32 +339,15 @@ def small_shapes(
 
 def _kinds(program: Program, dtypes: Mapping[str, str]) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {tensor.name: "real" for tensor in program.tensors}
-    for node in walk(*roots(program)):
-        for name, kind in _uses(node):
-            kinds[name] = kind
+    for name in truths(program):
+        kinds[name] = "truth"
+    for name in program.integer_tensors:
+        kinds[name] = "integer"
     for tensor in program.tensors:
         dtype = dtypes.get(tensor.name, tensor.dtype)
         if dtype is not None:
             kinds[tensor.name] = _KIND_OF_DTYPE.get(dtype, "real")
     return kinds
-
-
-def _uses(node: Expr) -> Iterator[tuple[str, Kind]]:
-    """Tensors whose use in `node` tells that they hold integers or truth values."""
-    match node:
-        case Load(_, index):
-            for part in walk(*index):
-                if isinstance(part, Load):
-                    yield part.tensor, "integer"
-        case Call("where", (Load(tensor, _), *_)):
-            yield tensor, "truth"
-        case Call(fn, args) if fn in LOGICAL:
-            yield from ((arg.tensor, "truth") for arg in args if isinstance(arg, Load))
-        case Call(fn, (left, right)) if fn in COMPARISONS:
-            for one, other in ((left, right), (right, left)):
-                positional = any(isinstance(part, Axis | Size) for part in walk(other))
-                if isinstance(one, Load) and positional and not any(isinstance(p, Load) for p in walk(other)):
-                    yield one.tensor, "integer"
 
 
 def _integer_values(
