@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from eqfuse.errors import BindError, Span, locate
 from eqfuse.terms import integers
+from eqfuse.terms.folds import contributions, fold_of
 from eqfuse.terms.intervals import Affine, Box
 from eqfuse.terms.nodes import (
     Axis,
@@ -45,6 +47,8 @@ class Guard:
 
 Guards = tuple[Guard, ...]
 
+Node = TypeVar("Node", Load, Reduce)
+
 
 def check_bounds(
     program: Program,
@@ -67,6 +71,59 @@ def check_bounds(
             )
     for read in reads_outside(program, shapes, extents, scalars):
         raise _error(program, read)
+
+
+def check_selections(program: Program, extents: Mapping[str, int], scalars: Mapping[str, Any]) -> None:
+    """Raises BindError where a position is selected from an axis without any, as by `argmax`.
+
+    Under a `where` a selection counts only where its condition selects it, which sizes and scalars have to tell.
+    """
+    box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
+    for reduce, guards in _selections([output.expr for output in program.outputs]):
+        if extents[reduce.axis] == 0 and _reached(guards, box):
+            raise _no_position(program, reduce)
+
+
+def selected_axes(program: Program) -> dict[str, str]:
+    """The axes that have to have positions whatever the inputs are, with the reduction that selects one."""
+    found = _selections([output.expr for output in program.outputs])
+    return {_base(program, each): each.op.partition(".")[0] for each, guards in found if not guards}
+
+
+def _base(program: Program, reduce: Reduce) -> str:
+    return program.domains.get(reduce.axis, reduce.axis)
+
+
+def _selections(roots: Sequence[Expr]) -> Iterator[tuple[Reduce, Guards]]:
+    """Reductions that select a position of their axis, as `argmax` does, and have none where the axis is empty."""
+    selecting: dict[Expr, Reduce] = {}
+    for node in walk(*roots):
+        found = fold_of(node.op) if isinstance(node, Reduce) else None
+        if isinstance(node, Reduce) and found is not None and not found[0].ranks:
+            fold, index = found
+            selects = fold.selects(index) and contributions(node)[index] is Axis(node.axis)
+            if selects and math.isinf(fold.identity[index].value):
+                selecting[node] = node
+    return _guarded(roots, selecting)
+
+
+def _reached(guards: Guards, box: Box) -> bool:
+    """Whether all guards hold at some position; False where that cannot be told."""
+    axes = sorted(frozenset[str]().union(*(free_axes(guard.condition) for guard in guards)))
+    if prod(box.extents[axis] for axis in axes) > MAX_POSITIONS:
+        return False
+    found = _where(guards, axes, box)
+    return found is not None and bool(found[0].any())
+
+
+def _no_position(program: Program, reduce: Reduce) -> BindError:
+    name, axis = reduce.op.partition(".")[0], _base(program, reduce)
+    return BindError(
+        f"{name} over axis {axis!r}, which is empty, has no position to give",
+        source=program.source,
+        span=locate(program.source, f"{name}[{reduce.axis}]") or locate(program.source, name),
+        hint=f"give tensors that have positions of {axis!r}, or guard it: where(N({axis}) > 0, {name}[{axis}](...), -1)",
+    )
 
 
 @dataclass(frozen=True)
@@ -102,11 +159,11 @@ def never_inside(program: Program, read: Outside, axis: str | None) -> BindError
         f"{show(read.load)} reads outside dimension {read.dimension} of {read.load.tensor!r}, whatever its size",
         source=program.source,
         span=_span(program, read.load),
-        hint=f"guard the read: {_guarded(read, size)}",
+        hint=f"guard the read: {_guarded_text(read, size)}",
     )
 
 
-def _guarded(read: Outside, size: str) -> str:
+def _guarded_text(read: Outside, size: str) -> str:
     """How to write a read so that it counts only where it is inside; `size` is how to write the size."""
     index = show(read.load.index[read.dimension])
     limits = [f"{index} >= 0"] * (read.low < 0) + [f"{index} < {size}"] * (read.high >= read.size)
@@ -120,7 +177,7 @@ def _span(program: Program, load: Load) -> Span | None:
 
 def _error(program: Program, read: Outside) -> BindError:
     reads = f"position {read.low}" if read.low == read.high else f"positions {read.low} to {read.high}"
-    guard = f"give tensors that fit, or guard the read: {_guarded(read, str(read.size))}"
+    guard = f"give tensors that fit, or guard the read: {_guarded_text(read, str(read.size))}"
     return BindError(
         f"{show(read.load)} reads {reads} of dimension {read.dimension} of {read.load.tensor!r}, "
         f"which has size {read.size}",
@@ -131,21 +188,27 @@ def _error(program: Program, read: Outside) -> BindError:
 
 
 def _reads(roots: Sequence[Expr]) -> Iterator[tuple[Load, Guards]]:
-    """Loads that are read elsewhere than at positions, with what guards each way to them: ways may be many."""
-    moved: set[Expr] = set()
+    """Loads that are read elsewhere than at positions, with what guards each way to them."""
+    loads = (node for node in walk(*roots) if isinstance(node, Load))
+    moved = (load for load in loads if not all(isinstance(part, Axis) for part in load.index))
+    return _guarded(roots, {load: load for load in moved})
+
+
+def _guarded(roots: Sequence[Expr], wanted: Mapping[Expr, Node]) -> Iterator[tuple[Node, Guards]]:
+    """The nodes that are wanted, with what guards each way to them: ways may be many."""
+    above: set[Expr] = set()
     for node in walk(*roots):
-        is_moved = isinstance(node, Load) and not all(isinstance(part, Axis) for part in node.index)
-        if is_moved or any(child in moved for child in children(node)):
-            moved.add(node)
+        if node in wanted or any(child in above for child in children(node)):
+            above.add(node)
     seen: set[tuple[Expr, Guards]] = set()
     stack: list[tuple[Expr, Guards]] = [(root, ()) for root in reversed(roots)]
     while stack:
         node, guards = stack.pop()
-        if node not in moved or (node, guards) in seen:
+        if node not in above or (node, guards) in seen:
             continue
         seen.add((node, guards))
-        if isinstance(node, Load):
-            yield node, guards
+        if node in wanted:
+            yield wanted[node], guards
         stack.extend(reversed(list(_guarded_children(node, guards))))
 
 
@@ -222,10 +285,28 @@ def _is_nonnegative(form: Affine, facts: Sequence[Affine], box: Box) -> bool:
 
 
 def _tried(index: Expr, size: int, guards: Guards, axes: Sequence[str], box: Box) -> tuple[int, int] | None:
+    found = _where(guards, axes, box, index)
+    if found is None:
+        return None
+    reached, values = found
+    attained = values[index]
+    if attained is None:
+        return None
+    positions = np.broadcast_to(attained, reached.shape)[reached]
+    if positions.size == 0 or (positions.min() >= 0 and positions.max() < size):
+        return None
+    return int(positions.min()), int(positions.max())
+
+
+def _where(
+    guards: Guards, axes: Sequence[str], box: Box, *exprs: Expr
+) -> tuple[npt.NDArray[Any], Mapping[Expr, npt.NDArray[Any] | None]] | None:
+    """At which positions of the axes all guards hold, and the values of expressions at all positions; None where a
+    guard is unknown."""
     values: dict[Expr, npt.NDArray[Any] | None] = {}
     shape = tuple(box.extents[axis] for axis in axes)
     grid = dict(zip(axes, np.indices(shape, sparse=True), strict=True))
-    for node in walk(index, *(guard.condition for guard in guards)):
+    for node in walk(*exprs, *(guard.condition for guard in guards)):
         values[node] = _value(node, values, grid, box)
     reached = np.ones(shape, bool)
     for guard in guards:
@@ -233,13 +314,7 @@ def _tried(index: Expr, size: int, guards: Guards, axes: Sequence[str], box: Box
         if condition is None:
             return None
         reached &= condition == guard.holds
-    attained = values[index]
-    if attained is None:
-        return None
-    positions = np.broadcast_to(attained, shape)[reached]
-    if positions.size == 0 or (positions.min() >= 0 and positions.max() < size):
-        return None
-    return int(positions.min()), int(positions.max())
+    return reached, values
 
 
 def _value(

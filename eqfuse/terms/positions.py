@@ -34,7 +34,7 @@ Role = Literal[
     "used in an index", "divided with a position", "compared with a position", "added to a position"
 ]
 
-_SAME = ("neg", "abs", "sign", "sq")
+_SAME = ("neg", "abs", "sign", "sq", "relu")
 _JOINED = ("add", "sub", "maximum", "minimum", "floordiv", "mod")
 
 

@@ -45,6 +45,7 @@ AMONG_INTEGERS = (
     "abs",
     "sign",
     "sq",
+    "relu",
     "where",
 )
 """Functions whose result is an integer where all (for `where`, both) values are."""

@@ -36,6 +36,7 @@ _PYTHON: Mapping[str, str] = {
     "neg": "(-{0})",
     "sign": "(({0} > 0) - ({0} < 0))",
     "sq": "({0} * {0})",
+    "relu": "max({0}, 0)",
 }
 """Scalar integers and truth values."""
 
@@ -50,6 +51,7 @@ INTEGER_TILES: Mapping[str, str] = {
     "neg": "-{0}",
     "sign": "torch.sign({0})",
     "sq": "{0} * {0}",
+    "relu": "torch.clamp_min({0}, 0)",
 }
 REAL: Mapping[str, str] = {
     **{fn: f"torch.{fn}" for fn in ("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sign")},

@@ -127,6 +127,8 @@ def elementwise(
             return call(f"tl.{fn}", *args)
         case "maximum" | "minimum":
             return call(use(fn), *args)
+        case "relu" if integer:
+            return call("tl.maximum", args[0], "0")
         case "relu":
             return call(use("maximum"), args[0], "0.0")
         case "sq" if args[0].code.isidentifier():
