@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from eqfuse.terms.nodes import (
     Const,
     Expr,
     Load,
+    Output,
     Program,
     Reduce,
     Scalar,
@@ -58,8 +60,9 @@ def check_bounds(
 ) -> None:
     """Raises BindError for a read that is outside its tensor at some position, or an integer division by 0.
 
-    Reads under a `where` (or after an `and`) count only where its condition selects them. What sizes
-    and scalars do not decide (gathers, conditions on data) is accepted: outside positions read as 0.
+    Reads under a `where` (or after an `and`) count only where its condition selects them; a condition on data that
+    says nothing of the positions read guards nothing. What sizes and scalars do not decide (gathers, positions
+    compared with data) is accepted: outside positions read as 0.
     """
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
     roots = [output.expr for output in program.outputs]
@@ -71,6 +74,80 @@ def check_bounds(
             )
     for read in reads_outside(program, shapes, extents, scalars):
         raise _error(program, read)
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """A read `offset` positions behind those of an axis, with nothing said about which positions of the axis read it:
+    `off[s + 1]`. The dimension has so many elements more than the axis has positions."""
+
+    load: Load
+    dimension: int
+    axis: str
+    offset: int
+
+
+@lru_cache(256)
+def reads_beyond(outputs: tuple[Output, ...]) -> tuple[Beyond, ...]:
+    """The reads behind the positions of an axis that no condition on these positions guards."""
+    found: dict[Beyond, None] = {}
+    for load, guards in _reads([output.expr for output in outputs]):
+        box = Box(dict.fromkeys(free_axes(load), (0, 0)), {}, {})
+        for dimension, index in enumerate(load.index):
+            form = box.affine(index)
+            match list(form.terms.items()) if form is not None else ():
+                case [(Axis(axis), 1)] if form is not None and form.constant > 0:
+                    if not any(_tells(guard.condition, axis) for guard in guards):
+                        found[Beyond(load, dimension, axis, form.constant)] = None
+    return tuple(found)
+
+
+def longer_dimensions(program: Program) -> dict[tuple[str, int], dict[str, Beyond]]:
+    """The dimensions that have more elements than an axis that indexes them has positions, unless they are declared
+    to have that axis: by axis, the read that goes furthest."""
+    declared = {tensor.name: tensor.axes for tensor in program.tensors}
+    found: dict[tuple[str, int], dict[str, Beyond]] = {}
+    for read in sorted(reads_beyond(program.outputs), key=lambda read: read.offset):
+        axis = program.domains.get(read.axis, read.axis)
+        if declared[read.load.tensor][read.dimension] not in (axis, read.axis):
+            found.setdefault((read.load.tensor, read.dimension), {})[axis] = read
+    return found
+
+
+def check_longer(program: Program, shapes: Mapping[str, tuple[int, ...]], extents: Mapping[str, int]) -> None:
+    """Raises BindError for a dimension that is too short for a read behind the positions of an axis."""
+    for (tensor, dimension), reads in longer_dimensions(program).items():
+        for axis, read in reads.items():
+            size, last = shapes[tensor][dimension], extents[axis] - 1 + read.offset
+            if extents[axis] and last >= size:
+                raise _error(program, Outside(read.load, dimension, size, read.offset, last))
+
+
+def _telling(guards: Guards, index: Expr) -> Guards:
+    """The conditions that may keep an index inside: not those on data that say nothing of the positions it has."""
+    axes = free_axes(index)
+    if not axes:
+        return guards
+    return tuple(
+        guard
+        for guard in guards
+        if any(_tells(guard.condition, axis) for axis in axes)
+        or not any(isinstance(node, Load | Reduce) for node in walk(guard.condition))
+    )
+
+
+def _tells(condition: Expr, axis: str) -> bool:
+    """Whether a condition compares a position of the axis itself, rather than what is read there."""
+    seen: set[Expr] = set()
+    stack = [condition]
+    while stack:
+        node = stack.pop()
+        if node is Axis(axis):
+            return True
+        if node not in seen and not isinstance(node, Load | Reduce):
+            seen.add(node)
+            stack += children(node)
+    return False
 
 
 def check_selections(program: Program, extents: Mapping[str, int], scalars: Mapping[str, Any]) -> None:
@@ -147,7 +224,8 @@ def reads_outside(
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
     for load, guards in _reads([output.expr for output in program.outputs]):
         for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
-            outside = None if isinstance(index, Axis) else _outside(index, size, guards, box)
+            telling = _telling(guards, index)
+            outside = None if isinstance(index, Axis) else _outside(index, size, telling, box)
             if outside is not None:
                 yield Outside(load, dimension, size, *outside)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean
+from eqfuse.terms.bounds import reads_beyond
 from eqfuse.terms.expressions import Names, Number, Reader, Scope
 from eqfuse.terms.inline import Inliner
 from eqfuse.terms.library import CONSTANTS
@@ -87,7 +88,8 @@ def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool
         for name in _output_names(source, found, names, reader.read_names)
     )
     axes = axes_of(outputs)
-    tensors = _tensors(list(walk(*(output.expr for output in outputs))), names, domains)
+    beyond = {(r.load.tensor, r.dimension, domains.get(r.axis, r.axis)) for r in reads_beyond(outputs)}
+    tensors = _tensors(list(walk(*(output.expr for output in outputs))), names, domains, beyond)
     integers, integer_tensors = _integers(outputs, tensors, names, made)
     return Program(
         source=source.text,
@@ -293,7 +295,10 @@ def _output(definition: Definition, expr: Expr, names: Names) -> Output:
     return Output(definition.name, definition.axes, expr, declaration.dtype if declaration else cast)
 
 
-def _tensors(nodes: Sequence[Expr], names: Names, domains: Mapping[str, str]) -> tuple[Tensor, ...]:
+def _tensors(
+    nodes: Sequence[Expr], names: Names, domains: Mapping[str, str], beyond: Collection[tuple[str, int, str]]
+) -> tuple[Tensor, ...]:
+    """The tensors that are read. `beyond` are the dimensions that are longer than an axis that indexes them."""
     loads: dict[str, list[Load]] = {}
     for node in nodes:
         if isinstance(node, Load):
@@ -305,15 +310,19 @@ def _tensors(nodes: Sequence[Expr], names: Names, domains: Mapping[str, str]) ->
         if declaration is not None and declaration.axes is not None:
             tensors.append(Tensor(name, rank, declaration.dtype, declaration.axes))
         else:
-            axes = tuple(_plain_axis(loads[name], position, domains) for position in range(rank))
+            axes = tuple(_plain_axis(loads[name], position, domains, beyond) for position in range(rank))
             tensors.append(Tensor(name, rank, None, axes))
     return tuple(tensors)
 
 
-def _plain_axis(loads: Sequence[Load], position: int, domains: Mapping[str, str]) -> str | None:
-    """The one axis that all plain accesses of a dimension use; None where they differ or there is none."""
+def _plain_axis(
+    loads: Sequence[Load], position: int, domains: Mapping[str, str], beyond: Collection[tuple[str, int, str]]
+) -> str | None:
+    """The one axis that all plain accesses of a dimension use and that has its extent; None where they differ or there
+    is none."""
     index = [load.index[position] for load in loads]
     axes = {domains.get(part.name, part.name) for part in index if isinstance(part, Axis)}
+    axes = {axis for axis in axes if (loads[0].tensor, position, axis) not in beyond}
     return axes.pop() if len(axes) == 1 else None
 
 

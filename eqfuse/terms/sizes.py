@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eqfuse.errors import BindError, closest, did_you_mean, locate
-from eqfuse.terms.bounds import check_bounds
+from eqfuse.terms.bounds import check_bounds, check_longer, longer_dimensions
 from eqfuse.terms.intervals import index_range, whole_number
 from eqfuse.terms.nodes import Axis, Load, Program, walk
 from eqfuse.terms.parser import axes_of
@@ -52,6 +52,9 @@ def bind(
     found = {axis: Extent(count, PROGRAM) for axis, count in program.lengths.items()}
     found |= _extents(program, shapes, found)
     _add_sizes(program, sizes or {}, found)
+    for (name, dimension), reads in longer_dimensions(program).items():
+        for axis, read in reads.items():
+            found.setdefault(axis, Extent(max(shapes[name][dimension] - read.offset, 0), name, dimension))
     extents = {axis: extent.size for axis, extent in found.items()}
     for axis in axes_of(program.outputs):
         base = program.domains.get(axis, axis)
@@ -63,6 +66,7 @@ def bind(
                 hint=f'no tensor has it as a plain index; pass sizes={{"{base}": ...}}',
             )
         extents[axis] = extents[base]
+    check_longer(program, shapes, extents)
     check_bounds(program, shapes, extents, scalars)
     return extents
 
@@ -136,12 +140,14 @@ def _sources(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterato
             if axis is not None:
                 base = program.domains.get(axis, axis)
                 yield base, Extent(shapes[tensor.name][dimension], tensor.name, dimension)
+    longer = longer_dimensions(program)
     for node in walk(*(output.expr for output in program.outputs)):
         if isinstance(node, Load):
             for dimension, index in enumerate(node.index):
                 if isinstance(index, Axis):
                     base = program.domains.get(index.name, index.name)
-                    yield base, Extent(shapes[node.tensor][dimension], node.tensor, dimension)
+                    if base not in longer.get((node.tensor, dimension), ()):
+                        yield base, Extent(shapes[node.tensor][dimension], node.tensor, dimension)
 
 
 def _add_sizes(program: Program, sizes: Mapping[str, int], found: dict[str, Extent]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from eqfuse.terms.bounds import Outside, never_inside, reads_outside
+from eqfuse.terms.bounds import Outside, longer_dimensions, never_inside, reads_outside
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.intervals import Box, Range
@@ -181,11 +181,14 @@ def _needed(
 
 
 def _plain_indices(program: Program) -> Iterator[tuple[Load, int, Axis]]:
-    """The indices of accesses that are an axis and nothing else."""
+    """The indices of accesses that are an axis and nothing else, where the dimension has its extent."""
+    longer = longer_dimensions(program)
     for load in loads(program):
         for k, index in enumerate(load.index):
             if isinstance(index, Axis):
-                yield load, k, index
+                axis = program.domains.get(index.name, index.name)
+                if axis not in longer.get((load.tensor, k), ()):
+                    yield load, k, index
 
 
 def joint_extents(
