@@ -8,6 +8,7 @@ needs them. What is too long for one expression, or reads its operand twice, is 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,17 @@ def number(value: float | bool) -> Text:
     if isinstance(value, float) and not math.isfinite(value):
         return Text(f'float("{value}")')
     return Text(repr(value), ATOM if value >= 0 else UNARY)
+
+
+def exact(value: Text, dtype: str) -> Text:
+    """An operand of a function in float64: Triton takes a literal for a float32, unless an operator joins it to a
+    tensor."""
+    if dtype != "f64" or not _LITERAL.fullmatch(value.code):
+        return value
+    return call("tl.full", "()", value, TRITON_DTYPES[dtype])
+
+
+_LITERAL = re.compile(r'-?\d[\d.e+-]*|float\("-?\w+"\)')
 
 
 _INFIX = {
@@ -118,6 +130,8 @@ def elementwise(
             return infix(fn, args[0], args[1])
         case _ if fn in _PREFIX:
             return Text(f"{_PREFIX[fn]}{args[0].at(UNARY)}", UNARY)
+    args = [exact(arg, dtype) for arg in args]
+    match fn:
         case "floordiv" | "mod" if integer and non_negative:
             symbol = "//" if fn == "floordiv" else "%"
             return Text(f"{args[0].at(MUL)} {symbol} {args[1].at(UNARY)}", MUL)
