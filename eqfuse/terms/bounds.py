@@ -49,7 +49,7 @@ class Guard:
 
 Guards = tuple[Guard, ...]
 
-Node = TypeVar("Node", Load, Reduce)
+Node = TypeVar("Node", Load, Reduce, Call)
 
 
 def check_bounds(
@@ -66,8 +66,10 @@ def check_bounds(
     """
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
     roots = [output.expr for output in program.outputs]
-    for node in walk(*roots):
-        if isinstance(node, Call) and node.fn in ("floordiv", "mod") and box.range(node.args[1]) == (0, 0):
+    calls = (node for node in walk(*roots) if isinstance(node, Call) and node.fn in ("floordiv", "mod"))
+    by_zero: dict[Expr, Call] = {node: node for node in calls if box.range(node.args[1]) == (0, 0)}
+    for node, guards in _guarded(roots, by_zero):
+        if _reached(guards, box):
             span = locate(program.source, show(node)) or locate(program.source, show(node.args[1]))
             raise BindError(
                 f"{show(node)} divides by 0", source=program.source, span=span, hint="give a divisor above 0"

@@ -334,7 +334,7 @@ class _Run:
         selection = [np.clip(part, 0, size - 1) for part, size in zip(parts, shape, strict=True)]
         if trials:
             selection.insert(0, aligned(Value(trials, np.arange(env.batch or 1)), dims, env.domain))
-        taken = data[tuple(selection)] if exact else env.domain.take(data, tuple(selection))
+        taken = np.asarray(data[tuple(selection)]) if exact else env.domain.take(data, tuple(selection))
         if not inside.all():
             if exact:
                 taken = np.where(inside, taken, np.zeros((), data.dtype))

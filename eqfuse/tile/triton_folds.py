@@ -48,7 +48,15 @@ def combine_source(fold: Fold, dtypes: Sequence[str], use: Callable[[str], str])
             return call("tl.where", converted(args[0], "bool"), *branches)
         if fn in CASTS:
             return convert(convert(operands[0], fn, scalar=True, use=use), real, scalar=True, use=use)
-        return elementwise(fn, operands, real if kind == "real" else integer, non_negative=False, use=use)
+        divisor = args[-1]
+        return elementwise(
+            fn,
+            operands,
+            real if kind == "real" else integer,
+            non_negative=False,
+            positive=isinstance(divisor, Const) and divisor.value > 0,
+            use=use,
+        )
 
     for node in walk(*fold.combine):
         match node:
