@@ -42,7 +42,7 @@ from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
-from eqfuse.terms.types import program_dtypes
+from eqfuse.terms.types import check_indices, program_dtypes
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.lower import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
@@ -172,11 +172,11 @@ def derive(
     one is not limited: it has no longer terms, however often it reads them."""
     timings = Timings()
     with timings.stage("parse"):
-        program = parse(source, scalars=scalars, strict_casts=strict_casts)
+        program = parse(source, scalars=scalars, strict_casts=strict_casts, made=made)
         program = replace(program, assume_finite=assume_finite)
         if not made:
             check_written_size(program)
-        program_dtypes(program)
+        check_indices(program, program_dtypes(program))
     with timings.stage("derive"):
         outputs, report = prepare(program)
     _debug("prepared", lambda: show_program(replace(program, outputs=outputs)))

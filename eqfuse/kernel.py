@@ -20,7 +20,9 @@ from eqfuse.extract.plans import Plan
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.printer import MergeText
+from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.interpreter import reference
+from eqfuse.terms.parser import axes_of
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
 from eqfuse.tile.cpu import CpuProgram
@@ -194,6 +196,10 @@ class Kernel:
         and scalars that the program reads after its reductions. The state may be updated further."""
         program = self.derived.program
         made = dict(zip(self.stream.stream.outputs, self.stream.finish(state, values), strict=True))
+        if state.start == state.stop:
+            axes = axes_of(program.outputs)
+            extents = {axis: int(program.domains.get(axis, axis) != state.axis) for axis in axes}
+            check_selections(program, extents, {})
         ordered = [made[output.name] for output in program.outputs]
         kinds = {name: dtype for dtype, name in TORCH_DTYPES.items()}
         dtypes = program_dtypes(program) | {n: TORCH_DTYPES[dtype] for n, dtype in state.dtypes.items()}
@@ -221,6 +227,7 @@ class Kernel:
         )
         if key not in self._calls:
             extents = bind(program, {n: tuple(t.shape) for n, t in tensors.items()}, sizes, scalars)
+            check_selections(program, extents, scalars)
             dtypes = check_dtypes(program, {name: _dtype_name(name, t) for name, t in tensors.items()})
             some = {axis: max(1, extent) for axis, extent in extents.items()}
             compiled = self._compile(some, dtypes, self._device_of(tensors))
