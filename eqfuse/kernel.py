@@ -317,7 +317,7 @@ class Kernel:
             program = CpuProgram(compiled.tile, self.derived.program)
             return lambda tensors, scalars: program(tensors, scalars, compiled.extents, shards)
         launcher = TritonProgram(compiler.emit_triton(self.derived, compiled, self.name), self.name)
-        outputs = [b.name for b in compiled.tile.buffers if b.is_output]
+        outputs = [output.name for output in self.derived.program.outputs]
         extents = {**compiled.extents, **shards}
 
         def run(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> dict[str, torch.Tensor]:
