@@ -20,6 +20,7 @@ from eqfuse.extract.plans import Plan
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.printer import MergeText
+from eqfuse.terms.arguments import detached
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
@@ -80,7 +81,9 @@ class Kernel:
         program order, of the kind that came in. `sizes` gives axes that no tensor determines.
 
         Tensors may be non-contiguous or broadcast. An empty reduced axis gives what the unfused
-        program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit.
+        program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit,
+        and BindError for tensors that require grad (under `torch.no_grad()` or detached they do not) or are
+        under a transform of `torch.func`: kernels have no derivatives.
         """
         program = self.derived.program
         tensors, scalars, was_numpy = self._sorted(values)
@@ -232,7 +235,7 @@ class Kernel:
         kinds: dict[str, str] = {}
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and (name in names or value.ndim):
-                tensors[name], kinds[name] = value.detach(), "torch"
+                tensors[name], kinds[name] = detached(name, value, self.derived.program.source), "torch"
             elif isinstance(value, np.ndarray) and (name in names or value.ndim):
                 tensors[name], kinds[name] = _from_numpy(name, value), "numpy"
             elif name in names:
@@ -250,6 +253,8 @@ class Kernel:
         return tensors, scalars, "numpy" in kinds.values()
 
     def _number(self, name: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            value = detached(name, value, self.derived.program.source)
         plain = value.item() if isinstance(value, torch.Tensor | np.generic | np.ndarray) else value
         if not isinstance(plain, int | float):
             raise BindError(
