@@ -13,7 +13,7 @@ import torch
 
 from eqfuse import compiler
 from eqfuse.compiler import Compiled, Derived
-from eqfuse.errors import BindError, EqfuseError, locate
+from eqfuse.errors import BindError, EqfuseError, VerificationError, locate
 from eqfuse.extend.streaming import Streamer, StreamState, stream_of
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import Plan
@@ -68,6 +68,7 @@ class Kernel:
     _runners: dict[int, tuple[Compiled, Runner]] = field(default_factory=dict)
     _tunings: dict[Any, Tuning] = field(default_factory=dict)
     _certificates: dict[Any, Certificate] = field(default_factory=dict)
+    _refused: dict[Any, VerificationError] = field(default_factory=dict)
     _current: Compiled | None = None
 
     def __post_init__(self) -> None:
@@ -336,9 +337,27 @@ class Kernel:
         if key not in self._compiled:
             compiled = compiler.compile_for(self.derived, extents, dtypes, device, self.prefer)
             if self.verify:
-                self._certify(compiled)
+                try:
+                    self._certify(compiled)
+                except VerificationError as error:
+                    compiled = self._unmerged(extents, dtypes, device, error)
+                    self._refused[key] = error
             self._compiled[key] = compiled
         return self._compiled[key]
+
+    def _unmerged(
+        self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device, error: VerificationError
+    ) -> Compiled:
+        """The program as written, since what was derived of it is not verified. Raises `error` where that is no way out:
+        a schedule was asked for, a rule of the user's own may be wrong, or the program as written is not verified."""
+        if self.prefer is not None or self.derived.scope.added:
+            raise error
+        compiled = compiler.compile_for(self.derived, extents, dtypes, device, "multi_pass")
+        try:
+            self._certify(compiled)
+        except VerificationError:
+            raise error from None
+        return compiled
 
     def _certify(self, compiled: Compiled) -> Certificate:
         key = (compiled.chosen.nest, compiled.device.kind)
@@ -447,6 +466,13 @@ class Kernel:
 
         with self.derived.scope.entered():
             return explain(self, format, detail)
+
+    @property
+    def refused(self) -> VerificationError | None:
+        """Why the derived form of the last call's shape was not verified, so that the program runs as written; None where
+        it was."""
+        compiled = self.compiled
+        return self._refused.get(_key(compiled.extents, compiled.dtypes, compiled.device))
 
     def why_not(self) -> tuple[str, ...]:
         """Why reductions could not be fused: for each the factor or condition in the way, its place in the source and

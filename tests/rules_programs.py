@@ -240,7 +240,10 @@ RULE_PROGRAMS: Mapping[str, str] = {
         a[i] = sum[j](u[i,j] * -where(u[i,j] > 0, f32(abs(x[i,j]) / s[i] + sq(u[i,j]) / t[i]), 0))
         b[i] = sum[j]((x[i,j] / s[i] - u[i,j] / t[i]) * x[i,j])
         c[i] = sum[j](u[i,j] * (x[i,j] / s[i] - u[i,j] / t[i]))
+        d[i] = sum[j]((v[i] + x[i,j] / s[i]) * u[i,j])
+        e[i] = sum[j]((x[i,j] / s[i] + v[i]) * u[i,j])
         """,
+    "terms_of_choices": "y[i] = sum[j](where(u[i,j] > 0, x[i,j] / sum[j](abs(x[i,j])), u[i,j]) * x[i,j])",
     "logarithmic_shift": "y[i] = sum[j](exp(x[i,j] - logsumexp[j](x[i,j])) * u[i,j])",
     "constants": "y[i] = sum[j](u[i] * 0 + exp(log(sq(x[i,j]))) + log(1 / sq(x[i,j])) - (-x[i,j]))",
     "fixed_extremes": "y[i] = max[j](v[i]) + min[j](v[i])",

@@ -181,7 +181,7 @@ def test_why_ranks_of_probabilities_wait_for_the_row() -> None:
     first = kernel.why_not()[0].splitlines()[0]
     assert first == (
         "topk.v[e](exp(L[t, e] - max_e) / sum_e, e) is not fused: in exp(L[t, e] - max_e) / sum_e, "
-        "no factor or term of it can leave the topk.v over e (line 3)"
+        "no rule takes a factor or term of it out of the topk.v over e (line 3)"
     )
 
 

@@ -49,7 +49,7 @@ PLACES = {
 HIDDEN = {"prod": "1", "argmin": "inf", "argmax": "-inf", "topk": "-inf"}
 """What a mask leaves of a position, 0 for others."""
 
-SHIFTED = "x[i, j] - max_j: no factor or term of it can leave the {} over j"
+SHIFTED = "x[i, j] - max_j: no rule takes a factor or term of it out of the {} over j"
 WITHOUT_MERGE = {
     "any": "x[i, j] - max_j > 1: no rule separates what varies along j from the value of max_j in it",
     "all": "x[i, j] - max_j > -1: no rule separates what varies along j from the value of max_j in it",

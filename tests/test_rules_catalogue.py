@@ -150,9 +150,10 @@ def fired() -> dict[str, int]:
         found = derivation(source, EXTENTS)
         for name, count in found.derived.report.matches.items():
             total[name] = total.get(name, 0) + count
-    apart = eq.compile(RULE_PROGRAMS["terms"], prefer="rolling", verify=False)
-    for name, count in apart.rule_counts.items():
-        total[name] = total.get(name, 0) + count
+    for source in (RULE_PROGRAMS["terms"], RULE_PROGRAMS["terms_of_choices"]):
+        apart = eq.compile(source, prefer="rolling", verify=False)
+        for name, count in apart.rule_counts.items():
+            total[name] = total.get(name, 0) + count
     for source in UNPREPARED.values():
         program = parse(source)
         reduces = reductions(*(output.expr for output in program.outputs))

@@ -340,7 +340,10 @@ def test_an_obstacle_is_named(name: str) -> None:
             "y[i] = sum[j](sqrt(abs(x[i,j]) * (sum[j](x[i,j]) + 1)))",
             "no fact says that sum_j + 1 >= 0, so that it could leave the sum over j",
         ),
-        ("y[i] = prod[j](x[i,j] - max[j](x[i,j]))", "no factor or term of it can leave the prod over j"),
+        (
+            "y[i] = prod[j](x[i,j] - max[j](x[i,j]))",
+            "no rule takes a factor or term of it out of the prod over j",
+        ),
     ],
 )
 def test_a_missing_condition_is_named(source: str, condition: str) -> None:

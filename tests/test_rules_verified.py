@@ -58,7 +58,7 @@ UNFUSED = {
         c = min[j](x[j])
         e = sum[j](where(x[j] > 0, -(x[j] + c), 0))
         """,
-        "no factor or term of it can leave the sum over j",
+        "no rule takes a factor or term of it out of the sum over j",
     ),
     "squared distances from another": (
         "y[i] = sum[j](sq(u[i,j] - max[j](x[i,j])))",

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 import eqfuse as eq
+from eqfuse import compiler
 from eqfuse.errors import VerificationError
+from eqfuse.extract.plans import Plan
+from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.equivalence import equivalent
 
 
@@ -80,3 +86,49 @@ def test_a_program_without_a_sample_is_not_compiled() -> None:
     with pytest.raises(VerificationError, match="too little could be compared") as caught:
         eq.compile("x: f32[i]\ny[i] = 1 / (x[i] - x[i])", target="cpu")
     assert "infinite or NaN in the program itself" in str(caught.value)
+
+
+SOFTMAX = "y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])) * v[j]) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
+
+
+@pytest.fixture
+def nothing_derived_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a rule were wrong: only the program as written is verified."""
+    verify = compiler.verify
+
+    def strict(derived: compiler.Derived, *args: Any, plan: Plan, **options: Any) -> Certificate:
+        if plan.schedule != "multi_pass":
+            raise VerificationError("the fused program was not verified: wrong", hint="x = 1")
+        return verify(derived, *args, plan=plan, **options)
+
+    monkeypatch.setattr(compiler, "verify", strict)
+
+
+@pytest.mark.usefixtures("nothing_derived_verifies")
+def test_what_is_not_verified_runs_as_written_and_says_so() -> None:
+    kernel = eq.compile(SOFTMAX, target="cpu")
+    assert kernel.plan.schedule == "multi_pass" and kernel.certificate.ok
+    assert any(
+        "runs as written: the fused program was not verified: wrong" in why for why in kernel.why_not()
+    )
+    x, v = torch.randn(3, 70), torch.randn(70)
+    torch.testing.assert_close(kernel(x=x, v=v), torch.softmax(x, 1) @ v)
+    assert any("runs as written" in why for why in kernel.why_not())
+
+
+@pytest.mark.usefixtures("nothing_derived_verifies")
+def test_a_schedule_that_was_asked_for_is_verified_or_refused() -> None:
+    with pytest.raises(VerificationError, match="was not verified: wrong"):
+        eq.compile(SOFTMAX, target="cpu", prefer="rolling")
+
+
+@pytest.mark.usefixtures("nothing_derived_verifies")
+def test_the_rules_of_a_user_are_verified_or_refused() -> None:
+    twice = eq.rule("twice", "relu(relu(a))", "relu(a)")
+    with eq.rules(twice), pytest.raises(VerificationError, match="was not verified: wrong"):
+        eq.compile(SOFTMAX, target="cpu")
+
+
+def test_what_is_verified_is_not_said_to_be_refused() -> None:
+    kernel = eq.compile(SOFTMAX, target="cpu")
+    assert kernel.refused is None and not kernel.why_not()

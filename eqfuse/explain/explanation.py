@@ -13,7 +13,7 @@ from eqfuse.explain import latex, text
 from eqfuse.explain.notation import BEGIN, END
 from eqfuse.explain.outline import Block, Code, Detail, Heading, Outline, Prose
 from eqfuse.explain.page import page
-from eqfuse.explain.why import Refusal, Unfinished, plan_lines, refusals
+from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines, refusals
 from eqfuse.rules.check import known_rules, rules_for
 from eqfuse.rules.derivation import Derivation
 from eqfuse.terms.nodes import Reduce
@@ -48,7 +48,7 @@ def _detail(detail: str) -> Detail:
     raise EqfuseError(f"unknown detail {detail!r}", hint="choose short or full")
 
 
-def why_not(kernel: Kernel) -> tuple[Refusal | Unfinished, ...]:
+def why_not(kernel: Kernel) -> tuple[Refusal | Unfinished | Unverified, ...]:
     """What of a kernel is not fused, and why."""
     derived = kernel.derived
     groups = [group.group for k in kernel.plan.kernels for group in k.groups]
@@ -56,7 +56,12 @@ def why_not(kernel: Kernel) -> tuple[Refusal | Unfinished, ...]:
     unfinished = (
         (Unfinished(derived.unfinished),) if derived.unfinished and kernel.plan.form != "written" else ()
     )
-    return unfinished + tuple(refusals(derived.program, kernel.plan, derived.groups, derived.order, rules))
+    unverified = (Unverified(kernel.refused),) if kernel.refused else ()
+    return (
+        unfinished
+        + unverified
+        + tuple(refusals(derived.program, kernel.plan, derived.groups, derived.order, rules))
+    )
 
 
 def derivation_blocks(derivation: Derivation, detail: Detail) -> list[Block]:

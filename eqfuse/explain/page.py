@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from eqfuse.explain.notation import BEGIN, END, Notation
 from eqfuse.explain.outline import Block, Code, Equation, Heading, Line, Prose
-from eqfuse.explain.why import Refusal, Unfinished, plan_lines
+from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines
 from eqfuse.extract.plans import Plan
 from eqfuse.rules.closure import Classes
 from eqfuse.rules.proof import Proof
@@ -30,7 +30,9 @@ MOST_CLASSES, MOST_TERMS, MOST_CHARACTERS = 60, 8, 160
 """How much of an e-graph the page shows."""
 
 
-def page(kernel: Kernel, blocks: Sequence[Block], obstacles: Sequence[Refusal | Unfinished]) -> str:
+def page(
+    kernel: Kernel, blocks: Sequence[Block], obstacles: Sequence[Refusal | Unfinished | Unverified]
+) -> str:
     """The page of a kernel."""
     derivation = kernel.derivation
     paint = _painter(derivation.proof)

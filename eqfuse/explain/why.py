@@ -63,6 +63,16 @@ class Unfinished:
         return f"the program was rewritten as far as the budget goes: {self.stopped}\n{APART}"
 
 
+@dataclass(frozen=True)
+class Unverified:
+    """The derived form was not verified, so that the program runs as written."""
+
+    error: EqfuseError
+
+    def __str__(self) -> str:
+        return f"the program runs as written: {self.error}\nplease report this program: what rules derive has to be verified"
+
+
 # -- where in the source ---------------------------------------------------------------------------
 
 

@@ -544,7 +544,7 @@ def obstacle(state: State, split: Split, nonneg: Callable[[Expr], bool]) -> Obst
             f"no fact says that {show(unsigned[0])} >= 0, so that it could leave the {state.op} over {axis}"
         )
     else:
-        condition = f"no factor or term of it can leave the {state.op} over {axis}"
+        condition = f"no rule takes a factor or term of it out of the {state.op} over {axis}"
     return Obstacle(Reduce(state.op, axis, state.body), factor, condition)
 
 

@@ -36,7 +36,7 @@ DISTRIBUTE = RuleSet(
         Infer(
             "spread-choice",
             'spread(where(p, a, b), where(p, a, 0), where(apply1("not", p), b, 0), X)',
-            ("want(where(p, a, b), X)", "varies(p, X)", "cascaded(where(p, a, b), X)", "a != 0", "b != 0"),
+            ("want(where(p, a, b), X)", "cascaded(where(p, a, b), X)", "a != 0", "b != 0"),
             "a where p, and b where not p",
         ),
         Infer("spread-mul-left", "spread(a * b, f * b, g * b, X)", _SPREAD, "(f + g) b = f b + g b"),
@@ -53,13 +53,6 @@ DISTRIBUTE = RuleSet(
             "spread(cast(T, a), cast(T, f), cast(T, g), X)",
             _SPREAD,
             "a cast rounds the values that are there",
-        ),
-        Rewrite(
-            "choose-sum",
-            "sum[D](where(p, a, b))",
-            "where(p, sum[D](a), sum[D](b))",
-            ("fixed(p, D)", "cascaded(where(p, a, b), D)"),
-            "the condition is that of all positions",
         ),
         Rewrite("neg-out-left", "(-a) * b", "-(a * b)", (), "(-a) b = -(a b)"),
         Rewrite("neg-out-right", "b * (-a)", "-(b * a)", (), "b (-a) = -(b a)"),
