@@ -262,7 +262,7 @@ def _batches(options: Options) -> Iterator[Tally]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    # spawned, not forked: egglog starts a thread, and is dead after a fork
+    # spawned, not forked: a fork has none of the threads that torch has started
     context = get_context("spawn")
     workers = min(len(left), os.cpu_count() or 1)
     with (

@@ -174,8 +174,6 @@ def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     """`function(*args)` in a new process that has imported torch and done nothing else."""
     context = get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
-        context.set_forkserver_preload(
-            ["torch"]
-        )  # not eqfuse: egglog starts a thread, and is dead after a fork
+        context.set_forkserver_preload(["torch"])
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         return pool.submit(function, *args, **kwargs).result()

@@ -29,6 +29,7 @@ from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.loops.walk import loops_in
+from eqfuse.rules import client
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.derive import axis_order, derive_group, name_states, prepare
 from eqfuse.rules.distribute import is_spread
@@ -165,6 +166,7 @@ def derive(
 ) -> Derived:
     """Parse and saturate: everything that does not depend on sizes. The size of a program that was `made` of another
     one is not limited: it has no longer terms, however often it reads them."""
+    client.start()
     timings = Timings()
     with timings.stage("parse"):
         program = parse(source, scalars=scalars, strict_casts=strict_casts)

@@ -1,0 +1,182 @@
+"""E-graphs of this process, which live in processes of their own.
+
+egglog's e-graphs belong to the thread that made them, its threads are not there after a fork, and its panics are no
+exceptions. Behind a pipe none of this matters: any thread may open one, several at once (each has a process to
+itself while it does), a forked child starts processes of its own, and what goes wrong there is an EqfuseError here.
+An interrupted request takes its process along; the next one starts another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from eqfuse.errors import EqfuseError
+from eqfuse.rules import server
+
+MAX_DECLARED = 12
+"""Declared e-graphs that a process keeps: those of compiling, of explaining, and a few of changed rule sets."""
+
+_LOST = "what it was asked for is lost, not your program: ask again; where it is killed each time, memory is short"
+
+
+class Graphs:
+    """A process that holds declared e-graphs, of which one is open."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        """Whether a request was begun and not ended: nobody knows what the next answer would be of."""
+        self._declared: dict[Hashable, int] = {}
+        self._made = 0
+        # A session of its own: a terminal's Ctrl-C is for the process that waits. One thread: e-graphs are small.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", server.__file__, str(_bindings())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+            env={**os.environ, "RAYON_NUM_THREADS": "1"},
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        _started.add(self)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.broken and self._process.poll() is None
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """What a method of `Server` gives. Raises EqfuseError where it raises something, or the process ends."""
+        self.broken = True
+        try:
+            server.send(self._requests.fileno(), (name, *arguments))
+            is_well, answer = server.receive(self._answers.fileno())
+        except (OSError, EOFError, ValueError) as error:
+            raise EqfuseError(f"the process that rewrites programs {self._end()}", hint=_LOST) from error
+        if not is_well:
+            raise EqfuseError(f"egglog failed: {answer}", hint="this is an error in eqfuse or egglog")
+        self.broken = False
+        return answer
+
+    def open(self, key: Hashable, declarations: Callable[[], str]) -> None:
+        """Opens the e-graph that was declared under this key, or declares it. The last `MAX_DECLARED` are kept."""
+        number = self._declared.pop(key, None)
+        if number is None:
+            number = self._made
+            self._made += 1
+            self.ask("declare", number, declarations())
+        self._declared[key] = number  # the last one used is forgotten last
+        while len(self._declared) > MAX_DECLARED:
+            self.ask("forget", self._declared.pop(next(iter(self._declared))))
+        self.ask("open", number)
+
+    def end(self) -> None:
+        """Ends the process."""
+        self.broken = True
+        self._process.kill()
+        self._process.wait()
+        self._let_go()
+
+    def abandon(self) -> None:
+        """Leaves the process to the one that this one was forked from."""
+        self.broken = True
+        self._process.returncode = 0  # so that nobody waits for it here
+        self._let_go()
+
+    def _let_go(self) -> None:
+        _started.discard(self)
+        self._requests.close()
+        self._answers.close()
+
+    def _end(self) -> str:
+        """How the process ended, or is ended now."""
+        try:
+            status = self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            return "does not answer"
+        return (
+            f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        )
+
+
+_idle: list[Graphs] = []
+"""Processes that wait for the next one who wants an e-graph."""
+_started: WeakSet[Graphs] = WeakSet()
+
+
+def start() -> None:
+    """Has a process ready soon, without waiting for it."""
+    if not _idle:
+        _idle.append(Graphs())
+
+
+@contextmanager
+def opened(key: Hashable, declarations: Callable[[], str]) -> Iterator[Graphs]:
+    """A process with an e-graph open, for as long as the context is; what is put into the e-graph is gone then."""
+    graphs = _taken()
+    try:
+        graphs.open(key, declarations)
+        yield graphs
+    finally:
+        _given_back(graphs)
+
+
+def _taken() -> Graphs:
+    while True:
+        try:
+            graphs = _idle.pop()
+        except IndexError:
+            return Graphs()
+        if graphs.is_alive:
+            return graphs
+        graphs.end()
+
+
+def _given_back(graphs: Graphs) -> None:
+    try:
+        if not graphs.broken:
+            with suppress(EqfuseError):  # nothing is lost but the process
+                graphs.ask("close")
+    finally:
+        if graphs.broken or len(_idle) >= (os.cpu_count() or 1):
+            graphs.end()
+        else:
+            _idle.append(graphs)
+
+
+def _bindings() -> Path:
+    """The file of egglog's compiled module. Importing it here would start its threads."""
+    spec = find_spec("egglog")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for suffix in EXTENSION_SUFFIXES:
+            path = Path(folder, f"bindings{suffix}")
+            if path.exists():
+                return path.absolute()
+    raise EqfuseError("egglog is not installed", hint="pip install egglog")
+
+
+def _forked() -> None:
+    """A child has the pipes of its parent's processes, and must not write to them."""
+    _idle.clear()
+    for graphs in list(_started):
+        graphs.abandon()
+
+
+def _ended() -> None:
+    while _idle:
+        _idle.pop().end()
+
+
+os.register_at_fork(after_in_child=_forked)
+atexit.register(_ended)
