@@ -44,6 +44,7 @@ from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import program_dtypes
+from eqfuse.threads import Lock
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.lower import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
@@ -104,6 +105,7 @@ class Derived:
     schedules: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
     derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     @property
     def order(self) -> tuple[str, ...]:

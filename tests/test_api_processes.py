@@ -105,18 +105,36 @@ def test_rules_are_of_the_thread_that_entered_them() -> None:
     assert inside and not outside
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """torch with threads that a fork leaves behind."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    square = torch.ones(1000, 1000)
+    assert (square @ square).exp().sum() > 0
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_a_forked_child_compiles_and_calls() -> None:
-    kernel = eq.compile(SOFTMAX)
-    x = torch.randn(300, 400)
-    wanted = kernel(x=x)
-    assert (x @ x.T).sum().isfinite()  # torch's threads are running
+    kernel, streamed = eq.compile(SOFTMAX), eq.compile("y[i] = log(sum[j](exp(x[i,j])))")
+    tall, wide = torch.randn(3000, 40), torch.randn(1, 200_000)
+    half = tall.half()
+    wanted, whole = kernel(x=tall), streamed(x=tall)
 
     def work() -> None:
-        assert torch.equal(kernel(x=x), wanted)
-        assert torch.allclose(kernel(x=x[:17, :33].repeat(40, 40)).sum(1), torch.ones(680))
+        assert torch.get_num_threads() == 2
+        assert (kernel(x=tall).numpy() == wanted.numpy()).all()
+        for given in (half, wide, tall.numpy(), torch.empty(0, 40_000), torch.empty(40_000, 0)):
+            kernel(x=given)
+        state = streamed.combine(*(streamed.update(streamed.init(), x=tall) for _ in range(2)))
+        assert (abs(streamed.finish(state).numpy() - whole.numpy()) < 1).all()
+        eq.reference(SOURCES[2])(x=tall)
         for source in SOURCES:
             check(source)
         in_child(lambda: check(SOFTMAX))
+        assert torch.get_num_threads() == 2
 
     in_child(work)
     check(SOURCES[1])

@@ -45,6 +45,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import KINDS, check_dtypes
+from eqfuse.threads import own_threads
 
 TRIAL = "%trial"
 """Name of the dimension of independent trials; no axis can have it."""
@@ -170,7 +171,8 @@ def reference(
     types do not.
     """
     domain = FloatDomain("float64")
-    arrays = {name: _as_array(name, value) for name, value in tensors.items()}
+    with own_threads():
+        arrays = {name: _as_array(name, value) for name, value in tensors.items()}
     numbers = {name: _as_number(name, value) for name, value in (scalars or {}).items()}
     extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
     check_dtypes(program, _dtypes(program, arrays))
