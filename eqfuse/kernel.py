@@ -12,6 +12,7 @@ import torch
 from eqfuse import compiler
 from eqfuse.compiler import Compiled, Derived
 from eqfuse.errors import BindError, EqfuseError, VerificationError, locate
+from eqfuse.extend.define import register
 from eqfuse.extend.streaming import Streamer, StreamState, stream_of
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import Plan
@@ -19,7 +20,9 @@ from eqfuse.loops.printer import show as show_nest
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.printer import MergeText
 from eqfuse.terms.arguments import detached
+from eqfuse.terms.folds import folds_in
 from eqfuse.terms.interpreter import reference
+from eqfuse.terms.registry import REGISTERED, Reduction
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
 from eqfuse.threads import Lock, own_threads
@@ -76,11 +79,27 @@ class Kernel:
         self._current = self._compile(compiler.nominal_extents(program), program_dtypes(program), self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is loaded on a device."""
+        """Without what is loaded on a device, and with the registered reductions that the program uses."""
         with self._lock:
-            made: dict[str, Any] = {"_runners": {}, "_stream": None}
+            made: dict[str, Any] = {"_runners": {}, "_stream": None, "reductions": self._reductions()}
             state = {**self.__dict__, **made}
             return {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Raises EqfuseError where another reduction is registered under the name of one of the kernel's."""
+        for reduction in state.pop("reductions"):
+            known = REGISTERED.get(reduction.name, reduction)
+            if known != reduction:
+                raise EqfuseError(
+                    f"the kernel uses a reduction {reduction.name!r} that is not the one registered here",
+                    hint="register the same one, or load the kernel before another one is registered",
+                )
+            register(reduction)
+        self.__dict__.update(state)
+
+    def _reductions(self) -> tuple[Reduction, ...]:
+        exprs = [output.expr for output in self.derived.program.outputs]
+        return tuple(REGISTERED[fold.name] for fold in folds_in(*exprs) if fold.name in REGISTERED)
 
     @property
     def _lock(self) -> Lock:

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from extend_kernels import registered
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.extend.define import forget
 
 SOFTMAX = "e[i,j] = exp(x[i,j] - max[j](x[i,j]))\ny[i,j] = e[i,j] / sum[j](e[i,j])"
 TWO = "m[i], v[i] = mean_var[j](x[i,j])\ny[i,j] = (x[i,j] - m[i]) * rsqrt(v[i] + c)\nreturn m, y"
@@ -99,22 +101,43 @@ def test_programs_as_deep_as_may_be_are_copied() -> None:
         assert torch.equal(made(kernel)(x=x, c=c), kernel(x=x, c=c))
 
 
+FIRST = {"state": "v, k", "lift": "x, j", "identity": "-inf, 2147483647", "order": "v, -k", "result": "v"}
+
+
 def test_another_process_gets_a_pickled_kernel(tmp_path: Path) -> None:
-    kernel = eq.compile(TWO)
-    wanted = kernel(x=tensors(), c=1e-5)
+    with registered("foremost", **FIRST):
+        kernels = [eq.compile(TWO, scalars={"c": 1e-5}), eq.compile("y[i] = foremost[j](x[i,j])")]
+        wanted = [kernel(x=tensors()) for kernel in kernels]
+        (tmp_path / "kernels").write_bytes(pickle.dumps(kernels))
     torch.save(tensors(), tmp_path / "x.pt")
-    (tmp_path / "kernel").write_bytes(pickle.dumps(kernel))
     script = f"""
 import pickle, torch
 from pathlib import Path
 folder = Path({str(tmp_path)!r})
-kernel = pickle.loads((folder / "kernel").read_bytes())
+kernels = pickle.loads((folder / "kernels").read_bytes())
 x = torch.load(folder / "x.pt")
-torch.save(kernel(x=x, c=1e-5), folder / "y.pt")
-kernel(x=x.repeat(2, 3), c=1e-5)
+torch.save([kernel(x=x) for kernel in kernels], folder / "y.pt")
+for kernel in kernels:
+    kernel(x=x.repeat(2, 3))
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
-    assert equal(tuple(torch.load(tmp_path / "y.pt")), wanted)
+    for found, exact in zip(torch.load(tmp_path / "y.pt"), wanted, strict=True):
+        assert equal(found, exact)
+
+
+def test_a_pickled_kernel_does_not_take_another_reduction_for_its_own() -> None:
+    with registered("foremost", **FIRST):
+        data = pickle.dumps(eq.compile("y[i] = foremost[j](x[i,j])"))
+    with registered("foremost", **FIRST):
+        assert pickle.loads(data)(x=tensors()).shape == (5,)
+    hindmost = FIRST | {"identity": "inf, 2147483647", "order": "-v, -k"}
+    with (
+        registered("foremost", **hindmost),
+        pytest.raises(eq.EqfuseError, match="'foremost' that is not the one"),
+    ):
+        pickle.loads(data)
+    pickle.loads(data)
+    forget("foremost")
 
 
 @pytest.mark.parametrize("source", ARGUMENTS)
