@@ -360,8 +360,13 @@ class Kernel:
         found = self._runners.get(id(compiled))
         if found is None:
             with self._lock:
-                found = self._runners.get(id(compiled)) or (compiled, self._runner(compiled))
-                self._runners[id(compiled)] = found
+                found = self._runners.get(id(compiled))
+                if found is None:
+                    runner = self._runner(compiled)
+                    try:
+                        return runner(tensors, scalars)  # others wait: it may be compiled for a GPU now
+                    finally:
+                        self._runners[id(compiled)] = compiled, runner
         return found[1](tensors, scalars)
 
     def _runner(self, compiled: Compiled) -> Runner:

@@ -202,11 +202,13 @@ def test_an_interrupted_request_takes_its_process_along(monkeypatch: pytest.Monk
 
 def test_ctrl_c_on_a_terminal_is_not_for_the_process_of_e_graphs() -> None:
     with session(PREPARE) as saturation:
-        assert os.getpgid(saturation.graphs._process.pid) != os.getpgrp()
+        assert os.getpgid(saturation.graphs.process) != os.getpgrp()
 
 
 def test_a_process_that_is_killed_is_an_error_and_then_replaced() -> None:
-    killed = pytest.raises(eq.EqfuseError, match="the process that rewrites programs was killed by SIGKILL")
+    killed = pytest.raises(
+        eq.EqfuseError, match=r"the process that rewrites programs \(.*\) was killed by SIGKILL"
+    )
     with killed, session(PREPARE) as saturation:
         saturation.graphs._process.kill()
         saturation.read()
@@ -247,12 +249,24 @@ def test_without_egglog_compiling_says_so(monkeypatch: pytest.MonkeyPatch, tmp_p
             eq.compile(SOFTMAX)
 
 
+@pytest.mark.parametrize(
+    ("executable", "text"),
+    [("/bin/false", "ended with status 1"), ("/nowhere/python", "cannot be started: .*No such file")],
+)
+def test_without_a_python_to_run_compiling_says_so(
+    executable: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "get_executable", lambda: executable)
+    with fresh(), pytest.raises(eq.EqfuseError, match=f"{executable} .*{text}\n.*set_executable"):
+        eq.compile(SOFTMAX)
+
+
 SCRIPT = f"""
 import sys
 import eqfuse as eq
 from eqfuse.rules import client
 eq.compile({SOFTMAX!r})
-print("egglog" in sys.modules, client._idle[0]._process.pid)
+print("egglog" in sys.modules, *client.processes())
 {{}}
 """
 

@@ -12,11 +12,11 @@ import atexit
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
+from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -27,6 +27,7 @@ from eqfuse.rules import server
 MAX_DECLARED = 12
 """Declared e-graphs that a process keeps: those of compiling, of explaining, and a few of changed rule sets."""
 
+_NO_PYTHON = "it needs a Python to run: multiprocessing.set_executable says where one is"
 _LOST = "what it was asked for is lost, not your program: ask again; where it is killed each time, memory is short"
 
 
@@ -38,19 +39,28 @@ class Graphs:
         """Whether a request was begun and not ended: nobody knows what the next answer would be of."""
         self._declared: dict[Hashable, int] = {}
         self._made = 0
+        # No site packages, and nothing from the folder of the script: its start is waited for.
+        self._command = [os.fsdecode(get_executable()), "-S", "-P", server.__file__, str(_bindings())]
         # A session of its own: a terminal's Ctrl-C is for the process that waits. One thread: e-graphs are small.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", server.__file__, str(_bindings())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,
-            env={**os.environ, "RAYON_NUM_THREADS": "1"},
-        )
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,
+                env={**os.environ, "RAYON_NUM_THREADS": "1"},
+            )
+        except OSError as error:
+            raise EqfuseError(f"{self._shown} cannot be started: {error}", hint=_NO_PYTHON) from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
         _started.add(self)
+
+    @property
+    def process(self) -> int:
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -63,13 +73,15 @@ class Graphs:
             server.send(self._requests.fileno(), (name, *arguments))
             is_well, answer = server.receive(self._answers.fileno())
         except (OSError, EOFError, ValueError) as error:
-            raise EqfuseError(f"the process that rewrites programs {self._end()}", hint=_LOST) from error
+            how = self._end()
+            began = self._declared or self._process.returncode != 1
+            raise EqfuseError(f"{self._shown} {how}", hint=_LOST if began else _NO_PYTHON) from error
         if not is_well:
             raise EqfuseError(f"egglog failed: {answer}", hint="this is an error in eqfuse or egglog")
         self.broken = False
         return answer
 
-    def open(self, key: Hashable, declarations: Callable[[], str]) -> None:
+    def open(self, key: Hashable, declarations: Callable[[], tuple[str, ...]]) -> None:
         """Opens the e-graph that was declared under this key, or declares it. The last `MAX_DECLARED` are kept."""
         number = self._declared.pop(key, None)
         if number is None:
@@ -99,6 +111,10 @@ class Graphs:
         self._requests.close()
         self._answers.close()
 
+    @property
+    def _shown(self) -> str:
+        return f"the process that rewrites programs ({' '.join(self._command[:-1])})"
+
     def _end(self) -> str:
         """How the process ended, or is ended now."""
         try:
@@ -121,8 +137,13 @@ def start() -> None:
         _idle.append(Graphs())
 
 
+def processes() -> tuple[int, ...]:
+    """The process ids of those that this process has started and not ended."""
+    return tuple(graphs.process for graphs in list(_started))
+
+
 @contextmanager
-def opened(key: Hashable, declarations: Callable[[], str]) -> Iterator[Graphs]:
+def opened(key: Hashable, declarations: Callable[[], tuple[str, ...]]) -> Iterator[Graphs]:
     """A process with an e-graph open, for as long as the context is; what is put into the e-graph is gone then."""
     graphs = _taken()
     try:

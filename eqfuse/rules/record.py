@@ -192,9 +192,9 @@ def _row(clause: Clause) -> str:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Rule sets in the form that records: the egglog text, and the rules by their number in the rows."""
+    """Rule sets in the form that records: the egglog commands, and the rules by their number in the rows."""
 
-    prelude: str
+    prelude: tuple[str, ...]
     clauses: tuple[Clause, ...]
 
 
@@ -217,7 +217,7 @@ def recorded(rulesets: RuleSets) -> Recorded:
             rows[_row(clause)] = f"(relation {_row(clause)} ({' '.join(sorts)}))"
             rules.append(_recording_rule(text, clause, len(clauses)))
             clauses.append(clause)
-    return Recorded("\n".join([*lines, *rows.values(), *rules]), tuple(clauses))
+    return Recorded((*lines, *rows.values(), *rules), tuple(clauses))
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class Saturation:
         self._terms += len(program)
         if self._terms > MAX_TERMS:
             raise TooManyTerms(f"{self._terms} terms and facts to begin with, more than {MAX_TERMS}")
-        self.graphs.ask("run", "\n".join(program))
+        self.graphs.ask("run", tuple(program))
 
     def saturate(self) -> None:
         """All rule sets, round after round, until none adds anything or the budget is spent: every equality and fact
@@ -144,8 +144,10 @@ def _with_a_term(classes: Mapping[int, Sequence[Node]]) -> set[int]:
 
 
 @contextmanager
-def session(rulesets: tuple[RuleSet, ...], declarations: str | None = None) -> Iterator[Saturation]:
-    """A fresh e-graph under these rules, declared by `prelude` or by the text that is given. Declaring rules
+def session(
+    rulesets: tuple[RuleSet, ...], declarations: tuple[str, ...] | None = None
+) -> Iterator[Saturation]:
+    """A fresh e-graph under these rules, declared by `prelude` or by the commands that are given. Declaring rules
     costs more than running a program, so that declared e-graphs are kept, and what a program adds to one is taken
     out again. Sessions may be opened in several threads at once."""
     with client.opened((rulesets, declarations), lambda: declarations or prelude(rulesets)) as graphs:

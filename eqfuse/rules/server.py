@@ -31,9 +31,9 @@ class Server:
         self._open: bindings.EGraph = self._bindings.EGraph()
         self._commands: dict[str, Any] = {}
 
-    def declare(self, number: int, text: str) -> None:
+    def declare(self, number: int, commands: Sequence[str]) -> None:
         self._declared[number] = self._bindings.EGraph()
-        self._run(self._declared[number], text)
+        self._run(self._declared[number], *commands)
 
     def forget(self, number: int) -> None:
         del self._declared[number]
@@ -45,8 +45,8 @@ class Server:
     def close(self) -> None:
         self._run(self._open, "(pop)")
 
-    def run(self, text: str) -> None:
-        self._run(self._open, text)
+    def run(self, commands: Sequence[str]) -> None:
+        self._run(self._open, *commands)
 
     def saturate(self, units: str, others: Sequence[str], rounds: int, matches: int) -> Any:
         """Runs rule sets round after round until none adds anything, or there were as many rounds, or more matches:
@@ -114,8 +114,10 @@ class Server:
         return found
 
     @staticmethod
-    def _run(graph: bindings.EGraph, text: str) -> None:
-        graph.run_program(*graph.parse_program(text))
+    def _run(graph: bindings.EGraph, *commands: str) -> None:
+        """Runs commands one by one: egglog's bindings copy the text that was parsed for each node of what it says."""
+        for command in commands:
+            graph.run_program(*graph.parse_program(command))
 
 
 def received(source: int, count: int) -> bytes:
