@@ -15,7 +15,7 @@ MAX_MATCHES = 12_000
 largest program of the tests and benchmarks needs 2,700."""
 
 MAX_TERMS = 1_500
-"""Terms and facts that an e-graph starts with; declaring them takes time that grows with their square."""
+"""Terms and facts that an e-graph starts with: 0.1 ms each, before any rule has run."""
 
 MAX_ROUNDS = 100
 """Rounds after which it is, and one more for each term and fact at the start: facts climb a level of a term a round."""
