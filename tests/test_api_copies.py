@@ -101,6 +101,21 @@ def test_programs_as_deep_as_may_be_are_copied() -> None:
         assert torch.equal(made(kernel)(x=x, c=c), kernel(x=x, c=c))
 
 
+def test_what_a_kernel_shows_and_raises_is_pickled_too() -> None:
+    kernel = eq.compile(STREAMED)
+    x, v = tensors(), ARGUMENTS[STREAMED]["v"]
+    state = kernel.update(kernel.init(), x=x, v=v)
+    for shown in (kernel.plan, kernel.plans(), kernel.merge, kernel.certificate, kernel.derivation):
+        assert str(pickle.loads(pickle.dumps(shown))) == str(shown)
+    pickle.loads(pickle.dumps(kernel.derivation)).check()
+    assert torch.equal(kernel.finish(pickle.loads(pickle.dumps(state))), kernel.finish(state))
+    with pytest.raises(eq.EqfuseError) as caught:
+        eq.compile("y[i] = sum[j](x[i,j]) * z[q]")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is caught.type
+    assert str(again) == str(caught.value) and again.hint == caught.value.hint
+
+
 FIRST = {"state": "v, k", "lift": "x, j", "identity": "-inf, 2147483647", "order": "v, -k", "result": "v"}
 
 

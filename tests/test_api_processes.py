@@ -261,6 +261,34 @@ def test_without_a_python_to_run_compiling_says_so(
         eq.compile(SOFTMAX)
 
 
+def test_the_compiled_module_of_egglog_is_all_that_is_needed(tmp_path: Path) -> None:
+    package = tmp_path / "egglog"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    module = client._bindings()
+    (package / module.name).symlink_to(module)
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import eqfuse as eq
+from eqfuse.rules import client
+assert str(client._bindings()).startswith({str(tmp_path)!r})
+assert eq.compile({SOFTMAX!r}).certificate.ok
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_a_thread_may_have_several_e_graphs_open() -> None:
+    with session(PREPARE) as outer:
+        outer.run(['(let $a_ (Num "3"))'])
+        with session(PREPARE) as inner:
+            inner.run(['(let $b_ (Num "4"))'])
+            assert inner.read().roots.keys() == {"$b_"}
+        assert outer.read().roots.keys() == {"$a_"}
+    with session(PREPARE) as again:
+        assert not again.read().roots
+
+
 SCRIPT = f"""
 import sys
 import eqfuse as eq
