@@ -43,9 +43,14 @@ def check(source: str) -> None:
 @contextmanager
 def fresh() -> Iterator[None]:
     """As in a process that has compiled nothing."""
-    client._ended()
+    ended()
     yield
-    client._ended()
+    ended()
+
+
+def ended() -> None:
+    while client._idle:
+        client._idle.pop().end()
 
 
 def in_child(work: Callable[[], Any], seconds: float = 120) -> None:
@@ -200,6 +205,28 @@ def test_an_interrupted_request_takes_its_process_along(monkeypatch: pytest.Monk
     check(SOFTMAX)
 
 
+def test_an_interrupt_before_an_e_graph_is_open_costs_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: client.Graphs, *arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with fresh():
+        with monkeypatch.context() as patch:
+            patch.setattr(client.Graphs, "open", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                eq.compile(SOFTMAX)
+        (process,) = client.processes()
+        check(SOFTMAX)
+        assert client.processes() == (process,)
+
+
+def test_a_process_that_nobody_holds_is_ended() -> None:
+    graphs = client.Graphs()
+    process = graphs._process
+    del graphs
+    assert process.returncode == -signal.SIGKILL
+    assert process.stdin is not None and process.stdin.closed
+
+
 def test_ctrl_c_on_a_terminal_is_not_for_the_process_of_e_graphs() -> None:
     with session(PREPARE) as saturation:
         assert os.getpgid(saturation.graphs.process) != os.getpgrp()
@@ -251,7 +278,10 @@ def test_without_egglog_compiling_says_so(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.parametrize(
     ("executable", "text"),
-    [("/bin/false", "ended with status 1"), ("/nowhere/python", "cannot be started: .*No such file")],
+    [
+        ("/bin/false", "ended with status 1"),
+        ("/nowhere/python", "cannot be started: No such file or directory"),
+    ],
 )
 def test_without_a_python_to_run_compiling_says_so(
     executable: str, text: str, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,6 @@ An interrupted request takes its process along; the next one starts another.
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from importlib.util import find_spec
 from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from eqfuse.errors import EqfuseError
 from eqfuse.rules import server
@@ -39,6 +38,7 @@ class Graphs:
         """Whether a request was begun and not ended: nobody knows what the next answer would be of."""
         self._declared: dict[Hashable, int] = {}
         self._made = 0
+        self._is_open = False
         # No site packages, and nothing from the folder of the script: its start is waited for.
         self._command = [os.fsdecode(get_executable()), "-S", "-P", server.__file__, str(_bindings())]
         # A session of its own: a terminal's Ctrl-C is for the process that waits. One thread: e-graphs are small.
@@ -53,9 +53,12 @@ class Graphs:
                 env={**os.environ, "RAYON_NUM_THREADS": "1"},
             )
         except OSError as error:
-            raise EqfuseError(f"{self._shown} cannot be started: {error}", hint=_NO_PYTHON) from error
+            raise EqfuseError(
+                f"{self._shown} cannot be started: {error.strerror}", hint=_NO_PYTHON
+            ) from error
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._requests, self._answers = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._ending = finalize(self, _stopped, self._process)
         _started.add(self)
 
     @property
@@ -70,8 +73,8 @@ class Graphs:
         """What a method of `Server` gives. Raises EqfuseError where it raises something, or the process ends."""
         self.broken = True
         try:
-            server.send(self._requests.fileno(), (name, *arguments))
-            is_well, answer = server.receive(self._answers.fileno())
+            server.send(self._requests, (name, *arguments))
+            is_well, answer = server.receive(self._answers)
         except (OSError, EOFError, ValueError) as error:
             how = self._end()
             began = self._declared or self._process.returncode != 1
@@ -92,24 +95,28 @@ class Graphs:
         while len(self._declared) > MAX_DECLARED:
             self.ask("forget", self._declared.pop(next(iter(self._declared))))
         self.ask("open", number)
+        self._is_open = True
+
+    def close(self) -> None:
+        """Has the process take out what was put into the e-graph, while this one goes on."""
+        if self._is_open:
+            self.broken, self._is_open = True, False
+            with suppress(OSError):  # nothing is lost but the process
+                server.send(self._requests, ("close",))
+                self.broken = False
 
     def end(self) -> None:
         """Ends the process."""
         self.broken = True
-        self._process.kill()
-        self._process.wait()
-        self._let_go()
+        _started.discard(self)
+        self._ending()
 
     def abandon(self) -> None:
         """Leaves the process to the one that this one was forked from."""
         self.broken = True
+        self._ending.detach()
         self._process.returncode = 0  # so that nobody waits for it here
-        self._let_go()
-
-    def _let_go(self) -> None:
-        _started.discard(self)
-        self._requests.close()
-        self._answers.close()
+        _let_go(self._process)
 
     @property
     def _shown(self) -> str:
@@ -124,6 +131,19 @@ class Graphs:
         return (
             f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         )
+
+
+def _stopped(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process of e-graphs that nobody holds any more, or when this one ends."""
+    process.kill()
+    process.wait()
+    _let_go(process)
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 _idle: list[Graphs] = []
@@ -167,8 +187,7 @@ def _taken() -> Graphs:
 def _given_back(graphs: Graphs) -> None:
     try:
         if not graphs.broken:
-            with suppress(EqfuseError):  # nothing is lost but the process
-                graphs.ask("close")
+            graphs.close()
     finally:
         if graphs.broken or len(_idle) >= (os.cpu_count() or 1):
             graphs.end()
@@ -194,10 +213,4 @@ def _forked() -> None:
         graphs.abandon()
 
 
-def _ended() -> None:
-    while _idle:
-        _idle.pop().end()
-
-
 os.register_at_fork(after_in_child=_forked)
-atexit.register(_ended)

@@ -2,7 +2,7 @@
 
 `client` starts it as a script, with the file of egglog's compiled module, in an interpreter without site packages.
 A request is a method of `Server` and its arguments, an answer whether that went well, and what it gave or what went
-wrong; each is marshalled behind its length. It ends where its requests do.
+wrong; each is marshalled behind its length. `close` has no answer. It ends where its requests do.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Server:
 
     def declare(self, number: int, commands: Sequence[str]) -> None:
         self._declared[number] = self._bindings.EGraph()
-        self._run(self._declared[number], *commands)
+        self._run(self._declared[number], *commands, "(push)")
 
     def forget(self, number: int) -> None:
         del self._declared[number]
 
     def open(self, number: int) -> None:
         self._open, self._commands = self._declared[number], {}
-        self._run(self._open, "(push)")
 
     def close(self) -> None:
-        self._run(self._open, "(pop)")
+        """Leaves the e-graph as it was opened. This takes a while, and nobody waits for its end."""
+        self._run(self._open, "(pop)", "(push)")
 
     def run(self, commands: Sequence[str]) -> None:
         self._run(self._open, *commands)
@@ -161,6 +161,9 @@ def main(module: str) -> None:
             name, *arguments = receive(source)
         except EOFError:
             return
+        if name == "close":
+            server.close()
+            continue
         method: Callable[..., Any] = getattr(server, name)
         try:
             answer = True, method(*arguments)
