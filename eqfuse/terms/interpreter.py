@@ -22,6 +22,7 @@ import torch
 
 from eqfuse.errors import BindError
 from eqfuse.terms import integers
+from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.domain import Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
@@ -46,6 +47,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import KINDS, check_dtypes, result_dtype
+from eqfuse.threads import own_threads
 
 TRIAL = "%trial"
 """Name of the dimension of independent trials; no axis can have it."""
@@ -167,10 +169,12 @@ def reference(
     """The outputs of the unfused program in float64: a numpy array, or a tuple of them in program order.
 
     Takes numpy arrays or torch tensors, and numbers. Integer and truth-valued results are exact.
-    Raises BindError where the inputs do not fit the program, TypeCheckError where their types do not.
+    Raises BindError where the inputs do not fit the program or ask for a derivative, TypeCheckError where their
+    types do not.
     """
     domain = FloatDomain("float64")
-    arrays = {name: _as_array(name, value) for name, value in tensors.items()}
+    with own_threads():
+        arrays = {name: _as_array(name, value) for name, value in tensors.items()}
     numbers = {name: _as_number(name, value) for name, value in (scalars or {}).items()}
     extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
     check_selections(program, extents, numbers)
@@ -182,7 +186,7 @@ def reference(
 
 def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
     if isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu()
+        tensor = detached(name, value).cpu()
         value = (tensor.to(torch.float64) if tensor.is_floating_point() else tensor).numpy()
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
@@ -192,6 +196,8 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def _as_number(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = detached(name, value)
     if isinstance(value, np.ndarray | np.generic | torch.Tensor) and value.ndim == 0:
         value = value.item()
     if not isinstance(value, int | float):
