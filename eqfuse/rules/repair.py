@@ -437,7 +437,13 @@ def _hoisted_factors(body: Expr, split: Split) -> list[Expr]:
 
 
 def _is_guarded(expr: Expr) -> bool:
-    return isinstance(expr, Call) and expr.fn == "invertible"
+    match expr:
+        case Call("invertible", _):
+            return True
+        case Call("mul" | "div", (a, b)) if reads_state(expr):
+            return all(not reads_state(part) or _is_guarded(part) for part in (a, b))
+        case _:
+            return False
 
 
 def _joined(fn: str, a: Expr | None, b: Expr | None) -> Expr | None:
