@@ -43,7 +43,7 @@ from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
-from eqfuse.terms.types import program_dtypes
+from eqfuse.terms.types import check_indices, program_dtypes
 from eqfuse.threads import Lock
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.lower import lower as lower_tiles
@@ -164,17 +164,23 @@ class Compiled:
 
 
 def derive(
-    source: str, scalars: Mapping[str, float] | None, strict_casts: bool, *, made: bool = False
+    source: str,
+    scalars: Mapping[str, float] | None,
+    strict_casts: bool,
+    *,
+    assume_finite: bool = False,
+    made: bool = False,
 ) -> Derived:
     """Parse and saturate: everything that does not depend on sizes. The size of a program that was `made` of another
     one is not limited: it has no longer terms, however often it reads them."""
     client.start()
     timings = Timings()
     with timings.stage("parse"):
-        program = parse(source, scalars=scalars, strict_casts=strict_casts)
+        program = parse(source, scalars=scalars, strict_casts=strict_casts, made=made)
+        program = replace(program, assume_finite=assume_finite)
         if not made:
             check_written_size(program)
-        program_dtypes(program)
+        check_indices(program, program_dtypes(program))
     with timings.stage("derive"):
         outputs, report = prepare(program)
     _debug("prepared", lambda: show_program(replace(program, outputs=outputs)))

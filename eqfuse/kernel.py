@@ -20,8 +20,10 @@ from eqfuse.loops.printer import show as show_nest
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.printer import MergeText
 from eqfuse.terms.arguments import detached
+from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.interpreter import reference
+from eqfuse.terms.parser import axes_of
 from eqfuse.terms.registry import REGISTERED, Reduction
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
@@ -201,7 +203,9 @@ class Kernel:
 
         def compiled(text: str) -> Kernel:
             with self.derived.scope.entered():
-                derived = compiler.derive(text, None, program.strict_casts, made=True)
+                derived = compiler.derive(
+                    text, None, program.strict_casts, assume_finite=program.assume_finite, made=True
+                )
             return Kernel(derived, self.device, self.auto, None, self.verify, self.trials, {}, self.bound)
 
         def extents(
@@ -239,6 +243,10 @@ class Kernel:
         with undisturbed():
             program = self.derived.program
             made = dict(zip(self.stream.stream.outputs, self.stream.finish(state, values), strict=True))
+            if state.start == state.stop:
+                axes = axes_of(program.outputs)
+                extents = {axis: int(program.domains.get(axis, axis) != state.axis) for axis in axes}
+                check_selections(program, extents, {})
             ordered = [made[output.name] for output in program.outputs]
             kinds = {name: dtype for dtype, name in TORCH_DTYPES.items()}
             dtypes = program_dtypes(program) | {n: TORCH_DTYPES[dtype] for n, dtype in state.dtypes.items()}
@@ -267,6 +275,7 @@ class Kernel:
         found = self._calls.get(key)
         if found is None:
             extents = bind(program, {n: tuple(t.shape) for n, t in tensors.items()}, sizes, scalars)
+            check_selections(program, extents, scalars)
             dtypes = check_dtypes(program, {name: _dtype_name(name, t) for name, t in tensors.items()})
             some = {axis: max(1, extent) for axis, extent in extents.items()}
             device = self._device_of(tensors)

@@ -138,7 +138,8 @@ REFERENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
+    # torch's own is NaN of an infinity on some processors
+    "gelu": lambda x: x * ((1 + torch.erf(x * 0.5**0.5)) / 2),
     "silu": torch.nn.functional.silu,
     "erf": torch.erf,
     "sin": torch.sin,

@@ -350,6 +350,8 @@ class Streamer:
         extents, device, numpy = self.extents(values, sizes)
         count = extents[self.stream.axis]
         known = state.values or self._nothing(extents, device, values)
+        if count == 0:
+            return replace(state, values=known, numpy=numpy, dtypes=_torch_dtypes(values))
         kernel = self.kernel(self.stream.update)
         made = kernel(
             **self._given(
@@ -362,8 +364,8 @@ class Streamer:
                 },
             )
         )
-        dtypes = {name: v.dtype for name, v in _torch(values).items() if isinstance(v, torch.Tensor)}
-        return replace(state, stop=state.stop + count, values=self._stored(made), numpy=numpy, dtypes=dtypes)
+        stop, dtypes = state.stop + count, _torch_dtypes(values)
+        return replace(state, stop=stop, values=self._stored(made), numpy=numpy, dtypes=dtypes)
 
     def combine(self, left: StreamState, right: StreamState) -> StreamState:
         """The state of both parts, the left one first."""
@@ -449,6 +451,10 @@ def _torch(values: Mapping[str, Any]) -> dict[str, Any]:
         name: torch.from_numpy(value) if hasattr(value, "__array_interface__") and value.ndim else value
         for name, value in values.items()
     }
+
+
+def _torch_dtypes(values: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    return {name: v.dtype for name, v in _torch(values).items() if isinstance(v, torch.Tensor)}
 
 
 def _scalars(values: Mapping[str, torch.Tensor], states: Sequence[State]) -> dict[str, Any]:

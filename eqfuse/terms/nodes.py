@@ -286,7 +286,9 @@ class Program:
 
     `domains` maps an axis that had to be renamed to the axis whose extent it has.
     `lengths` are the extents that the program itself declares.
-    `integers` are the scalars that are integers: declared so, or used in an index.
+    `integers` are the scalars that are integers: declared so, or used as one (see `terms/positions.py`).
+    `integer_tensors` are the undeclared tensors that are used as integers.
+    With `assume_finite`, what masks exclude holds no NaN and no infinity: it may be multiplied by 0.
     """
 
     source: str
@@ -295,5 +297,7 @@ class Program:
     outputs: tuple[Output, ...]
     domains: Mapping[str, str]
     strict_casts: bool = False
+    assume_finite: bool = False
     integers: tuple[str, ...] = ()
+    integer_tensors: tuple[str, ...] = ()
     lengths: Mapping[str, int] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from eqfuse.errors import ScheduleError
 from eqfuse.extract.plans import KernelConfig
 from eqfuse.loops.nodes import Buffer
+from eqfuse.terms.bounds import selected_axes
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import Block, Kernel, TileProgram
@@ -228,6 +229,11 @@ class _Module:
         body.append(f"{known} = remembered(call_key({key}))")
         body.append(f'if "sizes" not in {known}:')
         body.append(f'    {known}["sizes"] = axis_sizes({{{given}}}, {sizes})')
+        for axis, selecting in selected_axes(self._source).items():
+            body.append(f'    if not {known}["sizes"]["{axis}"]:')
+            body.append(
+                f'        raise ValueError("axis {axis} is empty: {selecting} has no position to give")'
+            )
         body.append(f'{size} = {known}["sizes"]')
         if self._inputs:
             body.append(f"{device} = {self._inputs[0]}.device")
