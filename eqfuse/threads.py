@@ -83,16 +83,23 @@ class undisturbed:
     And it waits for no thread that is not there: OpenMP's do not outlive a fork, and an operation that is divided
     among them would wait for ever. In a forked child this thread computes alone."""
 
-    def __enter__(self) -> None:
+    def __init__(self) -> None:
         self._modes = torch._C.DisableTorchFunction()
-        self._modes.__enter__()
-        self._autocast = torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else None
-        if self._autocast is not None:
-            self._autocast.__enter__()  # type: ignore[no-untyped-call]
-        self._is_alone = _Process.is_forked and _thread.count is None
-        if self._is_alone:
-            _thread.count = torch.get_num_threads()
-            torch.set_num_threads(1)
+        self._autocast: torch.autocast | None = None
+        self._is_alone = False
+
+    def __enter__(self) -> None:
+        try:
+            self._modes.__enter__()
+            if torch.is_autocast_enabled("cpu"):
+                self._autocast = torch.autocast("cpu", enabled=False)
+                self._autocast.__enter__()  # type: ignore[no-untyped-call]
+            if _Process.is_forked and _thread.count is None:
+                _thread.count, self._is_alone = torch.get_num_threads(), True
+                torch.set_num_threads(1)
+        except BaseException:  # an interrupt
+            self.__exit__()
+            raise
 
     def __exit__(self, *raised: object) -> None:
         if self._is_alone and _thread.count is not None:
