@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -112,7 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
     bench.add_argument("--examples", type=int, default=500, metavar="N", help="fuzz: how many programs")
     bench.add_argument("--seed", type=int, default=0, help="fuzz: of the programs")
-
+    bench.add_argument(
+        "--seconds", type=float, default=math.inf, metavar="S", help="fuzz: begin no batch after so long"
+    )
+    bench.add_argument("--resume", action="store_true", help="fuzz: keep the batches that are done")
     bench.add_argument(
         "--measured",
         type=Path,
@@ -249,6 +253,8 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
         memory=not options.no_memory,
         examples=options.examples,
         seed=options.seed,
+        seconds=options.seconds,
+        resume=options.resume,
         measured=options.measured,
     )
     return run(options.name, chosen, output=options.output, console=console)

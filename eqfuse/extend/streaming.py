@@ -35,6 +35,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.printer import show
 from eqfuse.terms.types import kind, program_dtypes
+from eqfuse.threads import Lock
 
 START, COUNT, TOTAL = "stream_start", "stream_count", "stream_total"
 """Scalars of the programs: the position of a chunk's first element, how many elements a state has seen, and how many
@@ -312,21 +313,23 @@ def _shifted(expr: Expr, axis: str) -> Expr:
 
 @dataclass
 class Streamer:
-    """Runs the programs of a stream. `compiled` makes a kernel of a text."""
+    """Runs the programs of a stream. `compiled` makes a kernel of a text, while `lock` is held."""
 
     stream: Stream
     compiled: Callable[[str], Any]
     extents: Callable[
         [Mapping[str, Any], Mapping[str, int] | None], tuple[Mapping[str, int], torch.device, bool]
     ]
+    lock: Lock
 
     def __post_init__(self) -> None:
         self._kernels: dict[str, Any] = {}
 
     def kernel(self, text: str) -> Any:
-        if text not in self._kernels:
-            self._kernels[text] = self.compiled(text)
-        return self._kernels[text]
+        with self.lock:
+            if text not in self._kernels:
+                self._kernels[text] = self.compiled(text)
+            return self._kernels[text]
 
     def init(self, start: int, total: int | None) -> StreamState:
         if not isinstance(start, int) or start < 0:

@@ -75,7 +75,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "tanh": np.tanh,
     "sigmoid": _sigmoid,
     "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: x * (1 + _erf(x * np.sqrt(0.5, dtype=x.dtype))) / 2,
+    "gelu": lambda x: x * ((1 + _erf(x * np.sqrt(0.5, dtype=x.dtype))) / 2),
     "silu": lambda x: x * _sigmoid(x),
     "erf": _erf,
     "sin": np.sin,
@@ -123,6 +123,9 @@ class FloatDomain:
 
     def contract(self, left: Any, right: Any, axis: int) -> Array:
         return self.reduce("sum", self.call("mul", [left, right]), axis)
+
+    def is_finite(self, value: Any) -> bool:
+        return bool(np.isfinite(value).all())
 
     def shape(self, value: Any) -> tuple[int, ...]:
         return tuple(value.shape)

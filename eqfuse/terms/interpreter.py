@@ -22,10 +22,12 @@ import torch
 
 from eqfuse.errors import BindError
 from eqfuse.terms import integers
+from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections
-from eqfuse.terms.domain import Domain
+from eqfuse.terms.domain import Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold, contributions, fold_of
+from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
     COMPARISONS,
@@ -45,6 +47,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import KINDS, check_dtypes, result_dtype
+from eqfuse.threads import own_threads
 
 TRIAL = "%trial"
 """Name of the dimension of independent trials; no axis can have it."""
@@ -137,8 +140,8 @@ def evaluate_together(
 ) -> list[dict[str, Any]]:
     """As `evaluate`, for several forms of one program: what they share is computed once."""
     env = Env(domain, tensors, typed_scalars(programs[0], scalars), extents, batch=batch)
-    outputs = [output for program in programs for output in program.outputs]
-    values = iter(evaluate_all([output.expr for output in outputs], env))
+    exprs = [masked(program)(output.expr) for program in programs for output in program.outputs]
+    values = iter(evaluate_all(exprs, env))
     trials = () if batch is None else (TRIAL,)
     return [
         {output.name: expand(next(values), (*trials, *output.axes), env) for output in program.outputs}
@@ -166,10 +169,12 @@ def reference(
     """The outputs of the unfused program in float64: a numpy array, or a tuple of them in program order.
 
     Takes numpy arrays or torch tensors, and numbers. Integer and truth-valued results are exact.
-    Raises BindError where the inputs do not fit the program, TypeCheckError where their types do not.
+    Raises BindError where the inputs do not fit the program or ask for a derivative, TypeCheckError where their
+    types do not.
     """
     domain = FloatDomain("float64")
-    arrays = {name: _as_array(name, value) for name, value in tensors.items()}
+    with own_threads():
+        arrays = {name: _as_array(name, value) for name, value in tensors.items()}
     numbers = {name: _as_number(name, value) for name, value in (scalars or {}).items()}
     extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
     check_selections(program, extents, numbers)
@@ -181,7 +186,7 @@ def reference(
 
 def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
     if isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu()
+        tensor = detached(name, value).cpu()
         value = (tensor.to(torch.float64) if tensor.is_floating_point() else tensor).numpy()
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
@@ -191,6 +196,8 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def _as_number(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = detached(name, value)
     if isinstance(value, np.ndarray | np.generic | torch.Tensor) and value.ndim == 0:
         value = value.item()
     if not isinstance(value, int | float):
@@ -374,12 +381,14 @@ class _Run:
             return self.folds[key][index]
         match node:
             case Reduce("sum", axis, Call("mul", (left, right)) as product) if product not in self.kept:
-                sides = self.value(left), self.value(right)
-                dims = _union(sides)
-                if axis in dims and not all(integers.is_exact(side.data) for side in sides):
-                    one, two = (self._real(aligned(side, dims, domain)) for side in sides)
+                (one, right_mask), (two, left_mask) = self._unmasked(left), self._unmasked(right)
+                dims = _union([v for v in (one, two, left_mask, right_mask) if v is not None])
+                if axis in dims and not all(integers.is_exact(side.data) for side in (one, two)):
+                    sides = [self._real(aligned(side, dims, domain)) for side in (one, two)]
+                    masks = [m and aligned(m, dims, domain) for m in (left_mask, right_mask)]
                     place = dims.index(axis)
-                    return Value(dims[:place] + dims[place + 1 :], domain.contract(one, two, place))
+                    total = contract_masked(domain, sides[0], sides[1], masks[0], masks[1], place)
+                    return Value(dims[:place] + dims[place + 1 :], total)
         body = self.value(node.body)
         if node.axis not in body.dims:
             dims = (*body.dims, node.axis)
@@ -390,6 +399,14 @@ class _Run:
             dtype = "i64" if body.data.shape[dimension] else self._integer_dtype(node.body)
             return Value(dims, integers.fold(node.op, body.data, dimension, dtype))
         return Value(dims, domain.reduce(node.op, body.data, dimension))
+
+    def _unmasked(self, factor: Expr) -> tuple[Value, Value | None]:
+        """A factor, without a mask that has axes which it lacks, and that mask: it is the other factor's as well."""
+        match factor:
+            case Call("where", (mask, value, Const(0))) if not free_axes(mask) <= free_axes(value):
+                return self.value(value), self.value(mask)
+            case _:
+                return self.value(factor), None
 
     def _integer_dtype(self, expr: Expr) -> str:
         """i32 where an integer is made from i32 values alone."""

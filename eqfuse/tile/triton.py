@@ -127,8 +127,7 @@ class _Module:
             self._axes[buffer.name] = tuple(self._root[axis] for axis in buffer.axes)
             self._dtypes[buffer.name] = buffer.dtype or "f32"
         self._sizes = {self._root[axis]: size for axis, size in sizes.items()}
-        order = [output.name for output in source.outputs]
-        self._outputs = sorted((b for b in program.buffers if b.is_output), key=lambda b: order.index(b.name))
+        self._outputs = [buffer for buffer in program.buffers if buffer.is_output]
         self._temporaries = [buffer for buffer in program.buffers if not buffer.is_output]
         self._inputs = [tensor.name for tensor in source.tensors]
 
