@@ -220,6 +220,14 @@ def test_arguments_that_do_not_fit(
     assert message in caught.value.message
 
 
+def test_a_derivative_that_would_be_lost_is_refused() -> None:
+    x = random(3, 5).requires_grad_()
+    with pytest.raises(BindError, match="a tensor requires grad"):
+        run(softmax(), {"x": "f32"}, x)
+    with torch.no_grad():
+        torch.testing.assert_close(run(softmax(), {"x": "f32"}, x), x.softmax(1))
+
+
 def test_missing_extent() -> None:
     text = split_log_sum().text({"x": "f32"})
     with pytest.raises(BindError, match="no tensor has the axis c: give its extent"):

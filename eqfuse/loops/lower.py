@@ -20,12 +20,13 @@ from eqfuse.errors import ScheduleError
 from eqfuse.extract.plans import GroupPlan, KernelPlan, Plan
 from eqfuse.loops.builder import Builder, fresh_name
 from eqfuse.loops.check import check
-from eqfuse.loops.nodes import Buffer, Carried, Kernel, Nest
+from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Nest
 from eqfuse.loops.share import named, pruned, rename_locals, shared
 from eqfuse.loops.unify import unified
-from eqfuse.loops.walk import axes_of, defined, loaded
+from eqfuse.loops.walk import axes_of, defined, loaded, rewritten, statements
 from eqfuse.rules.merge import Combine, Group, Merge, State
 from eqfuse.terms.folds import fold_of, identity, joined, written_out
+from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
     Axis,
@@ -48,12 +49,12 @@ def lower(plan: Plan, program: Program) -> Nest:
     """The loop nest of `plan`. Raises ScheduleError where a group has no merge for its schedule."""
     context = _Context.of(plan, program)
     kernels = [kernel for plan_ in plan.kernels for kernel in _KernelLowering(plan_, context).kernels()]
-    nest = _tidied(kernels, context)
+    nest = _tidied(kernels, context, program)
     check(nest, program)
     return nest
 
 
-def _tidied(kernels: list[Kernel], context: _Context) -> Nest:
+def _tidied(kernels: list[Kernel], context: _Context, program: Program) -> Nest:
     """The nest of raw kernels: temporaries that nobody reads dropped, values shared and named."""
     outputs = {buffer.name for buffer in context.buffers if buffer.is_output}
     read: set[str] = set()
@@ -61,13 +62,17 @@ def _tidied(kernels: list[Kernel], context: _Context) -> Nest:
     for kernel in reversed(kernels):
         unread = {buffer.name for buffer in context.buffers} - outputs - read
         body = unified(kernel.body, kernel.parallel, context.inputs)
+        values = {stmt.name: stmt.expr for stmt in statements(body) if isinstance(stmt, Let)}
+        body = rewritten(body, masked(program, values))
         body = pruned(shared(body, kernel.parallel), frozenset(unread))
         read |= loaded(body)
         taken = frozenset(defined(body)) | context.axes | context.tensors | context.scalars
         if body:
             result.append(replace(kernel, body=named(body, taken)))
     used = {axis for kernel in result for axis in axes_of(kernel)}
-    buffers = tuple(buffer for buffer in context.buffers if buffer.name in outputs | read)
+    order = iter(context.in_order())
+    kept = [next(order) if buffer.is_output else buffer for buffer in context.buffers]
+    buffers = tuple(buffer for buffer in kept if buffer.is_output or buffer.name in read)
     domains = tuple((axis, of) for axis, of in context.aliases.items() if axis in used)
     shards = tuple((shard, axis) for axis, shard in context.shards.items() if shard in used)
     return Nest(tuple(reversed(result)), buffers, domains, shards)
@@ -81,7 +86,7 @@ class _Context:
     """
 
     inputs: frozenset[str]
-    outputs: frozenset[str]
+    outputs: tuple[str, ...]
     tensors: set[str]
     scalars: frozenset[str]
     axes: set[str]
@@ -96,7 +101,7 @@ class _Context:
         axes = set(program.domains) | {axis for kernel in plan.kernels for axis in _plan_axes(kernel)}
         return _Context(
             inputs=frozenset(tensor.name for tensor in program.tensors),
-            outputs=frozenset(output.name for output in program.outputs),
+            outputs=tuple(output.name for output in program.outputs),
             tensors=tensors,
             scalars=frozenset(program.scalars),
             axes=axes,
@@ -120,6 +125,11 @@ class _Context:
         is_output = output.name in self.outputs
         dtype = output.dtype if is_output else output.dtype or "acc"
         self.buffers.append(Buffer(output.name, output.axes, dtype, is_output))
+
+    def in_order(self) -> list[Buffer]:
+        """The outputs as the program has them, whichever kernel stores them first."""
+        made = {buffer.name: buffer for buffer in self.buffers if buffer.is_output}
+        return [made[name] for name in self.outputs]
 
 
 class _KernelLowering:

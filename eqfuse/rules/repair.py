@@ -450,7 +450,7 @@ def _factors(expr: Expr, split: Split) -> tuple[Expr, Expr | None]:
     """`expr` with every hoistable factor guarded, and the product of factor / guarded factor."""
     if not split.reads(expr):
         return expr, None
-    if split.hoists(expr):
+    if split.hoists(expr) and not _has_constant(expr, split):
         safe = guarded("invertible", expr)
         return safe, None if safe is expr else call("div", expr, safe)
     match expr:
@@ -478,6 +478,19 @@ def _factors(expr: Expr, split: Split) -> tuple[Expr, Expr | None]:
             return call("where", p, ga, Const(0)), ra
         case _:
             return expr, None
+
+
+def _has_constant(expr: Expr, split: Split) -> bool:
+    """Whether a factor of `expr` reads no state: repairs do without it, and so have guards to."""
+    match expr:
+        case Call("mul" | "div", (a, b)):
+            return any(not split.reads(part) or _has_constant(part, split) for part in (a, b))
+        case Call("neg" | "abs" | "sq" | "sqrt" | "rsqrt", (a,)):
+            return _has_constant(a, split)
+        case Call(fn, (a,)) if fn in CASTS:
+            return _has_constant(a, split)
+        case _:
+            return False
 
 
 def _reciprocal(ratio: Expr) -> Expr:

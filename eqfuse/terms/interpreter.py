@@ -22,9 +22,12 @@ import torch
 
 from eqfuse.errors import BindError
 from eqfuse.terms import integers
-from eqfuse.terms.domain import Domain
+from eqfuse.terms.arguments import detached
+from eqfuse.terms.bounds import check_selections
+from eqfuse.terms.domain import Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold, contributions, fold_of
+from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
     COMPARISONS,
@@ -43,7 +46,8 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.sizes import bind
-from eqfuse.terms.types import KINDS, check_dtypes
+from eqfuse.terms.types import KINDS, check_dtypes, result_dtype
+from eqfuse.threads import own_threads
 
 TRIAL = "%trial"
 """Name of the dimension of independent trials; no axis can have it."""
@@ -136,8 +140,8 @@ def evaluate_together(
 ) -> list[dict[str, Any]]:
     """As `evaluate`, for several forms of one program: what they share is computed once."""
     env = Env(domain, tensors, typed_scalars(programs[0], scalars), extents, batch=batch)
-    outputs = [output for program in programs for output in program.outputs]
-    values = iter(evaluate_all([output.expr for output in outputs], env))
+    exprs = [masked(program)(output.expr) for program in programs for output in program.outputs]
+    values = iter(evaluate_all(exprs, env))
     trials = () if batch is None else (TRIAL,)
     return [
         {output.name: expand(next(values), (*trials, *output.axes), env) for output in program.outputs}
@@ -165,12 +169,15 @@ def reference(
     """The outputs of the unfused program in float64: a numpy array, or a tuple of them in program order.
 
     Takes numpy arrays or torch tensors, and numbers. Integer and truth-valued results are exact.
-    Raises BindError where the inputs do not fit the program, TypeCheckError where their types do not.
+    Raises BindError where the inputs do not fit the program or ask for a derivative, TypeCheckError where their
+    types do not.
     """
     domain = FloatDomain("float64")
-    arrays = {name: _as_array(name, value) for name, value in tensors.items()}
+    with own_threads():
+        arrays = {name: _as_array(name, value) for name, value in tensors.items()}
     numbers = {name: _as_number(name, value) for name, value in (scalars or {}).items()}
     extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
+    check_selections(program, extents, numbers)
     check_dtypes(program, _dtypes(program, arrays))
     results = evaluate(program, arrays, numbers, extents, domain)
     outputs = tuple(np.array(results[output.name]) for output in program.outputs)
@@ -179,7 +186,7 @@ def reference(
 
 def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
     if isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu()
+        tensor = detached(name, value).cpu()
         value = (tensor.to(torch.float64) if tensor.is_floating_point() else tensor).numpy()
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
@@ -189,6 +196,8 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def _as_number(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = detached(name, value)
     if isinstance(value, np.ndarray | np.generic | torch.Tensor) and value.ndim == 0:
         value = value.item()
     if not isinstance(value, int | float):
@@ -332,7 +341,7 @@ class _Run:
         selection = [np.clip(part, 0, size - 1) for part, size in zip(parts, shape, strict=True)]
         if trials:
             selection.insert(0, aligned(Value(trials, np.arange(env.batch or 1)), dims, env.domain))
-        taken = data[tuple(selection)] if exact else env.domain.take(data, tuple(selection))
+        taken = np.asarray(data[tuple(selection)]) if exact else env.domain.take(data, tuple(selection))
         if not inside.all():
             if exact:
                 taken = np.where(inside, taken, np.zeros((), data.dtype))
@@ -372,12 +381,14 @@ class _Run:
             return self.folds[key][index]
         match node:
             case Reduce("sum", axis, Call("mul", (left, right)) as product) if product not in self.kept:
-                sides = self.value(left), self.value(right)
-                dims = _union(sides)
-                if axis in dims and not all(integers.is_exact(side.data) for side in sides):
-                    one, two = (self._real(aligned(side, dims, domain)) for side in sides)
+                (one, right_mask), (two, left_mask) = self._unmasked(left), self._unmasked(right)
+                dims = _union([v for v in (one, two, left_mask, right_mask) if v is not None])
+                if axis in dims and not all(integers.is_exact(side.data) for side in (one, two)):
+                    sides = [self._real(aligned(side, dims, domain)) for side in (one, two)]
+                    masks = [m and aligned(m, dims, domain) for m in (left_mask, right_mask)]
                     place = dims.index(axis)
-                    return Value(dims[:place] + dims[place + 1 :], domain.contract(one, two, place))
+                    total = contract_masked(domain, sides[0], sides[1], masks[0], masks[1], place)
+                    return Value(dims[:place] + dims[place + 1 :], total)
         body = self.value(node.body)
         if node.axis not in body.dims:
             dims = (*body.dims, node.axis)
@@ -385,19 +396,38 @@ class _Run:
         dimension = body.dims.index(node.axis)
         dims = body.dims[:dimension] + body.dims[dimension + 1 :]
         if integers.is_exact(body.data):
-            return Value(dims, integers.fold(node.op, body.data, dimension))
+            dtype = "i64" if body.data.shape[dimension] else self._integer_dtype(node.body)
+            return Value(dims, integers.fold(node.op, body.data, dimension, dtype))
         return Value(dims, domain.reduce(node.op, body.data, dimension))
+
+    def _unmasked(self, factor: Expr) -> tuple[Value, Value | None]:
+        """A factor, without a mask that has axes which it lacks, and that mask: it is the other factor's as well."""
+        match factor:
+            case Call("where", (mask, value, Const(0))) if not free_axes(mask) <= free_axes(value):
+                return self.value(value), self.value(mask)
+            case _:
+                return self.value(factor), None
+
+    def _integer_dtype(self, expr: Expr) -> str:
+        """i32 where an integer is made from i32 values alone."""
+        names = {np.dtype(np.int32): "i32", np.dtype(bool): "bool"}
+        tensors = {name: data for name, data in self.env.tensors.items() if integers.is_exact(data)}
+        return result_dtype(expr, {name: names.get(data.dtype, "i64") for name, data in tensors.items()})
 
     def _states(self, fold: Fold, node: Reduce) -> tuple[Value, ...]:
         """Every state variable of a fold over the positions of an axis."""
         parts = [self.value(part) for part in contributions(node)]
         dims = _union([*parts, Value((node.axis,), None)])
         whole = [Value(dims, expand(part, dims, self.env)) for part in parts]
-        return fold_states(fold, whole, node.axis, self.env.domain)
+        dtypes = [self._integer_dtype(part) for part in contributions(node)]
+        return fold_states(fold, whole, node.axis, self.env.domain, dtypes)
 
 
-def fold_states(fold: Fold, parts: Sequence[Value], axis: str, domain: Domain) -> tuple[Value, ...]:
-    """Every state variable of a fold, from what each position contributes (arrays of all of the same dims).
+def fold_states(
+    fold: Fold, parts: Sequence[Value], axis: str, domain: Domain, dtypes: Sequence[str] | None = None
+) -> tuple[Value, ...]:
+    """Every state variable of a fold, from what each position contributes (arrays of all of the same dims, integers
+    of these dtypes).
 
     Neighbours are combined pair by pair, the order of positions kept, until one is left.
     """
@@ -405,8 +435,8 @@ def fold_states(fold: Fold, parts: Sequence[Value], axis: str, domain: Domain) -
     count = _length(parts[0].data, place, domain)
     size = max(2, 1 << max(0, count - 1).bit_length())  # a combination decides which variables are real
     states = [
-        Value(dims, _filled(part.data, place, size, identity.value, domain))
-        for part, identity in zip(parts, fold.identity, strict=True)
+        Value(dims, _filled(part.data, place, size, identity.value, domain, dtype))
+        for part, identity, dtype in zip(parts, fold.identity, dtypes or ["i64"] * len(parts), strict=True)
     ]
     while size > 1:
         sides = [
@@ -445,14 +475,14 @@ def _taken(data: Any, place: int, which: slice | int | npt.NDArray[np.int64], do
     return np.asarray(data[index]) if integers.is_exact(data) else domain.take(data, index)
 
 
-def _filled(data: Any, place: int, size: int, number: float, domain: Domain) -> Any:
-    """`data` with so many positions along one dimension, the further ones of one number."""
+def _filled(data: Any, place: int, size: int, number: float, domain: Domain, dtype: str) -> Any:
+    """`data` with so many positions along one dimension, the further ones of one number; `dtype` is of integers."""
     shape = _shape(data, domain)
     count = shape[place]
     if count == size:
         return data
     exact = integers.is_exact(data)
-    fill = np.asarray(integers.closest(number)) if exact else domain.full((), number)
+    fill = np.asarray(integers.identity(number, dtype)) if exact else domain.full((), number)
     if count == 0:
         full = (*shape[:place], size, *shape[place + 1 :])
         return _broadcast(domain, fill if exact else domain.reshape(fill, (1,) * len(full)), full)

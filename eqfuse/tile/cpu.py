@@ -25,6 +25,7 @@ import torch
 
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
+from eqfuse.threads import count
 from eqfuse.tile.cpu_source import source_of
 from eqfuse.tile.nodes import Kernel, Let, LoadTile, TileProgram
 from eqfuse.tile.storage import buffer_dtypes, resolve_extents
@@ -80,7 +81,7 @@ class CpuProgram:
         buffers = buffers_for(self.program, sizes, self._dtypes)
         memory = {name: self._input(name, tensor) for name, tensor in tensors.items()} | buffers
         small = sum(tensor.numel() for tensor in memory.values()) < SMALL_ELEMENTS
-        threads = 1 if small else self.threads or torch.get_num_threads()
+        threads = 1 if small else self.threads or count()
         for function, blocks in zip(self._kernels, grids, strict=True):
             if threads > 1 and len(blocks) >= threads:
                 _on_pool(threads, blocks, partial(function, memory, scalars, sizes))

@@ -22,11 +22,13 @@ _SIGNS: Mapping[str, str] = {
     "add": "+",
     "sub": "-",
     "mul": "*",
-    "floordiv": "//",
-    "mod": "%",
 }
+_DIVIDED = {"floordiv": "integer_quotient({0}, {1})", "mod": "integer_remainder({0}, {1})"}
+_BY_NONZERO = {"floordiv": "({0} // {1})", "mod": "({0} % {1})"}
+"""Divisions of integers; and those whose divisors are known not to be 0."""
 _PYTHON: Mapping[str, str] = {
     **{fn: f"({{0}} {sign} {{1}})" for fn, sign in _SIGNS.items()},
+    **_DIVIDED,
     "and": "({0} and {1})",
     "or": "({0} or {1})",
     "not": "(not {0})",
@@ -36,11 +38,13 @@ _PYTHON: Mapping[str, str] = {
     "neg": "(-{0})",
     "sign": "(({0} > 0) - ({0} < 0))",
     "sq": "({0} * {0})",
+    "relu": "max({0}, 0)",
 }
 """Scalar integers and truth values."""
 
 INTEGER_TILES: Mapping[str, str] = {
     **{fn: f"{{0}} {sign} {{1}}" for fn, sign in _SIGNS.items()},
+    **_DIVIDED,
     "and": "{0} & {1}",
     "or": "{0} | {1}",
     "not": "~{0}",
@@ -50,6 +54,7 @@ INTEGER_TILES: Mapping[str, str] = {
     "neg": "-{0}",
     "sign": "torch.sign({0})",
     "sq": "{0} * {0}",
+    "relu": "torch.clamp_min({0}, 0)",
 }
 REAL: Mapping[str, str] = {
     **{fn: f"torch.{fn}" for fn in ("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sign")},
@@ -79,7 +84,7 @@ def elementwise(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Item:
     if any(arg.is_real for arg in args) or value.dtype not in INTEGERS:
         return _compared(w, value, fn, args) if fn in COMPARISONS else _real(w, value, fn, args)
     if not value.dims:
-        return w.scalar(value, _PYTHON[fn].format(*(arg.text for arg in args)), data=_from_data(args))
+        return w.scalar(value, _template(w, _PYTHON, fn, args), data=_from_data(args))
     return _integer_tile(w, value, fn, args)
 
 
@@ -100,8 +105,15 @@ def _integer_tile(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Ite
             affine = Affine("0").plus(only, "-")
     if fn in ("maximum", "minimum"):
         args = [w.aligned(arg, value.dims, value.name) for arg in args]
-    text = w.let(value.name, INTEGER_TILES[fn].format(*(arg.text for arg in args)))
+    text = w.let(value.name, _template(w, INTEGER_TILES, fn, args))
     return Item(text, value.dims, value.dtype, _full(args), affine=affine)
+
+
+def _template(w: Writer, templates: Mapping[str, str], fn: str, args: Sequence[Item]) -> str:
+    """A function of integers; a division is one of Python or torch where its divisor is a size or a number but 0."""
+    if fn in _DIVIDED and (args[1].text in w.sizes.values() or args[1].text.strip("0").isdigit()):
+        templates = _BY_NONZERO
+    return templates[fn].format(*(arg.text for arg in args))
 
 
 def _full(args: Sequence[Item]) -> frozenset[str]:
@@ -239,9 +251,17 @@ def dot(w: Writer, value: Value, op: Dot) -> Item:
         left += f".flatten({batch}, {batch + rows - 1})"
     if columns > 1:
         right += f".flatten({batch + 1}, {batch + columns})"
-    with_sum = {0: "addmm", 1: "baddbmm"}.get(batch) if rows and columns else None
+    masks = [_dot_mask(w, op.left_mask, batch, rows), _dot_mask(w, op.right_mask, batch + 1, columns)]
+    is_masked = masks != ["None", "None"]
+    with_sum = {0: "addmm", 1: "baddbmm"}.get(batch) if rows and columns and not is_masked else None
     factor = w.dot_factor(value)
-    if factor is None:
+    if is_masked:
+        left, masks[0] = (
+            text if rows or text == "None" else f"{text}.unsqueeze(-2)" for text in (left, masks[0])
+        )
+        product = f"masked_product({left}, {right}, {masks[0]}, {masks[1]}){'' if rows else '.squeeze(-2)'}"
+        product += "" if factor is None else f".mul_({factor[1]})"
+    elif factor is None:
         product = f"{'torch.matmul' if rows else 'vector_product'}({left}, {right})"
     elif with_sum:
         nothing = w.constant(0.0, value.dtype)
@@ -270,3 +290,15 @@ def dot(w: Writer, value: Value, op: Dot) -> Item:
     else:
         text = f"{accumulator.text} + {product}"
     return w.owned(replace(result, text=w.let(value.name, text)), value.name)
+
+
+def _dot_mask(w: Writer, mask: Value | None, first: int, count: int) -> str:
+    """A mask of one operand of a matrix product as that operand is given: `count` dims from `first` on as one."""
+    item = None if mask is None else w.read(mask)
+    if item is None or item.truth is True:
+        return "None"
+    assert mask is not None
+    text = f"torch.tensor({item.truth})" if item.truth is not None else w.expanded(item, mask.dims)
+    if item.truth is not None or not item.dims:
+        text = f"{text}.expand({w.lengths(mask.dims)})"
+    return text if count < 2 else f"{text}.flatten({first}, {first + count - 1})"

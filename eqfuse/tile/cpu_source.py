@@ -62,7 +62,8 @@ from math import inf, nan
 import torch
 
 from eqfuse.tile.torch_ops import checked, finite, fold_empty, fold_first, fold_pairwise, from_float8
-from eqfuse.tile.torch_ops import gather, gelu, invertible, scatter, strided, vector_product
+from eqfuse.tile.torch_ops import gather, gelu, integer_quotient, integer_remainder, invertible, masked_product
+from eqfuse.tile.torch_ops import scatter, strided, vector_product
 """
 
 

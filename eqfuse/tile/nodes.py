@@ -17,9 +17,11 @@
               | ReduceTile(op, value, axis)        drops one dim
               | FoldTile(op, values, axis)         one state variable of a registered fold (`argmax.k`), from
                                                    tiles of all of them, of the same dims; drops one dim
-              | Dot(left, right, axis, accumulator)
+              | Dot(left, right, axis, accumulator, left_mask, right_mask)
                                                    left dims (*batch, *rows, axis), right dims (*batch, axis,
-                                                   *columns), result and accumulator (*batch, *rows, *columns)
+                                                   *columns), result and accumulator (*batch, *rows, *columns);
+                                                   where a mask (of the dims of its operand, which is 0 or NaN there)
+                                                   is false, the other operand is read as 0: no NaN of it gets through
 
 A `Value` carries its name, its dims (tile axes in order; () is a scalar) and its dtype; every op's
 result is one. Extents of tiles are symbolic: each dim is an axis with a `Block`. Names are unique in
@@ -31,7 +33,7 @@ mask values of a `LoadTile` or `Store` carry any subset of the dims of the tile 
 stored, in any order, and are matched to it by name (a pointer is a sum of terms that broadcast).
 A `Dot` has one row and one column dim; only where lowering was asked for it (`batched_dots`, for a CPU)
 it has batch dims, several rows or columns, or no rows (a vector times a matrix).
-Integers are i32 or i64; `floordiv` and `mod` round down, their divisors are positive.
+Integers are i32 or i64; `floordiv` and `mod` round down, and are 0 where the divisor is 0.
 
 Positions past the end of an axis exist in a ragged last block: loads and stores mask them, and a
 reduction over the axis first replaces them by its identity (an explicit `where`), so a program
@@ -168,6 +170,8 @@ class Dot:
     right: Value
     axis: str
     accumulator: Value | None
+    left_mask: Value | None = None
+    right_mask: Value | None = None
 
 
 Op = (

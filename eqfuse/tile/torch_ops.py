@@ -26,10 +26,49 @@ def invertible(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor
     return torch.where(bad, torch.ones((), dtype=x.dtype), x, out=out)
 
 
+def masked_product(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    left_mask: torch.Tensor | None,
+    right_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """`left @ right`, where an operand takes no part at the positions of the other one that its mask excludes (it is 0
+    there). Dims: left and its mask (*batch, rows, axis), right and its mask (*batch, axis, columns)."""
+    product = torch.matmul(left, right)
+    if torch.isfinite(product.sum()):
+        return product
+    columns, rows = left.flatten(0, -2), right.movedim(-2, -1).flatten(0, -2)
+    bad = ~(columns.isfinite().all(dim=0) & rows.isfinite().all(dim=0))
+    good = (~bad).nonzero().flatten()
+    product = torch.matmul(left.index_select(-1, good), right.index_select(-2, good))
+    for k in bad.nonzero().flatten().tolist():
+        one, other = left[..., :, k, None], right[..., None, k, :]
+        if left_mask is not None:
+            other = torch.where(left_mask[..., :, k, None], other, 0.0)
+        if right_mask is not None:
+            one = torch.where(right_mask[..., None, k, :], one, 0.0)
+        product += one * other
+    return product
+
+
 def gelu(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """With erf. Not torch's own, which is NaN of an infinity on some processors and not on others."""
     share = torch.erf(x * math.sqrt(0.5)).add_(1).mul_(0.5)
     return torch.mul(x, share, out=out)
+
+
+def integer_quotient(x: int | torch.Tensor, by: int | torch.Tensor) -> int | torch.Tensor:
+    """Quotients of integers, rounded down; 0 where the divisor is 0."""
+    if isinstance(by, torch.Tensor):
+        return torch.where(by == 0, 0, x // torch.where(by == 0, 1, by))
+    return x // by if by else x * 0
+
+
+def integer_remainder(x: int | torch.Tensor, by: int | torch.Tensor) -> int | torch.Tensor:
+    """Remainders of integers, of the sign of the divisor; 0 where it is 0."""
+    if isinstance(by, torch.Tensor):
+        return torch.where(by == 0, 0, x % torch.where(by == 0, 1, by))
+    return x % by if by else x * 0
 
 
 def from_float8(x: torch.Tensor) -> torch.Tensor:

@@ -105,7 +105,8 @@ class Expressions:
             return Piece(number(op.number * float(LOG2_E) if op.number else op.number))
         return Piece(infix("mul", piece.text, Text(LOG2_E)), piece.dims, piece.thin)
 
-    def _use(self, helper: str) -> str:
+    def use(self, helper: str) -> str:
+        """The name of a helper, which the module then prints."""
         self.helpers.add(helper)
         return helper_name(helper)
 
@@ -159,8 +160,8 @@ class Expressions:
             return piece.text
         text, scalar = piece.text, not piece.dims
         if {dtype, wanted} == {"f8e4m3", "f64"}:  # there is no direct conversion
-            text = convert(text, "f32", scalar=scalar, use=self._use)
-        return convert(text, wanted, scalar=scalar, use=self._use)
+            text = convert(text, "f32", scalar=scalar, use=self.use)
+        return convert(text, wanted, scalar=scalar, use=self.use)
 
     def _apart(self, source: Value) -> tuple[str, Piece, Piece] | None:
         """The sides of a sum or difference of positions along two axes, as reals: first positions and lanes are
@@ -276,7 +277,8 @@ class Expressions:
             texts,
             dtype,
             non_negative=all(self._is_non_negative(arg) for arg in args),
-            use=self._use,
+            positive=self._is_positive(args[-1]),
+            use=self.use,
         )
         return Piece(text, dims, thin)
 
@@ -330,6 +332,24 @@ class Expressions:
                 return any(map(self._is_non_negative, args))
             case Elementwise("mod", args):
                 return self._is_non_negative(args[1])
+            case _:
+                return False
+
+    def _is_positive(self, value: Value) -> bool:
+        """Whether an integer is known to be above 0."""
+        match self._uses.ops.get(value.name):
+            case Constant(plain):
+                return plain > 0
+            case Extent() | BlockSize():
+                return True
+            case Align(source):
+                return self._is_positive(source)
+            case Elementwise("add", args):
+                return any(map(self._is_positive, args)) and all(map(self._is_non_negative, args))
+            case Elementwise("mul" | "minimum", args):
+                return all(map(self._is_positive, args))
+            case Elementwise("maximum", args):
+                return any(map(self._is_positive, args))
             case _:
                 return False
 
@@ -410,9 +430,7 @@ class Expressions:
             piece = Piece(self.full(piece, source), source.dims)
         text = self._converted(piece, source.dtype, value.dtype)
         dims = tuple(name for name in piece.dims if name != axis)
-        return Piece(
-            fold(fn, text, piece.dims.index(axis), value.dtype, self._use), dims, piece.thin - {axis}
-        )
+        return Piece(fold(fn, text, piece.dims.index(axis), value.dtype, self.use), dims, piece.thin - {axis})
 
     def fold_key(self, op: FoldTile) -> tuple[str, ...]:
         """What tells the fold of all state variables together from others."""
@@ -426,7 +444,7 @@ class Expressions:
         dtypes = tuple(value.dtype for value in op.values)
         combine = combine_name(fold, dtypes)
         if combine not in self.combines:
-            self.combines[combine] = combine_source(fold, dtypes, self._use)
+            self.combines[combine] = combine_source(fold, dtypes, self.use)
         tiles = "".join(f"{self.full(self.read(value), value).code}, " for value in op.values)
         tiles = tiles if len(op.values) == 1 else tiles.rstrip(", ")
         # A reduction may combine parts in any order.

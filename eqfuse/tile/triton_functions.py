@@ -8,6 +8,7 @@ needs them. What is too long for one expression, or reads its operand twice, is 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,17 @@ def number(value: float | bool) -> Text:
     if isinstance(value, float) and not math.isfinite(value):
         return Text(f'float("{value}")')
     return Text(repr(value), ATOM if value >= 0 else UNARY)
+
+
+def exact(value: Text, dtype: str) -> Text:
+    """An operand of a function in float64: Triton takes a literal for a float32, unless an operator joins it to a
+    tensor."""
+    if dtype != "f64" or not _LITERAL.fullmatch(value.code):
+        return value
+    return call("tl.full", "()", value, TRITON_DTYPES[dtype])
+
+
+_LITERAL = re.compile(r'-?\d[\d.e+-]*|float\("-?\w+"\)')
 
 
 _INFIX = {
@@ -105,12 +117,13 @@ def elementwise(
     dtype: str,
     *,
     non_negative: bool,
+    positive: bool,
     use: Callable[[str], str],
 ) -> Text:
     """An elementwise function as an expression.
 
     `dtype` is what it computes in, `non_negative` says that integer operands of `floordiv` and
-    `mod` are known not to be below zero, `use` registers a helper and returns its name.
+    `mod` are known not to be below zero, `positive` that the divisor is above it, `use` registers a helper and returns its name.
     """
     integer = dtype in INTEGERS
     match fn:
@@ -118,15 +131,19 @@ def elementwise(
             return infix(fn, args[0], args[1])
         case _ if fn in _PREFIX:
             return Text(f"{_PREFIX[fn]}{args[0].at(UNARY)}", UNARY)
-        case "floordiv" | "mod" if integer and non_negative:
+    args = [exact(arg, dtype) for arg in args]
+    match fn:
+        case "floordiv" | "mod" if integer and non_negative and positive:
             symbol = "//" if fn == "floordiv" else "%"
             return Text(f"{args[0].at(MUL)} {symbol} {args[1].at(UNARY)}", MUL)
         case "floordiv" | "mod":
-            return call(use(f"{fn}_int" if integer else f"{fn}_real"), *args)
+            return call(use(f"{fn}_real" if not integer else f"{fn}_int" if positive else f"{fn}_any"), *args)
         case "maximum" | "minimum" if integer:
             return call(f"tl.{fn}", *args)
         case "maximum" | "minimum":
             return call(use(fn), *args)
+        case "relu" if integer:
+            return call("tl.maximum", args[0], "0")
         case "relu":
             return call(use("maximum"), args[0], "0.0")
         case "sq" if args[0].code.isidentifier():
@@ -211,6 +228,22 @@ def mod_int(a, b):
     remainder = a % b
     return tl.where(remainder < 0, remainder + b, remainder)
 """,
+    "floordiv_any": """
+def floordiv_any(a, b):
+    # Rounded down, whatever the signs; 0 where b is 0.
+    by = tl.where(b == 0, 1, b)
+    quotient = a // by
+    above = (a % by != 0) & ((a < 0) != (by < 0))
+    return tl.where(b == 0, 0, tl.where(above, quotient - 1, quotient))
+""",
+    "mod_any": """
+def mod_any(a, b):
+    # Of the sign of b; 0 where b is 0.
+    by = tl.where(b == 0, 1, b)
+    remainder = a % by
+    above = (remainder != 0) & ((remainder < 0) != (by < 0))
+    return tl.where(b == 0, 0, tl.where(above, remainder + by, remainder))
+""",
     "floordiv_real": """
 def floordiv_real(a, b):
     return tl.floor(a / b)
@@ -253,6 +286,41 @@ def tanh_f64(x):
 def to_f8e4m3(x):
     # Beyond the largest number is that number, on every target, as in torch.
     return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+""",
+    "is_finite": """
+def is_finite(x):
+    # The difference of an infinity or a NaN from itself is NaN.
+    y = x.to(tl.float32) if x.dtype == tl.float8e4nv else x
+    return y - y == 0
+""",
+    "finite_part": """
+def finite_part(x):
+    return tl.where(is_finite(x), x, 0.0)
+""",
+    "rest_of_product": """
+def rest_of_product(left, right, left_mask, right_mask, total):
+    # total + left @ right, for what of them is no finite number: an operand is read where the mask of the other one
+    # is true. There is hardly ever anything to add.
+    found = 0
+    if left_mask is not None:
+        found += tl.max(tl.max((~is_finite(right)).to(tl.int32), 1), 0)
+    if right_mask is not None:
+        found += tl.max(tl.max((~is_finite(left)).to(tl.int32), 1), 0)
+    if found > 0:
+        SIZE: tl.constexpr = left.shape[1]
+        at = tl.arange(0, SIZE)
+        for k in range(SIZE):
+            column, row = (at == k)[None, :], (at == k)[:, None]
+            one = tl.sum(tl.where(column, left, 0.0), 1).to(total.dtype)[:, None]
+            other = tl.sum(tl.where(row, right, 0.0), 0).to(total.dtype)[None, :]
+            if left_mask is not None:
+                kept = tl.max(tl.where(column, left_mask.to(tl.int32), 0), 1)[:, None]
+                other = tl.where(kept != 0, other, 0.0)
+            if right_mask is not None:
+                kept = tl.max(tl.where(row, right_mask.to(tl.int32), 0), 0)[None, :]
+                one = tl.where(kept != 0, one, 0.0)
+            total += tl.where(is_finite(one) & is_finite(other), 0.0, one * other)
+    return total
 """,
 }
 """Helper sources by the function that they stand for, in the order in which a module prints them."""
