@@ -320,6 +320,10 @@ class Found(AssertionError):
     """A failing program; hypothesis shrinks it."""
 
 
+class Enough(BaseException):
+    """The time for shrinking is over."""
+
+
 @dataclass
 class Tally:
     """What became of a batch. `examples` has the first program of each outcome."""
@@ -385,8 +389,8 @@ def _explore(tally: Tally, seed: str, examples: int, device: str) -> tuple[Examp
     @hypothesis.given(programs())
     def every_schedule_agrees(example: Example) -> None:
         nonlocal found
-        if smallest and time.monotonic() - found > SHRINK_SECONDS and example != smallest[0][0]:
-            return
+        if smallest and time.monotonic() - found > SHRINK_SECONDS:
+            raise Enough
         with _limited(2 * MOST_SECONDS):
             outcome = check(example, device)
         if not smallest:
@@ -405,7 +409,11 @@ def _explore(tally: Tally, seed: str, examples: int, device: str) -> tuple[Examp
 
     try:
         every_schedule_agrees()
-    except (Found, FlakyFailure):  # flaky: once it has failed, or where it ran before, it does not again
+    except (
+        Found,
+        Enough,
+        FlakyFailure,
+    ):  # flaky: once it has failed, or where it ran before, it does not again
         return smallest[0]
     return None
 
