@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ import eqfuse as eq
 from eqfuse.rules import client, server
 from eqfuse.rules.catalogue import PREPARE
 from eqfuse.rules.saturate import session
+from eqfuse.terms.floats import ELEMENTWISE, rounded
 
 SOFTMAX = "e[i,j] = exp(x[i,j] - max[j](x[i,j]))\ny[i,j] = e[i,j] / sum[j](e[i,j])"
 SOURCES = (
@@ -175,6 +177,19 @@ def test_a_forked_child_compiles_and_calls() -> None:
 
     in_child(work)
     check(SOURCES[1])
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_forked_child_evaluates_functions_that_torch_has() -> None:
+    x = np.linspace(-3, 3, 300_000)
+
+    def work() -> None:
+        for fn in ("erf", "gelu"):
+            assert np.isfinite(eq.reference(f"y[i] = {fn}(x[i])")(x=x)).all()
+            assert np.isfinite(ELEMENTWISE[fn](x)).all()
+        assert np.isfinite(rounded(x, "bf16")).all()
+
+    in_child(work)
 
 
 def test_a_child_that_was_forked_while_others_compile_compiles() -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from eqfuse.terms.nodes import CASTS, REDUCTIONS
+from eqfuse.threads import undisturbed
 
 Array = npt.NDArray[Any]
 
@@ -38,12 +39,15 @@ FOLD: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.mini
 
 def rounded(value: Array, dtype: str) -> Array:
     """`value` rounded to a dtype as torch rounds, in its own dtype; a wider dtype changes nothing."""
-    tensor = torch.from_numpy(np.array(value, order="C"))
-    return np.asarray(tensor.to(TORCH_DTYPES[dtype]).to(tensor.dtype).numpy())
+    return _by_torch(lambda tensor: tensor.to(TORCH_DTYPES[dtype]).to(tensor.dtype))(value)
 
 
 def _by_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Array], Array]:
-    return lambda value: np.asarray(function(torch.from_numpy(np.array(value, order="C"))).numpy())
+    def call(value: Array) -> Array:
+        with undisturbed():
+            return np.asarray(function(torch.from_numpy(np.array(value, order="C"))).numpy())
+
+    return call
 
 
 def _sigmoid(x: Array) -> Array:
