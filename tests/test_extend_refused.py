@@ -252,7 +252,7 @@ the left side has a name for each value: v[i], k[i] = ...""",
 its state is v, k""",
     "v[i, k], p[i, k] = topk[j, k](x[i, j])": """nothing says how many positions axis 'k' has (line 1)
     v[i, k], p[i, k] = topk[j, k](x[i, j])
-                       ^^^^^^^^^^
+                               ^
 declare it: k: axis[8]""",
     "v[i], p[i] = topk[j](x[i, j])": """topk takes 2 axes, 1 given (line 1)
     v[i], p[i] = topk[j](x[i, j])

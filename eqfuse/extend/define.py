@@ -65,7 +65,7 @@ def define(words: Words) -> Defined:
     fold = _fold(words, state) if state else None
     lifts = _split(words.lift, "lift", len(state)) if state else ()
     if words.ranks and (place := lifts[state.index(words.ranks)]) != AXIS:
-        hint = f"lift it as {AXIS}, the position: by it an earlier rank takes what it has found"
+        hint = f"lift it as {AXIS}, the position: of equal elements it tells which is which"
         raise _error(words.lift, place, f"ranks {words.ranks!r} is not the position", hint)
     given: dict[str, Expr] = {name: Local(name, ()) for name in args}
     lift = tuple(_read(text, given, axis=True, where="lift") for text in lifts)

@@ -37,8 +37,8 @@ def reduction(
     is over `args` and other reductions, `sum[j](x) / N(j)`.
 
     With `ranks`, the state variable that holds the position, the reduction has a second axis, `name[j, k](x)`, the
-    extent of which the program declares (`k: axis[8]`): rank 0 takes a position, rank 1 reduces the others, and so on;
-    a rank for which nothing is left has the identity. It needs an `order`.
+    extent of which the program declares (`k: axis[8]`): its value is a list of the states that come first, the identity
+    where no more are left. It needs an `order`.
 
     `order` stands in place of `combine` where one of both states is kept as it is: "v, -k" keeps the one with the
     greater v, and of equal ones that with the lesser k. NaN comes before all numbers. A fold that is said so is

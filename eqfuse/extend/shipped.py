@@ -44,7 +44,7 @@ SHIPPED: tuple[Words, ...] = (
         result="v, min(k, N(j))",
         ranks="k",
         commutative=True,
-        why="the greatest that no earlier rank has taken, and its position; of equals the first",
+        why="the greatest, one after the other, and their positions; of equals the first",
     ),
     Words(
         "mean_var",

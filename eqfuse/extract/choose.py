@@ -26,6 +26,7 @@ from eqfuse.rules.derive import PLAIN, Engine
 from eqfuse.rules.encode import global_name, quote
 from eqfuse.rules.merge import Group
 from eqfuse.rules.rule import LOOP_NESTS
+from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.terms.types import result_dtype
 
@@ -295,8 +296,11 @@ def _scheduled(
 
 
 def _states_walk_whole(kernel: KernelShape, index: int) -> bool:
-    """Whether states of the kernel's other groups are kept along this group's axis, so that it must be whole."""
+    """Whether states of the kernel's other groups are kept along this group's axis, or what it folds is a list along
+    it, so that it must be whole."""
     group = kernel.groups[index]
+    if group.axis in rank_axes(*(s.body for s in group.states), *(o.expr for o in kernel.outputs)):
+        return True
     return any(group.axis in s.dims for g in kernel.groups if g.axis != group.axis for s in g.states)
 
 

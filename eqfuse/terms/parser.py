@@ -68,7 +68,7 @@ def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool
     found = [_counted(statement, constants) for statement in statements(source)]
     names = _names(source, found, constants)
     domains = _aliases(source, found)
-    reader = Reader(source, names, Inliner(re.findall(r"\w+", source.text), domains))
+    reader = Reader(source, names, Inliner(re.findall(r"\w+", source.text), domains, names.lengths))
     reader.read_names.update(s.of for s in statements(source) if isinstance(s, Alias) and s.of in constants)
     for definition in names.definitions.values():
         reader.current = definition.name
@@ -81,6 +81,7 @@ def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool
     )
     nodes = list(walk(*(output.expr for output in outputs)))
     axes = axes_of(outputs)
+    extents = {domains.get(axis, axis) for axis in axes}
     return Program(
         source=source.text,
         tensors=_tensors(nodes, names, domains),
@@ -89,7 +90,7 @@ def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool
         domains={axis: of for axis, of in domains.items() if axis in axes},
         strict_casts=strict_casts,
         integers=_integers(nodes, names),
-        lengths={axis: count for axis, count in names.lengths.items() if axis in axes},
+        lengths={axis: count for axis, count in names.lengths.items() if axis in extents},
     )
 
 
