@@ -20,7 +20,8 @@ from eqfuse.extract.plans import Plan
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.printer import MergeText
-from eqfuse.terms.interpreter import reference
+from eqfuse.terms.integers import fits
+from eqfuse.terms.interpreter import check_dense, reference
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
 from eqfuse.tile.cpu import CpuProgram
@@ -76,7 +77,7 @@ class Kernel:
 
     # -- running -----------------------------------------------------------------------------------
 
-    def __call__(self, *, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
+    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
         """The outputs, for torch or numpy tensors and numbers given by name: one tensor, or a tuple in
         program order, of the kind that came in. `sizes` gives axes that no tensor determines.
 
@@ -84,6 +85,8 @@ class Kernel:
         program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit.
         """
         program = self.derived.program
+        if unnamed:
+            raise self._by_name(len(unnamed))
         tensors, scalars, was_numpy = self._sorted(values)
         compiled, is_empty = self._bound(tensors, scalars, sizes)
         self._current = compiled
@@ -98,7 +101,8 @@ class Kernel:
 
     def tune(
         self,
-        *,
+        /,
+        *unnamed: Any,
         seconds: float = 60.0,
         plans: int = 32,
         again: bool = False,
@@ -112,6 +116,12 @@ class Kernel:
         The winner is kept in `$XDG_CACHE_HOME/eqfuse/tuned`, by program, dtypes, sizes, device and versions, and
         taken from there at the next request, with nothing timed unless `again`.
         """
+        if unnamed:
+            raise self._by_name(len(unnamed))
+        for name in ("seconds", "plans", "again"):
+            if name in self._inputs:
+                message = f"tune takes {name!r} for its own limit, not for the program's input"
+                raise EqfuseError(message, hint="give the input another name")
         if not isinstance(seconds, int | float) or not seconds > 0:
             raise EqfuseError(
                 f"seconds is {seconds!r}", hint="give a positive number: the limit of the search"
@@ -176,10 +186,12 @@ class Kernel:
         return self.stream.init(start, total)
 
     def update(
-        self, state: StreamState, *, sizes: Mapping[str, int] | None = None, **chunk: Any
+        self, state: StreamState, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **chunk: Any
     ) -> StreamState:
         """The state once it has also seen a chunk: the program's tensors, of any number of positions of the
         streamed axis. `state` itself stays as it is."""
+        if unnamed:
+            raise self._by_name(len(unnamed))
         return self.stream.update(state, chunk, sizes)
 
     def combine(self, left: StreamState, right: StreamState) -> StreamState:
@@ -187,10 +199,12 @@ class Kernel:
         positions and the parts are not adjacent."""
         return self.stream.combine(left, right)
 
-    def finish(self, state: StreamState, **values: Any) -> Any:
+    def finish(self, state: StreamState, /, *unnamed: Any, **values: Any) -> Any:
         """The outputs for what a stream has seen, as a call on all of it gives them; `values` are the tensors
         and scalars that the program reads after its reductions. The state may be updated further."""
         program = self.derived.program
+        if unnamed:
+            raise self._by_name(len(unnamed))
         made = dict(zip(self.stream.stream.outputs, self.stream.finish(state, values), strict=True))
         ordered = [made[output.name] for output in program.outputs]
         kinds = {name: dtype for dtype, name in TORCH_DTYPES.items()}
@@ -225,6 +239,19 @@ class Kernel:
             self._calls[key] = compiled, 0 in extents.values()
         return self._calls[key]
 
+    @property
+    def _inputs(self) -> tuple[str, ...]:
+        """Names of the program's tensors and scalars."""
+        program = self.derived.program
+        return (*(tensor.name for tensor in program.tensors), *program.scalars)
+
+    def _by_name(self, count: int) -> BindError:
+        given = f"{count} argument{'s' * (count > 1)} without a name"
+        names = ", ".join(f"{name}=..." for name in self._inputs)
+        return BindError(
+            given, hint=f"pass each by its name: {names}" if names else "the program has no inputs"
+        )
+
     def _sorted(self, values: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
         """Tensors (as torch tensors) and scalars apart; whether the tensors came as numpy arrays."""
         names = {t.name for t in self.derived.program.tensors}
@@ -232,6 +259,8 @@ class Kernel:
         scalars: dict[str, Any] = {}
         kinds: dict[str, str] = {}
         for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                check_dense(name, value)
             if isinstance(value, torch.Tensor) and (name in names or value.ndim):
                 tensors[name], kinds[name] = value.detach(), "torch"
             elif isinstance(value, np.ndarray) and (name in names or value.ndim):
@@ -258,6 +287,13 @@ class Kernel:
                 source=self.derived.program.source,
                 span=locate(self.derived.program.source, name),
                 hint="scalars are integers and floats",
+            )
+        if not fits(plain):
+            raise BindError(
+                f"{name!r} does not fit 64 bits",
+                source=self.derived.program.source,
+                span=locate(self.derived.program.source, name),
+                hint="give a float, as 1e30",
             )
         return plain
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from rich.text import Text
 
-from eqfuse.errors import EqfuseError, did_you_mean
+from eqfuse.errors import EqfuseError, did_you_mean, require_text
 from eqfuse.explain import latex, text
 from eqfuse.explain.notation import BEGIN, END
 from eqfuse.explain.outline import Block, Code, Detail, Heading, Outline, Prose
@@ -26,6 +26,7 @@ Format = Literal["text", "latex", "html", "json"]
 
 def explain(kernel: Kernel, format: str, detail: str) -> str:
     """The explanation as text of a format. Raises EqfuseError for an unknown format or detail."""
+    require_text(format=format, detail=detail)
     chosen = _detail(detail)
     forms: Mapping[str, Callable[[], str]] = {
         "text": lambda: text.plain(blocks(kernel, chosen)),

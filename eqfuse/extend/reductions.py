@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from eqfuse.errors import EqfuseError
+from eqfuse.errors import EqfuseError, require_text
 from eqfuse.extend import laws
 from eqfuse.extend.define import Words, define, register
 from eqfuse.terms.folds import folds_in
@@ -51,6 +51,18 @@ def reduction(
     law (identity, associativity, commutativity where declared) that a sample breaks, with that sample. What exact
     arithmetic cannot decide must be declared, `unverified="reason"`; certificates say so.
     """
+    require_text(
+        name=name,
+        state=state,
+        lift=lift,
+        identity=identity,
+        combine=combine,
+        result=result,
+        args=args,
+        ranks=ranks,
+        order=order,
+        why=why,
+    )
     words = Words(
         name, args, state, lift, identity, combine, result, commutative, why, unverified, ranks, order
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -48,6 +49,7 @@ COMPARE: Mapping[type[ast.cmpop], str] = {
     ast.NotEq: "ne",
 }
 MAX_EXPONENT = 16
+LARGEST_REAL = sys.float_info.max
 LARGEST_INTEGER = 2**63 - 1
 Number = float | int | bool
 
@@ -146,7 +148,10 @@ class Reader:
         if not isinstance(value, int | float):
             raise self._error("this is not a number", node, "numbers, True and False are constants")
         if isinstance(value, int) and value > LARGEST_INTEGER:
-            raise self._error("this integer does not fit 64 bits", node, f"write {float(value)!r}")
+            hint = (
+                f"write {float(value)!r}" if value <= LARGEST_REAL else "it is beyond all numbers: write inf"
+            )
+            raise self._error("this integer does not fit 64 bits", node, hint)
         return Const(value)
 
     def _unary(self, op: ast.unaryop, operand: Expr) -> Expr:

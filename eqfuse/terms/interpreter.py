@@ -177,8 +177,20 @@ def reference(
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+def check_dense(name: str, tensor: torch.Tensor) -> None:
+    """Raises BindError for a sparse or nested tensor."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise BindError(f"{name!r} is a {kind} tensor", hint=f"pass a dense one: {name}.to_dense()")
+
+
 def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
     if isinstance(value, torch.Tensor):
+        check_dense(name, value)
+        if value.is_meta:
+            raise BindError(
+                f"{name!r} is on device 'meta': it has no values", hint="pass a tensor with values"
+            )
         tensor = value.detach().cpu()
         value = (tensor.to(torch.float64) if tensor.is_floating_point() else tensor).numpy()
     array = np.asarray(value)

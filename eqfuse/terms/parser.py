@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean
+from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean, locate
 from eqfuse.terms.expressions import Names, Number, Reader, Scope
 from eqfuse.terms.inline import Inliner
+from eqfuse.terms.integers import fits
 from eqfuse.terms.library import CONSTANTS
 from eqfuse.terms.nodes import (
     CASTS,
@@ -27,6 +28,7 @@ from eqfuse.terms.nodes import (
     Tensor,
     call,
     children,
+    free_axes,
     walk,
 )
 from eqfuse.terms.syntax import (
@@ -44,6 +46,10 @@ from eqfuse.terms.syntax import (
 )
 
 INTEGER_DTYPES = ("i32", "i64")
+MAX_AXES = 10
+"""Axes of a value: verification holds all of its positions, for two of each axis or more."""
+SIZES = "sizes"
+"""The keyword of a call that no input can have."""
 
 
 def parse(source: str, *, scalars: Mapping[str, Number] | None = None, strict_casts: bool = False) -> Program:
@@ -75,6 +81,7 @@ def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool
         reader.done[definition.name] = _defined(source, reader, definition)
     _check_all_used(source, names, reader.read_names)
     _check_constants(source, names, reader.read_names)
+    _check_reserved(source, reader.read_names - names.definitions.keys())
     outputs = tuple(
         _output(names.definitions[name], reader.done[name], names)
         for name in _output_names(source, found, names, reader.read_names)
@@ -115,6 +122,8 @@ def _constants(scalars: Mapping[str, Number]) -> dict[str, Number]:
         if not isinstance(plain, int | float):
             hint = "scalars are numbers; pass tensors when the kernel is called"
             raise BindError(f"scalar {name!r} is {type(value).__name__}, not a number", hint=hint)
+        if not fits(plain):
+            raise BindError(f"scalar {name!r} does not fit 64 bits", hint="give a float, as 1e30")
         constants[name] = plain
     return constants
 
@@ -238,6 +247,12 @@ def _defined(source: Source, reader: Reader, definition: Definition) -> Expr:
         outermost = expr.fn if isinstance(expr, Call) else None
         if declaration.dtype in CASTS and declaration.dtype != outermost:
             expr = call(declaration.dtype, expr)
+    most = max((free_axes(node) for node in walk(expr)), key=len)
+    if len(most | set(definition.axes)) > MAX_AXES:
+        message = (
+            f"{definition.name!r} has, or is made of, a value of {len(most | set(definition.axes))} axes"
+        )
+        raise source.error(message, definition.node, f"a value has at most {MAX_AXES} axes")
     if _depth(expr) > MAX_DEPTH:
         raise source.error(
             TOO_DEEP, definition.node, "with its temporaries inlined; split the program in two"
@@ -250,6 +265,14 @@ def _depth(expr: Expr) -> int:
     for node in walk(expr):
         depths[node] = 1 + max((depths[child] for child in children(node)), default=0)
     return depths[expr]
+
+
+def _check_reserved(source: Source, inputs: Collection[str]) -> None:
+    if SIZES in inputs:
+        message = f"{SIZES!r} is what a call gives the sizes of axes by"
+        raise ParseError(
+            message, source=source.text, span=locate(source.text, SIZES), hint="choose another name"
+        )
 
 
 def _check_all_used(source: Source, names: Names, read: set[str]) -> None:

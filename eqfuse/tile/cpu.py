@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from eqfuse.errors import BindError
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.cpu_source import source_of
@@ -81,12 +82,17 @@ class CpuProgram:
         memory = {name: self._input(name, tensor) for name, tensor in tensors.items()} | buffers
         small = sum(tensor.numel() for tensor in memory.values()) < SMALL_ELEMENTS
         threads = 1 if small else self.threads or torch.get_num_threads()
-        for function, blocks in zip(self._kernels, grids, strict=True):
-            if threads > 1 and len(blocks) >= threads:
-                _on_pool(threads, blocks, partial(function, memory, scalars, sizes))
-            else:
-                with torch.no_grad():
-                    function(memory, scalars, sizes, blocks)
+        try:
+            for function, blocks in zip(self._kernels, grids, strict=True):
+                if threads > 1 and len(blocks) >= threads:
+                    _on_pool(threads, blocks, partial(function, memory, scalars, sizes))
+                else:
+                    with torch.no_grad():
+                        function(memory, scalars, sizes, blocks)
+        except RuntimeError as error:
+            if str(error) != "ZeroDivisionError":  # what torch says of integers
+                raise
+            raise BindError("an integer is divided by 0", hint="divisors are above 0") from None
         return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
 
     def _launch(self, extents: Mapping[str, int], shards: Mapping[str, int]) -> _Launch:

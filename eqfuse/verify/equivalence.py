@@ -490,8 +490,7 @@ def equivalent(
     Outputs are matched by name. Programs whose outputs differ in name or shape, or which read a tensor
     differently, are not equivalent, and `reason` says so. Raises EqfuseError for a text that is no program.
     """
-    first = parse(left) if isinstance(left, str) else left
-    second = parse(right) if isinstance(right, str) else right
+    first, second = (each if isinstance(each, Program) else parse(each) for each in (left, right))
     given = {**small_integers(first, second), **(scalars or {})}
     verification = _Verification(trials, seed, first.strict_casts or second.strict_casts, bound)
     verification.reason = _interface_difference(first, second)

@@ -6,8 +6,9 @@ missing tails and wrong groupings visible.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,6 +51,10 @@ SHORT = 2
 others, as along the columns of a product of matrices."""
 COMPARED = (9, 11, 13, 14, 15, 17, 19)
 """For axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles."""
+SHORTER = {False: (2, 3, 5, 6, 9, 10, 13, 14, 18), True: (3, 7, 11, 15, 19, 23)}
+"""What free and reduced axes are shortened to where a value has many axes."""
+MOST_POSITIONS = 1 << 15
+"""Positions of a value, in one trial, up to which axes keep the sizes that show most."""
 LARGEST_DIVISOR = 64
 """Divisors of index expressions up to this size get an axis that is longer than they are."""
 LARGEST_OFFSET = 16
@@ -152,7 +157,7 @@ def _plain_indices(program: Program) -> Iterator[tuple[Load, int, Axis]]:
 
 def joint_extents(
     classes: AxisClasses,
-    programs: Iterable[tuple[str, Program]],
+    programs: Sequence[tuple[str, Program]],
     scalars: Mapping[str, object],
     reached: Mapping[object, int] | None = None,
 ) -> dict[tuple[str, str], int]:
@@ -199,7 +204,35 @@ def joint_extents(
     for key in sorted((key for key in members if key not in chosen), key=turn):
         preferred = REDUCED if key in reduced else COMPARED if key in compared else FREE
         chosen[key] = _unused(preferred, atleast.get(key, 0), frozenset(chosen.values()))
+    values = [
+        frozenset(classes.find((label, axis)) for axis in free_axes(node))
+        for label, program in programs
+        for node in walk(*roots(program))
+    ]
+    _shorten(chosen, values, atleast, reduced)
     return {name: chosen[key] for key, names in members.items() for name in names}
+
+
+def _shorten(
+    chosen: dict[object, int],
+    values: Iterable[frozenset[object]],
+    atleast: Mapping[object, int],
+    reduced: Collection[object],
+) -> None:
+    """Makes axes shorter, the longest first, until no value has more positions than are computed in a moment; to an
+    extent that no other axis has, while there is one."""
+    for keys in sorted(set(values), key=len, reverse=True):
+        while math.prod(chosen[key] for key in keys) > MOST_POSITIONS:
+            shorter: list[tuple[int, int, object]] = []
+            for place, key in enumerate(sorted(keys, key=str)):
+                fits = [n for n in SHORTER[key in reduced] if atleast.get(key, 0) <= n < chosen[key]]
+                unused = [n for n in fits if n not in chosen.values()]
+                if fits:
+                    shorter.append((max(unused or fits), place, key))
+            if not shorter:
+                return
+            extent, _, key = max(shorter, key=lambda item: (chosen[item[2]], item[1]))
+            chosen[key] = extent
 
 
 def _unused(preferred: tuple[int, ...], atleast: int, used: frozenset[int]) -> int:
