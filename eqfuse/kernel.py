@@ -16,8 +16,9 @@ from eqfuse.compiler import Compiled, Derived
 from eqfuse.errors import BindError, EqfuseError, VerificationError, locate
 from eqfuse.extend.streaming import Streamer, StreamState, stream_of
 from eqfuse.extract.devices import Device
-from eqfuse.extract.plans import Plan
+from eqfuse.extract.plans import Plan, Plans
 from eqfuse.loops.printer import show as show_nest
+from eqfuse.progress import progress
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.printer import MergeText
 from eqfuse.terms.integers import fits
@@ -144,7 +145,8 @@ class Kernel:
                 return lambda: runner(tensors, scalars)
 
             tuner = Tuner(self.derived, base, self.prefer, self.scalars, start, place)
-            tuned, tuning = (None if again else tuner.recall()) or tuner.search(seconds, plans)
+            with progress("tune"):
+                tuned, tuning = (None if again else tuner.recall()) or tuner.search(seconds, plans)
             if self.verify:
                 self._certify(tuned)
             self._compiled[key], self._tunings[key] = tuned, tuning
@@ -424,9 +426,9 @@ class Kernel:
         `.measured`, the seconds of a call where `tune` has found it."""
         return self.compiled.chosen.plan
 
-    def plans(self) -> tuple[Plan, ...]:
+    def plans(self) -> Plans:
         """Every candidate for the shape, cheapest first; those that `tune` has timed before the others."""
-        return tuple(candidate.plan for candidate in self.compiled.candidates)
+        return Plans(candidate.plan for candidate in self.compiled.candidates)
 
     @property
     def merge(self) -> MergeText:
@@ -459,6 +461,16 @@ class Kernel:
     def certificate(self) -> Certificate:
         """What was verified, how, and what that does not cover. Verifies now if compilation did not."""
         return self._certify(self.compiled)
+
+    @property
+    def certified(self) -> Certificate | None:
+        """The certificate, where there is one already."""
+        return self._certificates.get((self.compiled.chosen.nest, self.compiled.device.kind))
+
+    @property
+    def was_called(self) -> bool:
+        """Whether the sizes of what is shown are those of a call."""
+        return bool(self._calls)
 
     @property
     def derivation(self) -> Derivation:
@@ -512,6 +524,11 @@ class Kernel:
 
         with self.derived.scope.entered():
             return tuple(map(str, why_not(self)))
+
+    def _repr_html_(self) -> str:
+        from eqfuse.explain.notebook import kernel_html
+
+        return kernel_html(self)
 
     def __repr__(self) -> str:
         return f"<eqfuse.Kernel {self.name}: {self.plan.schedule} on {self.compiled.device.name}>"

@@ -13,7 +13,7 @@ from eqfuse.explain import latex, text
 from eqfuse.explain.notation import BEGIN, END
 from eqfuse.explain.outline import Block, Code, Detail, Heading, Outline, Prose
 from eqfuse.explain.page import page
-from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines, refusals
+from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines, predicted_for, refusals
 from eqfuse.rules.check import known_rules, rules_for
 from eqfuse.rules.derivation import Derivation
 from eqfuse.terms.nodes import Reduce
@@ -82,6 +82,7 @@ def blocks(kernel: Kernel, detail: Detail) -> Iterator[Block]:
         for obstacle in obstacles:
             yield Code(str(obstacle))
     yield Heading(f"why {kernel.plan.schedule}")
+    yield Prose(predicted_for(kernel))
     yield Code("\n".join(plan_lines(kernel.plans(), kernel.plan)))
 
 

@@ -26,6 +26,7 @@ def reduction(
     order: str = "",
     why: str = "",
     unverified: str | None = None,
+    replace: bool = False,
 ) -> Reduction:
     """Registers a reduction; programs may use it at once, as `name[axes](arguments)`.
 
@@ -47,6 +48,9 @@ def reduction(
     State variables that a built-in reduction computes (`s1 + s2` with identity 0) become one, so that every rule
     about it applies. The others are combined as they are written, by every schedule.
 
+    The same reduction may be registered again, which changes nothing. Another one under its name replaces it where
+    `replace` says so; what was compiled before goes on as it was.
+
     Raises EqfuseError: names or counts that do not fit (with the text and a caret), a name that is taken, and a
     law (identity, associativity, commutativity where declared) that a sample breaks, with that sample. What exact
     arithmetic cannot decide must be declared, `unverified="reason"`; certificates say so.
@@ -67,6 +71,12 @@ def reduction(
         name, args, state, lift, identity, combine, result, commutative, why, unverified, ranks, order
     )
     found = define(words)
+    known = REGISTERED.get(name)
+    if known == found.reduction:
+        return known
+    if known is not None and not replace:
+        hint = "choose another name, or replace it: replace=True"
+        raise EqfuseError(f"reduction {name!r} is registered already, as another", hint=hint)
     if found.fold is not None:
         verdict = laws.check(found.fold, found.lift)
         if verdict.broken is not None:

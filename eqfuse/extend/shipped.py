@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eqfuse.extend.define import Words, define, register
+from eqfuse.extend.define import SHIPPED_NAMES, Words, define, register
 
 SHIPPED: tuple[Words, ...] = (
     Words("mean", result="sum[j](x) / N(j)", why="the sum over the number of positions"),
@@ -72,3 +72,4 @@ def register_shipped() -> None:
     """Makes them known; their laws are checked by the tests, not at every start."""
     for words in SHIPPED:
         register(define(words).reduction)
+        SHIPPED_NAMES.add(words.name)

@@ -175,7 +175,13 @@ class Search:
             owner = max((n for n in seconds if kernel.name.startswith(n)), key=len)
             seconds[owner] += sum(t.seconds for t in mine)
         cost = total(terms)
-        return Candidate(replace(plan, cost=cost, configs=configs, reason=reason), nest), seconds
+        return Candidate(
+            replace(plan, cost=cost, configs=configs, reason=reason, sizes=self._sizes(extents)), nest
+        ), seconds
+
+    def _sizes(self, extents: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        """The extents that are an axis's own, as they are shown."""
+        return tuple((axis, size) for axis, size in extents.items() if axis not in self.program.domains)
 
     def _configured(self, kernel: LoopKernel, shape: Shape) -> KernelConfig:
         config = configure(kernel, shape, self.device)

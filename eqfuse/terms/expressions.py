@@ -417,6 +417,10 @@ class Reader:
             hint = f"its state is {', '.join(known)}" if known else "write functions without a module, exp(x)"
             raise self._error(f"{name!r} has no state variable {variable!r}", node.func, hint)
         fold, place = found
+        own = REGISTERED[name].fold if name in REGISTERED else None
+        if own is not None and own.name != name:  # replaced: the name alone would mean its old states
+            message = f"{name!r} was registered again: its states are those of {own.name!r}"
+            raise self._error(message, node.func, f"write {own.name}.{variable}[...](...)")
         axes = axis_names(self.source, index, "a reduction")
         text = f"{name}.{variable}[{', '.join(axes)}]"
         if not fold.ranks:
