@@ -33,7 +33,7 @@ class Ahead:
 
 def compile_ahead(workload: Workload, case: Case, target: str, prefer: str | None = None) -> Ahead:
     """Raises EqfuseError as `eqfuse.compile` does; nothing is verified."""
-    derived = compiler.derive(workload.text(case), case.constants, strict_casts=False)
+    derived = compiler.derive(workload.text(case), case.constants, strict_casts=False, assume_finite=True)
     shapes = {name: workload.shape(name, case) for name in workload.tensors}
     extents = bind(derived.program, shapes, scalars=case.scalars)
     device = compiler.device_named(target)

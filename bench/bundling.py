@@ -79,7 +79,9 @@ class Emitter:
     def _derive(self, cell: Cell) -> Derived:
         key = _program(cell)
         if key not in self._derived:
-            self._derived[key] = compiler.derive(key[0], cell.case.constants, strict_casts=False)
+            self._derived[key] = compiler.derive(
+                key[0], cell.case.constants, strict_casts=False, assume_finite=True
+            )
         return self._derived[key]
 
     def _emit(

@@ -35,6 +35,7 @@ def compile(
     prefer: str | None = None,
     verify: bool = True,
     strict_casts: bool = False,
+    assume_finite: bool = False,
     trials: int = 16,
     bound: float = REQUESTED,
 ) -> Kernel:
@@ -45,7 +46,8 @@ def compile(
     forces a schedule: "rolling", "split_k", "resident" or "multi_pass". `verify=False` skips the
     field test until `certificate` is asked for; `trials` are drawn at a time, until the probability of
     accepting a wrong kernel is at most `bound` (2**-40), where a theorem gives one. `strict_casts` makes casts
-    opaque to the rules.
+    opaque to the rules. What a mask excludes never reaches the output, be it NaN; `assume_finite` promises that it is a
+    finite number, which spares matrix products on a GPU a test of it.
 
     Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
     impossible (the text says which factor is in the way), BudgetError where a program is too large
@@ -56,7 +58,7 @@ def compile(
     if not isinstance(bound, int | float) or not 0 < bound < 1:
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
     device = compiler.device_named("cpu" if target == "auto" else target)
-    derived = compiler.derive(source, scalars, strict_casts)
+    derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
     return Kernel(derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}), bound)
 
 

@@ -163,13 +163,19 @@ class Compiled:
 
 
 def derive(
-    source: str, scalars: Mapping[str, float] | None, strict_casts: bool, *, made: bool = False
+    source: str,
+    scalars: Mapping[str, float] | None,
+    strict_casts: bool,
+    *,
+    assume_finite: bool = False,
+    made: bool = False,
 ) -> Derived:
     """Parse and saturate: everything that does not depend on sizes. The size of a program that was `made` of another
     one is not limited: it has no longer terms, however often it reads them."""
     timings = Timings()
     with timings.stage("parse"):
         program = parse(source, scalars=scalars, strict_casts=strict_casts)
+        program = replace(program, assume_finite=assume_finite)
         if not made:
             check_written_size(program)
         program_dtypes(program)

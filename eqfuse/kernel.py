@@ -169,7 +169,9 @@ class Kernel:
 
         def compiled(text: str) -> Kernel:
             with self.derived.scope.entered():
-                derived = compiler.derive(text, None, program.strict_casts, made=True)
+                derived = compiler.derive(
+                    text, None, program.strict_casts, assume_finite=program.assume_finite, made=True
+                )
             return Kernel(derived, self.device, self.auto, None, self.verify, self.trials, {}, self.bound)
 
         def extents(

@@ -39,12 +39,25 @@ class Contraction:
 
 
 def product_factors(expr: Expr) -> list[Expr]:
-    """The factors of a product; divisors stay with their quotient."""
+    """The factors of a product without their masks; divisors stay with their quotient."""
     match expr:
         case Call("mul", (a, b)):
             return product_factors(a) + product_factors(b)
+        case Call("where", (mask, value, Const(0))) if not free_axes(mask) <= free_axes(value):
+            return product_factors(value)
         case _:
             return [expr]
+
+
+def product_masks(expr: Expr) -> list[Expr]:
+    """The masks of a product and of its factors that have axes of their own; where one is false, nothing is added."""
+    match expr:
+        case Call("mul", (a, b)):
+            return product_masks(a) + product_masks(b)
+        case Call("where", (mask, value, Const(0))) if not free_axes(mask) <= free_axes(value):
+            return [mask, *product_masks(value)]
+        case _:
+            return []
 
 
 class KernelAxes:
@@ -103,6 +116,10 @@ class KernelAxes:
         if len(sides) != 2:
             return None
         left, right = sorted(sides, key=sorted)
+        if any(
+            not (own := self.of(mask)) <= left and not own <= right for mask in product_masks(reduce.body)
+        ):
+            return None
         return Contraction(reduce.axis, left - right, right - left, (left & right) - {reduce.axis})
 
     def computed(self, expr: Expr) -> Iterator[Expr]:
@@ -117,7 +134,7 @@ class KernelAxes:
             if not (isinstance(node, Call) and node.fn == PAIR):  # packing is no operation
                 yield node
             if isinstance(node, Reduce) and self.contraction(node) is not None:
-                stack.extend(product_factors(node.body))
+                stack.extend((*product_factors(node.body), *product_masks(node.body)))
             else:
                 stack.extend(children(node))
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from eqfuse.extract.axes import KEPT
 from eqfuse.extract.shape import Shape
+from eqfuse.loops.identity import predicates, vanishes
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.walk import loops_in
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size, free_axes, walk
-from eqfuse.tile.vanish import predicates, vanishes
 
 _SAMPLED_BLOCKS = 32
 """Blocks of an axis at which predicates are tried, in each of them the first, a middle and the last position."""

@@ -20,12 +20,13 @@ from eqfuse.errors import ScheduleError
 from eqfuse.extract.plans import GroupPlan, KernelPlan, Plan
 from eqfuse.loops.builder import Builder, fresh_name
 from eqfuse.loops.check import check
-from eqfuse.loops.nodes import Buffer, Carried, Kernel, Nest
+from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Nest
 from eqfuse.loops.share import named, pruned, rename_locals, shared
 from eqfuse.loops.unify import unified
-from eqfuse.loops.walk import axes_of, defined, loaded
+from eqfuse.loops.walk import axes_of, defined, loaded, rewritten, statements
 from eqfuse.rules.merge import Combine, Group, Merge, State
 from eqfuse.terms.folds import fold_of, identity, joined, rank_axes, written_out
+from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
     Axis,
@@ -48,12 +49,12 @@ def lower(plan: Plan, program: Program) -> Nest:
     """The loop nest of `plan`. Raises ScheduleError where a group has no merge for its schedule."""
     context = _Context.of(plan, program)
     kernels = [kernel for plan_ in plan.kernels for kernel in _KernelLowering(plan_, context).kernels()]
-    nest = _tidied(kernels, context)
+    nest = _tidied(kernels, context, program)
     check(nest, program)
     return nest
 
 
-def _tidied(kernels: list[Kernel], context: _Context) -> Nest:
+def _tidied(kernels: list[Kernel], context: _Context, program: Program) -> Nest:
     """The nest of raw kernels: temporaries that nobody reads dropped, values shared and named."""
     outputs = {buffer.name for buffer in context.buffers if buffer.is_output}
     read: set[str] = set()
@@ -61,6 +62,8 @@ def _tidied(kernels: list[Kernel], context: _Context) -> Nest:
     for kernel in reversed(kernels):
         unread = {buffer.name for buffer in context.buffers} - outputs - read
         body = unified(kernel.body, kernel.parallel, context.inputs)
+        values = {stmt.name: stmt.expr for stmt in statements(body) if isinstance(stmt, Let)}
+        body = rewritten(body, masked(program, values))
         body = pruned(shared(body, kernel.parallel), frozenset(unread))
         read |= loaded(body)
         taken = frozenset(defined(body)) | context.axes | context.tensors | context.scalars

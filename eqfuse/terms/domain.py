@@ -41,6 +41,9 @@ class Domain(Protocol):
     def contract(self, left: Any, right: Any, axis: int) -> Any:
         """The sum of the products over one dimension, as `call` and `reduce` give it."""
 
+    def is_finite(self, value: Any) -> bool:
+        """Whether every element is a finite number that the domain knows."""
+
     def shape(self, value: Any) -> tuple[int, ...]: ...
 
     def reshape(self, value: Any, shape: tuple[int, ...]) -> Any: ...
@@ -54,3 +57,25 @@ class Domain(Protocol):
 
     def put(self, target: Any, index: tuple[Any, ...], value: Any) -> None:
         """`target[index] = value`, in place."""
+
+
+def contract_masked(
+    domain: Domain,
+    left: Any,
+    right: Any,
+    left_mask: np.ndarray | None,
+    right_mask: np.ndarray | None,
+    axis: int,
+) -> Any:
+    """The sum of the products over one dimension, where a side is read as 0 where the mask of the other one is false.
+    A mask has the dims of its side, or fewer."""
+    nothing = domain.full((1,) * len(domain.shape(left)), 0.0)
+
+    def without(side: Any, mask: np.ndarray | None) -> Any:
+        return side if mask is None else domain.where(mask, side, domain.call("mul", [side, nothing]))
+
+    def guarded(side: Any, mask: np.ndarray | None) -> Any:  # 0 times a number is 0: the side stays small
+        return side if mask is None or domain.is_finite(side) else domain.where(mask, side, nothing)
+
+    one, other = without(left, left_mask), without(right, right_mask)
+    return domain.contract(guarded(one, right_mask), guarded(other, left_mask), axis)

@@ -124,6 +124,9 @@ class FloatDomain:
     def contract(self, left: Any, right: Any, axis: int) -> Array:
         return self.reduce("sum", self.call("mul", [left, right]), axis)
 
+    def is_finite(self, value: Any) -> bool:
+        return bool(np.isfinite(value).all())
+
     def shape(self, value: Any) -> tuple[int, ...]:
         return tuple(value.shape)
 

@@ -22,9 +22,10 @@ import torch
 
 from eqfuse.errors import BindError
 from eqfuse.terms import integers
-from eqfuse.terms.domain import Domain
+from eqfuse.terms.domain import Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides
+from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
     COMPARISONS,
@@ -136,8 +137,8 @@ def evaluate_together(
 ) -> list[dict[str, Any]]:
     """As `evaluate`, for several forms of one program: what they share is computed once."""
     env = Env(domain, tensors, typed_scalars(programs[0], scalars), extents, batch=batch)
-    outputs = [output for program in programs for output in program.outputs]
-    values = iter(evaluate_all([output.expr for output in outputs], env))
+    exprs = [masked(program)(output.expr) for program in programs for output in program.outputs]
+    values = iter(evaluate_all(exprs, env))
     trials = () if batch is None else (TRIAL,)
     return [
         {output.name: expand(next(values), (*trials, *output.axes), env) for output in program.outputs}
@@ -388,12 +389,14 @@ class _Run:
             return self.folds[key][index]
         match node:
             case Reduce("sum", axis, Call("mul", (left, right)) as product) if product not in self.kept:
-                sides = self.value(left), self.value(right)
-                dims = _union(sides)
-                if axis in dims and not all(integers.is_exact(side.data) for side in sides):
-                    one, two = (self._real(aligned(side, dims, domain)) for side in sides)
+                (one, right_mask), (two, left_mask) = self._unmasked(left), self._unmasked(right)
+                dims = _union([v for v in (one, two, left_mask, right_mask) if v is not None])
+                if axis in dims and not all(integers.is_exact(side.data) for side in (one, two)):
+                    sides = [self._real(aligned(side, dims, domain)) for side in (one, two)]
+                    masks = [m and aligned(m, dims, domain) for m in (left_mask, right_mask)]
                     place = dims.index(axis)
-                    return Value(dims[:place] + dims[place + 1 :], domain.contract(one, two, place))
+                    total = contract_masked(domain, sides[0], sides[1], masks[0], masks[1], place)
+                    return Value(dims[:place] + dims[place + 1 :], total)
         body = self.value(node.body)
         if node.axis not in body.dims:
             dims = (*body.dims, node.axis)
@@ -403,6 +406,14 @@ class _Run:
         if integers.is_exact(body.data):
             return Value(dims, integers.fold(node.op, body.data, dimension))
         return Value(dims, domain.reduce(node.op, body.data, dimension))
+
+    def _unmasked(self, factor: Expr) -> tuple[Value, Value | None]:
+        """A factor, without a mask that has axes which it lacks, and that mask: it is the other factor's as well."""
+        match factor:
+            case Call("where", (mask, value, Const(0))) if not free_axes(mask) <= free_axes(value):
+                return self.value(value), self.value(mask)
+            case _:
+                return self.value(factor), None
 
     def _states(self, fold: Fold, node: Reduce) -> tuple[Value, ...]:
         """Every state variable of a fold over the positions of an axis."""

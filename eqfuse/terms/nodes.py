@@ -276,6 +276,7 @@ class Program:
     `domains` maps an axis that had to be renamed to the axis whose extent it has.
     `lengths` are the extents that the program itself declares.
     `integers` are the scalars that are integers: declared so, or used in an index.
+    With `assume_finite`, what masks exclude holds no NaN and no infinity: it may be multiplied by 0.
     """
 
     source: str
@@ -284,5 +285,6 @@ class Program:
     outputs: tuple[Output, ...]
     domains: Mapping[str, str]
     strict_casts: bool = False
+    assume_finite: bool = False
     integers: tuple[str, ...] = ()
     lengths: Mapping[str, int] = field(default_factory=dict)

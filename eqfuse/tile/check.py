@@ -214,8 +214,8 @@ class _KernelCheck:
             case MergeTile(fold, left, right, ranks):
                 self._list(value, fold, left, ranks, ranks)
                 self._list(value, fold, right, ranks, ranks)
-            case Dot(left, right, axis, accumulator):
-                self._dot(value, left, right, axis, accumulator)
+            case Dot():
+                self._dot(value, op)
 
     def _fold(self, value: Value, op: str, sources: tuple[Value, ...], axis: str) -> None:
         place = self._folded(op, sources, axis)
@@ -294,7 +294,8 @@ class _KernelCheck:
         dtype = self._dtypes.get(tensor, tile.dtype)
         self._require(tile.dtype == dtype, f"{tensor!r} holds {dtype}, not {tile.dtype}")
 
-    def _dot(self, value: Value, left: Value, right: Value, axis: str, accumulator: Value | None) -> None:
+    def _dot(self, value: Value, op: Dot) -> None:
+        left, right, axis, accumulator = op.left, op.right, op.axis, op.accumulator
         batch = tuple(dim for dim in left.dims if dim in right.dims and dim != axis)
         rows = tuple(dim for dim in left.dims if dim not in right.dims)
         columns = tuple(dim for dim in right.dims if dim not in left.dims)
@@ -305,6 +306,9 @@ class _KernelCheck:
         self._require(value.dtype in ("f32", "f64"), f"{_typed(value)} accumulates a dot")
         if accumulator is not None:
             self._shape(accumulator, value.dims, value.dtype)
+        for side, mask in ((left, op.left_mask), (right, op.right_mask)):
+            if mask is not None:
+                self._shape(mask, side.dims, "bool")
 
 
 def _typed(value: Value) -> str:

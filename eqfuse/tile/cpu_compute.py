@@ -239,9 +239,17 @@ def dot(w: Writer, value: Value, op: Dot) -> Item:
         left += f".flatten({batch}, {batch + rows - 1})"
     if columns > 1:
         right += f".flatten({batch + 1}, {batch + columns})"
-    with_sum = {0: "addmm", 1: "baddbmm"}.get(batch) if rows and columns else None
+    masks = [_dot_mask(w, op.left_mask, batch, rows), _dot_mask(w, op.right_mask, batch + 1, columns)]
+    is_masked = masks != ["None", "None"]
+    with_sum = {0: "addmm", 1: "baddbmm"}.get(batch) if rows and columns and not is_masked else None
     factor = w.dot_factor(value)
-    if factor is None:
+    if is_masked:
+        left, masks[0] = (
+            text if rows or text == "None" else f"{text}.unsqueeze(-2)" for text in (left, masks[0])
+        )
+        product = f"masked_product({left}, {right}, {masks[0]}, {masks[1]}){'' if rows else '.squeeze(-2)'}"
+        product += "" if factor is None else f".mul_({factor[1]})"
+    elif factor is None:
         product = f"{'torch.matmul' if rows else 'vector_product'}({left}, {right})"
     elif with_sum:
         nothing = w.constant(0.0, value.dtype)
@@ -270,3 +278,15 @@ def dot(w: Writer, value: Value, op: Dot) -> Item:
     else:
         text = f"{accumulator.text} + {product}"
     return w.owned(replace(result, text=w.let(value.name, text)), value.name)
+
+
+def _dot_mask(w: Writer, mask: Value | None, first: int, count: int) -> str:
+    """A mask of one operand of a matrix product as that operand is given: `count` dims from `first` on as one."""
+    item = None if mask is None else w.read(mask)
+    if item is None or item.truth is True:
+        return "None"
+    assert mask is not None
+    text = f"torch.tensor({item.truth})" if item.truth is not None else w.expanded(item, mask.dims)
+    if item.truth is not None or not item.dims:
+        text = f"{text}.expand({w.lengths(mask.dims)})"
+    return text if count < 2 else f"{text}.flatten({first}, {first + count - 1})"

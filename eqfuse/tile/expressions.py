@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from eqfuse.loops import nodes as loops
+from eqfuse.terms.assume import is_zero_without
 from eqfuse.terms.folds import Fold, contributions, fold_of, joined, ranks_of, siblings, sides
 from eqfuse.terms.nodes import (
     CASTS,
@@ -27,6 +28,7 @@ from eqfuse.terms.nodes import (
     call,
     children,
     rebuild,
+    transform,
     walk,
 )
 from eqfuse.tile.builder import Binding, Builder
@@ -227,7 +229,7 @@ class Expressions:
             return self._fold(expr, *found, hint)
         plan = self._dot_plan(expr)
         if plan is not None and not plan.outside.is_one:
-            inner = Reduce(op, axis, plan.left.times(plan.right).expr())
+            inner = Reduce(op, axis, plan.inside.expr())
             outside = plan.outside
             return self.value(Product((inner, *outside.over), outside.under).expr(), hint)
         if not build.is_open(axis):
@@ -365,14 +367,53 @@ class Expressions:
 
     def _dot(self, plan: DotPlan, axis: str, accumulator: Value | None, hint: str) -> Value:
         build = self._build
-        left, right = self.value(plan.left.expr()), self.value(plan.right.expr())
+        left = self.value(self._without(plan.left.expr(), plan.left_masks))
+        right = self.value(self._without(plan.right.expr(), plan.right_masks))
         dtype = build.accumulate
         if plan.rows:  # a vector is not rounded: no matrix unit wants it narrow
             loaded = (left.name in self._loaded, right.name in self._loaded)
             dtype = dot_dtype(left.dtype, right.dtype, *loaded, build.accumulate)
-        left = self._operand(left, axis, dtype, (*plan.batch, *plan.rows, axis))
-        right = self._operand(right, axis, dtype, (*plan.batch, axis, *plan.columns))
-        return build.emit(Dot(left, right, axis, accumulator), plan.dims, build.accumulate, hint or "dot")
+        left_dims, right_dims = (*plan.batch, *plan.rows, axis), (*plan.batch, axis, *plan.columns)
+        left = self._operand(left, axis, dtype, left_dims)
+        right = self._operand(right, axis, dtype, right_dims)
+        op = Dot(
+            left,
+            right,
+            axis,
+            accumulator,
+            self._mask_of(plan.left_masks, left_dims),
+            self._mask_of(plan.right_masks, right_dims),
+        )
+        return build.emit(op, plan.dims, build.accumulate, hint or "dot")
+
+    def _without(self, operand: Expr, masks: Sequence[Expr]) -> Expr:
+        """One side of a dot with 0 times itself where its masks are false and it is not that by itself."""
+        for mask in masks:
+            condition, value = (
+                (mask.args[0], True) if isinstance(mask, Call) and mask.fn == "not" else (mask, False)
+            )
+            if not is_zero_without(self._written(operand), condition, value):
+                operand = call("where", mask, operand, call("mul", operand, Const(0.0)))
+        return operand
+
+    def _written(self, expr: Expr) -> Expr:
+        """With named values replaced by what they are, but for carried ones and folds."""
+
+        def step(node: Expr) -> Expr:
+            expr = self._build.binding(node.name).expr if isinstance(node, Local) else None
+            return node if expr is None or isinstance(expr, Reduce) else self._written(expr)
+
+        return transform(expr, step)
+
+    def _mask_of(self, masks: Sequence[Expr], dims: tuple[str, ...]) -> Value | None:
+        """The masks of one side of a dot, in its order."""
+        if not masks:
+            return None
+        truths = [self._build.truth(self.value(mask)) for mask in masks]
+        whole = truths[0]
+        for truth in truths[1:]:
+            whole = self._build.elementwise("and", (whole, truth), "mask")
+        return self._build.align(whole, dims)
 
     def _operand(self, value: Value, axis: str, dtype: str, dims: tuple[str, ...]) -> Value:
         """One side of a dot: 0 past the end of the axis, in the dtype that is multiplied, in the dot's order."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.loops.nodes import Buffer
-from eqfuse.terms.domain import Domain
+from eqfuse.terms.domain import Domain, contract_masked
 from eqfuse.terms.folds import Fold, fold_of
 from eqfuse.terms.interpreter import Value as Dimensioned
 from eqfuse.terms.interpreter import fold_states, merge_states, rank_states
@@ -391,7 +391,10 @@ class _Instances:
         dims = (*value.dims, op.axis)
         left, right = (self._real(self._aligned(v, dims), v.dtype) for v in (op.left, op.right))
         left, right = (self._spread(side, self.blocks[op.axis]) for side in (left, right))
-        total = self.domain.contract(left, right, len(value.dims) + 2)
+        left_mask, right_mask = (
+            None if mask is None else self._aligned(mask, dims) for mask in (op.left_mask, op.right_mask)
+        )
+        total = contract_masked(self.domain, left, right, left_mask, right_mask, len(value.dims) + 2)
         if op.accumulator is None:
             return total
         return self.domain.call("add", [self._aligned(op.accumulator, value.dims), total])

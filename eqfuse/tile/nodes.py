@@ -20,9 +20,11 @@
               | RankTile(op, values, axis, ranks)  one state variable of a registered fold's list: what comes first
                                                    along `axis`, in order, as a dim `ranks` in its place
               | MergeTile(op, left, right, ranks)  one state variable of two such lists as one, of their length
-              | Dot(left, right, axis, accumulator)
+              | Dot(left, right, axis, accumulator, left_mask, right_mask)
                                                    left dims (*batch, *rows, axis), right dims (*batch, axis,
-                                                   *columns), result and accumulator (*batch, *rows, *columns)
+                                                   *columns), result and accumulator (*batch, *rows, *columns);
+                                                   where a mask (of the dims of its operand, which is 0 or NaN there)
+                                                   is false, the other operand is read as 0: no NaN of it gets through
 
 A `Value` carries its name, its dims (tile axes in order; () is a scalar) and its dtype; every op's
 result is one. Extents of tiles are symbolic: each dim is an axis with a `Block`. Names are unique in
@@ -187,6 +189,8 @@ class Dot:
     right: Value
     axis: str
     accumulator: Value | None
+    left_mask: Value | None = None
+    right_mask: Value | None = None
 
 
 Op = (

@@ -19,13 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from eqfuse.loops.identity import predicates, vanishes
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
+from eqfuse.terms.assume import folded
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Local, Reduce, Size, walk
 from eqfuse.tile.builder import Builder
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.infer import Types
 from eqfuse.tile.nodes import Value
-from eqfuse.tile.vanish import folded, predicates, vanishes
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,11 @@ class _Printer:
                 return f"{fold}({self._list(sources)}, over {axis}, as {ranks})"
             case MergeTile(fold, left, right, ranks):
                 return f"{fold}(({self._list(left)}), ({self._list(right)}), as {ranks})"
-            case Dot(left, right, axis, accumulator):
+            case Dot(left, right, axis, accumulator, left_mask, right_mask):
                 start = "" if accumulator is None else f"{self._name(accumulator)} + "
-                return f"{start}dot({self._name(left)}, {self._name(right)}, over {axis})"
+                first = f"{self._name(left)}{self._where(left_mask)}"
+                second = f"{self._name(right)}{self._where(right_mask)}"
+                return f"{start}dot({first}, {second}, over {axis})"
 
     def _where(self, mask: Value | None) -> str:
         return "" if mask is None else f" where {self._name(mask)}"

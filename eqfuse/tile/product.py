@@ -64,14 +64,18 @@ def factors(expr: Expr, look: Callable[[Local], Expr | None]) -> Product:
 
 @dataclass(frozen=True)
 class DotPlan:
-    """`outside * sum over the axis of left * right`.
+    """`outside * sum over the axis of inside`, where `inside` is left * right.
 
     Dims of the operands: batch and `rows` (left), batch and `columns` (right), and the reduced axis in both.
+    A mask of one side says where `inside` reads the other one, and has 0 where it does not.
     """
 
     outside: Product
+    inside: Product
     left: Product
     right: Product
+    left_masks: tuple[Expr, ...]
+    right_masks: tuple[Expr, ...]
     batch: tuple[str, ...]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -94,15 +98,26 @@ def plan_dot(
     Both operands carry the axis, and each has exactly one further dim that the other lacks. With
     `batched`, further dims that they share are a batch, and it is enough that one has a dim that the
     other lacks: a vector becomes the left operand. Factors that fit either operand join one that is
-    computed anyway, so that a plain load stays in its storage dtype.
+    computed anyway, so that a plain load stays in its storage dtype. A factor under a mask of other dims
+    (`where(mask, factor, 0)`) is on the side that has its own dims, the mask on either.
     """
-    outside, inside = Product((), ()), list[tuple[frozenset[str], Product]]()
+    outside, whole = Product((), ()), Product((), ())
+    inside, masks = (
+        list[tuple[frozenset[str], Product]](),
+        list[tuple[frozenset[str], frozenset[str], Expr]](),
+    )
     for factor in (*(Product((e,), ()) for e in product.over), *(Product((), (e,)) for e in product.under)):
-        found = dims((factor.over or factor.under)[0])
-        if axis in found:
-            inside.append((found - {axis}, factor))
-        else:
+        if axis not in dims((factor.over or factor.under)[0]):
             outside = outside.times(factor)
+            continue
+        whole = whole.times(factor)
+        match factor.over:
+            case (Call("where", (mask, value, Const(0))),) if not dims(mask) <= dims(value) and axis in dims(
+                value
+            ):
+                factor = Product((value,), ())
+                masks.append((dims(value) - {axis}, dims(mask) - {axis}, mask))
+        inside.append((dims((factor.over or factor.under)[0]) - {axis}, factor))
     sides = _sides({found for found, _ in inside})
     if sides is None:
         return None
@@ -112,6 +127,8 @@ def plan_dot(
         return None
     if rows and order(frozenset({rows[0], columns[0]}))[0] != rows[0]:
         first, second, rows, columns = second, first, columns, rows
+    if not all((own <= second and of <= first) or (own <= first and of <= second) for own, of, _ in masks):
+        return None
     left, right, either = Product((), ()), Product((), ()), Product((), ())
     for found, factor in inside:
         if not found <= second:
@@ -124,7 +141,9 @@ def plan_dot(
         right = right.times(either)
     else:
         left = left.times(either)
-    return DotPlan(outside, left, right, batch, rows, columns)
+    left_masks = tuple(mask for own, of, mask in masks if own <= second and of <= first)
+    right_masks = tuple(mask for _, _, mask in masks if mask not in left_masks)
+    return DotPlan(outside, whole, left, right, left_masks, right_masks, batch, rows, columns)
 
 
 def _sides(kinds: set[frozenset[str]]) -> tuple[frozenset[str], frozenset[str]] | None:

@@ -26,6 +26,31 @@ def invertible(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor
     return torch.where(bad, torch.ones((), dtype=x.dtype), x, out=out)
 
 
+def masked_product(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    left_mask: torch.Tensor | None,
+    right_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """`left @ right`, where an operand takes no part at the positions of the other one that its mask excludes (it is 0
+    there). Dims: left and its mask (*batch, rows, axis), right and its mask (*batch, axis, columns)."""
+    product = torch.matmul(left, right)
+    if torch.isfinite(product.sum()):
+        return product
+    columns, rows = left.flatten(0, -2), right.movedim(-2, -1).flatten(0, -2)
+    bad = ~(columns.isfinite().all(dim=0) & rows.isfinite().all(dim=0))
+    good = (~bad).nonzero().flatten()
+    product = torch.matmul(left.index_select(-1, good), right.index_select(-2, good))
+    for k in bad.nonzero().flatten().tolist():
+        one, other = left[..., :, k, None], right[..., None, k, :]
+        if left_mask is not None:
+            other = torch.where(left_mask[..., :, k, None], other, 0.0)
+        if right_mask is not None:
+            one = torch.where(right_mask[..., None, k, :], one, 0.0)
+        product += one * other
+    return product
+
+
 def from_float8(x: torch.Tensor) -> torch.Tensor:
     """float8_e4m3fn as float32, from a table of all its values: torch's own conversion takes ten times as long."""
     table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)

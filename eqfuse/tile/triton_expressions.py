@@ -119,7 +119,8 @@ class Expressions:
             return Piece(number(op.number * float(LOG2_E) if op.number else op.number))
         return Piece(infix("mul", piece.text, Text(LOG2_E)), piece.dims, piece.thin)
 
-    def _use(self, helper: str) -> str:
+    def use(self, helper: str) -> str:
+        """The name of a helper, which the module then prints."""
         self.helpers.add(helper)
         return helper_name(helper)
 
@@ -175,8 +176,8 @@ class Expressions:
             return piece.text
         text, scalar = piece.text, not piece.dims
         if {dtype, wanted} == {"f8e4m3", "f64"}:  # there is no direct conversion
-            text = convert(text, "f32", scalar=scalar, use=self._use)
-        return convert(text, wanted, scalar=scalar, use=self._use)
+            text = convert(text, "f32", scalar=scalar, use=self.use)
+        return convert(text, wanted, scalar=scalar, use=self.use)
 
     def _apart(self, source: Value) -> tuple[str, Piece, Piece] | None:
         """The sides of a sum or difference of positions along two axes, as reals: first positions and lanes are
@@ -292,7 +293,7 @@ class Expressions:
             texts,
             dtype,
             non_negative=all(self._is_non_negative(arg) for arg in args),
-            use=self._use,
+            use=self.use,
         )
         return Piece(text, dims, thin)
 
@@ -426,9 +427,7 @@ class Expressions:
             piece = Piece(self.full(piece, source), source.dims)
         text = self._converted(piece, source.dtype, value.dtype)
         dims = tuple(name for name in piece.dims if name != axis)
-        return Piece(
-            fold(fn, text, piece.dims.index(axis), value.dtype, self._use), dims, piece.thin - {axis}
-        )
+        return Piece(fold(fn, text, piece.dims.index(axis), value.dtype, self.use), dims, piece.thin - {axis})
 
     def fold_key(self, op: FoldTile | RankTile | MergeTile) -> tuple[str, ...]:
         """What tells the fold of all state variables together from others."""
@@ -464,7 +463,7 @@ class Expressions:
         """The name of the function that combines two states."""
         name = combine_name(fold, dtypes)
         if name not in self.combines:
-            self.combines[name] = combine_source(fold, dtypes, self._use)
+            self.combines[name] = combine_source(fold, dtypes, self.use)
         return name
 
     def _reduced(self, op: FoldTile) -> Text:

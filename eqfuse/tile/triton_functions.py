@@ -254,6 +254,41 @@ def to_f8e4m3(x):
     # Beyond the largest number is that number, on every target, as in torch.
     return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 """,
+    "is_finite": """
+def is_finite(x):
+    # The difference of an infinity or a NaN from itself is NaN.
+    y = x.to(tl.float32) if x.dtype == tl.float8e4nv else x
+    return y - y == 0
+""",
+    "finite_part": """
+def finite_part(x):
+    return tl.where(is_finite(x), x, 0.0)
+""",
+    "rest_of_product": """
+def rest_of_product(left, right, left_mask, right_mask, total):
+    # total + left @ right, for what of them is no finite number: an operand is read where the mask of the other one
+    # is true. There is hardly ever anything to add.
+    found = 0
+    if left_mask is not None:
+        found += tl.max(tl.max((~is_finite(right)).to(tl.int32), 1), 0)
+    if right_mask is not None:
+        found += tl.max(tl.max((~is_finite(left)).to(tl.int32), 1), 0)
+    if found > 0:
+        SIZE: tl.constexpr = left.shape[1]
+        at = tl.arange(0, SIZE)
+        for k in range(SIZE):
+            column, row = (at == k)[None, :], (at == k)[:, None]
+            one = tl.sum(tl.where(column, left, 0.0), 1).to(total.dtype)[:, None]
+            other = tl.sum(tl.where(row, right, 0.0), 0).to(total.dtype)[None, :]
+            if left_mask is not None:
+                kept = tl.max(tl.where(column, left_mask.to(tl.int32), 0), 1)[:, None]
+                other = tl.where(kept != 0, other, 0.0)
+            if right_mask is not None:
+                kept = tl.max(tl.where(row, right_mask.to(tl.int32), 0), 0)[None, :]
+                one = tl.where(kept != 0, one, 0.0)
+            total += tl.where(is_finite(one) & is_finite(other), 0.0, one * other)
+    return total
+""",
 }
 """Helper sources by the function that they stand for, in the order in which a module prints them."""
 

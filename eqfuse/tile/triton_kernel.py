@@ -14,6 +14,7 @@ from eqfuse.tile.nodes import (
     Carried,
     Cast,
     Constant,
+    Dot,
     Extent,
     Fill,
     FoldTile,
@@ -186,6 +187,9 @@ class _Writer:
             text = self._text.folded(op)
             self._text.folds[key] = self._names.local(f"{key[0]}_state")
             self._assign(self._text.folds[key], text)
+        if isinstance(op, Dot) and (op.left_mask or op.right_mask):
+            self._masked_dot(value, op)
+            return
         piece = self._text.op(value, op)
         if value.name in self._variables:  # assigned to the variable that carries it
             self._assign(self._variables[value.name], self._text.full(piece, value))
@@ -196,6 +200,31 @@ class _Writer:
             name = self._names.local(value.name)
             self._assign(name, piece.text)
             self._text.pieces[value.name] = Piece(Text(name), piece.dims, piece.thin)
+
+    def _masked_dot(self, value: Value, op: Dot) -> None:
+        """A matrix product of what is finite, and what else the masks leave of it."""
+        text = self._text
+        whole: list[str] = []
+        for side, mask in ((op.left, op.right_mask), (op.right, op.left_mask)):
+            name = self._names.local(side.name)
+            self._assign(name, text.full(text.read(side), side))
+            whole.append(name)
+            if mask is not None:
+                finite = self._names.local(f"{side.name}_finite")
+                text.use("is_finite")
+                self._write(f"{finite} = {text.use('finite_part')}({name})")
+                name = finite
+            text.pieces[side.name] = Piece(Text(name), side.dims)
+        masks = [
+            "None" if mask is None else text.full(text.read(mask), mask).code
+            for mask in (op.left_mask, op.right_mask)
+        ]
+        name = self._variables.get(value.name) or self._names.local(value.name)
+        self._assign(name, text.op(value, op).text)
+        self._write(f"{name} = {text.use('rest_of_product')}({', '.join([*whole, *masks, name])})")
+        for side, code in zip((op.left, op.right), whole, strict=True):
+            text.pieces[side.name] = Piece(Text(code), side.dims)
+        text.pieces[value.name] = Piece(Text(name), value.dims)
 
     def _keeps_text(self, value: Value, op: Op, piece: Piece) -> bool:
         """Whether the expression itself stands for the value, without a variable."""

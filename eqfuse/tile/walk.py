@@ -37,8 +37,8 @@ def operands(op: Op) -> tuple[Value, ...]:
             return (value,)
         case LoadTile(_, index, mask, _):
             return index if mask is None else (*index, mask)
-        case Dot(left, right, _, accumulator):
-            return (left, right) if accumulator is None else (left, right, accumulator)
+        case Dot(left, right, _, accumulator, left_mask, right_mask):
+            return (left, right, *(v for v in (accumulator, left_mask, right_mask) if v is not None))
         case _:
             return ()
 

@@ -152,6 +152,7 @@ class Tuner:
             "program": program.source,
             "scalars": {name: repr(value) for name, value in sorted(self.scalars.items())},
             "strict_casts": program.strict_casts,
+            "assume_finite": program.assume_finite,
             "prefer": self.prefer,
             "dtypes": dict(sorted(base.dtypes.items())),
             "sizes": dict(sorted(base.extents.items())),

@@ -188,6 +188,9 @@ class DegreeDomain:
     def contract(self, left: DegreeArray, right: DegreeArray, axis: int) -> DegreeArray:
         return self.reduce("sum", self.call("mul", [left, right]), axis)
 
+    def is_finite(self, value: DegreeArray) -> bool:
+        return True
+
     def shape(self, value: DegreeArray) -> tuple[int, ...]:
         return value.shape
 

@@ -504,6 +504,9 @@ class FieldDomain:
         shadow = _exact_zeros(p if p is not None else q, shadow, lambda: np.abs(value.shadow).sum(axis))
         return self._settle(FieldArray(p, q, np.asarray(shadow)), _line(value, axis))
 
+    def is_finite(self, value: FieldArray) -> bool:
+        return (value.marks is None or not value.marks.any()) and bool(np.isfinite(value.shadow).all())
+
     def contract(self, left: FieldArray, right: FieldArray, axis: int) -> FieldArray:
         """As matrix products, which make no products of single elements, where the two sides differ in shape."""
         sums = Contraction.of(left.shape, right.shape, axis)

@@ -1,10 +1,8 @@
-"""Whether a loop's update changes nothing where a predicate is false.
+"""Expressions simplified where a condition is known to hold, or not to.
 
-A tile in which the predicate is false everywhere may then be skipped. The proof is symbolic: the
-predicate is replaced by false, the update is simplified by the laws below, and must become the
-carried value itself. Elements of input tensors are taken to be finite (where they are not, a
-skipped tile leaves out `0 * inf`); states are not: an unguarded difference of two of them may be
-inf - inf, so only what `finite` and `invertible` guard, or what is finite by itself, cancels.
+The laws are exact, NaN and infinities included. Elements of input tensors are taken to be finite; named values are
+not: an unguarded difference of two of them may be inf - inf, so only what `finite` and `invertible` guard, or what
+is finite by itself, cancels.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from eqfuse.loops.nodes import Let, Loop
 from eqfuse.terms.nodes import (
     CASTS,
     COMPARISONS,
@@ -27,7 +24,9 @@ from eqfuse.terms.nodes import (
     Scalar,
     Size,
     children,
+    free_axes,
     rebuild,
+    replaced,
     walk,
 )
 
@@ -59,22 +58,19 @@ _KEEP_FINITE = frozenset(
 _WIDE_CASTS = frozenset(("f16", "bf16", "f32", "f64"))
 
 
-def vanishes(loop: Loop, predicate: Expr, value: bool) -> bool:
-    """Whether every carried value keeps its old value where `predicate` has this truth value.
-
-    Also False where the loop stores anything, since a skipped tile would not be stored.
-    """
-    if not all(isinstance(stmt, Let) for stmt in loop.body):
-        return False
-    known: dict[str, Expr] = {}
-    for stmt in loop.body:
-        assert isinstance(stmt, Let)
-        known[stmt.name] = simplified(stmt.expr, known, predicate, value)
-    return all(known.get(item.next) is Local(item.name, ()) for item in loop.carried)
+def is_zero_without(expr: Expr, predicate: Expr, value: bool) -> bool:
+    """Whether `expr` is 0 or NaN wherever `predicate` has this truth value, whatever the named values in it are."""
+    axes = free_axes(predicate)
+    folds = [node for node in walk(expr) if isinstance(node, Reduce) and node.axis in axes]
+    expr = replaced(expr, {fold: Local(f"%{place}", ()) for place, fold in enumerate(folds)})
+    return _is_zero(simplified(expr, {}, predicate, value, up_to_nan=True))
 
 
-def simplified(expr: Expr, known: Mapping[str, Expr], predicate: Expr, value: bool) -> Expr:
-    """`expr` with named values replaced and the predicate assumed; names left over lose their dims."""
+def simplified(
+    expr: Expr, known: Mapping[str, Expr], predicate: Expr, value: bool, *, up_to_nan: bool = False
+) -> Expr:
+    """`expr` with named values replaced and the predicate assumed; names left over lose their dims. `up_to_nan`, it
+    may say a number where `expr` is NaN: whatever is not seen to be infinite or 0 is taken to be neither."""
     memo: dict[Expr, Expr] = {}
     for node in walk(expr):
         match node:
@@ -83,7 +79,8 @@ def simplified(expr: Expr, known: Mapping[str, Expr], predicate: Expr, value: bo
             case Local(name, _):
                 memo[node] = known.get(name, Local(name, ()))
             case _:
-                memo[node] = _simplify(rebuild(node, tuple(memo[child] for child in children(node))))
+                again = rebuild(node, tuple(memo[child] for child in children(node)))
+                memo[node] = _simplify(again, up_to_nan)
     return memo[expr]
 
 
@@ -125,6 +122,14 @@ def is_nonzero(expr: Expr) -> bool:
             return False
 
 
+def _is_no_infinity(expr: Expr) -> bool:
+    return not isinstance(expr, Const) or math.isfinite(expr.value)
+
+
+def _is_no_zero(expr: Expr) -> bool:
+    return not _is_zero(expr)
+
+
 def _is_zero(expr: Expr) -> bool:
     return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value == 0
 
@@ -137,16 +142,16 @@ def _is_positive(expr: Expr) -> bool:
     return isinstance(expr, Size) or (isinstance(expr, Const) and 0 < expr.value < math.inf)
 
 
-def _simplify(expr: Expr) -> Expr:
+def _simplify(expr: Expr, up_to_nan: bool) -> Expr:
     match expr:
         case Call(fn, (left, right)) if fn in COMPARISONS:
             return _compared(expr, fn, left, right)
         case Call("and" | "or" | "not", _) | Call("where", _):
             return choose(expr)
         case Call(fn, (left, right)):
-            return _binary(expr, fn, left, right)
+            return _binary(expr, fn, left, right, up_to_nan)
         case Call(fn, (part,)):
-            return _unary(expr, fn, part)
+            return _unary(expr, fn, part, up_to_nan)
         case Reduce(op, _, Const(number)) if op in REDUCTIONS and number == REDUCTIONS[op]:
             return Const(REDUCTIONS[op])
         case _:
@@ -179,7 +184,9 @@ def _compared(expr: Expr, fn: str, left: Expr, right: Expr) -> Expr:
     return expr
 
 
-def _binary(expr: Expr, fn: str, left: Expr, right: Expr) -> Expr:
+def _binary(expr: Expr, fn: str, left: Expr, right: Expr, up_to_nan: bool) -> Expr:
+    finite = _is_no_infinity if up_to_nan else is_finite
+    nonzero = _is_no_zero if up_to_nan else is_nonzero
     match fn:
         case "maximum" | "minimum":
             unit = LOW if fn == "maximum" else HIGH
@@ -191,21 +198,21 @@ def _binary(expr: Expr, fn: str, left: Expr, right: Expr) -> Expr:
                 return right
             if _is_zero(right):
                 return left
-            if (left in (LOW, HIGH) and is_finite(right)) or (right in (LOW, HIGH) and is_finite(left)):
+            if (left in (LOW, HIGH) and finite(right)) or (right in (LOW, HIGH) and finite(left)):
                 return left if left in (LOW, HIGH) else right
         case "sub":
             if _is_zero(right):
                 return left
-            if left in (LOW, HIGH) and is_finite(right):
+            if left in (LOW, HIGH) and finite(right):
                 return left
-            if left is right and is_finite(left):
+            if left is right and finite(left):
                 return ZERO
         case "mul":
             if _is_one(left):
                 return right
             if _is_one(right):
                 return left
-            if (_is_zero(left) and is_finite(right)) or (_is_zero(right) and is_finite(left)):
+            if (_is_zero(left) and finite(right)) or (_is_zero(right) and finite(left)):
                 return ZERO
             if left in (LOW, HIGH) and _is_positive(right):
                 return left
@@ -214,18 +221,19 @@ def _binary(expr: Expr, fn: str, left: Expr, right: Expr) -> Expr:
         case "div":
             if _is_one(right):
                 return left
-            if _is_zero(left) and is_nonzero(right):
+            if _is_zero(left) and nonzero(right):
                 return ZERO
-            if left is right and is_finite(left) and is_nonzero(left):
+            if left is right and finite(left) and nonzero(left):
                 return ONE
             if left in (LOW, HIGH) and _is_positive(right):
                 return left
     return expr
 
 
-def _unary(expr: Expr, fn: str, part: Expr) -> Expr:
+def _unary(expr: Expr, fn: str, part: Expr, up_to_nan: bool) -> Expr:
+    finite = _is_no_infinity if up_to_nan else is_finite
     match fn, part:
-        case "finite", _ if is_finite(part):
+        case "finite", _ if finite(part):
             return part
         case "finite", Const(number) if math.isinf(number):
             return ZERO
@@ -260,15 +268,3 @@ def folded(expr: Expr, proven: Mapping[Expr, bool]) -> Expr:
         else:
             memo[node] = choose(rebuild(node, tuple(memo[child] for child in children(node))))
     return memo[expr]
-
-
-def predicates(loop: Loop) -> list[Expr]:
-    """Every distinct condition of a `where` in the statements of the loop itself, in order."""
-    found: dict[Expr, None] = {}
-    for stmt in loop.body:
-        if isinstance(stmt, Let):
-            for node in walk(stmt.expr):
-                match node:
-                    case Call("where", (condition, _, _)):
-                        found.setdefault(condition)
-    return list(found)

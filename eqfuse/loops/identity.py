@@ -1,0 +1,39 @@
+"""Whether a loop's update changes nothing where a predicate is false.
+
+A tile in which the predicate is false everywhere may then be skipped. The proof is symbolic: the
+predicate is replaced by false, the update is simplified, and must become the carried value itself.
+Elements of input tensors are taken to be finite: what a mask excludes from a product reads no other
+factor (`terms.masks`).
+"""
+
+from __future__ import annotations
+
+from eqfuse.loops.nodes import Let, Loop
+from eqfuse.terms.assume import simplified
+from eqfuse.terms.nodes import Call, Expr, Local, walk
+
+
+def vanishes(loop: Loop, predicate: Expr, value: bool) -> bool:
+    """Whether every carried value keeps its old value where `predicate` has this truth value.
+
+    Also False where the loop stores anything, since a skipped tile would not be stored.
+    """
+    if not all(isinstance(stmt, Let) for stmt in loop.body):
+        return False
+    known: dict[str, Expr] = {}
+    for stmt in loop.body:
+        assert isinstance(stmt, Let)
+        known[stmt.name] = simplified(stmt.expr, known, predicate, value)
+    return all(known.get(item.next) is Local(item.name, ()) for item in loop.carried)
+
+
+def predicates(loop: Loop) -> list[Expr]:
+    """Every distinct condition of a `where` in the statements of the loop itself, in order."""
+    found: dict[Expr, None] = {}
+    for stmt in loop.body:
+        if isinstance(stmt, Let):
+            for node in walk(stmt.expr):
+                match node:
+                    case Call("where", (condition, _, _)):
+                        found.setdefault(condition)
+    return list(found)

@@ -1,0 +1,151 @@
+"""What a mask excludes from a sum of products never gets there, whatever the other factors are.
+
+In `sum[j](exp(where(j <= i, s[i,j], -inf) - m[i]) * v[j])` the first factor is 0 wherever the mask is false, and 0 times
+a NaN or an infinity in v would be NaN. So the other factors are read where the mask is true alone: v becomes
+`where(j <= i, v[j], 0)`. That holds in every schedule, in the tiles that a loop skips as in those that it walks.
+
+A mask is a condition on positions, sizes, integers and truth values; one that compares reals is data. What is NaN
+because the mask leaves nothing in the row (exp(-inf - -inf)) stays so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from eqfuse.terms.assume import is_zero_without
+from eqfuse.terms.nodes import (
+    LOGICAL,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Program,
+    Reduce,
+    Scalar,
+    call,
+    children,
+    free_axes,
+    transform,
+    walk,
+)
+
+DISCRETE = frozenset(("i32", "i64", "bool"))
+
+
+def masked(program: Program, values: Mapping[str, Expr] | None = None) -> Callable[[Expr], Expr]:
+    """What reads every factor of a sum's product only where no mask makes another one 0, in expressions of the
+    program; `values` are those of named values in them."""
+    if program.assume_finite:
+        return lambda expr: expr
+    masks = _Masks(program, values or {})
+    memo: dict[Expr, Expr] = {}
+    return lambda expr: transform(expr, masks.step, memo)
+
+
+class _Masks:
+    def __init__(self, program: Program, values: Mapping[str, Expr]) -> None:
+        self._integers = frozenset(program.integers)
+        self._discrete = frozenset(t.name for t in program.tensors if t.dtype in DISCRETE)
+        self._values = values
+
+    def step(self, node: Expr) -> Expr:
+        """A sum with its masks at every factor; any other node as it is."""
+        if not isinstance(node, Reduce) or node.op != "sum":
+            return node
+        factors = list(_factors(node.body))
+        if len(factors) < 2:
+            return node
+        zeros = {factor: self._zeros(factor, node.axis) for factor in factors}
+        guarded: dict[Expr, Expr] = {}
+        for factor in factors:
+            if node.axis in free_axes(factor) and _may_be_infinite(factor):
+                others = dict.fromkeys(
+                    mask for other in factors if other is not factor for mask in zeros[other]
+                )
+                for mask in others:
+                    if mask not in zeros[factor]:
+                        guarded[factor] = call("where", mask, guarded.get(factor, factor), Const(0.0))
+        return Reduce("sum", node.axis, _rebuilt(node.body, guarded)) if guarded else node
+
+    def _zeros(self, factor: Expr, axis: str) -> dict[Expr, None]:
+        """Masks along the axis without which a factor is 0."""
+        written = self._written(factor, axis)
+        found: dict[Expr, None] = {}
+        for condition in dict.fromkeys(_conditions(written)):
+            if axis in free_axes(condition) and self._is_mask(condition):
+                for value in (False, True):
+                    if is_zero_without(written, condition, value):
+                        found.setdefault(call("not", condition) if value else condition)
+        return found
+
+    def _written(self, expr: Expr, axis: str) -> Expr:
+        """With values along the axis replaced by what they are; the others are the same whatever the mask is."""
+
+        def step(node: Expr) -> Expr:
+            match node:
+                case Local(name, dims) if axis in dims and name in self._values:
+                    return self._written(self._values[name], axis)
+                case _:
+                    return node
+
+        return transform(expr, step)
+
+    def _is_mask(self, condition: Expr) -> bool:
+        """Whether a condition reads no real number."""
+        match condition:
+            case Load():
+                return True
+            case Call(fn, args) if fn in LOGICAL:
+                return all(map(self._is_mask, args))
+            case _:
+                return all(map(self._is_discrete, walk(condition)))
+
+    def _is_discrete(self, node: Expr) -> bool:
+        match node:
+            case Load(tensor, _):
+                return tensor in self._discrete
+            case Scalar(name):
+                return name in self._integers
+            case _:
+                return not isinstance(node, Local | Reduce)
+
+
+def _conditions(expr: Expr) -> Iterator[Expr]:
+    """Every condition of a `where`, outside of reductions."""
+    match expr:
+        case Reduce():
+            return
+        case Call("where", (condition, _, _)):
+            yield condition
+    for child in children(expr):
+        yield from _conditions(child)
+
+
+def _may_be_infinite(factor: Expr) -> bool:
+    return any(isinstance(node, Load | Local) for node in walk(factor))
+
+
+def _factors(expr: Expr) -> Iterator[Expr]:
+    """What is multiplied."""
+    match expr:
+        case Call("mul", (left, right)):
+            yield from _factors(left)
+            yield from _factors(right)
+        case Call("div", (left, _)) | Call("neg", (left,)):
+            yield from _factors(left)
+        case _:
+            yield expr
+
+
+def _rebuilt(expr: Expr, guarded: Mapping[Expr, Expr]) -> Expr:
+    """A product with some of its factors replaced."""
+    match expr:
+        case Call("mul", (left, right)):
+            return call("mul", _rebuilt(left, guarded), _rebuilt(right, guarded))
+        case Call("div", (left, right)):
+            return call("div", _rebuilt(left, guarded), right)
+        case Call("neg", (part,)):
+            return call("neg", _rebuilt(part, guarded))
+        case _:
+            return guarded.get(expr, expr)

@@ -1,0 +1,176 @@
+"""What a mask excludes never reaches the output, whatever is stored there, on every schedule and device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse import compiler
+from eqfuse.extract.plans import SCHEDULES
+from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.launch import interpret
+
+ROWS, KEYS, WIDTH = 40, 70, 16
+NAN, INF = math.nan, math.inf
+
+SOFTMAX = """
+    p[i,j] = exp(s[i,j] - max[j](s[i,j]))
+    o[i,d] = sum[j](p[i,j] * v[j,d]) / sum[j](p[i,j])
+    """
+PROGRAMS: Mapping[str, str] = {
+    "causal": "s[i,j] = where(j <= i, x[i,j], -inf)" + SOFTMAX,
+    "excluded above": "s[i,j] = where(j > i, -inf, x[i,j])" + SOFTMAX,
+    "added": "s[i,j] = x[i,j] + where(j <= i, 0, -inf)" + SOFTMAX,
+    "window": "s[i,j] = where((j <= i) & (j > i - 9), x[i,j], -inf)" + SOFTMAX,
+    "normalised before": """
+        s[i,j] = where(j <= i, x[i,j], -inf)
+        e[i,j] = exp(s[i,j] - max[j](s[i,j]))
+        o[i,d] = sum[j](e[i,j] / sum[j](e[i,j]) * v[j,d])
+        """,
+    "not normalised": "o[i,d] = sum[j](where(j <= i, x[i,j], 0) * v[j,d])",
+    "the other way round": "o[i,d] = sum[j](v[j,d] * where(j <= i, tanh(x[i,j]), 0))",
+    "columns first": "o[d,i] = sum[j](v[j,d] * where(j <= i, x[i,j], 0))",
+    "an input": "keep: bool[i,j]\ns[i,j] = where(keep[i,j], x[i,j], -inf)" + SOFTMAX,
+    "two masks": "keep: bool[i,j]\ns[i,j] = where(j <= i, where(keep[i,j], x[i,j], -inf), -inf)" + SOFTMAX,
+    "a length": "L: i32\ns[i,j] = where(j < L, x[i,j], -inf)" + SOFTMAX,
+}
+
+
+def allowed(name: str, keep: np.ndarray) -> np.ndarray:
+    """Which positions a program's mask leaves."""
+    i, j = np.arange(ROWS)[:, None], np.arange(KEYS)[None, :]
+    causal = j <= i
+    found = {
+        "window": causal & (j > i - 9),
+        "an input": keep,
+        "two masks": causal & keep,
+        "a length": j < 9 + 0 * i,
+    }
+    return found.get(name, causal)
+
+
+def inputs(name: str, bad: Callable[[np.ndarray], None]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    keep = rng.random((ROWS, KEYS)) < 0.3
+    keep[:, 0] = True
+    x = rng.standard_normal((ROWS, KEYS)).astype(np.float32)
+    v = rng.standard_normal((KEYS, WIDTH)).astype(np.float32)
+    bad(v)
+    return {"x": x, "v": v, **({"keep": keep} if "keep" in PROGRAMS[name] else {})}
+
+
+def expected(name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """In float64, with what the mask excludes of v left out."""
+    mask = allowed(name, given.get("keep", np.ones((ROWS, KEYS), bool)))
+    x, v = given["x"].astype(np.float64), given["v"].astype(np.float64)
+    if SOFTMAX in PROGRAMS[name] or name == "normalised before":
+        e = np.exp(np.where(mask, x, -INF) - np.where(mask, x, -INF).max(1, keepdims=True))
+        weights = e / e.sum(1, keepdims=True)
+    else:
+        weights = np.where(mask, np.tanh(x) if "tanh" in PROGRAMS[name] else x, 0)
+    with np.errstate(all="ignore"):
+        return np.asarray((weights[:, :, None] * np.where(mask[:, :, None], v[None], 0)).sum(1))
+
+
+def nan_at_the_end(v: np.ndarray) -> None:
+    v[20:] = NAN
+
+
+def one_of_each(v: np.ndarray) -> None:
+    v[15, 3], v[17, 4], v[19, 5], v[19, 3] = NAN, INF, -INF, INF
+
+
+def infinite_everywhere(v: np.ndarray) -> None:
+    v[5:, ::2] = INF
+
+
+BAD = [nan_at_the_end, one_of_each, infinite_everywhere]
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("prefer", [None, *SCHEDULES])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_excluded_values_stay_out_on_a_cpu(
+    name: str, prefer: str | None, bad: Callable[[np.ndarray], None]
+) -> None:
+    given = inputs(name, bad)
+    kernel = eq.compile(PROGRAMS[name], prefer=prefer, target="cpu")
+    found = kernel(**given, **({"L": 9} if name == "a length" else {}))
+    wanted = expected(name, given)
+    wanted = wanted.T if name == "columns first" else wanted
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+    assert name == "a length" or not np.isfinite(wanted).all()
+
+
+@pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.parametrize("name", ["causal", "columns first", "two masks", "not normalised", "a length"])
+def test_excluded_values_stay_out_on_a_gpu(name: str, prefer: str) -> None:
+    given = inputs(name, one_of_each)
+    source = PROGRAMS[name]
+    derived = compiler.derive(source, None, strict_casts=False)
+    scalars = {"L": 9} if name == "a length" else {}
+    extents = bind(derived.program, {n: value.shape for n, value in given.items()}, scalars=scalars)
+    compiled = compiler.compile_for(
+        derived, extents, program_dtypes(derived.program), compiler.device_named("sm_90"), prefer
+    )
+    module = compiler.emit_triton(derived, compiled, "made")
+    assert ("rest_of_product(" in module) == (name != "a length" and "tl.dot" in module)
+    tensors = [torch.from_numpy(given[tensor.name]) for tensor in derived.program.tensors]
+    shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
+    found = interpret(module, "made", *tensors, *scalars.values(), sizes={**extents, **shards})
+    wanted = expected(name, given)
+    np.testing.assert_allclose(
+        found.numpy(), wanted.T if name == "columns first" else wanted, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_reference_leaves_them_out_too(name: str) -> None:
+    given = inputs(name, one_of_each)
+    found = eq.reference(PROGRAMS[name])(**given, **({"L": 9} if name == "a length" else {}))
+    wanted = expected(name, given)
+    np.testing.assert_allclose(found, wanted.T if name == "columns first" else wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_comparison_of_reals_is_data_and_no_mask() -> None:
+    x = np.array([[1.0, -1.0]], np.float32)
+    w = np.array([[1.0], [NAN]], np.float32)
+    kernel = eq.compile("o[i,k] = sum[j](where(x[i,j] > 0, x[i,j], 0) * w[j,k])", target="cpu")
+    assert np.isnan(kernel(x=x, w=w)).all()
+
+
+def test_a_row_without_a_position_stays_nan() -> None:
+    source = "s[i,j] = where(j < i, x[i,j], -inf)" + SOFTMAX
+    given = inputs("causal", nan_at_the_end)
+    for prefer in SCHEDULES:
+        found = eq.compile(source, prefer=prefer, target="cpu")(**given)
+        assert np.isnan(found[0]).all() and np.isfinite(found[1:20]).all(), prefer
+
+
+def test_keys_that_are_excluded_stay_out() -> None:
+    source = """
+        s[i,j] = where(j <= i, sum[c](q[i,c] * k[j,c]), -inf)
+        p[i,j] = exp(s[i,j] - max[j](s[i,j]))
+        o[i,d] = sum[j](p[i,j] * v[j,d]) / sum[j](p[i,j])
+        """
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((50, 8)).astype(np.float32) for _ in range(3))
+    k[30:], v[30:] = NAN, NAN
+    for prefer in SCHEDULES:
+        found = eq.compile(source, prefer=prefer, target="cpu")(q=q, k=k, v=v)
+        assert np.isfinite(found[:30]).all() and np.isnan(found[30:]).all(), prefer
+
+
+def test_finite_values_may_be_promised() -> None:
+    given = inputs("causal", lambda v: None)
+    kernel = eq.compile(PROGRAMS["causal"], assume_finite=True, target="cpu")
+    np.testing.assert_allclose(kernel(**given), expected("causal", given), rtol=2e-5, atol=2e-5)
+    guarded = eq.compile(PROGRAMS["causal"], target="cpu")
+    assert "where le" in guarded.tile and "rest_of_product(" in guarded.triton
+    assert "where le" not in kernel.tile and "rest_of_product(" not in kernel.triton
