@@ -93,6 +93,21 @@ def test_as_many_ranks_as_are_asked_for(count: int) -> None:
                 np.testing.assert_array_equal(places[row], np.minimum(want[:, 1], length), err_msg=schedule)
 
 
+@pytest.mark.parametrize("count", [5, 64])
+def test_a_stream_of_many_ranks(count: int) -> None:
+    x = torch.randint(0, 30, (3, 200), generator=torch.Generator().manual_seed(9)).float()
+    x[0, 150], x[1] = torch.nan, -torch.inf
+    kernel = eq.compile(TOPK.format(count), verify=False)
+    state = kernel.init()
+    for page in x[:, :90].split([1, 60, 29], 1):
+        state = kernel.update(state, x=page)
+    apart = kernel.update(kernel.init(start=90), x=x[:, 90:])
+    values, places = kernel.finish(kernel.combine(state, apart))
+    want, order = torch.sort(x, dim=1, descending=True, stable=True)
+    torch.testing.assert_close(values, want[:, :count], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(places, order[:, :count])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
 def test_ranks_of_other_dtypes(dtype: torch.dtype) -> None:
     x = torch.randint(-9, 9, (4, 50), generator=torch.Generator().manual_seed(3)).to(dtype)

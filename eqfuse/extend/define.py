@@ -101,7 +101,7 @@ def define(words: Words) -> Defined:
 def _check_name(name: str) -> None:
     if not name.isidentifier() or keyword.iskeyword(name):
         raise EqfuseError(f"{name!r} cannot be the name of a reduction", hint="use letters, digits and _")
-    if name in REDUCTIONS or name in SHIPPED_NAMES:
+    if name in REDUCTIONS:
         raise EqfuseError(f"reduction {name!r} is built in", hint="choose another name")
     if name in FUNCTIONS or name in CONSTANTS or name == "N":
         raise EqfuseError(f"{name!r} is a name of the language", hint="choose another name")

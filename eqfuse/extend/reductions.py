@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from eqfuse.errors import EqfuseError, require_text
 from eqfuse.extend import laws
-from eqfuse.extend.define import Words, define, register
+from eqfuse.extend.define import SHIPPED_NAMES, Words, define, register
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.nodes import Expr
 from eqfuse.terms.registry import REGISTERED, Reduction
@@ -74,6 +74,8 @@ def reduction(
     known = REGISTERED.get(name)
     if known == found.reduction:
         return known
+    if name in SHIPPED_NAMES:
+        raise EqfuseError(f"reduction {name!r} is built in", hint="choose another name")
     if known is not None and not replace:
         hint = "choose another name, or replace it: replace=True"
         raise EqfuseError(f"reduction {name!r} is registered already, as another", hint=hint)

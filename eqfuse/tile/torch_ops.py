@@ -113,21 +113,55 @@ def first_ranks(
 def _places(
     states: Sequence[torch.Tensor], keys: Sequence[tuple[int, bool]], dim: int, count: int
 ) -> torch.Tensor:
-    """Where the first so many states are along one dimension."""
-    (first, _), *others = keys
-    if states[first].dtype in (torch.float32, torch.int32) and len(others) == 1:
-        # One number of 64 bits, in the order of both keys: then a selection does, and no sort.
-        (second, greatest), *_ = others
-        high, low = _rank_of(states[first], keys[0][1]), _rank_of(states[second], greatest)
-        return ((high << 32) + low).topk(count, dim).indices
+    """Where the first so many states are along one dimension.
+
+    torch selects by the first key; which of equal ones it takes it does not say. Only where more are equal to the last
+    one that it took do the other keys decide among all.
+    """
+    if count == 0:
+        return torch.zeros_like(states[0].narrow(dim, 0, 0), dtype=torch.int64)
+    first, greatest = keys[0]
+    x = _first_greatest(states[first], greatest).movedim(dim, -1)
+    rows = [state.movedim(dim, -1).reshape(-1, x.shape[-1]) for state in states]
+    x = x.reshape(-1, x.shape[-1])
+    found = x.topk(count)
+    last = found.values[:, -1:]
+    clear = (x == last).sum(-1) == (found.values == last).sum(-1)
+    clear &= ~last.isnan().squeeze(-1)
+    among = [row.gather(-1, found.indices) for row in rows]
+    place = found.indices.gather(-1, _sorted(among, keys))
+    if not clear.all():
+        left = (~clear).nonzero().squeeze(-1)
+        place[left] = _selected([row[left] for row in rows], keys, count)
+    shape = [extent for at, extent in enumerate(states[0].shape) if at != dim]
+    return place.view(*shape, count).movedim(-1, dim)
+
+
+def _sorted(states: Sequence[torch.Tensor], keys: Sequence[tuple[int, bool]]) -> torch.Tensor:
+    """The order of states along their last dimension, by all keys."""
     place: torch.Tensor | None = None
     for key, greatest in reversed(keys):
-        x = states[key] if place is None else states[key].gather(dim, place)
-        x = x if greatest else -x if x.is_floating_point() else ~x
-        by = torch.sort(x, dim=dim, descending=True, stable=True).indices
-        place = by if place is None else place.gather(dim, by)
+        x = states[key] if place is None else states[key].gather(-1, place)
+        by = torch.sort(_first_greatest(x, greatest), dim=-1, descending=True, stable=True).indices
+        place = by if place is None else place.gather(-1, by)
     assert place is not None
-    return place.narrow(dim, 0, count)
+    return place
+
+
+def _selected(states: Sequence[torch.Tensor], keys: Sequence[tuple[int, bool]], count: int) -> torch.Tensor:
+    """Where the first so many states are along their last dimension, whatever is equal."""
+    (first, high), *others = keys
+    if states[first].dtype in (torch.float32, torch.int32) and len(others) == 1:
+        # One number of 64 bits, in the order of both keys: then a selection does, and no sort.
+        ((second, low),) = others
+        key = (_rank_of(states[first], high) << 32) + _rank_of(states[second], low)
+        return key.topk(count).indices
+    return _sorted(states, keys).narrow(-1, 0, count)
+
+
+def _first_greatest(x: torch.Tensor, greatest: bool) -> torch.Tensor:
+    """Numbers of which the greatest comes first, NaN before all."""
+    return x if greatest else -x if x.is_floating_point() else ~x
 
 
 def _rank_of(x: torch.Tensor, greatest: bool) -> torch.Tensor:
