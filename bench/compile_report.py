@@ -11,9 +11,10 @@ import statistics
 from typing import Any
 
 import eqfuse as eq
-from bench.measure import in_fresh_process, peak_growth
+from bench.measure import in_fresh_process, peak_bytes, peak_growth
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import WORKLOADS, select
+from eqfuse.rules import client
 
 STAGES = ("parse", "derive", "choose", "lower", "verify")
 MEMORY_LIMIT = 500e6
@@ -75,5 +76,5 @@ def measure(name: str) -> dict[str, Any]:
         "ms": milliseconds,
         "total_ms": total,
         "triton_ms": sum(float(value) for value in kernel.stats["ms"].values()) - total,
-        "memory_bytes": grown,
+        "memory_bytes": grown + sum(map(peak_bytes, client.processes())),
     }

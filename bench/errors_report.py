@@ -4,6 +4,11 @@ Both run in the dtype of the case (float32) with the plan that is chosen by defa
 of inputs and an output. Special values (a zero or -inf line, an infinity, NaN, denormals, an empty axis) have rows
 too: there every infinity and NaN must be where the unfused program has it, in float64 or in the kernel's precision.
 
+Then the inputs are scaled, from the least denormal number to near the greatest, alike, by row and by element, at the
+small sizes: there every schedule must be finite and within the judge's bound wherever the program as it is written, in
+float32, is right. The ratio of those rows is that of the worst schedule, of its error to what is allowed.
+`HEADROOM` names what is accepted.
+
 A fused error above twice the unfused one is the program's own where a random rounding of every operation of the
 unfused program makes as large a one: then the unfused run was lucky, and the row says so.
 """
@@ -12,6 +17,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +25,13 @@ import numpy as np
 import torch
 
 import eqfuse as eq
-from bench.judge import disturbed
+from bench import judge
+from bench.magnitudes import MAGNITUDES, scaled
 from bench.measure import as_tuple
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import Case, Workload, select
+from eqfuse.errors import ScheduleError
+from eqfuse.extract.plans import SCHEDULES
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Reduce, reductions, walk
 from eqfuse.terms.sizes import bind
@@ -35,6 +44,29 @@ where few do not show an error within twice the unfused one."""
 NEAR = 1e-3
 """How far from the program without its special values an output may be that has not read them, relative to its size."""
 
+DRAWN = ("normal", "weight", "positive")
+"""Draws of tensors that other values may stand for."""
+LARGE = ("1e37", "rows", "mixed")
+HEADROOM = {
+    name: "the division by the sum of weights is delayed past the sum over values near the greatest number"
+    for name in (
+        *(
+            "global_prefill",
+            "causal_prefill",
+            "gqa_prefill",
+            "alibi_prefill",
+            "softcap_prefill",
+            "window_prefill",
+        ),
+        *("causal_decode", "gqa_decode", "alibi_decode", "softcap_decode", "mha", "mha_decode", "mla"),
+        *("mha_incremental", "mha_speculative", "mha_chunked_prefill"),
+        *("gqa_incremental", "gqa_speculative", "gqa_chunked_prefill"),
+        *("mqa_incremental", "mqa_speculative", "mqa_chunked_prefill"),
+        *("attention_lse", "qknorm_attention", "weighted_variance", "performer"),
+    )
+}
+"""Programs that may overflow where values of `LARGE` are summed under weights, and why: N positions need N |v|."""
+
 TITLE = "Errors against float64, relative to its rms"
 COLUMNS = (
     Column("program", lambda row: str(row["program"])),
@@ -44,7 +76,7 @@ COLUMNS = (
     Column("rms", lambda row: f"{row['fused_rms']:.1e}"),
     Column("unfused max", lambda row: f"{row['unfused_max']:.1e}"),
     Column("rms", lambda row: f"{row['unfused_rms']:.1e}"),
-    Column("ratio", lambda row: f"{row['ratio']:.2f}" if row["unfused_rms"] else "-"),
+    Column("ratio", lambda row: f"{row['ratio']:.2f}" if row["unfused_rms"] or row["scaled"] else "-"),
     Column("", lambda row: "; ".join(_remarks(row))),
 )
 
@@ -56,20 +88,33 @@ def run(options: Options, report: Report) -> None:
         case = workload.cases["small" if options.small else "cpu"]
         with recorded(report.failing(workload.name)):
             report.add(*_rows(workload, case, options.device))
+            report.add(*_scaled_rows(workload, options.device))
     for row in report.rows:
         if row["misplaced"]:
             report.failures.append(f"{row['program']}, {row['inputs']}: {row['output']}: {row['misplaced']}")
+        elif not row["within"] and row["scaled"]:
+            report.failures.append(f"{row['program']}, {row['inputs']} ({row['schedule']}): {row['wrong']}")
         elif not row["within"]:
             report.failures.append(
                 f"{row['program']}, {row['inputs']}: {row['output']} has error {row['fused_rms']:.2e}, "
                 f"{row['unfused_rms']:.2e} unfused ({row['schedule']})"
             )
     cancelling = sum(row["cancels"] for row in report.rows)
-    better = sum(row["ratio"] < 1 for row in report.rows if row["unfused_rms"])
+    plain = [row for row in report.rows if not row["scaled"]]
+    better = sum(row["ratio"] < 1 for row in plain if row["unfused_rms"])
     report.summary.append(
-        f"{len(report.rows)} (program, inputs, output); the fused error is the smaller one in {better}; "
+        f"{len(plain)} (program, inputs, output); the fused error is the smaller one in {better}; "
         f"the unfused program cancels in {cancelling}"
     )
+    others = [row for row in report.rows if row["scaled"]]
+    strict = [row for row in others if not row["wrong"]]
+    if strict:
+        worst = max(strict, key=lambda row: float(row["ratio"]))
+        report.summary.append(
+            f"{len(others)} (program, magnitude, output), every schedule: {len(strict)} within the bound, the worst ratio "
+            f"{worst['ratio']:.2f} ({worst['program']}, {worst['inputs']}, {worst['schedule']}); "
+            f"{sum(row['within'] for row in others) - len(strict)} need headroom"
+        )
 
 
 def _rows(workload: Workload, case: Case, device: str) -> Iterator[dict[str, Any]]:
@@ -82,6 +127,59 @@ def _rows(workload: Workload, case: Case, device: str) -> Iterator[dict[str, Any
             rows = list(_measured(workload, case, kernel, *next(found for found in many if found[0] == kind)))
         yield from rows
     yield from _empty_rows(workload, case, device, kernel)
+
+
+def _scaled_rows(workload: Workload, device: str) -> Iterator[dict[str, Any]]:
+    """A row for every magnitude and output, of the worst schedule."""
+    case = workload.cases["small"]
+    kernels: list[eq.Kernel] = []
+    for prefer in SCHEDULES:
+        with suppress(ScheduleError):
+            kernels.append(eq.compile(workload.text(case), scalars=case.constants, prefer=prefer))
+    program = kernels[0].derived.program
+    own, dtypes = workload.inputs(case), program_dtypes(program)
+    generator = torch.Generator().manual_seed(zlib.crc32(workload.name.encode()))
+    for magnitude in MAGNITUDES:
+        inputs = {
+            name: scaled(x, magnitude, generator) if workload.tensors[name].draw in DRAWN else x
+            for name, x in own.items()
+        }
+        outputs = judge.expected(program, inputs, case.scalars, {}, dtypes)
+        there = {name: x.to(device) for name, x in inputs.items()}
+        found = {str(k.plan.schedule): as_tuple(k(**workload.arguments(case, there))) for k in kernels}
+        for number, output in enumerate(outputs):
+            ratios = {name: output.ratios(made[number].cpu()) for name, made in found.items()}
+            worst = {name: float(ratio.max(initial=0.0)) for name, ratio in ratios.items()}
+            schedule = max(worst, key=worst.__getitem__)
+            wrong = output.wrong(found[schedule][number].cpu())
+            accepted = HEADROOM.get(workload.name, "") if wrong and magnitude in LARGE else ""
+            yield {
+                "program": workload.name,
+                "inputs": f"scale {magnitude}",
+                "output": output.name,
+                "schedule": schedule,
+                **_relative(output.exact, found[schedule][number].cpu().double().numpy(), "fused"),
+                **_relative(output.exact, output.unfused, "unfused"),
+                "ratio": worst[schedule],
+                "cancels": False,
+                "within": not wrong or bool(accepted),
+                "rounding_rms": 0.0,
+                "misplaced": "",
+                "scaled": True,
+                "wrong": wrong,
+                "accepted": accepted,
+                "judged": output.judged / max(1, output.exact.size),
+            }
+
+
+def _relative(exact: np.ndarray, found: np.ndarray, name: str) -> dict[str, float]:
+    """Greatest and rms relative error, position by position, where both are finite: magnitudes may be mixed."""
+    both = np.isfinite(exact) & np.isfinite(found) & (np.abs(exact) > np.finfo(np.float32).tiny)
+    errors = np.abs(found[both] - exact[both]) / np.abs(exact[both])
+    return {
+        f"{name}_max": float(errors.max(initial=0.0)),
+        f"{name}_rms": float(np.sqrt(np.mean(np.square(errors)))) if errors.size else 0.0,
+    }
 
 
 def _measured(
@@ -143,7 +241,7 @@ def _rounding(
     for inputs in draws:
         tensors = {key: tensor.cpu() for key, tensor in inputs.items()}
         extents = bind(program, {key: tuple(t.shape) for key, t in tensors.items()}, {}, case.scalars)
-        runs.append([run[name] for run in disturbed(program, tensors, case.scalars, extents, dtypes)])
+        runs.append([run[name] for run in judge.disturbed(program, tensors, case.scalars, extents, dtypes)])
     # The runs are off by whole units, and errors grow with them.
     return max(Error.of(expected, np.stack(run)).rms for run in zip(*runs, strict=True)) / 2
 
@@ -191,7 +289,7 @@ def _input_sets(
     own = workload.inputs(case, device=device)
     rng = np.random.default_rng(zlib.crc32(workload.name.encode()))
     drawn = {name: spec.draw for name, spec in workload.tensors.items()}
-    real = {name: tensor for name, tensor in own.items() if drawn[name] in ("normal", "weight", "positive")}
+    real = {name: tensor for name, tensor in own.items() if drawn[name] in DRAWN}
     for kind, draw in distributions().items():
         sets = [
             {name: _as_drawn(drawn[name], draw(tuple(x.shape), rng)) for name, x in real.items()}
@@ -253,6 +351,9 @@ def _row(program: str, schedule: str, measured: Measurement, unit: float, luck: 
         "within": measured.within(FACTOR, unit) or (bool(measured.special) and fused.rms <= luck),
         "rounding_rms": luck,
         "misplaced": "" if measured.special else str(measured.special),
+        "scaled": False,
+        "wrong": "",
+        "accepted": "",
     }
 
 
@@ -262,5 +363,11 @@ def _remarks(row: Mapping[str, Any]) -> list[str]:
     if row["rounding_rms"] and row["within"]:
         found.append(
             f"over {FACTOR:g} times: lucky unfused run, rounding alone makes {row['rounding_rms']:.1e}"
+        )
+    if row["scaled"]:
+        return (
+            [f"needs headroom: {row['accepted']}"]
+            if row["accepted"]
+            else ["[red]out of range[/]"] * bool(row["wrong"])
         )
     return found if row["within"] or row["misplaced"] else [*found, f"[red]over {FACTOR:g} times[/]"]

@@ -3,35 +3,56 @@
 A program counts as
   fused         every cascade of it has a merge, and every schedule that exists gives the right values
   fallen back   as above, but a reduction could not be fused with those that it reads: the reason is told
-  refused       an error of eqfuse's own says that it cannot be compiled or called
-and fails where a schedule gives a wrong value (a mismatch), is not verified, or breaks with anything else.
+  refused       an error of eqfuse's own says that it cannot be compiled or called, and what it says is so
+and fails where a schedule gives a wrong value (a mismatch), is not verified, is refused for a reason that does
+not hold, or breaks with anything else. Every program is legal, so that there is one reason: an output that is
+infinite or NaN whatever the inputs, of which float64 gives no finite value either.
+
 Each schedule runs twice: the plan for these sizes in its own tiles, and the plan for long axes in tiles of
-2 to 8 positions. hypothesis shrinks what fails. `judge` says what is right.
+2 to 8 positions (more where an axis is long); so does the program as it is written. With `--device cuda` it runs as a user's does: `eq.compile`
+on CUDA tensors, with no schedule asked for and with each. Some programs run in a thread of their own, in several
+at once, or in a forked child. hypothesis shrinks what fails. `judge` says what is right.
+
+Batches are kept beside the report as they are done: `--resume` goes on after those, `--seconds` begins none later.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import pickle
+import resource
+import select
+import signal
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
 import torch
 from hypothesis import HealthCheck, Phase
+from hypothesis.errors import FlakyFailure
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+import eqfuse as eq
 from bench.judge import Expected, expected
-from bench.programs import Example, programs
-from bench.report import Column, Options, Report, one_line
+from bench.programs import Example, programs, registered
+from bench.report import Column, Options, Report
 from eqfuse import compiler
 from eqfuse.errors import EqfuseError, ScheduleError, VerificationError
-from eqfuse.extract.choose import pick
+from eqfuse.extract.choose import Candidate
 from eqfuse.extract.configure import tiny
 from eqfuse.extract.plans import SCHEDULES
 from eqfuse.kernel import Kernel
@@ -42,10 +63,22 @@ from eqfuse.verify.certificate import Certificate
 
 BATCH = 50
 """Programs of one run of hypothesis. Batch n has the seed of the report + n, so that it can be run alone."""
+GPU_BATCH = 20
+"""The same on a GPU, where a program takes several compilations by Triton."""
+LOST = "CUDA error"
+"""What an error says after which a process can use the GPU no more."""
 TRIALS = 16
+MOST_SECONDS = 60
+"""A program that takes longer hangs."""
+MOST_TILES = 64
+"""Along an axis, that a plan for long axes is run in: the sum of very many tiny ones is less exact, one by one."""
+MOST_BYTES = 10 << 30
+"""Of a worker's memory."""
+THREADS = 3
+"""At once, where a program runs in several."""
 SHRINK_SECONDS = 60.0
 """After so long a failing program is taken as it is."""
-FAILED = ("mismatch", "not verified", "broken")
+FAILED = ("mismatch", "not verified", "refused wrongly", "broken")
 
 TITLE = "Random programs, every schedule against float64"
 COLUMNS = (
@@ -70,81 +103,216 @@ class Outcome:
         return self.kind in FAILED
 
 
-def check(example: Example) -> Outcome:
-    """Compile, force every schedule, run, compare."""
+@dataclass(frozen=True)
+class Call:
+    """A program with what it is called with on the CPU, and what its outputs must be."""
+
+    source: str
+    tensors: Mapping[str, torch.Tensor]
+    scalars: Mapping[str, float]
+    sizes: Mapping[str, int]
+    dtypes: Mapping[str, str]
+    outputs: tuple[Expected, ...]
+
+    @staticmethod
+    def of(example: Example) -> Call:
+        """Raises EqfuseError where the inputs do not fit the program."""
+        program = parse(example.source)
+        dtypes = program_dtypes(program)
+        axes = axes_of(program.outputs)
+        sizes = {axis: size for axis, size in example.sizes.items() if axis in axes}
+        names = {tensor.name for tensor in program.tensors}
+        tensors = {name: tensor for name, tensor in example.tensors().items() if name in names}
+        scalars = {name: number for name, number in example.scalars.items() if name in program.scalars}
+        outputs = expected(program, tensors, scalars, sizes, dtypes)
+        return Call(example.source, tensors, scalars, sizes, dtypes, outputs)
+
+    def wrong(self, result: Any, infinities: bool = True) -> str:
+        """How the outputs of a kernel are wrong; empty where they are right."""
+        values: tuple[torch.Tensor, ...] = result if isinstance(result, tuple) else (result,)
+        found = zip(self.outputs, values, strict=True)
+        return next(filter(None, (o.wrong(v.cpu(), infinities=infinities) for o, v in found)), "")
+
+    def is_never_a_number(self) -> bool:
+        """Whether float64 gives no finite value of some output either."""
+        return any(o.exact.size and not np.isfinite(o.exact).any() for o in self.outputs)
+
+    def outcome(self, derived: compiler.Derived, ran: list[str]) -> Outcome:
+        """Of a program whose every value was right."""
+        kind, why = _fused(derived)
+        judged = sum(output.judged for output in self.outputs)
+        positions = sum(output.exact.size for output in self.outputs)
+        return Outcome(kind, why, tuple(dict.fromkeys(ran)), judged, positions)
+
+
+def check(example: Example, device: str = "cpu") -> Outcome:
+    """Compile, force every schedule, run, compare; where the example says."""
+    registered(example.source)
+    run = partial(_judged, example, device)
+    match example.place:
+        case "a thread":
+            return _in_threads(run, 1)
+        case "threads":
+            return _in_threads(run, THREADS)
+        case "a fork" if device == "cpu":
+            return _in_a_fork(run)
+        case _:
+            return run()
+
+
+def _judged(example: Example, device: str) -> Outcome:
+    call: Call | None = None
     try:
-        return _checked(example)
+        call = Call.of(example)
+        return _on_cpu(example, call) if device == "cpu" else _as_a_user(call, device)
     except VerificationError as error:
-        if _is_never_a_number(error.certificate):
+        if call is not None and call.is_never_a_number() and _found_nothing(error.certificate):
             return Outcome("refused", "an output is infinite or NaN whatever the inputs")
         return Outcome("not verified", str(error))
     except EqfuseError as error:
-        return Outcome("refused", one_line(error))
-    except Exception as error:  # noqa: BLE001  (whatever it is, a valid program must not cause it)
+        return Outcome("refused wrongly", f"{type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  (whatever it is, a valid program must not cause it)
         return Outcome("broken", f"{type(error).__name__}: {error}")
 
 
-def _is_never_a_number(certificate: Certificate | None) -> bool:
-    """Whether all that could not be compared are infinities and NaN of the program itself."""
-    return (
-        certificate is not None
-        and certificate.counterexample is None
-        and not any(stage.undefined or stage.signs for stage in certificate.stages)
-    )
+def _found_nothing(certificate: Certificate | None) -> bool:
+    """Whether a certificate has no counterexample."""
+    return certificate is not None and certificate.counterexample is None
 
 
-def _checked(example: Example) -> Outcome:
-    program = parse(example.source)
-    dtypes = program_dtypes(program)
-    axes = axes_of(program.outputs)
-    sizes = {axis: size for axis, size in example.sizes.items() if axis in axes}
-    names = {tensor.name for tensor in program.tensors}
-    tensors = {name: tensor for name, tensor in example.tensors().items() if name in names}
-    scalars = {name: number for name, number in example.scalars.items() if name in program.scalars}
-    outputs = expected(program, tensors, scalars, sizes, dtypes)
-    derived = compiler.derive(example.source, None, strict_casts=False)
-    kernel = Kernel(derived, compiler.device_named("cpu"), True, None, False, TRIALS, {})
+def _on_cpu(example: Example, call: Call) -> Outcome:
+    derived = compiler.derive(call.source, None, strict_casts=False)
+    program, device = derived.program, compiler.device_named("cpu")
+    kernel = Kernel(derived, device, True, None, False, TRIALS, {})
     for_long_axes = kernel.compiled
-    wrong = _wrong(outputs, kernel(**tensors, **scalars, sizes=sizes))
+    wrong = call.wrong(
+        kernel(**call.tensors, **call.scalars, sizes=call.sizes), not kernel.plan.loses_infinities
+    )
     if wrong:
         return Outcome("mismatch", f"{kernel.plan.schedule}, chosen: {wrong}")
-    verified = {kernel.compiled.chosen.nest}
     kernel.certificate  # noqa: B018  (raises VerificationError)
-    has_empty_axis = 0 in sizes.values()
+    verified = {kernel.compiled.chosen.nest}
+    extents = kernel.compiled.extents
     ran: list[str] = []
-    for schedule in SCHEDULES:
-        for compiled, block in ((kernel.compiled, None), (for_long_axes, example.block)):
-            try:
-                candidate = pick(compiled.candidates, schedule, tuple(derived.groups.values()))
-            except ScheduleError:
-                continue
-            ran.append(schedule)
-            nest = candidate.nest
+    tile = example.block
+    while MOST_TILES * tile < max(extents.values(), default=0):
+        tile *= 2
+    for compiled, block in ((kernel.compiled, None), (for_long_axes, tile)):
+        found = list(_candidates(compiled))
+        if derived.outputs != program.outputs:
+            written = compiler.compile_for(derived, compiled.extents, call.dtypes, device, "multi_pass")
+            found.append(("as written", written.chosen))
+        for name, candidate in found:
+            ran.append(candidate.plan.schedule)
+            nest, plan = candidate.nest, candidate.plan
             if nest not in verified:
-                compiler.verify(derived, nest, dtypes, compiled.device, trials=TRIALS)
+                compiler.verify(derived, nest, call.dtypes, device, plan=plan, trials=TRIALS)
                 verified.add(nest)
-            configs = [tiny(k, block) for k in nest.kernels] if block else candidate.plan.configs
-            tiles = compiler.lower_nest(nest, program, dtypes, configs, compiled.device)
-            if has_empty_axis:  # the call above has run the unfused program, which is all there is
+            configs = [tiny(k, block) for k in nest.kernels] if block else plan.configs
+            tiles = compiler.lower_nest(nest, program, call.dtypes, configs, device)
+            if 0 in call.sizes.values():  # the call above has run the unfused program, which is all there is
                 continue
             shards = {axis: example.shards for axis, _ in nest.shards}
-            found = CpuProgram(tiles, program)(tensors, scalars, kernel.compiled.extents, shards)
-            wrong = _wrong(outputs, tuple(found[output.name] for output in program.outputs))
-            if wrong:
+            outputs = CpuProgram(tiles, program)(call.tensors, call.scalars, extents, shards)
+            values = tuple(outputs[output.name] for output in program.outputs)
+            if wrong := call.wrong(values, not plan.loses_infinities):
                 where = f" in tiles of {block}" if block else ""
-                return Outcome("mismatch", f"{schedule}{where}: {wrong}")
-    kind, why = _fused(derived)
-    judged, positions = sum(output.judged for output in outputs), sum(output.exact.size for output in outputs)
-    return Outcome(kind, why, tuple(dict.fromkeys(ran)), judged, positions)
+                return Outcome("mismatch", f"{name}{where}: {wrong}")
+    return call.outcome(derived, ran)
 
 
-def _wrong(outputs: tuple[Expected, ...], result: Any) -> str:
-    values: tuple[torch.Tensor, ...] = result if isinstance(result, tuple) else (result,)
-    return next(filter(None, (o.wrong(v) for o, v in zip(outputs, values, strict=True))), "")
+def _candidates(compiled: compiler.Compiled) -> Iterator[tuple[str, Candidate]]:
+    """The cheapest candidate of every schedule and form, and what it is called."""
+    seen = set[str]()
+    for candidate in compiled.candidates:
+        plan = candidate.plan
+        name = plan.schedule if plan.form == "rewritten" else f"{plan.schedule}, {plan.form}"
+        if name not in seen and not plan.reason:
+            seen.add(name)
+            yield name, candidate
+
+
+def _as_a_user(call: Call, device: str) -> Outcome:
+    tensors = {name: tensor.to(device) for name, tensor in call.tensors.items()}
+    kernel, ran = eq.compile(call.source, trials=TRIALS), list[str]()
+    for prefer in (None, *SCHEDULES):
+        try:
+            if prefer is not None:
+                kernel = eq.compile(call.source, prefer=prefer, verify=False)
+            found = kernel(**tensors, **call.scalars, sizes=call.sizes)
+        except ScheduleError:
+            if prefer == "multi_pass":
+                raise
+            continue
+        if prefer is None:
+            kernel.certificate  # noqa: B018  (raises VerificationError)
+        ran.append(kernel.plan.schedule)
+        if wrong := call.wrong(found, not kernel.plan.loses_infinities):
+            return Outcome("mismatch", f"{prefer or f'{kernel.plan.schedule}, chosen'}: {wrong}")
+    return call.outcome(kernel.derived, ran)
+
+
+def _in_threads(run: Callable[[], Outcome], count: int) -> Outcome:
+    """The outcome in threads of their own, at once: that of one that fails, if there is one."""
+    outcomes: list[Outcome] = []
+    threads = [threading.Thread(target=lambda: outcomes.append(run()), daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(MOST_SECONDS)
+    if len(outcomes) < count:
+        return Outcome("broken", f"{count - len(outcomes)} of {count} threads do not end")
+    return next((outcome for outcome in outcomes if outcome.failed), outcomes[0])
+
+
+def _in_a_fork(run: Callable[[], Outcome]) -> Outcome:
+    """The outcome in a forked child."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writer, pickle.dumps(run()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        ready, _, _ = select.select([reader], [], [], MOST_SECONDS)
+        sent = os.read(reader, 1 << 16) if ready else b""
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+    if not sent:
+        return Outcome("broken", "a forked child dies" if ready else "a forked child hangs")
+    outcome: Outcome = pickle.loads(sent)
+    return outcome
+
+
+@contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    """Raises TimeoutError inside once that much time is over, in a main thread."""
+
+    def over(*_: object) -> None:
+        raise TimeoutError(f"takes more than {seconds} seconds")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _fused(derived: compiler.Derived) -> tuple[str, str]:
     groups = derived.groups.values()
+    if derived.unfinished:
+        return "fallen back", derived.unfinished
     obstacles = [obstacle for group in groups for obstacle in group.obstacles]
     if obstacles:
         return "fallen back", obstacles[0].condition
@@ -154,6 +322,10 @@ def _fused(derived: compiler.Derived) -> tuple[str, str]:
 
 class Found(AssertionError):
     """A failing program; hypothesis shrinks it."""
+
+
+class Enough(BaseException):
+    """The time for shrinking is over."""
 
 
 @dataclass
@@ -188,23 +360,25 @@ class Tally:
         self.positions += other.positions
 
 
-def explore(seed: int, examples: int) -> Tally:
+def explore(seed: int, examples: int, device: str = "cpu") -> Tally:
     """Try that many programs. What fails is shrunk, and others are tried in place of the rest."""
     tally, attempt = Tally(), 0
     while tally.programs < examples:
         before = tally.programs
-        failure = _explore(tally, f"{seed} {attempt}", examples - before)
+        failure = _explore(tally, f"{seed} {attempt}", examples - before, device)
         if failure is not None:
             example, outcome = failure
-            again = f"eqfuse bench fuzz --seed {seed} --examples {examples}"
+            again = f"eqfuse bench fuzz --seed {seed} --examples {examples} --device {device}"
             tally.failures.append(f"{outcome.kind}: {outcome.why}\n{example}\n# again: {again}")
+            if LOST in outcome.why:
+                break
         elif tally.programs == before:
             break
         attempt += 1
     return tally
 
 
-def _explore(tally: Tally, seed: str, examples: int) -> tuple[Example, Outcome] | None:
+def _explore(tally: Tally, seed: str, examples: int, device: str) -> tuple[Example, Outcome] | None:
     """One run of hypothesis: counts into the tally, and returns the first failure, shrunk."""
     smallest: list[tuple[Example, Outcome]] = []
     found = 0.0
@@ -221,25 +395,31 @@ def _explore(tally: Tally, seed: str, examples: int) -> tuple[Example, Outcome] 
     @hypothesis.given(programs())
     def every_schedule_agrees(example: Example) -> None:
         nonlocal found
-        if smallest and time.monotonic() - found > SHRINK_SECONDS and example != smallest[0][0]:
-            return
-        outcome = check(example)
+        if smallest and time.monotonic() - found > SHRINK_SECONDS:
+            raise Enough
+        with _limited(2 * MOST_SECONDS):
+            outcome = check(example, device)
         if not smallest:
             tally.count(example, outcome)
         if outcome.failed:
             if not smallest:
-                found = time.monotonic()
+                # threads and forks fail for what they are, and hang
+                found = time.monotonic() if example.place == "here" else -math.inf
                 print(
                     f"seed {seed}, {outcome.kind}: {outcome.why}\n{example}\nshrinking",
                     file=sys.stderr,
                     flush=True,
                 )
             smallest[:] = [(example, outcome)]
-            raise Found(outcome.why)
+            raise Enough if LOST in outcome.why else Found(outcome.why)
 
     try:
         every_schedule_agrees()
-    except Found:
+    except (
+        Found,
+        Enough,
+        FlakyFailure,
+    ):  # flaky: once it has failed, or where it ran before, it does not again
         return smallest[0]
     return None
 
@@ -247,38 +427,121 @@ def _explore(tally: Tally, seed: str, examples: int) -> tuple[Example, Outcome] 
 def run(options: Options, report: Report) -> None:
     """Failures: wrong values, programs that are not verified, and what breaks, each shrunk."""
     total = Tally()
-    for tally in _batches(options):
+    for tally in _batches(options, report.path):
         total.add(tally)
-    report.add(*_rows(total))
+        report.rows = _rows(total)
+        report.write()
     report.failures += total.failures
     report.summary += _summary(total, options)
 
 
-def _batches(options: Options) -> Iterator[Tally]:
-    left = [min(BATCH, options.examples - start) for start in range(0, options.examples, BATCH)]
+@dataclass(frozen=True)
+class Batch:
+    """Programs of one seed. Batches of the same key try the same programs in the same way."""
+
+    seed: int
+    examples: int
+    device: str
+
+
+def _batches(options: Options, path: Path | None) -> Iterator[Tally]:
+    size = BATCH if options.device == "cpu" else GPU_BATCH
+    starts = range(0, options.examples, size)
+    batches = [
+        Batch(options.seed + n, min(size, options.examples - start), options.device)
+        for n, start in enumerate(starts)
+    ]
+    kept = path.with_suffix(".batches.jsonl") if path else None
+    done = _kept(kept) if kept and options.resume else {}
+    if kept and not options.resume:
+        kept.unlink(missing_ok=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    # spawned, not forked: egglog starts a thread, and is dead after a fork
-    context = get_context("spawn")
-    workers = min(len(left), os.cpu_count() or 1)
-    with (
-        Progress(*columns, transient=True) as progress,
-        ProcessPoolExecutor(
-            workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool,
-    ):
-        task = progress.add_task("programs", total=options.examples)
-        futures = [pool.submit(explore, options.seed + n, count) for n, count in enumerate(left)]
-        failed = 0
-        for future in futures:
-            tally = future.result()
+    with Progress(*columns, transient=True) as progress:
+        task, failed = progress.add_task("programs", total=options.examples), 0
+
+        def counted(tally: Tally) -> Tally:
+            nonlocal failed
             failed += len(tally.failures)
             progress.update(task, advance=tally.programs, description=f"programs, {failed} failed")
-            yield tally
+            return tally
+
+        yield from (counted(done[batch]) for batch in batches if batch in done)
+        left = [batch for batch in batches if batch not in done]
+        for batch, tally in _explored(left, time.monotonic() + options.seconds):
+            if kept:
+                _keep(kept, batch, tally)
+            yield counted(tally)
+
+
+def _explored(batches: list[Batch], deadline: float) -> Iterator[tuple[Batch, Tally]]:
+    """Each batch as it is done, in processes of their own. None is begun after the deadline. A batch whose process
+    dies is a failure; those beside it are tried again."""
+    # spawned, not forked: what a fork does is one of the things that programs are tried for
+    context = get_context("spawn")
+    workers = min(len(batches), os.cpu_count() or 1)
+    waiting, suspects = list(batches), list[Batch]()
+    while (waiting or suspects) and time.monotonic() < deadline:
+        alone = bool(suspects)
+        queue = [suspects.pop()] if alone else waiting
+        with ProcessPoolExecutor(
+            1 if alone else workers,
+            mp_context=context,
+            initializer=_prepare,
+            max_tasks_per_child=1,  # what is left behind by one batch fails no other one
+        ) as pool:
+            running: dict[Batch, Future[Tally]] = {}
+            while queue or running:
+                while queue and len(running) < workers and time.monotonic() < deadline:
+                    batch = queue.pop(0)
+                    running[batch] = pool.submit(explore, batch.seed, batch.examples, batch.device)
+                if not running:
+                    return
+                done = next((b for b, future in running.items() if future.done()), None)
+                if done is None:
+                    time.sleep(0.1)
+                    continue
+                try:
+                    yield done, running.pop(done).result()
+                except BrokenProcessPool:
+                    suspects += [] if alone else [done, *running]
+                    if alone:
+                        why = f"a process dies\n# again: eqfuse bench fuzz --seed {done.seed} --examples {done.examples}"
+                        yield done, Tally(Counter({("broken", ""): 1}), failures=[why])
+                    break
+
+
+def _prepare() -> None:
+    torch.set_num_threads(1)
+    if not torch.cuda.is_available():  # which reserves more addresses than there is memory
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+
+
+def _keep(path: Path, batch: Batch, tally: Tally) -> None:
+    content = {
+        **vars(tally),
+        "counts": [[*key, count] for key, count in tally.counts.items()],
+        "examples": [[*key, example] for key, example in tally.examples.items()],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"batch": asdict(batch), "tally": content}) + "\n")
+
+
+def _kept(path: Path) -> dict[Batch, Tally]:
+    found: dict[Batch, Tally] = {}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for line in map(json.loads, lines):
+        tally = line["tally"]
+        tally["counts"] = Counter({(kind, why): count for kind, why, count in tally["counts"]})
+        tally["examples"] = {(kind, why): example for kind, why, example in tally["examples"]}
+        tally["schedules"] = Counter(tally["schedules"])
+        found[Batch(**line["batch"])] = Tally(**tally)
+    return found
 
 
 def _rows(total: Tally) -> list[dict[str, Any]]:

@@ -7,6 +7,10 @@ operand of a sum or a difference: a value that is used twice may be computed in 
 (Monte Carlo arithmetic: Parker, "Monte Carlo arithmetic: how to gamble with floating point and win", 2000)
 scales with the condition of the program: where its operations cancel, or a comparison stands on the edge,
 the runs differ, and only there a fused program may differ as much.
+
+Where the unfused program leaves the range of the kernel's precision and float64 does not, a fused program may give
+anything: in another order it may overflow elsewhere, or not at all. It shows by an infinity or NaN, or by an error
+that rounding does not explain. Where the unfused one is right, the fused one must be.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from eqfuse.terms.floats import TORCH_DTYPES, FloatDomain
 from eqfuse.terms.interpreter import evaluate, reference
 from eqfuse.terms.nodes import CASTS, Call, Expr, Load, Program, call, transform
 from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import kind
 
 Array = npt.NDArray[Any]
 
@@ -38,21 +43,34 @@ HALVES = ("f16", "bf16")
 ROUNDING: Mapping[str, float] = {
     **{name: torch.finfo(TORCH_DTYPES[name]).eps / 2 for name in CASTS},
 }
+FLUSHED = ("exp", "sigmoid", "silu", "gelu", "tanh", "erf")
+"""Functions that may give 0 below the least normal number: their kernels flush what is denormal."""
+OUT_OF_RANGE = 1e-4
+"""A relative error of the unfused program from which on it has left the range, if rounding makes none like it."""
 EXACT = ("neg", "abs", "maximum", "minimum", "sign", "floor", "round", "relu", "finite", "invertible")
 
 
 class Disturbed(FloatDomain):
-    """float64 in which every operation's result is off by one unit of rounding of `dtype`, up or down."""
+    """float64 in which every operation's result is off by one unit of rounding of `dtype`, up or down, and by its
+    least number where it is denormal."""
 
     def __init__(self, dtype: str, seed: int) -> None:
         super().__init__("float64")
         self.unit = 2 * ROUNDING[dtype]
+        self.normal = torch.finfo(TORCH_DTYPES[dtype]).smallest_normal
+        self.least = self.normal * self.unit
         self.random = np.random.default_rng(seed)
 
     def _off(self, value: Array, unit: float) -> Array:
         signs = self.random.integers(0, 2, value.shape) * 2 - 1
         with np.errstate(all="ignore"):
-            return np.asarray(value + np.abs(value) * (unit * signs))
+            size = np.abs(value)
+            change = np.where((size < self.normal) & (size > 0), self.least, size * unit)
+            return np.where(np.isinf(value), value, value + change * signs)
+
+    def _flushed(self, value: Array) -> Array:
+        gone = (np.abs(value) < self.normal) & (self.random.integers(0, 2, value.shape) > 0)
+        return np.where(gone, 0.0, value)
 
     def call(self, fn: str, args: Sequence[Any]) -> Array:
         if fn in CASTS:
@@ -64,6 +82,8 @@ class Disturbed(FloatDomain):
         found = super().call(fn, args)
         if fn == "gelu":  # x (1 + erf(x / sqrt 2)) / 2: for negative x the sum cancels, in torch as here
             return np.asarray(found + self._off(np.asarray(args[0]), self.unit) - args[0])
+        if fn in FLUSHED:
+            found = self._flushed(found)
         return found if fn in EXACT else self._off(found, self.unit)
 
     def reduce(self, op: str, value: Any, axis: int) -> Array:
@@ -72,11 +92,33 @@ class Disturbed(FloatDomain):
         return self._off(super().reduce(op, self._off(value, self.unit), axis), self.unit)
 
 
+class Ranged(FloatDomain):
+    """float64 in which what is out of the range of `dtype` is any number of that range."""
+
+    def __init__(self, dtype: str, seed: int) -> None:
+        super().__init__("float64")
+        self.most = torch.finfo(TORCH_DTYPES[dtype]).max
+        self.random = np.random.default_rng(seed)
+
+    def _within(self, value: Array) -> Array:
+        beyond = np.isfinite(value) & (np.abs(value) > self.most)
+        if not beyond.any():
+            return value
+        return np.where(beyond, self.random.uniform(-self.most, self.most, value.shape), value)
+
+    def call(self, fn: str, args: Sequence[Any]) -> Array:
+        return self._within(super().call(fn, args))
+
+    def reduce(self, op: str, value: Any, axis: int) -> Array:
+        return self._within(super().reduce(op, value, axis))
+
+
 @dataclass(frozen=True)
 class Expected:
     """One output: its value in float64, in the kernel's precision unfused, and how far it may be off.
 
-    `tolerance` is inf where the disturbed runs do not agree on whether the value is finite.
+    `tolerance` is inf where the disturbed runs do not agree on whether the value is finite, and where the unfused
+    program leaves the range.
     `others` are values of the disturbed runs, whose NaN and infinities are as good as the exact ones.
     """
 
@@ -86,23 +128,14 @@ class Expected:
     others: tuple[Array, ...]
     tolerance: Array
 
-    def wrong(self, found: torch.Tensor) -> str:
-        """Where and how an output of the fused program is wrong; empty where it is right."""
-        got, rounding, tiny = _as_float64(found), 0.0, 0.0
-        exact = self.exact
-        if got.shape != exact.shape:
-            return f"{self.name} has shape {got.shape}, not {exact.shape}"
-        if found.dtype.is_floating_point:
-            info = torch.finfo(found.dtype)
-            rounding, tiny = info.eps, info.smallest_normal
-            exact = _as_float64(torch.from_numpy(np.array(exact, np.float64)).to(found.dtype))
-        with np.errstate(all="ignore"):
-            allowed = self.tolerance + LAST_PLACES * rounding * np.abs(exact) + tiny
-            near = np.abs(got - exact) <= allowed
-            near |= np.abs(got - self.unfused) <= allowed
-        same = [_kinds(got) == _kinds(value) for value in (exact, self.unfused, *self.others)]
-        special = np.logical_or.reduce(same) & (_kinds(got) > 0)
-        bad = np.argwhere(~(near | special | np.isinf(self.tolerance)))
+    def wrong(self, found: torch.Tensor, infinities: bool = True) -> str:
+        """Where and how an output of the fused program is wrong; empty where it is right. Without `infinities`, NaN
+        may stand for one."""
+        got = _as_float64(found)
+        if got.shape != self.exact.shape:
+            return f"{self.name} has shape {got.shape}, not {self.exact.shape}"
+        exact = self._rounded(found.dtype)
+        bad = np.argwhere(~(self.ratios(found, infinities) <= 1))
         if not len(bad):
             return ""
         at = tuple(int(k) for k in bad[0])
@@ -110,6 +143,30 @@ class Expected:
             f"{self.name}{list(at)} is {got[at]:.9g}, not {exact[at]:.9g} (unfused {self.unfused[at]:.9g}, "
             f"tolerance {self.tolerance[at]:.1e}); {len(bad)} of {got.size} positions"
         )
+
+    def ratios(self, found: torch.Tensor, infinities: bool = True) -> Array:
+        """The error at every position over what is allowed there: 0 where anything is, inf for a wrong special value."""
+        got, exact = _as_float64(found), self._rounded(found.dtype)
+        rounding, tiny, most = 0.0, 0.0, np.inf
+        if found.dtype.is_floating_point:
+            info = torch.finfo(found.dtype)
+            rounding, tiny, most = info.eps, info.smallest_normal, info.max
+        with np.errstate(all="ignore"):
+            allowed = self.tolerance + LAST_PLACES * rounding * np.abs(exact) + tiny
+            error = np.fmin(np.abs(got - exact), np.abs(got - self.unfused))
+            beyond = np.isinf(got) & (np.abs(exact) + allowed > most)
+            ratios = np.where((error == 0) | beyond, 0.0, error / allowed)
+        same = [_kinds(got) == _kinds(value) for value in (exact, self.unfused, *self.others)]
+        special = np.logical_or.reduce(same) & (_kinds(got) > 0)
+        if not infinities:
+            special |= np.isnan(got) & (_kinds(exact) > 0)
+        return np.where(special | np.isinf(self.tolerance), 0.0, np.where(np.isnan(ratios), np.inf, ratios))
+
+    def _rounded(self, dtype: torch.dtype) -> Array:
+        """The exact values in the dtype of an output."""
+        if not dtype.is_floating_point:
+            return self.exact
+        return _as_float64(torch.from_numpy(np.array(self.exact, np.float64)).to(dtype))
 
     @property
     def judged(self) -> int:
@@ -138,9 +195,21 @@ def expected(
     )
     domain = FloatDomain("float64" if arithmetic == "f64" else "float32")
     unfused = evaluate(program, narrow, scalars, extents, domain)
+    positions = [o.name for o in program.outputs if kind(o.expr, dtypes) != "real"]
+    ranged = [
+        evaluate(program, wide, scalars, extents, Ranged(arithmetic, n))
+        for n in range(RUNS * bool(positions))
+    ]
     runs = disturbed(program, tensors, scalars, extents, dtypes)
     return tuple(
-        _expected(output.name, value, unfused[output.name], [run[output.name] for run in runs])
+        _expected(
+            output.name,
+            value,
+            unfused[output.name],
+            # A position may be right by luck where what it is chosen by is out of range.
+            [run[output.name] for run in ranged] if output.name in positions else [],
+            [run[output.name] for run in runs],
+        )
         for output, value in zip(program.outputs, exact, strict=True)
     )
 
@@ -166,14 +235,21 @@ def _wide(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     return {n: _as_float64(t) if t.is_floating_point() else t.numpy() for n, t in tensors.items()}
 
 
-def _expected(name: str, exact: Array, unfused: Array, runs: Sequence[Array]) -> Expected:
+def _expected(
+    name: str, exact: Array, unfused: Array, ranged: Sequence[Array], runs: Sequence[Array]
+) -> Expected:
+    """Where one of `ranged` is another value than `exact`, the unfused program has left the range."""
     value = np.asarray(exact, np.float64)
     plain = np.asarray(unfused, np.float64)
     others = tuple(np.asarray(run, np.float64) for run in runs)
     with np.errstate(all="ignore"):
         finite = np.isfinite(value)
         deviation = np.max([np.abs(run - value) for run in others], axis=0)
-        own = np.where(np.isfinite(plain), np.abs(plain - value), 0.0)
+        own = np.abs(plain - value)
+        strayed = (own > OUT_OF_RANGE * np.abs(value)) & (own > DISTURBED * deviation)
+        for run in ranged:
+            strayed |= finite & (np.asarray(run, np.float64) != value)
+        own = np.where(np.isfinite(plain) & ~strayed, own, np.inf)
         tolerance = np.where(finite, DISTURBED * deviation + UNFUSED * own, 0.0)
     return Expected(name, value, plain, others, np.where(np.isnan(tolerance), np.inf, tolerance))
 

@@ -107,9 +107,10 @@ def resident_bytes() -> int:
     return _status_bytes("VmRSS:")
 
 
-def peak_bytes() -> int:
-    """The most that this process held since `reset_peak` (Linux), or since it started (elsewhere)."""
-    status = _status_bytes("VmHWM:")
+def peak_bytes(process: int | str = "self") -> int:
+    """The most that this process held since `reset_peak` (Linux), or since it started (elsewhere); or another one, on
+    Linux, since it started."""
+    status = _status_bytes("VmHWM:", process)
     if status:
         return status
     unit = 1 if sys.platform == "darwin" else 1024
@@ -131,8 +132,8 @@ def _trim() -> None:
             trim(0)
 
 
-def _status_bytes(key: str) -> int:
-    file = Path("/proc/self/status")
+def _status_bytes(key: str, process: int | str = "self") -> int:
+    file = Path("/proc", str(process), "status")
     lines = file.read_text().splitlines() if file.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
 
@@ -174,8 +175,6 @@ def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     """`function(*args)` in a new process that has imported torch and done nothing else."""
     context = get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
-        context.set_forkserver_preload(
-            ["torch"]
-        )  # not eqfuse: egglog starts a thread, and is dead after a fork
+        context.set_forkserver_preload(["torch"])
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         return pool.submit(function, *args, **kwargs).result()

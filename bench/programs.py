@@ -1,12 +1,14 @@
 """Random well-typed reduction programs with tensors that fit them: a hypothesis strategy.
 
-A program has one to four axes and a cascade of one to four reductions whose bodies are drawn from the whole
-language: loads (permuted, broadcast, shifted under a guard, gathered), earlier results, what an earlier
-reduction was made of, masks, casts, elementwise functions. Nothing is a template of a known program.
+A program has one to four axes and a cascade of one to four reductions, or of up to ten layers, whose bodies are
+drawn from the whole language: loads (permuted, broadcast, shifted, gathered; of reals and integers), earlier
+results, what an earlier reduction was made of, masks, segments, casts, elementwise functions, registered
+reductions. Nothing is a template of a known program.
 
 Every expression carries an interval that its values lie in. It keeps values in range: what is put under a
 logarithm or a root is positive there, and nothing grows past `LIMIT`, or `WIDE_LIMIT` in one program out of
-eight, where exponentials overflow float32.
+eight, where exponentials overflow float32. One program out of six is called with values of another magnitude,
+denormal to 1e38: then the interval does not hold, and what the unfused program makes of them is what is right.
 """
 
 from __future__ import annotations
@@ -15,24 +17,28 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from hypothesis import strategies as st
 
+import eqfuse as eq
+from bench.magnitudes import MAGNITUDES, factors
 from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.terms.registry import REGISTERED
 
 T = TypeVar("T")
 Interval = tuple[float, float]
 
 AXES = "ijkl"
 TENSORS = "xyzw"
-DEFINITIONS = "abcdefgh"
+DEFINITIONS = "abcdefghmqstvABCDEFGH"
 LIMIT, WIDE_LIMIT = 1e4, 1e60
 NEGLIGIBLE = 0.05
 """A divisor stays this far from 0, mostly."""
-SIZES = (3, 1, 2, 4, 5, 7, 8, 9, 19, 43, 0)
+SIZES = (3, 1, 2, 4, 5, 7, 8, 9, 19, 43, 0, 2100)
 MOST_ELEMENTS = 20_000
+MOST_LAYERS = 10
 DTYPES = (("f32",),) * 5 + (("f16",), ("bf16",), ("f32", "f16"), ("bf16", "f32"), ("f64",), ("f64", "f32"))
 """Which dtypes the tensors of one program have."""
 
@@ -45,7 +51,41 @@ DRAWS: Mapping[str, Interval] = {
     "scores": (-80, 80),
 }
 """Kinds of values of a tensor, and where they lie."""
-LAYOUTS = ("contiguous", "transposed", "strided", "expanded")
+INTEGERS: Interval = (-5, 5)
+"""Where the values of a tensor of integers lie."""
+LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
+PLACES = ("here",) * 37 + ("a thread", "threads", "a fork")
+"""Where a program is compiled and called."""
+
+USERS: Mapping[str, Mapping[str, Any]] = {
+    "absmax": {"state": "m", "lift": "abs(x)", "identity": "0", "combine": "max(m1, m2)", "result": "m"},
+    "sumsq": {"state": "s", "lift": "sq(x)", "identity": "0", "combine": "s1 + s2", "result": "s"},
+    "span": {
+        "state": "a, b",
+        "lift": "x, x",
+        "identity": "inf, -inf",
+        "combine": "min(a1, a2), max(b1, b2)",
+        "result": "b - a",
+    },
+    "last": {
+        "state": "v, n",
+        "lift": "x, 1",
+        "identity": "0, 0",
+        "combine": "where(n2 > 0, v2, v1), max(n1, n2)",
+        "result": "v",
+    },
+}
+"""Reductions that a user may register; the last one is not commutative."""
+
+
+def registered(source: str) -> tuple[str, ...]:
+    """The reductions of `USERS` that a program reads; makes sure that they are known."""
+    read = tuple(name for name in USERS if re.search(rf"\b{name}\[", source))
+    for name in read:
+        if name not in REGISTERED:
+            eq.reduction(name, **USERS[name])
+    return read
+
 
 FINITE: Interval = (-1e300, 1e300)
 
@@ -97,6 +137,7 @@ BINARY = ("+", "*", "-", "/", "*", "-", "/", "max", "min")
 REDUCERS = (
     *("sum", "max", "mean", "sum", "max", "sum", "min"),
     *("var", "std", "logsumexp", "prod", "argmax", "argmin", "any", "all"),
+    *USERS,
 )
 """What stands twice is drawn twice as often."""
 
@@ -138,9 +179,10 @@ class Definition:
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor: the axis of each dimension, how its values are drawn, how it lies in memory.
+    """A tensor: the axis of each dimension, how its values are drawn and scaled, how it lies in memory.
 
-    `draw` of an integer tensor is `below AXIS` (an index into it) or `up to AXIS` (a length).
+    An axis `i+1` stands for one position more than `i` has. `draw` of an integer tensor is `below AXIS` (an index
+    into it), `up to AXIS` (a length), `parts of AXIS` (where segments begin and end) or `integers`.
     """
 
     name: str
@@ -148,11 +190,19 @@ class Input:
     axes: tuple[str, ...]
     draw: str
     layout: str = "contiguous"
+    magnitude: str = ""
+
+    @property
+    def declared(self) -> str:
+        return f"{self.name}: {self.dtype}{_indexed(axis.replace('+', '') for axis in self.axes)}"
 
     def tensor(self, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
         """Fresh values."""
-        shape = tuple(sizes[axis] for axis in self.axes)
-        found = self._values(shape, sizes, generator).to(TORCH_DTYPES[self.dtype])
+        shape = tuple(sizes[axis.removesuffix("+1")] + axis.endswith("+1") for axis in self.axes)
+        found = self._values(shape, sizes, generator)
+        if self.magnitude:
+            found = found.double() * factors(self.magnitude, shape, generator)
+        found = found.to(TORCH_DTYPES[self.dtype])
         if not shape or self.layout == "contiguous":
             return found
         if self.layout == "transposed":
@@ -160,6 +210,8 @@ class Input:
         if self.layout == "strided":
             wide = torch.stack([found, torch.full_like(found, 77)], -1)
             return wide.flatten(-2)[..., ::2]
+        if self.layout == "offset":
+            return torch.cat([torch.full_like(found[:1], 77), found])[1:] if shape[0] else found
         return found[:1].expand(shape) if shape[0] else found
 
     def _values(
@@ -171,6 +223,11 @@ class Input:
                 return torch.randint(sizes[axis], shape, generator=generator)
             case ["up to", axis]:
                 return torch.randint(sizes[axis] + 1, shape, generator=generator)
+            case ["parts of", axis]:
+                return torch.randint(sizes[axis] + 1, shape, generator=generator).sort().values
+            case ["integers"]:
+                low, high = INTEGERS
+                return torch.randint(int(low), int(high) + 1, shape, generator=generator)
             case ["positive"]:
                 return torch.rand(shape, generator=generator) + 0.1
             case ["close"]:
@@ -188,7 +245,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Example:
-    """A program, what it is called with, and the tiles and shards that it is cut into."""
+    """A program, what it is called with, the tiles and shards that it is cut into, and where it runs."""
 
     source: str
     inputs: tuple[Input, ...]
@@ -197,6 +254,7 @@ class Example:
     block: int
     shards: int
     seed: int
+    place: str = "here"
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors, the same at each call."""
@@ -205,11 +263,19 @@ class Example:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{axis} {size}" for axis, size in self.sizes.items())
-        tensors = ", ".join(f"{given.name} {given.draw} {given.layout}" for given in self.inputs)
+        tensors = ", ".join(
+            " ".join(filter(None, (given.name, given.draw, given.magnitude, given.layout)))
+            for given in self.inputs
+        )
         scalars = "".join(f", {name} = {number}" for name, number in self.scalars.items())
+        users = "".join(
+            f"# eq.reduction({name!r}, {', '.join(f'{key}={word!r}' for key, word in USERS[name].items())})\n"
+            for name in registered(self.source)
+        )
+        place = "" if self.place == "here" else f", in {self.place}"
         return (
-            f"{self.source}\n# sizes: {sizes}; tensors: {tensors}{scalars}\n"
-            f"# tiles of {self.block}, {self.shards} shards, values of seed {self.seed}"
+            f"{users}{self.source}\n# sizes: {sizes}; tensors: {tensors}{scalars}\n"
+            f"# tiles of {self.block}, {self.shards} shards, values of seed {self.seed}{place}"
         )
 
 
@@ -227,6 +293,7 @@ class _Writer:
     aliases: Mapping[str, str]
     dtypes: tuple[str, ...]
     limit: float
+    magnitudes: tuple[str, ...] = ()
     inputs: dict[str, Input] = field(default_factory=dict)
     definitions: list[Definition] = field(default_factory=list)
     scalars: dict[str, float] = field(default_factory=dict)
@@ -248,15 +315,33 @@ class _Writer:
     def reduction(self, rows: tuple[str, ...], main: str) -> None:
         """A line that reduces an expression over the main axis, or over another one."""
         over: tuple[str, ...] = (main,)
+        others = [axis for axis in self.sizes if axis != main]
         if self.chance(20):
             over = self.some(list(self.sizes), 1, 2)
         axes = rows if self.chance(75) else self.some(list(self.sizes), 0, 3)
+        if others and self.chance(12):  # the main axis is walked again, around another one
+            over, axes = self.some(others, 1, 1), (*rows, main)
         axes = tuple(axis for axis in axes if axis not in over)
         self._define(axes, lambda: self.reduced(axes, over))
 
     def map(self, axes: tuple[str, ...]) -> None:
         """A line that reduces nothing, unless an expression of it does."""
         self._define(axes, lambda: (self.expression(frozenset(axes), 3), None, False))
+
+    def layer(self, rows: tuple[str, ...], main: str) -> None:
+        """A line that combines the line before it with a reduction of what that is made into."""
+        axes = (*rows, main)
+
+        def made() -> tuple[Value, None, bool]:
+            before = self._readable(frozenset(axes))[-1:] or [self._load(frozenset(axes))]
+            names = ["sq", "abs", "exp", "tanh", "-", "sigmoid", "relu"]
+            body = self._applied(before[0], names) if self.chance(60) else before[0]
+            folded = self._folded(self.one_of(["mean", "max", "sum", "var"]), (main,), body)
+            if self.chance(20):
+                folded = self._applied(folded, ["sqrt", "rsqrt", "abs", "sq"])
+            return self.combined(before[0], folded), None, False
+
+        self._define(axes, made)
 
     def _define(self, axes: tuple[str, ...], make: Callable[[], tuple[Value, Value | None, bool]]) -> None:
         value, body, is_truth = make()
@@ -266,7 +351,7 @@ class _Writer:
     def reduced(self, axes: tuple[str, ...], over: tuple[str, ...]) -> tuple[Value, Value | None, bool]:
         """The reduction, what it reduces, and whether it is a truth value."""
         scope = frozenset((*axes, *over))
-        op = self.one_of([op for op in REDUCERS if len(over) == 1 or not op.startswith("arg")])
+        op = self.one_of([op for op in REDUCERS if len(over) == 1 or op not in ("argmax", "argmin", "last")])
         if op in ("any", "all"):
             return Value(f"{op}[{','.join(over)}]({self.condition(scope)})", 0, 1), None, True
         body = self.expression(scope, 3)
@@ -290,6 +375,10 @@ class _Writer:
             spans["mean"] = (low, high)
             spans["var"] = (0, (high - low) ** 2 / 4)
             spans["std"] = (0, (high - low) / 2)
+            spans["absmax"] = _magnitude(low, high)
+            spans["sumsq"] = (0, count * max(low * low, high * high))
+            spans["span"] = (0, high - low)
+            spans["last"] = (low, high)
         if high <= 100:
             spans["logsumexp"] = (low, high + math.log(max(1, count)))
         most = max(abs(low), abs(high), 1)
@@ -390,6 +479,7 @@ class _Writer:
         options = ["data"]
         if axes:
             options = ["compared", "compared", "affine", "affine", "parity", "length", "data", "both"]
+            options += ["segment"] * (len(axes) > 1)
         options += ["known"] if self._readable(scope, truths=True) else []
         number = self.draw(st.integers(0, 4))
         match self.one_of(options):
@@ -406,6 +496,10 @@ class _Writer:
             case "length":
                 found = self._integers(scope - {first}, f"up to {first}")
                 return f"{first} < {found}" if found else f"{first} < {number}"
+            case "segment":
+                second = self.one_of([axis for axis in axes if axis != first])
+                found = self._parts(second, first)
+                return found or f"{first} <= {second}"
             case "both":
                 joint = self.one_of(["&", "|"])
                 return f"({self.condition(frozenset({first}))}) {joint} ({self.condition(scope)})"
@@ -484,8 +578,8 @@ class _Writer:
             there = [self._new(scope, TENSORS[len(known)])]
         given = self.one_of(there)
         index = list(self._at(given.axes, scope) or ())
-        low, high = DRAWS[given.draw]
-        way = self.one_of(["plain"] * 12 + ["shifted", "ahead", "backwards", "half", "gathered"])
+        low, high = DRAWS.get(given.draw, INTEGERS)
+        way = self.one_of(["plain"] * 12 + ["shifted", "ahead", "backwards", "half", "gathered", "next"])
         place = self.draw(st.integers(0, len(index) - 1)) if way != "plain" else 0
         axis = index[place]
         guard = ""
@@ -498,6 +592,8 @@ class _Writer:
                 index[place] = f"N({axis}) - 1 - {axis}"
             case "half":
                 index[place] = f"{axis}//2"
+            case "next":
+                return self._next(axis, scope)
             case "gathered":
                 index[place] = self._integers(frozenset({axis}), f"below {self._base(axis)}") or axis
         text = given.name + _indexed(index)
@@ -508,10 +604,34 @@ class _Writer:
 
     def _new(self, scope: frozenset[str], name: str) -> Input:
         axes = self.some(sorted(scope), 1, 3)
-        draws = [draw for draw in DRAWS if draw != "scores" or self.chance(50)]
-        given = Input(name, self.one_of(self.dtypes), axes, self.one_of(draws), self.one_of(LAYOUTS))
+        layout = self.one_of(LAYOUTS)
+        if self.chance(8):
+            given = Input(name, self.one_of(["i32", "i64"]), axes, "integers", layout)
+        else:
+            draws = [draw for draw in DRAWS if draw != "scores" or self.chance(50)]
+            dtype, draw = self.one_of(self.dtypes), self.one_of(draws)
+            scaled = self.magnitudes if dtype != "f16" else ()
+            given = Input(name, dtype, axes, draw, layout, self.one_of(("", *scaled)))
         self.inputs[name] = given
         return given
+
+    def _next(self, axis: str, scope: frozenset[str]) -> Value:
+        """A tensor of one position more than the axis has, read at the next one."""
+        given = self.inputs.setdefault("u", Input("u", self.dtypes[0], (f"{axis}+1",), "normal"))
+        there = given.axes[0].removesuffix("+1")
+        if there not in scope:
+            return self._number(scope)
+        return Value(f"u[{there} + 1]", *DRAWS["normal"], frozenset({there}))
+
+    def _parts(self, segment: str, axis: str) -> str:
+        """Whether a position is within a segment of the axis; empty where there can be none."""
+        draw = f"parts of {axis}"
+        if 0 in self.sizes.values():
+            return ""
+        given = self.inputs.setdefault("o", Input("o", self.one_of(["i64", "i32"]), (f"{segment}+1",), draw))
+        if given.draw != draw or given.axes != (f"{segment}+1",):
+            return ""
+        return f"(o[{segment}] <= {axis}) & ({axis} < o[{segment} + 1])"
 
     def _integers(self, scope: frozenset[str], draw: str) -> str:
         """An integer tensor over some of the axes; empty where there can be none."""
@@ -546,9 +666,14 @@ def programs(draw: st.DrawFn) -> Example:
     while math.prod(max(1, size) for size in sizes.values()) > MOST_ELEMENTS:
         sizes = {axis: min(size, max(sizes.values()) // 2) for axis, size in sizes.items()}
     limit = WIDE_LIMIT if draw(st.integers(0, 7)) == 7 else LIMIT
-    writer = _Writer(draw, sizes, aliases, draw(st.sampled_from(DTYPES)), limit)
+    magnitudes = tuple(MAGNITUDES) if draw(st.integers(0, 5)) == 5 else ()
+    writer = _Writer(draw, sizes, aliases, draw(st.sampled_from(DTYPES)), limit, magnitudes)
     main = writer.one_of(list(sizes)[::-1])
     rows = writer.some([axis for axis in sizes if axis != main], 0, 2)
+    if writer.chance(6):
+        for _ in range(draw(st.integers(2, MOST_LAYERS))):
+            writer.layer(rows, main)
+        return _finished(writer)
     for _ in range(draw(st.integers(1, 4))):
         if writer.chance(25):
             writer.map((*rows, main))
@@ -563,18 +688,21 @@ def _finished(writer: _Writer) -> Example:
     lines = [f"{line.left} = {line.value.text}" for line in writer.definitions]
     body = "\n".join(lines)
     inputs = tuple(given for given in writer.inputs.values() if _is_read(given.name, lines))
-    head = [f"{given.name}: {given.dtype}{_indexed(given.axes)}" for given in inputs]
+    head = [given.declared for given in inputs]
     head += [
         f"{axis}: axis[{base}]" for axis, base in writer.aliases.items() if _is_read(axis, (*head, *lines))
     ]
     last = [d.name for n, d in enumerate(writer.definitions) if not _is_read(d.name, lines[n + 1 :])]
     returned = [d.name for d in writer.definitions if d.name in last or writer.chance(20)]
+    if len(returned) > 1 and writer.chance(40):
+        returned = list(writer.draw(st.permutations(returned)))
     if returned != last:
         lines.append(f"return {', '.join(returned)}")
     block, shards = writer.one_of([2, 3, 4, 8]), writer.one_of([2, 3])
     scalars = {name: number for name, number in writer.scalars.items() if _is_read(name, [body])}
     seed = writer.draw(st.integers(0, 3))
-    return Example("\n".join([*head, *lines]), inputs, writer.sizes, scalars, block, shards, seed)
+    place = writer.one_of(PLACES)
+    return Example("\n".join([*head, *lines]), inputs, writer.sizes, scalars, block, shards, seed, place)
 
 
 def _is_read(name: str, lines: Iterable[str]) -> bool:

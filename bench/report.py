@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for. `only` selects workloads as `workloads.select` does; `examples` and
-    `seed` are of random programs, `measured` is the file of what a GPU elsewhere measured."""
+    """What the command line asked for. `only` selects workloads as `workloads.select` does; `examples`,
+    `seed`, `seconds` and `resume` are of random programs, `measured` is the file of what a GPU elsewhere measured."""
 
     only: str | None = None
     device: str = "cpu"
@@ -35,6 +36,8 @@ class Options:
     memory: bool = True
     examples: int = 500
     seed: int = 0
+    seconds: float = math.inf
+    resume: bool = False
     measured: Path | None = None
 
 

@@ -22,7 +22,7 @@ REPORTS: Mapping[str, str] = {
     "attention": "attention beside torch's libraries and compilers on a GPU; ranks and regrets of the cost model",
     "reductions": "row kernels and cascades beside torch and torch.compile on a GPU: ratios, bandwidth, launches",
     "verify": "every program: milliseconds of verification, its part of compiling, trials, bound reached",
-    "errors": "every program: errors of fused and unfused against float64, over kinds of inputs and special values",
+    "errors": "every program: errors of fused and unfused against float64, over kinds of inputs, special values, magnitudes",
     "cpu": "fused against torch eager and torch.compile on the CPU: times, errors, peak memory",
 }
 """Names of benchmarks and what each one shows; `<name>_report.py` holds it."""

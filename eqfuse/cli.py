@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import zipfile
@@ -19,6 +20,7 @@ from rich.table import Table
 import eqfuse as eq
 from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.extract.plans import SCHEDULES
+from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.nodes import Program
@@ -128,7 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
     bench.add_argument("--examples", type=int, default=500, metavar="N", help="fuzz: how many programs")
     bench.add_argument("--seed", type=_seed, default=0, help="fuzz: of the programs")
-
+    bench.add_argument(
+        "--seconds", type=float, default=math.inf, metavar="S", help="fuzz: begin no batch after so long"
+    )
+    bench.add_argument("--resume", action="store_true", help="fuzz: keep the batches that are done")
     bench.add_argument(
         "--measured",
         type=Path,
@@ -271,6 +276,8 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
         memory=not options.no_memory,
         examples=options.examples,
         seed=options.seed,
+        seconds=options.seconds,
+        resume=options.resume,
         measured=options.measured,
     )
     return run(options.name, chosen, output=options.output, console=console)
@@ -357,6 +364,11 @@ def _inputs(
     dtypes = program_dtypes(program)
     generator = torch.Generator().manual_seed(options.seed)
     tensors: dict[str, torch.Tensor] = {}
+    behind = {
+        place: (axis, read.offset)
+        for place, reads in longer_dimensions(program).items()
+        for axis, read in reads.items()
+    }
     for tensor in program.tensors:
         if tensor.name in given:
             tensors[tensor.name] = given.pop(tensor.name)
@@ -365,7 +377,10 @@ def _inputs(
         if not TORCH_DTYPES[dtype].is_floating_point:
             hint = "give it with --inputs FILE.npz; random integers would mean nothing"
             raise BindError(f"{tensor.name!r} holds {dtype} values", hint=hint)
-        shape = [_extent(tensor.name, number, axis, sizes) for number, axis in enumerate(tensor.axes)]
+        shape = []
+        for number, named in enumerate(tensor.axes):
+            axis, more = (named, 0) if named else behind.get((tensor.name, number), (None, 0))
+            shape.append(_extent(tensor.name, number, axis, sizes) + more)
         try:
             tensors[tensor.name] = torch.randn(shape, generator=generator).to(TORCH_DTYPES[dtype])
         except (RuntimeError, MemoryError):

@@ -30,6 +30,7 @@ from eqfuse.loops.nodes import Nest
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.loops.walk import loops_in
 from eqfuse.progress import progress
+from eqfuse.rules import client
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.derive import axis_order, derive_group, name_states, prepare
 from eqfuse.rules.distribute import is_spread
@@ -43,7 +44,8 @@ from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
-from eqfuse.terms.types import program_dtypes
+from eqfuse.terms.types import check_indices, program_dtypes
+from eqfuse.threads import Lock
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.lower import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
@@ -105,6 +107,7 @@ class Derived:
     schedules: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
     derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -172,13 +175,14 @@ def derive(
 ) -> Derived:
     """Parse and saturate: everything that does not depend on sizes. The size of a program that was `made` of another
     one is not limited: it has no longer terms, however often it reads them."""
+    client.start()
     timings = Timings()
     with timings.stage("parse"):
-        program = parse(source, scalars=scalars, strict_casts=strict_casts)
+        program = parse(source, scalars=scalars, strict_casts=strict_casts, made=made)
         program = replace(program, assume_finite=assume_finite)
         if not made:
             check_written_size(program)
-        program_dtypes(program)
+        check_indices(program, program_dtypes(program))
     with timings.stage("derive"):
         outputs, report = prepare(program)
     _debug("prepared", lambda: show_program(replace(program, outputs=outputs)))

@@ -13,7 +13,12 @@ def cache_home() -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file, of which another process never sees half. Raises OSError."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+    """Writes a file, of which another process never sees half. Raises OSError, and leaves nothing then."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

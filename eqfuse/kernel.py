@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 from eqfuse import compiler
 from eqfuse.compiler import Compiled, Derived
 from eqfuse.errors import BindError, EqfuseError, VerificationError, locate
+from eqfuse.extend.define import register
 from eqfuse.extend.streaming import Streamer, StreamState, stream_of
 from eqfuse.extract.devices import Device
 from eqfuse.extract.plans import Plan, Plans
@@ -21,10 +20,16 @@ from eqfuse.loops.printer import show as show_nest
 from eqfuse.progress import progress
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.printer import MergeText
+from eqfuse.terms.arguments import detached
+from eqfuse.terms.bounds import check_selections
+from eqfuse.terms.folds import folds_in
 from eqfuse.terms.integers import fits
 from eqfuse.terms.interpreter import check_dense, reference
+from eqfuse.terms.parser import axes_of
+from eqfuse.terms.registry import REGISTERED, Reduction
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
+from eqfuse.threads import Lock, undisturbed
 from eqfuse.tile.cpu import CpuProgram
 from eqfuse.tile.launch import TritonProgram
 from eqfuse.tile.printer import show as show_tiles
@@ -52,8 +57,8 @@ class Kernel:
     """One program, fused. Call it with the program's tensors and scalars by name.
 
     Plans are chosen per shape and kept; `plan`, `loops`, `tile`, `triton` show the one of the last
-    call (before any call: of nominal extents). Not safe to call from several threads at once
-    on shapes that it has not seen.
+    call (before any call: of nominal extents). Several threads may call it at once: what a shape needs is compiled by
+    the first. It may be pickled and copied; what runs on a device is made again there.
     """
 
     derived: Derived
@@ -71,10 +76,40 @@ class Kernel:
     _certificates: dict[Any, Certificate] = field(default_factory=dict)
     _refused: dict[Any, VerificationError] = field(default_factory=dict)
     _current: Compiled | None = None
+    _stream: Streamer | None = None
 
     def __post_init__(self) -> None:
         program = self.derived.program
         self._current = self._compile(compiler.nominal_extents(program), program_dtypes(program), self.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is loaded on a device, and with the registered reductions that the program uses."""
+        with self._lock:
+            made: dict[str, Any] = {"_runners": {}, "_stream": None, "reductions": self._reductions()}
+            state = {**self.__dict__, **made}
+            return {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Raises EqfuseError where another reduction is registered under the name of one of the kernel's."""
+        for reduction in state.pop("reductions"):
+            known = REGISTERED.get(reduction.name, reduction)
+            if known != reduction:
+                raise EqfuseError(
+                    f"the kernel uses a reduction {reduction.name!r} that is not the one registered here",
+                    hint="register the same one, or load the kernel before another one is registered",
+                )
+            register(reduction)
+        self.__dict__.update(state)
+
+    def _reductions(self) -> tuple[Reduction, ...]:
+        exprs = [output.expr for output in self.derived.program.outputs]
+        folds = folds_in(*exprs)
+        return tuple(reduction for reduction in REGISTERED.values() if reduction.fold in folds)
+
+    @property
+    def _lock(self) -> Lock:
+        """Held by whoever compiles, or reads what compiling adds to."""
+        return self.derived.lock
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -83,22 +118,25 @@ class Kernel:
         program order, of the kind that came in. `sizes` gives axes that no tensor determines.
 
         Tensors may be non-contiguous or broadcast. An empty reduced axis gives what the unfused
-        program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit.
+        program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit,
+        and BindError for tensors that require grad (under `torch.no_grad()` or detached they do not) or are
+        under a transform of `torch.func`: kernels have no derivatives.
         """
         program = self.derived.program
         if unnamed:
             raise self._by_name(len(unnamed))
-        tensors, scalars, was_numpy = self._sorted(values)
-        compiled, is_empty = self._bound(tensors, scalars, sizes)
-        self._current = compiled
-        results: Mapping[str, torch.Tensor]
-        if is_empty:
-            results = self._unfused(compiled, tensors, scalars, sizes)
-        else:
-            results = self._run(compiled, tensors, scalars)
-        made = [results[output.name] for output in program.outputs]
-        ordered: tuple[Any, ...] = tuple(map(_to_numpy, made)) if was_numpy else tuple(made)
-        return ordered[0] if len(ordered) == 1 else ordered
+        with undisturbed():
+            tensors, scalars, was_numpy = self._sorted(values)
+            compiled, is_empty = self._bound(tensors, scalars, sizes)
+            self._current = compiled
+            results: Mapping[str, torch.Tensor]
+            if is_empty:
+                results = self._unfused(compiled, tensors, scalars, sizes)
+            else:
+                results = self._run(compiled, tensors, scalars)
+            made = [results[output.name] for output in program.outputs]
+            ordered: tuple[Any, ...] = tuple(map(_to_numpy, made)) if was_numpy else tuple(made)
+            return ordered[0] if len(ordered) == 1 else ordered
 
     def tune(
         self,
@@ -129,40 +167,49 @@ class Kernel:
             )
         if isinstance(plans, bool) or not isinstance(plans, int) or plans < 1:
             raise EqfuseError(f"plans is {plans!r}", hint="give a positive integer: the limit of the search")
-        tensors, scalars, _ = self._sorted(values)
-        compiled, is_empty = self._bound(tensors, scalars, sizes)
-        if is_empty:
-            raise EqfuseError("an axis is empty: there is nothing to time", hint="tune with other tensors")
-        key = _key(compiled.extents, compiled.dtypes, compiled.device)
-        if again or key not in self._tunings:
-            base = compiler.compile_for(
-                self.derived, compiled.extents, compiled.dtypes, compiled.device, self.prefer
-            )
-            place = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+        with self._lock, undisturbed():
+            tensors, scalars, _ = self._sorted(values)
+            compiled, is_empty = self._bound(tensors, scalars, sizes)
+            if is_empty:
+                raise EqfuseError(
+                    "an axis is empty: there is nothing to time", hint="tune with other tensors"
+                )
+            key = _key(compiled.extents, compiled.dtypes, compiled.device)
+            if again or key not in self._tunings:
+                base = compiler.compile_for(
+                    self.derived, compiled.extents, compiled.dtypes, compiled.device, self.prefer
+                )
+                place = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
 
-            def start(candidate: Compiled) -> Callable[[], Mapping[str, torch.Tensor]]:
-                runner = self._runner(candidate)
-                return lambda: runner(tensors, scalars)
+                def start(candidate: Compiled) -> Callable[[], Mapping[str, torch.Tensor]]:
+                    runner = self._runner(candidate)
+                    return lambda: runner(tensors, scalars)
 
-            tuner = Tuner(self.derived, base, self.prefer, self.scalars, start, place)
-            with progress("tune"):
-                tuned, tuning = (None if again else tuner.recall()) or tuner.search(seconds, plans)
-            if self.verify:
-                self._certify(tuned)
-            self._compiled[key], self._tunings[key] = tuned, tuning
-            self._runners.pop(id(compiled), None)
-            self._calls = {call: found for call, found in self._calls.items() if found[0] is not compiled}
-        self._current = self._compiled[key]
-        return self._tunings[key]
+                tuner = Tuner(self.derived, base, self.prefer, self.scalars, start, place)
+                with progress("tune"):
+                    tuned, tuning = (None if again else tuner.recall()) or tuner.search(seconds, plans)
+                if self.verify:
+                    self._certify(tuned)
+                self._compiled[key], self._tunings[key] = tuned, tuning
+                self._runners.pop(id(compiled), None)
+                self._calls = {call: found for call, found in self._calls.items() if found[0] is not compiled}
+            self._current = self._compiled[key]
+            return self._tunings[key]
 
     # -- streaming ---------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def stream(self) -> Streamer:
         """The derived merge as three programs: `stream.stream.update`, `.combine` and `.finish` are their texts.
 
         Raises EqfuseError where the program has no fused merge over one axis that its outputs do not have.
         """
+        with self._lock:
+            if self._stream is None:
+                self._stream = self._streamer()
+            return self._stream
+
+    def _streamer(self) -> Streamer:
         program = self.derived.program
         merged = next(plan for plan in (self.plan, *self.plans()) if plan.form != "written")
         found = stream_of(program, merged.kernels, self.why_not)
@@ -182,7 +229,7 @@ class Kernel:
             place = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
             return bind(program, shapes, sizes, scalars), place, was_numpy
 
-        return Streamer(found, compiled, extents)
+        return Streamer(found, compiled, extents, self._lock)
 
     def init(self, start: int = 0, total: int | None = None) -> StreamState:
         """A stream that has seen nothing, the first position of which is `start`. `total` is the extent of the whole
@@ -196,31 +243,38 @@ class Kernel:
         streamed axis. `state` itself stays as it is."""
         if unnamed:
             raise self._by_name(len(unnamed))
-        return self.stream.update(state, chunk, sizes)
+        with undisturbed():
+            return self.stream.update(state, chunk, sizes)
 
     def combine(self, left: StreamState, right: StreamState) -> StreamState:
         """The state of two adjacent parts of the axis, seen apart. Raises EqfuseError where the program reads
         positions and the parts are not adjacent."""
-        return self.stream.combine(left, right)
+        with undisturbed():
+            return self.stream.combine(left, right)
 
     def finish(self, state: StreamState, /, *unnamed: Any, **values: Any) -> Any:
         """The outputs for what a stream has seen, as a call on all of it gives them; `values` are the tensors
         and scalars that the program reads after its reductions. The state may be updated further."""
-        program = self.derived.program
         if unnamed:
             raise self._by_name(len(unnamed))
-        made = dict(zip(self.stream.stream.outputs, self.stream.finish(state, values), strict=True))
-        ordered = [made[output.name] for output in program.outputs]
-        kinds = {name: dtype for dtype, name in TORCH_DTYPES.items()}
-        dtypes = program_dtypes(program) | {n: TORCH_DTYPES[dtype] for n, dtype in state.dtypes.items()}
-        typed = [
-            value.to(kinds[output.dtype or result_dtype(output.expr, dtypes)])
-            if value.is_floating_point()
-            else value
-            for output, value in zip(program.outputs, ordered, strict=True)
-        ]
-        results: tuple[Any, ...] = tuple(map(_to_numpy, typed)) if state.numpy else tuple(typed)
-        return results[0] if len(results) == 1 else results
+        with undisturbed():
+            program = self.derived.program
+            made = dict(zip(self.stream.stream.outputs, self.stream.finish(state, values), strict=True))
+            if state.start == state.stop:
+                axes = axes_of(program.outputs)
+                extents = {axis: int(program.domains.get(axis, axis) != state.axis) for axis in axes}
+                check_selections(program, extents, {})
+            ordered = [made[output.name] for output in program.outputs]
+            kinds = {name: dtype for dtype, name in TORCH_DTYPES.items()}
+            dtypes = program_dtypes(program) | {n: TORCH_DTYPES[dtype] for n, dtype in state.dtypes.items()}
+            typed = [
+                value.to(kinds[output.dtype or result_dtype(output.expr, dtypes)])
+                if value.is_floating_point()
+                else value
+                for output, value in zip(program.outputs, ordered, strict=True)
+            ]
+            results: tuple[Any, ...] = tuple(map(_to_numpy, typed)) if state.numpy else tuple(typed)
+            return results[0] if len(results) == 1 else results
 
     def _bound(
         self, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any], sizes: Mapping[str, int] | None
@@ -235,13 +289,16 @@ class Kernel:
             tuple((n, s if n in program.integers else None) for n, s in sorted(scalars.items())),
             tuple(sorted((sizes or {}).items())),
         )
-        if key not in self._calls:
+        found = self._calls.get(key)
+        if found is None:
             extents = bind(program, {n: tuple(t.shape) for n, t in tensors.items()}, sizes, scalars)
+            check_selections(program, extents, scalars)
             dtypes = check_dtypes(program, {name: _dtype_name(name, t) for name, t in tensors.items()})
             some = {axis: max(1, extent) for axis, extent in extents.items()}
-            compiled = self._compile(some, dtypes, self._device_of(tensors))
-            self._calls[key] = compiled, 0 in extents.values()
-        return self._calls[key]
+            device = self._device_of(tensors)
+            with self._lock:
+                found = self._calls[key] = self._compile(some, dtypes, device), 0 in extents.values()
+        return found
 
     @property
     def _inputs(self) -> tuple[str, ...]:
@@ -266,7 +323,7 @@ class Kernel:
             if isinstance(value, torch.Tensor):
                 check_dense(name, value)
             if isinstance(value, torch.Tensor) and (name in names or value.ndim):
-                tensors[name], kinds[name] = value.detach(), "torch"
+                tensors[name], kinds[name] = detached(name, value, self.derived.program.source), "torch"
             elif isinstance(value, np.ndarray) and (name in names or value.ndim):
                 tensors[name], kinds[name] = _from_numpy(name, value), "numpy"
             elif name in names:
@@ -284,6 +341,8 @@ class Kernel:
         return tensors, scalars, "numpy" in kinds.values()
 
     def _number(self, name: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            value = detached(name, value, self.derived.program.source)
         plain = value.item() if isinstance(value, torch.Tensor | np.generic | np.ndarray) else value
         if not isinstance(plain, int | float):
             raise BindError(
@@ -346,10 +405,17 @@ class Kernel:
     def _run(
         self, compiled: Compiled, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]
     ) -> Mapping[str, torch.Tensor]:
-        key = id(compiled)
-        if key not in self._runners:
-            self._runners[key] = compiled, self._runner(compiled)
-        return self._runners[key][1](tensors, scalars)
+        found = self._runners.get(id(compiled))
+        if found is None:
+            with self._lock:
+                found = self._runners.get(id(compiled))
+                if found is None:
+                    runner = self._runner(compiled)
+                    try:
+                        return runner(tensors, scalars)  # others wait: it may be compiled for a GPU now
+                    finally:
+                        self._runners[id(compiled)] = compiled, runner
+        return found[1](tensors, scalars)
 
     def _runner(self, compiled: Compiled) -> Runner:
         """What runs a compiled shape on tensors and scalars by name; compiling for a GPU waits for the first run."""
@@ -358,7 +424,7 @@ class Kernel:
             program = CpuProgram(compiled.tile, self.derived.program)
             return lambda tensors, scalars: program(tensors, scalars, compiled.extents, shards)
         launcher = TritonProgram(compiler.emit_triton(self.derived, compiled, self.name), self.name)
-        outputs = [b.name for b in compiled.tile.buffers if b.is_output]
+        outputs = [output.name for output in self.derived.program.outputs]
         extents = {**compiled.extents, **shards}
 
         def run(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -455,14 +521,16 @@ class Kernel:
         A kernel for the CPU gives the module for sm_90 at the shape of the last call, with that device's plan.
         """
         compiled = self.compiled
-        if compiled.device.kind == "cpu":
-            compiled = self._compile(compiled.extents, compiled.dtypes, compiler.device_named("sm_90"))
-        return compiler.emit_triton(self.derived, compiled, self.name)
+        with self._lock:
+            if compiled.device.kind == "cpu":
+                compiled = self._compile(compiled.extents, compiled.dtypes, compiler.device_named("sm_90"))
+            return compiler.emit_triton(self.derived, compiled, self.name)
 
     @property
     def certificate(self) -> Certificate:
         """What was verified, how, and what that does not cover. Verifies now if compilation did not."""
-        return self._certify(self.compiled)
+        with self._lock:
+            return self._certify(self.compiled)
 
     @property
     def certified(self) -> Certificate | None:
@@ -477,12 +545,14 @@ class Kernel:
     @property
     def derivation(self) -> Derivation:
         """How the kernel follows from the program, step by step; recorded at the first request."""
-        return compiler.derivation(self.derived, self.plan, self.scalars)
+        with self._lock:
+            return compiler.derivation(self.derived, self.plan, self.scalars)
 
     @property
     def rule_counts(self) -> Mapping[str, int]:
         """How often each rule has matched so far, shipped or added, most often first; rules that never did are absent."""
-        matches = self.derived.report.matches
+        with self._lock:
+            matches = dict(self.derived.report.matches)
         return {
             name: matches[name]
             for name in sorted(matches, key=lambda name: (-matches[name], name))
@@ -492,14 +562,15 @@ class Kernel:
     @property
     def stats(self) -> Mapping[str, Any]:
         """enodes, rounds, saturated, rule matches, and milliseconds per stage so far."""
-        report = self.derived.report
-        return {
-            "enodes": report.enodes,
-            "rounds": report.rounds,
-            "saturated": report.saturated,
-            "matches": dict(report.matches),
-            "ms": dict(self.derived.timings.ms),
-        }
+        with self._lock:
+            report = self.derived.report
+            return {
+                "enodes": report.enodes,
+                "rounds": report.rounds,
+                "saturated": report.saturated,
+                "matches": dict(report.matches),
+                "ms": dict(self.derived.timings.ms),
+            }
 
     def explain(self, format: str = "text", detail: str = "short") -> str:
         """The derivation, why anything is not fused, and why this plan: as "text", "latex", one "html" page, or
@@ -509,7 +580,7 @@ class Kernel:
         """
         from eqfuse.explain.explanation import explain  # templates are for those who ask
 
-        with self.derived.scope.entered():
+        with self._lock, self.derived.scope.entered():
             return explain(self, format, detail)
 
     @property
@@ -524,7 +595,7 @@ class Kernel:
         the rule that would have helped; empty where everything is."""
         from eqfuse.explain.explanation import why_not
 
-        with self.derived.scope.entered():
+        with self._lock, self.derived.scope.entered():
             return tuple(map(str, why_not(self)))
 
     def _repr_html_(self) -> str:
@@ -567,16 +638,24 @@ def _from_numpy(name: str, array: np.ndarray) -> torch.Tensor:
         array = array.astype(array.dtype.newbyteorder("="))
     if any(stride < 0 for stride in array.strides):
         array = np.ascontiguousarray(array)
+    if array.dtype.kind in "fiub" and not array.flags.writeable:
+        array = np.asarray(_Lent(array))
     try:
-        with warnings.catch_warnings():
-            # A kernel only reads its inputs, so that a read-only array is as good as any.
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            return torch.as_tensor(array)
+        return torch.as_tensor(array)
     except TypeError:
         raise BindError(
             f"{name!r} has dtype {array.dtype}, which the language does not have",
             hint=f"convert it to one of {', '.join(TORCH_DTYPES.values())}",
         ) from None
+
+
+class _Lent:
+    """A read-only array as one that torch takes without a warning: a kernel only reads its inputs."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
+        self._array = array
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -20,6 +20,8 @@ PROGRAMS = {
     "largest and a little": "y[i] = sum[j](x[i,j] / (max[j](abs(x[i,j])) + 1e-30))",
     "largest, clipped": "y[i] = sum[j](x[i,j] / max(max[j](abs(x[i,j])), 1e-30))",
     "sum": "y[i] = sum[j](sq(x[i,j] / sum[j](abs(x[i,j]))))",
+    "weighted square": "y[i] = sum[j](sq(x[i,j] / sum[j](abs(x[i,j])) * u[j]))",
+    "largest weighted square": "y[i] = max[j](sq(x[i,j] / max[j](abs(x[i,j])) * u[j]))",
     "mean": "y[i] = sum[j](x[i,j] / mean[j](abs(x[i,j])))",
     "norm": "n[i] = max[j](abs(x[i,j]))\ny[i] = n[i] * sqrt(sum[j](sq(x[i,j] / n[i])))",
     "length": "y[i] = sum[j](x[i,j] / N(j))",
@@ -48,6 +50,7 @@ def test_what_the_program_keeps_in_range_stays_there(name: str, prefer: str | No
     program = parse(source)
     rng = np.random.default_rng(3)
     arrays = {"x": rows(rng), "z": rows(rng), "c": np.geomspace(1e-30, 1e-3, ROWS, dtype=np.float32)}
+    arrays["u"] = rng.uniform(0.5, 1.0, COLUMNS).astype(np.float32)
     tensors = {t.name: arrays[t.name] for t in program.tensors}
     scalars = dict.fromkeys(program.scalars, 1e-20)
     try:

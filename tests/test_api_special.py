@@ -134,13 +134,14 @@ def compiled(source: str, prefer: str | None) -> eq.Kernel:
     return eq.compile(source, prefer=prefer)
 
 
-def check(source: str, prefer: str | None, **given: Any) -> None:
+def check(source: str, prefer: str | None, place: str = "cpu", **given: Any) -> None:
     kernel = compiled(source, prefer)
-    found, exact = kernel(**given), eq.reference(source)(**given)
+    there = {n: v.to(place) if isinstance(v, torch.Tensor) else v for n, v in given.items()}
+    found, exact = kernel(**there), eq.reference(source)(**given)
     if not isinstance(found, tuple):
         found, exact = (found,), (exact,)
     for got, want, single in zip(found, exact, in_float32(source, given), strict=True):
-        got = got.double().numpy()
+        got = got.double().cpu().numpy()
         with np.errstate(over="ignore"):
             want = want.astype(np.float32).astype(np.float64)
         right = (classes(got) == classes(want)) | (classes(got) == classes(single))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bench import cpu_report, errors_report, workloads_report
+from bench.magnitudes import MAGNITUDES
 from bench.report import Options, Report
 from bench.runner import REPORTS, run
 from eqfuse.extract.plans import SCHEDULES
@@ -118,6 +119,7 @@ def test_errors(tmp_path: Path) -> None:
         "zero line",
         "denormal",
         "no c",
+        *(f"scale {magnitude}" for magnitude in MAGNITUDES),
     } <= kinds
 
 
@@ -126,8 +128,28 @@ def test_errors_fails_where_an_output_is_off(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(errors_report, "as_tuple", lambda found: tuple(x * 1.001 for x in original(found)))
     assert run("errors", ONE, output=tmp_path / "x.json") == 1
     rows = rows_of(tmp_path / "x.json")
+    assert any(row["scaled"] and row["wrong"] and row["ratio"] > 1 for row in rows)
     # No rounding explains a thousandth: it was asked, and is far smaller.
     assert any(0 < row["rounding_rms"] < row["fused_rms"] and not row["within"] for row in rows)
+
+
+def test_what_needs_headroom_is_named_and_nothing_else_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = errors_report.as_tuple
+
+    def overflowing(found: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.where(x.abs() > 1e30, torch.inf, x) for x in original(found))
+
+    monkeypatch.setattr(errors_report, "as_tuple", overflowing)
+    assert run("errors", ONE, output=tmp_path / "x.json") == 1
+    wrong = [row for row in rows_of(tmp_path / "x.json") if row["wrong"]]
+    assert {"scale 1e37"} <= {row["inputs"] for row in wrong} and not any(row["within"] for row in wrong)
+    monkeypatch.setitem(errors_report.HEADROOM, "l2norm", "a reason")
+    assert run("errors", ONE, output=tmp_path / "x.json") == 0
+    wrong = [row for row in rows_of(tmp_path / "x.json") if row["wrong"]]
+    assert all(row["within"] and row["accepted"] == "a reason" for row in wrong)
+    assert errors_report._remarks(wrong[0]) == ["needs headroom: a reason"]
 
 
 def test_an_error_that_rounding_alone_makes_is_the_programs_own() -> None:

@@ -222,10 +222,10 @@ CALLING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
         lambda: kernel("y[i] = sum[j](x[t[i], j])")(x=ones(3, 4), t=ones(2)),
         TypeCheckError,
         (
-            "an index of 'x' is a real number: t[i] (line 1)\n"
+            "'t' is used in an index, so it holds integers; the tensor given is f32 (line 1)\n"
             "    y[i] = sum[j](x[t[i], j])\n"
             "                  ^^^^^^^^^^\n"
-            "an index is made of integers"
+            "convert it to integers"
         ),
     ),
     (
@@ -401,7 +401,7 @@ CALLING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
             "scalar 'g' is 1.5, not an integer (line 1)\n"
             "    y[h] = x[h // g]\n"
             "                  ^\n"
-            "it is used in an index"
+            "it is used in an index: x[h // g]"
         ),
     ),
     (

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -11,9 +15,12 @@ import torch
 from hypothesis import HealthCheck, Phase
 
 from bench import fuzz_report
-from bench.fuzz_report import Outcome, check, explore
+from bench.fuzz_report import Batch, Outcome, check, explore
 from bench.judge import expected
+from bench.magnitudes import MAGNITUDES
 from bench.programs import Example, Input, programs
+from bench.report import Options
+from eqfuse.extract.plans import SCHEDULES
 from eqfuse.terms.parser import parse
 from eqfuse.tile.cpu import CpuProgram
 
@@ -48,10 +55,10 @@ def test_a_cascade_counts_as_fused_and_runs_in_every_schedule() -> None:
     assert outcome.judged == outcome.positions == 21
 
 
-def test_what_cannot_be_fused_and_what_is_no_program() -> None:
+def test_what_cannot_be_fused_and_what_is_refused_rightly_or_wrongly() -> None:
     rounded = "x: f32[i,j]\ny[i] = sum[j](round(x[i,j] / max[j](abs(x[i,j]))))"
     assert check(replace(SOFTMAX, source=rounded)).kind == "fallen back"
-    assert check(replace(SOFTMAX, source="x: f32[i,j]\ny[i] = sum[j](x[i])")).kind == "refused"
+    assert check(replace(SOFTMAX, source="x: f32[i,j]\ny[i] = sum[j](x[i])")).kind == "refused wrongly"
     never = check(replace(SOFTMAX, source="x: f32[i,j]\ny[i] = sum[j](sqrt(-1 - sq(x[i,j])))"))
     assert (never.kind, never.why) == ("refused", "an output is infinite or NaN whatever the inputs")
 
@@ -97,5 +104,92 @@ def test_the_judge_tells_special_values_apart() -> None:
 
 
 def test_an_outcome_fails_where_a_value_is_wrong_not_where_a_program_is_refused() -> None:
-    kinds = ("fused", "fallen back", "refused", "mismatch", "not verified", "broken")
-    assert [Outcome(kind, "").failed for kind in kinds] == [False] * 3 + [True] * 3
+    kinds = ("fused", "fallen back", "refused", "mismatch", "not verified", "refused wrongly", "broken")
+    assert [Outcome(kind, "").failed for kind in kinds] == [False] * 3 + [True] * 4
+
+
+def test_the_judge_lets_overflow_be_and_not_what_the_unfused_program_keeps_in_range() -> None:
+    x = torch.tensor([[3e37] * 20, [1e-42] * 20])
+    safe = "y[i] = sum[j](x[i,j] / max[j](abs(x[i,j])))"
+    assert not judged(safe, x, torch.tensor([20.0, 20.0]))
+    assert "y[0] is inf, not 20" in judged(safe, x, torch.tensor([torch.inf, 20.0]))
+    assert "y[1] is 0, not 20" in judged(safe, x, torch.tensor([20.0, 0.0]))
+    overflowing = "y[i] = sum[j](x[i,j]) / max[j](abs(x[i,j]))"
+    assert not judged(overflowing, x, torch.tensor([torch.inf, 20.0]))
+    assert not judged(overflowing, x, torch.tensor([20.0, 20.0]))
+
+
+def test_the_judge_knows_positions_that_are_right_by_luck() -> None:
+    x = torch.tensor([[3e30, 2e30, 1.0], [3.0, 2.0, 1.0]])
+    chosen = "y[i] = argmax[j](sq(x[i,j]))"
+    assert not judged(chosen, x, torch.tensor([1, 0]))
+    assert "y[1] is 1, not 0" in judged(chosen, x, torch.tensor([0, 1]))
+
+
+def test_the_judge_allows_nan_for_an_infinity_where_a_plan_loses_them() -> None:
+    source, x = "y[i] = sum[j](x[i,j])", torch.full((2, 2), torch.inf)
+    (output,) = expected(parse(source), {"x": x}, {}, {}, {"x": "f32"})
+    lost = torch.full((2,), np.nan)
+    assert output.wrong(lost) and not output.wrong(lost, infinities=False)
+
+
+def test_tensors_of_every_magnitude_layout_and_draw() -> None:
+    sizes, generator = {"i": 5, "j": 7}, torch.Generator().manual_seed(0)
+    for magnitude in MAGNITUDES:
+        x = Input("x", "f32", ("i", "j"), "positive", "contiguous", magnitude).tensor(sizes, generator)
+        assert x.isfinite().all() and x.any()
+    rows = Input("x", "f64", ("i", "j"), "positive", "contiguous", "rows").tensor(sizes, generator).log10()
+    assert (rows.amax(1) - rows.amin(1) < 2).all() and rows.amax() - rows.amin() > 20
+    offset = Input("x", "f32", ("i", "j"), "normal", "offset").tensor(sizes, generator)
+    assert offset.storage_offset() and offset.shape == (5, 7)
+    parts = Input("o", "i64", ("i+1",), "parts of j")
+    assert parts.declared == "o: i64[i1]"
+    found = parts.tensor(sizes, generator)
+    assert found.shape == (6,) and (found.diff() >= 0).all() and found.max() <= 7
+
+
+def test_a_program_runs_in_threads_and_in_a_forked_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = threading.current_thread(), os.getpid()
+    seen: list[threading.Thread] = []
+
+    def fused() -> Outcome:
+        seen.append(threading.current_thread())
+        return Outcome("fused", str(os.getpid()))
+
+    assert fuzz_report._in_threads(fused, 3).kind == "fused"
+    assert len(set(seen)) == 3 and here[0] not in seen
+    assert fuzz_report._in_a_fork(fused).why != str(here[1])
+    kinds = iter(["fused", "mismatch", "fused"])
+    assert fuzz_report._in_threads(lambda: Outcome(next(kinds), ""), 3).kind == "mismatch"
+    monkeypatch.setattr(fuzz_report, "MOST_SECONDS", 0.2)
+    assert fuzz_report._in_threads(lambda: time.sleep(1), 1).kind == "broken"  # type: ignore[arg-type, return-value]
+    assert fuzz_report._in_a_fork(lambda: time.sleep(60)).why == "a forked child hangs"  # type: ignore[arg-type, return-value]
+    assert fuzz_report._in_a_fork(lambda: os._exit(3)).why == "a forked child dies"
+
+
+def test_batches_are_kept_and_gone_on_with(tmp_path: Path) -> None:
+    kept = tmp_path / "fuzz.batches.jsonl"
+    tally = explore(seed=3, examples=2)
+    fuzz_report._keep(kept, Batch(3, 2, "cpu"), tally)
+    assert fuzz_report._kept(kept) == {Batch(3, 2, "cpu"): tally}
+    options = Options(examples=2, seed=3, resume=True)
+    assert list(fuzz_report._batches(options, tmp_path / "fuzz.json")) == [tally]
+    late = Options(examples=4, seed=4, seconds=0)
+    assert list(fuzz_report._batches(late, tmp_path / "fuzz.json")) == []
+    assert not kept.exists()
+
+
+def test_a_process_that_has_lost_its_gpu_tries_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Outcome("broken", "AcceleratorError: CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(fuzz_report, "check", lambda example, device: lost)
+    tally = explore(seed=0, examples=5, device="cuda")
+    assert tally.programs == len(tally.failures) == 1
+
+
+def test_a_program_as_a_user_runs_it() -> None:
+    call = fuzz_report.Call.of(SOFTMAX)
+    assert set(fuzz_report._as_a_user(call, "cpu").ran) == set(SCHEDULES)
+    wrong = replace(
+        call, outputs=tuple(replace(o, exact=o.exact + 1, unfused=o.exact + 1) for o in call.outputs)
+    )
+    assert fuzz_report._as_a_user(wrong, "cpu").kind == "mismatch"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from loops_plans import attention, softmax, term, two_kernels
 
+import eqfuse as eq
 from eqfuse.loops.check import NestError, check
 from eqfuse.loops.interpreter import run
 from eqfuse.loops.lower import lower
@@ -144,6 +145,13 @@ def test_outputs_are_those_of_the_program() -> None:
     for wrong in (replace(buffer, is_output=False), replace(buffer, axes=buffer.axes[::-1])):
         with pytest.raises(NestError, match="the program's outputs are"):
             check(replace(nest, buffers=(wrong,)), program)
+
+
+def test_outputs_are_in_the_order_of_the_program() -> None:
+    kernel = eq.compile("a[i] = sum[j](x[i,j])\nb[i] = max[j](x[i,j])\nreturn b, a", verify=False)
+    program, nest = kernel.derived.program, kernel.compiled.chosen.nest
+    with pytest.raises(NestError, match="the program's outputs are"):
+        check(replace(nest, buffers=nest.buffers[::-1]), program)
 
 
 def test_extents_are_given_in_one_step() -> None:

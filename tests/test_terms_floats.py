@@ -12,7 +12,9 @@ from eqfuse.terms.domain import Domain
 from eqfuse.terms.floats import ELEMENTWISE, TORCH_DTYPES, FloatDomain
 from eqfuse.terms.nodes import ARITY, CASTS, COMPARISONS, LOGICAL
 
-SPECIAL = np.array([0.0, -0.0, 1.0, -2.5, 0.5, 1.5, 1e-9, 300.0, -700.0, np.inf, -np.inf, np.nan])
+SPECIAL = np.array(
+    [0.0, -0.0, 1.0, -2.5, 0.5, 1.5, 1e-9, 300.0, -700.0, 3e38, -3e38, np.inf, -np.inf, np.nan]
+)
 TORCH: dict[str, Any] = {
     "abs": torch.abs,
     "sign": torch.sign,
@@ -26,7 +28,8 @@ TORCH: dict[str, Any] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
+    # torch's own is NaN of an infinity on some processors
+    "gelu": lambda x: x * ((1 + torch.erf(x * 0.5**0.5)) / 2),
     "silu": torch.nn.functional.silu,
     "erf": torch.erf,
     "sin": torch.sin,

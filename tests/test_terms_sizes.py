@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eqfuse.errors import BindError
+from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.nodes import Axis, Const, Expr, Scalar, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.terms.sizes import bind, index_range
+from eqfuse.verify.sizes import small_extents, small_shapes
 
 GQA = "S[h, i, j] = sum[d](Q[h, i, d] * K[h // g, j, d]) * scale"
 SHAPES = {"Q": (8, 5, 16), "K": (2, 7, 16)}
@@ -132,7 +134,7 @@ ERRORS = [
             "scalar 'g' is 2.5, not an integer (line 1)\n"
             "    y[i, j] = x[i, j // g]\n"
             "                        ^\n"
-            "it is used in an index"
+            "it is used in an index: x[i, j // g]"
         ),
     ),
     ("y[i] = x[i]", {"x": (4,)}, {"k": 3}, {}, "the program has no axis 'k'\naxes: i"),
@@ -265,8 +267,56 @@ def test_large_guards_are_proved_not_tried() -> None:
         bind(parse("y[i, j] = x[i - j] * z[i, j]"), {"x": (n,), "z": (n, n)})
 
 
-def test_reads_under_a_data_dependent_condition_are_not_decided() -> None:
-    bind(parse("y[i] = where(x[i] > 0, x[i + 1], 0)"), {"x": (5,)})
+def test_positions_that_are_compared_with_data_are_not_decided() -> None:
+    bind(parse("y[i] = where(i < n[0], x[i + 1], 0) + x[i]"), {"x": (5,), "n": (1,)})
+
+
+SEGMENTS = "y[s] = sum[j](where((off[s] <= j) & (j < off[s+1]), x[j], 0))"
+
+
+@pytest.mark.parametrize(
+    ("source", "shapes", "expected"),
+    [
+        (SEGMENTS, {"off": (5,), "x": (12,)}, {"s": 4, "j": 12}),
+        ("y[s] = off[s+1] - off[s]", {"off": (5,)}, {"s": 4}),
+        ("y[i] = x[i+2] - 2*x[i+1] + x[i]", {"x": (7,)}, {"i": 5}),
+        ("y[i] = x[i+1] * z[i]", {"x": (7,), "z": (6,)}, {"i": 6}),
+        ("y[i] = x[i+1] * z[i]", {"x": (9,), "z": (6,)}, {"i": 6}),
+        ("y[i] = where(x[i] > 0, x[i+1], 0)", {"x": (7,)}, {"i": 6}),
+        ("y[i,t] = where(off[t] > 0, off[i+1], 0)", {"off": (7,)}, {"i": 6, "t": 7}),
+        ("x: f32[i]\ny[i] = where(i + 1 < N(i), x[i+1], 0) + x[i]", {"x": (7,)}, {"i": 7}),
+        ("y[i] = where(i < N(i) - 1, x[i+1], 0) + x[i]", {"x": (7,)}, {"i": 7}),
+    ],
+)
+def test_a_dimension_is_as_much_longer_than_an_axis_as_is_read_behind_it(
+    source: str, shapes: dict[str, tuple[int, ...]], expected: dict[str, int]
+) -> None:
+    program = parse(source)
+    assert bind(program, shapes) == expected
+    small = small_extents(program)
+    assert not list(reads_outside(program, small_shapes(program, small), small, {}))
+
+
+@pytest.mark.parametrize(
+    ("source", "shapes"),
+    [
+        ("y[i] = x[i+1] * z[i]", {"x": (6,), "z": (6,)}),
+        ("y[i] = where(z[i] > 0, x[i+1], 0)", {"x": (6,), "z": (6,)}),
+        ("x: f32[i]\ny[i] = x[i+1] + x[i]", {"x": (6,)}),
+    ],
+)
+def test_a_dimension_that_is_too_short_for_what_is_read_behind_an_axis_is_an_error(
+    source: str, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    with pytest.raises(
+        BindError, match=r"x\[i \+ 1\] reads positions 1 to 6 of dimension 0 of 'x', which has size 6"
+    ):
+        bind(parse(source), shapes)
+
+
+def test_a_condition_on_data_does_not_keep_a_read_inside() -> None:
+    with pytest.raises(BindError, match="reads positions -1 to 3 of dimension 0"):
+        bind(parse("y[i] = where(m[i] > 0, x[i - 1], 0) + x[i]"), {"x": (5,), "m": (5,)})
 
 
 def test_empty_axes_read_nothing() -> None:

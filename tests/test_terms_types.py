@@ -82,10 +82,10 @@ def test_dtypes_of_inputs() -> None:
             "y[i] = x[k[i]]",
             {"k": "f32"},
             (
-                "an index of 'x' is a real number: k[i] (line 1)\n"
+                "'k' is used in an index, so it holds integers; the tensor given is f32 (line 1)\n"
                 "    y[i] = x[k[i]]\n"
                 "           ^^^^^^^\n"
-                "an index is made of integers"
+                "convert it to integers"
             ),
         ),
         (

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import eqfuse as eq
+from eqfuse.errors import BindError
 from eqfuse.tile.launch import interpret
 
 
@@ -78,3 +79,55 @@ def test_emitted_source_does_not_wrap(source: str) -> None:
     kernel = eq.compile(source, target="sm_90", verify=False)
     found = interpret(kernel.triton, "fused_y", sizes=sizes, device="cpu")
     np.testing.assert_array_equal(found, eq.reference(source)(sizes=sizes))
+
+
+DIVISIONS = [
+    "n[i,j] // d[i,j]",
+    "n[i,j] % d[i,j]",
+    "where(d[i,j] != 0, n[i,j] // d[i,j], -1)",
+    "j // d[i,j] + i % d[i,j]",
+    "n[i,j] // (j // 2)",
+    "n[i,j] % (j - 2)",
+    "d[0,0] // d[0,1] + n[i,j]",
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("form", ["y[i,j] = {}", "y[i] = sum[j]({})"])
+@pytest.mark.parametrize("text", DIVISIONS)
+def test_integer_division_by_any_divisor(text: str, form: str, dtype: torch.dtype) -> None:
+    """Rounded down, with remainders of the divisor's sign; both 0 where a tensor holds a divisor of 0."""
+    name = {torch.int32: "i32", torch.int64: "i64"}[dtype]
+    heads = "".join(f"{tensor}: {name}[i,j]\n" for tensor in "nd" if f"{tensor}[" in text)
+    source = heads + form.format(text)
+    n = torch.tensor([[7, -7, 5, 0, -1, 9], [-8, 8, 1, -3, 4, 0]], dtype=dtype)
+    d = torch.tensor([[2, 0, -3, 0, 1, -4], [3, -2, 0, 5, -7, 2]], dtype=dtype)
+    inputs = {tensor: value for tensor, value in (("n", n), ("d", d)) if f"{tensor}: " in heads}
+    expected = eq.reference(source)(**inputs)
+    np.testing.assert_array_equal(eq.compile(source, target="cpu")(**inputs), expected)
+    gpu = eq.compile(source, target="sm_90", verify=False)
+    np.testing.assert_array_equal(interpret(gpu.triton, gpu.name, **inputs), expected)
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "split_k", "multi_pass"])
+@pytest.mark.parametrize("text", ["min[j](abs(sign(n[i,j])))", "argmax[j](sign(max(n[i,j], j)))"])
+def test_signs_have_the_dtype_of_what_they_are_of(text: str, prefer: str) -> None:
+    n = torch.tensor([[7, -7, 5, 0, -1], [-8, 8, 0, -3, 4]])
+    source = f"n: i64[i,j]\ny[i] = {text}\nz[i,j] = y[i] + n[i,j]\nreturn y, z"
+    gpu = eq.compile(source, target="sm_90", prefer=prefer, verify=False)
+    for found, expected in zip(interpret(gpu.triton, gpu.name, n), eq.reference(source)(n=n), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_integer_division_in_numbers() -> None:
+    kernel = eq.compile("n: i64[i]\nd: i64[i]\nq[i] = n[i] // d[i]\nr[i] = n[i] % d[i]", target="cpu")
+    q, r = kernel(n=torch.tensor([7, -7, 7, -7, 7]), d=torch.tensor([2, 2, -2, -2, 0]))
+    assert (q.tolist(), r.tolist()) == ([3, -4, -4, 3, 0], [1, 1, -1, -1, 0])
+
+
+def test_a_scalar_divisor_of_0_is_an_error_unless_it_is_guarded() -> None:
+    n = torch.tensor([5, -5])
+    with pytest.raises(BindError, match=r"n\[i\] // m divides by 0"):
+        eq.compile("n: i64[i]\nm: i64\ny[i] = n[i] // m", target="cpu")(n=n, m=0)
+    guarded = eq.compile("n: i64[i]\nm: i64\ny[i] = where(m > 0, n[i] // m, -1)", target="cpu")
+    assert guarded(n=n, m=0).tolist() == [-1, -1] and guarded(n=n, m=2).tolist() == [2, -3]

@@ -249,7 +249,8 @@ def test_elementwise_functions_agree_with_torch() -> None:
     functions = {
         "sq": lambda x: x * x,
         "relu": torch.relu,
-        "gelu": torch.nn.functional.gelu,
+        # torch's own is NaN of an infinity on some processors
+        "gelu": lambda x: x * ((1 + torch.erf(x * 0.5**0.5)) / 2),
         "silu": torch.nn.functional.silu,
         "finite": lambda x: torch.where(x.isinf(), 0.0, x),
         "invertible": lambda x: torch.where(x.isinf() | (x == 0), 1.0, x),

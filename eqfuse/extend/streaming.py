@@ -35,6 +35,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.printer import show
 from eqfuse.terms.types import kind, program_dtypes
+from eqfuse.threads import Lock
 
 START, COUNT, TOTAL = "stream_start", "stream_count", "stream_total"
 """Scalars of the programs: the position of a chunk's first element, how many elements a state has seen, and how many
@@ -311,21 +312,23 @@ def _shifted(expr: Expr, axis: str) -> Expr:
 
 @dataclass
 class Streamer:
-    """Runs the programs of a stream. `compiled` makes a kernel of a text."""
+    """Runs the programs of a stream. `compiled` makes a kernel of a text, while `lock` is held."""
 
     stream: Stream
     compiled: Callable[[str], Any]
     extents: Callable[
         [Mapping[str, Any], Mapping[str, int] | None], tuple[Mapping[str, int], torch.device, bool]
     ]
+    lock: Lock
 
     def __post_init__(self) -> None:
         self._kernels: dict[str, Any] = {}
 
     def kernel(self, text: str) -> Any:
-        if text not in self._kernels:
-            self._kernels[text] = self.compiled(text)
-        return self._kernels[text]
+        with self.lock:
+            if text not in self._kernels:
+                self._kernels[text] = self.compiled(text)
+            return self._kernels[text]
 
     def init(self, start: int, total: int | None) -> StreamState:
         if not isinstance(start, int) or start < 0:
@@ -346,6 +349,8 @@ class Streamer:
         extents, device, numpy = self.extents(values, sizes)
         count = extents[self.stream.axis]
         known = state.values or self._nothing(extents, device, values)
+        if count == 0:
+            return replace(state, values=known, numpy=numpy, dtypes=_torch_dtypes(values))
         kernel = self.kernel(self.stream.update)
         made = kernel(
             **self._given(
@@ -358,8 +363,8 @@ class Streamer:
                 },
             )
         )
-        dtypes = {name: v.dtype for name, v in _torch(values).items() if isinstance(v, torch.Tensor)}
-        return replace(state, stop=state.stop + count, values=self._stored(made), numpy=numpy, dtypes=dtypes)
+        stop, dtypes = state.stop + count, _torch_dtypes(values)
+        return replace(state, stop=stop, values=self._stored(made), numpy=numpy, dtypes=dtypes)
 
     def combine(self, left: StreamState, right: StreamState) -> StreamState:
         """The state of both parts, the left one first."""
@@ -445,6 +450,10 @@ def _torch(values: Mapping[str, Any]) -> dict[str, Any]:
         name: torch.from_numpy(value) if hasattr(value, "__array_interface__") and value.ndim else value
         for name, value in values.items()
     }
+
+
+def _torch_dtypes(values: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    return {name: v.dtype for name, v in _torch(values).items() if isinstance(v, torch.Tensor)}
 
 
 def _scalars(values: Mapping[str, torch.Tensor], states: Sequence[State]) -> dict[str, Any]:

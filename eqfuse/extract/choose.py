@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.axes import narrowed
@@ -29,6 +28,7 @@ from eqfuse.rules.rule import LOOP_NESTS
 from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.terms.types import result_dtype
+from eqfuse.threads import cached
 
 RESIDENT_ROW = 2048
 """Positions up to which a group that is not the dominant one is kept whole."""
@@ -82,7 +82,7 @@ class Search:
     known: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
 
-    @cached_property
+    @cached
     def _kinds(self) -> Mapping[str, str]:
         return with_outputs(self.program, self.dtypes)
 

@@ -46,7 +46,8 @@ CAST_OUT_OF_RANGE = 0.1
 UNBOUNDED_SQUARE = 0.01
 LOST_RANGE = 0.02
 """A square of what nothing bounds can overflow, and so can a sum that a factor was taken out of. Only a choice of
-whole-axis forms weighs squares, a merge keeps those of its states."""
+whole-axis forms weighs squares, by how many values that nothing bounds are multiplied; a merge keeps those of its states."""
+MOST_DEGREE = 4
 NARROW = ("f8e4m3", "f16")
 
 
@@ -82,11 +83,11 @@ class Extraction:
             case Node("Exp", _, (a,)) if a not in self._settled:
                 return UNPROVED_EXP
             case Node("Sq", _, (a,)) if self.whole and a in self._varies and a not in self._bounded:
-                return UNBOUNDED_SQUARE
+                return UNBOUNDED_SQUARE * min(self.ranges.degree(a), MOST_DEGREE)
             case Node("Mul", _, (a, b)) if (
                 self.whole and a == b and a in self._varies and a not in self._bounded
             ):
-                return UNBOUNDED_SQUARE
+                return UNBOUNDED_SQUARE * min(self.ranges.degree(a), MOST_DEGREE)
             case Node("Mul") if self.ranges.loses(key, node):
                 return LOST_RANGE
             case Node("Cast", (fn,), (a,)) if (

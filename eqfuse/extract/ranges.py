@@ -64,6 +64,10 @@ class Ranges:
             return False
         return not self._is_matrix_product(left)
 
+    def degree(self, key: int) -> float:
+        """How many values that nothing bounds are multiplied in a class."""
+        return self._degrees[key]
+
     def axes(self, key: int) -> frozenset[str]:
         """The axes that a value depends on, as far as its forms show."""
         if key not in self._axes:

@@ -56,8 +56,8 @@ def _stored(kernel: Kernel) -> list[str]:
 def _check_names(nest: Nest, program: Program, tensors: Mapping[str, int]) -> None:
     _unique((kernel.name for kernel in nest.kernels), "kernel")
     _unique((*tensors, *(buffer.name for buffer in nest.buffers)), "tensor")
-    expected = {output.name: output.axes for output in program.outputs}
-    found = {buffer.name: buffer.axes for buffer in nest.buffers if buffer.is_output}
+    expected = [(output.name, output.axes) for output in program.outputs]
+    found = [(buffer.name, buffer.axes) for buffer in nest.buffers if buffer.is_output]
     if expected != found:
         raise NestError(f"the program's outputs are {expected}, the nest's are {found}")
     copies, shards = dict(nest.domains), dict(nest.shards)

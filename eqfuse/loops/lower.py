@@ -70,7 +70,9 @@ def _tidied(kernels: list[Kernel], context: _Context, program: Program) -> Nest:
         if body:
             result.append(replace(kernel, body=named(body, taken)))
     used = {axis for kernel in result for axis in axes_of(kernel)}
-    buffers = tuple(buffer for buffer in context.buffers if buffer.name in outputs | read)
+    order = iter(context.in_order())
+    kept = [next(order) if buffer.is_output else buffer for buffer in context.buffers]
+    buffers = tuple(buffer for buffer in kept if buffer.is_output or buffer.name in read)
     domains = tuple((axis, of) for axis, of in context.aliases.items() if axis in used)
     shards = tuple((shard, axis) for axis, shard in context.shards.items() if shard in used)
     return Nest(tuple(reversed(result)), buffers, domains, shards)
@@ -84,7 +86,7 @@ class _Context:
     """
 
     inputs: frozenset[str]
-    outputs: frozenset[str]
+    outputs: tuple[str, ...]
     tensors: set[str]
     scalars: frozenset[str]
     axes: set[str]
@@ -99,7 +101,7 @@ class _Context:
         axes = set(program.domains) | {axis for kernel in plan.kernels for axis in _plan_axes(kernel)}
         return _Context(
             inputs=frozenset(tensor.name for tensor in program.tensors),
-            outputs=frozenset(output.name for output in program.outputs),
+            outputs=tuple(output.name for output in program.outputs),
             tensors=tensors,
             scalars=frozenset(program.scalars),
             axes=axes,
@@ -123,6 +125,11 @@ class _Context:
         is_output = output.name in self.outputs
         dtype = output.dtype if is_output else output.dtype or "acc"
         self.buffers.append(Buffer(output.name, output.axes, dtype, is_output))
+
+    def in_order(self) -> list[Buffer]:
+        """The outputs as the program has them, whichever kernel stores them first."""
+        made = {buffer.name: buffer for buffer in self.buffers if buffer.is_output}
+        return [made[name] for name in self.outputs]
 
 
 class _KernelLowering:

@@ -86,8 +86,11 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Nest:
-    """`domains` maps an axis that has no extent of its own (renamed copies) to the one that has;
-    `shards` maps a synthetic shard axis to the axis that it divides."""
+    """`buffers` has the outputs in the program's order, which is that of the results of a call.
+
+    `domains` maps an axis that has no extent of its own (renamed copies) to the one that has; `shards` maps a
+    synthetic shard axis to the axis that it divides.
+    """
 
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from eqfuse.extract.extraction import UNPROVED_EXP, Extraction
 from eqfuse.extract.ranges import Ranges
@@ -58,6 +57,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.printer import show
 from eqfuse.terms.types import kind
+from eqfuse.threads import cached
 
 MAX_AUXILIARY_ROUNDS = 4
 
@@ -340,7 +340,7 @@ class _Search:
     ranges: Ranges
     engine: Engine
 
-    @cached_property
+    @cached
     def split(self) -> Split:
         return _split(self.axis, self.states)
 

@@ -12,17 +12,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from eqfuse.extract.extraction import Extraction
+from eqfuse.rules.client import Graphs
 from eqfuse.rules.derive import Engine
 from eqfuse.rules.rule import DATATYPE, RELATIONS, RuleSet, to_egglog
 from eqfuse.rules.saturate import Saturation, session
 from eqfuse.rules.syntax import Term, term
 from eqfuse.terms.nodes import Local
-
-if TYPE_CHECKING:
-    from egglog import bindings
 
 SExpr = str | tuple["SExpr", ...]
 RuleSets = tuple[RuleSet, ...]
@@ -195,9 +192,9 @@ def _row(clause: Clause) -> str:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Rule sets in the form that records: the egglog text, and the rules by their number in the rows."""
+    """Rule sets in the form that records: the egglog commands, and the rules by their number in the rows."""
 
-    prelude: str
+    prelude: tuple[str, ...]
     clauses: tuple[Clause, ...]
 
 
@@ -220,7 +217,7 @@ def recorded(rulesets: RuleSets) -> Recorded:
             rows[_row(clause)] = f"(relation {_row(clause)} ({' '.join(sorts)}))"
             rules.append(_recording_rule(text, clause, len(clauses)))
             clauses.append(clause)
-    return Recorded("\n".join([*lines, *rows.values(), *rules]), tuple(clauses))
+    return Recorded((*lines, *rows.values(), *rules), tuple(clauses))
 
 
 @dataclass(frozen=True)
@@ -262,37 +259,27 @@ class Tape:
         assert isinstance(found, Term)
         return found
 
-    def collect(self, graph: bindings.EGraph, clauses: Sequence[Clause]) -> None:
+    def collect(self, graphs: Graphs, clauses: Sequence[Clause]) -> None:
         """Reads the firings of a saturated recording e-graph."""
-        functions = graph.freeze().functions
-        nodes: dict[bindings.Value, tuple[str, tuple[str, ...], tuple[bindings.Value, ...]]] = {}
-        strings: dict[bindings.Value, str] = {}
-        terms: dict[bindings.Value, Term] = {}
+        functions = {name: (sorts, sort, rows) for name, sorts, sort, _, rows in graphs.ask("read")}
+        nodes: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
+        terms: dict[int, Term] = {}
 
-        def word(value: bindings.Value) -> str:
-            if value not in strings:
-                strings[value] = graph.value_to_string(value)
-            return strings[value]
+        def build(key: int) -> Term:
+            if key not in terms:
+                head, words, args = nodes[key]
+                terms[key] = term(head, words, tuple(map(build, args)))
+            return terms[key]
 
-        def build(value: bindings.Value) -> Term:
-            if value not in terms:
-                head, words, args = nodes[value]
-                terms[value] = term(head, words, tuple(map(build, args)))
-            return terms[value]
-
-        for name, function in functions.items():
-            if function.output_sort == "Quote" and name.startswith(QUOTED):
-                for row in function.rows:
-                    paired = list(zip(function.input_sorts, row.inputs, strict=True))
-                    words = tuple(word(v) for sort, v in paired if sort == "String")
-                    args = tuple(v for sort, v in paired if sort != "String")
-                    nodes[row.output] = name.removeprefix(QUOTED), words, args
+        for name, (_, sort, rows) in functions.items():
+            if sort == "Quote" and name.startswith(QUOTED):
+                for arguments, key, _ in rows:
+                    words = tuple(x for x in arguments if isinstance(x, str))
+                    args = tuple(x for x in arguments if isinstance(x, int))
+                    nodes[key] = name.removeprefix(QUOTED), words, args
         for name in sorted(dict.fromkeys(map(_row, clauses))):
-            for row in functions[name].rows:
-                number, *values = (
-                    word(v) if sort == "String" else build(v)
-                    for sort, v in zip(functions[name].input_sorts, row.inputs, strict=True)
-                )
+            for arguments, _, _ in functions[name][2]:
+                number, *values = (x if isinstance(x, str) else build(x) for x in arguments)
                 clause = clauses[int(str(number))]
                 found = zip((*clause.terms, *clause.words), values, strict=True)
                 self.firings.append(Firing(clause, dict(found)))
@@ -347,10 +334,10 @@ class Recorder:
         if record is None:
             record = _recorded[rulesets] = recorded(rulesets)
         with session(rulesets, record.prelude) as plain:
-            recording = Recording(plain.graph, rulesets)
+            recording = Recording(plain.graphs, rulesets)
             self.tapes.append(recording.tape)
             yield recording
-            recording.tape.collect(recording.graph, record.clauses)
+            recording.tape.collect(recording.graphs, record.clauses)
 
     def chose(self, purpose: str, best: Extraction, key: int) -> None:
         self.tapes[-1].choices[purpose] = _extracted(best, key)

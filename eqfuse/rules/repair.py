@@ -437,7 +437,13 @@ def _hoisted_factors(body: Expr, split: Split) -> list[Expr]:
 
 
 def _is_guarded(expr: Expr) -> bool:
-    return isinstance(expr, Call) and expr.fn == "invertible"
+    match expr:
+        case Call("invertible", _):
+            return True
+        case Call("mul" | "div", (a, b)) if reads_state(expr):
+            return all(not reads_state(part) or _is_guarded(part) for part in (a, b))
+        case _:
+            return False
 
 
 def _joined(fn: str, a: Expr | None, b: Expr | None) -> Expr | None:
@@ -450,7 +456,7 @@ def _factors(expr: Expr, split: Split) -> tuple[Expr, Expr | None]:
     """`expr` with every hoistable factor guarded, and the product of factor / guarded factor."""
     if not split.reads(expr):
         return expr, None
-    if split.hoists(expr):
+    if split.hoists(expr) and not _has_constant(expr, split):
         safe = guarded("invertible", expr)
         return safe, None if safe is expr else call("div", expr, safe)
     match expr:
@@ -478,6 +484,19 @@ def _factors(expr: Expr, split: Split) -> tuple[Expr, Expr | None]:
             return call("where", p, ga, Const(0)), ra
         case _:
             return expr, None
+
+
+def _has_constant(expr: Expr, split: Split) -> bool:
+    """Whether a factor of `expr` reads no state: repairs do without it, and so have guards to."""
+    match expr:
+        case Call("mul" | "div", (a, b)):
+            return any(not split.reads(part) or _has_constant(part, split) for part in (a, b))
+        case Call("neg" | "abs" | "sq" | "sqrt" | "rsqrt", (a,)):
+            return _has_constant(a, split)
+        case Call(fn, (a,)) if fn in CASTS:
+            return _has_constant(a, split)
+        case _:
+            return False
 
 
 def _reciprocal(ratio: Expr) -> Expr:

@@ -240,11 +240,11 @@ def to_egglog(rule: Rule, ruleset: str) -> str:
     return f'(rule ({" ".join(body)}) ({head}) :ruleset {ruleset} :name "{rule.name}")'
 
 
-def prelude(rulesets: Iterable[RuleSet]) -> str:
-    """Declarations of the language, the relations and the given rule sets."""
+def prelude(rulesets: Iterable[RuleSet]) -> tuple[str, ...]:
+    """Declarations of the language, the relations and the given rule sets: egglog commands."""
     lines = [DATATYPE]
     lines += [f"(relation {name} ({' '.join(sorts)}))" for name, sorts in RELATIONS.items()]
     for ruleset in rulesets:
         lines.append(f"(ruleset {ruleset.name})")
         lines += [to_egglog(rule, ruleset.name) for rule in ruleset.rules]
-    return "\n".join(lines)
+    return tuple(lines)

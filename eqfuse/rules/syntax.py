@@ -13,10 +13,10 @@ A pattern is a term with variables: `Var name` stands for a term, a word that st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
-from eqfuse.terms.nodes import post_order
+from eqfuse.terms.nodes import INTERNING, post_order
 
 Position = tuple[int, ...]
 """The way from a term to one of its subterms: which argument, at each step."""
@@ -33,6 +33,9 @@ class Term:
     def __init__(self, head: str, words: tuple[str, ...], args: tuple[Term, ...]) -> None:
         self.head, self.words, self.args = head, words, args
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return term, (self.head, self.words, self.args)
+
     def __repr__(self) -> str:
         parts = [self.head, *map(repr, self.words), *map(repr, self.args)]
         return f"({' '.join(parts)})"
@@ -43,7 +46,10 @@ def term(head: str, words: tuple[str, ...] = (), args: tuple[Term, ...] = ()) ->
     key = (head, words, args)
     found = Term.pool.get(key)
     if found is None:
-        found = Term.pool[key] = Term(*key)
+        with INTERNING:
+            found = Term.pool.get(key)
+            if found is None:
+                found = Term.pool[key] = Term(*key)
     return found
 
 

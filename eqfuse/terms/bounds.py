@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from eqfuse.errors import BindError, Span, locate
 from eqfuse.terms import integers
+from eqfuse.terms.folds import contributions, fold_of
 from eqfuse.terms.intervals import Affine, Box
 from eqfuse.terms.nodes import (
     Axis,
@@ -19,6 +22,7 @@ from eqfuse.terms.nodes import (
     Const,
     Expr,
     Load,
+    Output,
     Program,
     Reduce,
     Scalar,
@@ -45,6 +49,8 @@ class Guard:
 
 Guards = tuple[Guard, ...]
 
+Node = TypeVar("Node", Load, Reduce, Call)
+
 
 def check_bounds(
     program: Program,
@@ -54,19 +60,149 @@ def check_bounds(
 ) -> None:
     """Raises BindError for a read that is outside its tensor at some position, or an integer division by 0.
 
-    Reads under a `where` (or after an `and`) count only where its condition selects them. What sizes
-    and scalars do not decide (gathers, conditions on data) is accepted: outside positions read as 0.
+    Reads under a `where` (or after an `and`) count only where its condition selects them; a condition on data that
+    says nothing of the positions read guards nothing. What sizes and scalars do not decide (gathers, positions
+    compared with data) is accepted: outside positions read as 0.
     """
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
     roots = [output.expr for output in program.outputs]
-    for node in walk(*roots):
-        if isinstance(node, Call) and node.fn in ("floordiv", "mod") and box.range(node.args[1]) == (0, 0):
+    calls = (node for node in walk(*roots) if isinstance(node, Call) and node.fn in ("floordiv", "mod"))
+    by_zero: dict[Expr, Call] = {node: node for node in calls if box.range(node.args[1]) == (0, 0)}
+    for node, guards in _guarded(roots, by_zero):
+        if _reached(guards, box):
             span = locate(program.source, show(node)) or locate(program.source, show(node.args[1]))
             raise BindError(
                 f"{show(node)} divides by 0", source=program.source, span=span, hint="give a divisor above 0"
             )
     for read in reads_outside(program, shapes, extents, scalars):
         raise _error(program, read)
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """A read `offset` positions behind those of an axis, with nothing said about which positions of the axis read it:
+    `off[s + 1]`. The dimension has so many elements more than the axis has positions."""
+
+    load: Load
+    dimension: int
+    axis: str
+    offset: int
+
+
+@lru_cache(256)
+def reads_beyond(outputs: tuple[Output, ...]) -> tuple[Beyond, ...]:
+    """The reads behind the positions of an axis that no condition on these positions guards."""
+    found: dict[Beyond, None] = {}
+    for load, guards in _reads([output.expr for output in outputs]):
+        box = Box(dict.fromkeys(free_axes(load), (0, 0)), {}, {})
+        for dimension, index in enumerate(load.index):
+            form = box.affine(index)
+            match list(form.terms.items()) if form is not None else ():
+                case [(Axis(axis), 1)] if form is not None and form.constant > 0:
+                    if not any(_tells(guard.condition, axis) for guard in guards):
+                        found[Beyond(load, dimension, axis, form.constant)] = None
+    return tuple(found)
+
+
+def longer_dimensions(program: Program) -> dict[tuple[str, int], dict[str, Beyond]]:
+    """The dimensions that have more elements than an axis that indexes them has positions, unless they are declared
+    to have that axis: by axis, the read that goes furthest."""
+    declared = {tensor.name: tensor.axes for tensor in program.tensors}
+    found: dict[tuple[str, int], dict[str, Beyond]] = {}
+    for read in sorted(reads_beyond(program.outputs), key=lambda read: read.offset):
+        axis = program.domains.get(read.axis, read.axis)
+        if declared[read.load.tensor][read.dimension] not in (axis, read.axis):
+            found.setdefault((read.load.tensor, read.dimension), {})[axis] = read
+    return found
+
+
+def check_longer(program: Program, shapes: Mapping[str, tuple[int, ...]], extents: Mapping[str, int]) -> None:
+    """Raises BindError for a dimension that is too short for a read behind the positions of an axis."""
+    for (tensor, dimension), reads in longer_dimensions(program).items():
+        for axis, read in reads.items():
+            size, last = shapes[tensor][dimension], extents[axis] - 1 + read.offset
+            if extents[axis] and last >= size:
+                raise _error(program, Outside(read.load, dimension, size, read.offset, last))
+
+
+def _telling(guards: Guards, index: Expr) -> Guards:
+    """The conditions that may keep an index inside: not those on data that say nothing of the positions it has."""
+    axes = free_axes(index)
+    if not axes:
+        return guards
+    return tuple(
+        guard
+        for guard in guards
+        if any(_tells(guard.condition, axis) for axis in axes)
+        or not any(isinstance(node, Load | Reduce) for node in walk(guard.condition))
+    )
+
+
+def _tells(condition: Expr, axis: str) -> bool:
+    """Whether a condition compares a position of the axis itself, rather than what is read there."""
+    seen: set[Expr] = set()
+    stack = [condition]
+    while stack:
+        node = stack.pop()
+        if node is Axis(axis):
+            return True
+        if node not in seen and not isinstance(node, Load | Reduce):
+            seen.add(node)
+            stack += children(node)
+    return False
+
+
+def check_selections(program: Program, extents: Mapping[str, int], scalars: Mapping[str, Any]) -> None:
+    """Raises BindError where a position is selected from an axis without any, as by `argmax`.
+
+    Under a `where` a selection counts only where its condition selects it, which sizes and scalars have to tell.
+    """
+    box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
+    for reduce, guards in _selections([output.expr for output in program.outputs]):
+        if extents[reduce.axis] == 0 and _reached(guards, box):
+            raise _no_position(program, reduce)
+
+
+def selected_axes(program: Program) -> dict[str, str]:
+    """The axes that have to have positions whatever the inputs are, with the reduction that selects one."""
+    found = _selections([output.expr for output in program.outputs])
+    return {_base(program, each): each.op.partition(".")[0] for each, guards in found if not guards}
+
+
+def _base(program: Program, reduce: Reduce) -> str:
+    return program.domains.get(reduce.axis, reduce.axis)
+
+
+def _selections(roots: Sequence[Expr]) -> Iterator[tuple[Reduce, Guards]]:
+    """Reductions that select a position of their axis, as `argmax` does, and have none where the axis is empty."""
+    selecting: dict[Expr, Reduce] = {}
+    for node in walk(*roots):
+        found = fold_of(node.op) if isinstance(node, Reduce) else None
+        if isinstance(node, Reduce) and found is not None and not found[0].ranks:
+            fold, index = found
+            selects = fold.selects(index) and contributions(node)[index] is Axis(node.axis)
+            if selects and math.isinf(fold.identity[index].value):
+                selecting[node] = node
+    return _guarded(roots, selecting)
+
+
+def _reached(guards: Guards, box: Box) -> bool:
+    """Whether all guards hold at some position; False where that cannot be told."""
+    axes = sorted(frozenset[str]().union(*(free_axes(guard.condition) for guard in guards)))
+    if prod(box.extents[axis] for axis in axes) > MAX_POSITIONS:
+        return False
+    found = _where(guards, axes, box)
+    return found is not None and bool(found[0].any())
+
+
+def _no_position(program: Program, reduce: Reduce) -> BindError:
+    name, axis = reduce.op.partition(".")[0], _base(program, reduce)
+    return BindError(
+        f"{name} over axis {axis!r}, which is empty, has no position to give",
+        source=program.source,
+        span=locate(program.source, f"{name}[{reduce.axis}]") or locate(program.source, name),
+        hint=f"give tensors that have positions of {axis!r}, or guard it: where(N({axis}) > 0, {name}[{axis}](...), -1)",
+    )
 
 
 @dataclass(frozen=True)
@@ -90,7 +226,8 @@ def reads_outside(
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
     for load, guards in _reads([output.expr for output in program.outputs]):
         for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
-            outside = None if isinstance(index, Axis) else _outside(index, size, guards, box)
+            telling = _telling(guards, index)
+            outside = None if isinstance(index, Axis) else _outside(index, size, telling, box)
             if outside is not None:
                 yield Outside(load, dimension, size, *outside)
 
@@ -102,11 +239,11 @@ def never_inside(program: Program, read: Outside, axis: str | None) -> BindError
         f"{show(read.load)} reads outside dimension {read.dimension} of {read.load.tensor!r}, whatever its size",
         source=program.source,
         span=_span(program, read.load),
-        hint=f"guard the read: {_guarded(read, size)}",
+        hint=f"guard the read: {_guarded_text(read, size)}",
     )
 
 
-def _guarded(read: Outside, size: str) -> str:
+def _guarded_text(read: Outside, size: str) -> str:
     """How to write a read so that it counts only where it is inside; `size` is how to write the size."""
     index = show(read.load.index[read.dimension])
     limits = [f"{index} >= 0"] * (read.low < 0) + [f"{index} < {size}"] * (read.high >= read.size)
@@ -120,7 +257,7 @@ def _span(program: Program, load: Load) -> Span | None:
 
 def _error(program: Program, read: Outside) -> BindError:
     reads = f"position {read.low}" if read.low == read.high else f"positions {read.low} to {read.high}"
-    guard = f"give tensors that fit, or guard the read: {_guarded(read, str(read.size))}"
+    guard = f"give tensors that fit, or guard the read: {_guarded_text(read, str(read.size))}"
     return BindError(
         f"{show(read.load)} reads {reads} of dimension {read.dimension} of {read.load.tensor!r}, "
         f"which has size {read.size}",
@@ -131,21 +268,27 @@ def _error(program: Program, read: Outside) -> BindError:
 
 
 def _reads(roots: Sequence[Expr]) -> Iterator[tuple[Load, Guards]]:
-    """Loads that are read elsewhere than at positions, with what guards each way to them: ways may be many."""
-    moved: set[Expr] = set()
+    """Loads that are read elsewhere than at positions, with what guards each way to them."""
+    loads = (node for node in walk(*roots) if isinstance(node, Load))
+    moved = (load for load in loads if not all(isinstance(part, Axis) for part in load.index))
+    return _guarded(roots, {load: load for load in moved})
+
+
+def _guarded(roots: Sequence[Expr], wanted: Mapping[Expr, Node]) -> Iterator[tuple[Node, Guards]]:
+    """The nodes that are wanted, with what guards each way to them: ways may be many."""
+    above: set[Expr] = set()
     for node in walk(*roots):
-        is_moved = isinstance(node, Load) and not all(isinstance(part, Axis) for part in node.index)
-        if is_moved or any(child in moved for child in children(node)):
-            moved.add(node)
+        if node in wanted or any(child in above for child in children(node)):
+            above.add(node)
     seen: set[tuple[Expr, Guards]] = set()
     stack: list[tuple[Expr, Guards]] = [(root, ()) for root in reversed(roots)]
     while stack:
         node, guards = stack.pop()
-        if node not in moved or (node, guards) in seen:
+        if node not in above or (node, guards) in seen:
             continue
         seen.add((node, guards))
-        if isinstance(node, Load):
-            yield node, guards
+        if node in wanted:
+            yield wanted[node], guards
         stack.extend(reversed(list(_guarded_children(node, guards))))
 
 
@@ -222,10 +365,28 @@ def _is_nonnegative(form: Affine, facts: Sequence[Affine], box: Box) -> bool:
 
 
 def _tried(index: Expr, size: int, guards: Guards, axes: Sequence[str], box: Box) -> tuple[int, int] | None:
+    found = _where(guards, axes, box, index)
+    if found is None:
+        return None
+    reached, values = found
+    attained = values[index]
+    if attained is None:
+        return None
+    positions = np.broadcast_to(attained, reached.shape)[reached]
+    if positions.size == 0 or (positions.min() >= 0 and positions.max() < size):
+        return None
+    return int(positions.min()), int(positions.max())
+
+
+def _where(
+    guards: Guards, axes: Sequence[str], box: Box, *exprs: Expr
+) -> tuple[npt.NDArray[Any], Mapping[Expr, npt.NDArray[Any] | None]] | None:
+    """At which positions of the axes all guards hold, and the values of expressions at all positions; None where a
+    guard is unknown."""
     values: dict[Expr, npt.NDArray[Any] | None] = {}
     shape = tuple(box.extents[axis] for axis in axes)
     grid = dict(zip(axes, np.indices(shape, sparse=True), strict=True))
-    for node in walk(index, *(guard.condition for guard in guards)):
+    for node in walk(*exprs, *(guard.condition for guard in guards)):
         values[node] = _value(node, values, grid, box)
     reached = np.ones(shape, bool)
     for guard in guards:
@@ -233,13 +394,7 @@ def _tried(index: Expr, size: int, guards: Guards, axes: Sequence[str], box: Box
         if condition is None:
             return None
         reached &= condition == guard.holds
-    attained = values[index]
-    if attained is None:
-        return None
-    positions = np.broadcast_to(attained, shape)[reached]
-    if positions.size == 0 or (positions.min() >= 0 and positions.max() < size):
-        return None
-    return int(positions.min()), int(positions.max())
+    return reached, values
 
 
 def _value(

@@ -75,7 +75,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "tanh": np.tanh,
     "sigmoid": _sigmoid,
     "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: x * (1 + _erf(x * np.sqrt(0.5, dtype=x.dtype))) / 2,
+    "gelu": lambda x: x * ((1 + _erf(x * np.sqrt(0.5, dtype=x.dtype))) / 2),
     "silu": lambda x: x * _sigmoid(x),
     "erf": _erf,
     "sin": np.sin,

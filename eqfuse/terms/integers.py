@@ -20,6 +20,7 @@ INTEGER_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": np.abs,
     "sign": np.sign,
     "sq": np.square,
+    "relu": lambda x: np.maximum(x, 0),
     "where": np.where,
 }
 """Functions whose result is an integer where all their values are."""
@@ -36,14 +37,13 @@ TRUTH_FUNCTIONS: Mapping[str, np.ufunc] = {
     "not": np.logical_not,
 }
 
-_BOUNDS = np.iinfo(np.int64)
-FOLDS: Mapping[str, tuple[np.ufunc, int]] = {
+FOLDS: Mapping[str, tuple[np.ufunc, float]] = {
     "sum": (np.add, 0),
     "prod": (np.multiply, 1),
-    "max": (np.maximum, _BOUNDS.min),
-    "min": (np.minimum, _BOUNDS.max),
+    "max": (np.maximum, -np.inf),
+    "min": (np.minimum, np.inf),
 }
-"""Reductions of integers and their identities; an integer has no infinity."""
+"""Reductions of integers and their identities (see `identity`)."""
 
 
 LONGEST = 2**48
@@ -52,7 +52,7 @@ LONGEST = 2**48
 
 def fits(number: float) -> bool:
     """Whether a number is none of the integers that 64 bits do not hold."""
-    return not isinstance(number, int) or _BOUNDS.min <= number <= _BOUNDS.max
+    return not isinstance(number, int) or -(2**63) <= number < 2**63
 
 
 def is_exact(value: Any) -> bool:
@@ -60,20 +60,22 @@ def is_exact(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "iub"
 
 
-def closest(number: float) -> int:
-    """The integer that stands for a number: an infinity is the last that 64 bits hold."""
-    return int(number) if np.isfinite(number) else _BOUNDS.max if number > 0 else _BOUNDS.min
-
-
 def as_integers(value: Any) -> npt.NDArray[np.int64]:
     """Integers or truth values as int64."""
     return np.asarray(value).astype(np.int64)
 
 
-def fold(op: str, value: Any, dimension: int) -> npt.NDArray[np.int64]:
-    """A reduction of integers, or of truth values as 0 and 1, over one dimension."""
-    function, identity = FOLDS[op]
-    return np.asarray(function.reduce(as_integers(value), axis=dimension, initial=identity))
+def fold(op: str, value: Any, dimension: int, dtype: str = "i64") -> npt.NDArray[np.int64]:
+    """A reduction of integers, or of truth values as 0 and 1, over one dimension. `dtype` is the one whose identity
+    a dimension without positions gives."""
+    function, number = FOLDS[op]
+    return np.asarray(function.reduce(as_integers(value), axis=dimension, initial=identity(number, dtype)))
+
+
+def identity(number: float, dtype: str) -> int:
+    """The identity of a reduction in an integer dtype: an infinity is the last integer that the dtype has."""
+    bounds = np.iinfo(np.int64 if dtype == "i64" else np.int32)
+    return int(number) if np.isfinite(number) else int(bounds.max if number > 0 else bounds.min)
 
 
 def call(fn: str, args: tuple[Any, ...]) -> npt.NDArray[Any]:

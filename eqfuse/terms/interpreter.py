@@ -22,6 +22,8 @@ import torch
 
 from eqfuse.errors import BindError
 from eqfuse.terms import integers
+from eqfuse.terms.arguments import detached
+from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.domain import Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides
@@ -44,7 +46,8 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.sizes import bind
-from eqfuse.terms.types import KINDS, check_dtypes
+from eqfuse.terms.types import KINDS, check_dtypes, result_dtype
+from eqfuse.threads import undisturbed
 
 TRIAL = "%trial"
 """Name of the dimension of independent trials; no axis can have it."""
@@ -166,16 +169,19 @@ def reference(
     """The outputs of the unfused program in float64: a numpy array, or a tuple of them in program order.
 
     Takes numpy arrays or torch tensors, and numbers. Integer and truth-valued results are exact.
-    Raises BindError where the inputs do not fit the program, TypeCheckError where their types do not.
+    Raises BindError where the inputs do not fit the program or ask for a derivative, TypeCheckError where their
+    types do not.
     """
     domain = FloatDomain("float64")
-    arrays = {name: _as_array(name, value) for name, value in tensors.items()}
-    numbers = {name: _as_number(name, value) for name, value in (scalars or {}).items()}
-    extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
-    check_dtypes(program, _dtypes(program, arrays))
-    results = evaluate(program, arrays, numbers, extents, domain)
-    outputs = tuple(np.array(results[output.name]) for output in program.outputs)
-    return outputs[0] if len(outputs) == 1 else outputs
+    with undisturbed():
+        arrays = {name: _as_array(name, value) for name, value in tensors.items()}
+        numbers = {name: _as_number(name, value) for name, value in (scalars or {}).items()}
+        extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
+        check_selections(program, extents, numbers)
+        check_dtypes(program, _dtypes(program, arrays))
+        results = evaluate(program, arrays, numbers, extents, domain)
+        outputs = tuple(np.array(results[output.name]) for output in program.outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
 def check_dense(name: str, tensor: torch.Tensor) -> None:
@@ -192,7 +198,7 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
             raise BindError(
                 f"{name!r} is on device 'meta': it has no values", hint="pass a tensor with values"
             )
-        tensor = value.detach().cpu()
+        tensor = detached(name, value).cpu()
         value = (tensor.to(torch.float64) if tensor.is_floating_point() else tensor).numpy()
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
@@ -202,6 +208,8 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def _as_number(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = detached(name, value)
     if isinstance(value, np.ndarray | np.generic | torch.Tensor) and value.ndim == 0:
         value = value.item()
     if not isinstance(value, int | float):
@@ -348,7 +356,7 @@ class _Run:
         selection = [np.clip(part, 0, size - 1) for part, size in zip(parts, shape, strict=True)]
         if trials:
             selection.insert(0, aligned(Value(trials, np.arange(env.batch or 1)), dims, env.domain))
-        taken = data[tuple(selection)] if exact else env.domain.take(data, tuple(selection))
+        taken = np.asarray(data[tuple(selection)]) if exact else env.domain.take(data, tuple(selection))
         if not inside.all():
             if exact:
                 taken = np.where(inside, taken, np.zeros((), data.dtype))
@@ -404,7 +412,8 @@ class _Run:
         dimension = body.dims.index(node.axis)
         dims = body.dims[:dimension] + body.dims[dimension + 1 :]
         if integers.is_exact(body.data):
-            return Value(dims, integers.fold(node.op, body.data, dimension))
+            dtype = "i64" if body.data.shape[dimension] else self._integer_dtype(node.body)
+            return Value(dims, integers.fold(node.op, body.data, dimension, dtype))
         return Value(dims, domain.reduce(node.op, body.data, dimension))
 
     def _unmasked(self, factor: Expr) -> tuple[Value, Value | None]:
@@ -415,15 +424,22 @@ class _Run:
             case _:
                 return self.value(factor), None
 
+    def _integer_dtype(self, expr: Expr) -> str:
+        """i32 where an integer is made from i32 values alone."""
+        names = {np.dtype(np.int32): "i32", np.dtype(bool): "bool"}
+        tensors = {name: data for name, data in self.env.tensors.items() if integers.is_exact(data)}
+        return result_dtype(expr, {name: names.get(data.dtype, "i64") for name, data in tensors.items()})
+
     def _states(self, fold: Fold, node: Reduce) -> tuple[Value, ...]:
         """Every state variable of a fold over the positions of an axis."""
         parts = [self.value(part) for part in contributions(node)]
         dims = _union([*parts, Value((node.axis,), None)])
         whole = [Value(dims, expand(part, dims, self.env)) for part in parts]
+        dtypes = [self._integer_dtype(part) for part in contributions(node)]
         ranks = ranks_of(node)
         if ranks is None:
-            return fold_states(fold, whole, node.axis, self.env.domain)
-        return rank_states(fold, whole, node.axis, ranks, self.env.length(ranks), self.env.domain)
+            return fold_states(fold, whole, node.axis, self.env.domain, dtypes)
+        return rank_states(fold, whole, node.axis, ranks, self.env.length(ranks), self.env.domain, dtypes)
 
     def _merge(self, node: Call, ranks: str) -> Value:
         """A state variable of two lists, merged."""
@@ -439,8 +455,11 @@ class _Run:
         return self.merges[key][index]
 
 
-def fold_states(fold: Fold, parts: Sequence[Value], axis: str, domain: Domain) -> tuple[Value, ...]:
-    """Every state variable of a fold, from what each position contributes (arrays of all of the same dims).
+def fold_states(
+    fold: Fold, parts: Sequence[Value], axis: str, domain: Domain, dtypes: Sequence[str] | None = None
+) -> tuple[Value, ...]:
+    """Every state variable of a fold, from what each position contributes (arrays of all of the same dims, integers
+    of these dtypes).
 
     Neighbours are combined pair by pair, the order of positions kept, until one is left.
     """
@@ -448,8 +467,8 @@ def fold_states(fold: Fold, parts: Sequence[Value], axis: str, domain: Domain) -
     count = _length(parts[0].data, place, domain)
     size = max(2, _power_of_two(count))  # a combination decides which variables are real
     states = [
-        Value(dims, _filled(part.data, place, size, identity.value, domain))
-        for part, identity in zip(parts, fold.identity, strict=True)
+        Value(dims, _filled(part.data, place, size, identity.value, domain, dtype))
+        for part, identity, dtype in zip(parts, fold.identity, dtypes or ["i64"] * len(parts), strict=True)
     ]
     while size > 1:
         sides = [
@@ -463,7 +482,13 @@ def fold_states(fold: Fold, parts: Sequence[Value], axis: str, domain: Domain) -
 
 
 def rank_states(
-    fold: Fold, parts: Sequence[Value], axis: str, ranks: str, count: int, domain: Domain
+    fold: Fold,
+    parts: Sequence[Value],
+    axis: str,
+    ranks: str,
+    count: int,
+    domain: Domain,
+    dtypes: Sequence[str] | None = None,
 ) -> tuple[Value, ...]:
     """The first so many states along an axis, in order, as a list along `ranks` in its place: every state variable.
 
@@ -473,8 +498,8 @@ def rank_states(
     size = _power_of_two(max(2, _length(parts[0].data, place, domain)))
     longest = _power_of_two(max(1, count))
     states = [
-        Value(dims, _filled(part.data, place, max(size, longest), identity.value, domain))
-        for part, identity in zip(parts, fold.identity, strict=True)
+        Value(dims, _filled(part.data, place, max(size, longest), identity.value, domain, dtype))
+        for part, identity, dtype in zip(parts, fold.identity, dtypes or ["i64"] * len(parts), strict=True)
     ]
     length = 1
     while length < _length(states[0].data, place, domain):
@@ -494,7 +519,9 @@ def merge_states(
     size = _power_of_two(max(1, count))
     lists = [
         [
-            Value(dims, _filled(_broadcast(domain, v.data, shape), place, size, identity.value, domain))
+            Value(
+                dims, _filled(_broadcast(domain, v.data, shape), place, size, identity.value, domain, "i64")
+            )
             for v, identity in zip(side, fold.identity, strict=True)
         ]
         for side in (left, right)
@@ -582,14 +609,14 @@ def _taken(data: Any, place: int, which: slice | int | npt.NDArray[np.int64], do
     return np.asarray(data[index]) if integers.is_exact(data) else domain.take(data, index)
 
 
-def _filled(data: Any, place: int, size: int, number: float, domain: Domain) -> Any:
-    """`data` with so many positions along one dimension, the further ones of one number."""
+def _filled(data: Any, place: int, size: int, number: float, domain: Domain, dtype: str) -> Any:
+    """`data` with so many positions along one dimension, the further ones of one number; `dtype` is of integers."""
     shape = _shape(data, domain)
     count = shape[place]
     if count == size:
         return data
     exact = integers.is_exact(data)
-    fill = np.asarray(integers.closest(number)) if exact else domain.full((), number)
+    fill = np.asarray(integers.identity(number, dtype)) if exact else domain.full((), number)
     if count == 0:
         full = (*shape[:place], size, *shape[place + 1 :])
         return _broadcast(domain, fill if exact else domain.reshape(fill, (1,) * len(full)), full)

@@ -70,7 +70,7 @@ class Box:
                 # A division by 0 has no value, so it must not cancel.
                 defined = divisor is not None and divisor[0] > 0 and self.affine(first) is not None
                 return Affine({expr: 1}, 0) if defined else None
-            case Call("maximum" | "minimum" | "abs" | "sq", args):
+            case Call("maximum" | "minimum" | "abs" | "sq" | "relu", args):
                 return None if any(self.affine(arg) is None for arg in args) else Affine({expr: 1}, 0)
             case _:
                 return None
@@ -106,6 +106,9 @@ class Box:
                     return None
                 ends = [abs(end) if fn == "abs" else end * end for end in inner]
                 return (0 if inner[0] <= 0 <= inner[1] else min(ends)), max(ends)
+            case Call("relu", (operand,)):
+                inner = self.range(operand)
+                return inner and (max(inner[0], 0), max(inner[1], 0))
             case Call(fn, (first, second)):
                 left, right = self.range(first), self.range(second)
                 return None if left is None or right is None else _combined(fn, left, right)

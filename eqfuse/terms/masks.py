@@ -46,7 +46,8 @@ def masked(program: Program, values: Mapping[str, Expr] | None = None) -> Callab
 class _Masks:
     def __init__(self, program: Program, values: Mapping[str, Expr]) -> None:
         self._integers = frozenset(program.integers)
-        self._discrete = frozenset(t.name for t in program.tensors if t.dtype in DISCRETE)
+        declared = (tensor.name for tensor in program.tensors if tensor.dtype in DISCRETE)
+        self._discrete = frozenset((*declared, *program.integer_tensors))
         self._values = values
 
     def step(self, node: Expr) -> Expr:

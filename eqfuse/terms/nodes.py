@@ -17,8 +17,10 @@ A reduction binds its axis lexically: in ``sum[j](x[i,j] / sum[j](x[i,j]))`` the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from threading import RLock
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -49,6 +51,13 @@ COMBINE: Mapping[str, str] = {"sum": "add", "max": "maximum", "min": "minimum", 
 """The binary function that a reduction folds with."""
 
 
+INTERNING = RLock()
+"""Held while a node is made, so that two threads make the same one; and while the process is forked."""
+os.register_at_fork(
+    before=INTERNING.acquire, after_in_parent=INTERNING.release, after_in_child=INTERNING.release
+)
+
+
 class _Interned(type):
     _pool: ClassVar[WeakValueDictionary[tuple[Any, ...], Any]] = WeakValueDictionary()
 
@@ -57,8 +66,10 @@ class _Interned(type):
         key = (cls, *(a if isinstance(a, (Expr, tuple)) else (type(a), repr(a)) for a in args))
         node = _Interned._pool.get(key)
         if node is None:
-            node = super().__call__(*args)
-            _Interned._pool[key] = node
+            with INTERNING:
+                node = _Interned._pool.get(key)
+                if node is None:
+                    node = _Interned._pool[key] = super().__call__(*args)
         return node
 
 
@@ -275,7 +286,8 @@ class Program:
 
     `domains` maps an axis that had to be renamed to the axis whose extent it has.
     `lengths` are the extents that the program itself declares.
-    `integers` are the scalars that are integers: declared so, or used in an index.
+    `integers` are the scalars that are integers: declared so, or used as one (see `terms/positions.py`).
+    `integer_tensors` are the undeclared tensors that are used as integers.
     With `assume_finite`, what masks exclude holds no NaN and no infinity: it may be multiplied by 0.
     """
 
@@ -287,4 +299,5 @@ class Program:
     strict_casts: bool = False
     assume_finite: bool = False
     integers: tuple[str, ...] = ()
+    integer_tensors: tuple[str, ...] = ()
     lengths: Mapping[str, int] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean, locate
+from eqfuse.terms.bounds import reads_beyond
 from eqfuse.terms.expressions import Names, Number, Reader, Scope
 from eqfuse.terms.inline import Inliner
 from eqfuse.terms.integers import fits
@@ -17,7 +18,6 @@ from eqfuse.terms.nodes import (
     CASTS,
     Axis,
     Call,
-    Const,
     Expr,
     Load,
     Output,
@@ -31,6 +31,7 @@ from eqfuse.terms.nodes import (
     free_axes,
     walk,
 )
+from eqfuse.terms.positions import index_uses, integer_uses
 from eqfuse.terms.syntax import (
     MAX_DEPTH,
     TOO_DEEP,
@@ -52,10 +53,17 @@ SIZES = "sizes"
 """The keyword of a call that no input can have."""
 
 
-def parse(source: str, *, scalars: Mapping[str, Number] | None = None, strict_casts: bool = False) -> Program:
+def parse(
+    source: str,
+    *,
+    scalars: Mapping[str, Number] | None = None,
+    strict_casts: bool = False,
+    made: bool = False,
+) -> Program:
     """The program of a source text.
 
-    Names in `scalars` become constants; other free names are run-time scalars.
+    Names in `scalars` become constants; other free names are run-time scalars. What a text that is `made` does not
+    declare is an integer in an index alone.
     Raises ParseError (not a program), TypeCheckError (ranks that do not agree), BindError (a name in
     `scalars` that the program does not have) and BudgetError (too large once inlined).
     """
@@ -65,12 +73,12 @@ def parse(source: str, *, scalars: Mapping[str, Number] | None = None, strict_ca
         )
     text = Source.of(source)
     try:
-        return _program(text, _constants(scalars or {}), strict_casts)
+        return _program(text, _constants(scalars or {}), strict_casts, made)
     except RecursionError:
         raise text.error(TOO_DEEP, None, TOO_DEEP_HINT) from None
 
 
-def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool) -> Program:
+def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool, made: bool) -> Program:
     found = [_counted(statement, constants) for statement in statements(source)]
     names = _names(source, found, constants)
     domains = _aliases(source, found)
@@ -86,17 +94,20 @@ def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool
         _output(names.definitions[name], reader.done[name], names)
         for name in _output_names(source, found, names, reader.read_names)
     )
-    nodes = list(walk(*(output.expr for output in outputs)))
     axes = axes_of(outputs)
     extents = {domains.get(axis, axis) for axis in axes}
+    beyond = {(r.load.tensor, r.dimension, domains.get(r.axis, r.axis)) for r in reads_beyond(outputs)}
+    tensors = _tensors(list(walk(*(output.expr for output in outputs))), names, domains, beyond)
+    integers, integer_tensors = _integers(outputs, tensors, names, made)
     return Program(
         source=source.text,
-        tensors=_tensors(nodes, names, domains),
-        scalars=tuple(dict.fromkeys(node.name for node in nodes if isinstance(node, Scalar))),
+        tensors=tensors,
+        scalars=_scalars(outputs),
         outputs=outputs,
         domains={axis: of for axis, of in domains.items() if axis in axes},
         strict_casts=strict_casts,
-        integers=_integers(nodes, names),
+        integers=integers,
+        integer_tensors=integer_tensors,
         lengths={axis: count for axis, count in names.lengths.items() if axis in extents},
     )
 
@@ -308,7 +319,10 @@ def _output(definition: Definition, expr: Expr, names: Names) -> Output:
     return Output(definition.name, definition.axes, expr, declaration.dtype if declaration else cast)
 
 
-def _tensors(nodes: Sequence[Expr], names: Names, domains: Mapping[str, str]) -> tuple[Tensor, ...]:
+def _tensors(
+    nodes: Sequence[Expr], names: Names, domains: Mapping[str, str], beyond: Collection[tuple[str, int, str]]
+) -> tuple[Tensor, ...]:
+    """The tensors that are read. `beyond` are the dimensions that are longer than an axis that indexes them."""
     loads: dict[str, list[Load]] = {}
     for node in nodes:
         if isinstance(node, Load):
@@ -320,37 +334,33 @@ def _tensors(nodes: Sequence[Expr], names: Names, domains: Mapping[str, str]) ->
         if declaration is not None and declaration.axes is not None:
             tensors.append(Tensor(name, rank, declaration.dtype, declaration.axes))
         else:
-            axes = tuple(_plain_axis(loads[name], position, domains) for position in range(rank))
+            axes = tuple(_plain_axis(loads[name], position, domains, beyond) for position in range(rank))
             tensors.append(Tensor(name, rank, None, axes))
     return tuple(tensors)
 
 
-def _plain_axis(loads: Sequence[Load], position: int, domains: Mapping[str, str]) -> str | None:
-    """The one axis that all plain accesses of a dimension use; None where they differ or there is none."""
+def _plain_axis(
+    loads: Sequence[Load], position: int, domains: Mapping[str, str], beyond: Collection[tuple[str, int, str]]
+) -> str | None:
+    """The one axis that all plain accesses of a dimension use and that has its extent; None where they differ or there
+    is none."""
     index = [load.index[position] for load in loads]
     axes = {domains.get(part.name, part.name) for part in index if isinstance(part, Axis)}
+    axes = {axis for axis in axes if (loads[0].tensor, position, axis) not in beyond}
     return axes.pop() if len(axes) == 1 else None
 
 
-def _integers(nodes: Sequence[Expr], names: Names) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for node in nodes:
-        match node:
-            case Load(_, index):
-                parts: tuple[Expr, ...] = index
-            case Call("floordiv" | "mod", (left, right)) if _is_integral(left) or _is_integral(right):
-                parts = (left, right)
-            case _:
-                continue
-        found.update(dict.fromkeys(part.name for part in walk(*parts) if isinstance(part, Scalar)))
-    declared = {name for name, declaration in names.declared.items() if declaration.dtype in INTEGER_DTYPES}
-    found.update({node.name: None for node in nodes if isinstance(node, Scalar) and node.name in declared})
-    return tuple(found)
+def _integers(
+    outputs: Sequence[Output], tensors: Sequence[Tensor], names: Names, made: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The scalars that hold integers, and the undeclared tensors that do."""
+    declared = {name: each.dtype in INTEGER_DTYPES for name, each in names.declared.items()}
+    uses = (index_uses if made else integer_uses)([output.expr for output in outputs], declared)
+    scalars = _scalars(outputs)
+    of_tensors = [tensor.name for tensor in tensors if tensor.name in uses]
+    return tuple(name for name in scalars if name in uses or declared.get(name, False)), tuple(of_tensors)
 
 
-def _is_integral(expr: Expr) -> bool:
-    """Whether an expression is made of axes, sizes, integers and scalars alone, and of the first two at all."""
-    nodes = list(walk(expr))
-    return any(isinstance(node, Axis | Size) for node in nodes) and not any(
-        isinstance(node, Load) or (isinstance(node, Const) and type(node.value) is not int) for node in nodes
-    )
+def _scalars(outputs: Sequence[Output]) -> tuple[str, ...]:
+    nodes = walk(*(output.expr for output in outputs))
+    return tuple(dict.fromkeys(node.name for node in nodes if isinstance(node, Scalar)))

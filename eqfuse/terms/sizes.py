@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from eqfuse.errors import BindError, closest, did_you_mean, locate
-from eqfuse.terms.bounds import check_bounds
+from eqfuse.terms.bounds import check_bounds, check_longer, longer_dimensions
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.intervals import index_range, whole_number
 from eqfuse.terms.nodes import Axis, Load, Program, walk
 from eqfuse.terms.parser import axes_of
+from eqfuse.terms.positions import reason
+from eqfuse.terms.printer import show
 
 __all__ = ["bind", "index_range"]
 
@@ -51,6 +53,9 @@ def bind(
     found = {axis: Extent(count, PROGRAM) for axis, count in program.lengths.items()}
     found |= _extents(program, shapes, found)
     _add_sizes(program, sizes or {}, found)
+    for (name, dimension), reads in longer_dimensions(program).items():
+        for axis, read in reads.items():
+            found.setdefault(axis, Extent(max(shapes[name][dimension] - read.offset, 0), name, dimension))
     extents = {axis: extent.size for axis, extent in found.items()}
     for axis in axes_of(program.outputs):
         base = program.domains.get(axis, axis)
@@ -62,6 +67,7 @@ def bind(
                 hint=f'no tensor has it as a plain index; pass sizes={{"{base}": ...}}',
             )
         extents[axis] = extents[base]
+    check_longer(program, shapes, extents)
     check_bounds(program, shapes, extents, scalars)
     return extents
 
@@ -91,7 +97,15 @@ def _check_names(program: Program, shapes: Collection[str], scalars: Mapping[str
     for name in program.integers:
         if whole_number(scalars[name]) is None:
             message = f"scalar {name!r} is {scalars[name]!r}, not an integer"
-            raise _name_error(program, name, message, "it is used in an index")
+            raise _name_error(program, name, message, _integer_hint(program, name))
+
+
+def _integer_hint(program: Program, name: str) -> str:
+    use = reason(program, name)
+    if use is None:
+        return "it is declared to be one"
+    hint = f"it is {use.role}: {show(use.where)}"
+    return hint if use.role == "used in an index" else f"{hint}; if it is none, declare it: {name}: f32"
 
 
 def _name_error(program: Program, name: str, message: str, hint: str) -> BindError:
@@ -127,12 +141,14 @@ def _sources(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterato
             if axis is not None:
                 base = program.domains.get(axis, axis)
                 yield base, Extent(shapes[tensor.name][dimension], tensor.name, dimension)
+    longer = longer_dimensions(program)
     for node in walk(*(output.expr for output in program.outputs)):
         if isinstance(node, Load):
             for dimension, index in enumerate(node.index):
                 if isinstance(index, Axis):
                     base = program.domains.get(index.name, index.name)
-                    yield base, Extent(shapes[node.tensor][dimension], node.tensor, dimension)
+                    if base not in longer.get((node.tensor, dimension), ()):
+                        yield base, Extent(shapes[node.tensor][dimension], node.tensor, dimension)
 
 
 def _add_sizes(program: Program, sizes: Mapping[str, int], found: dict[str, Extent]) -> None:

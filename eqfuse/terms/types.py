@@ -22,8 +22,10 @@ from eqfuse.terms.nodes import (
     Reduce,
     Scalar,
     Size,
+    Tensor,
     walk,
 )
+from eqfuse.terms.positions import reason
 from eqfuse.terms.printer import show
 
 Kind = Literal["int", "bool", "real"]
@@ -43,6 +45,7 @@ AMONG_INTEGERS = (
     "abs",
     "sign",
     "sq",
+    "relu",
     "where",
 )
 """Functions whose result is an integer where all (for `where`, both) values are."""
@@ -116,29 +119,38 @@ def program_dtypes(program: Program, dtypes: Mapping[str, str] | None = None) ->
     """dtypes of all tensors and integer scalars of a program.
 
     `dtypes` are those of the tensors at hand; a tensor that it lacks has its declared dtype, or else i64
-    where it serves as an index, bool where it serves as a condition, and f32. Raises TypeCheckError where a declaration says otherwise.
+    where it serves as an integer, bool where it serves as a condition, and f32. Raises TypeCheckError where a
+    declaration or its use says otherwise.
     """
     given = dict(dtypes or {})
     result: dict[str, str] = dict.fromkeys(program.integers, "i64")
-    indexing, deciding = _names_in_indices(program), _names_of_truths(program)
+    deciding = truths(program)
     for tensor in program.tensors:
         dtype = given.get(tensor.name)
         if dtype is not None and tensor.dtype is not None and dtype != tensor.dtype:
             message = f"{tensor.name!r} is declared {tensor.dtype}, the tensor given is {dtype}"
             hint = "convert the tensor, or change the declaration"
             raise _error(program, message, tensor.name, hint)
-        default = "i64" if tensor.name in indexing else "bool" if tensor.name in deciding else "f32"
+        if dtype is not None and tensor.name in program.integer_tensors and dtype not in KINDS:
+            raise _not_an_integer(program, tensor, dtype)
+        default = (
+            "i64" if tensor.name in program.integer_tensors else "bool" if tensor.name in deciding else "f32"
+        )
         result[tensor.name] = dtype or tensor.dtype or default
     return given | result
 
 
-def _names_in_indices(program: Program) -> frozenset[str]:
-    loads = [node for node in walk(*_roots(program)) if isinstance(node, Load)]
-    inside = {part for load in loads for part in walk(*load.index)}
-    return frozenset(part.tensor for part in inside if isinstance(part, Load))
+def _not_an_integer(program: Program, tensor: Tensor, dtype: str) -> EqfuseError:
+    use = reason(program, tensor.name)
+    assert use is not None
+    message = f"{tensor.name!r} is {use.role}, so it holds integers; the tensor given is {dtype}"
+    hint = "convert it to integers"
+    if use.role != "used in an index":
+        hint += f", or declare it: {tensor.name}: {dtype}[{', '.join(axis or '...' for axis in tensor.axes)}]"
+    return _error(program, message, use.where, hint)
 
 
-def _names_of_truths(program: Program) -> frozenset[str]:
+def truths(program: Program) -> frozenset[str]:
     """Tensors that stand as conditions themselves: where(mask[i], ...), mask[i] & ..."""
     found: set[str] = set()
     for node in walk(*_roots(program)):
@@ -223,6 +235,7 @@ def check_dtypes(program: Program, dtypes: Mapping[str, str] | None = None) -> d
     that the tensor given, or the value defined, does not have.
     """
     known = program_dtypes(program, dtypes)
+    check_indices(program, known)
     roots = _roots(program)
     all_kinds = kinds(roots, known)
     for node in walk(*roots):
@@ -235,13 +248,20 @@ def check_dtypes(program: Program, dtypes: Mapping[str, str] | None = None) -> d
     return known
 
 
+def check_indices(program: Program, dtypes: Mapping[str, str]) -> None:
+    """Raises TypeCheckError for an index that is no integer."""
+    roots = _roots(program)
+    all_kinds = kinds(roots, dtypes)
+    loads = [node for node in walk(*roots) if isinstance(node, Load)]
+    for node in loads:
+        for part in node.index:
+            if all_kinds[part] != "int":
+                message = f"an index of {node.tensor!r} is {_describe(all_kinds[part])}: {show(part)}"
+                raise _error(program, message, node, "an index is made of integers")
+
+
 def _check(program: Program, node: Expr, all_kinds: Mapping[Expr, Kind]) -> None:
     match node:
-        case Load(name, index):
-            for part in index:
-                if all_kinds[part] != "int":
-                    message = f"an index of {name!r} is {_describe(all_kinds[part])}: {show(part)}"
-                    raise _error(program, message, node, "an index is made of integers")
         case Call("where", (condition, _, _)) if all_kinds[condition] != "bool":
             hint = f"compare it: where({show(condition)} != 0, ...)"
             raise _error(program, f"a condition is {_describe(all_kinds[condition])}", condition, hint)

@@ -284,7 +284,7 @@ _FOLD: Mapping[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
-    "floordiv": lambda a, b: a // b,
+    "floordiv": lambda a, b: a // b if b else 0,
     "maximum": lambda a, b: max(a, b),
     "minimum": lambda a, b: min(a, b),
 }

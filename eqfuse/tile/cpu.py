@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from eqfuse.errors import BindError
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
+from eqfuse.threads import count
 from eqfuse.tile.cpu_source import source_of
 from eqfuse.tile.nodes import Kernel, Let, LoadTile, TileProgram
 from eqfuse.tile.storage import buffer_dtypes, resolve_extents
@@ -81,18 +81,13 @@ class CpuProgram:
         buffers = buffers_for(self.program, sizes, self._dtypes)
         memory = {name: self._input(name, tensor) for name, tensor in tensors.items()} | buffers
         small = sum(tensor.numel() for tensor in memory.values()) < SMALL_ELEMENTS
-        threads = 1 if small else self.threads or torch.get_num_threads()
-        try:
-            for function, blocks in zip(self._kernels, grids, strict=True):
-                if threads > 1 and len(blocks) >= threads:
-                    _on_pool(threads, blocks, partial(function, memory, scalars, sizes))
-                else:
-                    with torch.no_grad():
-                        function(memory, scalars, sizes, blocks)
-        except RuntimeError as error:
-            if str(error) != "ZeroDivisionError":  # what torch says of integers
-                raise
-            raise BindError("an integer is divided by 0", hint="divisors are above 0") from None
+        threads = 1 if small else self.threads or count()
+        for function, blocks in zip(self._kernels, grids, strict=True):
+            if threads > 1 and len(blocks) >= threads:
+                _on_pool(threads, blocks, partial(function, memory, scalars, sizes))
+            else:
+                with torch.no_grad():
+                    function(memory, scalars, sizes, blocks)
         return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
 
     def _launch(self, extents: Mapping[str, int], shards: Mapping[str, int]) -> _Launch:
@@ -143,8 +138,12 @@ def _on_pool(threads: int, blocks: Iterable[Starts], work: Callable[[Iterable[St
             shared.stop()
             raise
 
-    futures = [_pool(threads, os.getpid()).submit(worker) for _ in range(threads)]
-    errors = [error for future in futures if (error := future.exception()) is not None]
+    try:
+        futures = [_pool(threads, os.getpid()).submit(worker) for _ in range(threads)]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+    except BaseException:  # an interrupt, while this thread waits
+        shared.stop()
+        raise
     if errors:
         raise errors[0]
 

@@ -22,11 +22,13 @@ _SIGNS: Mapping[str, str] = {
     "add": "+",
     "sub": "-",
     "mul": "*",
-    "floordiv": "//",
-    "mod": "%",
 }
+_DIVIDED = {"floordiv": "integer_quotient({0}, {1})", "mod": "integer_remainder({0}, {1})"}
+_BY_NONZERO = {"floordiv": "({0} // {1})", "mod": "({0} % {1})"}
+"""Divisions of integers; and those whose divisors are known not to be 0."""
 _PYTHON: Mapping[str, str] = {
     **{fn: f"({{0}} {sign} {{1}})" for fn, sign in _SIGNS.items()},
+    **_DIVIDED,
     "and": "({0} and {1})",
     "or": "({0} or {1})",
     "not": "(not {0})",
@@ -36,11 +38,13 @@ _PYTHON: Mapping[str, str] = {
     "neg": "(-{0})",
     "sign": "(({0} > 0) - ({0} < 0))",
     "sq": "({0} * {0})",
+    "relu": "max({0}, 0)",
 }
 """Scalar integers and truth values."""
 
 INTEGER_TILES: Mapping[str, str] = {
     **{fn: f"{{0}} {sign} {{1}}" for fn, sign in _SIGNS.items()},
+    **_DIVIDED,
     "and": "{0} & {1}",
     "or": "{0} | {1}",
     "not": "~{0}",
@@ -50,6 +54,7 @@ INTEGER_TILES: Mapping[str, str] = {
     "neg": "-{0}",
     "sign": "torch.sign({0})",
     "sq": "{0} * {0}",
+    "relu": "torch.clamp_min({0}, 0)",
 }
 REAL: Mapping[str, str] = {
     **{fn: f"torch.{fn}" for fn in ("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sign")},
@@ -57,12 +62,12 @@ REAL: Mapping[str, str] = {
     **{fn: f"torch.{fn}" for fn in ("sigmoid", "erf", "sin", "cos")},
     "floordiv": "torch.floor_divide",
     "mod": "torch.remainder",
-    "gelu": "torch.nn.functional.gelu",
+    "gelu": "gelu",
     "silu": "torch.nn.functional.silu",
     "finite": "finite",
     "invertible": "invertible",
 }
-_WITHOUT_OUT = ("gelu", "silu")
+_WITHOUT_OUT = ("silu",)
 _TAKES_NUMBER = ("add", "sub", "mul", "div", "floordiv", "mod", *COMPARISONS)
 """Functions whose second operand may be a Python number."""
 
@@ -79,7 +84,7 @@ def elementwise(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Item:
     if any(arg.is_real for arg in args) or value.dtype not in INTEGERS:
         return _compared(w, value, fn, args) if fn in COMPARISONS else _real(w, value, fn, args)
     if not value.dims:
-        return w.scalar(value, _PYTHON[fn].format(*(arg.text for arg in args)), data=_from_data(args))
+        return w.scalar(value, _template(w, _PYTHON, fn, args), data=_from_data(args))
     return _integer_tile(w, value, fn, args)
 
 
@@ -100,8 +105,15 @@ def _integer_tile(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Ite
             affine = Affine("0").plus(only, "-")
     if fn in ("maximum", "minimum"):
         args = [w.aligned(arg, value.dims, value.name) for arg in args]
-    text = w.let(value.name, INTEGER_TILES[fn].format(*(arg.text for arg in args)))
+    text = w.let(value.name, _template(w, INTEGER_TILES, fn, args))
     return Item(text, value.dims, value.dtype, _full(args), affine=affine)
+
+
+def _template(w: Writer, templates: Mapping[str, str], fn: str, args: Sequence[Item]) -> str:
+    """A function of integers; a division is one of Python or torch where its divisor is a size or a number but 0."""
+    if fn in _DIVIDED and (args[1].text in w.sizes.values() or args[1].text.strip("0").isdigit()):
+        templates = _BY_NONZERO
+    return templates[fn].format(*(arg.text for arg in args))
 
 
 def _full(args: Sequence[Item]) -> frozenset[str]:

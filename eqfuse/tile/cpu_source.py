@@ -64,8 +64,8 @@ from math import inf, nan
 import torch
 
 from eqfuse.tile.torch_ops import checked, finite, first_ranks, fold_empty, fold_first, fold_pairwise
-from eqfuse.tile.torch_ops import from_float8, gather, invertible, masked_product, scatter, strided
-from eqfuse.tile.torch_ops import vector_product
+from eqfuse.tile.torch_ops import from_float8, gather, gelu, integer_quotient, integer_remainder, invertible
+from eqfuse.tile.torch_ops import masked_product, scatter, strided, vector_product
 """
 
 

@@ -7,10 +7,9 @@ written casts, and in the operands of a dot.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from eqfuse.terms import folds
+from eqfuse.terms import folds, integers
 from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL
 
 INTEGERS = ("bool", "i32", "i64")
@@ -18,7 +17,7 @@ NARROW = ("f8e4m3", "f16", "bf16")
 """Floating dtypes that tensor cores multiply and that nothing is accumulated in."""
 
 _AMONG_INTEGERS = frozenset(
-    ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum", "neg", "abs", "sq", "sign")
+    ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum", "neg", "abs", "sq", "sign", "relu")
 )
 
 
@@ -70,12 +69,7 @@ def _common(dtypes: Sequence[str], accumulate: str) -> str:
 def identity(op: str, dtype: str) -> float | int:
     """The identity of a reduction in a dtype; integers have no infinities."""
     number = folds.identity(op).value
-    if dtype not in INTEGERS:
-        return float(number)
-    if math.isinf(number):
-        largest = 2**63 - 1 if dtype == "i64" else 2**31 - 1
-        return largest if number > 0 else -largest - 1
-    return int(number)
+    return integers.identity(number, dtype) if dtype in INTEGERS else float(number)
 
 
 def dot_dtype(left: str, right: str, left_loaded: bool, right_loaded: bool, accumulate: str) -> str:

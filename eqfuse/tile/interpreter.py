@@ -69,6 +69,7 @@ _INTEGER_FUNCTIONS: Mapping[str, Any] = {
     "abs": np.abs,
     "sign": np.sign,
     "sq": np.square,
+    "relu": lambda x: np.maximum(x, 0),
     "and": np.logical_and,
     "or": np.logical_or,
     "not": np.logical_not,

@@ -14,32 +14,48 @@ from typing import Any
 
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.files import cache_home, write_whole
+from eqfuse.threads import Lock
 
 
-def cache_folder() -> Path:
-    """Where emitted modules are kept: `$XDG_CACHE_HOME/eqfuse/triton`, or a folder of temporary files
-    where that cannot be written to."""
-    folder = cache_home() / "triton"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.gettempdir()) / f"eqfuse-{os.getuid()}" / "triton"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
+def cache_folders() -> tuple[Path, Path]:
+    """Where emitted modules are kept: `$XDG_CACHE_HOME/eqfuse/triton`, or a folder of temporary files where that
+    cannot be written to."""
+    return cache_home() / "triton", Path(tempfile.gettempdir()) / f"eqfuse-{os.getuid()}" / "triton"
 
 
 def source_file(source_text: str) -> Path:
-    """The file that holds a module's source, which Triton reads its kernels from. Named by its hash."""
-    path = cache_folder() / f"{hashlib.sha256(source_text.encode()).hexdigest()[:24]}.py"
-    if not path.exists() or path.read_text(encoding="utf-8") != source_text:
-        write_whole(path, source_text)
-    return path
+    """The file that holds a module's source, which Triton reads its kernels from. Named by its hash. Raises
+    EqfuseError where there is no place for it."""
+    name = f"{hashlib.sha256(source_text.encode()).hexdigest()[:24]}.py"
+    problems: list[str] = []
+    for folder in cache_folders():
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not path.exists() or path.read_bytes() != source_text.encode():
+                write_whole(path, source_text)
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+        else:
+            return path
+    raise EqfuseError(
+        f"the kernel's source cannot be written ({'; '.join(problems)})",
+        hint="set XDG_CACHE_HOME to a folder with room",
+    )
 
 
-@lru_cache(maxsize=256)
 def load(source_text: str, *, interpreted: bool = False) -> ModuleType:
     """The module of an emitted source text. Loaded `interpreted`, its kernels run on CPU tensors,
     under `emulation.interpreter()`. Raises EqfuseError without Triton."""
+    with _loading:  # Triton's settings are those of the whole process
+        return _loaded(source_text, interpreted)
+
+
+_loading = Lock()
+
+
+@lru_cache(maxsize=256)
+def _loaded(source_text: str, interpreted: bool) -> ModuleType:
     try:
         from triton import knobs
     except ImportError as error:

@@ -36,7 +36,7 @@ mask values of a `LoadTile` or `Store` carry any subset of the dims of the tile 
 stored, in any order, and are matched to it by name (a pointer is a sum of terms that broadcast).
 A `Dot` has one row and one column dim; only where lowering was asked for it (`batched_dots`, for a CPU)
 it has batch dims, several rows or columns, or no rows (a vector times a matrix).
-Integers are i32 or i64; `floordiv` and `mod` round down, their divisors are positive.
+Integers are i32 or i64; `floordiv` and `mod` round down, and are 0 where the divisor is 0.
 
 Positions past the end of an axis exist in a ragged last block: loads and stores mask them, and a
 reduction over the axis first replaces them by its identity (an explicit `where`), so a program

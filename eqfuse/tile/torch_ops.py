@@ -51,6 +51,26 @@ def masked_product(
     return product
 
 
+def gelu(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """With erf. Not torch's own, which is NaN of an infinity on some processors and not on others."""
+    share = torch.erf(x * math.sqrt(0.5)).add_(1).mul_(0.5)
+    return torch.mul(x, share, out=out)
+
+
+def integer_quotient(x: int | torch.Tensor, by: int | torch.Tensor) -> int | torch.Tensor:
+    """Quotients of integers, rounded down; 0 where the divisor is 0."""
+    if isinstance(by, torch.Tensor):
+        return torch.where(by == 0, 0, x // torch.where(by == 0, 1, by))
+    return x // by if by else x * 0
+
+
+def integer_remainder(x: int | torch.Tensor, by: int | torch.Tensor) -> int | torch.Tensor:
+    """Remainders of integers, of the sign of the divisor; 0 where it is 0."""
+    if isinstance(by, torch.Tensor):
+        return torch.where(by == 0, 0, x % torch.where(by == 0, 1, by))
+    return x % by if by else x * 0
+
+
 def from_float8(x: torch.Tensor) -> torch.Tensor:
     """float8_e4m3fn as float32, from a table of all its values: torch's own conversion takes ten times as long."""
     table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from eqfuse.errors import ScheduleError
 from eqfuse.extract.plans import KernelConfig
 from eqfuse.loops.nodes import Buffer
+from eqfuse.terms.bounds import selected_axes
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import Block, Kernel, TileProgram
@@ -126,8 +127,7 @@ class _Module:
             self._axes[buffer.name] = tuple(self._root[axis] for axis in buffer.axes)
             self._dtypes[buffer.name] = buffer.dtype or "f32"
         self._sizes = {self._root[axis]: size for axis, size in sizes.items()}
-        order = [output.name for output in source.outputs]
-        self._outputs = sorted((b for b in program.buffers if b.is_output), key=lambda b: order.index(b.name))
+        self._outputs = [buffer for buffer in program.buffers if buffer.is_output]
         self._temporaries = [buffer for buffer in program.buffers if not buffer.is_output]
         self._inputs = [tensor.name for tensor in source.tensors]
 
@@ -229,6 +229,11 @@ class _Module:
         body.append(f"{known} = remembered(call_key({key}))")
         body.append(f'if "sizes" not in {known}:')
         body.append(f'    {known}["sizes"] = axis_sizes({{{given}}}, {sizes})')
+        for axis, selecting in selected_axes(self._source).items():
+            body.append(f'    if not {known}["sizes"]["{axis}"]:')
+            body.append(
+                f'        raise ValueError("axis {axis} is empty: {selecting} has no position to give")'
+            )
         body.append(f'{size} = {known}["sizes"]')
         if self._inputs:
             body.append(f"{device} = {self._inputs[0]}.device")

@@ -293,6 +293,7 @@ class Expressions:
             texts,
             dtype,
             non_negative=all(self._is_non_negative(arg) for arg in args),
+            positive=self._is_positive(args[-1]),
             use=self.use,
         )
         return Piece(text, dims, thin)
@@ -347,6 +348,24 @@ class Expressions:
                 return any(map(self._is_non_negative, args))
             case Elementwise("mod", args):
                 return self._is_non_negative(args[1])
+            case _:
+                return False
+
+    def _is_positive(self, value: Value) -> bool:
+        """Whether an integer is known to be above 0."""
+        match self._uses.ops.get(value.name):
+            case Constant(plain):
+                return plain > 0
+            case Extent() | BlockSize():
+                return True
+            case Align(source):
+                return self._is_positive(source)
+            case Elementwise("add", args):
+                return any(map(self._is_positive, args)) and all(map(self._is_non_negative, args))
+            case Elementwise("mul" | "minimum", args):
+                return all(map(self._is_positive, args))
+            case Elementwise("maximum", args):
+                return any(map(self._is_positive, args))
             case _:
                 return False
 

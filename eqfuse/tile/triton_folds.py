@@ -8,7 +8,7 @@ from eqfuse.terms.folds import Fold
 from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL, Call, Const, Expr, Local, walk
 from eqfuse.terms.types import kinds
 from eqfuse.tile.dtypes import INTEGERS, identity, widest_integer
-from eqfuse.tile.triton_functions import Text, call, convert, elementwise, number
+from eqfuse.tile.triton_functions import Text, call, convert, elementwise, exact, number
 
 
 def combine_name(fold: Fold, dtypes: Sequence[str]) -> str:
@@ -44,10 +44,19 @@ def combine_source(fold: Fold, dtypes: Sequence[str], use: Callable[[str], str])
         kind = "bool" if fn in LOGICAL else "real" if reals else "int"
         operands = [converted(arg, kind) for arg in values]
         if fn == "where":
-            return call("tl.where", converted(args[0], "bool"), *operands)
+            branches = [exact(operand, real) for operand in operands] if kind == "real" else operands
+            return call("tl.where", converted(args[0], "bool"), *branches)
         if fn in CASTS:
             return convert(convert(operands[0], fn, scalar=True, use=use), real, scalar=True, use=use)
-        return elementwise(fn, operands, real if kind == "real" else integer, non_negative=False, use=use)
+        divisor = args[-1]
+        return elementwise(
+            fn,
+            operands,
+            real if kind == "real" else integer,
+            non_negative=False,
+            positive=isinstance(divisor, Const) and divisor.value > 0,
+            use=use,
+        )
 
     for node in walk(*fold.combine):
         match node:

@@ -8,6 +8,7 @@ needs them. What is too long for one expression, or reads its operand twice, is 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,17 @@ def number(value: float | bool) -> Text:
     if isinstance(value, float) and not math.isfinite(value):
         return Text(f'float("{value}")')
     return Text(repr(value), ATOM if value >= 0 else UNARY)
+
+
+def exact(value: Text, dtype: str) -> Text:
+    """An operand of a function in float64: Triton takes a literal for a float32, unless an operator joins it to a
+    tensor."""
+    if dtype != "f64" or not _LITERAL.fullmatch(value.code):
+        return value
+    return call("tl.full", "()", value, TRITON_DTYPES[dtype])
+
+
+_LITERAL = re.compile(r'-?\d[\d.e+-]*|float\("-?\w+"\)')
 
 
 _INFIX = {
@@ -105,12 +117,13 @@ def elementwise(
     dtype: str,
     *,
     non_negative: bool,
+    positive: bool,
     use: Callable[[str], str],
 ) -> Text:
     """An elementwise function as an expression.
 
     `dtype` is what it computes in, `non_negative` says that integer operands of `floordiv` and
-    `mod` are known not to be below zero, `use` registers a helper and returns its name.
+    `mod` are known not to be below zero, `positive` that the divisor is above it, `use` registers a helper and returns its name.
     """
     integer = dtype in INTEGERS
     match fn:
@@ -118,15 +131,19 @@ def elementwise(
             return infix(fn, args[0], args[1])
         case _ if fn in _PREFIX:
             return Text(f"{_PREFIX[fn]}{args[0].at(UNARY)}", UNARY)
-        case "floordiv" | "mod" if integer and non_negative:
+    args = [exact(arg, dtype) for arg in args]
+    match fn:
+        case "floordiv" | "mod" if integer and non_negative and positive:
             symbol = "//" if fn == "floordiv" else "%"
             return Text(f"{args[0].at(MUL)} {symbol} {args[1].at(UNARY)}", MUL)
         case "floordiv" | "mod":
-            return call(use(f"{fn}_int" if integer else f"{fn}_real"), *args)
+            return call(use(f"{fn}_real" if not integer else f"{fn}_int" if positive else f"{fn}_any"), *args)
         case "maximum" | "minimum" if integer:
             return call(f"tl.{fn}", *args)
         case "maximum" | "minimum":
             return call(use(fn), *args)
+        case "relu" if integer:
+            return call("tl.maximum", args[0], "0")
         case "relu":
             return call(use("maximum"), args[0], "0.0")
         case "sq" if args[0].code.isidentifier():
@@ -190,7 +207,8 @@ def sign(x):
 """,
     "sign_int": """
 def sign_int(x):
-    return tl.where(x > 0, 1, tl.where(x < 0, -1, 0))
+    # Of the dtype of x, as numbers alone would not be.
+    return tl.where(x == 0, x, tl.where(x > 0, 1 + 0 * x, -1 + 0 * x))
 """,
     "round": """
 def round_half_even(x):
@@ -211,6 +229,22 @@ def mod_int(a, b):
     remainder = a % b
     return tl.where(remainder < 0, remainder + b, remainder)
 """,
+    "floordiv_any": """
+def floordiv_any(a, b):
+    # Rounded down, whatever the signs; 0 where b is 0.
+    by = tl.where(b == 0, 1, b)
+    quotient = a // by
+    above = (a % by != 0) & ((a < 0) != (by < 0))
+    return tl.where(b == 0, 0, tl.where(above, quotient - 1, quotient))
+""",
+    "mod_any": """
+def mod_any(a, b):
+    # Of the sign of b; 0 where b is 0.
+    by = tl.where(b == 0, 1, b)
+    remainder = a % by
+    above = (remainder != 0) & ((remainder < 0) != (by < 0))
+    return tl.where(b == 0, 0, tl.where(above, remainder + by, remainder))
+""",
     "floordiv_real": """
 def floordiv_real(a, b):
     return tl.floor(a / b)
@@ -229,7 +263,7 @@ def silu(x):
 """,
     "gelu": """
 def gelu(x):
-    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    return x * (0.5 + 0.5 * tl.erf(x * 0.7071067811865476))
 """,
     "tanh": """
 def tanh(x):

@@ -66,7 +66,11 @@ def overlaps(tensor):
 
 
 def call_key(tensors, sizes, config, *integers):
-    """What the launches of a call depend on, besides addresses."""
+    """What the launches of a call depend on, besides addresses. These kernels have no derivative."""
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                raise ValueError("a tensor requires grad: call under torch.no_grad(), or detach it")
     kinds = [x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in tensors]
     return (*kinds, *(sizes or {}).items(), str(config), *integers)
 

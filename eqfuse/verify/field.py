@@ -49,6 +49,8 @@ UNDEFINED, TWISTED, SIGNED, POLE = np.uint8(1), np.uint8(2), np.uint8(4), np.uin
 from an infinity or NaN that finite numbers gave."""
 Marks = npt.NDArray[np.uint8]
 
+PIECE = 4096
+"""Elements that are tried at a time where one is sought."""
 _APART = 1e-6
 """How far, relative to it, the shadow of an uninterpreted function may be from the true value: arguments that it takes
 to one number (2.1 and 2.9 rounded down) give values in an order that sums and multiples keep."""
@@ -272,8 +274,13 @@ class FieldDomain:
         result = self.where(x.shadow < 0, self._neg(x), x)
         if not result.rooted and result.p is not None:
             finite = np.isfinite(x.shadow) & x.lacks(UNDEFINED)
-            result.rooted = bool(((power(result.p, self.q, self.p) == self.p - 1) & finite).any())
+            result.rooted = self._any_without_root(result.p[np.broadcast_to(finite, result.p.shape)])
         return result
+
+    def _any_without_root(self, values: Residues) -> bool:
+        """Whether some residue is no square; a piece at a time, since among numbers at random half are none."""
+        pieces = (values[at : at + PIECE] for at in range(0, values.size, PIECE))
+        return any(bool((power(piece, self.q, self.p) == self.p - 1).any()) for piece in pieces)
 
     def _exp(self, x: FieldArray) -> FieldArray:
         shadow = np.exp(x.shadow)

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 from eqfuse.terms.nodes import Axis, Program
 from eqfuse.terms.parser import axes_of
-from eqfuse.verify.sizes import AxisClasses, InputSpec, input_specs, join_axes, joint_extents, loads
+from eqfuse.verify.sizes import (
+    COMPACT,
+    LARGEST_VOLUME,
+    USUAL,
+    AxisClasses,
+    Choice,
+    InputSpec,
+    input_specs,
+    join_axes,
+    joint_extents,
+    loads,
+    volume,
+)
 
 _ATTEMPTS = 3
 """Rounds of enlarging axes of one program to what the other reads."""
@@ -26,6 +38,20 @@ class JointSizes:
     @classmethod
     def of(cls, first: Program, second: Program, scalars: Mapping[str, object]) -> JointSizes:
         """Small sizes at which a dimension of a tensor is the same for both programs."""
+        found = cls._fitting(first, second, scalars, USUAL)
+        if found.volume > LARGEST_VOLUME:
+            found = min((found, cls._fitting(first, second, scalars, COMPACT)), key=lambda each: each.volume)
+        return found
+
+    @property
+    def volume(self) -> int:
+        """Elements of the largest value of either program for one trial."""
+        return max(volume(self.first, self.left), volume(self.second, self.right))
+
+    @classmethod
+    def _fitting(
+        cls, first: Program, second: Program, scalars: Mapping[str, object], choice: Choice
+    ) -> JointSizes:
         programs = (("first", first), ("second", second))
         classes = AxisClasses()
         for label, program in programs:
@@ -33,7 +59,7 @@ class JointSizes:
         _join_undetermined(classes, first, second)
         reached: dict[object, int] = {}
         for _ in range(_ATTEMPTS):
-            extents = joint_extents(classes, programs, scalars, reached)
+            extents = joint_extents(classes, programs, scalars, reached, choice)
             left, right = ({a: n for (at, a), n in extents.items() if at == label} for label, _ in programs)
             specs = _merged(
                 input_specs(first, left, scalars, _dtypes(first, second)),

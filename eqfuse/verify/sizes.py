@@ -6,22 +6,21 @@ missing tails and wrong groupings visible.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from eqfuse.terms.bounds import Outside, never_inside, reads_outside
+from eqfuse.terms.bounds import Outside, longer_dimensions, never_inside, reads_outside
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.intervals import Box, Range
 from eqfuse.terms.nodes import (
     COMPARISONS,
-    LOGICAL,
     Axis,
     Call,
     Const,
@@ -38,23 +37,16 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import axes_of
+from eqfuse.terms.types import truths
 
 Kind = Literal["real", "integer", "truth"]
 _KIND_OF_DTYPE: Mapping[str, Kind] = {"i32": "integer", "i64": "integer", "bool": "truth"}
 
-REDUCED = (7, 11, 15, 19, 23, 27)
-"""One less than a multiple of 4: the last block of 4 has several positions, or any fold of it would do."""
-FREE = (3, 5, 6, 9, 10, 13, 14, 18, 22)
-"""None is a multiple of 4: blocks are padded somewhere, or their masks would not be seen."""
 SHORT = 2
 """One of three and more free axes is as short as this, a single block: one along which less is computed than along
 others, as along the columns of a product of matrices."""
-COMPARED = (9, 11, 13, 14, 15, 17, 19)
-"""For axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles."""
-SHORTER = {False: (2, 3, 5, 6, 9, 10, 13, 14, 18), True: (3, 7, 11, 15, 19, 23)}
-"""What free and reduced axes are shortened to where a value has many axes."""
-MOST_POSITIONS = 1 << 15
-"""Positions of a value, in one trial, up to which axes keep the sizes that show most."""
+LARGEST_VOLUME = 20_000
+"""Elements of the largest value for one trial. Where it would have more, sizes are compact: see `COMPACT`."""
 LARGEST_DIVISOR = 64
 """Divisors of index expressions up to this size get an axis that is longer than they are."""
 LARGEST_OFFSET = 16
@@ -63,6 +55,27 @@ _ATTEMPTS = 6
 """Rounds of enlarging axes so that every read is inside its tensor."""
 GATHERED = 3
 """Positions that a gather chooses from, where no axis fixes their number."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which extents axes get, in this order as far as they differ.
+
+    Those of `reduced` are one less than a multiple of 4: the last block of 4 has several positions, or any fold of it
+    would do. None of `free` is a multiple of 4: blocks are padded somewhere, or their masks would not be seen.
+    `compared` are for axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles.
+    Without `apart`, axes that no tensor has together may have one extent.
+    """
+
+    reduced: tuple[int, ...]
+    free: tuple[int, ...]
+    compared: tuple[int, ...]
+    apart: bool = True
+
+
+USUAL = Choice((7, 11, 15, 19, 23, 27), (3, 5, 6, 9, 10, 13, 14, 18, 22), (9, 11, 13, 14, 15, 17, 19))
+COMPACT = Choice((3, 5, 7, 6, 9, 11, 13), (3, 5, 6, 7, 9, 10, 13), (5, 6, 7, 9, 11, 13), apart=False)
+"""For programs of many axes, whose product counts: each has several tiles of 2 and a ragged last one."""
 
 
 class AxisClasses:
@@ -112,22 +125,42 @@ def small_extents(program: Program, scalars: Mapping[str, object] | None = None)
     """Extents for every axis (renamed copies included): different for axes that may differ.
 
     Reduced axes get the larger, odd ones, so that tiles of 2 and 3 leave a ragged last tile; an axis that
-    is divided (`h // g`, `j % 16`) is longer than the divisor.
+    is divided (`h // g`, `j % 16`) is longer than the divisor; one that is part of a computed index and whose length
+    is declared has that length. Where so much would be computed that it takes long, the sizes are compact.
+    Raises BindError for a read that is outside its tensor at all sizes tried.
     """
+    found = _fitting(program, scalars or {}, USUAL)
+    if volume(program, found) > LARGEST_VOLUME:
+        found = min(
+            (found, _fitting(program, scalars or {}, COMPACT)), key=lambda each: volume(program, each)
+        )
+    return found
+
+
+def volume(program: Program, extents: Mapping[str, int]) -> int:
+    """Elements of the largest value of a program for one trial."""
+    return max(prod(extents[axis] for axis in free_axes(node)) for node in walk(*roots(program)))
+
+
+def _fitting(program: Program, scalars: Mapping[str, object], choice: Choice) -> dict[str, int]:
+    """Extents with which every read is inside its tensor. Those that are too short get a longer one of the choice,
+    or else, where only some lengths will do (`x[c//4*4 + q]`), just what is read."""
     classes = AxisClasses()
     join_axes(classes, program)
-    integers = {**small_integers(program), **_integers(scalars or {})}
+    integers = {**small_integers(program), **_integers(scalars)}
     plain = {(load.tensor, k): index.name for load, k, index in _plain_indices(program)}
-    reached: dict[object, int] = {}
-    for _ in range(_ATTEMPTS):
-        found = joint_extents(classes, [("", program)], scalars or {}, reached)
-        extents = {axis: extent for (_, axis), extent in found.items()}
-        shapes = small_shapes(program, extents, scalars)
-        outside = list(reads_outside(program, shapes, extents, integers))
-        if not outside:
-            return extents
-        for read in outside:
-            reached |= _needed(read, plain.get((read.load.tensor, read.dimension)), classes, extents)
+    for exact in (False, True):
+        reached: dict[object, int] = {}
+        for _ in range(_ATTEMPTS):
+            found = joint_extents(classes, [("", program)], scalars, reached, choice, exact=exact)
+            extents = {axis: extent for (_, axis), extent in found.items()}
+            shapes = small_shapes(program, extents, scalars)
+            outside = list(reads_outside(program, shapes, extents, integers))
+            if not outside:
+                return extents
+            for read in outside:
+                needed = _needed(read, plain.get((read.load.tensor, read.dimension)), classes, extents)
+                reached |= {key: max(least, reached.get(key, 0)) for key, least in needed.items()}
     read = outside[0]
     raise never_inside(program, read, plain.get((read.load.tensor, read.dimension)))
 
@@ -148,27 +181,41 @@ def _needed(
 
 
 def _plain_indices(program: Program) -> Iterator[tuple[Load, int, Axis]]:
-    """The indices of accesses that are an axis and nothing else."""
+    """The indices of accesses that are an axis and nothing else, where the dimension has its extent."""
+    longer = longer_dimensions(program)
     for load in loads(program):
         for k, index in enumerate(load.index):
             if isinstance(index, Axis):
-                yield load, k, index
+                axis = program.domains.get(index.name, index.name)
+                if axis not in longer.get((load.tensor, k), ()):
+                    yield load, k, index
 
 
 def joint_extents(
     classes: AxisClasses,
-    programs: Sequence[tuple[str, Program]],
+    programs: Iterable[tuple[str, Program]],
     scalars: Mapping[str, object],
     reached: Mapping[object, int] | None = None,
+    choice: Choice = USUAL,
+    *,
+    exact: bool = False,
 ) -> dict[tuple[str, str], int]:
-    """Extents by class for several labelled programs whose axes were joined; `reached` are least extents."""
+    """Extents by class for several labelled programs whose axes were joined; `reached` are least extents, or where
+    they are `exact` the extents themselves."""
     members: dict[object, list[tuple[str, str]]] = {}
     reduced: set[object] = set()
     compared: set[object] = set()
     atleast: dict[object, int] = dict(reached or {})
     varying: Counter[object] = Counter()
+    chosen: dict[object, int] = {}
+    together: list[set[object]] = []
     for label, program in programs:
+        chosen |= {classes.find((label, axis)): n for axis, n in _lengths_in_indices(program).items()}
+        together += [{classes.find((label, axis)) for axis in axes} for axes in _axes_together(program)]
         integers = {**small_integers(program), **_integers(scalars)}
+        for axis, step in _strides(program) if exact else ():
+            if (positions := _Positions({}, integers, {}).range(step)) is not None:
+                chosen.setdefault(classes.find((label, axis)), positions[1])
         for axis in dict.fromkeys((*axes_of(program.outputs), *program.domains.values())):
             members.setdefault(classes.find((label, axis)), []).append((label, axis))
         for node in walk(*roots(program)):
@@ -191,48 +238,61 @@ def joint_extents(
                     for key in keys:
                         near = [int(abs(offset)) + 2 for offset in offsets if abs(offset) <= LARGEST_OFFSET]
                         atleast[key] = max(atleast.get(key, 0), *near, 0)
-    chosen: dict[object, int] = {}
+    chosen |= (reached or {}) if exact else {}
+
+    def used(key: object) -> frozenset[int]:
+        """Extents that others have from which this one has to be told."""
+        others = chosen if choice.apart else set[object]().union(*(keys for keys in together if key in keys))
+        return frozenset(chosen[other] for other in others if other in chosen)
+
     free = [key for key in members if key not in reduced]
     least = min(free, key=lambda key: varying[key], default=None)
     if len(free) > 2 and varying[least] < max(varying[key] for key in free) and least not in compared:
-        chosen[least] = _unused((SHORT, *FREE), atleast.get(least, 0), frozenset())
+        chosen.setdefault(least, _unused((SHORT, *choice.free), atleast.get(least, 0), used(least)))
 
     def turn(key: object) -> tuple[bool, bool, int]:
         """Those along which most is computed get the smallest extents."""
         return key not in reduced, key not in reduced and key not in compared, -varying[key]
 
     for key in sorted((key for key in members if key not in chosen), key=turn):
-        preferred = REDUCED if key in reduced else COMPARED if key in compared else FREE
-        chosen[key] = _unused(preferred, atleast.get(key, 0), frozenset(chosen.values()))
-    values = [
-        frozenset(classes.find((label, axis)) for axis in free_axes(node))
-        for label, program in programs
-        for node in walk(*roots(program))
-    ]
-    _shorten(chosen, values, atleast, reduced)
+        preferred = choice.reduced if key in reduced else choice.compared if key in compared else choice.free
+        chosen[key] = _unused(preferred, atleast.get(key, 0), used(key))
     return {name: chosen[key] for key, names in members.items() for name in names}
 
 
-def _shorten(
-    chosen: dict[object, int],
-    values: Iterable[frozenset[object]],
-    atleast: Mapping[object, int],
-    reduced: Collection[object],
-) -> None:
-    """Makes axes shorter, the longest first, until no value has more positions than are computed in a moment; to an
-    extent that no other axis has, while there is one."""
-    for keys in sorted(set(values), key=len, reverse=True):
-        while math.prod(chosen[key] for key in keys) > MOST_POSITIONS:
-            shorter: list[tuple[int, int, object]] = []
-            for place, key in enumerate(sorted(keys, key=str)):
-                fits = [n for n in SHORTER[key in reduced] if atleast.get(key, 0) <= n < chosen[key]]
-                unused = [n for n in fits if n not in chosen.values()]
-                if fits:
-                    shorter.append((max(unused or fits), place, key))
-            if not shorter:
-                return
-            extent, _, key = max(shorter, key=lambda item: (chosen[item[2]], item[1]))
-            chosen[key] = extent
+def _lengths_in_indices(program: Program) -> dict[str, int]:
+    """The declared lengths of axes that are part of a computed index, where no other length may do."""
+    parts = {
+        part.name
+        for load in loads(program)
+        for index in load.index
+        if not isinstance(index, Axis)
+        for part in walk(index)
+        if isinstance(part, Axis)
+    }
+    return {axis: n for axis, n in program.lengths.items() if parts & {axis, *_copies(program, axis)}}
+
+
+def _strides(program: Program) -> Iterator[tuple[str, Expr]]:
+    """Axes that count within a step of what is added to them, and that step: `q` and 4 of `x[g*4 + q]`."""
+    for load in loads(program):
+        for node in walk(*load.index):
+            match node:
+                case Call("add", (Call("mul", steps), Axis(axis))) | Call(
+                    "add", (Axis(axis), Call("mul", steps))
+                ):
+                    yield from ((axis, step) for step in steps if isinstance(step, Const | Scalar))
+
+
+def _copies(program: Program, axis: str) -> list[str]:
+    return [copy for copy, of in program.domains.items() if of == axis]
+
+
+def _axes_together(program: Program) -> Iterator[set[str]]:
+    """The axes of each output, and those that index one tensor."""
+    yield from (set(output.axes) for output in program.outputs)
+    for load in loads(program):
+        yield {index.name for index in load.index if isinstance(index, Axis)}
 
 
 def _unused(preferred: tuple[int, ...], atleast: int, used: frozenset[int]) -> int:
@@ -298,9 +358,16 @@ def _varies_by_size(expr: Expr) -> bool:
 
 
 def small_integers(*programs: Program) -> dict[str, int]:
-    """Values for the integer scalars: 2, 3, 4, ... in order."""
+    """Values for the integer scalars: 2, 3, 4, ... in order, and for a step of as many positions as an axis is
+    declared to have their number."""
     names = dict.fromkeys(name for program in programs for name in program.integers)
-    return {name: 2 + k for k, name in enumerate(names)}
+    steps = {
+        step.name: program.lengths[axis]
+        for program in programs
+        for axis, step in _strides(program)
+        if isinstance(step, Scalar) and axis in program.lengths
+    }
+    return {name: 2 + k for k, name in enumerate(names)} | steps
 
 
 def _integers(scalars: Mapping[str, object]) -> dict[str, int]:
@@ -372,32 +439,15 @@ def small_shapes(
 
 def _kinds(program: Program, dtypes: Mapping[str, str]) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {tensor.name: "real" for tensor in program.tensors}
-    for node in walk(*roots(program)):
-        for name, kind in _uses(node):
-            kinds[name] = kind
+    for name in truths(program):
+        kinds[name] = "truth"
+    for name in program.integer_tensors:
+        kinds[name] = "integer"
     for tensor in program.tensors:
         dtype = dtypes.get(tensor.name, tensor.dtype)
         if dtype is not None:
             kinds[tensor.name] = _KIND_OF_DTYPE.get(dtype, "real")
     return kinds
-
-
-def _uses(node: Expr) -> Iterator[tuple[str, Kind]]:
-    """Tensors whose use in `node` tells that they hold integers or truth values."""
-    match node:
-        case Load(_, index):
-            for part in walk(*index):
-                if isinstance(part, Load):
-                    yield part.tensor, "integer"
-        case Call("where", (Load(tensor, _), *_)):
-            yield tensor, "truth"
-        case Call(fn, args) if fn in LOGICAL:
-            yield from ((arg.tensor, "truth") for arg in args if isinstance(arg, Load))
-        case Call(fn, (left, right)) if fn in COMPARISONS:
-            for one, other in ((left, right), (right, left)):
-                positional = any(isinstance(part, Axis | Size) for part in walk(other))
-                if isinstance(one, Load) and positional and not any(isinstance(p, Load) for p in walk(other)):
-                    yield one.tensor, "integer"
 
 
 def _integer_values(

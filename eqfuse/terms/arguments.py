@@ -1,0 +1,53 @@
+"""Tensors as arguments: what stands in them, and nothing that a derivative or a batch would be lost with."""
+
+from __future__ import annotations
+
+import torch
+from torch._C import _functorch  # torch.func has no public name for "is this one of your tensors?"
+from torch.autograd import forward_ad
+
+from eqfuse.errors import BindError, locate
+
+
+def detached(name: str, tensor: torch.Tensor, source: str = "") -> torch.Tensor:
+    """The tensor without its graph. Raises BindError where a derivative is asked for, or a transform of
+    `torch.func` is under way: what eqfuse computes is not differentiable, and the derivative would be 0."""
+    found = _transformed(tensor)
+    if found:
+        what, hint = found
+        raise BindError(f"{name!r} {what}", source=source, span=locate(source, name), hint=hint)
+    return tensor.detach()
+
+
+def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """What would be lost, and what to do; None where nothing would."""
+    if _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return (
+                "is batched by torch.vmap, and kernels have no batching rule",
+                "give the batch an axis of the program, and call the kernel on the whole batch",
+            )
+        return (
+            "is under a transform of torch.func (grad, vjp, jvp), and kernels have no derivative",
+            "call the kernel outside the transform, or differentiate the program written in torch",
+        )
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return (
+            "requires grad, and kernels have no derivative",
+            "call the kernel under torch.no_grad() or torch.inference_mode(), or pass the tensor's .detach()",
+        )
+    if _has_tangent(tensor):
+        return (
+            "has a tangent (forward-mode differentiation), and kernels have no derivative",
+            "pass the tensor's .detach(), or its primal: torch.autograd.forward_ad.unpack_dual(tensor).primal",
+        )
+    return None
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return (
+        forward_ad._current_level >= 0
+        and not torch.is_inference_mode_enabled()
+        and tensor.is_floating_point()
+        and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+    )

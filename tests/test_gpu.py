@@ -1,0 +1,150 @@
+"""As a user runs on a GPU: `eq.compile`, called with CUDA tensors. `pytest -m gpu` where there is a GPU.
+
+bench/gpu_site.py makes what such a machine lacks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_api_programs import PROGRAMS
+from test_api_special import CAUSAL, COLUMNS, NAN, ROWS, VARIANCE, X, check
+
+import eqfuse as eq
+from bench.fuzz_report import explore
+from bench.judge import expected
+from bench.measure import as_tuple, rounding, worst_error
+from bench.workloads import WORKLOADS
+from eqfuse.errors import ScheduleError
+from eqfuse.extract.plans import SCHEDULES
+from eqfuse.terms.parser import parse
+from eqfuse.terms.types import program_dtypes
+
+DEVICE = "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+EVERY_SCHEDULE = pytest.mark.parametrize("prefer", SCHEDULES)
+
+
+def there(values: dict[str, Any]) -> dict[str, Any]:
+    return {n: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+
+
+def agrees(
+    source: str, given: dict[str, Any], prefer: str | None, sizes: dict[str, int] | None = None
+) -> None:
+    """Runs a program on the GPU, and holds every output against float64."""
+    program = parse(source)
+    tensors = {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}
+    scalars = {n: v for n, v in given.items() if n not in tensors}
+    right = expected(program, tensors, scalars, sizes or {}, program_dtypes(program))
+    found = as_tuple(eq.compile(source, prefer=prefer)(**there(given), sizes=sizes or {}))
+    assert all(value.device.type == DEVICE for value in found)
+    assert [o.wrong(v.cpu()) for o, v in zip(right, found, strict=True)] == [""] * len(right)
+
+
+ORDERS = {
+    "the last one is stored first": "A = sum[i](x[i])\nD[i] = sum[j](tanh(x[i] * w[j] - A))\nreturn D, A",
+    "of one shape": "a[i] = sum[j](z[i,j])\nb[i] = sum[k](sq(z[i,k] - a[i]))\nc[i] = max[j](z[i,j] * b[i])\nreturn c, a, b",
+    "of one shape, backwards": (
+        "a[i] = sum[j](z[i,j])\nb[i] = sum[k](round(z[i,k] / max[i](a[i])))\nreturn b, a"
+    ),
+    "between kernels": (
+        "m = max[i](x[i])\ny[i] = x[i] / m\ns = sum[i](round(y[i]))\nt = sum[i](abs(y[i] - s))\nreturn t, m, s"
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rows", [5, 2100])
+@pytest.mark.parametrize("prefer", [None, *SCHEDULES])
+def test_outputs_come_back_under_their_names(order: str, rows: int, prefer: str | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"x": (rows,), "w": (7,), "z": (rows, 33)}
+    read = parse(ORDERS[order]).tensors
+    given = {t.name: torch.randn(shapes[t.name], generator=generator) for t in read}
+    try:
+        agrees(ORDERS[order], given, prefer)
+    except ScheduleError:
+        assert prefer is not None
+
+
+@EVERY_SCHEDULE
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str, prefer: str) -> None:
+    source, given, sizes = PROGRAMS[name]
+    try:
+        agrees(source, given, prefer, sizes)
+    except ScheduleError:
+        assert prefer != "multi_pass"
+
+
+@EVERY_SCHEDULE
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_programs_of_the_benchmarks(name: str, prefer: str) -> None:
+    workload = WORKLOADS[name]
+    case = workload.cases["small"]
+    inputs = workload.inputs(case, device=DEVICE)
+    try:
+        kernel = eq.compile(workload.text(case), scalars=case.constants, prefer=prefer)
+        found = as_tuple(kernel(**workload.arguments(case, inputs)))
+    except ScheduleError:
+        assert prefer in workload.refused
+        return
+    exact = workload.run_exact(case, inputs)
+    unfused = workload.run_eager(case, inputs)
+    assert worst_error(found, exact) <= max(2 * worst_error(unfused, exact), rounding(unfused))
+    assert kernel.plan.schedule == prefer
+    assert kernel.certificate.ok
+
+
+@EVERY_SCHEDULE
+@pytest.mark.parametrize("name", ROWS)
+def test_special_rows(name: str, prefer: str) -> None:
+    source = ROWS[name]
+    generator = torch.Generator().manual_seed(2)
+    inputs = {
+        "z": torch.randn(COLUMNS, generator=generator),
+        "W": torch.randn(COLUMNS, 3, generator=generator),
+        "t": torch.randint(COLUMNS, (len(X),), generator=generator),
+        "eps": 1e-6,
+    }
+    read = {n: v for n, v in inputs.items() if f"{n}[" in source or f" {n})" in source}
+    check(source, prefer, DEVICE, x=X, **read)
+
+
+@EVERY_SCHEDULE
+def test_variance_of_special_rows(prefer: str) -> None:
+    check(VARIANCE, prefer, DEVICE, x=X[~(X.abs() == 1e30).any(1)])
+
+
+@EVERY_SCHEDULE
+@pytest.mark.parametrize("value", [NAN, torch.inf, -torch.inf, 1e30])
+def test_causal_attention_with_special_values_where_nothing_masks_them(prefer: str, value: float) -> None:
+    generator = torch.Generator().manual_seed(4)
+    Q, K, V = (torch.randn(29, n, generator=generator) for n in (2, 2, 7))
+    Q[9, 1] = value
+    Q[20] = value
+    check(CAUSAL, prefer, DEVICE, Q=Q, K=K, V=V)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_programs_in_every_schedule(seed: int) -> None:
+    assert explore(seed, 10, DEVICE).failures == []
+
+
+def test_an_empty_axis() -> None:
+    found = eq.compile("y[i] = sum[j](x[i,j])")(x=torch.zeros(3, 0, device=DEVICE))
+    assert found.device.type == DEVICE
+    assert found.tolist() == [0, 0, 0]
+
+
+def test_a_shape_that_comes_after_another() -> None:
+    kernel = eq.compile("y[i,j] = x[i,j] / sum[j](abs(x[i,j]))")
+    for shape in ((3, 5), (1, 1), (64, 4096), (3, 70_000), (3, 5)):
+        x = torch.randn(shape, device=DEVICE)
+        torch.testing.assert_close(kernel(x=x), x / x.abs().sum(1, keepdim=True), rtol=2e-6, atol=1e-7)

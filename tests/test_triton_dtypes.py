@@ -1,0 +1,96 @@
+"""Every reduction in every dtype, with and without masks, is a kernel that Triton compiles for a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from extend_kernels import registered
+
+import eqfuse as eq
+from eqfuse.tile.aot import compile_for
+from eqfuse.tile.launch import interpret
+
+AFFINE = {
+    "args": "a",
+    "state": "p, q",
+    "lift": "a, a",
+    "identity": "1, 0",
+    "combine": "p1*p2, q1*p2 + q2",
+    "result": "p, q",
+}
+REDUCTIONS = {
+    "y1[i]": "sum[j]({})",
+    "y2[i]": "max[j]({})",
+    "y3[i]": "min[j]({})",
+    "y4[i]": "prod[j]({})",
+    "y5[i]": "var[j]({})",
+    "y6[i]": "logsumexp[j]({})",
+    "y7[i]": "argmax[j]({})",
+    "y8[i]": "argmin[j]({})",
+    "v1[i,k], p1[i,k]": "topk[j,k]({})",
+    "m1[i], m2[i]": "mean_var[j]({})",
+    "y9[i]": "softmax_weighted[j]({0}, {0})",
+    "a1[i], a2[i]": "affine[j]({})",
+    "z1[i]": "any[j](({}) > 1)",
+    "z2[i]": "all[j](({}) > 1)",
+    "z3[i]": "std[j]({})",
+    "z4[i]": "mean[j]({})",
+}
+TRUTHS = {
+    "y1[i]": "sum[j]({})",
+    "y2[i]": "any[j]({})",
+    "y3[i]": "all[j]({})",
+    "y4[i]": "max[j](where({}, 2, 3))",
+    "y5[i]": "argmax[j](where({}, 1, 0))",
+    "y6[i]": "prod[j](where({}, 2.5, 0.1))",
+    "m1[i], m2[i]": "mean_var[j](where({}, 1, 0))",
+    "a1[i], a2[i]": "affine[j](where({}, 2.5, 0.1))",
+}
+BODIES = {
+    "plain": "x[i,j]",
+    "masked": "where(j <= i, x[i,j], 3)",
+    "one of two numbers": "where(j <= i, 2.5, 0.1) + 0 * x[i,0]",
+}
+DTYPES = ("f16", "bf16", "f32", "f64", "i32", "i64", "bool")
+
+
+def program(dtype: str, body: str) -> str:
+    lines = [f"x: {dtype}[i,j]", "k: axis[2]"]
+    if dtype == "bool":
+        body = body.replace("x[i,j], 3", "x[i,j], False").replace(" + 0 * x[i,0]", " > 1 and x[i,0]")
+        lines = lines[:1]
+    reductions = TRUTHS if dtype == "bool" else REDUCTIONS
+    return "\n".join([*lines, *(f"{left} = {right.format(body)}" for left, right in reductions.items())])
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_reduction_compiles(dtype: str, body: str) -> None:
+    with registered("affine", **AFFINE):
+        kernel = eq.compile(program(dtype, BODIES[body]), target="sm_90", prefer="rolling", verify=False)
+        reports = compile_for(kernel.triton, "sm_90")
+    assert reports and all(report.registers > 0 for report in reports)
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "resident", "split_k"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p[i], q[i] = affine[j](where(j <= i, 2.5, 0.1))",
+        "m[i], v[i] = mean_var[j](where(x[i,j] > 0, x[i,j], 0.1))",
+        "k[i] = argmax[j](where(j <= i, 0.1, 0.3))",
+        "y[i] = sum[j](max(x[i,j], 0.1) * where(j < i, 0.1, 0.3))",
+    ],
+)
+def test_numbers_are_float64_where_all_is(text: str, prefer: str) -> None:
+    """Triton takes a number for a float32, which it refuses to fold with float64 and which 0.1 is rounded to."""
+    source = f"x: f64[i,j]\n{text}\nz[i] = sum[j](x[i,j])"
+    x = torch.randn(5, 19, dtype=torch.float64)
+    with registered("affine", **AFFINE):
+        kernel = eq.compile(source, target="sm_90", prefer=prefer, verify=False)
+        reports = compile_for(kernel.triton, "sm_90")
+        found, expected = interpret(kernel.triton, kernel.name, x), eq.reference(source)(x=x)
+    assert not any(bits in report.assembly for report in reports for bits in ("0x3DCCCCCD", "0f3DCCCCCD"))
+    for one, other in zip(*(a if isinstance(a, tuple) else (a,) for a in (found, expected)), strict=True):
+        within = 1e-12 if one.dtype == torch.float64 else 1e-6
+        torch.testing.assert_close(one, torch.as_tensor(other).to(one.dtype), rtol=within, atol=within)
