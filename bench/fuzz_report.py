@@ -63,6 +63,10 @@ from eqfuse.verify.certificate import Certificate
 
 BATCH = 50
 """Programs of one run of hypothesis. Batch n has the seed of the report + n, so that it can be run alone."""
+GPU_BATCH = 20
+"""The same on a GPU, where a program takes several compilations by Triton."""
+LOST = "CUDA error"
+"""What an error says after which a process can use the GPU no more."""
 TRIALS = 16
 MOST_SECONDS = 60
 """A program that takes longer hangs."""
@@ -320,6 +324,10 @@ class Found(AssertionError):
     """A failing program; hypothesis shrinks it."""
 
 
+class Enough(BaseException):
+    """The time for shrinking is over."""
+
+
 @dataclass
 class Tally:
     """What became of a batch. `examples` has the first program of each outcome."""
@@ -362,6 +370,8 @@ def explore(seed: int, examples: int, device: str = "cpu") -> Tally:
             example, outcome = failure
             again = f"eqfuse bench fuzz --seed {seed} --examples {examples} --device {device}"
             tally.failures.append(f"{outcome.kind}: {outcome.why}\n{example}\n# again: {again}")
+            if LOST in outcome.why:
+                break
         elif tally.programs == before:
             break
         attempt += 1
@@ -385,8 +395,8 @@ def _explore(tally: Tally, seed: str, examples: int, device: str) -> tuple[Examp
     @hypothesis.given(programs())
     def every_schedule_agrees(example: Example) -> None:
         nonlocal found
-        if smallest and time.monotonic() - found > SHRINK_SECONDS and example != smallest[0][0]:
-            return
+        if smallest and time.monotonic() - found > SHRINK_SECONDS:
+            raise Enough
         with _limited(2 * MOST_SECONDS):
             outcome = check(example, device)
         if not smallest:
@@ -401,11 +411,15 @@ def _explore(tally: Tally, seed: str, examples: int, device: str) -> tuple[Examp
                     flush=True,
                 )
             smallest[:] = [(example, outcome)]
-            raise Found(outcome.why)
+            raise Enough if LOST in outcome.why else Found(outcome.why)
 
     try:
         every_schedule_agrees()
-    except (Found, FlakyFailure):  # flaky: once it has failed, or where it ran before, it does not again
+    except (
+        Found,
+        Enough,
+        FlakyFailure,
+    ):  # flaky: once it has failed, or where it ran before, it does not again
         return smallest[0]
     return None
 
@@ -431,9 +445,10 @@ class Batch:
 
 
 def _batches(options: Options, path: Path | None) -> Iterator[Tally]:
-    starts = range(0, options.examples, BATCH)
+    size = BATCH if options.device == "cpu" else GPU_BATCH
+    starts = range(0, options.examples, size)
     batches = [
-        Batch(options.seed + n, min(BATCH, options.examples - start), options.device)
+        Batch(options.seed + n, min(size, options.examples - start), options.device)
         for n, start in enumerate(starts)
     ]
     kept = path.with_suffix(".batches.jsonl") if path else None
@@ -473,7 +488,12 @@ def _explored(batches: list[Batch], deadline: float) -> Iterator[tuple[Batch, Ta
     while (waiting or suspects) and time.monotonic() < deadline:
         alone = bool(suspects)
         queue = [suspects.pop()] if alone else waiting
-        with ProcessPoolExecutor(1 if alone else workers, mp_context=context, initializer=_prepare) as pool:
+        with ProcessPoolExecutor(
+            1 if alone else workers,
+            mp_context=context,
+            initializer=_prepare,
+            max_tasks_per_child=1,  # what is left behind by one batch fails no other one
+        ) as pool:
             running: dict[Batch, Future[Tally]] = {}
             while queue or running:
                 while queue and len(running) < workers and time.monotonic() < deadline:

@@ -624,14 +624,14 @@ class _Writer:
         return Value(f"u[{there} + 1]", *DRAWS["normal"], frozenset({there}))
 
     def _parts(self, segment: str, axis: str) -> str:
-        """Where a position is to the end of a segment of the axis; empty where there can be none."""
+        """Whether a position is within a segment of the axis; empty where there can be none."""
         draw = f"parts of {axis}"
         if 0 in self.sizes.values():
             return ""
         given = self.inputs.setdefault("o", Input("o", self.one_of(["i64", "i32"]), (f"{segment}+1",), draw))
         if given.draw != draw or given.axes != (f"{segment}+1",):
             return ""
-        return self.one_of([f"{axis} < o[{segment} + 1]", f"o[{segment} + 1] <= {axis}"])
+        return f"(o[{segment}] <= {axis}) & ({axis} < o[{segment} + 1])"
 
     def _integers(self, scope: frozenset[str], draw: str) -> str:
         """An integer tensor over some of the axes; empty where there can be none."""

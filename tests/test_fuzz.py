@@ -179,6 +179,13 @@ def test_batches_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     assert not kept.exists()
 
 
+def test_a_process_that_has_lost_its_gpu_tries_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Outcome("broken", "AcceleratorError: CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(fuzz_report, "check", lambda example, device: lost)
+    tally = explore(seed=0, examples=5, device="cuda")
+    assert tally.programs == len(tally.failures) == 1
+
+
 def test_a_program_as_a_user_runs_it() -> None:
     call = fuzz_report.Call.of(SOFTMAX)
     assert set(fuzz_report._as_a_user(call, "cpu").ran) == set(SCHEDULES)

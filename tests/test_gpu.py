@@ -13,6 +13,7 @@ from test_api_programs import PROGRAMS
 from test_api_special import CAUSAL, COLUMNS, NAN, ROWS, VARIANCE, X, check
 
 import eqfuse as eq
+from bench.fuzz_report import explore
 from bench.judge import expected
 from bench.measure import as_tuple, rounding, worst_error
 from bench.workloads import WORKLOADS
@@ -129,6 +130,11 @@ def test_causal_attention_with_special_values_where_nothing_masks_them(prefer: s
     Q[9, 1] = value
     Q[20] = value
     check(CAUSAL, prefer, DEVICE, Q=Q, K=K, V=V)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_programs_in_every_schedule(seed: int) -> None:
+    assert explore(seed, 10, DEVICE).failures == []
 
 
 def test_an_empty_axis() -> None:
