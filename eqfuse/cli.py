@@ -18,6 +18,7 @@ from rich.table import Table
 import eqfuse as eq
 from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.extract.plans import SCHEDULES
+from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
@@ -341,6 +342,11 @@ def _inputs(
     dtypes = program_dtypes(program)
     generator = torch.Generator().manual_seed(options.seed)
     tensors: dict[str, torch.Tensor] = {}
+    behind = {
+        place: (axis, read.offset)
+        for place, reads in longer_dimensions(program).items()
+        for axis, read in reads.items()
+    }
     for tensor in program.tensors:
         if tensor.name in given:
             tensors[tensor.name] = given.pop(tensor.name)
@@ -349,7 +355,10 @@ def _inputs(
         if not TORCH_DTYPES[dtype].is_floating_point:
             hint = "give it with --inputs FILE.npz; random integers would mean nothing"
             raise BindError(f"{tensor.name!r} holds {dtype} values", hint=hint)
-        shape = [_extent(tensor.name, number, axis, sizes) for number, axis in enumerate(tensor.axes)]
+        shape = []
+        for number, named in enumerate(tensor.axes):
+            axis, more = (named, 0) if named else behind.get((tensor.name, number), (None, 0))
+            shape.append(_extent(tensor.name, number, axis, sizes) + more)
         tensors[tensor.name] = torch.randn(shape, generator=generator).to(TORCH_DTYPES[dtype])
     if given:
         names = " ".join(tensor.name for tensor in program.tensors)

@@ -27,7 +27,7 @@ from eqfuse.terms.parser import axes_of
 from eqfuse.terms.registry import REGISTERED, Reduction
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
-from eqfuse.threads import Lock, own_threads
+from eqfuse.threads import Lock, undisturbed
 from eqfuse.tile.cpu import CpuProgram
 from eqfuse.tile.launch import TritonProgram
 from eqfuse.tile.printer import show as show_tiles
@@ -120,7 +120,7 @@ class Kernel:
         under a transform of `torch.func`: kernels have no derivatives.
         """
         program = self.derived.program
-        with own_threads():
+        with undisturbed():
             tensors, scalars, was_numpy = self._sorted(values)
             compiled, is_empty = self._bound(tensors, scalars, sizes)
             self._current = compiled
@@ -155,7 +155,7 @@ class Kernel:
             )
         if isinstance(plans, bool) or not isinstance(plans, int) or plans < 1:
             raise EqfuseError(f"plans is {plans!r}", hint="give a positive integer: the limit of the search")
-        with self._lock, own_threads():
+        with self._lock, undisturbed():
             tensors, scalars, _ = self._sorted(values)
             compiled, is_empty = self._bound(tensors, scalars, sizes)
             if is_empty:
@@ -228,19 +228,19 @@ class Kernel:
     ) -> StreamState:
         """The state once it has also seen a chunk: the program's tensors, of any number of positions of the
         streamed axis. `state` itself stays as it is."""
-        with own_threads():
+        with undisturbed():
             return self.stream.update(state, chunk, sizes)
 
     def combine(self, left: StreamState, right: StreamState) -> StreamState:
         """The state of two adjacent parts of the axis, seen apart. Raises EqfuseError where the program reads
         positions and the parts are not adjacent."""
-        with own_threads():
+        with undisturbed():
             return self.stream.combine(left, right)
 
     def finish(self, state: StreamState, **values: Any) -> Any:
         """The outputs for what a stream has seen, as a call on all of it gives them; `values` are the tensors
         and scalars that the program reads after its reductions. The state may be updated further."""
-        with own_threads():
+        with undisturbed():
             program = self.derived.program
             made = dict(zip(self.stream.stream.outputs, self.stream.finish(state, values), strict=True))
             if state.start == state.stop:

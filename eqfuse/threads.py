@@ -1,4 +1,4 @@
-"""Threads and forks: locks that a forked child finds open, and what is left of torch's threads there."""
+"""What is around a call: other threads, the process that this one was forked from, what torch is set to."""
 
 from __future__ import annotations
 
@@ -77,20 +77,37 @@ def count() -> int:
     return torch.get_num_threads() if _thread.count is None else _thread.count
 
 
-class own_threads:
-    """Inside, torch waits for no thread that is not there: OpenMP's do not outlive a fork, and an operation that is
-    divided among them would wait for ever. In a forked child this thread computes alone."""
+class undisturbed:
+    """Inside, torch computes as it does in a fresh thread of this process, whatever is set around it: in the dtypes that
+    are asked for, not those of autocast; on the devices that are, not the default one; past modes of `__torch_function__`.
+    And it waits for no thread that is not there: OpenMP's do not outlive a fork, and an operation that is divided
+    among them would wait for ever. In a forked child this thread computes alone."""
+
+    def __init__(self) -> None:
+        self._modes = torch._C.DisableTorchFunction()
+        self._autocast: torch.autocast | None = None
+        self._is_alone = False
 
     def __enter__(self) -> None:
-        self._is_outermost = _Process.is_forked and _thread.count is None
-        if self._is_outermost:
-            _thread.count = torch.get_num_threads()
-            torch.set_num_threads(1)
+        try:
+            self._modes.__enter__()
+            if torch.is_autocast_enabled("cpu"):
+                self._autocast = torch.autocast("cpu", enabled=False)
+                self._autocast.__enter__()  # type: ignore[no-untyped-call]
+            if _Process.is_forked and _thread.count is None:
+                _thread.count, self._is_alone = torch.get_num_threads(), True
+                torch.set_num_threads(1)
+        except BaseException:  # an interrupt
+            self.__exit__()
+            raise
 
     def __exit__(self, *raised: object) -> None:
-        if self._is_outermost and _thread.count is not None:
+        if self._is_alone and _thread.count is not None:
             torch.set_num_threads(_thread.count)
             _thread.count = None
+        if self._autocast is not None:
+            self._autocast.__exit__(None, None, None)
+        self._modes.__exit__(None, None, None)
 
 
 def _forked() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import eqfuse as eq
 from eqfuse import compiler
@@ -58,6 +61,54 @@ def test_strides_of_every_kind() -> None:
     x = torch.randn(12, 10)
     for given in (x.T, x[::2, 1::3], x[3].expand(4, 10), x[:, :1].expand(12, 5), x.reshape(2, 6, 10)[:, 2]):
         assert near(softmax(x=given), torch.softmax(given, 1))
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Counting(TorchFunctionMode):
+    """What anybody may put around calls of torch."""
+
+    calls = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "default device": lambda: torch.device("meta"),
+    "default dtype": lambda: default_dtype(torch.bfloat16),
+    "mode": Counting,
+    "inference": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("columns", [40, 3000])
+def test_what_torch_is_set_to_changes_nothing(around: str, columns: int) -> None:
+    source = "e[i,j] = exp(sum[d](q[i,d] * k[d,j]))\ny[i] = sum[j](e[i,j] * gelu(v[j])) / sum[j](e[i,j])"
+    given = {"q": torch.randn(50, 20), "k": torch.randn(20, columns), "v": torch.randn(columns)}
+    arrays = {name: tensor.numpy() for name, tensor in given.items()}
+    kernel = eq.compile(source)
+    wanted, exact = kernel(**given), eq.reference(source)(**given)
+    with AROUND[around]():
+        for other in (kernel, eq.compile(source)):
+            found = other(**given)
+            assert found.dtype == wanted.dtype and found.device == wanted.device
+            assert torch.equal(found, wanted)
+            assert np.array_equal(other(**arrays), wanted.numpy())
+        state = kernel.combine(kernel.init(), kernel.update(kernel.init(), **given))
+        assert near(kernel.finish(state), wanted)
+        assert np.array_equal(eq.reference(source)(**given), exact)
+        assert kernel(q=given["q"][:0], k=given["k"], v=given["v"]).device.type == "cpu"
 
 
 def test_empty_axes_give_identities_or_nothing() -> None:

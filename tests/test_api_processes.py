@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import signal
@@ -83,6 +84,37 @@ def test_several_threads_compile_at_once(sources: tuple[str, ...]) -> None:
 
     with fresh(), ThreadPoolExecutor(len(sources)) as pool:
         list(pool.map(work, sources))
+
+
+def test_one_thread_parses_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, inside, together = ast.parse, set[int](), 0
+
+    def watched(*arguments: Any, **options: Any) -> ast.AST:
+        nonlocal together
+        inside.add(threading.get_ident())
+        time.sleep(0)  # others may run
+        together = max(together, len(inside))
+        tree = parse(*arguments, **options)
+        inside.discard(threading.get_ident())
+        return tree
+
+    monkeypatch.setattr(ast, "parse", watched)
+    with fresh(), ThreadPoolExecutor(4) as pool:
+        list(pool.map(check, SOURCES))
+    assert together == 1
+
+
+def test_another_thread_that_parses_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, calls = ast.parse, iter(range(10**6))
+
+    def disturbed(*arguments: Any, **options: Any) -> ast.AST:
+        if next(calls) % 3 == 0:
+            raise SystemError("AST constructor recursion depth mismatch (before=36, after=32)")
+        return parse(*arguments, **options)
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    with fresh():
+        check(SOFTMAX)
 
 
 def test_threads_explain_and_replay_at_once() -> None:

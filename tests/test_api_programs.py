@@ -175,6 +175,20 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         {"x": x},
         {},
     ),
+    "a number times a sum of nothing so far": (
+        """
+        n: i32[i]
+        a[i] = sum[j](where(j >= n[i], u[j], 0))
+        b[i] = sum[j](where(i - j < 4, abs(y[i,j]), r * a[i]) / y[i,j])
+        """,
+        {
+            "n": torch.tensor([0, 30, 90, 200], dtype=torch.int32),
+            "u": normal(97),
+            "y": 1 + abs(normal(4, 97)),
+            "r": 3.0,
+        },
+        {},
+    ),
     "prefix sums": ("y[i] = sum[j](where(j <= i, x[j], 0))", {"x": normal(37)}, {"i": 37}),
     "third moment": (
         "m = mean[i](x[i])\ns = mean[i](sq(x[i] - m))\nk = mean[i]((x[i] - m)**3) / (s * sqrt(s))\nreturn k",

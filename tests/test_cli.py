@@ -74,6 +74,15 @@ def test_run_does_not_invent_integers(tmp_path: Path, capsys: pytest.CaptureFixt
     )
 
 
+def test_run_makes_a_tensor_longer_than_the_axis_that_it_is_read_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "differences.eq"
+    file.write_text("y[i] = x[i+1] - x[i]\n")
+    assert main(["run", str(file), "--size", "i=5"]) == 0
+    assert "float32[5]" in capsys.readouterr().out
+
+
 def test_run_on_arrays_of_a_file(softmax: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32)
     np.savez(tmp_path / "in.npz", x=x)

@@ -109,6 +109,16 @@ def test_integer_division_by_any_divisor(text: str, form: str, dtype: torch.dtyp
     np.testing.assert_array_equal(interpret(gpu.triton, gpu.name, **inputs), expected)
 
 
+@pytest.mark.parametrize("prefer", ["rolling", "split_k", "multi_pass"])
+@pytest.mark.parametrize("text", ["min[j](abs(sign(n[i,j])))", "argmax[j](sign(max(n[i,j], j)))"])
+def test_signs_have_the_dtype_of_what_they_are_of(text: str, prefer: str) -> None:
+    n = torch.tensor([[7, -7, 5, 0, -1], [-8, 8, 0, -3, 4]])
+    source = f"n: i64[i,j]\ny[i] = {text}\nz[i,j] = y[i] + n[i,j]\nreturn y, z"
+    gpu = eq.compile(source, target="sm_90", prefer=prefer, verify=False)
+    for found, expected in zip(interpret(gpu.triton, gpu.name, n), eq.reference(source)(n=n), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_integer_division_in_numbers() -> None:
     kernel = eq.compile("n: i64[i]\nd: i64[i]\nq[i] = n[i] // d[i]\nr[i] = n[i] % d[i]", target="cpu")
     q, r = kernel(n=torch.tensor([7, -7, 7, -7, 7]), d=torch.tensor([2, 2, -2, -2, 0]))

@@ -10,6 +10,7 @@ from itertools import groupby
 from eqfuse.explain.notation import Notation, Piece, strength_of
 from eqfuse.explain.outline import Block, Code, Equation, Heading, Line, Prose
 from eqfuse.terms.printer import ATOM, PRODUCT, STRENGTH, UNARY
+from eqfuse.terms.python import parsed
 
 COMPARISONS: Mapping[str, str] = {"le": r"\le", "ge": r"\ge", "lt": "<", "gt": ">", "eq": "=", "ne": r"\ne"}
 _AST_COMPARISONS: Mapping[type[ast.cmpop], str] = {
@@ -152,7 +153,7 @@ def _big(op: str) -> str:
 def _of_text(text: str) -> str:
     """A formula written in the source language."""
     try:
-        return _of_ast(ast.parse(text.rstrip("'"), mode="eval").body)
+        return _of_ast(parsed(text.rstrip("'")))
     except SyntaxError:
         return rf"\text{{{escaped(text)}}}"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from eqfuse.rules.reading import ONE
 from eqfuse.rules.syntax import Position, Term
 from eqfuse.terms.printer import ATOM, COMPARE, OR, PRODUCT, STRENGTH, SUM, SYMBOLS, UNARY
+from eqfuse.terms.python import parsed
 
 FUNCTIONS: Mapping[str, str] = {
     "Exp": "exp",
@@ -145,7 +146,7 @@ def _below(mark: Position | None, index: int) -> Position | None:
 def strength_of(text: str) -> int:
     """How strongly the outermost operator of a leaf's text binds."""
     try:
-        node = ast.parse(text.rstrip("'"), mode="eval").body
+        node = parsed(text.rstrip("'"))
     except SyntaxError:
         return ATOM
     match node:

@@ -17,6 +17,7 @@ from eqfuse.terms.expressions import COMPARE
 from eqfuse.terms.folds import FOLDS, PAIR, fold_of
 from eqfuse.terms.library import CONSTANTS, VARIADIC
 from eqfuse.terms.nodes import ARITY, CASTS, REDUCTIONS
+from eqfuse.terms.python import parsed
 from eqfuse.terms.registry import ARGUMENT, REGISTERED, instance, reducers
 from eqfuse.terms.syntax import Source
 
@@ -226,7 +227,7 @@ def _call(fn: str, *args: ast.expr) -> ast.expr:
 
 
 def _reduce(op: str, axis: str, body: ast.expr) -> ast.expr:
-    return ast.Call(ast.Subscript(ast.parse(op, mode="eval").body, ast.Name(axis)), [body], [])
+    return ast.Call(ast.Subscript(parsed(op), ast.Name(axis)), [body], [])
 
 
 def named_domains(pattern: Pattern) -> Iterator[str]:

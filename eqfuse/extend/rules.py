@@ -17,6 +17,7 @@ from eqfuse.rules.rule import PARTS, Rewrite, to_egglog
 from eqfuse.rules.scope import Rule, Scope, current
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.python import parsed
 from eqfuse.terms.syntax import Source
 from eqfuse.verify.field import FieldDomain
 
@@ -120,7 +121,7 @@ def check(rule: Rule) -> None:
 
 def _tried(rule: Rule, world: World) -> tuple[int, int]:
     """How many samples met the condition, and how many of those had values to compare."""
-    sides = [ast.parse(text, mode="eval").body for text in (rule.rewrite.left, rule.rewrite.right)]
+    sides = [parsed(text) for text in (rule.rewrite.left, rule.rewrite.right)]
     try:
         left, right = (world.value(side) for side in sides)
         met = world.met()

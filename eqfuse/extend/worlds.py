@@ -19,6 +19,7 @@ from eqfuse.terms.domain import Domain
 from eqfuse.terms.folds import PAIR, fold_of
 from eqfuse.terms.interpreter import Value, fold_states
 from eqfuse.terms.nodes import COMPARISONS, LOGICAL, REDUCTIONS
+from eqfuse.terms.python import parsed
 from eqfuse.verify.field import FieldDomain
 
 SAMPLES = 48
@@ -49,7 +50,7 @@ class World:
         self.mask = _mask_of(rule)
         self.bounds = isinstance(rule, Infer) and rule.fact.startswith("bounded(")
         self.outside = np.zeros(SAMPLES, bool)  # of what a ratio says: its divisor is 0 there
-        self.conditions = [ast.parse(text, mode="eval").body for text in rule.when]
+        self.conditions = [parsed(text) for text in rule.when]
         for node in self.conditions:
             match node:
                 case ast.Compare(left=ast.Name(id=a), ops=[ast.NotEq()], comparators=[ast.Name(id=b)]):
@@ -321,7 +322,7 @@ def _mask_of(rule: Rule) -> str:
     """The mask of a rule that infers `masked`: what it drops is drawn infinite."""
     match rule:
         case Infer(fact=fact) if fact.startswith("masked("):
-            *_, mask = ast.parse(fact, mode="eval").body.args  # type: ignore[attr-defined]
+            *_, mask = parsed(fact).args  # type: ignore[attr-defined]
             return str(mask.id)
     return ""
 

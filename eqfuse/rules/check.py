@@ -19,6 +19,7 @@ from eqfuse.rules.scope import current
 from eqfuse.rules.split import split_rules
 from eqfuse.rules.syntax import Term, instance, number, replaced_at, subterm, term, walk, word_instance
 from eqfuse.terms.nodes import Const, Reduce
+from eqfuse.terms.python import parsed
 
 
 @dataclass(frozen=True)
@@ -98,17 +99,13 @@ def read_rule(rule: Rule) -> Reading:
     when = tuple(_statement(text) for text in rule.when)
     match rule:
         case Rewrite(left=left, right=right):
-            return Reading(rule, (_term(_parsed(left)), _term(_parsed(right))), None, when)
+            return Reading(rule, (_term(parsed(left)), _term(parsed(right))), None, when)
         case Infer(fact=fact):
             return Reading(rule, None, _statement(fact), when)
 
 
-def _parsed(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
-
-
 def _statement(text: str) -> Statement:
-    node = _parsed(text)
+    node = parsed(text)
     match node:
         case ast.Compare(left=ast.Name(id=a), ops=[ast.NotEq()], comparators=[ast.Name(id=b)]) if a[
             0

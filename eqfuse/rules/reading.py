@@ -24,6 +24,7 @@ from eqfuse.terms.nodes import (
     Size,
 )
 from eqfuse.terms.nodes import walk as subexpressions
+from eqfuse.terms.python import parsed
 
 NAMES: Mapping[str, str] = {
     "neg": "Neg",
@@ -271,7 +272,7 @@ def free_names(root: Term, values: Mapping[str, Term]) -> frozenset[str]:
 def axes_in(text: str) -> frozenset[str]:
     """Names that the value of a leaf may depend on, read off its text: all but those of tensors, functions, sizes and the
     axes that its reductions bind."""
-    return _names(ast.parse(text.rstrip("'"), mode="eval").body)
+    return _names(parsed(text.rstrip("'")))
 
 
 def _names(node: ast.expr) -> frozenset[str]:

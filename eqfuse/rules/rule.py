@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from eqfuse.terms.nodes import REDUCTIONS
+from eqfuse.terms.python import parsed
 
 PARTS = ("A", "B", "AB", "ALL")
 """The two parts of a split axis, their union, and an unsplit axis; any other domain name is a variable."""
@@ -194,7 +195,7 @@ class _Pattern:
         raise ValueError(f"rule {self.rule}: {ast.unparse(node)} is not a domain")
 
     def fact(self, text: str) -> str:
-        node = ast.parse(text, mode="eval").body
+        node = parsed(text)
         match node:
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
                 return f"(= {self.expr(left)} {self.expr(right)})"
@@ -227,12 +228,12 @@ def to_egglog(rule: Rule, ruleset: str) -> str:
     body = [pattern.fact(text) for text in rule.when]
     match rule:
         case Rewrite(left=left, right=right):
-            lhs = pattern.expr(ast.parse(left, mode="eval").body)
-            rhs = pattern.expr(ast.parse(right, mode="eval").body)
+            lhs = pattern.expr(parsed(left))
+            rhs = pattern.expr(parsed(right))
             body.insert(0, f"(= it {lhs})")
             head = f"(union it {rhs})" + (f" (subsume {lhs})" if rule.subsume else "")
         case Infer(fact=fact):
-            node = ast.parse(fact, mode="eval").body
+            node = parsed(fact)
             assert isinstance(node, ast.Call)
             subject = node.args[0]
             if not isinstance(subject, ast.Name):  # an inference about a term waits until the term exists

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from eqfuse.rules.rule import PARTS, Rewrite, RuleSet
+from eqfuse.terms.python import parsed
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Scope:
     @property
     def numbers(self) -> tuple[float, ...]:
         """Numbers that the right sides of added rules bring in."""
-        sides = [ast.parse(rule.rewrite.right, mode="eval") for rule in self.added]
+        sides = [parsed(rule.rewrite.right) for rule in self.added]
         found = [node.value for side in sides for node in ast.walk(side) if isinstance(node, ast.Constant)]
         return tuple(dict.fromkeys(value for value in found if isinstance(value, int | float)))
 

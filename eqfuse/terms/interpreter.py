@@ -47,7 +47,7 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import KINDS, check_dtypes, result_dtype
-from eqfuse.threads import own_threads
+from eqfuse.threads import undisturbed
 
 TRIAL = "%trial"
 """Name of the dimension of independent trials; no axis can have it."""
@@ -173,15 +173,15 @@ def reference(
     types do not.
     """
     domain = FloatDomain("float64")
-    with own_threads():
+    with undisturbed():
         arrays = {name: _as_array(name, value) for name, value in tensors.items()}
-    numbers = {name: _as_number(name, value) for name, value in (scalars or {}).items()}
-    extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
-    check_selections(program, extents, numbers)
-    check_dtypes(program, _dtypes(program, arrays))
-    results = evaluate(program, arrays, numbers, extents, domain)
-    outputs = tuple(np.array(results[output.name]) for output in program.outputs)
-    return outputs[0] if len(outputs) == 1 else outputs
+        numbers = {name: _as_number(name, value) for name, value in (scalars or {}).items()}
+        extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
+        check_selections(program, extents, numbers)
+        check_dtypes(program, _dtypes(program, arrays))
+        results = evaluate(program, arrays, numbers, extents, domain)
+        outputs = tuple(np.array(results[output.name]) for output in program.outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _as_array(name: str, value: Any) -> npt.NDArray[Any]:

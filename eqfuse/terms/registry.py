@@ -14,6 +14,7 @@ from functools import cache
 
 from eqfuse.terms.folds import Fold
 from eqfuse.terms.nodes import REDUCTIONS
+from eqfuse.terms.python import parsed
 
 AXIS = "j"
 """The name that the reduced axes have in the text of a reduction."""
@@ -42,7 +43,7 @@ class Reduction:
     @property
     def reads_position(self) -> bool:
         """Whether a value depends on where along the axis something is: such a reduction takes one axis."""
-        return any(_Uses.position(ast.parse(text, mode="eval").body) for text in self.results)
+        return any(_Uses.position(parsed(text)) for text in self.results)
 
 
 REGISTERED: dict[str, Reduction] = {}
@@ -57,7 +58,7 @@ def reducers() -> tuple[str, ...]:
 @cache
 def instance(text: str, args: tuple[str, ...], axes: tuple[str, ...]) -> ast.expr:
     """The syntax of a reduction's text over these axes; an argument `x` reads as the name `%x`."""
-    tree = _Instance(args, axes).visit(ast.parse(text, mode="eval").body)
+    tree = _Instance(args, axes).visit(parsed(text))
     assert isinstance(tree, ast.expr)
     return ast.fix_missing_locations(tree)
 
@@ -123,6 +124,6 @@ def substituted(text: str, values: Mapping[str, str]) -> str:
 
     class Names(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
-            return ast.parse(values[node.id], mode="eval").body if node.id in values else node
+            return parsed(values[node.id]) if node.id in values else node
 
-    return ast.unparse(Names().visit(ast.parse(text, mode="eval")))
+    return ast.unparse(Names().visit(parsed(text)))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from eqfuse.errors import EqfuseError, ParseError, Span, did_you_mean, source_lines
 from eqfuse.terms.nodes import DTYPES
+from eqfuse.terms.python import module
 
 MAX_DEPTH = 150
 """Levels of nesting that an expression may have, before and after temporaries are inlined."""
@@ -106,7 +107,7 @@ class Source:
     def module(self) -> ast.Module:
         """The text as Python's syntax tree. Raises ParseError."""
         try:
-            return ast.parse("\n".join(self.lines))
+            return module("\n".join(self.lines))
         except SyntaxError as error:
             raise self._syntax_error(error) from None
         except (RecursionError, MemoryError):

@@ -138,8 +138,12 @@ def _on_pool(threads: int, blocks: Iterable[Starts], work: Callable[[Iterable[St
             shared.stop()
             raise
 
-    futures = [_pool(threads, os.getpid()).submit(worker) for _ in range(threads)]
-    errors = [error for future in futures if (error := future.exception()) is not None]
+    try:
+        futures = [_pool(threads, os.getpid()).submit(worker) for _ in range(threads)]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+    except BaseException:  # an interrupt, while this thread waits
+        shared.stop()
+        raise
     if errors:
         raise errors[0]
 

@@ -207,7 +207,8 @@ def sign(x):
 """,
     "sign_int": """
 def sign_int(x):
-    return tl.where(x > 0, 1, tl.where(x < 0, -1, 0))
+    # Of the dtype of x, as numbers alone would not be.
+    return tl.where(x == 0, x, tl.where(x > 0, 1 + 0 * x, -1 + 0 * x))
 """,
     "round": """
 def round_half_even(x):
