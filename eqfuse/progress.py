@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.status import Status
@@ -25,27 +25,26 @@ DOING = {
 }
 """What each stage of the pipeline does."""
 
-_lock = threading.Lock()
-_working = 0
+
+class _Here(threading.local):
+    depth: int = 0
+
+
+_here = _Here()
 
 
 @contextmanager
 def progress(stage: str) -> Iterator[None]:
     """Shows what a stage does on standard error, if that is a terminal and the work takes longer than PATIENCE. Work
-    inside other work shows nothing of its own: a terminal has one line for it."""
-    global _working
-    with _lock:
-        is_outermost = _working == 0
-        _working += 1
+    inside other work shows nothing of its own, nor does that of other threads: a terminal has one line for it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    is_shown = is_main and _here.depth == 0 and sys.stderr.isatty()
+    _here.depth += 1
     try:
-        if is_outermost and sys.stderr.isatty():
-            with _shown(DOING.get(stage, stage)):
-                yield
-        else:
+        with _shown(DOING.get(stage, stage)) if is_shown else nullcontext():
             yield
     finally:
-        with _lock:
-            _working -= 1
+        _here.depth -= 1
 
 
 @contextmanager
