@@ -46,7 +46,7 @@ NEAR = 1e-3
 
 DRAWN = ("normal", "weight", "positive")
 """Draws of tensors that other values may stand for."""
-LARGE = ("1e37", "rows", "mixed")
+LARGE = ("1e37", "rows")
 HEADROOM = {
     name: "the division by the sum of weights is delayed past the sum over values near the greatest number"
     for name in (

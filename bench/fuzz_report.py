@@ -6,7 +6,8 @@ A program counts as
   refused       an error of eqfuse's own says that it cannot be compiled or called, and what it says is so
 and fails where a schedule gives a wrong value (a mismatch), is not verified, is refused for a reason that does
 not hold, or breaks with anything else. Every program is legal, so that there is one reason: an output that is
-infinite or NaN whatever the inputs, of which float64 gives no finite value either.
+infinite or NaN whatever the inputs, of which float64 gives no finite value either. (And one of the language: a
+tensor that is read behind an axis has a position more than that, but not where a condition on the axis guards it.)
 
 Each schedule runs twice: the plan for these sizes in its own tiles, and the plan for long axes in tiles of
 2 to 8 positions (more where an axis is long); so does the program as it is written. With `--device cuda` it runs as a user's does: `eq.compile`
@@ -22,6 +23,7 @@ import json
 import math
 import os
 import pickle
+import re
 import resource
 import select
 import signal
@@ -51,7 +53,7 @@ from bench.judge import Expected, expected
 from bench.programs import Example, programs, registered
 from bench.report import Column, Options, Report
 from eqfuse import compiler
-from eqfuse.errors import EqfuseError, ScheduleError, VerificationError
+from eqfuse.errors import BindError, EqfuseError, ScheduleError, VerificationError
 from eqfuse.extract.choose import Candidate
 from eqfuse.extract.configure import tiny
 from eqfuse.extract.plans import SCHEDULES
@@ -169,6 +171,10 @@ def _judged(example: Example, device: str) -> Outcome:
         if call is not None and call.is_never_a_number() and _found_nothing(error.certificate):
             return Outcome("refused", "an output is infinite or NaN whatever the inputs")
         return Outcome("not verified", str(error))
+    except BindError as error:
+        if _is_of_what_is_behind(error, example):
+            return Outcome("refused", "a condition on an axis guards what is read behind it")
+        return Outcome("refused wrongly", f"BindError: {error}")
     except EqfuseError as error:
         return Outcome("refused wrongly", f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:
@@ -180,6 +186,17 @@ def _judged(example: Example, device: str) -> Outcome:
 def _found_nothing(certificate: Certificate | None) -> bool:
     """Whether a certificate has no counterexample."""
     return certificate is not None and certificate.counterexample is None
+
+
+def _is_of_what_is_behind(error: BindError, example: Example) -> bool:
+    """Whether two sizes of an axis are told, one of them that of a tensor with one position more, and the program has
+    a condition on that axis beside the tensor's own."""
+    for given in example.inputs:
+        axis = given.axes[0].removesuffix("+1") if given.axes and given.axes[0].endswith("+1") else ""
+        if axis and re.search(rf"axis '{axis}' has size \d+ in .*\b{given.name} \(", error.message):
+            conditions = re.sub(rf"\b{given.name}\[[^]]*\]", "", example.source)
+            return bool(re.search(rf"\b{axis}\b[^,\]]*[<>=!]=?|[<>=!]=?[^,\]]*\b{axis}\b", conditions))
+    return False
 
 
 def _on_cpu(example: Example, call: Call) -> Outcome:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from bench.mutants_terms import swapped_operands
 from bench.mutation import Mutant, Same, Step, even_in, everywhere
 from eqfuse.rules.merge import Combine, Group, Merge, State, Update
-from eqfuse.terms.folds import identity, listed, next_op, unpacked
+from eqfuse.terms.folds import fold_of, identity, merged, ranks_of, sides
 from eqfuse.terms.nodes import COMBINE, Call, Const, Expr, Local, call, children, replaced, walk
 
 S = TypeVar("S", Update, Combine)
@@ -266,17 +266,18 @@ def _guards_in_parts(group: Group) -> Step:
     return step
 
 
-def _another_rank(which: Literal["first", "last"]) -> Change:
-    """What is left of a part is taken for one of its ranks, whatever the new ranks have taken."""
+def _ranks(how: Literal["apart", "twice"]) -> Change:
+    """Two lists are combined rank by rank, or what comes first of one of them is listed twice."""
 
     def change(_: Group, value: Expr, state: State) -> Iterator[Expr]:
         for node in walk(value):
-            match node:
-                case Call(fn, (ranks, taken)) if (found := next_op(fn)) is not None:
-                    fold, index = found
-                    last_first = unpacked(ranks, len(listed(taken)) + 1)
-                    rank = unpacked(last_first[-1 if which == "first" else 0], len(fold.state))
-                    yield replaced(value, {node: rank[index]})
+            if isinstance(node, Call) and (ranks := ranks_of(node)) is not None:
+                found = fold_of(node.fn)
+                assert found is not None  # it has ranks
+                fold, index = found
+                left, right = sides(node)
+                apart, twice = fold.joined(left, right)[index], merged(node.fn, ranks, left, left)
+                yield replaced(value, {node: apart if how == "apart" else twice})
 
     return change
 
@@ -307,10 +308,10 @@ MUTANTS = (
     _mutant("shard merged twice", "a shard's state is folded in once more", _in_combines(_again("_b"))),
     _mutant("shard forgotten", "the merge keeps the earlier shards alone", _in_combines(_lost("_b"))),
     _mutant("earlier shards forgotten", "the merge takes the last shard alone", _in_combines(_lost("_a"))),
-    _mutant("rank kept", "the loop's own rank, taken or not", _in_updates(_another_rank("last"))),
-    _mutant("rank taken twice", "the loop's first rank again", _in_updates(_another_rank("first"))),
-    _mutant("shard's rank kept", "a shard's own rank, taken or not", _in_combines(_another_rank("last"))),
-    _mutant("shard's rank taken twice", "a shard's first rank again", _in_combines(_another_rank("first"))),
+    _mutant("ranks apart", "each rank of both lists is combined alone", _in_updates(_ranks("apart"))),
+    _mutant("rank taken twice", "the loop's list merged with itself", _in_updates(_ranks("twice"))),
+    _mutant("shards' ranks apart", "each rank of both lists alone", _in_combines(_ranks("apart"))),
+    _mutant("shard's rank taken twice", "a shard's list with itself", _in_combines(_ranks("twice"))),
     _mutant("guard of zero dropped", "a state is divided by a count that is 0", _in_updates(_guards)),
     _mutant("tile's guard dropped", "a tile is divided by a scale that is 0", _in_parts(_guards_in_parts)),
 )

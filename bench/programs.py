@@ -689,6 +689,7 @@ def _finished(writer: _Writer) -> Example:
     body = "\n".join(lines)
     inputs = tuple(given for given in writer.inputs.values() if _is_read(given.name, lines))
     head = [given.declared for given in inputs]
+    head += [f"{name}: f32" for name in writer.scalars if _is_read(name, lines)]
     head += [
         f"{axis}: axis[{base}]" for axis, base in writer.aliases.items() if _is_read(axis, (*head, *lines))
     ]

@@ -6,6 +6,8 @@ import argparse
 import math
 import os
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.extract.plans import SCHEDULES
 from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.terms.registry import REGISTERED
@@ -34,7 +37,8 @@ PIPED_WIDTH = 150
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status: 0, or 1 where a check failed, or 2 for an error of the user's."""
+    """Run one command; the exit status: 0, or 1 where a check failed, or 2 for an error of the user's, or 3 for a fault
+    of eqfuse's own."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace, Console], int] = options.command
     try:
@@ -42,6 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EqfuseError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # who read the output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        if os.environ.get("EQFUSE_DEBUG"):
+            raise
+        print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
+        print("this is a fault of eqfuse; with EQFUSE_DEBUG=1 it shows where", file=sys.stderr)
+        return 3
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--inputs", type=Path, metavar="FILE.npz", help="tensors by name; the others are random")
     run.add_argument("--output", type=_writable, metavar="FILE.npz", help="where to write the results")
-    run.add_argument("--seed", type=int, default=0, help="of the random tensors")
+    run.add_argument("--seed", type=_seed, default=0, help="of the random tensors")
     run.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
     run.add_argument("--device", default="cpu", help="where the tensors live: cpu (default) or cuda")
 
@@ -113,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
     bench.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
     bench.add_argument("--examples", type=int, default=500, metavar="N", help="fuzz: how many programs")
-    bench.add_argument("--seed", type=int, default=0, help="fuzz: of the programs")
+    bench.add_argument("--seed", type=_seed, default=0, help="fuzz: of the programs")
     bench.add_argument(
         "--seconds", type=float, default=math.inf, metavar="S", help="fuzz: begin no batch after so long"
     )
@@ -137,6 +153,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("reductions", _reductions, "the registered reductions: what each gives, and why")
     return parser
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed: a number from 0 to 2**63 - 1")
+    return int(text)
 
 
 def _writable(file: str) -> Path:
@@ -359,11 +381,34 @@ def _inputs(
         for number, named in enumerate(tensor.axes):
             axis, more = (named, 0) if named else behind.get((tensor.name, number), (None, 0))
             shape.append(_extent(tensor.name, number, axis, sizes) + more)
-        tensors[tensor.name] = torch.randn(shape, generator=generator).to(TORCH_DTYPES[dtype])
+        try:
+            tensors[tensor.name] = torch.randn(shape, generator=generator).to(TORCH_DTYPES[dtype])
+        except (RuntimeError, MemoryError):
+            hint = "give smaller sizes"
+            raise BindError(
+                f"there is no memory for {tensor.name!r} of shape {tuple(shape)}", hint=hint
+            ) from None
     if given:
         names = " ".join(tensor.name for tensor in program.tensors)
         raise BindError(f"the program has no tensor {next(iter(given))!r}", hint=f"tensors: {names}")
-    return {name: tensor.to(options.device) for name, tensor in tensors.items()}
+    place = _device(options.device)
+    return {name: tensor.to(place) for name, tensor in tensors.items()}
+
+
+def _device(name: str) -> torch.device:
+    """A device that tensors can be on here. Raises BindError."""
+    hint = "write cpu or cuda"
+    try:
+        place = torch.device(name)
+    except RuntimeError:
+        raise BindError(f"unknown device {name!r}", hint=hint) from None
+    if place.type not in ("cpu", "cuda"):
+        raise BindError(f"kernels do not run on {name!r}", hint=hint)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise BindError(f"there is no {name!r} here", hint="eqfuse doctor shows what there is")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise BindError(f"there is no {name!r} here", hint=f"there are {torch.cuda.device_count()} devices")
+    return place
 
 
 def _extent(tensor: str, number: int, axis: str | None, sizes: Mapping[str, int]) -> int:
@@ -372,6 +417,9 @@ def _extent(tensor: str, number: int, axis: str | None, sizes: Mapping[str, int]
         raise BindError(f"dimension {number + 1} of {tensor!r} has no axis of its own", hint=hint)
     if axis not in sizes:
         raise BindError(f"axis {axis!r} of {tensor!r} has no size", hint=f"add --size {axis}=128")
+    if not 0 <= sizes[axis] <= LONGEST:
+        hint = "a size is an integer, 0 or more, at most 2**48"
+        raise BindError(f"the size of axis {axis!r} is {sizes[axis]!r:.40}", hint=hint)
     return sizes[axis]
 
 
@@ -384,12 +432,27 @@ def _load(path: Path | None) -> dict[str, torch.Tensor]:
     if path is None:
         return {}
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (OSError, ValueError) as error:
+        found = np.load(path, allow_pickle=False)
+        if not isinstance(found, np.lib.npyio.NpzFile):
+            raise BindError(
+                f"{str(path)!r} holds one array without a name",
+                hint="write it with numpy.savez(file, x=array)",
+            )
+        with found as arrays:
+            return {name: _tensor(name, arrays[name]) for name in arrays.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or "it is empty"
         raise BindError(
-            f"cannot read tensors from {str(path)!r}: {error}", hint="write it with numpy.savez"
+            f"cannot read tensors from {str(path)!r}: {reason}", hint="write it with numpy.savez"
         ) from None
+
+
+def _tensor(name: str, array: np.ndarray[Any, np.dtype[Any]]) -> torch.Tensor:
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        hint = "write numbers, in the byte order of this machine"
+        raise BindError(f"{name!r} is an array of {array.dtype}, not of numbers", hint=hint) from None
 
 
 def _to_numpy(value: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:

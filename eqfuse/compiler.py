@@ -29,6 +29,7 @@ from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.loops.walk import loops_in
+from eqfuse.progress import progress
 from eqfuse.rules import client
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.derive import axis_order, derive_group, name_states, prepare
@@ -84,7 +85,8 @@ class Timings:
     def stage(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         try:
-            yield
+            with progress(name):
+                yield
         finally:
             self.ms[name] = self.ms.get(name, 0.0) + 1e3 * (time.perf_counter() - start)
 

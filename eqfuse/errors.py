@@ -48,6 +48,7 @@ class EqfuseError(Exception):
             body = text.strip().expandtabs(1)
             column = min(max(0, self.span.column - (len(text) - len(text.lstrip()))), len(body))
             length = max(1, min(self.span.length, len(body) - column))
+            body, column, length = _window(body, column, length)
             lines[0] += f" (line {self.span.line})"
             lines.append(f"    {body}")
             lines.append("    " + " " * column + "^" * length)
@@ -85,6 +86,29 @@ class VerificationError(EqfuseError):
         super().__init__(message, hint=hint)
 
 
+LONGEST_LINE = 160
+"""Characters of a source line that an error shows."""
+
+
+def _window(line: str, column: int, length: int) -> tuple[str, int, int]:
+    """The part of a long line around a place, and where the place is in it."""
+    if len(line) <= LONGEST_LINE:
+        return line, column, length
+    start = max(0, min(column - LONGEST_LINE // 4, len(line) - LONGEST_LINE))
+    stop = min(len(line), start + LONGEST_LINE)
+    before, after = "... " if start else "", " ..." if stop < len(line) else ""
+    return before + line[start:stop] + after, column - start + len(before), min(length, stop - column)
+
+
+def require_text(**given: object) -> None:
+    """Raises EqfuseError for the first argument that is no text."""
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise EqfuseError(
+                f"{name} is a {type(value).__name__}, not text", hint=f'write it as a string: {name}="..."'
+            )
+
+
 def source_lines(source: str) -> list[str]:
     """The lines of a source text, as Python's parser counts them."""
     return re.split(r"\r\n|\r|\n", source)
@@ -103,9 +127,15 @@ def locate(source: str, text: str) -> Span | None:
     return None
 
 
+LONGEST_WORD = 64
+"""Letters of a name that another name may have been meant by: comparing two takes the product of their lengths."""
+
+
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` was probably meant to be: alike, and a mistake for each four letters away at most."""
-    alike = difflib.get_close_matches(name, sorted(known))
+    if len(name) > LONGEST_WORD:
+        return None
+    alike = difflib.get_close_matches(name, sorted(word for word in known if len(word) <= LONGEST_WORD))
     return next((other for other in alike if _mistakes(name, other) <= max(1, len(name) // 4)), None)
 
 

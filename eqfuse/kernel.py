@@ -15,14 +15,16 @@ from eqfuse.errors import BindError, EqfuseError, VerificationError, locate
 from eqfuse.extend.define import register
 from eqfuse.extend.streaming import Streamer, StreamState, stream_of
 from eqfuse.extract.devices import Device
-from eqfuse.extract.plans import Plan
+from eqfuse.extract.plans import Plan, Plans
 from eqfuse.loops.printer import show as show_nest
+from eqfuse.progress import progress
 from eqfuse.rules.derivation import Derivation
 from eqfuse.rules.printer import MergeText
 from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.folds import folds_in
-from eqfuse.terms.interpreter import reference
+from eqfuse.terms.integers import fits
+from eqfuse.terms.interpreter import check_dense, reference
 from eqfuse.terms.parser import axes_of
 from eqfuse.terms.registry import REGISTERED, Reduction
 from eqfuse.terms.sizes import bind
@@ -101,7 +103,8 @@ class Kernel:
 
     def _reductions(self) -> tuple[Reduction, ...]:
         exprs = [output.expr for output in self.derived.program.outputs]
-        return tuple(REGISTERED[fold.name] for fold in folds_in(*exprs) if fold.name in REGISTERED)
+        folds = folds_in(*exprs)
+        return tuple(reduction for reduction in REGISTERED.values() if reduction.fold in folds)
 
     @property
     def _lock(self) -> Lock:
@@ -110,7 +113,7 @@ class Kernel:
 
     # -- running -----------------------------------------------------------------------------------
 
-    def __call__(self, *, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
+    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
         """The outputs, for torch or numpy tensors and numbers given by name: one tensor, or a tuple in
         program order, of the kind that came in. `sizes` gives axes that no tensor determines.
 
@@ -120,6 +123,8 @@ class Kernel:
         under a transform of `torch.func`: kernels have no derivatives.
         """
         program = self.derived.program
+        if unnamed:
+            raise self._by_name(len(unnamed))
         with undisturbed():
             tensors, scalars, was_numpy = self._sorted(values)
             compiled, is_empty = self._bound(tensors, scalars, sizes)
@@ -135,7 +140,8 @@ class Kernel:
 
     def tune(
         self,
-        *,
+        /,
+        *unnamed: Any,
         seconds: float = 60.0,
         plans: int = 32,
         again: bool = False,
@@ -149,6 +155,12 @@ class Kernel:
         The winner is kept in `$XDG_CACHE_HOME/eqfuse/tuned`, by program, dtypes, sizes, device and versions, and
         taken from there at the next request, with nothing timed unless `again`.
         """
+        if unnamed:
+            raise self._by_name(len(unnamed))
+        for name in ("seconds", "plans", "again"):
+            if name in self._inputs:
+                message = f"tune takes {name!r} for its own limit, not for the program's input"
+                raise EqfuseError(message, hint="give the input another name")
         if not isinstance(seconds, int | float) or not seconds > 0:
             raise EqfuseError(
                 f"seconds is {seconds!r}", hint="give a positive number: the limit of the search"
@@ -174,7 +186,8 @@ class Kernel:
                     return lambda: runner(tensors, scalars)
 
                 tuner = Tuner(self.derived, base, self.prefer, self.scalars, start, place)
-                tuned, tuning = (None if again else tuner.recall()) or tuner.search(seconds, plans)
+                with progress("tune"):
+                    tuned, tuning = (None if again else tuner.recall()) or tuner.search(seconds, plans)
                 if self.verify:
                     self._certify(tuned)
                 self._compiled[key], self._tunings[key] = tuned, tuning
@@ -224,10 +237,12 @@ class Kernel:
         return self.stream.init(start, total)
 
     def update(
-        self, state: StreamState, *, sizes: Mapping[str, int] | None = None, **chunk: Any
+        self, state: StreamState, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **chunk: Any
     ) -> StreamState:
         """The state once it has also seen a chunk: the program's tensors, of any number of positions of the
         streamed axis. `state` itself stays as it is."""
+        if unnamed:
+            raise self._by_name(len(unnamed))
         with undisturbed():
             return self.stream.update(state, chunk, sizes)
 
@@ -237,9 +252,11 @@ class Kernel:
         with undisturbed():
             return self.stream.combine(left, right)
 
-    def finish(self, state: StreamState, **values: Any) -> Any:
+    def finish(self, state: StreamState, /, *unnamed: Any, **values: Any) -> Any:
         """The outputs for what a stream has seen, as a call on all of it gives them; `values` are the tensors
         and scalars that the program reads after its reductions. The state may be updated further."""
+        if unnamed:
+            raise self._by_name(len(unnamed))
         with undisturbed():
             program = self.derived.program
             made = dict(zip(self.stream.stream.outputs, self.stream.finish(state, values), strict=True))
@@ -283,6 +300,19 @@ class Kernel:
                 found = self._calls[key] = self._compile(some, dtypes, device), 0 in extents.values()
         return found
 
+    @property
+    def _inputs(self) -> tuple[str, ...]:
+        """Names of the program's tensors and scalars."""
+        program = self.derived.program
+        return (*(tensor.name for tensor in program.tensors), *program.scalars)
+
+    def _by_name(self, count: int) -> BindError:
+        given = f"{count} argument{'s' * (count > 1)} without a name"
+        names = ", ".join(f"{name}=..." for name in self._inputs)
+        return BindError(
+            given, hint=f"pass each by its name: {names}" if names else "the program has no inputs"
+        )
+
     def _sorted(self, values: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
         """Tensors (as torch tensors) and scalars apart; whether the tensors came as numpy arrays."""
         names = {t.name for t in self.derived.program.tensors}
@@ -290,6 +320,8 @@ class Kernel:
         scalars: dict[str, Any] = {}
         kinds: dict[str, str] = {}
         for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                check_dense(name, value)
             if isinstance(value, torch.Tensor) and (name in names or value.ndim):
                 tensors[name], kinds[name] = detached(name, value, self.derived.program.source), "torch"
             elif isinstance(value, np.ndarray) and (name in names or value.ndim):
@@ -318,6 +350,13 @@ class Kernel:
                 source=self.derived.program.source,
                 span=locate(self.derived.program.source, name),
                 hint="scalars are integers and floats",
+            )
+        if not fits(plain):
+            raise BindError(
+                f"{name!r} does not fit 64 bits",
+                source=self.derived.program.source,
+                span=locate(self.derived.program.source, name),
+                hint="give a float, as 1e30",
             )
         return plain
 
@@ -455,9 +494,9 @@ class Kernel:
         `.measured`, the seconds of a call where `tune` has found it."""
         return self.compiled.chosen.plan
 
-    def plans(self) -> tuple[Plan, ...]:
+    def plans(self) -> Plans:
         """Every candidate for the shape, cheapest first; those that `tune` has timed before the others."""
-        return tuple(candidate.plan for candidate in self.compiled.candidates)
+        return Plans(candidate.plan for candidate in self.compiled.candidates)
 
     @property
     def merge(self) -> MergeText:
@@ -492,6 +531,16 @@ class Kernel:
         """What was verified, how, and what that does not cover. Verifies now if compilation did not."""
         with self._lock:
             return self._certify(self.compiled)
+
+    @property
+    def certified(self) -> Certificate | None:
+        """The certificate, where there is one already."""
+        return self._certificates.get((self.compiled.chosen.nest, self.compiled.device.kind))
+
+    @property
+    def was_called(self) -> bool:
+        """Whether the sizes of what is shown are those of a call."""
+        return bool(self._calls)
 
     @property
     def derivation(self) -> Derivation:
@@ -548,6 +597,11 @@ class Kernel:
 
         with self._lock, self.derived.scope.entered():
             return tuple(map(str, why_not(self)))
+
+    def _repr_html_(self) -> str:
+        from eqfuse.explain.notebook import kernel_html
+
+        return kernel_html(self)
 
     def __repr__(self) -> str:
         return f"<eqfuse.Kernel {self.name}: {self.plan.schedule} on {self.compiled.device.name}>"

@@ -51,3 +51,12 @@ def test_segments_in_triton(dtype: torch.dtype) -> None:
     kernel = eq.compile(source, target="sm_90", verify=False)
     found = interpret(kernel.triton, kernel.name, off, x, sizes={"s": 4})
     torch.testing.assert_close(found, eq.compile(SUM, target="cpu")(x=x, off=OFFSETS))
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "split_k", "resident", "multi_pass"])
+def test_segments_are_reduced_over(prefer: str) -> None:
+    """The offsets are read along an axis that is on chip whole, and shorter than they are."""
+    source = f"y[j] = sum[s](where({INSIDE}, a[s] * x[j], 0))"
+    inputs = given(source)
+    found = eq.compile(source, target="cpu", prefer=prefer)(**inputs)
+    torch.testing.assert_close(found, torch.as_tensor(eq.reference(source)(**inputs)).float())

@@ -142,6 +142,7 @@ def test_what_needs_headroom_is_named_and_nothing_else_is_accepted(
         return tuple(torch.where(x.abs() > 1e30, torch.inf, x) for x in original(found))
 
     monkeypatch.setattr(errors_report, "as_tuple", overflowing)
+    monkeypatch.setattr(errors_report, "MAGNITUDES", {"1e37": MAGNITUDES["1e37"]})
     assert run("errors", ONE, output=tmp_path / "x.json") == 1
     wrong = [row for row in rows_of(tmp_path / "x.json") if row["wrong"]]
     assert {"scale 1e37"} <= {row["inputs"] for row in wrong} and not any(row["within"] for row in wrong)

@@ -188,3 +188,61 @@ def test_doctor_says_what_works(
     lines = capsys.readouterr().out.splitlines()
     for check in ("kernels on the CPU", "Triton's interpreter", "sm_90", "gfx942"):
         assert any(check in line and " yes " in line for line in lines), check
+
+
+def _npz(path: Path, **arrays: object) -> bytes:
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return path.read_bytes()
+
+
+def _inputs(folder: Path) -> dict[str, Path]:
+    """Files of tensors that are none."""
+    files = {name: folder / f"{name}.npz" for name in ("strings", "truncated", "empty", "damaged", "swapped")}
+    x = np.random.default_rng(1).standard_normal((30, 4)).astype(np.float32)
+    _npz(files["strings"], x=np.array([["a", "b"]]))
+    whole = _npz(files["truncated"], x=x)
+    files["truncated"].write_bytes(whole[: len(whole) // 2])
+    files["empty"].write_bytes(b"")
+    files["damaged"].write_bytes(whole[:120] + b"x" * 60 + whole[180:])
+    _npz(files["swapped"], x=x.astype(">f4"))
+    files["single"] = folder / "single.npy"
+    np.save(files["single"], x)
+    return {**files, "folder": folder, "missing": folder / "missing.npz"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["strings", "truncated", "empty", "damaged", "swapped", "single", "folder", "missing"],
+)
+def test_files_that_hold_no_tensors(
+    name: str, softmax: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = error_of(capsys, "run", softmax, "--inputs", str(_inputs(tmp_path)[name]))
+    assert "internal" not in text and len(text.splitlines()) == 2
+
+
+@pytest.mark.parametrize("device", ["xyz", "meta", "cuda:99", "cuda:-2"])
+def test_devices_that_there_are_not(device: str, softmax: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = error_of(capsys, "run", softmax, "--size", "i=2", "--size", "j=3", "--device", device)
+    assert repr(device) in text
+
+
+@pytest.mark.parametrize("size", ["-4", "99999999999999999999", "1000000000000"])
+def test_sizes_that_no_memory_holds(size: str, softmax: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error_of(capsys, "run", softmax, "--size", "i=300", "--size", f"j={size}")
+
+
+def test_a_fault_of_the_compiler_has_no_stack_trace(
+    softmax: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by 0")
+
+    monkeypatch.setattr("eqfuse.compile", fails)
+    assert main(["emit", softmax]) == 3
+    captured = capsys.readouterr()
+    assert captured.err.startswith("internal error: ZeroDivisionError: by 0\n")
+    assert "Traceback" not in captured.err and "EQFUSE_DEBUG=1" in captured.err
+    monkeypatch.setenv("EQFUSE_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["emit", softmax])

@@ -379,7 +379,7 @@ CALLING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
         "size that is no integer",
         lambda: kernel("y[h] = x[h // g]")(x=ones(3), g=2, sizes={"h": 2.5}),
         BindError,
-        "the size of axis 'h' is 2.5\na size is an integer, 0 or more",
+        "the size of axis 'h' is 2.5\na size is an integer, 0 or more, at most 2**48",
     ),
     (
         "sizes that are no mapping",

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from extend_kernels import is_registered, registered
 
 import eqfuse as eq
 from eqfuse.terms.parser import parse
+from eqfuse.terms.registry import REGISTERED
 
+LARGEST: dict[str, Any] = {
+    "state": "v, k",
+    "lift": "x, j",
+    "identity": "-inf, inf",
+    "combine": "where(v1 >= v2, v1, v2), where(v1 >= v2, k1, k2)",
+    "result": "v",
+}
 SUM = {"state": "s", "lift": "x", "identity": "0", "combine": "s1 + s2", "result": "s"}
 
 REDUCTIONS: dict[str, tuple[dict[str, object], str]] = {
@@ -157,7 +168,7 @@ def test_wrong_reductions_are_refused(case: str) -> None:
     ("name", "text"),
     [
         ("sum", "reduction 'sum' is built in\nchoose another name"),
-        ("argmax", "reduction 'argmax' is registered already\nchoose another name"),
+        ("argmax", "reduction 'argmax' is built in\nchoose another name"),
         ("exp", "'exp' is a name of the language\nchoose another name"),
         ("two words", "'two words' cannot be the name of a reduction\nuse letters, digits and _"),
     ],
@@ -208,8 +219,29 @@ def test_an_order_that_is_none(words: dict[str, object], text: str) -> None:
 
 
 def test_a_name_twice() -> None:
-    with registered("once", **SUM), pytest.raises(eq.EqfuseError, match="'once' is registered already"):
-        eq.reduction("once", **SUM)
+    """The same words change nothing; others are refused, or replace the first, which older kernels keep."""
+    first = {**LARGEST, "name": "once"}
+    x = torch.tensor([[1.0, -3.0, 2.0]])
+    with registered(**first):
+        old = eq.compile("y[i] = once[j](x[i, j])", verify=False)
+        assert eq.reduction(**first) is REGISTERED["once"]
+        other = {
+            **first,
+            "combine": "where(v1 <= v2, v1, v2), where(v1 <= v2, k1, k2)",
+            "identity": "inf, inf",
+        }
+        with pytest.raises(eq.EqfuseError) as refused:
+            eq.reduction(**other)
+        assert str(refused.value) == (
+            "reduction 'once' is registered already, as another\nchoose another name, or replace it: replace=True"
+        )
+        eq.reduction(**other, replace=True)
+        new = eq.compile("y[i] = once[j](x[i, j])")
+        assert old(x=x).tolist() == [2.0] and new(x=x).tolist() == [-3.0]
+        assert old(x=x.repeat(2, 3)).tolist() == [2.0, 2.0]
+        with pytest.raises(eq.EqfuseError, match="its states are those of 'once_2'"):
+            eq.compile("y[i] = once.v[j](x[i, j], j)")
+        assert eq.reduction(**other) is REGISTERED["once"]
 
 
 def test_what_exact_arithmetic_cannot_decide_has_to_be_declared() -> None:
@@ -252,7 +284,7 @@ the left side has a name for each value: v[i], k[i] = ...""",
 its state is v, k""",
     "v[i, k], p[i, k] = topk[j, k](x[i, j])": """nothing says how many positions axis 'k' has (line 1)
     v[i, k], p[i, k] = topk[j, k](x[i, j])
-                       ^^^^^^^^^^
+                               ^
 declare it: k: axis[8]""",
     "v[i], p[i] = topk[j](x[i, j])": """topk takes 2 axes, 1 given (line 1)
     v[i], p[i] = topk[j](x[i, j])

@@ -115,3 +115,24 @@ def test_ranks_are_merged(schedule: str) -> None:
     assert torch.equal(found[1].long(), places[:, :2])
     for report in compile_for(text, "sm_90"):
         assert report.spilled_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "schedule"), [(1, "split_k"), (24, "rolling"), (64, "split_k"), (256, "rolling")]
+)
+def test_many_ranks(count: int, schedule: str) -> None:
+    x = torch.randint(0, 99, (3, 300), generator=torch.Generator().manual_seed(7)).float()
+    x[0, 3], x[1] = torch.nan, -torch.inf
+    values, places = torch.sort(x, dim=1, descending=True, stable=True)
+    text, name = emitted(f"k: axis[{count}]\nv[i, k], p[i, k] = topk[j, k](x[i, j])", schedule)
+    found = interpret(text, name, x=x)
+    torch.testing.assert_close(found[0], values[:, :count], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found[1].long(), places[:, :count])
+    for report in compile_for(text, "sm_90"):
+        assert report.spilled_bytes == 0
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
+def test_lists_compile_for_other_gpus(target: str) -> None:
+    text, _ = emitted("k: axis[24]\nv[i, k], p[i, k] = topk[j, k](x[i, j])", "split_k")
+    assert len(compile_for(text, target)) == 2

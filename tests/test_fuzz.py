@@ -63,6 +63,18 @@ def test_what_cannot_be_fused_and_what_is_refused_rightly_or_wrongly() -> None:
     assert (never.kind, never.why) == ("refused", "an output is infinite or NaN whatever the inputs")
 
 
+def test_a_tensor_that_is_read_behind_an_axis_under_a_condition_on_it() -> None:
+    inputs = (Input("x", "f32", ("i", "j"), "normal"), Input("o", "i64", ("j+1",), "parts of i"))
+    inside = "where((o[j] <= i) & (i < o[j + 1]), x[i,j], 0)"
+    head = "x: f32[i,j]\no: i64[j1]\ny[i] = "
+    example = replace(SOFTMAX, source=f"{head}max[j]({inside})", inputs=inputs)
+    assert check(example).kind == "fused"
+    guarded = replace(example, source=f"{head}max[j](where(j == 3, {inside}, -inf))")
+    assert check(guarded).kind == "refused"
+    wrong = replace(guarded, inputs=(inputs[0], replace(inputs[1], axes=("j",))), sizes={"i": 3, "j": 7})
+    assert check(wrong).kind != "refused"
+
+
 def test_a_wrong_kernel_is_a_mismatch_and_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     original = CpuProgram.__call__
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from test_api_masks import BAD, inputs
+from test_api_masks import PROGRAMS as MASKED
+from test_api_masks import expected as without_excluded
 from test_api_programs import PROGRAMS
 from test_api_special import CAUSAL, COLUMNS, NAN, ROWS, VARIANCE, X, check
 
@@ -130,6 +133,22 @@ def test_causal_attention_with_special_values_where_nothing_masks_them(prefer: s
     Q[9, 1] = value
     Q[20] = value
     check(CAUSAL, prefer, DEVICE, Q=Q, K=K, V=V)
+
+
+@EVERY_SCHEDULE
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("name", MASKED)
+def test_excluded_values_stay_out(name: str, dtype: torch.dtype, bad: Any, prefer: str) -> None:
+    given = {n: torch.from_numpy(value) for n, value in inputs(name, bad).items()}
+    given = {n: value.to(dtype) if value.is_floating_point() else value for n, value in given.items()}
+    source = f"x: f16[i,j]\nv: f16[j,d]\n{MASKED[name]}" if dtype is torch.float16 else MASKED[name]
+    length = {"L": 9} if name == "a length" else {}
+    found = eq.compile(source, prefer=prefer)(**there(given), **length).cpu()
+    exact = without_excluded(name, {n: value.numpy() for n, value in given.items()})
+    wanted = torch.from_numpy(exact.T if name == "columns first" else exact)
+    limit = 4e-3 if dtype is torch.float16 else 1e-4
+    torch.testing.assert_close(found.double(), wanted, rtol=limit, atol=limit, equal_nan=True)
 
 
 @pytest.mark.parametrize("seed", range(5))

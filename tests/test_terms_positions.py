@@ -34,7 +34,6 @@ def integers(source: str) -> set[str]:
         ("y[b] = sum[j](where(j < 2 * L + m, x[b,j], 0))", {"L", "m"}),
         ("y[b] = sum[j](where(j < min(L, b + w), x[b,j], 0))", {"L", "w"}),
         ("y[b] = sum[j](where(j < where(x[b,0] > 0, L, len[b]), x[b,j], 0))", {"L", "len"}),
-        ("y[b] = sum[j](where(j < max[i](len[i]), x[b,j], 0))", {"len"}),
         ("y[i] = sum[c](where(label[i] == c, x[i,c], 0))", {"label"}),
         ("y[i] = sum[k](where(argmax[j](x[i,j]) == t[i], z[k], 0))", {"t"}),
         ("y[i] = sin((i + offset) * freq)", {"offset"}),
@@ -60,6 +59,7 @@ def test_names_that_stand_with_positions_are_integers(source: str, expected: set
         "y[i] = where(pos[i] < limit, x[i], 0)",
         "y[i] = sum[j](x[i,j]) / (N(j) - correction)",
         "y[i] = exp(x[i]) + i",
+        "y[i] = max[j](x[i,j]) + i",
     ],
 )
 def test_what_is_weighed_or_declared_real_stays_real(source: str) -> None:

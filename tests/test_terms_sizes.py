@@ -145,7 +145,13 @@ ERRORS = [
         {},
         "axis 'i' has size 4 in x (dimension 0) and 3 in sizes\nleave 'i' out of sizes",
     ),
-    ("y[t] = 1", {}, {"t": -1}, {}, "the size of axis 't' is -1\na size is an integer, 0 or more"),
+    (
+        "y[t] = 1",
+        {},
+        {"t": -1},
+        {},
+        "the size of axis 't' is -1\na size is an integer, 0 or more, at most 2**48",
+    ),
     (
         "y[i] = x[i + 1] - z[i]",
         {"x": (5,), "z": (5,)},

@@ -529,7 +529,7 @@ def test_an_operation_writes_to_the_output_only_where_all_of_it_is_stored() -> N
     tiles = program([b.kernel("k", (), *blocks)], buffers)
     compiled = CpuProgram(tiles, source())
     assert [line.split("out=")[1] for line in compiled.text.splitlines() if "out=whole" in line] == [
-        "whole[:, :])"
+        "whole[:n_i, :n_j])"
     ]
     assert not any(f"out={name}" in compiled.text for name in ("turned", "some", "half"))
     given = torch.randn(5, 6).t()

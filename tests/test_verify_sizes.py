@@ -135,6 +135,14 @@ def test_many_axes_have_compact_sizes(text: str) -> None:
     torch.testing.assert_close(found, torch.nn.functional.conv2d(x, k, padding=1), rtol=1e-4, atol=1e-5)
 
 
+def test_so_many_axes_that_all_are_as_short_as_can_be() -> None:
+    inside = " & ".join(f"({a}+{b}-1 >= 0) & ({a}+{b}-1 < N({a}))" for a, b in ("dr", "hs", "wt"))
+    product = f"where({inside}, x[n,c,d+r-1,h+s-1,w+t-1], 0) * k[o,c,r,s,t]"
+    program = parse(f"r: axis[3]\ns: axis[3]\nt: axis[3]\ny[n,o,d,h,w] = sum[c,r,s,t]({product})")
+    extents = small_extents(program)
+    assert volume(program, extents) <= LARGEST_VOLUME and min(extents[axis] for axis in "ndhwc") >= 3
+
+
 def test_a_long_declared_axis_of_an_index_is_taken_once() -> None:
     program = parse(
         "q: axis[128]\ns[b,k] = max[q](w[b*128+q,k])\ny[i,k] = sum[j](x[i,j] * w[j,k] / s[j//128,k])"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from rich.text import Text
 
-from eqfuse.errors import EqfuseError, did_you_mean
+from eqfuse.errors import EqfuseError, did_you_mean, require_text
 from eqfuse.explain import latex, text
 from eqfuse.explain.notation import BEGIN, END
 from eqfuse.explain.outline import Block, Code, Detail, Heading, Outline, Prose
 from eqfuse.explain.page import page
-from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines, refusals
+from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines, predicted_for, refusals
 from eqfuse.rules.check import known_rules, rules_for
 from eqfuse.rules.derivation import Derivation
 from eqfuse.terms.nodes import Reduce
@@ -26,6 +26,7 @@ Format = Literal["text", "latex", "html", "json"]
 
 def explain(kernel: Kernel, format: str, detail: str) -> str:
     """The explanation as text of a format. Raises EqfuseError for an unknown format or detail."""
+    require_text(format=format, detail=detail)
     chosen = _detail(detail)
     forms: Mapping[str, Callable[[], str]] = {
         "text": lambda: text.plain(blocks(kernel, chosen)),
@@ -81,6 +82,7 @@ def blocks(kernel: Kernel, detail: Detail) -> Iterator[Block]:
         for obstacle in obstacles:
             yield Code(str(obstacle))
     yield Heading(f"why {kernel.plan.schedule}")
+    yield Prose(predicted_for(kernel))
     yield Code("\n".join(plan_lines(kernel.plans(), kernel.plan)))
 
 

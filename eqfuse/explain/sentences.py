@@ -31,8 +31,6 @@ SENTENCES: Mapping[str, str] = {
     "null": "{0} is 0 only where {1} is 0 all along {2}",
     "tame": "{0} is infinite only where {1} is 0 all along {2}",
     "masked": "{0} is made of what the mask {1} keeps",
-    "taken": "{0} says that {1} is one of {2}",
-    "ranks": "{1} are the first of {4}, one after the other",
     "partner": "a state has {0} shifted by {1}",
     "state": "{0} is a state",
     "written": "{0} is written so in the program",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from eqfuse.errors import EqfuseError, Span, locate, source_lines
 from eqfuse.explain.notation import Notation
@@ -22,6 +23,9 @@ from eqfuse.rules.split import REPAIR
 from eqfuse.rules.syntax import Term
 from eqfuse.rules.trace import Names, group_claim
 from eqfuse.terms.nodes import Expr, Load, Local, Program, Reduce, children, free_axes, replaced, walk
+
+if TYPE_CHECKING:
+    from eqfuse.kernel import Kernel
 
 RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "tame", "masked"})
 """Conditions on values (not on what depends on what): without one of them a rule may have helped."""
@@ -277,6 +281,12 @@ def _second_passes(
 
 
 # -- plans -----------------------------------------------------------------------------------------
+
+
+def predicted_for(kernel: Kernel) -> str:
+    """What sizes and device the costs of plans are predicted for."""
+    assumed = "" if kernel.was_called else ", sizes that are assumed until a call gives others"
+    return f"costs are predicted{kernel.plan.at_sizes} on {kernel.compiled.device.name}{assumed}"
 
 
 def plan_lines(plans: Sequence[Plan], chosen: Plan) -> Iterator[str]:

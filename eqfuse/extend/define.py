@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import keyword
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 
 from eqfuse.errors import EqfuseError, ParseError, did_you_mean
 from eqfuse.terms.expressions import Names, Reader, Scope
@@ -13,7 +14,7 @@ from eqfuse.terms.folds import FOLDS, NOWHERE, Fold
 from eqfuse.terms.inline import Inliner
 from eqfuse.terms.library import CONSTANTS, FUNCTIONS
 from eqfuse.terms.nodes import COMBINE, REDUCTIONS, Call, Const, Expr, Local, call
-from eqfuse.terms.registry import ARGUMENT, AXIS, REGISTERED, Reduction, reducers, substituted
+from eqfuse.terms.registry import ARGUMENT, AXIS, REGISTERED, Reduction, substituted
 from eqfuse.terms.syntax import Source
 
 
@@ -45,8 +46,13 @@ class Defined:
     lift: tuple[Expr, ...]
 
 
+SHIPPED_NAMES: set[str] = set()
+"""Names of the reductions that come with the language."""
+
+
 def define(words: Words) -> Defined:
-    """What the words say, not yet registered nor checked against its laws.
+    """What the words say, not yet registered nor checked against its laws. Its fold has a name that no other fold has:
+    what was compiled before goes on with the fold that it was compiled with.
 
     Raises EqfuseError (with the text and a caret) for a name that is taken or no name, for a number of
     expressions that is not that of the state variables, and for names that mean nothing where they stand.
@@ -62,16 +68,17 @@ def define(words: Words) -> Defined:
         raise EqfuseError(f"reduction {words.name!r} has an order and no state", hint=hint)
     if words.ranks:
         _check_ranks(words, state)
-    fold = _fold(words, state) if state else None
+    fold = _named(_fold(words, state)) if state else None
+    name = fold.name if fold is not None else words.name
     lifts = _split(words.lift, "lift", len(state)) if state else ()
     if words.ranks and (place := lifts[state.index(words.ranks)]) != AXIS:
-        hint = f"lift it as {AXIS}, the position: by it an earlier rank takes what it has found"
+        hint = f"lift it as {AXIS}, the position: of equal elements it tells which is which"
         raise _error(words.lift, place, f"ranks {words.ranks!r} is not the position", hint)
-    given: dict[str, Expr] = {name: Local(name, ()) for name in args}
+    given: dict[str, Expr] = {arg: Local(arg, ()) for arg in args}
     lift = tuple(_read(text, given, axis=True, where="lift") for text in lifts)
     values = {
-        name: _variable(words.name, fold, place, lifts)
-        for place, name in enumerate(state)
+        variable: _variable(name, fold, place, lifts)
+        for place, variable in enumerate(state)
         if fold is not None
     }
     results = []
@@ -83,10 +90,10 @@ def define(words: Words) -> Defined:
         else:
             _read(text, given, axis=True, where="result")
         results.append(substituted(text, values))
-    if words.ranks and not any(f"{words.name}." in text for text in results):
+    if words.ranks and not any(f"{name}." in text for text in results):
         message = f"the result of reduction {words.name!r} reads no state variable"
         raise EqfuseError(message, source=words.result, hint='say what it gives: result="v"')
-    own = fold if fold is not None and any(f"{words.name}." in text for text in values.values()) else None
+    own = fold if fold is not None and any(f"{name}." in text for text in values.values()) else None
     reduction = Reduction(words.name, args, tuple(results), own, words.why, words.unverified)
     return Defined(reduction, fold, lift)
 
@@ -94,9 +101,8 @@ def define(words: Words) -> Defined:
 def _check_name(name: str) -> None:
     if not name.isidentifier() or keyword.iskeyword(name):
         raise EqfuseError(f"{name!r} cannot be the name of a reduction", hint="use letters, digits and _")
-    if name in reducers():
-        kind = "built in" if name in REDUCTIONS else "registered already"
-        raise EqfuseError(f"reduction {name!r} is {kind}", hint="choose another name")
+    if name in REDUCTIONS:
+        raise EqfuseError(f"reduction {name!r} is built in", hint="choose another name")
     if name in FUNCTIONS or name in CONSTANTS or name == "N":
         raise EqfuseError(f"{name!r} is a name of the language", hint="choose another name")
 
@@ -164,6 +170,15 @@ def _fold(words: Words, state: tuple[str, ...]) -> Fold:
         for text in _split(chosen if order else words.combine, "combine", len(state))
     )
     return Fold(words.name, state, tuple(identity), combine, words.commutative, order, words.ranks)
+
+
+def _named(fold: Fold) -> Fold:
+    """The fold under its own name, or the first of `name_2`, `name_3`, ... that no other fold has."""
+    numbers = count(2)
+    name = fold.name
+    while (known := FOLDS.get(name)) is not None and replace(known, name=fold.name) != fold:
+        name = f"{fold.name}_{next(numbers)}"
+    return replace(fold, name=name)
 
 
 def _order(words: Words, state: tuple[str, ...]) -> tuple[tuple[str, bool], ...]:
@@ -278,5 +293,6 @@ def register(reduction: Reduction) -> None:
 
 def forget(name: str) -> None:
     """Programs that are read from here on do not know the reduction."""
-    REGISTERED.pop(name, None)
-    FOLDS.pop(name, None)
+    known = REGISTERED.pop(name, None)
+    if known is not None and known.fold is not None:
+        FOLDS.pop(known.fold.name, None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from eqfuse.errors import EqfuseError
+from eqfuse.errors import EqfuseError, require_text
 from eqfuse.extend import laws
-from eqfuse.extend.define import Words, define, register
+from eqfuse.extend.define import SHIPPED_NAMES, Words, define, register
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.nodes import Expr
 from eqfuse.terms.registry import REGISTERED, Reduction
@@ -26,6 +26,7 @@ def reduction(
     order: str = "",
     why: str = "",
     unverified: str | None = None,
+    replace: bool = False,
 ) -> Reduction:
     """Registers a reduction; programs may use it at once, as `name[axes](arguments)`.
 
@@ -37,8 +38,8 @@ def reduction(
     is over `args` and other reductions, `sum[j](x) / N(j)`.
 
     With `ranks`, the state variable that holds the position, the reduction has a second axis, `name[j, k](x)`, the
-    extent of which the program declares (`k: axis[8]`): rank 0 takes a position, rank 1 reduces the others, and so on;
-    a rank for which nothing is left has the identity. It needs an `order`.
+    extent of which the program declares (`k: axis[8]`): its value is a list of the states that come first, the identity
+    where no more are left. It needs an `order`.
 
     `order` stands in place of `combine` where one of both states is kept as it is: "v, -k" keeps the one with the
     greater v, and of equal ones that with the lesser k. NaN comes before all numbers. A fold that is said so is
@@ -47,14 +48,37 @@ def reduction(
     State variables that a built-in reduction computes (`s1 + s2` with identity 0) become one, so that every rule
     about it applies. The others are combined as they are written, by every schedule.
 
+    The same reduction may be registered again, which changes nothing. Another one under its name replaces it where
+    `replace` says so; what was compiled before goes on as it was.
+
     Raises EqfuseError: names or counts that do not fit (with the text and a caret), a name that is taken, and a
     law (identity, associativity, commutativity where declared) that a sample breaks, with that sample. What exact
     arithmetic cannot decide must be declared, `unverified="reason"`; certificates say so.
     """
+    require_text(
+        name=name,
+        state=state,
+        lift=lift,
+        identity=identity,
+        combine=combine,
+        result=result,
+        args=args,
+        ranks=ranks,
+        order=order,
+        why=why,
+    )
     words = Words(
         name, args, state, lift, identity, combine, result, commutative, why, unverified, ranks, order
     )
     found = define(words)
+    known = REGISTERED.get(name)
+    if known == found.reduction:
+        return known
+    if name in SHIPPED_NAMES:
+        raise EqfuseError(f"reduction {name!r} is built in", hint="choose another name")
+    if known is not None and not replace:
+        hint = "choose another name, or replace it: replace=True"
+        raise EqfuseError(f"reduction {name!r} is registered already, as another", hint=hint)
     if found.fold is not None:
         verdict = laws.check(found.fold, found.lift)
         if verdict.broken is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
 
-from eqfuse.errors import EqfuseError, did_you_mean
+from eqfuse.errors import EqfuseError, did_you_mean, require_text
 from eqfuse.extend.laws import Draw, differs
 from eqfuse.extend.patterns import Pattern, conditions, expression, named_domains, term
 from eqfuse.extend.worlds import SAMPLES, World
@@ -48,6 +48,9 @@ def rule(
     shipped rule has, a condition that no sample meets, and a sample on which the sides differ, with that sample. What
     samples cannot decide must be declared, `unverified="reason"`; certificates of programs that used it say so.
     """
+    require_text(name=name, left=left, right=right, why=why)
+    for fact in (when,) if isinstance(when, str) or not isinstance(when, Iterable) else when:
+        require_text(when=fact)
     facts = when if isinstance(when, str) else ", ".join(when)
     found = Rule(name, left, right, facts, why, unverified, _rewrite(name, left, right, facts, why))
     if unverified is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eqfuse.extend.define import Words, define, register
+from eqfuse.extend.define import SHIPPED_NAMES, Words, define, register
 
 SHIPPED: tuple[Words, ...] = (
     Words("mean", result="sum[j](x) / N(j)", why="the sum over the number of positions"),
@@ -44,7 +44,7 @@ SHIPPED: tuple[Words, ...] = (
         result="v, min(k, N(j))",
         ranks="k",
         commutative=True,
-        why="the greatest that no earlier rank has taken, and its position; of equals the first",
+        why="the greatest, one after the other, and their positions; of equals the first",
     ),
     Words(
         "mean_var",
@@ -72,3 +72,4 @@ def register_shipped() -> None:
     """Makes them known; their laws are checked by the tests, not at every start."""
     for words in SHIPPED:
         register(define(words).reduction)
+        SHIPPED_NAMES.add(words.name)

@@ -167,10 +167,9 @@ class _Writer:
         lines: list[str] = []
         exprs: list[Expr] = []
         dims = dict(self.dims)
-        written = written_out([(update.state, update.value) for update in self.merge.update], self.dims)
         for update in self.merge.update:
             parts = [(part.name, Reduce(part.op, self.axis, part.body)) for part in update.parts]
-            for name, value in (*parts, *written[update.state]):
+            for name, value in (*parts, (f"{update.state}_new", written_out(update.value))):
                 dims[name] = dims[update.state]
                 exprs.append(self._within(value, dims))
                 lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
@@ -180,12 +179,11 @@ class _Writer:
         lines: list[str] = []
         exprs: list[Expr] = []
         dims = {f"{name}{side}": d for name, d in self.dims.items() for side in ("_a", "_b")}
-        written = written_out([(each.state, each.value) for each in self.merge.combine], self.dims)
-        for state, steps in written.items():
-            for name, value in steps:
-                dims[name] = self.dims[state]
-                exprs.append(self._within(value, dims))
-                lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
+        for combine in self.merge.combine:
+            name = f"{combine.state}_new"
+            dims[name] = self.dims[combine.state]
+            exprs.append(self._within(written_out(combine.value), dims))
+            lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
         inputs = [f"{name}{side}" for side in ("_a", "_b") for name in self.dims]
         return self._text(exprs, lines, inputs)
 
@@ -226,6 +224,7 @@ class _Writer:
                 heads.append(f"{name}: i64{_axes(self.dims[state])}")
         used = {node.name for node in nodes if isinstance(node, Axis)}
         heads += [f"{axis}: axis[{of}]" for axis, of in self.program.domains.items() if axis in used]
+        used |= {self.program.domains.get(axis, axis) for axis in used}
         heads += [f"{axis}: axis[{count}]" for axis, count in self.program.lengths.items() if axis in used]
         names = returned or [f"{state.name}_new" for state in self.group.states]
         return "\n".join([*heads, *lines, f"return {', '.join(names)}"])

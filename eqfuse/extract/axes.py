@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from eqfuse.loops.nodes import Kernel, Let, Loop
 from eqfuse.loops.walk import expressions, loops_in, rewritten, statements
+from eqfuse.terms.folds import PAIR, contributions
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -130,11 +131,16 @@ class KernelAxes:
             if node in seen:
                 continue
             seen.add(node)
-            yield node
+            if not (isinstance(node, Call) and node.fn == PAIR):  # packing is no operation
+                yield node
             if isinstance(node, Reduce) and self.contraction(node) is not None:
                 stack.extend((*product_factors(node.body), *product_masks(node.body)))
             else:
                 stack.extend(children(node))
+
+    def folded(self, reduce: Reduce) -> frozenset[str]:
+        """The axes over whose positions a reduction is given values."""
+        return frozenset[str]().union(*map(self.of, contributions(reduce)))
 
 
 @lru_cache(KEPT)
@@ -226,5 +232,5 @@ def widest_values(kernel: Kernel, *, vectors: bool = False) -> tuple[frozenset[s
             if isinstance(node, Call):
                 found.append(axes.of(node))
             elif isinstance(node, Reduce):
-                found.append(axes.of(node) if axes.contraction(node) else axes.of(node.body))
+                found.append(axes.of(node) if axes.contraction(node) else axes.folded(node))
     return tuple(found)

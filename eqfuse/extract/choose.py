@@ -25,6 +25,7 @@ from eqfuse.rules.derive import PLAIN, Engine
 from eqfuse.rules.encode import global_name, quote
 from eqfuse.rules.merge import Group
 from eqfuse.rules.rule import LOOP_NESTS
+from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.terms.types import result_dtype
 from eqfuse.threads import cached
@@ -174,7 +175,13 @@ class Search:
             owner = max((n for n in seconds if kernel.name.startswith(n)), key=len)
             seconds[owner] += sum(t.seconds for t in mine)
         cost = total(terms)
-        return Candidate(replace(plan, cost=cost, configs=configs, reason=reason), nest), seconds
+        return Candidate(
+            replace(plan, cost=cost, configs=configs, reason=reason, sizes=self._sizes(extents)), nest
+        ), seconds
+
+    def _sizes(self, extents: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        """The extents that are an axis's own, as they are shown."""
+        return tuple((axis, size) for axis, size in extents.items() if axis not in self.program.domains)
 
     def _configured(self, kernel: LoopKernel, shape: Shape) -> KernelConfig:
         config = configure(kernel, shape, self.device)
@@ -295,8 +302,11 @@ def _scheduled(
 
 
 def _states_walk_whole(kernel: KernelShape, index: int) -> bool:
-    """Whether states of the kernel's other groups are kept along this group's axis, so that it must be whole."""
+    """Whether states of the kernel's other groups are kept along this group's axis, or what it folds is a list along
+    it, so that it must be whole."""
     group = kernel.groups[index]
+    if group.axis in rank_axes(*(s.body for s in group.states), *(o.expr for o in kernel.outputs)):
+        return True
     return any(group.axis in s.dims for g in kernel.groups if g.axis != group.axis for s in g.states)
 
 

@@ -201,7 +201,9 @@ def _operations(kernel: Kernel, device: Device) -> Iterator[tuple[Expr, Contract
         for node in axes.computed(expr):
             if isinstance(node, Reduce):
                 found = axes.contraction(node)
-                yield node, found, axes.of(node) if found else axes.of(node.body)
+                # a list is selected at once on a CPU, and rank by rank on a GPU
+                runs = axes.folded(node) if device.kind == "cpu" else axes.of(node.body)
+                yield node, found, axes.of(node) if found else runs
             elif isinstance(node, Call):
                 yield node, None, axes.of(node)
 

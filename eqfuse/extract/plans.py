@@ -88,7 +88,7 @@ class KernelConfig:
 class Plan:
     """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k. `measured` are
     the seconds of one call where a search has timed the plan on the device. `form` is the form of the program that it
-    runs."""
+    runs, `sizes` what its cost was predicted for."""
 
     schedule: Schedule
     kernels: tuple[KernelPlan, ...]
@@ -98,6 +98,7 @@ class Plan:
     reason: str = ""
     measured: float | None = None
     form: Form = "rewritten"
+    sizes: tuple[tuple[str, int], ...] = ()
 
     @property
     def loses_infinities(self) -> bool:
@@ -108,10 +109,29 @@ class Plan:
         )
         return self.form == "apart" or any(merge is not None and merge.loses_infinities for merge in merged)
 
+    @property
+    def at_sizes(self) -> str:
+        """The sizes that the cost was predicted for, as text."""
+        return " at " + " ".join(f"{axis}={size}" for axis, size in self.sizes) if self.sizes else ""
+
     def __repr__(self) -> str:
         kernels = f"{len(self.kernels)} kernel{'s' if len(self.kernels) > 1 else ''}"
         shards = f", {self.shards} shards" if self.shards > 1 else ""
-        cost = f", {1e3 * self.cost.seconds:.3g} ms" if self.cost else ""
+        cost = f", {1e3 * self.cost.seconds:.3g} ms{self.at_sizes}" if self.cost else ""
         timed = f", measured {1e3 * self.measured:.3g} ms" if self.measured is not None else ""
         notes = "".join(f", {note}" for note in (FORMS[self.form], self.reason) if note)
         return f"<Plan {self.schedule}: {kernels}{shards}{cost}{timed}{notes}>"
+
+
+class Plans(tuple[Plan, ...]):
+    """Every candidate for a shape, the chosen one first; a table in a notebook."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def _repr_html_(self) -> str:
+        from eqfuse.explain.notebook import plans_html
+
+        return plans_html(self)

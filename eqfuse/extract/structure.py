@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from eqfuse.extract.axes import product_factors
 from eqfuse.rules.merge import Group
+from eqfuse.terms.folds import rank_axes, ranks_of
 from eqfuse.terms.nodes import (
     CASTS,
     Axis,
@@ -351,20 +352,30 @@ class Partition:
         return list(found)
 
     def _is_lifted(self, inner: Reduce, reader: Reduce) -> bool:
-        return reader.axis not in free_axes(inner) or (self._is_short(reader) and self._is_cascade(inner))
+        if reader.axis not in free_axes(inner) or reader.axis == ranks_of(inner):
+            return True
+        return self._is_short(reader) and self._is_cascade(inner)
 
     def _is_short(self, reduce: Reduce) -> bool:
-        return self.extents.get(reduce.axis, 1) <= self.lift_limit
+        """Whether an axis may be whole while another is walked; one of ranks always is."""
+        return self.extents.get(reduce.axis, 1) <= self.lift_limit or reduce.axis in rank_axes(reduce.body)
 
     def _axes(
         self, outputs: Sequence[Output], groups: Sequence[Group], group_axes: set[str]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        made = [o.expr for o in outputs] + [s.body for g in groups for s in g.states]
+        lists = rank_axes(*made).union(
+            *(rank_axes(Reduce(s.op, g.axis, s.body)) for g in groups for s in g.states)
+        )
         holders = [frozenset(o.axes) - group_axes for o in outputs]
         holders += [frozenset(s.dims) - group_axes for g in groups for s in g.states if not s.auxiliary]
         used = [a for a in self.order if any(a in h for h in holders)]
         everywhere = [a for a in used if all(a in h for h in holders)]
         whole = []
         for axis in used:
+            if axis in lists:
+                whole.append(axis)
+                continue
             if axis in everywhere:
                 continue
             in_outputs = all(axis in o.axes for o in outputs)

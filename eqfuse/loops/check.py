@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.walk import defined, statements
-from eqfuse.terms.folds import contributions, is_reduction
+from eqfuse.terms.folds import PAIR, contributions, is_reduction, ranks_of
 from eqfuse.terms.nodes import (
     ARITY,
     Axis,
@@ -124,9 +124,15 @@ class _KernelCheck:
                     f"{name} folds axis {expr.axis!r}, of which it has one position or a component"
                 )
             inner = contributions(expr)
+            if (ranks := ranks_of(expr)) is not None:
+                self._ranks(name, ranks)
         self._axes(name, dims, expr)
         for part in inner:
             self._expr(name, part)
+
+    def _ranks(self, name: str, ranks: str) -> None:
+        if ranks in self.positions | self.tiles:
+            raise self._fail(f"{name} lists ranks along {ranks!r}, not all of which are at hand")
 
     def _dims(self, name: str, dims: tuple[str, ...]) -> None:
         _unique(dims, f"dims of {name} in {self.kernel.name!r}")
@@ -138,6 +144,10 @@ class _KernelCheck:
             raise self._fail(f"{name} depends on axes {sorted(missing)}, which nothing provides")
 
     def _expr(self, name: str, expr: Expr) -> None:
+        merges = [node for node in walk(expr) if isinstance(node, Call) and ranks_of(node) is not None]
+        packs = {p for m in merges for p in walk(*m.args) if isinstance(p, Call) and p.fn == PAIR}
+        for merge in merges:
+            self._ranks(name, str(ranks_of(merge)))
         for node in walk(expr):
             match node:
                 case Local(read, dims) if read not in self.visible:
@@ -154,6 +164,8 @@ class _KernelCheck:
                     )
                 case Scalar(scalar) if scalar not in self.scalars:
                     raise self._fail(f"{name} reads the scalar {scalar!r}, which the program does not have")
+                case Call() if node in packs or ranks_of(node) is not None:
+                    pass
                 case Call(fn, args) if ARITY.get(fn) != len(args):
                     raise self._fail(f"{name} calls {fn!r} with {len(args)} arguments")
                 case Reduce(op, axis, _):

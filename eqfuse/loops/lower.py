@@ -25,7 +25,7 @@ from eqfuse.loops.share import named, pruned, rename_locals, shared
 from eqfuse.loops.unify import unified
 from eqfuse.loops.walk import axes_of, defined, loaded, rewritten, statements
 from eqfuse.rules.merge import Combine, Group, Merge, State
-from eqfuse.terms.folds import fold_of, identity, joined, written_out
+from eqfuse.terms.folds import fold_of, identity, joined, rank_axes, written_out
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
@@ -225,7 +225,7 @@ class _KernelLowering:
         values = [combine.value for merge in merges for combine in merge.combine]
         values += [finish.value for merge in merges for finish in merge.finish]
         nodes = walk(*values, *(output.expr for output in local[()]))
-        folded = {node.axis for node in nodes if isinstance(node, Reduce)}
+        folded = {node.axis for node in nodes if isinstance(node, Reduce)} | rank_axes(*values)
         axes = dict.fromkeys(
             axis for plan in plans for state in plan.group.states for axis in self._dims(state)
         )
@@ -286,13 +286,12 @@ class _KernelLowering:
     def _roll(self, build: Builder, group: Group, merge: Merge, start: Expr, stop: Expr) -> None:
         dims = {state.name: state.dims for state in group.states}
         with build.loop(group.axis, start, stop, _carried(build, group.states)):
-            written = written_out([(update.state, update.value) for update in merge.update], dims)
             for update in merge.update:
                 for part in update.parts:
                     body = self._exactly(part.body)
                     build.fold(part.name, dims[update.state], part.op, group.axis, body)
-                for name, value in written[update.state]:
-                    build.let(name, dims[update.state], self._exactly(value))
+                value = self._exactly(written_out(update.value))
+                build.let(f"{update.state}_new", dims[update.state], value)
 
     def _merge(self, build: Builder, group: Group, merge: Merge) -> None:
         """Folds the stored states of all shards: at once where each adds to a state what it alone holds and
@@ -311,10 +310,9 @@ class _KernelLowering:
         with build.loop(shard, Const(0), Size(shard), _carried(build, group.states), unit=True):
             for state in group.states:
                 build.let(f"{state.name}_b", state.dims, self._partials[state.name])
-            written = written_out([(combine.state, combine.value) for combine in merge.combine], dims)
-            for name, steps in written.items():
-                for step, value in steps:
-                    build.let(step, dims[name], rename_locals(self._exactly(value), carried))
+            for combine in merge.combine:
+                value = rename_locals(self._exactly(written_out(combine.value)), carried)
+                build.let(f"{combine.state}_new", dims[combine.state], value)
 
     def _loaded(self, share: Expr, group: Group) -> Expr:
         """What a shard adds to a state, read from where its states are stored; merged states by their names."""
@@ -344,7 +342,8 @@ class _KernelLowering:
                             folded.add(other.name)
                     seen = {other.op: Local(other.name, other.dims) for other in together}
                     tiles = {other.op: Local(f"{other.name}_tile", other.dims) for other in together}
-                    build.let(f"{state.name}_new", state.dims, joined(state.op, seen, tiles))
+                    new = joined(Reduce(state.op, group.axis, state.body), seen, tiles)
+                    build.let(f"{state.name}_new", state.dims, new)
 
 
 def _share(combine: Combine, states: Mapping[str, State]) -> Expr | None:

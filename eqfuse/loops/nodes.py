@@ -11,7 +11,8 @@ for the positions of the current tile and `Reduce(op, axis, ...)` folds over tha
 With `unit` the tile is a single position. Outside a loop over its axis, a `Reduce` folds over the
 whole axis. `dims` are the axes other than the parallel ones that a value has a component for
 (the tile's own axis among them); a `Local` reads a `Let` or `Carried` of the same kernel. A `Reduce`
-is the whole right-hand side of a `Let`, never part of another expression.
+is the whole right-hand side of a `Let`, never part of another expression. Where a value lists ranks (see
+terms/folds.py), all of the axis of ranks is at hand: it is neither parallel nor looped over.
 
 A carried value starts as `init`; after each tile it becomes the `Let` named `next` in the body;
 after the loop its name stands for the last value (for `init`, when the loop visits nothing).

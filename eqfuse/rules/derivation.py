@@ -57,6 +57,11 @@ class Derivation:
         """The derivation that a text holds. Raises EqfuseError where it is malformed, naming the place."""
         return Derivation(from_json(text))
 
+    def _repr_html_(self) -> str:
+        from eqfuse.explain.notebook import derivation_html
+
+        return derivation_html(self)
+
     def __str__(self) -> str:
         verdict = self.check()
         return f"derivation: {verdict.why}" if verdict else f"derivation REFUSED: {verdict.why}"

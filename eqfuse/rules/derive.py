@@ -37,7 +37,7 @@ from eqfuse.rules.rule import RuleSet
 from eqfuse.rules.saturate import Graph, Node, Report, Saturation, TooManyTerms, session
 from eqfuse.rules.scope import current
 from eqfuse.rules.split import split_rules
-from eqfuse.terms.folds import PAIR, contributions, fold_of, siblings
+from eqfuse.terms.folds import PAIR, contributions, fold_of, identity, siblings
 from eqfuse.terms.nodes import (
     REDUCTIONS,
     Axis,
@@ -367,12 +367,12 @@ class _Search:
 
     def undefined(self, merge: Merge) -> Iterator[tuple[State, Expr]]:
         """States that do not start, and what in them is NaN before anything is seen."""
-        first = {s.name: REDUCTIONS[s.op] for s in self.states if s.op in REDUCTIONS}
+        first = {s.name: identity(s.op).value for s in self.states}
         updates = {update.state: update.value for update in merge.update}
         combines = {combine.state: combine.value for combine in merge.combine}
         first_of_a = {f"{name}_a": value for name, value in first.items()}
         for state in self.states:
-            if state.name in first and (
+            if state.op in REDUCTIONS and (
                 is_nan_at_first(updates[state.name], first)
                 or is_nan_at_first(combines[state.name], first_of_a)
             ):

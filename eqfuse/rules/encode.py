@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from eqfuse.rules.repair import guarded
 from eqfuse.rules.scope import current
-from eqfuse.terms.folds import PAIR, fold_of, next_op, packed
+from eqfuse.terms.folds import PAIR, fold_of, packed
 from eqfuse.terms.nodes import (
     CASTS,
     Call,
@@ -227,7 +227,7 @@ class Encoder:
                 return safe if b is Const(0) else call("sub", safe, guarded("finite", b))
             case "Apply2", (fn,), (a, b) if fn == PAIR:
                 return packed((a, b))
-            case "Apply2", (fn,), _ if fold_of(fn) or next_op(fn):
+            case "Apply2", (fn,), _ if fold_of(fn):
                 return Call(fn, args)
             case "Apply1" | "Apply2", (fn,), _:
                 return call(fn, *args)

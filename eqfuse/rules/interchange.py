@@ -11,8 +11,10 @@ inference or null, [chains]], ["equal", chain] or ["differ"].
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -39,9 +41,19 @@ from eqfuse.rules.proof import (
     Walk,
     inferences,
 )
+from eqfuse.rules.rule import DATATYPE
 from eqfuse.rules.syntax import Term, term, walk
 
 FORMAT, VERSION = "eqfuse derivation", 1
+
+SHAPES: Mapping[str, tuple[int, int]] = {
+    **{
+        head: (sorts.count("String"), sorts.split().count("E"))
+        for head, sorts in re.findall(r"\((\w+)((?: String| E)+)\)", DATATYPE)
+    },
+    "Local": (1, 0),
+}
+"""How many words and terms each constructor takes."""
 
 Item = TypeVar("Item")
 
@@ -249,9 +261,16 @@ class _Reader:
 
     def read_term(self, row: Any) -> None:
         head, words, args = self.as_list(row, 3)
-        self.terms.append(
-            term(self.as_text(head), self.words(words), tuple(map(self.term, self.as_list(args))))
-        )
+        found = term(self.as_text(head), self.words(words), tuple(map(self.term, self.as_list(args))))
+        if SHAPES.get(found.head) != (len(found.words), len(found.args)):
+            raise self.fail(
+                f"there is no {found.head!r:.40} of {len(found.words)} words and {len(found.args)} terms"
+            )
+        if found.head == "Num" and not _is_number(found.words[0]):
+            raise self.fail(f"{found.words[0]!r:.40} is no number")
+        if found.head == "Leaf" and not _is_expression(found.words[0]):
+            raise self.fail(f"{found.words[0]!r:.40} is no expression")
+        self.terms.append(found)
 
     def read_inference(self, row: Any) -> None:
         rule, values, premises = self.as_list(row, 3)
@@ -384,13 +403,33 @@ class _Reader:
         )
 
 
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        ast.parse(text.rstrip("'"), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
 def from_json(text: str) -> Proof:
     """The proof that a text holds. Raises EqfuseError, naming the place, for what is not one; whether it proves
     anything is for the checker to say."""
     hint = "give the text that Derivation.to_json wrote"
     try:
         return _Reader().proof(json.loads(text))
-    except (json.JSONDecodeError, TypeError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+    ) as error:  # an integer of thousands of digits is a ValueError
         raise EqfuseError(f"the derivation is not JSON: {error}", hint=hint) from None
     except _Malformed as error:
         raise EqfuseError(f"the derivation is malformed: {error.where}: {error.why}", hint=hint) from None

@@ -13,7 +13,7 @@ Names of values inside these expressions (all `Local`):
                registered fold, every variable's: each is a part of the first update that reads it
     m_a, m_b   in a combine: the states of the two parts
 
-Values call the functions of registered folds as one function, `topk.v((v, k), (v, k))`, on packed states
+Values call the functions of registered folds as one function, `argmax.v((v, k), (v, k))`, on packed states
 (see terms/folds.py: `written_out`).
 """
 

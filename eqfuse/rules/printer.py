@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from eqfuse.rules.merge import Group
-from eqfuse.terms.folds import combined, fold_of
+from eqfuse.terms.folds import combined, fold_of, ranks_of
 from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, children, replaced, transform, walk
 from eqfuse.terms.printer import show
 
@@ -58,8 +58,13 @@ def _combined(value: Expr) -> Expr:
 
 def _section(steps: Sequence[tuple[str, Expr]]) -> Iterator[str]:
     """Lines `name = value`; what several of them repeat is written once, before its first use, as r1, r2, ..."""
+    lists = {
+        part for _, value in steps for node in walk(value) if ranks_of(node) for part in walk(*children(node))
+    }
     uses = Counter(part for node in walk(*(value for _, value in steps)) for part in children(node))
-    repeated = {node for node, count in uses.items() if count > 1 and _joins_states(node)}
+    repeated = {
+        node for node, count in uses.items() if count > 1 and node not in lists and _joins_states(node)
+    }
     names: dict[Expr, Expr] = {}
     for name, value in steps:
         for node in walk(value):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from eqfuse.rules.syntax import Term, number, term, transform, walk
-from eqfuse.terms.folds import PAIR
+from eqfuse.terms.folds import PAIR, is_ranked
 from eqfuse.terms.nodes import (
     CASTS,
     Call,
@@ -281,6 +281,10 @@ def _names(node: ast.expr) -> frozenset[str]:
             return frozenset({name})
         case ast.Call(func=ast.Name("N")):
             return frozenset()
+        case ast.Call(func=ast.Subscript(value=op, slice=axes), args=args) if is_ranked(ast.unparse(op)):
+            *bound, ranks = axes.elts if isinstance(axes, ast.Tuple) else [axes]
+            inside = frozenset().union(*map(_names, args))
+            return inside.difference(*map(_names, bound)) | _names(ranks)
         case ast.Call(func=ast.Subscript(slice=bound), args=args):
             return frozenset().union(*map(_names, args)) - _names(bound)
         case ast.Call(args=args):

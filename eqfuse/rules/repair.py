@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.folds import fold_of
+from eqfuse.terms.folds import fold_of, identity
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import (
     CASTS,
@@ -102,7 +102,7 @@ class Split:
 
     `contents` are the bodies of all. Some states are infinite at first, or their logarithm is: `bodies` are those of maxima and minima; `scales` has, for
     the sum of `exp(x - m)` with m the maximum of x, m, without which it is never 0 in the end; and `first` has for every
-    state of a built-in reduction what it is while nothing has been seen.
+    state what it is while nothing has been seen.
     """
 
     axis: str
@@ -122,8 +122,7 @@ class Split:
         for name, op, body in states:
             contents |= dict.fromkeys((name + end for end in ("", "_new", "_a", "_b")), body)
             for end in ("", "_new"):
-                if op in REDUCTIONS:
-                    first[name + end] = REDUCTIONS[op]
+                first[name + end] = identity(op).value
                 if op in ("max", "min"):
                     bodies[name + end] = body
                 match body:

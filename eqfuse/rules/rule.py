@@ -51,8 +51,6 @@ RELATIONS: Mapping[str, tuple[str, ...]] = {
     "null": ("E", "E", "String"),
     "tame": ("E", "E", "String"),
     "masked": ("E", "E"),
-    "taken": ("E", "E", "E", "E", "String"),
-    "ranks": ("E", "E", "E", "E", "E", "String", "String"),
     "walks": ("String", "String"),
     "mergeable": ("String",),
 }

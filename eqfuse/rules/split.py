@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
-from eqfuse.terms.folds import NEXT, PAIR, Fold, fold_of
+from eqfuse.terms.folds import PAIR, fold_of
 from eqfuse.terms.nodes import Reduce
-from eqfuse.terms.printer import show
 
 SPLIT = RuleSet(
     "split",
@@ -40,81 +39,23 @@ def split_rules(reduces: Iterable[Reduce]) -> tuple[RuleSet, ...]:
     for fold in folds:
         first = ", ".join(f"{'' if greatest else '-'}{name}" for name, greatest in fold.order)
         which = f": the state that comes first, by {first}" if fold.order else ""
-        sides = [_packed_text([f"{op}[{part}](e)" for op in fold.ops]) for part in ("A", "B")]
+        # of a list, what is packed first is the axis of its ranks
+        body = f'apply2("{PAIR}", k, e)' if fold.ranks else "e"
+        parts = [_packed_text([f"{op}[{part}]({body})" for op in fold.ops]) for part in ("A", "B")]
+        if fold.ranks:
+            parts[0] = _packed_text(["k", parts[0]])
+            which = f": of both lists what comes first, by {first}"
         rules += [
             Rewrite(
                 f"split-{op}",
-                f"{op}[AB](e)",
-                f'apply2("{op}", {", ".join(sides)})',
+                f"{op}[AB]({body})",
+                f'apply2("{op}", {", ".join(parts)})',
                 (),
                 f"{fold.name} of a disjoint union{which}",
             )
             for op in fold.ops
         ]
-        if fold.ranks:
-            rules += _rank_rules(fold)
     return (RuleSet("folds", tuple(rules)),) if rules else ()
-
-
-def _rank_rules(fold: Fold) -> list[Rule]:
-    """Ranks over a part of an axis, once ranks of the whole have taken other positions: of r + 1 ranks of the part, one
-    at least is not among r positions that are taken, and the first that is not is the first of all that are left.
-
-    `taken(t, p, g, n, X)`: t says that p is one of the n values in the list g, which are fixed along X. `ranks(v, b, k,
-    n, e, P)`: b lists n ranks of e over P, v the last of them, and k their positions; all are states.
-    """
-    parts = [f"e{place}" for place in range(len(fold.state))]
-    found = [f"s{place}" for place in range(len(fold.state))]
-    place = fold.state.index(fold.ranks)
-    masked = [f"where(t, {show(value)}, {part})" for value, part in zip(fold.identity, parts, strict=True)]
-    whole, rest, state = map(_packed_text, (parts, masked, found))
-    taken = f"taken(t, {parts[place]}, g, n, P)"
-
-    def states(body: str) -> tuple[str, ...]:
-        each = zip(found, fold.ops, strict=True)
-        return tuple(fact for s, op in each for fact in (f"{s} == {op}[P]({body})", f"state({s})"))
-
-    def packed(first: str, others: str) -> str:
-        return _packed_text((first, others))
-
-    one, more = "1", 'apply1("next", n)'
-    rules: list[Rule] = [
-        Infer(
-            f"take-{fold.name}",
-            f"taken(t, p, c, {one}, X)",
-            ('t == apply2("eq", p, c)', "fixed(c, X)"),
-            "one position is taken",
-        ),
-        Infer(
-            f"take-more-{fold.name}",
-            f"taken(t, p, {packed('c', 'g')}, {more}, X)",
-            ("taken(u, p, g, n, X)", 't == apply2("or", u, w)', 'w == apply2("eq", p, c)', "fixed(c, X)"),
-            "and another",
-        ),
-        Infer(
-            f"first-rank-{fold.name}",
-            f"ranks(s0, {state}, s{place}, {one}, {whole}, P)",
-            states(whole),
-            "the first of all",
-        ),
-        Infer(
-            f"next-rank-{fold.name}",
-            f"ranks(s0, {packed(state, 'b')}, {packed(f's{place}', 'g')}, {more}, {whole}, P)",
-            (f"ranks(r, b, g, n, {whole}, P)", taken, *states(rest)),
-            "the first of what earlier ranks have left",
-        ),
-    ]
-    rules += [
-        Rewrite(
-            f"left-{op}",
-            f"{op}[P]({rest})",
-            f'apply2("{op}{NEXT}", b, g)',
-            (taken, f"ranks(r, b, k, {more}, {whole}, P)", f"k == {packed('a', 'h')}", "h != g"),
-            "the first of the ranks of a part that is not taken",
-        )
-        for op in fold.ops
-    ]
-    return rules
 
 
 def _packed_text(parts: Sequence[str]) -> str:

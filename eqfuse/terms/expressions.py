@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean
-from eqfuse.terms.folds import FOLDS, Fold, contributions, fold_of, packed
+from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
 from eqfuse.terms.library import CONSTANTS, FUNCTIONS, VARIADIC
 from eqfuse.terms.nodes import (
@@ -23,8 +24,7 @@ from eqfuse.terms.nodes import (
     Scalar,
     Size,
     call,
-    reductions,
-    replaced,
+    free_axes,
     walk,
 )
 from eqfuse.terms.registry import ARGUMENT, REGISTERED, Reduction, instance, reducers
@@ -49,6 +49,7 @@ COMPARE: Mapping[type[ast.cmpop], str] = {
     ast.NotEq: "ne",
 }
 MAX_EXPONENT = 16
+LARGEST_REAL = sys.float_info.max
 LARGEST_INTEGER = 2**63 - 1
 Number = float | int | bool
 
@@ -76,14 +77,16 @@ class Names:
 
 @dataclass(frozen=True)
 class Scope:
-    """The axes bound here; inside the text of a registered reduction also its arguments, by name."""
+    """The axes bound here; inside the text of a registered reduction also its arguments, by name, and the axis of its
+    ranks."""
 
     axes: frozenset[str]
     arguments: Mapping[str, Expr] = field(default_factory=dict)
+    ranks: tuple[str, ...] = ()
 
     def bind(self, axes: tuple[str, ...]) -> Scope:
         """This scope inside a reduction over `axes`."""
-        return Scope(self.axes.union(axes), self.arguments)
+        return Scope(self.axes.union(axes), self.arguments, self.ranks)
 
 
 @dataclass
@@ -145,7 +148,10 @@ class Reader:
         if not isinstance(value, int | float):
             raise self._error("this is not a number", node, "numbers, True and False are constants")
         if isinstance(value, int) and value > LARGEST_INTEGER:
-            raise self._error("this integer does not fit 64 bits", node, f"write {float(value)!r}")
+            hint = (
+                f"write {float(value)!r}" if value <= LARGEST_REAL else "it is beyond all numbers: write inf"
+            )
+            raise self._error("this integer does not fit 64 bits", node, hint)
         return Const(value)
 
     def _unary(self, op: ast.unaryop, operand: Expr) -> Expr:
@@ -368,57 +374,40 @@ class Reader:
     ) -> tuple[Expr, ...]:
         axes = axis_names(self.source, index, "a reduction")
         self._check_count(f"{reduction.name}[{', '.join(axes)}]", len(reduction.args), node)
-        if reduction.fold is not None and reduction.fold.ranks:
-            return self._ranked(reduction, reduction.fold, axes, index, node, scope)
+        ranks: tuple[str, ...] = ()
+        if reduction.is_ranked:
+            if not isinstance(index, ast.Tuple) or len(axes) != 2:
+                hint = f"write {reduction.name}[j, k](...): the axis that it reduces, and that of the ranks"
+                raise self._error(f"{reduction.name} takes 2 axes, {len(axes)} given", node.func, hint)
+            (*over, last) = axes
+            self._check_ranks(reduction.name, last, index.elts[1], scope)
+            axes, ranks = tuple(over), (last,)
         if len(axes) != 1 and reduction.reads_position:
             raise self._error(f"{reduction.name} takes one axis, {len(axes)} given", node.func)
         inside = scope.bind(axes)
         given = [self.read(arg, inside) for arg in node.args]
+        for value, arg in zip(given, node.args, strict=True):
+            self._check_same_along(ranks, value, arg)
         arguments = {ARGUMENT + name: value for name, value in zip(reduction.args, given, strict=True)}
-        text = Scope(inside.axes, arguments)
+        text = Scope(inside.axes, arguments, ranks)
         return tuple(self.read(instance(result, reduction.args, axes), text) for result in reduction.results)
 
-    def _ranked(
-        self,
-        reduction: Reduction,
-        fold: Fold,
-        axes: tuple[str, ...],
-        index: ast.expr,
-        node: ast.Call,
-        scope: Scope,
-    ) -> tuple[Expr, ...]:
-        """The values along an axis of ranks: each rank reduces what the earlier ones have not taken."""
-        if len(axes) != 2:
-            hint = f"write {reduction.name}[j, k](...): the axis that it reduces, and that of the ranks"
-            raise self._error(f"{reduction.name} takes 2 axes, {len(axes)} given", node.func, hint)
-        over, ranks = axes
+    def _check_ranks(self, name: str, ranks: str, node: ast.AST, scope: Scope) -> None:
+        """Raises ParseError for an axis along which there can be no list."""
         if ranks not in scope.axes:
-            raise self._unbound(index.elts[1])  # type: ignore[attr-defined]
-        count = self.names.lengths.get(ranks)
+            raise self._unbound(ast.copy_location(ast.Name(ranks), node))
+        count = self.names.lengths.get(self.inliner.domains.get(ranks, ranks))
         if count is None:
             hint = f"declare it: {ranks}: axis[8]"
-            raise self._error(f"nothing says how many positions axis {ranks!r} has", node.func, hint)
-        inside = scope.bind((over,))
-        given = [self.read(arg, inside) for arg in node.args]
-        arguments = {ARGUMENT + name: value for name, value in zip(reduction.args, given, strict=True)}
-        text = Scope(inside.axes, arguments)
-        first = [self.read(instance(each, reduction.args, (over,)), text) for each in reduction.results]
-        whole = next(r for r in reductions(*first) if r.op in fold.ops)
-        parts, op = contributions(whole), f"{fold.name}.{fold.ranks}"
-        body: Expr = whole.body
-        taken: Expr = Const(False)
-        found: list[list[Expr]] = []
-        for rank in range(count):
-            mine = {Reduce(each, over, whole.body): Reduce(each, over, body) for each in fold.ops}
-            found.append([replaced(value, mine) for value in first])
-            here = call("eq", Axis(over), Reduce(op, over, body))
-            taken = here if rank == 0 else call("or", taken, here)
-            body = packed(fold.left(taken, parts))
-        results = found[-1]
-        for rank in reversed(range(count - 1)):
-            here = call("eq", Axis(ranks), Const(rank))
-            results = [call("where", here, v, rest) for v, rest in zip(found[rank], results, strict=True)]
-        return tuple(results)
+            raise self._error(f"nothing says how many positions axis {ranks!r} has", node, hint)
+        if count > MAX_RANKS:
+            hint = f"{name} keeps a list of at most {MAX_RANKS}"
+            raise self._error(f"axis {ranks!r} has {count} ranks", node, hint)
+
+    def _check_same_along(self, ranks: Sequence[str], value: Expr, node: ast.AST) -> None:
+        for axis in free_axes(value).intersection(ranks):
+            hint = f"all ranks list the same values: leave {axis!r} out"
+            raise self._error(f"this depends on {axis!r}, the axis of its ranks", node, hint)
 
     def _variable(self, name: str, variable: str, index: ast.expr, node: ast.Call, scope: Scope) -> Expr:
         """A state variable of a fold, from what a position contributes to each of them."""
@@ -428,13 +417,47 @@ class Reader:
             hint = f"its state is {', '.join(known)}" if known else "write functions without a module, exp(x)"
             raise self._error(f"{name!r} has no state variable {variable!r}", node.func, hint)
         fold, place = found
+        own = REGISTERED[name].fold if name in REGISTERED else None
+        if own is not None and own.name != name:  # replaced: the name alone would mean its old states
+            message = f"{name!r} was registered again: its states are those of {own.name!r}"
+            raise self._error(message, node.func, f"write {own.name}.{variable}[...](...)")
         axes = axis_names(self.source, index, "a reduction")
-        self._check_count(f"{name}.{variable}[{', '.join(axes)}]", len(fold.state), node)
-        parts = tuple(self.read(arg, scope.bind(axes)) for arg in node.args)
-        for axis in reversed(axes):
-            body = packed(parts)
-            parts = tuple(Reduce(op, axis, body) for op in fold.ops)
-        return parts[place]
+        text = f"{name}.{variable}[{', '.join(axes)}]"
+        if not fold.ranks:
+            self._check_count(text, len(fold.state), node)
+            parts = tuple(self.read(arg, scope.bind(axes)) for arg in node.args)
+            for axis in reversed(axes):
+                body = packed(parts)
+                parts = tuple(Reduce(op, axis, body) for op in fold.ops)
+            return parts[place]
+        if scope.ranks:  # the text of a registered reduction has the axis that it reduces alone
+            axes = (*axes, *scope.ranks)
+        *over, ranks = axes
+        if len(over) > 1:
+            raise self._error(f"{name}.{variable} takes 2 axes, {len(axes)} given", node.func)
+        self._check_ranks(name, ranks, node.func, scope)
+        self._check_count(text, len(fold.state) * (1 if over else 2), node)
+        parts = tuple(self.read(arg, scope.bind(tuple(over))) for arg in node.args)
+        if not over:
+            return merged(fold.ops[place], ranks, parts[: len(fold.state)], parts[len(fold.state) :])
+        for part, arg in zip(parts, node.args, strict=True):
+            self._check_same_along((ranks,), part, arg)
+        position = fold.state.index(fold.ranks)
+        if not _is_position(parts[position], over[0]):
+            hint = f"its {fold.ranks} is the position, {over[0]}: another for every element"
+            raise self._error("this is not the position", node.args[position], hint)
+        return Reduce(fold.ops[place], over[0], ranked(ranks, parts))
+
+
+def _is_position(expr: Expr, axis: str) -> bool:
+    """Whether an expression is the position along an axis, counted from anywhere."""
+    match expr:
+        case Axis(name):
+            return name == axis
+        case Call("add", (left, right)):
+            return _is_position(left, axis) and axis not in free_axes(right)
+        case _:
+            return False
 
 
 def _power(base: Expr, exponent: float) -> Expr:

@@ -5,26 +5,31 @@ become the state of their union. Each variable is a reduction of its own, `Reduc
 states, loops and merges need no second kind of value; its body packs what one position contributes to all of
 them: `pair(x[i, j], j)`, written `argmax.k[j](x[i, j], j)`. The variables of one fold over one body are folded
 together wherever they are computed.
+
+A fold with ranks keeps a list: the body of its reduction packs the axis of ranks first, `pair(k, pair(x[i, j], j))`,
+written `topk.v[j, k](x[i, j], j)`; its value has a component for every rank. Two lists along an axis are merged by
+`topk.v(pair(k, pair(v1, p1)), pair(v2, p2))`, written `topk.v[k](v1, p1, v2, p2)`: no function of one rank alone, so
+that wherever it is computed, all of the axis of ranks is at hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from eqfuse.terms.nodes import (
     COMBINE,
     REDUCTIONS,
+    Axis,
     Call,
     Const,
     Expr,
     Local,
     Reduce,
     call,
-    children,
-    rebuild,
     replaced,
+    transform,
     walk,
 )
 
@@ -35,6 +40,9 @@ take in a merge."""
 NOWHERE = 2**31 - 1
 """A position that comes after every other; positions are kept in 32 bits."""
 
+MAX_RANKS = 256
+"""Ranks that a list may have: all of it is kept on chip."""
+
 
 @dataclass(frozen=True)
 class Fold:
@@ -43,8 +51,9 @@ class Fold:
     A fold with an `order` keeps the one of both states that comes first in it: a key is a state variable and whether
     the greatest of it is first, else the least; later keys decide among equals, and NaN comes before all numbers.
     Every state variable is a key. `combine` says the same.
-    A fold with an order may have `ranks`: the state variable that is a position. Its reductions come in a row, each of
-    what the ones before it have not taken."""
+    A fold with an order may have `ranks`: the state variable that is a position, another one for every position. Its
+    state is then a list along an axis of ranks: the first of all positions, the first of the rest, and so on, and the
+    identity where no more are left. Lists are merged, not combined one by one."""
 
     name: str
     state: tuple[str, ...]
@@ -70,24 +79,6 @@ class Fold:
         values = {Local(f"{v}1", ()): value for v, value in zip(self.state, left, strict=True)}
         values |= {Local(f"{v}2", ()): value for v, value in zip(self.state, right, strict=True)}
         return tuple(replaced(part, values) for part in self.combine)
-
-    def left(self, taken: Expr, parts: Sequence[Expr]) -> tuple[Expr, ...]:
-        """What one position contributes to a rank: the identity where earlier ones have taken it."""
-        return tuple(
-            call("where", taken, nothing, part) for nothing, part in zip(self.identity, parts, strict=True)
-        )
-
-    def next_of(self, states: Sequence[Sequence[Expr]], taken: Sequence[Expr]) -> tuple[Expr, ...]:
-        """The first state whose position is none of those that are taken, of one state more than these are; the
-        last one where there is no other."""
-        place = self.state.index(self.ranks)
-        *before, found = states
-        for state in reversed(before):
-            gone: Expr = call("eq", state[place], taken[0])
-            for position in taken[1:]:
-                gone = call("or", gone, call("eq", state[place], position))
-            found = [call("where", gone, rest, own) for rest, own in zip(found, state, strict=True)]
-        return tuple(found)
 
     def selects(self, index: int) -> bool:
         """Whether a variable of the union is that of one of its parts, so that nothing is computed."""
@@ -115,56 +106,57 @@ def fold_of(op: str) -> tuple[Fold, int] | None:
     return (fold, fold.state.index(variable)) if fold is not None and variable in fold.state else None
 
 
-NEXT = ".next"
-"""Ends the name of the function of ranks: `topk.v.next(states, positions)` is `Fold.next_of` for one variable. Both are
-packed, the states of the last rank first, and so are the positions."""
+def is_ranked(op: str) -> bool:
+    """Whether a reduction's op, or a function of a merge, makes a list along an axis of ranks."""
+    found = fold_of(op)
+    return found is not None and found[0].ranks != ""
 
 
-def next_op(fn: str) -> tuple[Fold, int] | None:
-    """The fold and the state variable that a function of ranks is of; None for any other function."""
-    return fold_of(fn.removesuffix(NEXT)) if fn.endswith(NEXT) else None
+def ranks_of(expr: Expr) -> str | None:
+    """The axis of ranks along which a reduction, or the merge of two lists, is a list; None for any other expression."""
+    match expr:
+        case Reduce(op, _, Call(fn, (Axis(ranks), _))) if fn == PAIR and is_ranked(op):
+            return ranks
+        case Call(op, (Call(fn, (Axis(ranks), _)), _)) if fn == PAIR and is_ranked(op):
+            return ranks
+        case _:
+            return None
 
 
-def written_out(
-    values: Iterable[tuple[str, Expr]], dims: Mapping[str, tuple[str, ...]]
-) -> dict[str, list[tuple[str, Expr]]]:
-    """The values of states in a merge, with the functions of folds replaced by what they stand for: by state, the
-    steps (name, value) that end at its new value. What is left of ranks is read several times, so it is a step, and so
-    is whether a rank is taken, which each later rank asks again."""
-    known: dict[Expr, Expr] = {}
-    found: dict[str, list[tuple[str, Expr]]] = {}
+def rank_axes(*roots: Expr) -> frozenset[str]:
+    """The axes along which the expressions make lists."""
+    return frozenset(ranks for node in walk(*roots) if (ranks := ranks_of(node)) is not None)
 
-    def step(of: Expr, name: str, value: Expr) -> None:
-        state = next(reversed(found))
-        found[state].append((f"{state}_{name}{len(found[state]) + 1}", value))
-        known[of] = Local(found[state][-1][0], dims[state])
 
-    for state, value in values:
-        found[state] = []
-        memo: dict[Expr, Expr] = {}
-        for node in walk(value):
-            memo[node] = known.get(node) or combined(rebuild(node, tuple(memo[c] for c in children(node))))
-            if isinstance(node, Call) and next_op(node.fn) and node not in known:
-                for part in walk(memo[node]):
-                    if isinstance(part, Call) and part.fn == "or" and part not in known:
-                        step(part, "gone", rebuild(part, tuple(known.get(c, c) for c in part.args)))
-                step(node, "left", replaced(memo[node], known))
-                memo[node] = known[node]
-        found[state].append((f"{state}_new", memo[value]))
-    return found
+def sides(merge: Call) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+    """The states that a function of a fold, on packed states, makes one of."""
+    found = fold_of(merge.fn)
+    assert found is not None
+    count = len(found[0].state)
+    left, right = merge.args
+    return unpacked(_listed(left, found[0]), count), unpacked(right, count)
+
+
+def _listed(body: Expr, fold: Fold) -> Expr:
+    """What is packed behind the axis of ranks, where the fold has them."""
+    if not fold.ranks:
+        return body
+    assert isinstance(body, Call) and body.fn == PAIR
+    return body.args[1]
+
+
+def written_out(value: Expr) -> Expr:
+    """A value of a merge with the functions of folds replaced by what they stand for; that of a list, which merges all
+    of it at once, stays."""
+    return transform(value, combined)
 
 
 def combined(node: Expr) -> Expr:
     """What a function of a fold stands for, on packed states; any other expression is itself."""
     match node:
-        case Call(fn, (left, right)) if (found := fold_of(fn)) is not None:
+        case Call(fn, _) if (found := fold_of(fn)) is not None and not found[0].ranks:
             fold, index = found
-            return fold.joined(*(unpacked(side, len(fold.state)) for side in (left, right)))[index]
-        case Call(fn, (states, taken)) if (found := next_op(fn)) is not None:
-            fold, index = found
-            positions = listed(taken)
-            rows = [unpacked(row, len(fold.state)) for row in unpacked(states, len(positions) + 1)]
-            return fold.next_of(rows[::-1], positions[::-1])[index]
+            return fold.joined(*sides(node))[index]
         case _:
             return node
 
@@ -198,28 +190,34 @@ def unpacked(body: Expr, size: int) -> tuple[Expr, ...]:
     return (*parts, body)
 
 
-def listed(body: Expr) -> tuple[Expr, ...]:
-    """The values that are packed, none of which is a pack itself."""
-    parts: list[Expr] = []
-    while isinstance(body, Call) and body.fn == PAIR:
-        first, body = body.args
-        parts.append(first)
-    return (*parts, body)
-
-
 def contributions(reduce: Reduce) -> tuple[Expr, ...]:
     """What one position contributes: to every state variable of a fold, or to a built-in reduction."""
     found = fold_of(reduce.op)
-    return (reduce.body,) if found is None else unpacked(reduce.body, len(found[0].state))
-
-
-def joined(op: str, left: Mapping[str, Expr], right: Mapping[str, Expr]) -> Expr:
-    """The value of one op over a union, given by op the values of every variable of its fold over the parts."""
-    found = fold_of(op)
     if found is None:
-        return call(COMBINE[op], left[op], right[op])
+        return (reduce.body,)
+    return unpacked(_listed(reduce.body, found[0]), len(found[0].state))
+
+
+def joined(reduce: Reduce, left: Mapping[str, Expr], right: Mapping[str, Expr]) -> Expr:
+    """The value of a reduction over a union, given by op the values of every variable of its fold over the parts."""
+    found = fold_of(reduce.op)
+    if found is None:
+        return call(COMBINE[reduce.op], left[reduce.op], right[reduce.op])
     fold, index = found
-    return fold.joined([left[o] for o in fold.ops], [right[o] for o in fold.ops])[index]
+    ranks = ranks_of(reduce)
+    parts = [[side[op] for op in fold.ops] for side in (left, right)]
+    return fold.joined(*parts)[index] if ranks is None else merged(reduce.op, ranks, *parts)
+
+
+def merged(op: str, ranks: str, left: Sequence[Expr], right: Sequence[Expr]) -> Expr:
+    """A state variable of two lists along an axis of ranks, merged to one."""
+    return Call(op, (ranked(ranks, left), packed(right)))
+
+
+def ranked(ranks: str, parts: Sequence[Expr]) -> Expr:
+    """The body of a reduction to a list along an axis of ranks, from what one position contributes to each state
+    variable."""
+    return packed((Axis(ranks), *parts))
 
 
 def siblings(reduce: Reduce) -> tuple[Reduce, ...]:

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from eqfuse.errors import BudgetError, locate
-from eqfuse.terms.nodes import Axis, Expr, Program, Reduce, Size, children, free_axes, rebuild, walk
+from eqfuse.terms.folds import ranks_of
+from eqfuse.terms.nodes import (
+    Axis,
+    Const,
+    Expr,
+    Program,
+    Reduce,
+    Size,
+    call,
+    children,
+    free_axes,
+    rebuild,
+    walk,
+)
 
 MAX_NODES = 20_000
 """Nodes that inlining may build for one program."""
@@ -28,11 +41,18 @@ class Inliner:
 
     A bound axis that would capture is renamed to a fresh one (`j` to `j_1`), which `domains` then maps
     to the axis whose extent it has. The same reading gives the same expression, so sharing is kept.
+
+    A list along an axis of ranks is whole wherever it is made: read along another axis of that extent it is the list
+    along that one, read anywhere else it is summed over its ranks, all but the one that is read taken for 0. `lengths`
+    are the extents that are declared.
     """
 
-    def __init__(self, names: Iterable[str], domains: dict[str, str]) -> None:
+    def __init__(
+        self, names: Iterable[str], domains: dict[str, str], lengths: Mapping[str, int] | None = None
+    ) -> None:
         self.names = frozenset(names)
         self.domains = domains
+        self.lengths = lengths or {}
         self._built = 0
 
     def replace(self, expr: Expr, mapping: Mapping[str, Expr]) -> Expr:
@@ -64,6 +84,8 @@ class Inliner:
                         return Size(to)
                     case _:
                         raise SizeOfComputedIndex(axis)
+            case _ if (ranks := ranks_of(expr)) is not None and not self._is_list(expr, ranks, mapping):
+                return self._read_at(expr, ranks, mapping, memo)
             case Reduce(op, axis, body):
                 inner = {name: to for name, to in mapping.items() if name != axis}
                 free = free_axes(body)
@@ -77,6 +99,38 @@ class Inliner:
                 return Reduce(op, axis, self._replace(body, inner, memo)) if inner else expr
             case _:
                 return rebuild(expr, tuple([self._replace(part, mapping, memo) for part in children(expr)]))
+
+    def _is_list(self, expr: Expr, ranks: str, mapping: Mapping[str, Expr]) -> bool:
+        """Whether what is read of a list is a list, along the same axis or another of its extent."""
+        match mapping.get(ranks, Axis(ranks)):
+            case Axis(name):
+                return self._extent(name) == self._extent(ranks) and name not in self._arriving(
+                    expr, ranks, mapping
+                )
+            case _:
+                return False
+
+    def _arriving(self, expr: Expr, ranks: str, mapping: Mapping[str, Expr]) -> frozenset[str]:
+        """Axes of what replaces the free axes of a list, that of its ranks apart."""
+        others = (axis for axis in free_axes(expr) if axis != ranks)
+        return frozenset[str]().union(*(free_axes(mapping.get(axis, Axis(axis))) for axis in others))
+
+    def _read_at(self, expr: Expr, ranks: str, mapping: Mapping[str, Expr], memo: dict[object, Expr]) -> Expr:
+        """One position of a list."""
+        place = mapping.get(ranks, Axis(ranks))
+        inside = {name: to for name, to in mapping.items() if name != ranks}
+        taken = self._arriving(expr, ranks, mapping) | free_axes(place)
+        bound = ranks
+        if ranks in taken:
+            bound = self._fresh(ranks, taken | free_axes(expr))
+            inside[ranks] = Axis(bound)
+        found = self._replace(expr, inside, memo) if inside else expr
+        return Reduce("sum", bound, call("where", call("eq", Axis(bound), place), found, Const(0)))
+
+    def _extent(self, axis: str) -> int | str:
+        """What the extent of an axis is known by: its number, or the axis that has it."""
+        axis = self.domains.get(axis, axis)
+        return self.lengths.get(axis, axis)
 
     def _fresh(self, axis: str, avoid: frozenset[str]) -> str:
         base = self.domains.get(axis, axis)

@@ -46,6 +46,15 @@ FOLDS: Mapping[str, tuple[np.ufunc, float]] = {
 """Reductions of integers and their identities (see `identity`)."""
 
 
+LONGEST = 2**48
+"""Positions that an axis may have: no memory holds more."""
+
+
+def fits(number: float) -> bool:
+    """Whether a number is none of the integers that 64 bits do not hold."""
+    return not isinstance(number, int) or -(2**63) <= number < 2**63
+
+
 def is_exact(value: Any) -> bool:
     """Whether an interpreter's value is integers or truth values, rather than reals of a domain."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "iub"

@@ -26,7 +26,7 @@ from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.domain import Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.folds import Fold, contributions, fold_of
+from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
@@ -184,8 +184,20 @@ def reference(
         return outputs[0] if len(outputs) == 1 else outputs
 
 
+def check_dense(name: str, tensor: torch.Tensor) -> None:
+    """Raises BindError for a sparse or nested tensor."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise BindError(f"{name!r} is a {kind} tensor", hint=f"pass a dense one: {name}.to_dense()")
+
+
 def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
     if isinstance(value, torch.Tensor):
+        check_dense(name, value)
+        if value.is_meta:
+            raise BindError(
+                f"{name!r} is on device 'meta': it has no values", hint="pass a tensor with values"
+            )
         tensor = detached(name, value).cpu()
         value = (tensor.to(torch.float64) if tensor.is_floating_point() else tensor).numpy()
     array = np.asarray(value)
@@ -253,6 +265,7 @@ class _Run:
     kept: frozenset[Expr]
     memo: dict[Expr, Value] = field(default_factory=dict)
     folds: dict[tuple[str, str, Expr], tuple[Value, ...]] = field(default_factory=dict)
+    merges: dict[tuple[str, tuple[Expr, ...]], tuple[Value, ...]] = field(default_factory=dict)
 
     def value(self, node: Expr) -> Value:
         found = self.memo.get(node)
@@ -279,6 +292,8 @@ class _Run:
                 return self._load(node)
             case Reduce():
                 return self._reduce(node)
+            case Call() if (ranks := ranks_of(node)) is not None:
+                return self._merge(node, ranks)
             case Call(fn, args):
                 return self._call(fn, [self.value(arg) for arg in args])
             case _:
@@ -354,7 +369,8 @@ class _Run:
         axes = free_axes(node.body) | {axis}
         count = env.length(axis)
         elements = prod(env.length(dim) for dim in axes) * (env.batch or 1)
-        if elements <= MAX_ELEMENTS or count < 2 or fold_of(node.op) is not None:
+        whole = fold_of(node.op) is not None or axis in rank_axes(node.body)
+        if elements <= MAX_ELEMENTS or count < 2 or whole:
             return self._fold(node)
         pieces = np.array_split(env.at(axis), min(count, -(-elements // MAX_ELEMENTS)))
         # A piece restricts the axis, also for an inner reduction that binds the same name: those have one
@@ -420,7 +436,23 @@ class _Run:
         dims = _union([*parts, Value((node.axis,), None)])
         whole = [Value(dims, expand(part, dims, self.env)) for part in parts]
         dtypes = [self._integer_dtype(part) for part in contributions(node)]
-        return fold_states(fold, whole, node.axis, self.env.domain, dtypes)
+        ranks = ranks_of(node)
+        if ranks is None:
+            return fold_states(fold, whole, node.axis, self.env.domain, dtypes)
+        return rank_states(fold, whole, node.axis, ranks, self.env.length(ranks), self.env.domain, dtypes)
+
+    def _merge(self, node: Call, ranks: str) -> Value:
+        """A state variable of two lists, merged."""
+        found = fold_of(node.fn)
+        assert found is not None
+        fold, index = found
+        key = fold.name, node.args
+        if key not in self.merges:
+            parts = [[self.value(part) for part in side] for side in sides(node)]
+            dims = _union([*parts[0], *parts[1], Value((ranks,), None)])
+            left, right = ([Value(dims, expand(part, dims, self.env)) for part in side] for side in parts)
+            self.merges[key] = merge_states(fold, left, right, ranks, self.env.domain)
+        return self.merges[key][index]
 
 
 def fold_states(
@@ -433,7 +465,7 @@ def fold_states(
     """
     dims, place = parts[0].dims, parts[0].dims.index(axis)
     count = _length(parts[0].data, place, domain)
-    size = max(2, 1 << max(0, count - 1).bit_length())  # a combination decides which variables are real
+    size = max(2, _power_of_two(count))  # a combination decides which variables are real
     states = [
         Value(dims, _filled(part.data, place, size, identity.value, domain, dtype))
         for part, identity, dtype in zip(parts, fold.identity, dtypes or ["i64"] * len(parts), strict=True)
@@ -447,6 +479,108 @@ def fold_states(
         dims = states[0].dims
     rest = dims[:place] + dims[place + 1 :]
     return tuple(Value(rest, _taken(value.data, place, 0, domain)) for value in states)
+
+
+def rank_states(
+    fold: Fold,
+    parts: Sequence[Value],
+    axis: str,
+    ranks: str,
+    count: int,
+    domain: Domain,
+    dtypes: Sequence[str] | None = None,
+) -> tuple[Value, ...]:
+    """The first so many states along an axis, in order, as a list along `ranks` in its place: every state variable.
+
+    Lists of neighbours are merged, each twice as long as the ones before it, but never longer than what is wanted.
+    """
+    dims, place = parts[0].dims, parts[0].dims.index(axis)
+    size = _power_of_two(max(2, _length(parts[0].data, place, domain)))
+    longest = _power_of_two(max(1, count))
+    states = [
+        Value(dims, _filled(part.data, place, max(size, longest), identity.value, domain, dtype))
+        for part, identity, dtype in zip(parts, fold.identity, dtypes or ["i64"] * len(parts), strict=True)
+    ]
+    length = 1
+    while length < _length(states[0].data, place, domain):
+        states = _merged(fold, states, place, length, min(2 * length, longest), domain)
+        length = min(2 * length, longest)
+    renamed = tuple(ranks if dim == axis else dim for dim in dims)
+    return tuple(Value(renamed, _taken(v.data, place, slice(0, count), domain)) for v in states)
+
+
+def merge_states(
+    fold: Fold, left: Sequence[Value], right: Sequence[Value], ranks: str, domain: Domain
+) -> tuple[Value, ...]:
+    """The list of the first states of two lists along `ranks`, of their length."""
+    dims, place = left[0].dims, left[0].dims.index(ranks)
+    shape = np.broadcast_shapes(*(_shape(value.data, domain) for value in (*left, *right)))
+    count = shape[place]
+    size = _power_of_two(max(1, count))
+    lists = [
+        [
+            Value(
+                dims, _filled(_broadcast(domain, v.data, shape), place, size, identity.value, domain, "i64")
+            )
+            for v, identity in zip(side, fold.identity, strict=True)
+        ]
+        for side in (left, right)
+    ]
+    last_first = np.arange(size)[::-1]
+    turned = [Value(dims, _taken(value.data, place, last_first, domain)) for value in lists[1]]
+    states = _ordered(fold, _combined(fold, lists[0], turned, domain), place, size, domain)
+    return tuple(Value(dims, _taken(value.data, place, slice(0, count), domain)) for value in states)
+
+
+def _merged(
+    fold: Fold, states: Sequence[Value], place: int, length: int, kept: int, domain: Domain
+) -> list[Value]:
+    """Lists of so many states, one after the other along a dimension, merged two by two; the first `kept` of each."""
+    size = _length(states[0].data, place, domain)
+    at = np.arange(size)
+    # The second list backwards: the first of each pair are the first half, and what comes last the second.
+    partner = at - at % (2 * length) + (2 * length - 1 - at % (2 * length))
+    states = _exchanged(fold, states, partner, at % (2 * length) < length, place, domain)
+    if kept == length:
+        first = np.flatnonzero(at % (2 * length) < length)
+        states = [Value(v.dims, _taken(v.data, place, first, domain)) for v in states]
+    return _ordered(fold, states, place, length, domain)
+
+
+def _ordered(fold: Fold, states: Sequence[Value], place: int, length: int, domain: Domain) -> list[Value]:
+    """Lists that go up and then down, or down and then up, in order: Batcher's merging network."""
+    at = np.arange(_length(states[0].data, place, domain))
+    while length > 1:
+        length //= 2
+        states = _exchanged(fold, states, at ^ length, at & length == 0, place, domain)
+    return list(states)
+
+
+def _exchanged(
+    fold: Fold,
+    states: Sequence[Value],
+    partner: npt.NDArray[np.int64],
+    first: npt.NDArray[np.bool_],
+    place: int,
+    domain: Domain,
+) -> list[Value]:
+    """Each state or its partner: where `first`, the one that comes first of them, else the other."""
+    others = [Value(v.dims, _taken(v.data, place, partner, domain)) for v in states]
+    before = _combined(fold, states, others, domain)
+    position = fold.state.index(fold.ranks)
+    mine = np.asarray(before[position].data) == np.asarray(states[position].data)
+    shape = [-1 if dim == place else 1 for dim in range(len(states[0].dims))]
+    keeps = mine == first.reshape(shape)
+    found = []
+    for state, other in zip(states, others, strict=True):
+        exact = integers.is_exact(state.data)
+        chosen = (np.where if exact else domain.where)(keeps, state.data, other.data)
+        found.append(Value(state.dims, chosen))
+    return found
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
 
 
 def _combined(fold: Fold, left: Sequence[Value], right: Sequence[Value], domain: Domain) -> list[Value]:

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean
+from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean, locate
 from eqfuse.terms.bounds import reads_beyond
 from eqfuse.terms.expressions import Names, Number, Reader, Scope
 from eqfuse.terms.inline import Inliner
+from eqfuse.terms.integers import fits
 from eqfuse.terms.library import CONSTANTS
 from eqfuse.terms.nodes import (
     CASTS,
@@ -27,6 +28,7 @@ from eqfuse.terms.nodes import (
     Tensor,
     call,
     children,
+    free_axes,
     walk,
 )
 from eqfuse.terms.positions import index_uses, integer_uses
@@ -45,6 +47,10 @@ from eqfuse.terms.syntax import (
 )
 
 INTEGER_DTYPES = ("i32", "i64")
+MAX_AXES = 10
+"""Axes of a value: verification holds all of its positions, for two of each axis or more."""
+SIZES = "sizes"
+"""The keyword of a call that no input can have."""
 
 
 def parse(
@@ -76,18 +82,20 @@ def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool
     found = [_counted(statement, constants) for statement in statements(source)]
     names = _names(source, found, constants)
     domains = _aliases(source, found)
-    reader = Reader(source, names, Inliner(re.findall(r"\w+", source.text), domains))
+    reader = Reader(source, names, Inliner(re.findall(r"\w+", source.text), domains, names.lengths))
     reader.read_names.update(s.of for s in statements(source) if isinstance(s, Alias) and s.of in constants)
     for definition in names.definitions.values():
         reader.current = definition.name
         reader.done[definition.name] = _defined(source, reader, definition)
     _check_all_used(source, names, reader.read_names)
     _check_constants(source, names, reader.read_names)
+    _check_reserved(source, reader.read_names - names.definitions.keys())
     outputs = tuple(
         _output(names.definitions[name], reader.done[name], names)
         for name in _output_names(source, found, names, reader.read_names)
     )
     axes = axes_of(outputs)
+    extents = {domains.get(axis, axis) for axis in axes}
     beyond = {(r.load.tensor, r.dimension, domains.get(r.axis, r.axis)) for r in reads_beyond(outputs)}
     tensors = _tensors(list(walk(*(output.expr for output in outputs))), names, domains, beyond)
     integers, integer_tensors = _integers(outputs, tensors, names, made)
@@ -100,7 +108,7 @@ def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool
         strict_casts=strict_casts,
         integers=integers,
         integer_tensors=integer_tensors,
-        lengths={axis: count for axis, count in names.lengths.items() if axis in axes},
+        lengths={axis: count for axis, count in names.lengths.items() if axis in extents},
     )
 
 
@@ -125,6 +133,8 @@ def _constants(scalars: Mapping[str, Number]) -> dict[str, Number]:
         if not isinstance(plain, int | float):
             hint = "scalars are numbers; pass tensors when the kernel is called"
             raise BindError(f"scalar {name!r} is {type(value).__name__}, not a number", hint=hint)
+        if not fits(plain):
+            raise BindError(f"scalar {name!r} does not fit 64 bits", hint="give a float, as 1e30")
         constants[name] = plain
     return constants
 
@@ -248,6 +258,12 @@ def _defined(source: Source, reader: Reader, definition: Definition) -> Expr:
         outermost = expr.fn if isinstance(expr, Call) else None
         if declaration.dtype in CASTS and declaration.dtype != outermost:
             expr = call(declaration.dtype, expr)
+    most = max((free_axes(node) for node in walk(expr)), key=len)
+    if len(most | set(definition.axes)) > MAX_AXES:
+        message = (
+            f"{definition.name!r} has, or is made of, a value of {len(most | set(definition.axes))} axes"
+        )
+        raise source.error(message, definition.node, f"a value has at most {MAX_AXES} axes")
     if _depth(expr) > MAX_DEPTH:
         raise source.error(
             TOO_DEEP, definition.node, "with its temporaries inlined; split the program in two"
@@ -260,6 +276,14 @@ def _depth(expr: Expr) -> int:
     for node in walk(expr):
         depths[node] = 1 + max((depths[child] for child in children(node)), default=0)
     return depths[expr]
+
+
+def _check_reserved(source: Source, inputs: Collection[str]) -> None:
+    if SIZES in inputs:
+        message = f"{SIZES!r} is what a call gives the sizes of axes by"
+        raise ParseError(
+            message, source=source.text, span=locate(source.text, SIZES), hint="choose another name"
+        )
 
 
 def _check_all_used(source: Source, names: Names, read: set[str]) -> None:

@@ -101,8 +101,6 @@ def _form(node: Expr, forms: Mapping[Expr, Form], known: Mapping[str, bool]) -> 
             )
         case Reduce(op, _, body):
             fold = fold_of(op)
-            if fold is None and op in ("max", "min"):
-                return forms[body]
             if fold is None:
                 return "integer" if forms[body] in ("position", "integer") else "other"
             part = forms[contributions(node)[fold[1]]]
@@ -169,8 +167,6 @@ def _names(part: Expr, forms: Mapping[Expr, Form]) -> Iterator[str]:
     match part:
         case Load() | Scalar():
             yield _name(part)
-        case Reduce("max" | "min", _, body):
-            yield from _names(body, forms)
         case Call("where", (_, *branches)):
             for branch in branches:
                 yield from _names(branch, forms)

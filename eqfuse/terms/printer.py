@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from eqfuse.terms.folds import NEXT, PAIR, contributions, fold_of, listed, next_op
+from eqfuse.terms.folds import PAIR, contributions, fold_of, ranks_of, sides
 from eqfuse.terms.library import OPERATORS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Program, Reduce, Scalar, Size, walk
 
@@ -61,7 +61,8 @@ def _show(node: Expr, texts: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
         case Load(tensor, index):
             return f"{tensor}[{', '.join(map(text, index))}]", ATOM
         case Reduce(op, axis, _) if fold_of(op) is not None:
-            return f"{op}[{axis}]({', '.join(map(text, contributions(node)))})", ATOM
+            axes = [axis] if (ranks := ranks_of(node)) is None else [axis, ranks]
+            return f"{op}[{', '.join(axes)}]({', '.join(map(text, contributions(node)))})", ATOM
         case Reduce(op, axis, body):
             axes = [axis]
             while isinstance(body, Reduce) and body.op == op and body.axis not in axes:
@@ -85,22 +86,16 @@ def _show(node: Expr, texts: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
             # Operators group to the left; comparisons do not group at all.
             least = strength + 1 if strength == COMPARE else strength
             return f"{text(left, least)} {SYMBOLS[fn]} {text(right, strength + 1)}", strength
-        case Call(fn, (Call(first, args), _)) if fn == PAIR and next_op(first) and _is_state(node, args):
-            return f"{first.split('.')[0]}{NEXT}({', '.join(map(text, args))})", ATOM
         case Call(fn, (left, right)) if fn == PAIR:
             packed = isinstance(right, Call) and right.fn == PAIR
             return f"({text(left)}, {text(right)[1:-1] if packed else text(right)})", ATOM
+        case Call(fn, args) if (ranks := ranks_of(node)) is not None:
+            states = [part for side in sides(node) for part in side]
+            return f"{fn}[{ranks}]({', '.join(map(text, states))})", ATOM
         case Call(fn, args):
             return f"{fn}({', '.join(map(text, args))})", ATOM
         case _:
             raise TypeError(f"not an expression: {node!r}")
-
-
-def _is_state(pack: Expr, args: tuple[Expr, ...]) -> bool:
-    """Whether a pack is what the functions of ranks of one fold give for the same arguments, in order."""
-    ops = [part.fn if isinstance(part, Call) and part.args == args else "" for part in listed(pack)]
-    found = next_op(ops[0])
-    return found is not None and ops == [op + NEXT for op in found[0].ops]
 
 
 def _is_negative(value: float | bool) -> bool:

@@ -26,8 +26,7 @@ ARGUMENT = "%"
 @dataclass(frozen=True)
 class Reduction:
     """`results` are its values as text over `args` and `AXIS`; `fold` is its state, if it has one of its own.
-    Where the fold has ranks, the reduction has a second axis, of ranks, each of which reduces the positions that no
-    earlier one has taken."""
+    Where the fold has ranks, the reduction has a second axis, along which it lists the positions that come first."""
 
     name: str
     args: tuple[str, ...]

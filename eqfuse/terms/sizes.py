@@ -8,6 +8,7 @@ from typing import Any
 
 from eqfuse.errors import BindError, closest, did_you_mean, locate
 from eqfuse.terms.bounds import check_bounds, check_longer, longer_dimensions
+from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.intervals import index_range, whole_number
 from eqfuse.terms.nodes import Axis, Load, Program, walk
 from eqfuse.terms.parser import axes_of
@@ -157,8 +158,9 @@ def _add_sizes(program: Program, sizes: Mapping[str, int], found: dict[str, Exte
         if axis not in axes:
             hint = did_you_mean(name, axes) or "axes: " + " ".join(sorted(axes))
             raise BindError(f"the program has no axis {name!r}", hint=hint)
-        if not hasattr(size, "__index__") or size < 0:
-            raise BindError(f"the size of axis {name!r} is {size!r}", hint="a size is an integer, 0 or more")
+        if not hasattr(size, "__index__") or not 0 <= size <= LONGEST:
+            hint = "a size is an integer, 0 or more, at most 2**48"
+            raise BindError(f"the size of axis {name!r} is {size!r:.40}", hint=hint)
         known = found.setdefault(axis, Extent(int(size), None))
         if known.size != size:
             message = f"axis {axis!r} has size {known.size} in {known} and {size} in sizes"

@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 
 from eqfuse.errors import EqfuseError, ParseError, Span, did_you_mean, source_lines
+from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.nodes import DTYPES
 from eqfuse.terms.python import module
 
@@ -132,6 +133,7 @@ class Source:
         return ParseError(f"syntax error: {message}", source=self.text, span=span, hint=hint)
 
 
+LONGEST_NAME = 200
 TOO_DEEP = f"the program is nested more than {MAX_DEPTH} levels deep"
 TOO_DEEP_HINT = "give parts of the expression names of their own"
 
@@ -142,6 +144,7 @@ def statements(source: Source) -> list[Statement]:
     for node in source.module().body:
         if found and isinstance(found[-1], Return):
             raise source.error("nothing may follow 'return'", node, "move 'return' to the end")
+        _check_names(source, node)
         found += _statement(source, node)
         _check_depth(source, node)
     if not any(isinstance(statement, Definition) for statement in found):
@@ -200,6 +203,9 @@ def _declaration(
         case ast.Name(id=dtype):
             axes = None
         case ast.Subscript(value=ast.Name(id="axis"), slice=ast.Constant(value=int(count))) if count > 0:
+            if count > LONGEST:
+                hint = f"an axis has at most 2**48 positions, {LONGEST}"
+                raise source.error(f"axis {target.id!r} is too long", annotation, hint)
             return Length(target.id, count, target)
         case ast.Subscript(value=ast.Name(id=dtype), slice=index):
             axes = axis_names(source, index, "a declaration")
@@ -237,6 +243,13 @@ def axis_names(source: Source, index: ast.expr, where: str) -> tuple[str, ...]:
     if not names:
         raise source.error(f"{where} takes at least one axis", index)
     return tuple(names)
+
+
+def _check_names(source: Source, root: ast.AST) -> None:
+    for node in ast.walk(root):
+        if isinstance(node, ast.Name) and len(node.id) > LONGEST_NAME:
+            message = f"this name has {len(node.id)} letters"
+            raise source.error(message, node, f"a name has at most {LONGEST_NAME}")
 
 
 def _check_depth(source: Source, root: ast.AST) -> None:

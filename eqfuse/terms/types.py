@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from eqfuse.errors import EqfuseError, TypeCheckError, locate
-from eqfuse.terms.folds import Fold, contributions, fold_of
+from eqfuse.terms.folds import Fold, contributions, fold_of, sides
 from eqfuse.terms.nodes import (
     CASTS,
     COMPARISONS,
@@ -77,6 +77,10 @@ def _kind(node: Expr, found: Mapping[Expr, Kind], dtypes: Mapping[str, str]) -> 
             if fold is not None:
                 return fold_kinds(fold[0], [found[part] for part in contributions(node)])[fold[1]]
             return "real" if found[body] == "real" else "int"
+        case Call(fn, _) if (fold := fold_of(fn)) is not None:
+            pairs = zip(*sides(node), strict=True)
+            both: list[Kind] = ["real" if "real" in (found[a], found[b]) else "int" for a, b in pairs]
+            return fold_kinds(fold[0], both)[fold[1]]
         case Call(fn, _) if fn in COMPARISONS or fn in LOGICAL:
             return "bool"
         case Call("where", (_, left, right)) if found[left] == found[right]:
@@ -201,6 +205,8 @@ def _contributions(root: Expr, dtypes: Mapping[str, str], wanted: Kind) -> froze
                 own = frozenset({fn})
             case Call(fn, _) if fn in COMPARISONS or fn in LOGICAL:
                 own = frozenset()
+            case Call(fn, _) if (fold := fold_of(fn)) is not None:
+                own = frozenset[str]().union(*(found[side[fold[1]]] for side in sides(node)))
             case Call(fn, args):
                 own = frozenset[str]().union(*(found[arg] for arg in args))
             case Reduce(op, _, _) if (fold := fold_of(op)) is not None:

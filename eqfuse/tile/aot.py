@@ -60,7 +60,7 @@ def compile_for(
     """Compiles every kernel of an emitted module for `target`, one of TARGETS.
 
     `config` overrides CONFIGS as at a call; `sizes` are extents of axes that one block holds whole
-    (64 where not given). With `divisible`, sizes and strides are multiples of 16 and last dims are
+    (the program's own, else 64, where not given). With `divisible`, sizes and strides are multiples of 16 and last dims are
     contiguous, as they are for most tensors; `wide` is for tensors of 2**31 elements or more. Raises EqfuseError for an unknown target, and for a
     kernel that Triton cannot compile.
     """
@@ -87,7 +87,8 @@ def _compile(
     from triton.compiler import ASTSource
 
     kernel = getattr(module, name)
-    extents = {axis: sizes.get(axis, 64) for axis in module.WHOLE[name].values()}
+    known = {**module.SIZES, **sizes}
+    extents = {axis: known.get(axis, 64) for axis in module.WHOLE[name].values()}
     chosen = module.settings(name, config, extents)
     chosen["INDEX"] = language.int64 if wide else language.int32
     options = {key: chosen.pop(key) for key in ("num_warps", "num_stages")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from eqfuse.errors import EqfuseError
-from eqfuse.terms.folds import fold_of
+from eqfuse.terms.folds import fold_of, is_ranked
 from eqfuse.terms.nodes import ARITY, COMBINE, DTYPES
 from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
 from eqfuse.tile.nodes import (
@@ -25,8 +25,10 @@ from eqfuse.tile.nodes import (
     Kernel,
     Let,
     LoadTile,
+    MergeTile,
     Op,
     Positions,
+    RankTile,
     ReduceTile,
     Start,
     Stmt,
@@ -207,10 +209,28 @@ class _KernelCheck:
                 self._shape(value, tuple(dim for dim in source.dims if dim != axis), source.dtype)
             case FoldTile(fold, sources, axis):
                 self._fold(value, fold, sources, axis)
+            case RankTile(fold, sources, axis, ranks):
+                self._list(value, fold, sources, axis, ranks)
+            case MergeTile(fold, left, right, ranks):
+                self._list(value, fold, left, ranks, ranks)
+                self._list(value, fold, right, ranks, ranks)
             case Dot():
                 self._dot(value, op)
 
     def _fold(self, value: Value, op: str, sources: tuple[Value, ...], axis: str) -> None:
+        place = self._folded(op, sources, axis)
+        rest = tuple(dim for dim in sources[0].dims if dim != axis)
+        self._shape(value, rest, sources[place].dtype)
+
+    def _list(self, value: Value, op: str, sources: tuple[Value, ...], axis: str, ranks: str) -> None:
+        place = self._folded(op, sources, axis)
+        self._require(is_ranked(op), f"{op} makes no list")
+        self._require(self._block(ranks).kind == "whole", f"{op} lists a part of {ranks!r} alone")
+        dims = tuple(ranks if dim == axis else dim for dim in sources[0].dims)
+        self._shape(value, dims, sources[place].dtype)
+
+    def _folded(self, op: str, sources: tuple[Value, ...], axis: str) -> int:
+        """The place of the state variable of a fold of these tiles."""
         found = fold_of(op)
         if found is None:
             raise TileError(f"kernel {self._kernel.name!r}: unknown reduction {op!r}")
@@ -219,8 +239,7 @@ class _KernelCheck:
         for source in sources:
             self._require(source.dims == sources[0].dims, f"{_typed(source)} is not reconciled")
             self._require(axis in source.dims, f"{_typed(source)} has no dim {axis!r} to fold")
-        rest = tuple(dim for dim in sources[0].dims if dim != axis)
-        self._shape(value, rest, sources[place].dtype)
+        return place
 
     def _shape(self, value: Value, dims: tuple[str, ...], dtype: str) -> None:
         self._require(value.dims == dims, f"{_typed(value)} should have the dims {list(dims)}")

@@ -125,7 +125,8 @@ def _slice(w: Writer, source: str, name: str, index: Sequence[Item], mask: Item 
 
 
 def _range(w: Writer, axis: str) -> str:
-    return ":" if w.blocks[axis].kind == "whole" else f"{w.start(axis)}:{w.stop(axis)}"
+    """The positions of a block; a dimension may be longer than the axis that it is read along."""
+    return f":{w.stop(axis)}" if w.blocks[axis].kind == "whole" else f"{w.start(axis)}:{w.stop(axis)}"
 
 
 def _strided(
@@ -148,10 +149,7 @@ def _gathered(
     for at in index:
         axis = _plain_axis(at)
         if axis is not None and sum(axis in other.full for other in index) == 1:
-            stop = w.stop(axis)
-            parts.append(
-                "slice(None)" if w.blocks[axis].kind == "whole" else f"slice({w.start(axis)}, {stop})"
-            )
+            parts.append(f"slice({w.start(axis)}, {w.stop(axis)})")
             sliced.append(axis)
             full |= {axis}
         elif at.is_python:

@@ -11,7 +11,7 @@ from eqfuse.tile.cpu_compute import INTEGER_TILES, REAL
 from eqfuse.tile.cpu_values import TORCH, Item
 from eqfuse.tile.cpu_writer import Writer
 from eqfuse.tile.dtypes import INTEGERS, identity
-from eqfuse.tile.nodes import FoldTile, Value
+from eqfuse.tile.nodes import FoldTile, MergeTile, RankTile, Value
 
 
 def folded(w: Writer, value: Value, op: FoldTile) -> Item:
@@ -40,6 +40,39 @@ def folded(w: Writer, value: Value, op: FoldTile) -> Item:
         return w.scalar(value, f"int({text})", data=True)
     full = frozenset[str]().union(*(item.full for item in items)) - {op.axis}
     return Item(w.let(value.name, text), value.dims, value.dtype, full)
+
+
+def ranked(w: Writer, value: Value, op: RankTile) -> Item:
+    """One state variable of the list of what comes first along one dim of its tiles."""
+    return _list(w, value, op.op, (op.values,), op.axis, op.ranks)
+
+
+def merged(w: Writer, value: Value, op: MergeTile) -> Item:
+    """One state variable of two lists, merged."""
+    return _list(w, value, op.op, (op.left, op.right), op.ranks, op.ranks)
+
+
+def _list(
+    w: Writer, value: Value, op: str, groups: Sequence[tuple[Value, ...]], axis: str, ranks: str
+) -> Item:
+    """One state variable of a list; what its siblings read is computed once."""
+    found = fold_of(op)
+    assert found is not None  # checked
+    fold, place = found
+    items = [[w.plain(w.read(source)) for source in group] for group in groups]
+    key = (fold.name, *(source.name for group in groups for source in group), axis, ranks)
+    if key not in w.folds:
+        parts = ", ".join(f"({', '.join(w.expanded(item, {axis}) for item in group)},)" for group in items)
+        dtypes = [source.dtype for source in groups[0]]
+        fills = ", ".join(repr(identity(o, dtype)) for o, dtype in zip(fold.ops, dtypes, strict=True))
+        keys = tuple((fold.state.index(name), greatest) for name, greatest in fold.order)
+        keys = keys[: 1 + [name for name, _ in keys].index(fold.state.index(fold.ranks))]
+        dim = items[0][0].dims.index(axis)
+        w.folds[key] = w.let(
+            f"{fold.name}_state", f"first_ranks(({parts},), {keys!r}, ({fills},), {dim}, {w.size(ranks)})"
+        )
+    full = frozenset[str]().union(*(item.full for group in items for item in group)) - {axis}
+    return Item(w.let(value.name, f"{w.folds[key]}[{place}]"), value.dims, value.dtype, full | {ranks})
 
 
 def _narrow(text: str, item: Item, dtype: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from eqfuse.tile.cpu_access import load, store
 from eqfuse.tile.cpu_compute import dot, elementwise, reduced
-from eqfuse.tile.cpu_folds import folded
+from eqfuse.tile.cpu_folds import folded, merged, ranked
 from eqfuse.tile.cpu_values import (
     LN_2,
     LOG2_E,
@@ -45,8 +45,10 @@ from eqfuse.tile.nodes import (
     Kernel,
     Let,
     LoadTile,
+    MergeTile,
     Op,
     Positions,
+    RankTile,
     ReduceTile,
     Start,
     Stmt,
@@ -61,9 +63,9 @@ from math import inf, nan
 
 import torch
 
-from eqfuse.tile.torch_ops import checked, finite, fold_empty, fold_first, fold_pairwise, from_float8
-from eqfuse.tile.torch_ops import gather, gelu, integer_quotient, integer_remainder, invertible, masked_product
-from eqfuse.tile.torch_ops import scatter, strided, vector_product
+from eqfuse.tile.torch_ops import checked, finite, first_ranks, fold_empty, fold_first, fold_pairwise
+from eqfuse.tile.torch_ops import from_float8, gather, gelu, integer_quotient, integer_remainder, invertible
+from eqfuse.tile.torch_ops import masked_product, scatter, strided, vector_product
 """
 
 
@@ -208,6 +210,10 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
             return reduced(w, value, reduction, w.read(source, scaled=value.name in w.scaled), axis)
         case FoldTile():
             return folded(w, value, op)
+        case RankTile():
+            return ranked(w, value, op)
+        case MergeTile():
+            return merged(w, value, op)
         case Dot():
             return dot(w, value, op)
 

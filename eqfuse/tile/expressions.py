@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from eqfuse.loops import nodes as loops
 from eqfuse.terms.assume import is_zero_without
-from eqfuse.terms.folds import Fold, contributions, fold_of, joined, siblings
+from eqfuse.terms.folds import Fold, contributions, fold_of, joined, ranks_of, siblings, sides
 from eqfuse.terms.nodes import (
     CASTS,
     Axis,
@@ -33,9 +33,19 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.tile.builder import Binding, Builder
 from eqfuse.tile.check import TileError
-from eqfuse.tile.dtypes import INTEGERS, dot_dtype, identity
+from eqfuse.tile.dtypes import INTEGERS, dot_dtype, identity, result_dtype
 from eqfuse.tile.infer import Types
-from eqfuse.tile.nodes import Argument, Dot, Elementwise, FoldTile, LoadTile, ReduceTile, Value
+from eqfuse.tile.nodes import (
+    Argument,
+    Dot,
+    Elementwise,
+    FoldTile,
+    LoadTile,
+    MergeTile,
+    RankTile,
+    ReduceTile,
+    Value,
+)
 from eqfuse.tile.product import DotPlan, DotRules, Product, factors, plan_dot
 
 _ZERO_AT_ZERO = frozenset(
@@ -149,6 +159,8 @@ class Expressions:
                     return quotient
                 first = build.elementwise("mul", (quotient, by), "first")
                 return build.elementwise("sub", (build.positions(axis), first), hint or "remainder")
+        if (ranks := ranks_of(expr)) is not None:
+            return self._merge(expr, ranks, hint)
         operands = [self.value(arg) for arg in args]
         if self._types.dtype(expr) == "i64":
             operands = [build.cast(operand, "i64") for operand in operands]
@@ -243,8 +255,9 @@ class Expressions:
         parts = [self.value(part) for part in contributions(expr)]
         dtypes = self._types.folded(fold, [part.dtype for part in parts])
         parts = [build.cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)]
+        ranks = ranks_of(expr)
         if not build.is_tile(axis):
-            return parts[place]
+            return parts[place] if ranks is None else self._alone(expr.op, ranks, parts[place])
         dims = build.ordered({axis}.union(*(part.dims for part in parts)))
         tiles = tuple(
             self._padded(build.align(part, dims), axis, identity(op, part.dtype))
@@ -252,7 +265,41 @@ class Expressions:
         )
         rest = tuple(dim for dim in dims if dim != axis)
         stem = f"{fold.name}_{fold.state[place]}_{axis}"
+        if ranks is not None:
+            rest = tuple(ranks if dim == axis else dim for dim in dims)
+            found = build.emit(RankTile(expr.op, tiles, axis, ranks), rest, dtypes[place], hint or stem)
+            return build.align(found, build.ordered(rest))
         return build.emit(FoldTile(expr.op, tiles, axis), rest, dtypes[place], hint or stem)
+
+    def _alone(self, op: str, ranks: str, value: Value) -> Value:
+        """The list of one position: the identity after it."""
+        build = self._build
+        first = build.elementwise("eq", (build.positions(ranks), build.constant(0, "i32")), "first")
+        nothing = build.constant(identity(op, value.dtype), value.dtype)
+        return build.elementwise("where", (first, value, nothing), f"{value.name}_list")
+
+    def _merge(self, expr: Call, ranks: str, hint: str) -> Value:
+        """A state variable of two lists, merged."""
+        build = self._build
+        found = fold_of(expr.fn)
+        assert found is not None  # it has ranks
+        fold, place = found
+        lists = [[self.value(part) for part in side] for side in sides(expr)]
+        both = [
+            result_dtype("where", ("bool", a.dtype, b.dtype), build.accumulate)
+            for a, b in zip(*lists, strict=True)
+        ]
+        dtypes = self._types.folded(fold, both)
+        dims = build.ordered({ranks}.union(*(value.dims for side in lists for value in side)))
+        left, right = (
+            tuple(
+                self._padded(build.align(build.cast(value, dtype), dims), ranks, identity(op, dtype))
+                for value, dtype, op in zip(side, dtypes, fold.ops, strict=True)
+            )
+            for side in lists
+        )
+        stem = f"{fold.name}_{fold.state[place]}_{ranks}"
+        return build.emit(MergeTile(expr.fn, left, right, ranks), dims, dtypes[place], hint or stem)
 
     def _folded(self, expr: Reduce, hint: str) -> Value:
         """A fold over an axis that no open loop walks: a loop of its own, with one carried value."""
@@ -268,7 +315,8 @@ class Expressions:
             carried.append(loops.Carried(state, (), init, new))
         unit = self._build.blocks[axis].kind == "unit"
         updates = tuple(
-            loops.Let(item.next, (), joined(op, seen, tiles)) for op, item in zip(seen, carried, strict=True)
+            loops.Let(item.next, (), joined(each, seen, tiles))
+            for each, item in zip(siblings(expr), carried, strict=True)
         )
         self._walk_loop(loops.Loop(axis, Const(0), Size(axis), unit, tuple(carried), updates))
         value = self._build.binding(seen[expr.op].name).value

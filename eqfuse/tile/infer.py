@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
-from eqfuse.terms.folds import Fold, contributions, fold_of
+from eqfuse.terms.folds import Fold, contributions, fold_of, sides
 from eqfuse.terms.nodes import (
     REDUCTIONS,
     Axis,
@@ -56,6 +56,12 @@ class Types:
             if isinstance(node, Reduce) and found is not None:
                 dtypes = self.folded(found[0], [memo[part][1] for part in contributions(node)])
                 memo[node] = memo[node.body][0] - {node.axis}, dtypes[found[1]]
+                continue
+            found = fold_of(node.fn) if isinstance(node, Call) else None
+            if isinstance(node, Call) and found is not None:
+                parts = [self._join(memo[a], memo[b])[1] for a, b in zip(*sides(node), strict=True)]
+                dims = frozenset[str]().union(*(memo[child][0] for child in children(node)))
+                memo[node] = dims, self.folded(found[0], parts)[found[1]]
                 continue
             memo[node] = self._of(node, [memo[child] for child in children(node)])
         return memo[expr]

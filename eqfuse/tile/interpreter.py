@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from eqfuse.loops.nodes import Buffer
 from eqfuse.terms.domain import Domain, contract_masked
-from eqfuse.terms.folds import fold_of
+from eqfuse.terms.folds import Fold, fold_of
 from eqfuse.terms.interpreter import Value as Dimensioned
-from eqfuse.terms.interpreter import fold_states
+from eqfuse.terms.interpreter import fold_states, merge_states, rank_states
 from eqfuse.terms.nodes import COMPARISONS, LOGICAL, Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, NARROW
@@ -41,8 +41,10 @@ from eqfuse.tile.nodes import (
     Kernel,
     Let,
     LoadTile,
+    MergeTile,
     Op,
     Positions,
+    RankTile,
     ReduceTile,
     Start,
     Stmt,
@@ -262,6 +264,14 @@ class _Instances:
                 return self._reduce(reduction, operand, axis)
             case FoldTile(fold, sources, axis):
                 return self._fold(fold, sources, axis)
+            case RankTile(fold, sources, axis, ranks):
+                count, domain = self.blocks[ranks], self.domain
+                found, place, parts = self._parts(fold, sources, axis)
+                return rank_states(found, parts, axis, ranks, count, domain)[place].data
+            case MergeTile(fold, left, right, ranks):
+                found, place, first = self._parts(fold, left, ranks)
+                _, _, second = self._parts(fold, right, ranks)
+                return merge_states(found, first, second, ranks, self.domain)[place].data
             case Dot():
                 return self._dot(value, op)
 
@@ -351,6 +361,11 @@ class _Instances:
         return self.domain.reduce(op, self.domain.broadcast(array, tuple(shape)), place)
 
     def _fold(self, op: str, sources: tuple[Value, ...], axis: str) -> Any:
+        fold, place, parts = self._parts(op, sources, axis)
+        return fold_states(fold, parts, axis, self.domain)[place].data
+
+    def _parts(self, op: str, sources: tuple[Value, ...], axis: str) -> tuple[Fold, int, list[Dimensioned]]:
+        """The fold and the state variable that an op is of, and the tiles of all of them, whole along an axis."""
         found = fold_of(op)
         assert found is not None  # checked
         fold, place = found
@@ -371,7 +386,7 @@ class _Instances:
             )
             for array, source in zip(arrays, sources, strict=True)
         ]
-        return fold_states(fold, parts, axis, self.domain)[place].data
+        return fold, place, parts
 
     def _dot(self, value: Value, op: Dot) -> Any:
         dims = (*value.dims, op.axis)

@@ -79,7 +79,7 @@ class TritonProgram:
     source_text: str
     name: str
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs on the GPU that holds the tensors. Raises BindError where the arguments do not fit,
         and EqfuseError where Triton does not compile a kernel for the device."""
         from triton.errors import TritonError

@@ -17,6 +17,9 @@
               | ReduceTile(op, value, axis)        drops one dim
               | FoldTile(op, values, axis)         one state variable of a registered fold (`argmax.k`), from
                                                    tiles of all of them, of the same dims; drops one dim
+              | RankTile(op, values, axis, ranks)  one state variable of a registered fold's list: what comes first
+                                                   along `axis`, in order, as a dim `ranks` in its place
+              | MergeTile(op, left, right, ranks)  one state variable of two such lists as one, of their length
               | Dot(left, right, axis, accumulator, left_mask, right_mask)
                                                    left dims (*batch, *rows, axis), right dims (*batch, axis,
                                                    *columns), result and accumulator (*batch, *rows, *columns);
@@ -165,6 +168,22 @@ class FoldTile:
 
 
 @dataclass(frozen=True)
+class RankTile:
+    op: str
+    values: tuple[Value, ...]
+    axis: str
+    ranks: str
+
+
+@dataclass(frozen=True)
+class MergeTile:
+    op: str
+    left: tuple[Value, ...]
+    right: tuple[Value, ...]
+    ranks: str
+
+
+@dataclass(frozen=True)
 class Dot:
     left: Value
     right: Value
@@ -189,6 +208,8 @@ Op = (
     | LoadTile
     | ReduceTile
     | FoldTile
+    | RankTile
+    | MergeTile
     | Dot
 )
 

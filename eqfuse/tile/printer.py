@@ -21,8 +21,10 @@ from eqfuse.tile.nodes import (
     Kernel,
     Let,
     LoadTile,
+    MergeTile,
     Op,
     Positions,
+    RankTile,
     ReduceTile,
     Start,
     Stmt,
@@ -108,6 +110,10 @@ class _Printer:
                 return f"{fold}({self._name(source)}, over {axis})"
             case FoldTile(fold, sources, axis):
                 return f"{fold}({self._list(sources)}, over {axis})"
+            case RankTile(fold, sources, axis, ranks):
+                return f"{fold}({self._list(sources)}, over {axis}, as {ranks})"
+            case MergeTile(fold, left, right, ranks):
+                return f"{fold}(({self._list(left)}), ({self._list(right)}), as {ranks})"
             case Dot(left, right, axis, accumulator, left_mask, right_mask):
                 start = "" if accumulator is None else f"{self._name(accumulator)} + "
                 first = f"{self._name(left)}{self._where(left_mask)}"

@@ -109,6 +109,91 @@ def fold_first(
     return tuple(found[place] for place in range(len(states)))
 
 
+def first_ranks(
+    groups: Sequence[Sequence[torch.Tensor]],
+    keys: Sequence[tuple[int, bool]],
+    identity: Sequence[float],
+    dim: int,
+    count: int,
+) -> tuple[torch.Tensor, ...]:
+    """The first so many states along one dimension, of all groups, in the order of a fold: by key after key, each the
+    place of a tensor and whether its greatest comes first; the identity where there are no more."""
+    parts: list[Sequence[torch.Tensor]] = [torch.broadcast_tensors(*group) for group in groups]  # type: ignore[no-untyped-call]
+    states = [torch.cat(each, dim) if len(each) > 1 else each[0] for each in zip(*parts, strict=True)]
+    missing = count - states[0].shape[dim]
+    if missing > 0:
+        shape = [missing if place == dim else extent for place, extent in enumerate(states[0].shape)]
+        states = [
+            torch.cat((x, x.new_full(shape, number)), dim) for x, number in zip(states, identity, strict=True)
+        ]
+    place = _places(states, keys, dim, count)
+    return tuple(x.gather(dim, place) for x in states)
+
+
+def _places(
+    states: Sequence[torch.Tensor], keys: Sequence[tuple[int, bool]], dim: int, count: int
+) -> torch.Tensor:
+    """Where the first so many states are along one dimension.
+
+    torch selects by the first key; which of equal ones it takes it does not say. Only where more are equal to the last
+    one that it took do the other keys decide among all.
+    """
+    if count == 0:
+        return torch.zeros_like(states[0].narrow(dim, 0, 0), dtype=torch.int64)
+    first, greatest = keys[0]
+    x = _first_greatest(states[first], greatest).movedim(dim, -1)
+    rows = [state.movedim(dim, -1).reshape(-1, x.shape[-1]) for state in states]
+    x = x.reshape(-1, x.shape[-1])
+    found = x.topk(count)
+    last = found.values[:, -1:]
+    clear = (x == last).sum(-1) == (found.values == last).sum(-1)
+    clear &= ~last.isnan().squeeze(-1)
+    among = [row.gather(-1, found.indices) for row in rows]
+    place = found.indices.gather(-1, _sorted(among, keys))
+    if not clear.all():
+        left = (~clear).nonzero().squeeze(-1)
+        place[left] = _selected([row[left] for row in rows], keys, count)
+    shape = [extent for at, extent in enumerate(states[0].shape) if at != dim]
+    return place.view(*shape, count).movedim(-1, dim)
+
+
+def _sorted(states: Sequence[torch.Tensor], keys: Sequence[tuple[int, bool]]) -> torch.Tensor:
+    """The order of states along their last dimension, by all keys."""
+    place: torch.Tensor | None = None
+    for key, greatest in reversed(keys):
+        x = states[key] if place is None else states[key].gather(-1, place)
+        by = torch.sort(_first_greatest(x, greatest), dim=-1, descending=True, stable=True).indices
+        place = by if place is None else place.gather(-1, by)
+    assert place is not None
+    return place
+
+
+def _selected(states: Sequence[torch.Tensor], keys: Sequence[tuple[int, bool]], count: int) -> torch.Tensor:
+    """Where the first so many states are along their last dimension, whatever is equal."""
+    (first, high), *others = keys
+    if states[first].dtype in (torch.float32, torch.int32) and len(others) == 1:
+        # One number of 64 bits, in the order of both keys: then a selection does, and no sort.
+        ((second, low),) = others
+        key = (_rank_of(states[first], high) << 32) + _rank_of(states[second], low)
+        return key.topk(count).indices
+    return _sorted(states, keys).narrow(-1, 0, count)
+
+
+def _first_greatest(x: torch.Tensor, greatest: bool) -> torch.Tensor:
+    """Numbers of which the greatest comes first, NaN before all."""
+    return x if greatest else -x if x.is_floating_point() else ~x
+
+
+def _rank_of(x: torch.Tensor, greatest: bool) -> torch.Tensor:
+    """Integers of 32 bits, in 64, that are greater the earlier a number comes; NaN first of all."""
+    if x.is_floating_point():
+        bits = (x + 0.0).view(torch.int32)  # -0.0 is 0.0
+        bits = bits ^ (bits >> 31 & 0x7FFFFFFF)
+        bits = bits if greatest else ~bits
+        return torch.where(x.isnan(), 0x7FFFFFFF, bits).to(torch.int64)
+    return (x if greatest else ~x).to(torch.int64)
+
+
 def _last(dtype: torch.dtype, greatest: bool) -> float:
     """What comes last among the numbers of a dtype where the greatest, or else the least, comes first."""
     if dtype.is_floating_point:

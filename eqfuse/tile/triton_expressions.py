@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eqfuse.terms.folds import fold_of
+from eqfuse.terms.folds import MAX_RANKS, Fold, fold_of
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.exponents import log2_scaled, scalar_factor, takes_constant
 from eqfuse.tile.nodes import (
@@ -23,13 +23,26 @@ from eqfuse.tile.nodes import (
     FoldTile,
     Kernel,
     LoadTile,
+    MergeTile,
     Op,
     Positions,
+    RankTile,
     ReduceTile,
     Start,
     Value,
 )
-from eqfuse.tile.triton_folds import combine_name, combine_source
+from eqfuse.tile.triton_folds import (
+    SWAP,
+    SWAP_SOURCE,
+    combine_name,
+    combine_source,
+    exchange_name,
+    exchange_source,
+    merge_name,
+    merge_source,
+    ranks_name,
+    ranks_source,
+)
 from eqfuse.tile.triton_functions import (
     ATOM,
     LN_2,
@@ -46,6 +59,7 @@ from eqfuse.tile.triton_functions import (
 )
 from eqfuse.tile.triton_parameters import Names, Parameters, Tables, is_tile, least_blocks
 from eqfuse.tile.uses import Uses
+from eqfuse.tile.walk import operands
 
 IMPRECISE = 128
 """Products of float8 numbers that a matrix unit may sum in its own precision."""
@@ -152,6 +166,8 @@ class Expressions:
                 return self._reduce(fn, source, axis, value)
             case FoldTile(_, _, axis):
                 return self._fold(op, axis, value)
+            case RankTile() | MergeTile():
+                return Piece(Text(f"{self.folds[self.fold_key(op)]}[{_variable(op)}]"), value.dims)
             case Dot():
                 return self._dot(op, value)
 
@@ -432,19 +448,50 @@ class Expressions:
         dims = tuple(name for name in piece.dims if name != axis)
         return Piece(fold(fn, text, piece.dims.index(axis), value.dtype, self.use), dims, piece.thin - {axis})
 
-    def fold_key(self, op: FoldTile) -> tuple[str, ...]:
+    def fold_key(self, op: FoldTile | RankTile | MergeTile) -> tuple[str, ...]:
         """What tells the fold of all state variables together from others."""
-        return (op.op.partition(".")[0], *(value.name for value in op.values), op.axis)
+        axes = (op.axis,) if isinstance(op, FoldTile) else (_along(op), op.ranks)
+        return (op.op.partition(".")[0], *(value.name for value in operands(op)), *axes)
 
-    def folded(self, op: FoldTile) -> Text:
-        """All state variables together, a tuple: a reduction; where the order of positions matters, a scan."""
+    def folded(self, op: FoldTile | RankTile | MergeTile) -> Text:
+        """All state variables together, a tuple."""
+        return self._reduced(op) if isinstance(op, FoldTile) else self._listed(op)
+
+    def _listed(self, op: RankTile | MergeTile) -> Text:
+        """The list of what comes first, of the elements of a tile or of two lists."""
+        found = fold_of(op.op)
+        assert found is not None  # checked
+        fold, _ = found
+        values = operands(op)
+        dtypes = tuple(value.dtype for value in values[: len(fold.state)])
+        self._combine(fold, dtypes)
+        tiles = [self.full(self.read(value), value).code for value in values]
+        names, dims = self._parameters, values[0].dims
+        shape = len(dims), dims.index(_along(op))
+        if isinstance(op, RankTile):
+            name = ranks_name(fold, dtypes, *shape)
+            self.combines.setdefault(name, ranks_source(fold, dtypes, *shape))
+            return call(name, *tiles, names.extents[self._tables.root[op.ranks]], names.blocks[op.ranks])
+        name = merge_name(fold, dtypes, *shape)
+        self.combines.setdefault(SWAP, SWAP_SOURCE)
+        self.combines.setdefault(exchange_name(fold, dtypes), exchange_source(fold, dtypes))
+        self.combines.setdefault(name, merge_source(fold, dtypes, *shape, MAX_RANKS))
+        return call(name, *tiles, *(names.blocks[dim] for dim in dims))
+
+    def _combine(self, fold: Fold, dtypes: tuple[str, ...]) -> str:
+        """The name of the function that combines two states."""
+        name = combine_name(fold, dtypes)
+        if name not in self.combines:
+            self.combines[name] = combine_source(fold, dtypes, self.use)
+        return name
+
+    def _reduced(self, op: FoldTile) -> Text:
+        """A reduction; where the order of positions matters, a scan."""
         found = fold_of(op.op)
         assert found is not None  # checked
         fold, _ = found
         dtypes = tuple(value.dtype for value in op.values)
-        combine = combine_name(fold, dtypes)
-        if combine not in self.combines:
-            self.combines[combine] = combine_source(fold, dtypes, self.use)
+        combine = self._combine(fold, dtypes)
         tiles = "".join(f"{self.full(self.read(value), value).code}, " for value in op.values)
         tiles = tiles if len(op.values) == 1 else tiles.rstrip(", ")
         # A reduction may combine parts in any order.
@@ -491,3 +538,15 @@ class Expressions:
     def _shape(self, dims: Sequence[str]) -> str:
         names = [self._parameters.blocks[axis] for axis in dims]
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def _along(op: RankTile | MergeTile) -> str:
+    """The axis whose positions a list is made of."""
+    return op.axis if isinstance(op, RankTile) else op.ranks
+
+
+def _variable(op: RankTile | MergeTile) -> int:
+    """The state variable that an op is of, by its place."""
+    found = fold_of(op.op)
+    assert found is not None  # checked
+    return found[1]

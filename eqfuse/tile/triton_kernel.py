@@ -22,8 +22,10 @@ from eqfuse.tile.nodes import (
     Kernel,
     Let,
     LoadTile,
+    MergeTile,
     Op,
     Positions,
+    RankTile,
     Start,
     Stmt,
     Store,
@@ -178,7 +180,10 @@ class _Writer:
                     self._for(stmt, (*path, place))
 
     def _let(self, value: Value, op: Op) -> None:
-        if isinstance(op, FoldTile) and (key := self._text.fold_key(op)) not in self._text.folds:
+        if (
+            isinstance(op, FoldTile | RankTile | MergeTile)
+            and (key := self._text.fold_key(op)) not in self._text.folds
+        ):
             text = self._text.folded(op)
             self._text.folds[key] = self._names.local(f"{key[0]}_state")
             self._assign(self._text.folds[key], text)

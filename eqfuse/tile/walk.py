@@ -14,7 +14,9 @@ from eqfuse.tile.nodes import (
     For,
     Let,
     LoadTile,
+    MergeTile,
     Op,
+    RankTile,
     ReduceTile,
     Stmt,
     Store,
@@ -25,8 +27,10 @@ from eqfuse.tile.nodes import (
 def operands(op: Op) -> tuple[Value, ...]:
     """The values that an op reads."""
     match op:
-        case Elementwise(_, args) | FoldTile(_, args, _):
+        case Elementwise(_, args) | FoldTile(_, args, _) | RankTile(_, args, _, _):
             return args
+        case MergeTile(_, left, right, _):
+            return (*left, *right)
         case Bound(_, stop):
             return (stop,)
         case Align(value) | Cast(value) | ReduceTile(_, value, _):

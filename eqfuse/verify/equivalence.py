@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.progress import progress
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.nodes import Program
@@ -20,6 +21,7 @@ from eqfuse.verify.field import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomai
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.modular import Truths
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, full_entropy, patterns
+from eqfuse.verify.shrink import smallest
 from eqfuse.verify.sizes import InputSpec, constant_conditions, input_specs, small_integers
 
 Run = Callable[[Inputs, Domain], Mapping[str, Any]]
@@ -490,8 +492,7 @@ def equivalent(
     Outputs are matched by name. Programs whose outputs differ in name or shape, or which read a tensor
     differently, are not equivalent, and `reason` says so. Raises EqfuseError for a text that is no program.
     """
-    first = parse(left) if isinstance(left, str) else left
-    second = parse(right) if isinstance(right, str) else right
+    first, second = (each if isinstance(each, Program) else parse(each) for each in (left, right))
     given = {**small_integers(first, second), **(scalars or {})}
     verification = _Verification(trials, seed, first.strict_casts or second.strict_casts, bound)
     verification.reason = _interface_difference(first, second)
@@ -505,7 +506,8 @@ def equivalent(
     stage = Stage.of_program("second program", second, pair.right)
     sides = (Side(first, pair.left), Side(second, pair.right))
     # An infinite input may tell equal functions of real numbers apart: that is left to floats.
-    verification.run([stage], _Source(sides, pair.specs, given, pair.left, "ignored"))
+    with progress("verify"):
+        verification.run([stage], _Source(sides, pair.specs, given, pair.left, "ignored"))
     unseen = [
         {str(condition) for condition in constant_conditions(program, extents, given)}
         for program, extents in ((first, pair.left), (second, pair.right))
@@ -517,7 +519,10 @@ def equivalent(
             f"which does the same at all positions"
         )
     verification.note_constant(unseen[0] | unseen[1])
-    return verification.certificate()
+    made = verification.certificate()
+    if made.counterexample is None:
+        return made
+    return replace(made, counterexample=smallest(first, second, made.counterexample))
 
 
 def _interface_difference(first: Program, second: Program) -> str:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from eqfuse.terms.nodes import Axis, Program
 from eqfuse.terms.parser import axes_of
 from eqfuse.verify.sizes import (
-    COMPACT,
+    CHOICES,
     LARGEST_VOLUME,
-    USUAL,
     AxisClasses,
     Choice,
     InputSpec,
@@ -38,10 +37,12 @@ class JointSizes:
     @classmethod
     def of(cls, first: Program, second: Program, scalars: Mapping[str, object]) -> JointSizes:
         """Small sizes at which a dimension of a tensor is the same for both programs."""
-        found = cls._fitting(first, second, scalars, USUAL)
-        if found.volume > LARGEST_VOLUME:
-            found = min((found, cls._fitting(first, second, scalars, COMPACT)), key=lambda each: each.volume)
-        return found
+        found: list[JointSizes] = []
+        for choice in CHOICES:
+            found.append(cls._fitting(first, second, scalars, choice))
+            if found[-1].volume <= LARGEST_VOLUME:
+                break
+        return min(found, key=lambda each: each.volume)
 
     @property
     def volume(self) -> int:

@@ -64,18 +64,21 @@ class Choice:
     Those of `reduced` are one less than a multiple of 4: the last block of 4 has several positions, or any fold of it
     would do. None of `free` is a multiple of 4: blocks are padded somewhere, or their masks would not be seen.
     `compared` are for axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles.
-    Without `apart`, axes that no tensor has together may have one extent.
+    Which axes have to differ is `apart`: all, those that a tensor has together, or none.
     """
 
     reduced: tuple[int, ...]
     free: tuple[int, ...]
     compared: tuple[int, ...]
-    apart: bool = True
+    apart: Literal["all", "together", "none"] = "all"
 
 
 USUAL = Choice((7, 11, 15, 19, 23, 27), (3, 5, 6, 9, 10, 13, 14, 18, 22), (9, 11, 13, 14, 15, 17, 19))
-COMPACT = Choice((3, 5, 7, 6, 9, 11, 13), (3, 5, 6, 7, 9, 10, 13), (5, 6, 7, 9, 11, 13), apart=False)
+COMPACT = Choice((3, 5, 7, 6, 9, 11, 13), (3, 5, 6, 7, 9, 10, 13), (5, 6, 7, 9, 11, 13), "together")
 """For programs of many axes, whose product counts: each has several tiles of 2 and a ragged last one."""
+LEAST = Choice((3,), (3,), (3,), "none")
+"""For programs of so many that this is too much."""
+CHOICES = (USUAL, COMPACT, LEAST)
 
 
 class AxisClasses:
@@ -129,12 +132,12 @@ def small_extents(program: Program, scalars: Mapping[str, object] | None = None)
     is declared has that length. Where so much would be computed that it takes long, the sizes are compact.
     Raises BindError for a read that is outside its tensor at all sizes tried.
     """
-    found = _fitting(program, scalars or {}, USUAL)
-    if volume(program, found) > LARGEST_VOLUME:
-        found = min(
-            (found, _fitting(program, scalars or {}, COMPACT)), key=lambda each: volume(program, each)
-        )
-    return found
+    found: list[dict[str, int]] = []
+    for choice in CHOICES:
+        found.append(_fitting(program, scalars or {}, choice))
+        if volume(program, found[-1]) <= LARGEST_VOLUME:
+            break
+    return min(found, key=lambda extents: volume(program, extents))
 
 
 def volume(program: Program, extents: Mapping[str, int]) -> int:
@@ -242,8 +245,9 @@ def joint_extents(
 
     def used(key: object) -> frozenset[int]:
         """Extents that others have from which this one has to be told."""
-        others = chosen if choice.apart else set[object]().union(*(keys for keys in together if key in keys))
-        return frozenset(chosen[other] for other in others if other in chosen)
+        others = set[object]().union(*(keys for keys in together if key in keys))
+        apart = {"all": set(chosen), "together": others & chosen.keys(), "none": set[object]()}[choice.apart]
+        return frozenset(chosen[other] for other in apart)
 
     free = [key for key in members if key not in reduced]
     least = min(free, key=lambda key: varying[key], default=None)
