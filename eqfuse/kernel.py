@@ -539,8 +539,8 @@ class Kernel:
 
     @property
     def was_called(self) -> bool:
-        """Whether the sizes of what is shown are those of a call."""
-        return bool(self._calls)
+        """Whether the sizes of what is shown are those of a call, or of a search."""
+        return bool(self._calls or self._tunings)
 
     @property
     def derivation(self) -> Derivation:

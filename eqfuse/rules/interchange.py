@@ -11,7 +11,6 @@ inference or null, [chains]], ["equal", chain] or ["differ"].
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +42,7 @@ from eqfuse.rules.proof import (
 )
 from eqfuse.rules.rule import DATATYPE
 from eqfuse.rules.syntax import Term, term, walk
+from eqfuse.terms.python import parsed
 
 FORMAT, VERSION = "eqfuse derivation", 1
 
@@ -413,7 +413,7 @@ def _is_number(text: str) -> bool:
 
 def _is_expression(text: str) -> bool:
     try:
-        ast.parse(text.rstrip("'"), mode="eval")
+        parsed(text.rstrip("'"))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
