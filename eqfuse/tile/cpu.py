@@ -25,7 +25,7 @@ import torch
 
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
-from eqfuse.threads import count
+from eqfuse.threads import count, undisturbed
 from eqfuse.tile.cpu_source import source_of
 from eqfuse.tile.nodes import Kernel, Let, LoadTile, TileProgram
 from eqfuse.tile.storage import buffer_dtypes, resolve_extents
@@ -86,7 +86,7 @@ class CpuProgram:
             if threads > 1 and len(blocks) >= threads:
                 _on_pool(threads, blocks, partial(function, memory, scalars, sizes))
             else:
-                with torch.no_grad():
+                with undisturbed(), torch.no_grad():
                     function(memory, scalars, sizes, blocks)
         return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
 
