@@ -264,7 +264,8 @@ def test_names_that_are_none_are_refused(head: str, text: str) -> None:
     for row in changed["terms"]:
         if row[0] == "Leaf":
             row[:2] = head, [text]
-    assert not eq.Derivation.from_json(json.dumps(changed)).check()
+    with pytest.raises(eq.EqfuseError, match="the derivation is malformed: term 1: "):
+        eq.Derivation.from_json(json.dumps(changed)).check()
 
 
 def test_a_rule_of_ones_own_is_replayed_where_it_is_in_force() -> None:

@@ -60,6 +60,7 @@ from eqfuse.terms.types import kind
 from eqfuse.threads import cached
 
 MAX_AUXILIARY_ROUNDS = 4
+FEW_STATES = 16
 
 INFINITIES, INTEGERS = "what is infinite or NaN would come out wrong", "integers would be rounded"
 """What merges that are derived, and refused, would not keep."""
@@ -429,12 +430,14 @@ class _Search:
             costs = {s.name: cost for s in rest if (cost := best.cost(self.root(s, "AB"))) is not None}
             if not costs:
                 break
-            ready = min((s for s in rest if s.name in costs), key=lambda s: costs[s.name])
-            key = self.root(ready, "AB")
-            self.engine.chose(f"{purpose} {ready.name}", best, key)
-            found.append((ready, best.term(key), costs[ready.name][0] < UNPROVED_EXP))
-            known = {**known, key: Local(f"{ready.name}_new", ready.dims)}
-            rest.remove(ready)
+            ready = sorted((s for s in rest if s.name in costs), key=lambda s: costs[s.name])
+            # of many states the cheapest ones together: an extraction for each takes minutes where there are a hundred
+            for state in ready[: 1 if len(rest) <= FEW_STATES else len(rest) // 4]:
+                key = self.root(state, "AB")
+                self.engine.chose(f"{purpose} {state.name}", best, key)
+                found.append((state, best.term(key), costs[state.name][0] < UNPROVED_EXP))
+                known = {**known, key: Local(f"{state.name}_new", state.dims)}
+                rest.remove(state)
         return found, tuple(rest)
 
     def missing_accumulators(self, stuck: tuple[State, ...]) -> tuple[tuple[State, ...], tuple[State, ...]]:

@@ -455,7 +455,7 @@ def _factors(expr: Expr, split: Split) -> tuple[Expr, Expr | None]:
     """`expr` with every hoistable factor guarded, and the product of factor / guarded factor."""
     if not split.reads(expr):
         return expr, None
-    if split.hoists(expr) and not _has_constant(expr, split):
+    if split.hoists(expr) and not _has_parts(expr, split):
         safe = guarded("invertible", expr)
         return safe, None if safe is expr else call("div", expr, safe)
     match expr:
@@ -485,15 +485,16 @@ def _factors(expr: Expr, split: Split) -> tuple[Expr, Expr | None]:
             return expr, None
 
 
-def _has_constant(expr: Expr, split: Split) -> bool:
-    """Whether a factor of `expr` reads no state: repairs do without it, and so have guards to."""
+def _has_parts(expr: Expr, split: Split) -> bool:
+    """Whether `expr` is guarded part by part, as repairs divide it: a factor that reads no state is in no ratio, and the
+    root of a quotient is a ratio of roots."""
     match expr:
         case Call("mul" | "div", (a, b)):
-            return any(not split.reads(part) or _has_constant(part, split) for part in (a, b))
+            return any(not split.reads(part) or _has_parts(part, split) for part in (a, b))
         case Call("neg" | "abs" | "sq" | "sqrt" | "rsqrt", (a,)):
-            return _has_constant(a, split)
+            return _has_parts(a, split) or (isinstance(a, Call) and a.fn in ("mul", "div"))
         case Call(fn, (a,)) if fn in CASTS:
-            return _has_constant(a, split)
+            return _has_parts(a, split)
         case _:
             return False
 
