@@ -1,11 +1,15 @@
-"""Golden files: `golden(name, text)` compares with tests/golden/<name>.txt; `--update-golden` rewrites them."""
+"""Golden files: `golden(name, text)` compares with tests/golden/<name>.txt; `--update-golden` rewrites them.
+What a module registers, no later one knows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from eqfuse.extend.define import forget
+from eqfuse.terms.registry import REGISTERED
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -36,3 +40,12 @@ def golden(request: pytest.FixtureRequest) -> Golden:
         assert text.rstrip("\n").splitlines() == path.read_text(encoding="utf-8").rstrip("\n").splitlines()
 
     return compare
+
+
+@pytest.fixture(autouse=True, scope="module")
+def reductions_of_one_module() -> Iterator[None]:
+    """Forgets the reductions that random programs have registered."""
+    before = set(REGISTERED)
+    yield
+    for name in set(REGISTERED) - before:
+        forget(name)
