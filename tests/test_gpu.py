@@ -100,7 +100,7 @@ def test_programs_of_the_benchmarks(name: str, prefer: str) -> None:
         return
     exact = workload.run_exact(case, inputs)
     unfused = workload.run_eager(case, inputs)
-    assert worst_error(found, exact) <= max(2 * worst_error(unfused, exact), rounding(unfused))
+    assert worst_error(found, exact) <= 2 * max(worst_error(unfused, exact), rounding(unfused))
     assert kernel.plan.schedule == prefer
     assert kernel.certificate.ok
 

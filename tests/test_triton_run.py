@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from triton_nests import Case, attention, loop, paged_sum, pointwise, row_sum, softmax, split_log_sum, whole
 
-from eqfuse.errors import BindError
+from eqfuse.errors import BindError, EqfuseError
 from eqfuse.terms.nodes import Axis, Load, call
+from eqfuse.tile import launch
 from eqfuse.tile.launch import interpret
 
 SPECIAL = [
@@ -238,3 +240,14 @@ def test_defaults_of_extents() -> None:
     x = random(2, 9)
     text = split_log_sum().text({"x": "f32"}, sizes={"c": 4})
     torch.testing.assert_close(interpret(text, "compute", x), x.logsumexp(1))
+
+
+def test_a_compiler_that_fails_inside_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(**values: object) -> None:
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(launch, "load", lambda source: SimpleNamespace(made=made, CONFIGS={"kernel1": {}}))
+    with pytest.raises(
+        EqfuseError, match=r"Triton refused a kernel of made \(kernel1\): PassManager::run failed"
+    ):
+        launch.TritonProgram("text", "made")()

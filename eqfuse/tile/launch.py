@@ -89,7 +89,9 @@ class TritonProgram:
             return getattr(module, self.name)(*args, **kwargs)
         except ValueError as error:
             raise BindError(str(error)) from error
-        except TritonError as error:
+        except (TritonError, RuntimeError) as error:
+            if not isinstance(error, TritonError) and "PassManager" not in str(error):
+                raise
             kernels = ", ".join(module.CONFIGS)
             raise EqfuseError(
                 f"Triton refused a kernel of {self.name} ({kernels}): {error}",

@@ -312,8 +312,9 @@ def rest_of_product(left, right, left_mask, right_mask, total):
         at = tl.arange(0, SIZE)
         for k in range(SIZE):
             column, row = (at == k)[None, :], (at == k)[:, None]
-            one = tl.sum(tl.where(column, left, 0.0), 1).to(total.dtype)[:, None]
-            other = tl.sum(tl.where(row, right, 0.0), 0).to(total.dtype)[None, :]
+            # converted first: sums of tiles in half precision lost NaN on Hopper (Triton 3.6)
+            one = tl.sum(tl.where(column, left.to(total.dtype), 0.0), 1)[:, None]
+            other = tl.sum(tl.where(row, right.to(total.dtype), 0.0), 0)[None, :]
             if left_mask is not None:
                 kept = tl.max(tl.where(column, left_mask.to(tl.int32), 0), 1)[:, None]
                 other = tl.where(kept != 0, other, 0.0)
