@@ -94,3 +94,8 @@ def test_numbers_are_float64_where_all_is(text: str, prefer: str) -> None:
     for one, other in zip(*(a if isinstance(a, tuple) else (a,) for a in (found, expected)), strict=True):
         within = 1e-12 if one.dtype == torch.float64 else 1e-6
         torch.testing.assert_close(one, torch.as_tensor(other).to(one.dtype), rtol=within, atol=within)
+
+
+def test_numbers_that_are_joined_to_numbers_are_float64_among_float64() -> None:
+    kernel = eq.compile("x: f64[i]\ny[i] = x[i] * max[k](0.5 * 0.1)", target="sm_90")
+    assert "tl.full((), 0.5, tl.float64) * 0.1" in kernel.triton

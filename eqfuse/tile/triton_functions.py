@@ -128,7 +128,8 @@ def elementwise(
     integer = dtype in INTEGERS
     match fn:
         case _ if fn in _INFIX:
-            return infix(fn, args[0], args[1])
+            joined = any(not _LITERAL.fullmatch(arg.code) for arg in args)
+            return infix(fn, args[0] if joined else exact(args[0], dtype), args[1])
         case _ if fn in _PREFIX:
             return Text(f"{_PREFIX[fn]}{args[0].at(UNARY)}", UNARY)
     args = [exact(arg, dtype) for arg in args]
