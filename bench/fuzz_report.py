@@ -34,7 +34,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing import get_context
@@ -50,6 +49,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import eqfuse as eq
 from bench.judge import Expected, expected
+from bench.measure import time_limit
 from bench.programs import Example, programs, registered
 from bench.report import Column, Options, Report
 from eqfuse import compiler
@@ -307,25 +307,6 @@ def _in_a_fork(run: Callable[[], Outcome]) -> Outcome:
     return outcome
 
 
-@contextmanager
-def _limited(seconds: int) -> Iterator[None]:
-    """Raises TimeoutError inside once that much time is over, in a main thread."""
-
-    def over(*_: object) -> None:
-        raise TimeoutError(f"takes more than {seconds} seconds")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, over)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def _fused(derived: compiler.Derived) -> tuple[str, str]:
     groups = derived.groups.values()
     if derived.unfinished:
@@ -414,7 +395,7 @@ def _explore(tally: Tally, seed: str, examples: int, device: str) -> tuple[Examp
         nonlocal found
         if smallest and time.monotonic() - found > SHRINK_SECONDS:
             raise Enough
-        with _limited(2 * MOST_SECONDS):
+        with time_limit(2 * MOST_SECONDS):
             outcome = check(example, device)
         if not smallest:
             tally.count(example, outcome)

@@ -8,6 +8,7 @@ import resource
 import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -155,7 +156,7 @@ def peak_growth(run: Callable[[], R]) -> tuple[R, int]:
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
     """Raises TimeoutError after so many seconds. Only in a main thread, and where there are alarm signals."""
-    if not hasattr(signal, "SIGALRM"):
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return
 

@@ -154,10 +154,8 @@ def check(source: str, prefer: str | None, place: str = "cpu", **given: Any) -> 
     assert kernel.certificate.ok
 
 
-@pytest.mark.parametrize("prefer", SCHEDULES)
-@pytest.mark.parametrize("name", ROWS)
-def test_special_rows(name: str, prefer: str) -> None:
-    source = ROWS[name]
+def row_inputs(source: str) -> dict[str, Any]:
+    """What a program of special rows reads besides them."""
     generator = torch.Generator().manual_seed(2)
     inputs = {
         "z": torch.randn(COLUMNS, generator=generator),
@@ -165,8 +163,13 @@ def test_special_rows(name: str, prefer: str) -> None:
         "t": torch.randint(COLUMNS, (len(X),), generator=generator),
         "eps": 1e-6,
     }
-    read = {n: v for n, v in inputs.items() if f"{n}[" in source or f" {n})" in source}
-    check(source, prefer, x=X, **read)
+    return {n: v for n, v in inputs.items() if f"{n}[" in source or f" {n})" in source}
+
+
+@pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.parametrize("name", ROWS)
+def test_special_rows(name: str, prefer: str) -> None:
+    check(ROWS[name], prefer, x=X, **row_inputs(ROWS[name]))
 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)

@@ -13,7 +13,7 @@ from test_api_masks import BAD, inputs
 from test_api_masks import PROGRAMS as MASKED
 from test_api_masks import expected as without_excluded
 from test_api_programs import PROGRAMS
-from test_api_special import CAUSAL, COLUMNS, NAN, ROWS, VARIANCE, X, check
+from test_api_special import CAUSAL, NAN, ROWS, VARIANCE, X, check, row_inputs
 
 import eqfuse as eq
 from bench.fuzz_report import explore
@@ -108,16 +108,7 @@ def test_programs_of_the_benchmarks(name: str, prefer: str) -> None:
 @EVERY_SCHEDULE
 @pytest.mark.parametrize("name", ROWS)
 def test_special_rows(name: str, prefer: str) -> None:
-    source = ROWS[name]
-    generator = torch.Generator().manual_seed(2)
-    inputs = {
-        "z": torch.randn(COLUMNS, generator=generator),
-        "W": torch.randn(COLUMNS, 3, generator=generator),
-        "t": torch.randint(COLUMNS, (len(X),), generator=generator),
-        "eps": 1e-6,
-    }
-    read = {n: v for n, v in inputs.items() if f"{n}[" in source or f" {n})" in source}
-    check(source, prefer, DEVICE, x=X, **read)
+    check(ROWS[name], prefer, DEVICE, x=X, **row_inputs(ROWS[name]))
 
 
 @EVERY_SCHEDULE

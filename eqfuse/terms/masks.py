@@ -25,12 +25,13 @@ from eqfuse.terms.nodes import (
     Scalar,
     call,
     children,
+    expanded,
     free_axes,
+    post_order,
     transform,
     walk,
 )
-
-DISCRETE = frozenset(("i32", "i64", "bool"))
+from eqfuse.terms.types import KINDS
 
 
 def masked(program: Program, values: Mapping[str, Expr] | None = None) -> Callable[[Expr], Expr]:
@@ -46,7 +47,7 @@ def masked(program: Program, values: Mapping[str, Expr] | None = None) -> Callab
 class _Masks:
     def __init__(self, program: Program, values: Mapping[str, Expr]) -> None:
         self._integers = frozenset(program.integers)
-        declared = (tensor.name for tensor in program.tensors if tensor.dtype in DISCRETE)
+        declared = (tensor.name for tensor in program.tensors if tensor.dtype in KINDS)
         self._discrete = frozenset((*declared, *program.integer_tensors))
         self._values = values
 
@@ -83,14 +84,7 @@ class _Masks:
     def _written(self, expr: Expr, axis: str) -> Expr:
         """With values along the axis replaced by what they are; the others are the same whatever the mask is."""
 
-        def step(node: Expr) -> Expr:
-            match node:
-                case Local(name, dims) if axis in dims and name in self._values:
-                    return self._written(self._values[name], axis)
-                case _:
-                    return node
-
-        return transform(expr, step)
+        return expanded(expr, lambda local: self._values.get(local.name) if axis in local.dims else None)
 
     def _is_mask(self, condition: Expr) -> bool:
         """Whether a condition reads no real number."""
@@ -114,13 +108,10 @@ class _Masks:
 
 def _conditions(expr: Expr) -> Iterator[Expr]:
     """Every condition of a `where`, outside of reductions."""
-    match expr:
-        case Reduce():
-            return
-        case Call("where", (condition, _, _)):
-            yield condition
-    for child in children(expr):
-        yield from _conditions(child)
+    for node in post_order([expr], lambda part: () if isinstance(part, Reduce) else children(part)):
+        match node:
+            case Call("where", (condition, _, _)):
+                yield condition
 
 
 def _may_be_infinite(factor: Expr) -> bool:

@@ -201,6 +201,17 @@ def replaced(expr: Expr, values: Mapping[Any, Expr]) -> Expr:
     return visit(expr)
 
 
+def expanded(expr: Expr, value_of: Callable[[Local], Expr | None]) -> Expr:
+    """`expr` with named values replaced by what they are, and those in them likewise; one of None stays."""
+    memo: dict[Expr, Expr] = {}
+
+    def step(node: Expr) -> Expr:
+        value = value_of(node) if isinstance(node, Local) else None
+        return node if value is None else transform(value, step, memo)
+
+    return transform(expr, step, memo)
+
+
 def free_axes(expr: Expr) -> frozenset[str]:
     """Axes on whose position the value of `expr` depends."""
     memo = _FREE_AXES

@@ -27,8 +27,8 @@ from eqfuse.terms.nodes import (
     Size,
     call,
     children,
+    expanded,
     rebuild,
-    transform,
     walk,
 )
 from eqfuse.tile.builder import Binding, Builder
@@ -399,11 +399,11 @@ class Expressions:
     def _written(self, expr: Expr) -> Expr:
         """With named values replaced by what they are, but for carried ones and folds."""
 
-        def step(node: Expr) -> Expr:
-            expr = self._build.binding(node.name).expr if isinstance(node, Local) else None
-            return node if expr is None or isinstance(expr, Reduce) else self._written(expr)
+        def value_of(local: Local) -> Expr | None:
+            value = self._build.binding(local.name).expr
+            return None if isinstance(value, Reduce) else value
 
-        return transform(expr, step)
+        return expanded(expr, value_of)
 
     def _mask_of(self, masks: Sequence[Expr], dims: tuple[str, ...]) -> Value | None:
         """The masks of one side of a dot, in its order."""
