@@ -17,7 +17,7 @@ from bench.attention_cells import grid
 from bench.bundling import Emitter, same_kernels
 from eqfuse.compiler import device_named
 from eqfuse.errors import EqfuseError
-from eqfuse.tile.aot import compile_for
+from eqfuse.tile.triton.aot import compile_for
 
 ROWS = 64
 """Rows of a block from which a matrix product is wgmma."""

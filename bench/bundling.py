@@ -20,17 +20,17 @@ from rich.progress import track
 
 from bench.cells import Cell
 from bench.report import installed
+from bench.work import constants_of, work_of
 from eqfuse import compiler
 from eqfuse.compiler import Compiled, Derived
 from eqfuse.errors import EqfuseError
-from eqfuse.extract.choose import Candidate, configured, shape_of, with_outputs
+from eqfuse.extract.candidates import Candidate, configured, shape_of, with_outputs
 from eqfuse.extract.devices import Device
-from eqfuse.extract.footprint import bytes_read_again
 from eqfuse.extract.neighbours import neighbours, of_other_schedules
-from eqfuse.extract.plans import KernelConfig
+from eqfuse.extract.resources import bytes_read_again
 from eqfuse.extract.shape import Shape
-from eqfuse.extract.work import constants_of, work_of
 from eqfuse.loops.nodes import Nest
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions
 from eqfuse.terms.nodes import Load, free_axes, walk
 from eqfuse.terms.sizes import bind

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.measured import MEASURED, good, spearman
+from bench.work import RATES, Work, constants_of, predicted
 from eqfuse.compiler import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.strain import FACTORS
-from eqfuse.extract.work import RATES, Work, constants_of, predicted
 
 FITTED = (*(rate for rate in RATES if rate != "matrix_float"), "step", "launch", *FACTORS)
 """Constants that are fitted. No measured kernel multiplies float32 matrices."""

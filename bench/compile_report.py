@@ -14,7 +14,7 @@ import eqfuse as eq
 from bench.measure import in_fresh_process, peak_bytes, peak_growth
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import WORKLOADS, select
-from eqfuse.rules import client
+from eqfuse.rules.egraph import client
 
 STAGES = ("parse", "derive", "choose", "lower", "verify")
 MEMORY_LIMIT = 500e6

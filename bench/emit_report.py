@@ -7,7 +7,7 @@ from typing import Any
 from bench.ahead import compile_ahead
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import Case, Workload, select
-from eqfuse.tile.aot import compile_for
+from eqfuse.tile.triton.aot import compile_for
 
 MATRIX = {"wgmma", "mma", "mfma"}
 TARGETS = ("sm_90", "gfx942")

@@ -31,7 +31,7 @@ from bench.measure import as_tuple
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import Case, Workload, select
 from eqfuse.errors import ScheduleError
-from eqfuse.extract.plans import SCHEDULES
+from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Reduce, reductions, walk
 from eqfuse.terms.sizes import bind

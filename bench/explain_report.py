@@ -16,9 +16,9 @@ import eqfuse as eq
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import Workload, select
 from eqfuse.kernel import Kernel
-from eqfuse.rules.check import known_rules
-from eqfuse.rules.examine import examine
-from eqfuse.rules.trace import survives
+from eqfuse.proof.check import known_rules
+from eqfuse.proof.examine import examine
+from eqfuse.proof.trace import survives
 
 TITLE = "Derivations, replayed by the checker"
 COLUMNS = (

@@ -54,13 +54,13 @@ from bench.programs import Example, programs, registered
 from bench.report import Column, Options, Report
 from eqfuse import compiler
 from eqfuse.errors import BindError, EqfuseError, ScheduleError, VerificationError
-from eqfuse.extract.choose import Candidate
-from eqfuse.extract.configure import tiny
-from eqfuse.extract.plans import SCHEDULES
+from eqfuse.extract.candidates import Candidate
+from eqfuse.extract.tile_sizes import tiny
 from eqfuse.kernel import Kernel
+from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.types import program_dtypes
-from eqfuse.tile.cpu import CpuProgram
+from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.verify.certificate import Certificate
 
 BATCH = 50

@@ -21,13 +21,13 @@ from bench.mutation import Level, Mutant, Same
 from eqfuse import compiler
 from eqfuse.compiler import Derived
 from eqfuse.errors import EqfuseError
-from eqfuse.extract.choose import Candidate
+from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.devices import DEVICES
-from eqfuse.extract.plans import KernelPlan, Plan
-from eqfuse.extract.structure import Partition
+from eqfuse.extract.partition import Partition
 from eqfuse.loops.check import NestError
 from eqfuse.loops.check import check as check_nest
 from eqfuse.loops.lower import lower as lower_plan
+from eqfuse.loops.plan import KernelPlan, Plan
 from eqfuse.rules.derive import axis_order
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.interpreter import evaluate

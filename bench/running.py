@@ -32,7 +32,7 @@ from bench.cells import Cell, Inputs, Peer, Run
 from bench.gpu import load
 from bench.report import installed, one_line
 from bench.workloads import Outputs
-from eqfuse.tile.launch import interpret
+from eqfuse.tile.triton.launch import interpret
 from eqfuse.tune.timing import Timing, replayed
 
 CACHE = 64e6

@@ -19,11 +19,11 @@ from bench.measure import Tensors, as_tuple, rounding, worst_error
 from bench.report import Column, Options, Report, each, one_line, recorded
 from bench.workloads import Case, Number, Workload, select
 from eqfuse.errors import EqfuseError, ScheduleError
-from eqfuse.extend.streaming import StreamState
-from eqfuse.extract.plans import SCHEDULES, Schedule
+from eqfuse.loops.plan import SCHEDULES, Schedule
+from eqfuse.stream.streaming import StreamState
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile import interpreter as tile_interpreter
-from eqfuse.tile.launch import interpret
+from eqfuse.tile.triton.launch import interpret
 
 
 def _schedule_column(name: str) -> Column:

@@ -16,7 +16,7 @@ from eqfuse.extend.reductions import reduction
 from eqfuse.extend.rules import rule, rules
 from eqfuse.extend.shipped import register_shipped
 from eqfuse.kernel import Kernel
-from eqfuse.rules.derivation import Derivation
+from eqfuse.proof.derivation import Derivation
 from eqfuse.rules.scope import Rule
 from eqfuse.terms.interpreter import reference as _reference
 from eqfuse.terms.parser import parse

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import eqfuse as eq
 from eqfuse.errors import BindError, EqfuseError, VerificationError
-from eqfuse.extract.plans import SCHEDULES
+from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.integers import LONGEST

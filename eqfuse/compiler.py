@@ -20,25 +20,25 @@ from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.laws import keeps_infinities
 from eqfuse.extend.reductions import assumptions
 from eqfuse.extend.rules import taken_on_trust
-from eqfuse.extract.choose import Candidate, Search, by_cost, of_form, pick
-from eqfuse.extract.configure import TENSOR_CORE_MIN, tiny
+from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
 from eqfuse.extract.devices import DEVICES, Device
-from eqfuse.extract.plans import Form, KernelConfig, KernelPlan, Plan, Schedule
-from eqfuse.extract.structure import KernelShape, Partition
+from eqfuse.extract.partition import KernelShape, Partition
+from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN, tiny
 from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
+from eqfuse.loops.plan import Form, KernelConfig, KernelPlan, Plan, Schedule
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.loops.walk import loops_in
 from eqfuse.progress import progress
-from eqfuse.rules import client
-from eqfuse.rules.derivation import Derivation
+from eqfuse.proof.derivation import Derivation
+from eqfuse.proof.nodes import Origin
+from eqfuse.proof.trace import claims, trace
 from eqfuse.rules.derive import axis_order, derive_group, name_states, prepare
 from eqfuse.rules.distribute import is_spread
+from eqfuse.rules.egraph import client
+from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
-from eqfuse.rules.proof import Origin
-from eqfuse.rules.saturate import Report
 from eqfuse.rules.scope import SHIPPED_ALONE, Scope, current
-from eqfuse.rules.trace import claims, trace
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
@@ -47,10 +47,10 @@ from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import check_indices, program_dtypes
 from eqfuse.threads import Lock
 from eqfuse.tile import interpreter as tile_interpreter
-from eqfuse.tile.lower import lower as lower_tiles
+from eqfuse.tile.lower.program import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.printer import show as show_tiles
-from eqfuse.tile.triton import emit
+from eqfuse.tile.triton.module import emit
 from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.equivalence import Special, Stage, check_stages

@@ -49,7 +49,7 @@ def _cpu() -> str:
 
 
 def _interpreter() -> str:
-    from eqfuse.tile.launch import interpret
+    from eqfuse.tile.triton.launch import interpret
 
     x = torch.randn(7, 33)
     kernel = eq.compile(PROGRAM, target="sm_90")
@@ -61,7 +61,7 @@ def _interpreter() -> str:
 
 def _ahead_of_time(target: str) -> Callable[[], str]:
     def check() -> str:
-        from eqfuse.tile.aot import compile_for
+        from eqfuse.tile.triton.aot import compile_for
 
         compile_for(eq.compile(PROGRAM, target=target).triton, target)
         return ""

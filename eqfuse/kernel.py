@@ -13,13 +13,13 @@ from eqfuse import compiler
 from eqfuse.compiler import Compiled, Derived
 from eqfuse.errors import BindError, EqfuseError, VerificationError, locate
 from eqfuse.extend.define import register
-from eqfuse.extend.streaming import Streamer, StreamState, stream_of
 from eqfuse.extract.devices import Device
-from eqfuse.extract.plans import Plan, Plans
+from eqfuse.loops.plan import Plan, Plans
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.progress import progress
-from eqfuse.rules.derivation import Derivation
+from eqfuse.proof.derivation import Derivation
 from eqfuse.rules.printer import MergeText
+from eqfuse.stream.streaming import Streamer, StreamState, stream_of
 from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.folds import folds_in
@@ -30,9 +30,9 @@ from eqfuse.terms.registry import REGISTERED, Reduction
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
 from eqfuse.threads import Lock, undisturbed
-from eqfuse.tile.cpu import CpuProgram
-from eqfuse.tile.launch import TritonProgram
+from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.printer import show as show_tiles
+from eqfuse.tile.triton.launch import TritonProgram
 from eqfuse.tune.tuner import Tuner, Tuning
 from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.certificate import Certificate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eqfuse.extract.plans import GroupPlan, KernelPlan, Plan, Schedule
+from eqfuse.loops.plan import GroupPlan, KernelPlan, Plan, Schedule
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
 from eqfuse.terms.nodes import Axis, Expr, Load, Local, Output, Program, Scalar, call, transform
 from eqfuse.terms.parser import parse

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from eqfuse.compiler import Derived, derive
-from eqfuse.extract.structure import KernelShape, Partition
+from eqfuse.extract.partition import KernelShape, Partition
 from eqfuse.rules.derive import axis_order
 from eqfuse.rules.merge import Group
 from eqfuse.terms.floats import FloatDomain

@@ -12,7 +12,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse import kernel as kernels
-from eqfuse.tile.launch import interpret
+from eqfuse.tile.triton.launch import interpret
 
 CHAINED = """
     A[i] = sum[j](x[i,j])

@@ -8,7 +8,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse.errors import BindError
-from eqfuse.tile.launch import interpret
+from eqfuse.tile.triton.launch import interpret
 
 I32, I64 = torch.iinfo(torch.int32), torch.iinfo(torch.int64)
 

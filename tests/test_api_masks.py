@@ -11,10 +11,10 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler
-from eqfuse.extract.plans import SCHEDULES
+from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
-from eqfuse.tile.launch import interpret
+from eqfuse.tile.triton.launch import interpret
 
 ROWS, KEYS, WIDTH = 40, 70, 16
 NAN, INF = math.nan, math.inf

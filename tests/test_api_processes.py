@@ -21,9 +21,9 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.rules import client, server
 from eqfuse.rules.catalogue import PREPARE
-from eqfuse.rules.saturate import session
+from eqfuse.rules.egraph import client, server
+from eqfuse.rules.egraph.saturate import session
 from eqfuse.terms.floats import ELEMENTWISE, rounded
 
 SOFTMAX = "e[i,j] = exp(x[i,j] - max[j](x[i,j]))\ny[i,j] = e[i,j] / sum[j](e[i,j])"
@@ -348,7 +348,7 @@ def test_the_compiled_module_of_egglog_is_all_that_is_needed(tmp_path: Path) -> 
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
 import eqfuse as eq
-from eqfuse.rules import client
+from eqfuse.rules.egraph import client
 assert str(client._bindings()).startswith({str(tmp_path)!r})
 assert eq.compile({SOFTMAX!r}).certificate.ok
 """
@@ -369,7 +369,7 @@ def test_a_thread_may_have_several_e_graphs_open() -> None:
 SCRIPT = f"""
 import sys
 import eqfuse as eq
-from eqfuse.rules import client
+from eqfuse.rules.egraph import client
 eq.compile({SOFTMAX!r})
 print("egglog" in sys.modules, *client.processes())
 {{}}

@@ -10,7 +10,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse.errors import ScheduleError
-from eqfuse.extract.plans import SCHEDULES
+from eqfuse.loops.plan import SCHEDULES
 
 generator = torch.Generator().manual_seed(0)
 

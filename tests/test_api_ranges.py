@@ -8,8 +8,8 @@ import torch
 
 import eqfuse as eq
 from eqfuse.errors import ScheduleError
-from eqfuse.extract.plans import SCHEDULES
 from eqfuse.loops.interpreter import run
+from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.parser import parse

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.tile.launch import interpret
+from eqfuse.tile.triton.launch import interpret
 
 INSIDE = "(off[s] <= j) & (j < off[s+1])"
 OFFSETS = torch.tensor([0, 3, 3, 7, 12])

@@ -18,10 +18,11 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.extract import choose, structure
+from eqfuse.extract import candidates as choose
+from eqfuse.extract import partition as structure
 from eqfuse.extract.devices import Device
-from eqfuse.extract.plans import SCHEDULES, KernelConfig
 from eqfuse.loops.nodes import Kernel, Loop
+from eqfuse.loops.plan import SCHEDULES, KernelConfig
 from eqfuse.loops.walk import statements
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.interpreter import evaluate

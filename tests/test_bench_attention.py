@@ -14,7 +14,7 @@ from bench.attention_cells import LENGTHS, OPERATORS, Cell, grid
 from bench.gpu import TOLERANCE
 from bench.report import Options, Report
 from eqfuse.errors import EqfuseError
-from eqfuse.tile.aot import compile_for
+from eqfuse.tile.triton.aot import compile_for
 
 
 def test_the_grid_is_ten_operators_by_four_lengths_and_larger_batches_of_gqa_decoding() -> None:

@@ -13,10 +13,10 @@ from bench.ahead import compile_ahead
 from bench.attention_cells import Cell
 from bench.calibrate import FITTED, KEPT, Calibration, Measurement, fit, kept, quality
 from bench.measured import MEASURED
+from bench.work import Work, constants_of, predicted, work_of
 from eqfuse.compiler import device_named
 from eqfuse.errors import EqfuseError
-from eqfuse.extract.choose import configured, shape_of, with_outputs
-from eqfuse.extract.work import Work, constants_of, predicted, work_of
+from eqfuse.extract.candidates import configured, shape_of, with_outputs
 
 H200 = device_named("h200")
 RECORDED = constants_of(H200)

@@ -13,7 +13,7 @@ from bench import cpu_report, errors_report, workloads_report
 from bench.magnitudes import MAGNITUDES
 from bench.report import Options, Report
 from bench.runner import REPORTS, run
-from eqfuse.extract.plans import SCHEDULES
+from eqfuse.loops.plan import SCHEDULES
 from eqfuse.verify.budget import Error, Measurement, SpecialReport
 
 ONE = Options(only="l2norm", small=True, torch_compile=False)

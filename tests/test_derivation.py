@@ -22,11 +22,11 @@ from bench.workloads import WORKLOADS
 from eqfuse.explain.outline import Outline
 from eqfuse.explain.text import plain
 from eqfuse.kernel import Kernel
-from eqfuse.rules.check import known_rules, read_rule
-from eqfuse.rules.examine import examine
-from eqfuse.rules.proof import inferences, rests_on
-from eqfuse.rules.record import Recorder
-from eqfuse.rules.trace import survives, trace, without
+from eqfuse.proof.check import known_rules, read_rule
+from eqfuse.proof.examine import examine
+from eqfuse.proof.nodes import inferences, rests_on
+from eqfuse.proof.record import Recorder
+from eqfuse.proof.trace import survives, trace, without
 
 QUICK = (
     "softmax",

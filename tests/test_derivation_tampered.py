@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import eqfuse as eq
 from bench.workloads import WORKLOADS
-from eqfuse.rules.check import known_rules
+from eqfuse.proof.check import known_rules
 
 Data = dict[str, Any]
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -17,10 +17,10 @@ from eqfuse.explain.explanation import coloured
 from eqfuse.explain.notation import BEGIN, END, Notation
 from eqfuse.explain.outline import abbreviations
 from eqfuse.explain.why import plan_lines, worst_term
-from eqfuse.extract.plans import Cost, Plan
-from eqfuse.extract.plans import Term as CostTerm
 from eqfuse.kernel import Kernel
-from eqfuse.rules.syntax import number, term
+from eqfuse.loops.plan import Cost, Plan
+from eqfuse.loops.plan import Term as CostTerm
+from eqfuse.proof.syntax import number, term
 
 ATTENTION = """Q: f16[b,h,i,d]
 K: f16[b,h,j,d]

@@ -9,8 +9,8 @@ from extend_kernels import SCHEDULES, registered
 
 import eqfuse as eq
 from bench.workloads import WORKLOADS
-from eqfuse.tile.aot import compile_for
-from eqfuse.tile.launch import interpret
+from eqfuse.tile.triton.aot import compile_for
+from eqfuse.tile.triton.launch import interpret
 
 MATRIX = {
     "args": "a, b, c, d",

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from eqfuse.compiler import Compiled, compile_for, derive
-from eqfuse.extract.cuts import cuts, visited
 from eqfuse.extract.devices import DEVICES
+from eqfuse.extract.mask_coverage import cuts, visited
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.spread import LEAST_WORK, spread
 from eqfuse.loops.nodes import Kernel

@@ -12,8 +12,8 @@ from rules_programs import UNFUSED
 from eqfuse.compiler import Compiled, Derived, compile_for, derive, nominal_extents
 from eqfuse.errors import ScheduleError
 from eqfuse.extract.devices import DEVICES
-from eqfuse.extract.plans import SCHEDULES, KernelConfig
 from eqfuse.loops.nodes import Kernel, Loop
+from eqfuse.loops.plan import SCHEDULES, KernelConfig
 from eqfuse.loops.walk import statements
 from eqfuse.terms.types import program_dtypes
 

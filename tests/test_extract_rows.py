@@ -10,9 +10,9 @@ from bench.ahead import compile_ahead
 from bench.reductions_cells import Cell
 from eqfuse import compiler
 from eqfuse.compiler import Compiled
-from eqfuse.extract.choose import Candidate, shape_of, with_outputs
-from eqfuse.extract.footprint import bytes_read_again, shared_bytes, side_by_side
-from eqfuse.extract.plans import KernelConfig
+from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
+from eqfuse.extract.resources import bytes_read_again, shared_bytes, side_by_side
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 

@@ -13,7 +13,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse.files import write_whole
-from eqfuse.tile.launch import cache_folders, source_file
+from eqfuse.tile.triton.launch import cache_folders, source_file
 
 
 def full(*args: object) -> Any:

@@ -20,9 +20,9 @@ from bench.judge import expected
 from bench.magnitudes import MAGNITUDES
 from bench.programs import Example, Input, programs
 from bench.report import Options
-from eqfuse.extract.plans import SCHEDULES
+from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.parser import parse
-from eqfuse.tile.cpu import CpuProgram
+from eqfuse.tile.cpu.run import CpuProgram
 
 SOFTMAX = Example(
     "x: f32[i,j]\na[i] = max[j](x[i,j])\nb[i,j] = exp(x[i,j] - a[i])\nc[i,j] = b[i,j] / sum[j](b[i,j])",

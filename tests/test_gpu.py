@@ -21,7 +21,7 @@ from bench.judge import expected
 from bench.measure import as_tuple, rounding, worst_error
 from bench.workloads import WORKLOADS
 from eqfuse.errors import ScheduleError
-from eqfuse.extract.plans import SCHEDULES
+from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.parser import parse
 from eqfuse.terms.types import program_dtypes
 

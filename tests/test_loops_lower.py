@@ -23,10 +23,10 @@ from loops_plans import (
 )
 
 from eqfuse.errors import ScheduleError
-from eqfuse.extract.plans import GroupPlan, KernelPlan, Plan, Schedule
 from eqfuse.loops.interpreter import run
 from eqfuse.loops.lower import lower
 from eqfuse.loops.nodes import Loop
+from eqfuse.loops.plan import GroupPlan, KernelPlan, Plan, Schedule
 from eqfuse.loops.printer import show
 from eqfuse.rules.merge import Group, State
 from eqfuse.terms.floats import FloatDomain
@@ -34,7 +34,7 @@ from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import Local, Output, Program
 from eqfuse.terms.parser import parse
 from eqfuse.terms.sizes import bind
-from eqfuse.verify.field import FieldDomain
+from eqfuse.verify.field.domain import FieldDomain
 
 Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse.compiler import INFINITIES_LOST
-from eqfuse.extract.plans import SCHEDULES
+from eqfuse.loops.plan import SCHEDULES
 
 SIZES = {"i": 5, "j": 37, "d": 8, "e": 6, "t": 5, "c": 37, "o": 4}
 

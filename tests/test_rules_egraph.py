@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import eqfuse as eq
 from eqfuse.rules.catalogue import PREPARE
-from eqfuse.rules.encode import global_name
-from eqfuse.rules.saturate import session
+from eqfuse.rules.egraph.encode import global_name
+from eqfuse.rules.egraph.saturate import session
 
 
 def test_globals_are_told_apart_however_often_they_were_used() -> None:

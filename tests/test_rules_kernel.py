@@ -13,8 +13,8 @@ from rules_programs import FUSED, UNFUSED
 
 import eqfuse as eq
 from eqfuse.errors import ScheduleError
-from eqfuse.rules import saturate
 from eqfuse.rules.derive import prepare
+from eqfuse.rules.egraph import saturate
 from eqfuse.terms.parser import parse
 
 TANH, _ = UNFUSED["tanh"]

@@ -8,7 +8,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse.errors import BindError
-from eqfuse.tile.launch import interpret
+from eqfuse.tile.triton.launch import interpret
 
 
 @pytest.mark.parametrize("prefer", [None, "rolling", "split_k"])

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eqfuse.extract.plans import AxisBlock, KernelConfig
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
+from eqfuse.loops.plan import AxisBlock, KernelConfig
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.nodes import CASTS, Axis, Const, Expr, Load, Local, Program, Reduce, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.tile import nodes as tile
 from eqfuse.tile.check import TileError, check
 from eqfuse.tile.interpreter import run
-from eqfuse.tile.lower import lower
+from eqfuse.tile.lower.program import lower
 from eqfuse.tile.printer import show
 from eqfuse.tile.walk import nested
 

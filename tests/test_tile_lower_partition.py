@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eqfuse.extract.plans import AxisBlock, KernelConfig
 from eqfuse.loops.identity import vanishes
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
+from eqfuse.loops.plan import AxisBlock, KernelConfig
 from eqfuse.terms.assume import folded, is_finite
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.nodes import CASTS, Axis, Const, Expr, Load, Local, Program, Reduce, Scalar, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.tile import nodes as tile
 from eqfuse.tile.interpreter import run
-from eqfuse.tile.lower import lower
+from eqfuse.tile.lower.program import lower
 from eqfuse.tile.walk import nested
 
 LOW = Const(-math.inf)

@@ -16,7 +16,7 @@ from eqfuse.terms.nodes import Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.interpreter import run
 from eqfuse.tile.nodes import Block, Cast, Constant, Fill, TileProgram
-from eqfuse.verify.field import FieldDomain
+from eqfuse.verify.field.domain import FieldDomain
 
 F64 = FloatDomain("float64")
 ROWS = source(x="f32 i j")

@@ -6,7 +6,7 @@ import pytest
 from triton_nests import attention, loop, row_sum, softmax, split_log_sum
 
 from eqfuse.errors import EqfuseError
-from eqfuse.tile.aot import TARGETS, compile_for
+from eqfuse.tile.triton.aot import TARGETS, compile_for
 
 QKV = dict.fromkeys("QKV", "f16")
 MATRIX = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma"}

@@ -7,8 +7,8 @@ import torch
 from extend_kernels import registered
 
 import eqfuse as eq
-from eqfuse.tile.aot import compile_for
-from eqfuse.tile.launch import interpret
+from eqfuse.tile.triton.aot import compile_for
+from eqfuse.tile.triton.launch import interpret
 
 AFFINE = {
     "args": "a",

@@ -14,11 +14,11 @@ import torch
 import triton.language as tl
 from triton_nests import Case, attention, loop, paged_sum, pointwise, row_sum, softmax, split_log_sum, whole
 
-from eqfuse.extract.plans import KernelConfig
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.nodes import Axis, Const, Load, Reduce, call
-from eqfuse.tile.launch import load, source_file
-from eqfuse.tile.triton_functions import HELPERS, helper_name
-from eqfuse.tile.wrap import LIMIT, wrap
+from eqfuse.tile.triton.functions import HELPERS, helper_name
+from eqfuse.tile.triton.launch import load, source_file
+from eqfuse.tile.triton.wrap import LIMIT, wrap
 
 INDEX = {"page": "i32", "length": "i32"}
 CASES: dict[str, tuple[Callable[[], Case], dict[str, str]]] = {

@@ -12,9 +12,9 @@ from bench.attention_cells import OPERATORS, Cell, grid
 from bench.bundling import Emitted, Emitter, same_kernels
 from bench.workloads import WORKLOADS
 from eqfuse.compiler import device_named
-from eqfuse.extract.choose import shape_of
-from eqfuse.extract.footprint import REGISTERS, registers, shared_bytes
-from eqfuse.tile.aot import KernelReport, compile_for
+from eqfuse.extract.candidates import shape_of
+from eqfuse.extract.resources import REGISTERS, registers, shared_bytes
+from eqfuse.tile.triton.aot import KernelReport, compile_for
 
 WGMMA = ("mla", "mha_speculative", "quant_gemm")
 OUTSIDE_LOOPS = {"mla": 184}

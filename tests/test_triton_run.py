@@ -12,8 +12,8 @@ from triton_nests import Case, attention, loop, paged_sum, pointwise, row_sum, s
 
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.terms.nodes import Axis, Load, call
-from eqfuse.tile import launch
-from eqfuse.tile.launch import interpret
+from eqfuse.tile.triton import launch
+from eqfuse.tile.triton.launch import interpret
 
 SPECIAL = [
     0.0,

@@ -17,12 +17,12 @@ from eqfuse.loops.nodes import Loop
 from eqfuse.loops.walk import statements
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
-from eqfuse.tile.aot import compile_for
 from eqfuse.tile.check import TileError, check
-from eqfuse.tile.cpu import CpuProgram
-from eqfuse.tile.launch import interpret, load
+from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.nodes import Block
-from eqfuse.tile.order import last_first
+from eqfuse.tile.passes.grid_order import last_first
+from eqfuse.tile.triton.aot import compile_for
+from eqfuse.tile.triton.launch import interpret, load
 from eqfuse.verify.equivalence import check_stages
 
 

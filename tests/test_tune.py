@@ -15,10 +15,10 @@ import torch
 
 import eqfuse as eq
 from eqfuse.errors import BindError, EqfuseError
-from eqfuse.extract.choose import Candidate
+from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.neighbours import may_become
-from eqfuse.extract.plans import AxisBlock
 from eqfuse.extract.shape import Shape
+from eqfuse.loops.plan import AxisBlock
 from eqfuse.tune import tuner as tuner_module
 from eqfuse.tune.search import Budget, Refused, Search
 from eqfuse.tune.timing import called

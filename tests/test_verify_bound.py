@@ -14,7 +14,7 @@ from eqfuse.terms.parser import parse
 from eqfuse.verify.bound import MIRAGE, REQUESTED, SCHWARTZ_ZIPPEL, Bound, Difference, Side
 from eqfuse.verify.degrees import LOGISTIC, UNINTERPRETED, Counted, count
 from eqfuse.verify.equivalence import equivalent
-from eqfuse.verify.field import FieldDomain, P, Q
+from eqfuse.verify.field.domain import FieldDomain, P, Q
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import input_specs, small_extents, small_integers
 

@@ -12,7 +12,7 @@ import pytest
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.parser import parse
 from eqfuse.verify.equivalence import Stage, check_stages, equivalent
-from eqfuse.verify.field import FieldArray, FieldDomain
+from eqfuse.verify.field.domain import FieldArray, FieldDomain
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import small_extents
 

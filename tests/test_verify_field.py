@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eqfuse.verify.field import SIGNED, TWISTED, UNDEFINED, FieldArray, FieldDomain, P, Q
-from eqfuse.verify.modular import SquareGroup, inverse, power
+from eqfuse.verify.field.domain import SIGNED, TWISTED, UNDEFINED, FieldArray, FieldDomain, P, Q
+from eqfuse.verify.field.modular import SquareGroup, inverse, power
 
 SHAPE = (16, 3, 7)
 Law = Callable[..., FieldArray]

@@ -7,7 +7,7 @@ import pytest
 
 from eqfuse.terms.parser import parse
 from eqfuse.terms.sizes import bind
-from eqfuse.verify.field import FieldDomain
+from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.sampling import PATTERNS, draw, draw_scalars, full_entropy
 from eqfuse.verify.sizes import input_specs, small_extents, small_integers, small_shapes
 

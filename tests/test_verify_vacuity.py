@@ -10,7 +10,7 @@ import torch
 import eqfuse as eq
 from eqfuse import compiler
 from eqfuse.errors import VerificationError
-from eqfuse.extract.plans import Plan
+from eqfuse.loops.plan import Plan
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.equivalence import equivalent
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eqfuse.extract.plans import AxisBlock, KernelConfig
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
+from eqfuse.loops.plan import AxisBlock, KernelConfig
 from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Reduce, Scalar, Size, call
 from eqfuse.terms.parser import parse
-from eqfuse.tile.lower import lower
-from eqfuse.tile.triton import emit
+from eqfuse.tile.lower.program import lower
+from eqfuse.tile.triton.module import emit
 
 LOW, ZERO = Const(-math.inf), Const(0.0)
 

@@ -14,8 +14,8 @@ from eqfuse.explain.notation import BEGIN, END
 from eqfuse.explain.outline import Block, Code, Detail, Heading, Outline, Prose
 from eqfuse.explain.page import page
 from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines, predicted_for, refusals
-from eqfuse.rules.check import known_rules, rules_for
-from eqfuse.rules.derivation import Derivation
+from eqfuse.proof.check import known_rules, rules_for
+from eqfuse.proof.derivation import Derivation
 from eqfuse.terms.nodes import Reduce
 
 if TYPE_CHECKING:

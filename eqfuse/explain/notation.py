@@ -6,8 +6,8 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from eqfuse.rules.reading import ONE
-from eqfuse.rules.syntax import Position, Term
+from eqfuse.proof.elaborate import ONE
+from eqfuse.proof.syntax import Position, Term
 from eqfuse.terms.printer import ATOM, COMPARE, OR, PRODUCT, STRENGTH, SUM, SYMBOLS, UNARY
 from eqfuse.terms.python import parsed
 

@@ -8,8 +8,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from eqfuse.explain.why import duration, predicted_for
-from eqfuse.extract.plans import Plan
-from eqfuse.rules.derivation import Derivation
+from eqfuse.loops.plan import Plan
+from eqfuse.proof.derivation import Derivation
 
 if TYPE_CHECKING:
     from eqfuse.kernel import Kernel

@@ -12,10 +12,10 @@ from typing import Literal
 
 from eqfuse.explain.notation import Names, Notation
 from eqfuse.explain.sentences import conditions, sentence
-from eqfuse.rules import algebra
-from eqfuse.rules.check import Statement
-from eqfuse.rules.derivation import Derivation
-from eqfuse.rules.proof import (
+from eqfuse.proof.check import Statement
+from eqfuse.proof.derivation import Derivation
+from eqfuse.proof.elaborate import named, over_parts, reading
+from eqfuse.proof.nodes import (
     Chain,
     Equal,
     GroupProof,
@@ -27,9 +27,9 @@ from eqfuse.rules.proof import (
     StateProof,
     Step,
 )
-from eqfuse.rules.reading import named, over_parts, reading
+from eqfuse.proof.syntax import Position, Term, term, transform, walk
+from eqfuse.rules import algebra
 from eqfuse.rules.rule import Rule
-from eqfuse.rules.syntax import Position, Term, term, transform, walk
 from eqfuse.terms.folds import fold_of
 
 Detail = Literal["short", "full"]

@@ -16,9 +16,9 @@ from markupsafe import Markup
 from eqfuse.explain.notation import BEGIN, END, Notation
 from eqfuse.explain.outline import Block, Code, Equation, Heading, Line, Prose
 from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines
-from eqfuse.extract.plans import Plan
-from eqfuse.rules.closure import Classes
-from eqfuse.rules.proof import Proof
+from eqfuse.loops.plan import Plan
+from eqfuse.proof.congruence import Classes
+from eqfuse.proof.nodes import Proof
 
 if TYPE_CHECKING:
     from eqfuse.kernel import Kernel

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eqfuse.explain.notation import Notation
-from eqfuse.rules.check import Statement, read_rule
-from eqfuse.rules.proof import Inference
+from eqfuse.proof.check import Statement, read_rule
+from eqfuse.proof.nodes import Inference
+from eqfuse.proof.syntax import Term, term
 from eqfuse.rules.rule import Rewrite, Rule
-from eqfuse.rules.syntax import Term, term
 
 SENTENCES: Mapping[str, str] = {
     "fixed": "{0} does not vary with {1}",

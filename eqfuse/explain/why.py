@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from eqfuse.errors import EqfuseError, Span, locate, source_lines
 from eqfuse.explain.notation import Notation
 from eqfuse.explain.sentences import rule_text, sentence
-from eqfuse.extract.plans import Plan
-from eqfuse.rules.check import Statement, read_rule
-from eqfuse.rules.closure import Closure
+from eqfuse.loops.plan import Plan
+from eqfuse.proof.check import Statement, read_rule
+from eqfuse.proof.congruence import Closure
+from eqfuse.proof.elaborate import known_values, named, over_parts
+from eqfuse.proof.nodes import inferences
+from eqfuse.proof.record import Recorder
+from eqfuse.proof.syntax import Term
+from eqfuse.proof.trace import Names, group_claim
 from eqfuse.rules.derive import derive_group
 from eqfuse.rules.merge import Group, Obstacle
-from eqfuse.rules.proof import inferences
-from eqfuse.rules.reading import known_values, named, over_parts
-from eqfuse.rules.record import Recorder
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 from eqfuse.rules.split import REPAIR
-from eqfuse.rules.syntax import Term
-from eqfuse.rules.trace import Names, group_claim
 from eqfuse.terms.nodes import Expr, Load, Local, Program, Reduce, children, free_axes, replaced, walk
 
 if TYPE_CHECKING:

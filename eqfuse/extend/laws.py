@@ -19,7 +19,7 @@ from eqfuse.terms.folds import Fold
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, evaluate_all, expand
 from eqfuse.terms.nodes import COMPARISONS, LOGICAL, Call, Const, Expr, Local, walk
-from eqfuse.verify.field import UNDEFINED, FieldArray, FieldDomain
+from eqfuse.verify.field.domain import UNDEFINED, FieldArray, FieldDomain
 
 SAMPLES = 96
 """Samples of each kind of numbers."""

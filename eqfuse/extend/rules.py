@@ -19,7 +19,7 @@ from eqfuse.terms.domain import Domain
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.python import parsed
 from eqfuse.terms.syntax import Source
-from eqfuse.verify.field import FieldDomain
+from eqfuse.verify.field.domain import FieldDomain
 
 ENOUGH = 8
 """Samples that have to meet a rule's condition."""

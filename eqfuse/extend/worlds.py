@@ -20,7 +20,7 @@ from eqfuse.terms.folds import PAIR, fold_of
 from eqfuse.terms.interpreter import Value, fold_states
 from eqfuse.terms.nodes import COMPARISONS, LOGICAL, REDUCTIONS
 from eqfuse.terms.python import parsed
-from eqfuse.verify.field import FieldDomain
+from eqfuse.verify.field.domain import FieldDomain
 
 SAMPLES = 48
 POSITIONS = (7, 5)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from eqfuse.extract.axes import Contraction, divisors, kernel_axes, widest_values
-from eqfuse.extract.cuts import visited
 from eqfuse.extract.devices import Device
-from eqfuse.extract.footprint import bytes_read_again, loads_vectors, rows, sharded_axes
-from eqfuse.extract.plans import Cost, KernelConfig, Term
+from eqfuse.extract.mask_coverage import visited
+from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, sharded_axes
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.strain import strain
+from eqfuse.loops.contraction import Contraction, divisors, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
+from eqfuse.loops.plan import Cost, KernelConfig, Term
 from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from eqfuse.extract.cost import seconds_alone
 from eqfuse.extract.devices import Device
-from eqfuse.extract.footprint import REGISTERS, WARPGROUP_ROWS, products, registers, shared_bytes
-from eqfuse.extract.plans import KernelConfig
+from eqfuse.extract.resources import REGISTERS, WARPGROUP_ROWS, products, registers, shared_bytes
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.nodes import Kernel
+from eqfuse.loops.plan import KernelConfig
 
 LASTS = 10e-3
 """Seconds of matrix products from which on the clock counts."""

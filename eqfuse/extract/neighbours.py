@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from eqfuse.extract.axes import quotients
-from eqfuse.extract.choose import Candidate, configured, shape_of
-from eqfuse.extract.configure import TENSOR_CORE_MIN, power_of_two
+from eqfuse.extract.candidates import Candidate, configured, shape_of
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
-from eqfuse.extract.footprint import shared_bytes
-from eqfuse.extract.plans import SCHEDULES, AxisBlock, KernelConfig
+from eqfuse.extract.resources import shared_bytes
 from eqfuse.extract.shape import BYTES, Shape
+from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN, power_of_two
+from eqfuse.loops.contraction import quotients
 from eqfuse.loops.nodes import Kernel
+from eqfuse.loops.plan import SCHEDULES, AxisBlock, KernelConfig
 
 WARPS, STAGES = (1, 32), (1, 5)
 """Least and most of what a step may reach."""

@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 
-from eqfuse.extract.axes import KEPT, kernel_axes
 from eqfuse.extract.shape import Shape
+from eqfuse.loops.contraction import KEPT, kernel_axes
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.walk import expressions
 from eqfuse.terms.nodes import Call, Load, Reduce

@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 
 from eqfuse.extract.devices import Device
-from eqfuse.extract.footprint import REGISTERS, WARPGROUP_ROWS, products, registers, shared_bytes
-from eqfuse.extract.plans import KernelConfig
+from eqfuse.extract.resources import REGISTERS, WARPGROUP_ROWS, products, registers, shared_bytes
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.nodes import Kernel
+from eqfuse.loops.plan import KernelConfig
 
 GROUP_WARPS = 4
 """Warps that multiply matrices together; such a group takes 64 rows at a time."""

@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import ScheduleError
-from eqfuse.extract.plans import GroupPlan, KernelPlan, Plan
 from eqfuse.loops.builder import Builder, fresh_name
 from eqfuse.loops.check import check
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Nest
+from eqfuse.loops.plan import GroupPlan, KernelPlan, Plan
 from eqfuse.loops.share import named, pruned, rename_locals, shared
 from eqfuse.loops.unify import unified
 from eqfuse.loops.walk import axes_of, defined, loaded, rewritten, statements

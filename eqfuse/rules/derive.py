@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from eqfuse.extract.extraction import UNPROVED_EXP, Extraction
-from eqfuse.extract.ranges import Ranges
 from eqfuse.rules.catalogue import DISTRIBUTED, MERGE, PREPARE
-from eqfuse.rules.encode import Encoder, global_name
+from eqfuse.rules.egraph.encode import Encoder, global_name
+from eqfuse.rules.egraph.extract import UNPROVED_EXP, Extraction
+from eqfuse.rules.egraph.saturate import Graph, Node, Report, Saturation, TooManyTerms, session
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
+from eqfuse.rules.ranges import Ranges
 from eqfuse.rules.repair import (
     Guarded,
     Split,
@@ -34,7 +35,6 @@ from eqfuse.rules.repair import (
     undefined_at_first,
 )
 from eqfuse.rules.rule import RuleSet
-from eqfuse.rules.saturate import Graph, Node, Report, Saturation, TooManyTerms, session
 from eqfuse.rules.scope import current
 from eqfuse.rules.split import split_rules
 from eqfuse.terms.folds import PAIR, contributions, fold_of, identity, siblings

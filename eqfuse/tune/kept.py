@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from eqfuse.extract.choose import MAX_SHARDS, Candidate, shape_of
+from eqfuse.extract.candidates import MAX_SHARDS, Candidate, shape_of
 from eqfuse.extract.devices import Device
 from eqfuse.extract.neighbours import STAGES, WARPS, changed, may_become
-from eqfuse.extract.plans import KernelConfig
 from eqfuse.extract.shape import Shape
 from eqfuse.files import cache_home, write_whole
 from eqfuse.loops.nodes import Kernel, Nest
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.printer import show
 
 Key = Mapping[str, Any]

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from eqfuse.extract.choose import Candidate
+from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.neighbours import seconds as predicted
-from eqfuse.extract.plans import Plan
+from eqfuse.loops.plan import Plan
 
 WORTH = 0.98
 """Part of the chosen plan's time that another one may take at most to be preferred: less of a difference is noise."""

@@ -13,9 +13,9 @@ import torch
 from eqfuse import compiler
 from eqfuse.compiler import Compiled, Derived
 from eqfuse.errors import EqfuseError
-from eqfuse.extract.choose import Candidate, with_outputs
+from eqfuse.extract.candidates import Candidate, with_outputs
 from eqfuse.extract.neighbours import neighbours, of_other_schedules
-from eqfuse.extract.plans import Plan
+from eqfuse.loops.plan import Plan
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.tune import kept
 from eqfuse.tune.search import Budget, Refused, Search, Trial, timed

@@ -32,7 +32,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.verify.degrees import LOGISTIC, UNINTERPRETED, Counted, Form
-from eqfuse.verify.field import Q
+from eqfuse.verify.field.domain import Q
 
 OPAQUE = (*UNINTERPRETED, "gelu", "log", "sqrt", "rsqrt", "sign")
 """Functions whose values are sources of randomness of their own where they stand in an exponent."""

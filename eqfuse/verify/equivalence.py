@@ -17,9 +17,9 @@ from eqfuse.terms.parser import parse
 from eqfuse.verify.bound import REQUESTED, Bound, Difference, Side
 from eqfuse.verify.certificate import NOT_COVERED, Certificate, Counterexample, StageReport
 from eqfuse.verify.degrees import Counted, count
-from eqfuse.verify.field import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomain
+from eqfuse.verify.field.domain import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomain
+from eqfuse.verify.field.modular import Truths
 from eqfuse.verify.joint import JointSizes
-from eqfuse.verify.modular import Truths
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, full_entropy, patterns
 from eqfuse.verify.shrink import smallest
 from eqfuse.verify.sizes import InputSpec, constant_conditions, input_specs, small_integers

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.terms.nodes import Program
-from eqfuse.verify.field import FieldArray, FieldDomain
-from eqfuse.verify.modular import Reals, Truths
+from eqfuse.verify.field.domain import FieldArray, FieldDomain
+from eqfuse.verify.field.modular import Reals, Truths
 from eqfuse.verify.sizes import InputSpec, input_specs, small_integers
 
 

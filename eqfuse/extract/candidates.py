@@ -1,0 +1,316 @@
+"""Candidates for a shape and the cheapest of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from eqfuse.errors import EqfuseError, ScheduleError
+from eqfuse.extract.cost import kernel_terms, total
+from eqfuse.extract.devices import Device
+from eqfuse.extract.lasting import for_lasting
+from eqfuse.extract.partition import WHOLE_LIMIT, KernelShape, Partition, work
+from eqfuse.extract.resources import shared_bytes, side_by_side
+from eqfuse.extract.shape import Shape
+from eqfuse.extract.tile_sizes import configure, folds_rows_and_columns, power_of_two
+from eqfuse.loops.contraction import narrowed
+from eqfuse.loops.lower import lower
+from eqfuse.loops.nodes import Kernel as LoopKernel
+from eqfuse.loops.nodes import Nest
+from eqfuse.loops.plan import SCHEDULES, Form, GroupPlan, KernelConfig, KernelPlan, Plan, Schedule, Term
+from eqfuse.rules.catalogue import SCHEDULES as SCHEDULE_RULES
+from eqfuse.rules.catalogue import SIMPLIFY
+from eqfuse.rules.derive import PLAIN, Engine
+from eqfuse.rules.egraph.encode import global_name, quote
+from eqfuse.rules.merge import Group
+from eqfuse.rules.rule import LOOP_NESTS
+from eqfuse.terms.folds import rank_axes
+from eqfuse.terms.nodes import Output, Program
+from eqfuse.terms.types import result_dtype
+from eqfuse.threads import cached
+
+RESIDENT_ROW = 2048
+"""Positions up to which a group that is not the dominant one is kept whole."""
+
+MAX_SHARDS = 64
+
+UNIT_WARPS = 8
+"""Warps that a unit should have, of instances that are smaller."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan with the nest that it stands for."""
+
+    plan: Plan
+    nest: Nest
+
+
+def alternatives(kernels: Sequence[KernelShape], engine: Engine = PLAIN) -> dict[str, tuple[Schedule, ...]]:
+    """The schedules of every kernel: the loop-nest terms in the class of what it computes.
+
+    A kernel without reductions has one way to run, which every schedule names.
+    """
+    facts: list[str] = []
+    for kernel in kernels:
+        facts.append(f"(let {global_name(f'read_{kernel.name}')} (Read {quote(kernel.name)}))")
+        facts += [f"(walks {quote(kernel.name)} {quote(group.axis)})" for group in kernel.groups]
+        if all(group.merge is not None for group in kernel.groups):
+            facts.append(f"(mergeable {quote(kernel.name)})")
+    with engine.session((SIMPLIFY, SCHEDULE_RULES)) as saturation:
+        saturation.run(facts)
+        saturation.saturate()
+        graph = saturation.read()
+    found: dict[str, tuple[Schedule, ...]] = {}
+    for kernel in kernels:
+        heads = {node.head for node in graph.classes[graph.roots[global_name(f"read_{kernel.name}")]]}
+        mine = tuple(s for s in SCHEDULES if LOOP_NESTS[s] in heads)
+        found[kernel.name] = mine or SCHEDULES
+    return found
+
+
+@dataclass
+class Search:
+    """Candidates of one program on one device. The loop-nest terms of a structure are saturated once and
+    kept in `known`, and so are the nests that plans were lowered to; each shape only prices them."""
+
+    program: Program
+    outputs: Sequence[Output]
+    dtypes: Mapping[str, str]
+    device: Device
+    known: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
+    nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
+
+    @cached
+    def _kinds(self) -> Mapping[str, str]:
+        return with_outputs(self.program, self.dtypes)
+
+    def candidates(self, partition: Partition) -> list[Candidate]:
+        """Plans for the partition's extents, cheapest first.
+
+        Four structures: what blocks would compute again stored between kernels, everything computed in place,
+        operands of matrix products stored too, and what a longer axis folds computed for all of it beforehand. For each, every schedule that all kernels have, and the
+        cheapest schedule kernel by kernel.
+        Where a short axis is kept whole for what is computed beforehand, and so cannot be walked otherwise,
+        the structures that compute nothing beforehand give the schedules that are missing.
+        """
+        shapes = self._structures(partition)
+        found = [c for kernels in shapes for c in self._of(kernels, partition.extents)]
+        named = {c.plan.schedule for c in found}
+        if len(named) < len(SCHEDULES):
+            walked = [k for k in self._structures(replace(partition, lift_limit=0)) if k not in shapes]
+            more = [c for kernels in walked for c in self._of(kernels, partition.extents)]
+            found += [c for c in more if c.plan.schedule not in named]
+        return by_cost(found)
+
+    def as_written(self, partition: Partition) -> Candidate:
+        """The plan with a pass for every reduction of the program, and for what is independent of it."""
+        kernels = partition.kernels(self.program.outputs)
+        plans = tuple(_scheduled(k, "multi_pass", partition.extents, everywhere=True) for k in kernels)
+        priced, _ = self._priced(plans, "multi_pass", partition.extents)
+        return of_form(priced, "written")
+
+    def _structures(self, partition: Partition) -> list[tuple[KernelShape, ...]]:
+        in_place = replace(partition, recompute_share=math.inf)
+        operands = replace(partition, stores_operands=True)
+        variants = [partition, in_place, operands]
+        if partition.lift_limit:
+            variants.append(replace(partition, lift_limit=WHOLE_LIMIT))
+        return list(dict.fromkeys(p.kernels(self.outputs) for p in variants))
+
+    def _of(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
+        options = self.known.get(kernels)
+        if options is None:
+            options = self.known[kernels] = alternatives(kernels)
+        prices: dict[tuple[str, Schedule], float] = {}
+        found: list[Candidate] = []
+        for schedule in SCHEDULES:
+            mixed = {k.name: schedule if schedule in options[k.name] else "multi_pass" for k in kernels}
+            candidate, seconds = self._planned(kernels, mixed, schedule, extents)
+            prices |= {(name, schedule): seconds[name] for name in mixed if mixed[name] == schedule}
+            if all(mixed[k.name] == schedule for k in kernels) and _has(candidate.plan, schedule):
+                found.append(candidate)
+        cheapest = {k.name: _cheapest(k.name, options[k.name], prices) for k in kernels}
+        if len(set(cheapest.values())) > 1:
+            chief = max(kernels, key=lambda k: prices[k.name, cheapest[k.name]])
+            candidate = self._planned(kernels, cheapest, cheapest[chief.name], extents)[0]
+            if _has(candidate.plan, candidate.plan.schedule):
+                found.append(candidate)
+        return found
+
+    def _planned(
+        self,
+        kernels: Sequence[KernelShape],
+        schedules: Mapping[str, Schedule],
+        name: Schedule,
+        extents: Mapping[str, int],
+    ) -> tuple[Candidate, dict[str, float]]:
+        """The plan with these schedules, and the seconds of each of its kernels."""
+        return self._priced(tuple(_scheduled(k, schedules[k.name], extents) for k in kernels), name, extents)
+
+    def _priced(
+        self, plans: tuple[KernelPlan, ...], name: Schedule, extents: Mapping[str, int]
+    ) -> tuple[Candidate, dict[str, float]]:
+        """The plan of these kernels, and the seconds of each."""
+        nest = self.nests.get(plans)
+        if nest is None:
+            nest = self.nests[plans] = lower(Plan(name, plans), self.program)
+        shards = self._shards(nest, extents) if nest.shards else 1
+        plan = Plan(name, plans, shards=shards)
+        shape = shape_of(nest, extents, self._kinds, shards)
+        kernels_here = configured(nest, shape, self.device)
+        configs = tuple(self._configured(k, shape) for k in kernels_here)
+        seconds = dict.fromkeys((k.name for k in plans), 0.0)
+        terms: list[list[Term]] = []
+        reason = ""
+        for kernel, config in zip(kernels_here, configs, strict=True):
+            mine = kernel_terms(kernel, config, shape, self.device)
+            obstacle = _does_not_fit(kernel, config, shape, self.device)
+            if obstacle:
+                mine.append(Term("does not fit", math.inf))
+            reason = reason or obstacle
+            terms.append(mine)
+            # split kernels are named after theirs: kernel1_partial, kernel1_merge
+            owner = max((n for n in seconds if kernel.name.startswith(n)), key=len)
+            seconds[owner] += sum(t.seconds for t in mine)
+        cost = total(terms)
+        return Candidate(
+            replace(plan, cost=cost, configs=configs, reason=reason, sizes=self._sizes(extents)), nest
+        ), seconds
+
+    def _sizes(self, extents: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        """The extents that are an axis's own, as they are shown."""
+        return tuple((axis, size) for axis, size in extents.items() if axis not in self.program.domains)
+
+    def _configured(self, kernel: LoopKernel, shape: Shape) -> KernelConfig:
+        config = configure(kernel, shape, self.device)
+        return for_lasting(kernel, config, shape, self.device) if self.device.kind == "gpu" else config
+
+    def _shards(self, nest: Nest, extents: Mapping[str, int]) -> int:
+        """As many shards as the device runs at once, two instances to a unit where both fit (more of few warps), none
+        shorter than a tile: one more would wait for a unit to be free, and each has to be merged."""
+        shape = shape_of(nest, extents, self._kinds, MAX_SHARDS)
+        most = 2
+        for kernel in configured(nest, shape, self.device):
+            divided = {shard: axis for shard, axis in nest.shards if shard in kernel.parallel}
+            if divided:
+                config = configure(kernel, shape, self.device)
+                counts = {
+                    b.axis: math.ceil(shape.extents[b.axis] / (b.valid or b.size)) if b.size else 1
+                    for b in config.blocks
+                }
+                instances = math.prod(counts[a] for a in kernel.parallel if a not in divided)
+                blocks = config.sizes(shape.extents)
+                both = side_by_side(kernel, blocks, config, shape, self.device)
+                # What is folded along both axes is merged with its columns: each part more costs.
+                few = folds_rows_and_columns(kernel) or config.warps * 2 > UNIT_WARPS
+                at_once = (2 if few else UNIT_WARPS // config.warps) if both else 1
+                room = at_once * self.device.units // instances
+                tiles = min(counts.get(axis, 1) for axis in divided.values())
+                most = max(most, min(1 << max(room, 1).bit_length() - 1, tiles, MAX_SHARDS))
+        return most
+
+
+def of_form(candidate: Candidate, form: Form) -> Candidate:
+    return replace(candidate, plan=replace(candidate.plan, form=form))
+
+
+def by_cost(found: Iterable[Candidate]) -> list[Candidate]:
+    """Candidates, cheapest first."""
+    return sorted(found, key=lambda c: c.plan.cost.seconds if c.plan.cost else math.inf)
+
+
+def _has(plan: Plan, schedule: Schedule) -> bool:
+    """Whether a plan walks some group in this way; one without groups runs in every way."""
+    groups = [group for kernel in plan.kernels for group in kernel.groups]
+    return not groups or any(group.schedule == schedule for group in groups)
+
+
+def _cheapest(
+    kernel: str, schedules: Sequence[Schedule], prices: Mapping[tuple[str, Schedule], float]
+) -> Schedule:
+    return min(schedules, key=lambda schedule: prices[kernel, schedule])
+
+
+def configured(nest: Nest, shape: Shape, device: Device) -> tuple[LoopKernel, ...]:
+    """The kernels of a nest as blocks are chosen and priced for."""
+    return nest.kernels if device.kind == "cpu" else tuple(narrowed(k, shape.extents) for k in nest.kernels)
+
+
+def _does_not_fit(kernel: LoopKernel, config: KernelConfig, shape: Shape, device: Device) -> str:
+    blocks = {b.axis: b.size or power_of_two(shape.extents[b.axis]) for b in config.blocks}
+    needed = shared_bytes(kernel, blocks, config.stages, shape)
+    if device.kind == "cpu" or needed <= device.shared:
+        return ""
+    return (
+        f"{kernel.name} needs {needed >> 10} KB of shared memory, {device.name} has {device.shared >> 10} KB"
+    )
+
+
+def pick(found: Sequence[Candidate], prefer: str | None, groups: Sequence[Group]) -> Candidate:
+    """The cheapest candidate, or the one of the schedule asked for. Raises ScheduleError where there is none."""
+    if prefer is None:
+        return found[0]
+    if prefer not in SCHEDULES:
+        raise EqfuseError(f"unknown schedule {prefer!r}", hint=f"choose one of {', '.join(SCHEDULES)}")
+    for candidate in found:
+        if candidate.plan.schedule == prefer and not candidate.plan.reason:
+            return candidate
+    reasons = [c.plan.reason for c in found if c.plan.schedule == prefer]
+    reasons += [f"{o.factor}: {o.condition}" for g in groups for o in g.obstacles]
+    raise ScheduleError(
+        f"there is no {prefer} plan for this program",
+        hint="; ".join(dict.fromkeys(reasons))
+        or "the program has no reduction that could be walked that way",
+    )
+
+
+def with_outputs(program: Program, dtypes: Mapping[str, str]) -> dict[str, str]:
+    """The dtypes of inputs and outputs, from those of the inputs."""
+    return {**dtypes, **{o.name: result_dtype(o.expr, dtypes) for o in program.outputs}}
+
+
+def shape_of(nest: Nest, extents: Mapping[str, int], dtypes: Mapping[str, str], shards: int) -> Shape:
+    """Extents and dtypes of a nest: renamed and shard axes and temporaries added, and outputs, as float32 where
+    `dtypes` has none of them."""
+    sizes = dict(extents)
+    sizes |= {axis: extents[original] for axis, original in nest.domains if original in extents}
+    sizes |= {axis: shards for axis, _ in nest.shards}
+    kinds = {b.name: b.dtype if b.dtype and b.dtype != "acc" else "f32" for b in nest.buffers}
+    return Shape(sizes, {**kinds, **dtypes})
+
+
+def _dominant(kernel: KernelShape, extents: Mapping[str, int]) -> int:
+    weights = [sum(work(s.body, extents) for s in g.states) for g in kernel.groups]
+    return max(range(len(weights)), key=lambda i: weights[i])
+
+
+def _scheduled(
+    kernel: KernelShape, schedule: Schedule, extents: Mapping[str, int], *, everywhere: bool = False
+) -> KernelPlan:
+    """The kernel with its dominant group, or every one, walked in this way."""
+    plans: list[GroupPlan] = []
+    if kernel.groups:
+        chief = _dominant(kernel, extents)
+        for index, group in enumerate(kernel.groups):
+            mine = schedule if index == chief or everywhere else _minor(group, extents)
+            if _states_walk_whole(kernel, index):
+                mine = "resident"
+            plans.append(GroupPlan(group, mine))
+    return KernelPlan(kernel.name, kernel.outputs, tuple(plans), kernel.parallel, kernel.whole)
+
+
+def _states_walk_whole(kernel: KernelShape, index: int) -> bool:
+    """Whether states of the kernel's other groups are kept along this group's axis, or what it folds is a list along
+    it, so that it must be whole."""
+    group = kernel.groups[index]
+    if group.axis in rank_axes(*(s.body for s in group.states), *(o.expr for o in kernel.outputs)):
+        return True
+    return any(group.axis in s.dims for g in kernel.groups if g.axis != group.axis for s in g.states)
+
+
+def _minor(group: Group, extents: Mapping[str, int]) -> Schedule:
+    if extents.get(group.axis, 1) <= RESIDENT_ROW:
+        return "resident"
+    return "rolling" if group.merge is not None else "multi_pass"

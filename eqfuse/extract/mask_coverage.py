@@ -1,0 +1,73 @@
+"""What part of a loop's range the predicates of `where` leave to walk: tiles that they empty are not visited."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from eqfuse.extract.shape import Shape
+from eqfuse.loops.contraction import KEPT
+from eqfuse.loops.identity import predicates, vanishes
+from eqfuse.loops.nodes import Kernel
+from eqfuse.loops.walk import loops_in
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.interpreter import Env, evaluate_expr
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size, free_axes, walk
+
+_SAMPLED_BLOCKS = 32
+"""Blocks of an axis at which predicates are tried, in each of them the first, a middle and the last position."""
+
+Cuts = Mapping[Expr, bool]
+"""Predicates, each with the truth value without which a tile changes nothing."""
+
+
+@lru_cache(KEPT)
+def cuts(kernel: Kernel) -> Mapping[str, Cuts]:
+    """The predicates of positions and sizes alone that cut the range of every loop over an axis."""
+    found: dict[str, dict[Expr, bool]] = {}
+    for loop in (loop for loop in loops_in(kernel.body) if not loop.unit):
+        mine = {
+            predicate: wanted
+            for predicate in predicates(loop)
+            if loop.axis in free_axes(predicate)
+            and all(isinstance(node, Axis | Size | Const | Call) for node in walk(predicate))
+            for wanted in (True, False)
+            if vanishes(loop, predicate, not wanted)
+        }
+        before = found.get(loop.axis, mine)
+        found[loop.axis] = {p: wanted for p, wanted in mine.items() if before.get(p) is wanted}
+    return {axis: mine for axis, mine in found.items() if mine}
+
+
+def visited(kernel: Kernel, blocks: Mapping[str, int], shape: Shape) -> dict[str, int]:
+    """How many positions of each axis whose loops are cut are walked, on average over the blocks of the others."""
+    return {
+        axis: max(1, round(_share(mine, blocks, shape) * shape.extents[axis]))
+        for axis, mine in cuts(kernel).items()
+    }
+
+
+def _share(predicates: Cuts, blocks: Mapping[str, int], shape: Shape) -> float:
+    """The share of tiles in which some sampled position has all the truth values that are wanted."""
+    axes = sorted(frozenset[str]().union(*map(free_axes, predicates)))
+    places = {axis: _sampled(shape.extents[axis], blocks.get(axis, 1)) for axis in axes}
+    env = Env(FloatDomain(), {}, {}, shape.extents, {axis: at.reshape(-1) for axis, at in places.items()})
+    left = np.ones([size for axis in axes for size in places[axis].shape], dtype=bool)
+    for predicate, wanted in predicates.items():
+        dims, data = evaluate_expr(predicate, env)
+        order = [dims.index(axis) for axis in axes if axis in dims]
+        sizes = [n for axis in axes for n in (places[axis].shape if axis in dims else (1, 1))]
+        left &= np.transpose(np.asarray(data), order).reshape(sizes) == wanted
+    return float(left.any(axis=tuple(range(1, left.ndim, 2))).mean())
+
+
+def _sampled(extent: int, block: int) -> npt.NDArray[np.int64]:
+    """Positions (blocks, 3) of an axis."""
+    count = math.ceil(extent / block)
+    numbers = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED_BLOCKS)).astype(np.int64))
+    inside = numbers[:, None] * block + np.array([0, block // 2, block - 1])
+    return np.asarray(np.minimum(inside, extent - 1), dtype=np.int64)

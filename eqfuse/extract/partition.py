@@ -1,0 +1,385 @@
+"""Which kernels a program takes: what is materialised between them, what each computes in one place.
+
+Sizes decide here (a reduction that would be computed again by every block is better stored once), so
+this runs per shape; the groups that it asks for are derived once per program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from weakref import WeakKeyDictionary
+
+from eqfuse.loops.contraction import product_factors
+from eqfuse.rules.merge import Group
+from eqfuse.terms.folds import rank_axes, ranks_of
+from eqfuse.terms.nodes import (
+    CASTS,
+    Axis,
+    Call,
+    Expr,
+    Load,
+    Local,
+    Output,
+    Reduce,
+    children,
+    free_axes,
+    reductions,
+    replaced,
+    walk,
+)
+
+NOMINAL_BLOCK = 64
+"""Positions per grid block, as far as deciding what is computed again by every block goes."""
+
+RECOMPUTE_SHARE = 0.25
+"""A reduction is materialised when computing it again in every block would add more than this share
+of its reader's own work."""
+
+WHOLE_LIMIT = 512
+"""Positions of an axis that one block can keep for a state (an accumulator's columns)."""
+
+INNER_LIMIT = 4096
+"""Positions of an axis that a cascade inside another loop's body may keep whole."""
+
+LIFT_LIMIT = 64
+"""Positions of a reduced axis whose inner producers are computed for all of it beforehand."""
+
+Derive = Callable[[str, tuple[Reduce, ...], str], Group]
+"""(axis, reductions in dependency order, suffix for the names of states) -> group."""
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """A kernel before schedules are chosen: see plans.KernelPlan for the fields."""
+
+    name: str
+    outputs: tuple[Output, ...]
+    groups: tuple[Group, ...]
+    parallel: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+def frontier(*roots: Expr) -> list[Reduce]:
+    """The outermost reductions of the roots, in order of appearance."""
+    return list(dict.fromkeys(reduce for root in roots for reduce in _frontier(root)))
+
+
+def _frontier(root: Expr) -> tuple[Reduce, ...]:
+    if isinstance(root, Reduce):
+        return (root,)
+    if root in _FRONTIERS:
+        return _FRONTIERS[root]
+    found: dict[Reduce, None] = {}
+    seen: set[Expr] = set()
+
+    def visit(node: Expr) -> None:
+        if node in seen:
+            return
+        seen.add(node)
+        if isinstance(node, Reduce):
+            found[node] = None
+            return
+        for child in children(node):
+            visit(child)
+
+    visit(root)
+    return _FRONTIERS.setdefault(root, tuple(found))
+
+
+_FRONTIERS: WeakKeyDictionary[Expr, tuple[Reduce, ...]] = WeakKeyDictionary()
+
+
+def _stages(members: Collection[Reduce]) -> dict[Reduce, int]:
+    """How many changes of axis lie between each reduction of a kernel and the inputs, in dependency order. What
+    one pass over an axis computes waits for a later pass over that axis if nothing before reads it: one is left."""
+    stages: dict[Reduce, int] = {}
+    below: dict[Reduce, list[Reduce]] = {}
+    for reduce in reductions(*members):
+        if reduce in members:
+            below[reduce] = [q for q in frontier(reduce.body) if q in members]
+            stages[reduce] = max((stages[q] + (q.axis != reduce.axis) for q in below[reduce]), default=0)
+    for stage, axis in sorted({(stages[r], r.axis) for r in stages}, reverse=True):
+        late = min((s for r, s in stages.items() if r.axis == axis and s > stage), default=stage)
+        waiting = [r for r, s in stages.items() if (s, r.axis) == (stage, axis)]
+        readers = [r for r in stages if r not in waiting and not set(below[r]).isdisjoint(waiting)]
+        if late > stage and all(stages[r] - (r.axis != axis) >= late for r in readers):
+            stages.update(dict.fromkeys(waiting, late))
+    return stages
+
+
+def _makers_first(outputs: Sequence[Output]) -> list[Output]:
+    """The outputs, each after those that it reads: one that was found early may read what was cut later."""
+    by_name = {output.name: output for output in outputs}
+    found: dict[str, Output] = {}
+
+    def visit(output: Output) -> None:
+        for node in walk(output.expr):
+            if isinstance(node, Load) and node.tensor in by_name and node.tensor not in found:
+                visit(by_name[node.tensor])
+        found.setdefault(output.name, output)
+
+    for output in outputs:
+        visit(output)
+    return list(found.values())
+
+
+def work(expr: Expr, extents: Mapping[str, int]) -> float:
+    """Operations to evaluate an expression once at every position of its free axes."""
+    total = 0.0
+    for node in walk(expr):
+        if isinstance(node, Call | Reduce):
+            axes = free_axes(node.body) if isinstance(node, Reduce) else free_axes(node)
+            total += math.prod(extents.get(axis, 1) for axis in axes)
+    return total
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Splits a program's outputs into kernels for given extents. `recompute_share` is the work that blocks
+    may do again, relative to the reader's, before a reduction is materialised; `lift_limit` the positions of
+    a reduced axis up to which inner producers are computed for all of it beforehand. With `stores_operands`,
+    factors of products that were cast are stored in that dtype instead of being made by every block."""
+
+    order: Sequence[str]
+    extents: Mapping[str, int]
+    derive: Derive
+    recompute_share: float = RECOMPUTE_SHARE
+    lift_limit: int = LIFT_LIMIT
+    stores_operands: bool = False
+
+    def kernels(self, outputs: Sequence[Output]) -> tuple[KernelShape, ...]:
+        """The kernels, producers first."""
+        stored: dict[Expr, Output] = {}
+        for output in outputs:
+            self._find_cuts(output.expr, output.axes, frozenset(), stored)
+        beside: set[Expr] = set()
+        if self.stores_operands:
+            for output in outputs:
+                beside |= self._find_operands(output, stored)
+        reads = {r: Load(o.name, tuple(map(Axis, o.axes))) for r, o in stored.items()}
+        # Inner cuts first: a stored reduction may itself read stored ones, but not itself.
+        makers = [
+            replace(
+                o, expr=replaced(r, {q: load for q, load in reads.items() if q is not r and q not in beside})
+            )
+            for r, o in stored.items()
+        ]
+        readers = [replace(o, expr=replaced(o.expr, reads)) for o in outputs]
+        clusters = self._cluster(_makers_first(self._apart([*makers, *readers])))
+        return tuple(self._shape(f"kernel{i + 1}", cluster) for i, cluster in enumerate(clusters))
+
+    # -- what is materialised ----------------------------------------------------------------------
+
+    def _apart(self, outputs: Sequence[Output]) -> list[Output]:
+        """The outputs, with what cannot be walked in one kernel stored by another."""
+        made = list(outputs)
+        names = {output.name for output in outputs}
+        index = 0
+        while index < len(made):
+            cut = next(iter(self._walked_and_kept([made[index].expr])), None)
+            if cut is None:
+                index += 1
+                continue
+            free = tuple(axis for axis in self.order if axis in free_axes(cut))
+            name = next(n for i in count(1) if (n := f"stored{i}") not in names)
+            names.add(name)
+            read = {cut: Load(name, tuple(map(Axis, free)))}
+            made = [Output(name, free, cut), *(replace(o, expr=replaced(o.expr, read)) for o in made)]
+            index = 0
+        return made
+
+    def _walked_and_kept(self, exprs: Sequence[Expr]) -> list[Reduce]:
+        """Reductions over a long axis, all positions of which a reduction over another axis would keep meanwhile."""
+        members = self._members(exprs)
+        return [
+            r
+            for r in members
+            if not self._is_short(r) and any(r.axis in free_axes(q) for q in members if q.axis != r.axis)
+        ]
+
+    def _find_operands(self, output: Output, stored: dict[Expr, Output]) -> set[Expr]:
+        """Adds the computed factors of an output's sums that end in a cast and that blocks would make again, and
+        the reductions that they share with the output, which are given back: one kernel makes both."""
+        shared: set[Expr] = set()
+        tops = frontier(output.expr)
+        for reduce in tops:
+            for factor in product_factors(reduce.body) if reduce.op == "sum" else ():
+                match factor:
+                    case Call(dtype, (Call() as made,)) if (
+                        dtype in CASTS and self._blocks(output, factor) > 1 and not self._expands(factor)
+                    ):
+                        inside = [r for r in reductions(made) if r in tops and self._blocks(output, r) > 1]
+                        shared.update(inside)
+                        for expr in (*inside, factor):
+                            if expr not in stored:
+                                free = tuple(a for a in self.order if a in free_axes(expr))
+                                name = f"stored{len(stored) + 1}"
+                                stored[expr] = Output(name, free, expr, dtype if expr is factor else None)
+        return shared
+
+    def _expands(self, expr: Expr) -> bool:
+        """Whether an expression has more positions than each tensor that it reads (as an outer product has)."""
+        loads = [node for node in walk(expr) if isinstance(node, Load)]
+        return self._positions(expr) > max((self._positions(load) for load in loads), default=0)
+
+    def _positions(self, expr: Expr) -> int:
+        return math.prod(self.extents.get(axis, 1) for axis in free_axes(expr))
+
+    def _blocks(self, output: Output, expr: Expr) -> int:
+        """Blocks of an output that compute the same positions of an expression."""
+        missing = [a for a in output.axes if a not in free_axes(expr)]
+        return math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
+
+    def _find_cuts(
+        self, expr: Expr, axes: Iterable[str], bound: frozenset[str], stored: dict[Expr, Output]
+    ) -> None:
+        """Adds the reductions below `expr` that are stored; `axes` are the reader's parallel axes."""
+        parallel = frozenset(axes) - {r.axis for r in frontier(expr)}
+        for reduce in frontier(expr):
+            group = self._cascade(reduce)
+            for inner in self._inner(group):
+                if inner in stored:
+                    continue
+                if self._is_cut(inner, reduce, parallel, nested=bool(bound)):
+                    free = tuple(a for a in self.order if a in free_axes(inner))
+                    self._find_cuts(inner, free, frozenset(), stored)
+                    stored[inner] = Output(f"stored{len(stored) + 1}", free, inner)
+                else:
+                    self._find_cuts(inner, parallel | {reduce.axis}, bound | {reduce.axis}, stored)
+
+    def _cascade(self, reduce: Reduce) -> list[Reduce]:
+        """The reduction and those over the same axis that it reads directly."""
+        found: dict[Reduce, None] = {}
+
+        def visit(node: Reduce) -> None:
+            if node not in found:
+                found[node] = None
+                for inner in frontier(node.body):
+                    if inner.axis == node.axis:
+                        visit(inner)
+
+        visit(reduce)
+        return list(found)
+
+    def _inner(self, group: Sequence[Reduce]) -> list[Reduce]:
+        """Reductions over other axes that the bodies of a group read directly."""
+        return list(
+            dict.fromkeys(q for r in group for q in frontier(r.body) if q.axis != r.axis and q not in group)
+        )
+
+    def _is_cut(self, inner: Reduce, reader: Reduce, parallel: frozenset[str], *, nested: bool) -> bool:
+        if reader.axis in free_axes(inner) and any(r.axis == reader.axis for r in reductions(inner.body)):
+            return True  # it folds the whole of the axis that the reader's loop has only a tile of
+        missing = [a for a in parallel if a not in free_axes(inner) and a != reader.axis]
+        again = math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
+        if again > 1 and (again - 1) * work(inner, self.extents) > self.recompute_share * work(
+            reader, self.extents
+        ):
+            return True
+        if not self._is_cascade(inner) or self.extents.get(inner.axis, 1) <= INNER_LIMIT:
+            return False
+        return nested or not self._is_lifted(inner, reader)  # what is lifted has a loop of its own
+
+    def _is_cascade(self, reduce: Reduce) -> bool:
+        return len(self._cascade(reduce)) > 1 or bool(self._inner([reduce]))
+
+    # -- what shares a kernel ----------------------------------------------------------------------
+
+    def _cluster(self, outputs: Sequence[Output]) -> list[list[Output]]:
+        """Outputs that share a reduction share a kernel, unless one reads what the other stores."""
+        clusters: list[list[Output]] = []
+        folds = {output.name: set(reductions(output.expr)) for output in outputs}
+        signatures = {
+            output.name: (frozenset(output.axes), frozenset(r.axis for r in frontier(output.expr)))
+            for output in outputs
+        }
+        for output in outputs:
+            reads = {n.tensor for n in walk(output.expr) if isinstance(n, Load)}
+            home = None
+            for index in range(len(clusters) - 1, -1, -1):
+                cluster = clusters[index]
+                if any(o.name in reads for o in cluster):
+                    break
+                shares = any(folds[output.name] & folds[o.name] for o in cluster)
+                alike = any(signatures[output.name] == signatures[o.name] for o in cluster)
+                if (shares or alike) and not self._walked_and_kept([o.expr for o in (*cluster, output)]):
+                    home = cluster
+            if home is None:
+                clusters.append([output])
+            else:
+                home.append(output)
+        return clusters
+
+    # -- what one kernel looks like ----------------------------------------------------------------
+
+    def _shape(self, name: str, outputs: Sequence[Output]) -> KernelShape:
+        passes: dict[tuple[int, str], list[Reduce]] = {}
+        for reduce, stage in _stages(self._members([o.expr for o in outputs])).items():
+            passes.setdefault((stage, reduce.axis), []).append(reduce)
+        groups: list[Group] = []
+        values: dict[Reduce, Local] = {}
+        for (_, axis), reduces in sorted(passes.items(), key=lambda item: item[0][0]):
+            again = sum(1 for g in groups if g.axis == axis)
+            plain = tuple(r for r in (replaced(r, values) for r in reduces) if isinstance(r, Reduce))
+            group = self.derive(axis, plain, f"_{again + 1}" if again else "")
+            groups.append(group)
+            for reduce, state in zip(reduces, group.states, strict=False):
+                values[reduce] = Local(state.name, state.dims)
+        rewritten = tuple(Output(o.name, o.axes, replaced(o.expr, values), o.dtype) for o in outputs)
+        group_axes = {g.axis for g in groups}
+        parallel, whole = self._axes(rewritten, groups, group_axes)
+        return KernelShape(name, rewritten, tuple(groups), parallel, whole)
+
+    def _members(self, exprs: Sequence[Expr]) -> Collection[Reduce]:
+        """The reductions that a kernel of these expressions has states for; others are inside their bodies."""
+        tops = dict.fromkeys([*self._lifted(exprs), *frontier(*exprs)])
+        return dict.fromkeys(r for top in tops for r in self._cascade(top))
+
+    def _lifted(self, exprs: Sequence[Expr]) -> list[Reduce]:
+        """Inner reductions computed before their reader's loop: those that do not depend on its axis, and
+        those over all of a short axis that are a cascade, or share a pass with another over theirs."""
+        found: dict[Reduce, None] = {}
+        walked = {top.axis for top in frontier(*exprs)}
+        for top in frontier(*exprs):
+            for inner in self._inner(self._cascade(top)):
+                if self._is_lifted(inner, top) or (inner.axis in walked and self._is_short(top)):
+                    for deeper in self._lifted([inner]):
+                        found[deeper] = None
+                    found[inner] = None
+        return list(found)
+
+    def _is_lifted(self, inner: Reduce, reader: Reduce) -> bool:
+        if reader.axis not in free_axes(inner) or reader.axis == ranks_of(inner):
+            return True
+        return self._is_short(reader) and self._is_cascade(inner)
+
+    def _is_short(self, reduce: Reduce) -> bool:
+        """Whether an axis may be whole while another is walked; one of ranks always is."""
+        return self.extents.get(reduce.axis, 1) <= self.lift_limit or reduce.axis in rank_axes(reduce.body)
+
+    def _axes(
+        self, outputs: Sequence[Output], groups: Sequence[Group], group_axes: set[str]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        made = [o.expr for o in outputs] + [s.body for g in groups for s in g.states]
+        lists = rank_axes(*made).union(
+            *(rank_axes(Reduce(s.op, g.axis, s.body)) for g in groups for s in g.states)
+        )
+        holders = [frozenset(o.axes) - group_axes for o in outputs]
+        holders += [frozenset(s.dims) - group_axes for g in groups for s in g.states if not s.auxiliary]
+        used = [a for a in self.order if any(a in h for h in holders)]
+        everywhere = [a for a in used if all(a in h for h in holders)]
+        whole = []
+        for axis in used:
+            if axis in lists:
+                whole.append(axis)
+                continue
+            if axis in everywhere:
+                continue
+            in_outputs = all(axis in o.axes for o in outputs)
+            if not in_outputs or self.extents.get(axis, 1) <= WHOLE_LIMIT:
+                whole.append(axis)
+        parallel = tuple(a for a in used if a not in whole)
+        return parallel, tuple(whole)

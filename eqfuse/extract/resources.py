@@ -1,0 +1,259 @@
+"""What one GPU program instance needs on chip: registers of a thread, and shared memory of a block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from eqfuse.extract.devices import Device
+from eqfuse.extract.shape import Shape
+from eqfuse.loops.contraction import KEPT, Contraction, kernel_axes, product_factors, widest_values
+from eqfuse.loops.nodes import Kernel, Loop, Stmt
+from eqfuse.loops.plan import KernelConfig
+from eqfuse.loops.walk import expressions, loops_in, statements
+from eqfuse.terms.nodes import Axis, Load, Local, Reduce, free_axes, walk
+
+REGISTERS = 168
+"""Values that a thread can hold besides addresses and what instructions take: up to here ptxas spilled
+nothing in kernels compiled for sm_90 with 4 and 8 warps, blocks halved and doubled."""
+
+FEW_REGISTERS = 128
+"""Up to here 4 warps are enough, and more instances run side by side."""
+
+ADDRESSES = 40
+"""Registers of a thread besides the values: addresses, masks, what instructions take."""
+
+REGISTER_BYTES = 4
+
+VECTOR_BYTES = 16
+"""What a thread of a GPU loads at once."""
+
+WARPGROUP_ROWS = 64
+"""Rows from which a matrix product reads its operands from shared memory (wgmma); with fewer, they pass
+through registers."""
+
+WIDEST, SECOND = 1.5, 0.5
+"""How often the widest value that is computed counts, and the next one over other axes: a value is made
+while another is used up. States are updated in place."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of a matrix product: a `load` as it is, or computed; `streamed` if a loop loads it anew."""
+
+    axes: frozenset[str]
+    load: Load | None
+    streamed: bool
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product; `node` is the reduction."""
+
+    node: Reduce
+    contraction: Contraction
+    operands: tuple[Operand, ...]
+
+
+@lru_cache(KEPT)
+def products(kernel: Kernel) -> tuple[Product, ...]:
+    """The matrix products of a kernel, with how their operands come about."""
+    return tuple(dict.fromkeys(_products(kernel, kernel.body, frozenset())))
+
+
+def _products(kernel: Kernel, body: tuple[Stmt, ...], around: frozenset[str]) -> Iterator[Product]:
+    axes = kernel_axes(kernel)
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            yield from _products(kernel, stmt.body, around | {stmt.axis})
+            continue
+        for node in walk(stmt.expr):
+            found = axes.contraction(node) if isinstance(node, Reduce) else None
+            if found is not None and isinstance(node, Reduce):
+                yield Product(node, found, tuple(_operands(kernel, node, found, around)))
+
+
+def _operands(kernel: Kernel, node: Reduce, found: Contraction, around: frozenset[str]) -> Iterator[Operand]:
+    axes = kernel_axes(kernel)
+    factors = [(axes.of(f), f) for f in product_factors(node.body)]
+    for side in (found.left, found.right):
+        parts = [f for own, f in factors if node.axis in own and own & side]
+        load = parts[0] if len(parts) == 1 and isinstance(parts[0], Load) else None
+        streamed = load is not None and bool(free_axes(load) & around)
+        yield Operand(side | found.shared | {found.axis}, load, streamed)
+
+
+def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
+    """Bytes of shared memory of the operands of all matrix products, those that loops load once for each
+    stage, and so what computed operands are made from. A product that walks its own axis in steps streams both
+    operands. What several products load is there once."""
+    total = sum(
+        stages * _size(free_axes(load), blocks) * shape.itemsize(load.tensor) for load in _streamed(kernel)
+    )
+    loaded: dict[Load, int] = {}
+    for product in products(kernel):
+        axis = product.contraction.axis
+        stepped = blocks.get(axis, 1) < shape.extents.get(axis, 1)
+        left, right = _ordered(product, blocks)
+        width = 1 if shape.is_narrow(product.node) else 2 if shape.is_half(product.node) else 4
+        for operand in (left, right) if left.load else (right,):  # a computed left one is in registers
+            copies = stages if operand.streamed or (operand.load and stepped) else 1
+            size = copies * _size(operand.axes, blocks) * width
+            if operand.load is None:
+                total += size
+            else:
+                loaded[operand.load] = max(size, loaded.get(operand.load, 0))
+    return total + sum(loaded.values())
+
+
+@lru_cache(KEPT)
+def _streamed(kernel: Kernel) -> tuple[Load, ...]:
+    """What loops around matrix products load anew at every step besides the operands themselves."""
+    operands = {f for product in products(kernel) for f in product_factors(product.node.body)}
+    found: dict[Load, None] = {}
+    for loop in loops_in(kernel.body) if operands else ():
+        loads = (n for expr in expressions(loop.body) for n in walk(expr) if isinstance(n, Load))
+        found |= dict.fromkeys(n for n in loads if n not in operands and loop.axis in free_axes(n))
+    return tuple(found)
+
+
+def _ordered(product: Product, blocks: Mapping[str, int]) -> list[Operand]:
+    """The operands, rows first."""
+    own = product.contraction.shared | {product.contraction.axis}
+    return sorted(product.operands, key=lambda operand: _place(operand.axes - own, blocks))
+
+
+def _place(axes: frozenset[str], blocks: Mapping[str, int]) -> int:
+    """Where the first of the axes comes in the kernel's blocks: of two sides, the first one has the rows."""
+    places = {axis: place for place, axis in enumerate(blocks)}
+    return min((places.get(axis, -1) for axis in axes), default=-1)
+
+
+def rows(contraction: Contraction, blocks: Mapping[str, int]) -> int:
+    """Rows of a matrix product in one block."""
+    return _size(min(contraction.left, contraction.right, key=lambda side: _place(side, blocks)), blocks)
+
+
+def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, lanes: int, shape: Shape) -> float:
+    """32-bit values that a thread holds at once: what loops carry, the widest values that are computed,
+    and operands of matrix products that pass through registers on their way to shared memory. Without
+    tensor cores (float32) both operands are unrolled into them whole, with conversions of layout."""
+    loops = {stmt.axis for stmt in kernel.body if isinstance(stmt, Loop)}
+    states = [
+        kernel_axes(kernel).of(Local(value.name, value.dims))
+        for stmt in kernel.body
+        if isinstance(stmt, Loop)
+        for value in stmt.carried
+    ]
+    carried = sum(_size(axes, blocks) for axes in states)
+    made = {axes for axes in widest_values(kernel) if axes not in states and (axes & loops or not loops)}
+    passing = 0.0
+    for product in products(kernel):
+        half = shape.is_half(product.node)
+        stepped = blocks.get(product.contraction.axis, 1) < shape.extents.get(product.contraction.axis, 1)
+        sides = _ordered(product, blocks)
+        own = product.contraction.shared | {product.contraction.axis}
+        sums = (sides[0].axes | sides[1].axes) - own
+        if stepped and product.contraction.axis not in loops:  # its sums are carried from step to step
+            carried += _size(sums, blocks)
+        if shape.is_narrow(product.node):  # those of a step are added to them afterwards
+            made.add(sums)
+        for side, operand in enumerate(sides):
+            elements = _size(operand.axes, blocks)
+            if not half:
+                passing += 1.5 * elements
+            elif operand.load is None and side == 1:
+                passing += elements / 2
+            elif operand.load and (
+                rows(product.contraction, blocks) < WARPGROUP_ROWS or not (loops or stepped)
+            ):
+                passing += elements / 4
+    widest, second = sorted((*(_size(axes, blocks) for axes in made), 1, 1))[:-3:-1]
+    return (carried + WIDEST * widest + SECOND * second + passing) / (warps * lanes)
+
+
+def side_by_side(
+    kernel: Kernel, blocks: Mapping[str, int], config: KernelConfig, shape: Shape, device: Device
+) -> bool:
+    """Whether two instances of a kernel run in one unit of a GPU: shared memory and registers hold both."""
+    if not products(kernel):
+        return True
+    in_shared = 2 * shared_bytes(kernel, blocks, config.stages, shape) <= device.shared
+    return in_shared and fits_twice(kernel, blocks, config.warps, shape, device)
+
+
+def fits_twice(kernel: Kernel, blocks: Mapping[str, int], warps: int, shape: Shape, device: Device) -> bool:
+    """Whether the registers of a unit hold two instances; half of them are what the device calls a tile."""
+    held = registers(kernel, blocks, warps, device.lanes, shape) + ADDRESSES
+    return held * warps * device.lanes * REGISTER_BYTES <= device.tile
+
+
+@lru_cache(KEPT)
+def sharded_axes(kernel: Kernel) -> Mapping[str, str]:
+    """Looped axes of which each program instance walks one shard, with the parallel axis that counts shards."""
+    found: dict[str, str] = {}
+    axes = kernel_axes(kernel)
+    for stmt in statements(kernel.body):
+        if isinstance(stmt, Loop):
+            for axis in axes.of(stmt.start) & frozenset(kernel.parallel):
+                found[stmt.axis] = axis
+    return found
+
+
+def streamed_bytes(kernel: Kernel, shape: Shape) -> int:
+    """Bytes that a loop loads for each of its positions, of the loop that loads most."""
+    return max(
+        (
+            sum(shape.itemsize(load.tensor) for load in _loads_in(loop) if loop.axis in free_axes(load))
+            for loop in loops_in(kernel.body)
+        ),
+        default=0,
+    )
+
+
+def _loads_in(loop: Loop) -> set[Load]:
+    return {node for expr in expressions(loop.body) for node in walk(expr) if isinstance(node, Load)}
+
+
+@lru_cache(KEPT)
+def loads_of(kernel: Kernel) -> tuple[Load, ...]:
+    """Every distinct load of a tensor's elements."""
+    loads = (n for expr in expressions(kernel.body) for n in walk(expr) if isinstance(n, Load) and n.index)
+    return tuple(dict.fromkeys(loads))
+
+
+def loads_vectors(kernel: Kernel, shape: Shape) -> bool:
+    """Whether every row of every tensor begins where a vector may: what is loaded element by element costs
+    more on a way through shared memory than that hides."""
+    return all(
+        shape.extents.get(load.index[-1].name, 1) * shape.itemsize(load.tensor) % VECTOR_BYTES == 0
+        for load in loads_of(kernel)
+        if isinstance(load.index[-1], Axis)
+    )
+
+
+@lru_cache(KEPT)
+def _read_again(kernel: Kernel) -> tuple[Load, ...]:
+    """What a loop loads that a loop before it has loaded."""
+    before: dict[Load, None] = {}
+    found: dict[Load, None] = {}
+    for loop in (stmt for stmt in kernel.body if isinstance(stmt, Loop)):
+        loads = [n for expr in expressions(loop.body) for n in walk(expr) if isinstance(n, Load)]
+        found |= dict.fromkeys(load for load in loads if load in before)
+        before |= dict.fromkeys(loads)
+    return tuple(found)
+
+
+def bytes_read_again(kernel: Kernel, shape: Shape) -> float:
+    """Bytes that one position of the parallel axes alone reads in a loop after another loop has read them."""
+    return sum(
+        shape.positions(free_axes(load) - frozenset(kernel.parallel)) * shape.itemsize(load.tensor)
+        for load in _read_again(kernel)
+        if free_axes(load) & frozenset(kernel.parallel)
+    )
+
+
+def _size(axes: frozenset[str], blocks: Mapping[str, int]) -> int:
+    return math.prod(blocks.get(a, 1) for a in axes)

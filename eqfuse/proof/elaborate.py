@@ -1,0 +1,295 @@
+"""Expressions as plain terms: what a derivation starts from and ends at.
+
+a - b is a + (-b), a / b is a inv(b), rsqrt(a) is inv(sqrt(a)), relu(a) is maximum(a, 0); what the rules do not look
+into (loads, positions, predicates without reductions) is a leaf, named by its text. Written apart from the
+e-graph's encoder, so that a checker does not share it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from eqfuse.proof.syntax import Term, number, term, transform, walk
+from eqfuse.terms.folds import PAIR, is_ranked
+from eqfuse.terms.nodes import (
+    CASTS,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Reduce,
+    Size,
+)
+from eqfuse.terms.nodes import walk as subexpressions
+from eqfuse.terms.python import parsed
+
+NAMES: Mapping[str, str] = {
+    "neg": "Neg",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "abs": "Abs",
+    "sq": "Sq",
+    "finite": "Finite",
+    "invertible": "Invertible",
+    "add": "Add",
+    "mul": "Mul",
+    "maximum": "Max",
+    "minimum": "Min",
+    "where": "Where",
+}
+"""Functions that have a constructor of their own."""
+
+ONE, ZERO = number("1"), number("0")
+
+
+def reading(
+    expr: Expr,
+    *,
+    states: Collection[str] | None = None,
+    stored: Collection[str] = (),
+    opaque: Callable[[Reduce], bool] = lambda reduce: False,
+    split: str | None = None,
+    strict_casts: bool = False,
+    leaves: dict[str, Expr] | None = None,
+) -> Term:
+    """The term of an expression, reductions over whole axes.
+
+    Values named in `states` (any, where that is None) are `Local`; other local values, and reductions for which
+    `opaque` holds, are leaves. Loads of `stored` temporaries are looked into like reductions are. Only the size of
+    the `split` axis (of any, where that is None) depends on the part that is looked at.
+    `leaves` collects what the leaves are made of.
+    """
+    memo: dict[Expr, Term] = {}
+
+    def computed(node: Expr) -> bool:
+        return any(
+            isinstance(n, Reduce | Local) or (isinstance(n, Load) and n.tensor in stored)
+            for n in subexpressions(node)
+        )
+
+    def leaf(node: Expr) -> Term:
+        if leaves is not None:
+            leaves[str(node)] = node
+        return term("Leaf", (str(node),))
+
+    def make(node: Expr) -> Term:
+        match node:
+            case Const(value):
+                return number(repr(int(value) if float(value).is_integer() else float(value)))
+            case Local(name, _) if states is None or name in states:
+                return term("Local", (name,))
+            case Reduce(op, axis, body) if not opaque(node):
+                return term("Red", (op, axis, "ALL"), (visit(body),))
+            case Call("div", (a, Size(axis))) if split in (None, axis) and computed(a):
+                count = term("Red", ("sum", axis, "ALL"), (ONE,))
+                return term("Mul", (), (visit(a), term("Inv", (), (count,))))
+            case Call(fn, args):
+                return _call(node, fn, args)
+        return leaf(node)
+
+    def _call(node: Expr, fn: str, args: tuple[Expr, ...]) -> Term:
+        if fn in NAMES:
+            return term(NAMES[fn], (), tuple(map(visit, args)))
+        if fn in CASTS and not strict_casts:
+            return term("Cast", (fn,), (visit(args[0]),))
+        match fn:
+            case "sub":
+                return term("Add", (), (visit(args[0]), term("Neg", (), (visit(args[1]),))))
+            case "div":
+                return term("Mul", (), (visit(args[0]), term("Inv", (), (visit(args[1]),))))
+            case "rsqrt":
+                return term("Inv", (), (term("Sqrt", (), (visit(args[0]),)),))
+            case "relu":
+                return term("Max", (), (visit(args[0]), ZERO))
+        if (fn != PAIR and not computed(node)) or len(args) > 2:
+            return leaf(node)
+        return term(f"Apply{len(args)}", (fn,), tuple(map(visit, args)))
+
+    def visit(node: Expr) -> Term:
+        if node not in memo:
+            memo[node] = make(node)
+        return memo[node]
+
+    return visit(expr)
+
+
+def normal(root: Term, axis: str | None = None, *, guards: bool = True) -> Term:
+    """One form for terms that say the same in other notation: the order of two factors or two terms, a ratio and a
+    division, a difference and a subtraction, N(j) and the number of positions of j. Parts are told apart of
+    `axis` alone, where one is given.
+
+    Without `guards`, the total repairs of rules/repair.py stand for what they guard: `finite(x)` and `invertible(x)`
+    for x, `where(s == identity, identity, f s)` for f s; and what is multiplied by x/x or added to by x - x is itself.
+    """
+
+    def step(node: Term) -> Term:
+        match node.head, node.words, node.args:
+            case "Finite" | "Invertible", _, (a,) if not guards:
+                return a
+            case "Where", _, (Term(head="Apply2", words=("eq",), args=(s, i)), j, made) if (
+                not guards and i is j and (made is s or (made.head == "Mul" and s in made.args))
+            ):
+                return made
+            case "Where", _, (_, a, b) if a is b and not guards:
+                return a
+            case "Exp", _, (a,) if a is ZERO:
+                return ONE
+            case (("Abs" | "Sq" | "Sqrt"), _, (a,)) if a is ONE:
+                return ONE
+            case "Neg", _, (a,) if a is ZERO:
+                return ZERO
+            case "Ratio", _, (a, b):
+                return product(a, inverse(b))
+            case "Inv", _, (a,):
+                return inverse(a)
+            case "Delta", _, (a, b):
+                return total(a, opposite(b))
+            case "Mul", _, (a, b):
+                return product(a, b)
+            case "Add", _, (a, b):
+                return total(a, b)
+            case "Red", ("sum", over, part), (a,) if a is ONE and part in ("ALL", "") and over != axis:
+                return term("Leaf", (f"N({over})",))
+            case "Red", (op, over, part), args if axis not in (None, over) and part != "ALL":
+                return step(term("Red", (op, over, "ALL"), args))
+        return node
+
+    def inverse(a: Term) -> Term:
+        return ONE if a is ONE else term("Inv", (), (a,))
+
+    def opposite(a: Term) -> Term:
+        return ZERO if a is ZERO else term("Neg", (), (a,))
+
+    def product(a: Term, b: Term) -> Term:
+        if a is ONE or b is ONE:
+            return b if a is ONE else a
+        if not guards:
+            if a is inverse(b) or b is inverse(a):
+                return ONE
+            if a is ZERO or b is ZERO:
+                return ZERO
+        return term("Mul", (), tuple(sorted((a, b), key=id)))
+
+    def total(a: Term, b: Term) -> Term:
+        if a is ZERO or b is ZERO:
+            return b if a is ZERO else a
+        if not guards and (a is opposite(b) or b is opposite(a)):
+            return ZERO
+        return term("Add", (), tuple(sorted((a, b), key=id)))
+
+    return transform(root, step)
+
+
+class Circular(Exception):
+    """A name is defined by itself."""
+
+
+def expanded(root: Term, values: Mapping[str, Term]) -> Term:
+    """`root` with named values and leaves replaced by what they stand for, and what is in those likewise.
+    Raises Circular where that has no end."""
+    memo: dict[str, Term] = {}
+    entered: set[str] = set()
+
+    def step(node: Term) -> Term:
+        if node.head not in ("Local", "Leaf") or node.words[0] not in values:
+            return node
+        name = node.words[0]
+        if name not in memo:
+            if values[name] is node:
+                return node
+            if name in entered:
+                raise Circular(name)
+            entered.add(name)
+            memo[name] = transform(values[name], step)
+        return memo[name]
+
+    return transform(root, step)
+
+
+def named(root: Term, values: Mapping[str, Term]) -> Term:
+    """`root` with its `Local` values replaced."""
+    return transform(root, lambda node: values.get(node.words[0], node) if node.head == "Local" else node)
+
+
+def over_part(body: Term, part: str, values: Mapping[str, Term]) -> Term:
+    """The body of a state as it is over one part of the axis: its reductions are, states are those of the part."""
+
+    def step(node: Term) -> Term:
+        match node.head, node.words:
+            case "Local", (name,):
+                return values.get(name, node)
+            case "Red", (op, axis, "ALL"):
+                return term("Red", (op, axis, part), node.args)
+        return node
+
+    return transform(body, step)
+
+
+def over_parts(axis: str, states: Iterable[tuple[str, str, Term]]) -> dict[str, dict[str, Term]]:
+    """The values of states (name, op, body; in order) over the parts A and B of an axis and over both."""
+    found: dict[str, dict[str, Term]] = {part: {} for part in ("A", "B", "AB")}
+    for name, op, body in states:
+        for part, values in found.items():
+            values[name] = term("Red", (op, axis, part), (over_part(body, part, values),))
+    return found
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the names in a merge stand for: in an `update` of what a loop has seen, in a `combine` of two parts."""
+
+    update: Mapping[str, Term]
+    combine: Mapping[str, Term]
+
+
+def known_values(parts: Mapping[str, Mapping[str, Term]]) -> Known:
+    """The names of a merge, for the values that `over_parts` gives (see rules/merge.py)."""
+    new = {f"{name}_new": value for name, value in parts["AB"].items()}
+    left = {f"{name}_a": value for name, value in parts["A"].items()}
+    right = {f"{name}_b": value for name, value in parts["B"].items()}
+    return Known({**parts["A"], **new}, {**left, **right, **new})
+
+
+def free_names(root: Term, values: Mapping[str, Term]) -> frozenset[str]:
+    """Names that the value of a term may depend on: axes of its leaves that no reduction around them binds."""
+    memo: dict[Term, frozenset[str]] = {}
+    for node in walk(expanded(root, values)):
+        below = frozenset().union(*(memo[arg] for arg in node.args))
+        match node.head, node.words:
+            case "Leaf", (text,):
+                below = axes_in(text)
+            case "Red", (_, axis, _):
+                below -= {axis}
+        memo[node] = below
+        last = below
+    return last
+
+
+def axes_in(text: str) -> frozenset[str]:
+    """Names that the value of a leaf may depend on, read off its text: all but those of tensors, functions, sizes and the
+    axes that its reductions bind."""
+    return _names(parsed(text.rstrip("'")))
+
+
+def _names(node: ast.expr) -> frozenset[str]:
+    match node:
+        case ast.Name(name):
+            return frozenset({name})
+        case ast.Call(func=ast.Name("N")):
+            return frozenset()
+        case ast.Call(func=ast.Subscript(value=op, slice=axes), args=args) if is_ranked(ast.unparse(op)):
+            *bound, ranks = axes.elts if isinstance(axes, ast.Tuple) else [axes]
+            inside = frozenset().union(*map(_names, args))
+            return inside.difference(*map(_names, bound)) | _names(ranks)
+        case ast.Call(func=ast.Subscript(slice=bound), args=args):
+            return frozenset().union(*map(_names, args)) - _names(bound)
+        case ast.Call(args=args):
+            return frozenset().union(*map(_names, args))
+        case ast.Subscript(slice=index):
+            return _names(index)
+    below = (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+    return frozenset().union(*map(_names, below))

@@ -1,0 +1,241 @@
+"""Whether a proof proves what it says: every step, every connection between chains, and the program it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from eqfuse.errors import EqfuseError
+from eqfuse.proof.check import Ground, Refused, Replay, known_rules
+from eqfuse.proof.elaborate import Circular, expanded, known_values, named, normal, over_parts, reading
+from eqfuse.proof.nodes import (
+    GroupProof,
+    KernelProof,
+    Merged,
+    Origin,
+    Proof,
+    StateProof,
+    inferences,
+)
+from eqfuse.proof.syntax import Term, term, walk
+from eqfuse.rules.rule import LOOP_NESTS, Rule
+from eqfuse.terms.nodes import Program
+from eqfuse.terms.parser import parse
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a derivation holds; `why` says what was replayed, or which step was refused and why."""
+
+    ok: bool
+    why: str
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def examine(
+    proof: Proof,
+    program: Program | None = None,
+    claims: Sequence[KernelProof] | None = None,
+    rules: Mapping[str, Rule] | None = None,
+) -> Verdict:
+    """Replays a proof. `program` is what it has to be of (its own source where None), `claims` what the
+    kernels have to be, `rules` the rules that may be used (all known ones where None)."""
+    try:
+        if proof.gaps:
+            raise Refused("the derivation", f"not derived: {proof.gaps[0]}")
+        known = known_rules(proof) if rules is None else rules
+        own = _parsed(proof.origin)
+        _Examiner(proof, own, known).run()
+        if program is not None and _definitions(program) != _definitions(own):
+            raise Refused("the derivation", "it is of another program")
+        if claims is not None:
+            _compare(proof.kernels, claims)
+    except Refused as refused:
+        return Verdict(False, f"{refused.where}: {refused.why}")
+    except Circular as error:
+        return Verdict(False, f"the derivation: {error} is defined by itself")
+    except (SyntaxError, ValueError):  # of texts of leaves and numbers
+        return Verdict(False, "the derivation: a name or a number in it is none of the language")
+    except RecursionError:
+        return Verdict(False, "the derivation: its terms are nested too deeply")
+    chains = [chain for _, chain in proof.chains()]
+    steps, inferred = sum(map(len, chains)), sum(1 for _ in inferences(*chains))
+    return Verdict(True, f"{steps} steps, {inferred} instances of {len(proof.rules)} rules")
+
+
+def _parsed(origin: Origin) -> Program:
+    try:
+        return parse(origin.source, scalars=dict(origin.scalars), strict_casts=origin.strict_casts)
+    except EqfuseError as error:
+        raise Refused("the program", f"its source is not a program: {error.message}") from None
+
+
+def _definitions(program: Program) -> list[tuple[str, tuple[str, ...], Term]]:
+    return [(o.name, o.axes, reading(o.expr, strict_casts=program.strict_casts)) for o in program.outputs]
+
+
+def _bare(merged: Merged | None) -> Merged | None:
+    return merged and replace(merged, steps=())
+
+
+def _compare(proved: Sequence[KernelProof], claims: Sequence[KernelProof]) -> None:
+    """That what is proved is what the kernel runs."""
+    if [k.name for k in proved] != [k.name for k in claims]:
+        raise Refused("the derivation", "it has other kernels than the compiled program")
+    for kernel, claim in zip(proved, claims, strict=True):
+        groups = tuple(
+            replace(
+                g,
+                states=tuple(replace(s, update=_bare(s.update), combine=_bare(s.combine)) for s in g.states),
+            )
+            for g in kernel.groups
+        )
+        walks = tuple(replace(w, steps=()) for w in kernel.walks)
+        for mine, its in zip(groups, claim.groups, strict=False):
+            for state, other in zip(mine.states, its.states, strict=False):
+                if state != other:
+                    raise Refused(f"{state.name} in {kernel.name}", "the kernel runs another merge")
+        if replace(kernel, groups=groups, walks=walks) != claim:
+            raise Refused(kernel.name, "the compiled program has another kernel there")
+
+
+@dataclass(frozen=True)
+class _Examiner:
+    proof: Proof
+    program: Program
+    rules: Mapping[str, Rule]
+
+    def run(self) -> None:
+        self._outputs()
+        stored: dict[str, Term] = {}
+        made: set[str] = set()
+        for kernel in self.proof.kernels:
+            values = self._values(kernel, stored)
+            for group in kernel.groups:
+                self._group(kernel, group, values)
+            self._walks(kernel)
+            for output in kernel.outputs:
+                whole = expanded(output.value, values)
+                prepared = {o.name: o.prepared for o in self.proof.outputs}
+                if output.name not in prepared:
+                    stored[f"{output.name}[{', '.join(output.axes)}]" if output.axes else output.name] = whole
+                elif normal(whole) is not normal(prepared[output.name]):
+                    raise Refused(
+                        f"{output.name} in {kernel.name}",
+                        "it does not compute the prepared form of the output",
+                    )
+                made.add(output.name)
+        missing = [o.name for o in self.proof.outputs if o.name not in made]
+        if missing:
+            raise Refused("the derivation", f"no kernel computes {missing[0]}")
+
+    def _outputs(self) -> None:
+        defined = _definitions(self.program)
+        if [(o.name, o.axes) for o in self.proof.outputs] != [(name, axes) for name, axes, _ in defined]:
+            raise Refused("the outputs", "they are not those of the program")
+        exponents = {
+            node.args[0] for _, _, definition in defined for node in walk(definition) if node.head == "Exp"
+        }
+        replay = Replay(self.rules, Ground(scalars=self.program.scalars, exponents=exponents))
+        for output, (_, _, definition) in zip(self.proof.outputs, defined, strict=True):
+            if output.definition is not definition:
+                raise Refused(f"output {output.name}", "its definition is not that of the program")
+            replay.chain(output.definition, output.steps, output.prepared, f"output {output.name}")
+
+    def _values(self, kernel: KernelProof, stored: Mapping[str, Term]) -> dict[str, Term]:
+        """What the names in a kernel stand for, over whole axes."""
+        values = dict(stored)
+        states = [(group.axis, state) for group in kernel.groups for state in group.states]
+        for axis, state in states:
+            if state.name in values:
+                raise Refused(kernel.name, f"{state.name} is defined twice")
+            values[state.name] = term("Red", (state.op, axis, "ALL"), (state.body,))
+        for name, meaning in kernel.leaves.items():
+            values.setdefault(name, meaning)
+        return values
+
+    def _group(self, kernel: KernelProof, group: GroupProof, values: Mapping[str, Term]) -> None:
+        if not group.is_fused:
+            if any(s.update or s.combine for s in group.states) or not group.obstacles:
+                raise Refused(
+                    f"the group over {group.axis} in {kernel.name}", "a part of its states has no merge"
+                )
+            return
+        parts = over_parts(group.axis, ((s.name, s.op, s.body) for s in group.states))
+        a, b, ab = parts["A"], parts["B"], parts["AB"]
+        ground = Ground(
+            values=values,
+            scalars=self.program.scalars,
+            states=frozenset({*a.values(), *b.values()}),
+            split=group.axis,
+        )
+        replay = Replay(self.rules, ground)
+        names = known_values(parts)
+        for state in group.states:
+            for kind, merged, known, fresh in (
+                ("update", state.update, names.update, ("B",)),
+                ("combine", state.combine, names.combine, ()),
+            ):
+                assert merged is not None
+                where = f"{kind} of {state.name} in {kernel.name}"
+                if merged.definition is not ab[state.name]:
+                    raise Refused(where, "it does not start at the definition of the state")
+                replay.chain(merged.definition, merged.steps, merged.derived, where)
+                _is_derived(merged, group.axis, known, fresh, where)
+            _finishes(state, f"{state.name} in {kernel.name}")
+        for kind in ("update", "combine"):
+            _in_some_order(group, kind, kernel.name)
+
+    def _walks(self, kernel: KernelProof) -> None:
+        axes = [group.axis for group in kernel.groups]
+        if [w.axis for w in kernel.walks] != axes:
+            raise Refused(kernel.name, "it walks other axes than its groups have")
+        for way, group in zip(kernel.walks, kernel.groups, strict=True):
+            mergeable = {kernel.name} if group.is_fused else set()
+            replay = Replay(self.rules, Ground(walks={(kernel.name, way.axis)}, mergeable=mergeable))
+            if way.schedule not in LOOP_NESTS or way.schedule == "read":
+                raise Refused(kernel.name, f"there is no schedule {way.schedule!r}")
+            goal = term(LOOP_NESTS[way.schedule], (kernel.name, way.axis))
+            where = f"schedule of {kernel.name} over {way.axis}"
+            replay.chain(term("Read", (kernel.name,)), way.steps, goal, where)
+
+
+def _is_derived(
+    merged: Merged, axis: str, known: Mapping[str, Term], fresh: Sequence[str], where: str
+) -> None:
+    """That the value that is run is what the steps end at, written with the names of states, guarded."""
+    for node in walk(merged.value):
+        if node.head == "Red" and node.words[1] == axis and node.words[2] not in fresh:
+            raise Refused(where, f"it folds over a part of {axis} that it has only a state of")
+    run = normal(named(merged.value, known), axis, guards=False)
+    if run is not normal(merged.derived, axis, guards=False):
+        raise Refused(where, "what is run is not what the steps end at, with guards")
+
+
+def _finishes(state: StateProof, where: str) -> None:
+    """That the value at the end differs from the carried one by guards alone."""
+    if state.finish is None:
+        return
+    if normal(state.finish, guards=False) is not term("Local", (state.name,)):
+        raise Refused(where, "its final value is not the state, but for guards")
+
+
+def _in_some_order(group: GroupProof, kind: str, kernel: str) -> None:
+    """That no new value needs itself."""
+    waiting = {s.name: set(_new_values(s, kind)) for s in group.states}
+    while waiting:
+        ready = [name for name, needs in waiting.items() if not needs & waiting.keys()]
+        if not ready:
+            raise Refused(f"{kind} over {group.axis} in {kernel}", "new values of states need each other")
+        for name in ready:
+            del waiting[name]
+
+
+def _new_values(state: StateProof, kind: str) -> Iterator[str]:
+    merged = state.update if kind == "update" else state.combine
+    assert merged is not None
+    for node in walk(merged.value):
+        if node.head == "Local" and node.words[0].endswith("_new"):
+            yield node.words[0].removesuffix("_new")

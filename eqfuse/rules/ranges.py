@@ -1,0 +1,169 @@
+"""What taking a factor out of a sum does to the range of its partial sums.
+
+`sum(x / max|x|)` adds numbers that are at most 1; `sum(x) / max|x|` is equal, and overflows where x is large. The
+partial sums of a fused program shall stay where those of the program stay, so extraction charges a factor that was
+taken out of a sum
+
+- where what is left is of a higher degree in values that nothing bounds: `x / m`, which is bounded, leaves `x`;
+  `exp(a - max a) / s * v` leaves `exp(a - max a) * v`, of the degree that it had;
+- where the factor does not depend on a reduction over the same axis, so that no fusion needs it outside. That saves
+  a multiplication, and is charged unless the sum loses an axis by it (q (k v) for (q k) v) or is a matrix product,
+  whose operands stay as they are stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from eqfuse.rules.egraph.encode import Encoder
+from eqfuse.rules.egraph.saturate import Graph, Node
+from eqfuse.terms.nodes import Size, free_axes
+
+UNKNOWN = math.inf
+"""Degree of a class that has no finite term so far."""
+
+
+class Ranges:
+    """Degrees and axes of the classes of a saturated e-graph, and which products lose range."""
+
+    def __init__(self, graph: Graph, encoder: Encoder) -> None:
+        self._graph = graph
+        self._encoder = encoder
+        self._cascaded = graph.facts["cascaded"]
+        self._sums = {
+            key: [(node.words[1:], node.args[0]) for node in nodes if _is_sum(node)]
+            for key, nodes in graph.classes.items()
+        }
+        self._scalars = graph.facts["scalar"]
+        self._limits: dict[int, set[int]] = {}
+        for value, limit in graph.facts["within"]:
+            if isinstance(value, int) and isinstance(limit, int):
+                self._limits.setdefault(value, set()).add(limit)
+        self._degrees = self._solved()
+        self._axes: dict[int, frozenset[str]] = {}
+
+    def loses(self, key: int, node: Node) -> bool:
+        """Whether `node`, of class `key`, is a factor times a sum that it was taken out of, at the cost of range."""
+        match node:
+            case Node("Mul", _, (factor, rest)):
+                bodies = self._sums.get(key, ())
+                return any(
+                    any(along == domain for along, _ in bodies)
+                    and self._is_lossy(
+                        factor, rest, left, [body for along, body in bodies if along == domain], domain[0]
+                    )
+                    for domain, left in self._sums.get(rest, ())
+                )
+        return False
+
+    def _is_lossy(self, factor: int, rest: int, left: int, bodies: Sequence[int], axis: str) -> bool:
+        if self._degrees[left] > min(self._degrees[body] for body in bodies):
+            return True
+        if (factor, axis) in self._cascaded or not self.axes(factor) <= self.axes(rest):
+            return False
+        return not self._is_matrix_product(left)
+
+    def degree(self, key: int) -> float:
+        """How many values that nothing bounds are multiplied in a class."""
+        return self._degrees[key]
+
+    def axes(self, key: int) -> frozenset[str]:
+        """The axes that a value depends on, as far as its forms show."""
+        if key not in self._axes:
+            self._axes[key] = frozenset()  # of a form that contains itself
+            forms = [self._axes_of(node) for node in self._graph.classes.get(key, ())]
+            self._axes[key] = min(forms, key=lambda axes: (len(axes), sorted(axes)), default=frozenset())
+        return self._axes[key]
+
+    def _axes_of(self, node: Node) -> frozenset[str]:
+        if node.head == "Leaf":
+            return free_axes(self._encoder.leaves[node.words[0]])
+        found = frozenset[str]().union(*map(self.axes, node.args))
+        return found - {node.words[1]} if node.head == "Red" else found
+
+    def _is_matrix_product(self, body: int) -> bool:
+        """Whether two factors of a body have an axis each that the other has not."""
+        kinds = {self.axes(factor) for factor in self._factors(body, set())}
+        return any(one - other and other - one for one in kinds for other in kinds)
+
+    def _factors(self, key: int, seen: set[int]) -> Iterator[int]:
+        products = [node for node in self._graph.classes.get(key, ()) if node.head == "Mul"]
+        if key in seen or not products:
+            yield key
+            return
+        seen.add(key)
+        for arg in products[0].args:
+            yield from self._factors(arg, seen)
+
+    def _solved(self) -> Mapping[int, float]:
+        """The least fixed point: a class has the degree of its best form."""
+        degrees: dict[int, float] = dict.fromkeys(self._graph.classes, UNKNOWN)
+        degrees |= {row[0]: 0.0 for row in self._graph.facts["bounded"] if isinstance(row[0], int)}
+        changed = True
+        while changed:
+            changed = False
+            for key, nodes in self._graph.classes.items():
+                best = min((self._degree(node, degrees) for node in nodes), default=UNKNOWN)
+                if best < degrees[key]:
+                    degrees[key], changed = best, True
+        return degrees
+
+    def _degree(self, node: Node, degrees: Mapping[int, float]) -> float:
+        args = [degrees.get(arg, UNKNOWN) for arg in node.args]
+        match node.head:
+            case "Num":
+                return 0.0
+            case "Leaf":
+                return 0.0 if isinstance(self._encoder.leaves[node.words[0]], Size) else 1.0
+            case "Mul":
+                return 0.0 if self._is_share(*node.args) else sum(args)
+            case "Inv" if any(map(self._is_number, self._graph.classes[node.args[0]])):
+                return 0.0
+            case "Sq":
+                return 2 * args[0]
+            case "Sqrt":
+                return args[0] / 2
+            case "Neg" | "Abs" | "Cast" | "Add" | "Max" | "Min" | "Finite" | "Red":
+                return max(args)
+            case "Where":
+                return max(args[1:])
+            case _:
+                return 1.0 if UNKNOWN not in args else UNKNOWN
+
+    def _is_share(self, value: int, inverse: int) -> bool:
+        """Whether a product is a value over a multiple of what it is at most (a mean of which it is a part), or over
+        that and a run-time number, which is small and positive in practice."""
+        return any(
+            limit in by.args
+            and (by.head, True) in (("Mul", self._is_scale(rest)), ("Add", (rest,) in self._scalars))
+            for limit in self._limits.get(value, ())
+            for node in self._graph.classes[inverse]
+            if node.head == "Inv"
+            for by in self._graph.classes[node.args[0]]
+            if by.head in ("Mul", "Add")
+            for rest in by.args
+            if rest != limit
+        )
+
+    def _is_scale(self, key: int) -> bool:
+        """Whether a value is a number, a size, or the inverse of one."""
+        return any(
+            self._is_number(node)
+            or (node.head == "Inv" and any(map(self._is_number, self._graph.classes[node.args[0]])))
+            for node in self._graph.classes[key]
+        )
+
+    def _is_number(self, node: Node) -> bool:
+        match node:
+            case Node("Num"):
+                return True
+            case Node("Leaf", (name,)):
+                return isinstance(self._encoder.leaves[name], Size)
+            case Node("Red", ("sum", _, _), (body,)):
+                return any(n.head == "Num" for n in self._graph.classes[body])
+        return False
+
+
+def _is_sum(node: Node) -> bool:
+    return node.head == "Red" and node.words[0] == "sum"

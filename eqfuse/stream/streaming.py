@@ -1,0 +1,461 @@
+"""Streams: the derived merge of a kernel as a state that is begun, fed, merged with others and ended.
+
+The merge of a fused group becomes three programs of the language: what a state and a chunk of the axis make, what two
+states make, and the outputs of a state. Each is compiled as any program is, so that chunks are fused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from eqfuse.errors import EqfuseError
+from eqfuse.loops.plan import KernelPlan
+from eqfuse.rules.merge import Group, Merge, State
+from eqfuse.terms.folds import identity, written_out
+from eqfuse.terms.nodes import (
+    Axis,
+    Expr,
+    Load,
+    Local,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    call,
+    children,
+    free_axes,
+    rebuild,
+    replaced,
+    transform,
+    walk,
+)
+from eqfuse.terms.printer import show
+from eqfuse.terms.types import kind, program_dtypes
+from eqfuse.threads import Lock
+
+START, COUNT, TOTAL = "stream_start", "stream_count", "stream_total"
+"""Scalars of the programs: the position of a chunk's first element, how many elements a state has seen, and how many
+there will be at the end."""
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What a stream has seen: the states by name, of the positions from `start` to `stop` of the axis.
+
+    `total` is the extent of the whole axis, where the program reads it before its end. `values` is None while nothing
+    was seen. `numpy` says that numpy arrays came in; `dtypes` are those of the tensors
+    of the last chunk.
+    """
+
+    axis: str
+    start: int
+    stop: int
+    values: Mapping[str, torch.Tensor] | None = None
+    numpy: bool = False
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    total: int | None = None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The three programs of a kernel's merge, as text; `states` are what a state of the stream holds."""
+
+    axis: str
+    states: tuple[State, ...]
+    outputs: tuple[str, ...]
+    update: str
+    combine: str
+    finish: str
+    reads_positions: bool
+    reads_total: bool
+
+
+def stream_of(program: Program, plans: Sequence[KernelPlan], why_not: Callable[[], Sequence[str]]) -> Stream:
+    """The stream of a program. Raises EqfuseError where it has no fused merge over one axis, saying why."""
+    groups = [plan.group for kernel in plans for plan in kernel.groups]
+    if not groups:
+        raise EqfuseError(
+            "the program reduces nothing, so there is nothing to stream", hint="call the kernel"
+        )
+    if len(plans) == 1:
+        groups, plans = _at_the_end(groups, plans[0])
+    for group in groups:
+        if group.merge is None:
+            hint = "; ".join(why_not())
+            raise EqfuseError(
+                f"the reductions over {group.axis!r} have no merge, so they cannot be streamed", hint=hint
+            )
+    if len(groups) > 1 or len(plans) > 1:
+        axes = ", ".join(dict.fromkeys(repr(group.axis) for group in groups))
+        message = (
+            f"the program is not one fused group over one axis: it takes {len(groups)} passes, over {axes}"
+        )
+        raise EqfuseError(message, hint="stream a program whose reductions fuse into one pass")
+    (group,), (kernel,) = groups, plans
+    for output in kernel.outputs:
+        if group.axis in output.axes:
+            message = f"{output.name!r} has a value for each position of {group.axis!r}, which a stream does not keep"
+            raise EqfuseError(message, hint="return values that do not have the streamed axis")
+    return _Writer(program, group, kernel).stream()
+
+
+def _at_the_end(groups: Sequence[Group], kernel: KernelPlan) -> tuple[list[Group], list[KernelPlan]]:
+    """The groups without those that are done once the first has seen all of its axis: outputs reduce themselves what
+    those would have."""
+    first, *others = groups
+    kept, values = [first], dict[Expr, Expr]()
+    for group in others:
+        if group.axis == first.axis:
+            kept.append(group)
+            continue
+        for state in group.states:
+            body = replaced(state.body, values)
+            values[Local(state.name, state.dims)] = Reduce(state.op, group.axis, body)
+            if first.axis in free_axes(body):
+                return list(groups), [kernel]
+    outputs = tuple(replace(o, expr=replaced(o.expr, values)) for o in kernel.outputs)
+    return kept, [replace(kernel, outputs=outputs)]
+
+
+class _Writer:
+    def __init__(self, program: Program, group: Group, kernel: KernelPlan) -> None:
+        assert group.merge is not None
+        self.program, self.group, self.kernel = program, group, kernel
+        self.merge: Merge = group.merge
+        self.axis = group.axis
+        self.dims = {state.name: state.dims for state in group.states}
+        self.kinds = self._kinds()
+        self.reads_positions = self.reads_total = False
+        loads = [
+            node for node in walk(*(output.expr for output in program.outputs)) if isinstance(node, Load)
+        ]
+        self.chunked = {
+            (load.tensor, dimension)
+            for load in loads
+            for dimension, part in enumerate(load.index)
+            if part is Axis(self.axis)
+        }
+
+    def _kinds(self) -> dict[str, str]:
+        known = dict(program_dtypes(self.program))
+        found: dict[str, str] = {}
+        for state in self.group.states:
+            dtype = "i64" if kind(Reduce(state.op, self.axis, state.body), known) == "int" else "acc"
+            known[state.name] = found[state.name] = dtype
+        return found
+
+    def stream(self) -> Stream:
+        update = self._update()
+        return Stream(
+            self.axis,
+            self.group.states,
+            tuple(output.name for output in self.kernel.outputs),
+            update,
+            self._combine(),
+            self._finish(),
+            self.reads_positions,
+            self.reads_total,
+        )
+
+    # Texts ----------------------------------------------------------------------------------------
+
+    def _update(self) -> str:
+        lines: list[str] = []
+        exprs: list[Expr] = []
+        dims = dict(self.dims)
+        for update in self.merge.update:
+            parts = [(part.name, Reduce(part.op, self.axis, part.body)) for part in update.parts]
+            for name, value in (*parts, (f"{update.state}_new", written_out(update.value))):
+                dims[name] = dims[update.state]
+                exprs.append(self._within(value, dims))
+                lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
+        return self._text(exprs, lines, list(self.dims))
+
+    def _combine(self) -> str:
+        lines: list[str] = []
+        exprs: list[Expr] = []
+        dims = {f"{name}{side}": d for name, d in self.dims.items() for side in ("_a", "_b")}
+        for combine in self.merge.combine:
+            name = f"{combine.state}_new"
+            dims[name] = self.dims[combine.state]
+            exprs.append(self._within(written_out(combine.value), dims))
+            lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
+        inputs = [f"{name}{side}" for side in ("_a", "_b") for name in self.dims]
+        return self._text(exprs, lines, inputs)
+
+    def _finish(self) -> str:
+        exact: dict[str, str] = {}
+        lines: list[str] = []
+        exprs: list[Expr] = []
+        dims = dict(self.dims)
+        for finish in self.merge.finish:
+            exprs.append(self._within(self._counted(self._renamed(finish.value, exact)), dims))
+            name = f"{finish.state}_final"
+            dims[name], exact[finish.state] = dims[finish.state], name
+            lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
+        for output in self.kernel.outputs:
+            exprs.append(self._within(self._counted(self._renamed(output.expr, exact)), dims))
+            lines.append(f"{_left(output.name, output.axes)} = {show(exprs[-1])}")
+        read = {node.name for expr in exprs for node in walk(expr) if isinstance(node, Scalar)}
+        read |= {node.tensor for expr in exprs for node in walk(expr) if isinstance(node, Load)}
+        names = [output.name for output in self.kernel.outputs]
+        return self._text(exprs, lines, [name for name in self.dims if name in read], names)
+
+    def _text(
+        self, exprs: Sequence[Expr], lines: Sequence[str], inputs: Sequence[str], returned: Sequence[str] = ()
+    ) -> str:
+        nodes = list(walk(*exprs))
+        tensors = {node.tensor for node in nodes if isinstance(node, Load)}
+        scalars = {node.name for node in nodes if isinstance(node, Scalar)}
+        heads = [
+            f"{tensor.name}: {tensor.dtype}[{', '.join(axis or '' for axis in tensor.axes)}]"
+            for tensor in self.program.tensors
+            if tensor.dtype is not None and tensor.name in tensors
+        ]
+        heads += [f"{name}: i64" for name in self.program.integers if name in scalars]
+        heads += [f"{name}: i64" for name in (START, COUNT, TOTAL) if name in scalars]
+        for name in inputs:
+            state = name.removesuffix("_a").removesuffix("_b") if name not in self.dims else name
+            if self.kinds[state] == "i64" and (name in tensors or name in scalars):
+                heads.append(f"{name}: i64{_axes(self.dims[state])}")
+        used = {node.name for node in nodes if isinstance(node, Axis)}
+        heads += [f"{axis}: axis[{of}]" for axis, of in self.program.domains.items() if axis in used]
+        used |= {self.program.domains.get(axis, axis) for axis in used}
+        heads += [f"{axis}: axis[{count}]" for axis, count in self.program.lengths.items() if axis in used]
+        names = returned or [f"{state.name}_new" for state in self.group.states]
+        return "\n".join([*heads, *lines, f"return {', '.join(names)}"])
+
+    # Terms ----------------------------------------------------------------------------------------
+
+    def _renamed(self, expr: Expr, names: Mapping[str, str]) -> Expr:
+        return transform(
+            expr, lambda n: Local(names.get(n.name, n.name), n.dims) if isinstance(n, Local) else n
+        )
+
+    def _counted(self, expr: Expr) -> Expr:
+        """With the number of positions of the whole axis as a scalar."""
+        return transform(expr, lambda node: Scalar(COUNT) if node is Size(self.axis) else node)
+
+    def _within(self, expr: Expr, dims: Mapping[str, tuple[str, ...]]) -> Expr:
+        """With states as tensors, and positions counted from the stream's first. Raises EqfuseError."""
+        memo: dict[Expr, Expr] = {}
+        for node in walk(expr):
+            match node:
+                case Local(name, own):
+                    axes = dims.get(name, own)
+                    memo[node] = Load(name, tuple(map(Axis, axes))) if axes else Scalar(name)
+                case Load(tensor, index):
+                    for dimension, part in enumerate(index):
+                        moves = Axis(self.axis) in list(walk(part)) or (tensor, dimension) in self.chunked
+                        if part is not Axis(self.axis) and moves:
+                            message = f"{tensor!r} is read at {show(part)}, which may lie in another chunk"
+                            raise EqfuseError(message, hint=f"read it at {self.axis}")
+                    memo[node] = node
+                case Size(axis) if axis == self.axis:
+                    self.reads_total = True
+                    memo[node] = Scalar(TOTAL)
+                case _ if self.program.domains.get(getattr(node, "name", "")) == self.axis and isinstance(
+                    node, Axis
+                ):
+                    message = f"{self.axis!r} is walked a second time inside, which a stream cannot do"
+                    raise EqfuseError(message, hint="stream a program with one pass")
+                case _:
+                    memo[node] = rebuild(node, tuple(memo[child] for child in children(node)))
+        found = memo[expr]
+        if Axis(self.axis) in _values(found):
+            self.reads_positions = True
+            found = _shifted(found, self.axis)
+        return found
+
+
+def _left(name: str, axes: Sequence[str]) -> str:
+    return f"{name}{_axes(axes)}"
+
+
+def _axes(axes: Sequence[str]) -> str:
+    return f"[{', '.join(axes)}]" if axes else ""
+
+
+def _values(expr: Expr) -> set[Expr]:
+    """Subexpressions that are not inside the index of a load."""
+    found: set[Expr] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(() if isinstance(node, Load) else children(node))
+    return found
+
+
+def _shifted(expr: Expr, axis: str) -> Expr:
+    """With `axis + START` for the position as a value."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node not in memo:
+            match node:
+                case Axis(name) if name == axis:
+                    memo[node] = call("add", node, Scalar(START))
+                case Load():
+                    memo[node] = node
+                case _:
+                    memo[node] = rebuild(node, tuple(map(visit, children(node))))
+        return memo[node]
+
+    return visit(expr)
+
+
+@dataclass
+class Streamer:
+    """Runs the programs of a stream. `compiled` makes a kernel of a text, while `lock` is held."""
+
+    stream: Stream
+    compiled: Callable[[str], Any]
+    extents: Callable[
+        [Mapping[str, Any], Mapping[str, int] | None], tuple[Mapping[str, int], torch.device, bool]
+    ]
+    lock: Lock
+
+    def __post_init__(self) -> None:
+        self._kernels: dict[str, Any] = {}
+
+    def kernel(self, text: str) -> Any:
+        with self.lock:
+            if text not in self._kernels:
+                self._kernels[text] = self.compiled(text)
+            return self._kernels[text]
+
+    def init(self, start: int, total: int | None) -> StreamState:
+        if not isinstance(start, int) or start < 0:
+            raise EqfuseError(f"start is {start!r}", hint="give the position of the stream's first element")
+        if self.stream.reads_total and total is None:
+            axis = self.stream.axis
+            message = (
+                f"the program reads N({axis}), the number of positions of the whole stream, before its end"
+            )
+            raise EqfuseError(message, hint="say how many there will be: init(total=...)")
+        return StreamState(self.stream.axis, start, start, total=total)
+
+    def update(
+        self, state: StreamState, values: Mapping[str, Any], sizes: Mapping[str, int] | None
+    ) -> StreamState:
+        """The state with a chunk of the axis added at its end."""
+        self._check(state)
+        extents, device, numpy = self.extents(values, sizes)
+        count = extents[self.stream.axis]
+        known = state.values or self._nothing(extents, device, values)
+        if count == 0:
+            return replace(state, values=known, numpy=numpy, dtypes=_torch_dtypes(values))
+        kernel = self.kernel(self.stream.update)
+        made = kernel(
+            **self._given(
+                kernel,
+                {
+                    **_torch(values),
+                    **_scalars(known, self.stream.states),
+                    START: state.stop,
+                    TOTAL: state.total,
+                },
+            )
+        )
+        stop, dtypes = state.stop + count, _torch_dtypes(values)
+        return replace(state, stop=stop, values=self._stored(made), numpy=numpy, dtypes=dtypes)
+
+    def combine(self, left: StreamState, right: StreamState) -> StreamState:
+        """The state of both parts, the left one first."""
+        self._check(left)
+        self._check(right)
+        if left.values is None or right.values is None:
+            return right if left.values is None else left
+        if self.stream.reads_positions and left.stop != right.start:
+            message = f"the left part ends at position {left.stop}, the right part starts at {right.start}"
+            raise EqfuseError(
+                message,
+                hint=f"the program reads positions: begin the right part with init(start={left.stop})",
+            )
+        given: dict[str, Any] = {TOTAL: left.total}
+        for side, state in (("_a", left), ("_b", right)):
+            assert state.values is not None
+            named = _scalars(state.values, self.stream.states)
+            given |= {f"{name}{side}": value for name, value in named.items()}
+        kernel = self.kernel(self.stream.combine)
+        made = self._stored(kernel(**self._given(kernel, given)))
+        count = right.stop - right.start
+        return replace(left, stop=left.stop + count, values=made)
+
+    def finish(self, state: StreamState, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The outputs of what the stream has seen."""
+        self._check(state)
+        if state.values is None:
+            raise EqfuseError("nothing was streamed: the state is empty", hint="update it with a chunk first")
+        kernel = self.kernel(self.stream.finish)
+        given = {
+            **_torch(values),
+            **_scalars(state.values, self.stream.states),
+            COUNT: state.stop - state.start,
+        }
+        made = kernel(**self._given(kernel, given))
+        return made if isinstance(made, tuple) else (made,)
+
+    def _check(self, state: Any) -> None:
+        if not isinstance(state, StreamState) or state.axis != self.stream.axis:
+            raise EqfuseError(
+                f"{type(state).__name__} is no state of this kernel", hint="begin with k.init()"
+            )
+
+    def _given(self, kernel: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a program reads of the values."""
+        program: Program = kernel.derived.program
+        names = {tensor.name for tensor in program.tensors} | set(program.scalars)
+        return {name: value for name, value in values.items() if name in names}
+
+    def _nothing(
+        self, extents: Mapping[str, int], device: torch.device, values: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """The identities, as the states of no positions."""
+        wide = any(isinstance(v, torch.Tensor) and v.dtype == torch.float64 for v in _torch(values).values())
+        kernel = self.kernel(self.stream.update)
+        integers = {tensor.name for tensor in kernel.derived.program.tensors if tensor.dtype == "i64"}
+        integers |= set(kernel.derived.program.integers)
+        found: dict[str, torch.Tensor] = {}
+        for state in self.stream.states:
+            number = identity(state.op).value
+            shape = [extents[axis] for axis in state.dims]
+            if state.name in integers:
+                bounds = torch.iinfo(torch.int64)
+                number = (
+                    int(number) if abs(number) != float("inf") else bounds.max if number > 0 else bounds.min
+                )
+                found[state.name] = torch.full(shape, number, dtype=torch.int64, device=device)
+            else:
+                dtype = torch.float64 if wide else torch.float32
+                found[state.name] = torch.full(shape, float(number), dtype=dtype, device=device)
+        return found
+
+    def _stored(self, made: Any) -> dict[str, torch.Tensor]:
+        values = made if isinstance(made, tuple) else (made,)
+        return {
+            state.name: value if value.is_floating_point() else value.to(torch.int64)
+            for state, value in zip(self.stream.states, values, strict=True)
+        }
+
+
+def _torch(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: torch.from_numpy(value) if hasattr(value, "__array_interface__") and value.ndim else value
+        for name, value in values.items()
+    }
+
+
+def _torch_dtypes(values: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    return {name: v.dtype for name, v in _torch(values).items() if isinstance(v, torch.Tensor)}
+
+
+def _scalars(values: Mapping[str, torch.Tensor], states: Sequence[State]) -> dict[str, Any]:
+    """States without axes as the numbers that programs take for them."""
+    return {state.name: values[state.name] if state.dims else values[state.name].item() for state in states}

@@ -1,0 +1,245 @@
+"""Writes a tile program as straight Python over torch CPU tensors.
+
+Blocks are clipped: the last one is smaller, so every `Bound` holds and costs nothing. Accesses by
+plain positions are slices, affine ones strided views, only the rest gathers. A value that nothing
+reads any more is overwritten in place, or deleted. Each kernel becomes a function of the tensors,
+the scalars, the sizes, and the blocks of the grid that it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from eqfuse.tile.cpu.access import load, store
+from eqfuse.tile.cpu.elementwise import dot, elementwise, reduced
+from eqfuse.tile.cpu.folds import folded, merged, ranked
+from eqfuse.tile.cpu.values import (
+    LN_2,
+    LOG2_E,
+    TORCH,
+    Affine,
+    Item,
+    Line,
+    Storage,
+    names_in,
+    needed,
+    rendered,
+)
+from eqfuse.tile.cpu.writer import Writer, identifier
+from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.nodes import (
+    Align,
+    Argument,
+    BlockSize,
+    Bound,
+    Cast,
+    Constant,
+    Dot,
+    Elementwise,
+    Extent,
+    Fill,
+    FoldTile,
+    For,
+    Kernel,
+    Let,
+    LoadTile,
+    MergeTile,
+    Op,
+    Positions,
+    RankTile,
+    ReduceTile,
+    Start,
+    Stmt,
+    Store,
+    TileProgram,
+    Value,
+)
+from eqfuse.tile.passes.exp2 import scalar_factor, takes_constant
+from eqfuse.tile.walk import used
+
+HEADER = """\
+from math import inf, nan
+
+import torch
+
+from eqfuse.tile.cpu.torch_ops import checked, finite, first_ranks, fold_empty, fold_first, fold_pairwise
+from eqfuse.tile.cpu.torch_ops import from_float8, gather, gelu, integer_quotient, integer_remainder, invertible
+from eqfuse.tile.cpu.torch_ops import masked_product, scatter, strided, vector_product
+"""
+
+
+def source_of(program: TileProgram) -> tuple[str, tuple[str, ...]]:
+    """Python source for `program`, and the names of its functions in the order in which to call them.
+
+    Each function takes (tensors, scalars, sizes, blocks): input and buffer tensors, run-time scalars as
+    Python numbers, the extent of every axis, each a mapping by name, and the blocks of the grid to run,
+    an iterable of their first positions in the order of the kernel's grid. It writes the buffers.
+    """
+    texts, names = [HEADER], []
+    taken = names_in(HEADER)
+    for kernel in program.kernels:
+        name = identifier(kernel.name, taken)
+        names.append(name)
+        texts.append(_kernel_source(kernel, program, taken, name))
+    return "\n\n".join(texts), tuple(names)
+
+
+def _kernel_source(kernel: Kernel, program: TileProgram, taken: set[str], name: str) -> str:
+    w = Writer(kernel, program, taken)
+    body: list[Line] = []
+    starts = [w.block(axis, w.size(axis), body) for axis in kernel.grid]
+    # Scalars first: a matrix product takes one as its factor.
+    ordered = sorted(
+        kernel.body, key=lambda s: not (isinstance(s, Let) and isinstance(s.op, Argument | Constant))
+    )
+    w.open(ordered, body, ())
+    _body(w, ordered)
+    positions = f"{', '.join(starts)}{',' if len(starts) == 1 else ''}" if starts else "_"
+    outer = [Line(f"for {positions} in blocks:", body=body)]
+    kept = needed(w.head + outer)
+    functions = "".join(f"def {each}{text}\n\n\n" for text, each in w.functions.items())
+    return functions + (
+        f"def {name}(tensors, scalars, sizes, blocks):\n" + "\n".join(rendered(kept) or ["    pass"]) + "\n"
+    )
+
+
+def _body(w: Writer, body: Sequence[Stmt]) -> None:
+    scope = w.scopes[-1]
+    for scope.index, stmt in enumerate(body):
+        match stmt:
+            case Let(value, op):
+                w.define(value, _kept(w, value, op))
+            case For():
+                _loop(w, stmt)
+            case Store():
+                store(w, stmt)
+        w.release(scope)
+
+
+def _loop(w: Writer, loop: For) -> None:
+    start, stop = w.python(w.items[loop.start.name]), w.python(w.items[loop.stop.name])
+    if stop != w.size(loop.axis):
+        stop = w.let(f"{loop.axis}_end", f"min({stop}, {w.size(loop.axis)})")
+    inside = used(loop.body)
+    claimed: set[Storage] = set()
+    for carried in loop.carried:
+        name = w.fresh(carried.value.name)
+        init = w.read(carried.init, scaled=carried.value.name in w.scaled)
+        w.emit(w.carry(carried.value, init, claimed, inside), name)
+        w.items[carried.value.name] = _carried(carried.value, name)
+    body: list[Line] = []
+    header = w.walk(loop.axis, start, stop, body)
+    w.open(loop.body, body, [carried.next.name for carried in loop.carried])
+    for carried in loop.carried:
+        w.hold(carried.value)
+    _body(w, loop.body)
+    w.scopes[-1].index = len(loop.body)
+    _advance(w, loop, body)
+    w.scopes.pop()
+    w.scopes[-1].lines.append(Line(header, body=body))
+    for carried in loop.carried:
+        w.hold(carried.value)
+
+
+def _carried(value: Value, text: str) -> Item:
+    if not value.dims and value.dtype in INTEGERS:
+        return Item(text, (), value.dtype, affine=Affine(text, data=True))
+    return Item(text, value.dims, value.dtype, frozenset(value.dims))
+
+
+def _advance(w: Writer, loop: For, body: list[Line]) -> None:
+    """Carried variables take their next contents, at once where one is the next content of another."""
+    claimed: set[Storage] = set()
+    pairs = []
+    for carried in loop.carried:
+        item = w.read(carried.next, scaled=carried.value.name in w.scaled)
+        text = w.carry(carried.value, item, claimed, ())
+        pairs.append((w.items[carried.value.name].text, text))
+    pairs = [(name, text) for name, text in pairs if name != text]
+    names = {name for name, _ in pairs}
+    if any(names & names_in(text) for _, text in pairs):
+        body.append(Line(f"{', '.join(name for name, _ in pairs)} = {', '.join(text for _, text in pairs)}"))
+    else:
+        body += [Line(f"{name} = {text}", name) for name, text in pairs]
+
+
+def _kept(w: Writer, value: Value, op: Op) -> Item:
+    """The result of an op, times log2(e) where the value is kept so and no operand has brought that in."""
+    item = _operation(w, value, op)
+    if value.name not in w.scaled or takes_constant(op):
+        return item
+    return w.times(item, value, LOG2_E)
+
+
+def _operation(w: Writer, value: Value, op: Op) -> Item:
+    match op:
+        case Constant(number) if value.dtype in INTEGERS:
+            truth = bool(number) if value.dtype == "bool" else None
+            text = repr(int(number) if truth is None else truth)
+            return Item(text, (), value.dtype, affine=Affine(text), truth=truth)
+        case Constant(number) | Fill(number):
+            return w.filled(value, number)
+        case Argument(name) if value.dtype in INTEGERS:
+            text = w.at_head(value.name, f"{'bool' if value.dtype == 'bool' else 'int'}(scalars[{name!r}])")
+            return Item(text, (), value.dtype, affine=Affine(text, data=True))
+        case Argument(name):
+            text = f"torch.tensor(float(scalars[{name!r}]), dtype={TORCH[value.dtype]})"
+            return Item(w.at_head(value.name, text), (), value.dtype, head=True)
+        case Extent(axis):
+            return w.scalar(value, w.size(axis))
+        case BlockSize(axis):
+            size = w.blocks[axis].size
+            return w.scalar(value, w.size(axis) if size is None else repr(size))
+        case Start(axis):
+            return replace(w.scalar(value, w.start(axis)), affine=Affine(w.start(axis), pure=axis))
+        case Positions(axis):
+            return _positions(w, value, axis)
+        case Bound():
+            # A clipped block has no position past its stop: the extent, or the loop's own stop.
+            return Item("True", value.dims, "bool", truth=True)
+        case Align(source):
+            return w.aligned(w.read(source, scaled=value.name in w.scaled), value.dims, value.name)
+        case Cast(source):
+            return w.converted(w.read(source), value.dtype, value.name)
+        case Elementwise():
+            return _elementwise(w, value, op)
+        case LoadTile():
+            return load(w, value, op)
+        case ReduceTile(reduction, source, axis):
+            return reduced(w, value, reduction, w.read(source, scaled=value.name in w.scaled), axis)
+        case FoldTile():
+            return folded(w, value, op)
+        case RankTile():
+            return ranked(w, value, op)
+        case MergeTile():
+            return merged(w, value, op)
+        case Dot():
+            return dot(w, value, op)
+
+
+def _elementwise(w: Writer, value: Value, op: Elementwise) -> Item:
+    """An elementwise function, of operands that bring log2(e) in if its result is kept multiplied."""
+    if op.fn == "exp" and op.args[0].name in w.scaled:
+        return elementwise(w, value, "exp2", [w.items[op.args[0].name]])
+    if value.name in w.made:
+        return w.made[value.name]
+    if value.name not in w.scaled or not takes_constant(op):
+        return elementwise(w, value, op.fn, [w.read(arg) for arg in op.args])
+    place = scalar_factor(op)
+    if place is None:
+        args = [w.read(arg, scaled=arg.dtype != "bool") for arg in op.args]
+    else:
+        args = [w.read(arg) for arg in op.args]
+        # x / s * c = x / (s / c)
+        scalar = op.args[place]
+        args[place] = w.times(args[place], scalar, LN_2) if op.fn == "div" else w.read(scalar, scaled=True)
+    return elementwise(w, value, op.fn, args)
+
+
+def _positions(w: Writer, value: Value, axis: str) -> Item:
+    if not value.dims:
+        return Item(w.start(axis), (), value.dtype, affine=Affine(w.start(axis), pure=axis))
+    affine = Affine(w.start(axis), {axis: "1"}, pure=axis)
+    text = w.let(value.name, f"torch.arange({w.start(axis)}, {w.stop(axis)})")
+    return Item(text, value.dims, value.dtype, frozenset(value.dims), affine=affine)

@@ -1,0 +1,189 @@
+"""One kernel of the loop nest as tiles: statements, and loops cut into parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from eqfuse.loops import nodes as loops
+from eqfuse.loops.walk import expressions
+from eqfuse.terms.nodes import Const, Expr, Local, Size, children, walk
+from eqfuse.tile.check import TileError
+from eqfuse.tile.lower.builder import Binding, Builder
+from eqfuse.tile.lower.dot import DotRules
+from eqfuse.tile.lower.expressions import Expressions
+from eqfuse.tile.lower.ranges import Partition, Segment
+from eqfuse.tile.lower.types import Type, Types
+from eqfuse.tile.nodes import Block, Carried, Kernel, Store, Value
+from eqfuse.tile.prune import pruned
+
+
+class KernelLowering:
+    """Lowers one kernel. `blocks` are those of every axis that it mentions, in the order that dims get;
+    `tensors` and `scalars` are dtypes; `domains` maps a renamed axis to the one whose extent it has."""
+
+    def __init__(
+        self,
+        kernel: loops.Kernel,
+        blocks: Mapping[str, Block],
+        domains: Mapping[str, str],
+        tensors: Mapping[str, str],
+        scalars: Mapping[str, str],
+        accumulate: str,
+        dots: DotRules,
+    ) -> None:
+        self._kernel = kernel
+        self._domains = domains
+        self._tensors = tensors
+        self._aligned: set[str] = set()
+        self._build = Builder(blocks, domains, {*tensors, *scalars, *blocks}, accumulate)
+        self._types = Types(
+            blocks, tensors, scalars, accumulate, self._named, self._aligned, self._build.is_tile
+        )
+        reads = _reads(kernel)
+        self._expressions = Expressions(self._build, self._types, reads, self._loop, dots)
+
+    def run(self) -> Kernel:
+        self._body(self._kernel.body)
+        blocks = self._build.blocks.values()
+        grid = [block for block in blocks if block.kind == "grid"]
+        tiles = [block.axis for block in grid if block.size != 1]
+        points = [block.axis for block in reversed(grid) if block.size == 1]
+        body = pruned(tuple(self._build.scopes[0].body))
+        return Kernel(self._kernel.name, (*tiles, *points), tuple(blocks), body)
+
+    # Statements ---------------------------------------------------------------------------------
+
+    def _body(self, body: Sequence[loops.Stmt]) -> None:
+        for stmt in body:
+            match stmt:
+                case loops.Let(name, _, expr):
+                    self._let(name, expr)
+                case loops.Loop():
+                    self._loop(stmt)
+                case loops.Store():
+                    self._store(stmt)
+
+    def _let(self, name: str, expr: Expr) -> None:
+        closed = [
+            axis
+            for axis in self._build.ordered(self._expressions.free(expr))
+            if not self._build.is_open(axis)
+        ]
+        for axis in closed:
+            expr = self._expressions.closed(expr, axis)
+        self._build.bind(
+            name, Binding(None if closed else self._expressions.value(expr, _readable(name)), expr)
+        )
+
+    def _store(self, stmt: loops.Store) -> None:
+        build = self._build
+        mentioned = frozenset[str]().union(*map(self._expressions.free, (*stmt.index, stmt.expr)))
+        for axis in build.ordered(mentioned):
+            if not build.is_open(axis):
+                inner = replace(stmt, expr=self._expressions.closed(stmt.expr, axis))
+                unit = build.blocks[axis].kind == "unit"
+                self._loop(loops.Loop(axis, Const(0), Size(axis), unit, (), (inner,)))
+                return
+        index = tuple(self._expressions.index(expr) for expr in stmt.index)
+        dims = build.ordered(axis for value in index for axis in value.dims)
+        value = build.cast(
+            self._expressions.value(stmt.expr, f"{stmt.tensor}_tile"), self._tensors[stmt.tensor]
+        )
+        if not set(value.dims) <= set(dims):
+            raise TileError(f"the store to {stmt.tensor!r} does not say where positions of {value.dims} go")
+        build.store(Store(stmt.tensor, index, build.align(value, dims), self._expressions.mask(dims)))
+
+    def _loop(self, loop: loops.Loop) -> None:
+        """A loop of the nest, as one `For` per part of its range; carried values are bound after it."""
+        build, block = self._build, self._build.blocks[loop.axis]
+        whole_range = (
+            loop.start is Const(0)
+            and isinstance(loop.stop, Size)
+            and self._same_extent(loop.stop.axis, loop.axis)
+        )
+        if block.kind == "grid" or (block.kind == "whole" and not whole_range):
+            raise TileError(
+                f"axis {loop.axis!r} of kernel {self._kernel.name!r} has a {block.kind} block but is looped over"
+            )
+        if block.kind == "whole":
+            self._in_one_block(loop)
+            return
+        with self._walked(loop):
+            types = self._types.carried(loop)
+            state = {}
+            for item in loop.carried:
+                dims, dtype = types[item.name]
+                init = build.cast(self._expressions.value(item.init, f"{_readable(item.name)}_init"), dtype)
+                state[item.name] = build.align(init, build.ordered(dims))
+            if block.kind == "unit":
+                start, stop = (
+                    build.cast(self._expressions.value(bound), "i32") for bound in (loop.start, loop.stop)
+                )
+                segments: tuple[Segment, ...] = (Segment(start, stop, False, loop.body),)
+            else:
+                segments = Partition(build, self._types, self._expressions.value, loop).segments()
+            for segment in segments:
+                state = self._segment(loop, segment, state)
+        for name, value in state.items():
+            self._build.bind(name, Binding(value, None))
+
+    def _same_extent(self, left: str, right: str) -> bool:
+        return self._domains.get(left, left) == self._domains.get(right, right)
+
+    @contextmanager
+    def _walked(self, loop: loops.Loop) -> Iterator[None]:
+        """Notes, while the loop is lowered, whether its blocks start at multiples of their size."""
+        size = self._build.blocks[loop.axis].size
+        aligned = isinstance(loop.start, Const) and size is not None and loop.start.value % size == 0
+        if aligned:
+            self._aligned.add(loop.axis)
+        yield
+        if aligned:
+            self._aligned.remove(loop.axis)
+
+    def _segment(self, loop: loops.Loop, segment: Segment, state: Mapping[str, Value]) -> dict[str, Value]:
+        build = self._build
+        build.open(loop.axis, segment.stop, segment.masked)
+        inside = {name: build.carry(_readable(name), init.dims, init.dtype) for name, init in state.items()}
+        for name, value in inside.items():
+            self._build.bind(name, Binding(value, None))
+        self._body(segment.body)
+        carried = []
+        for item in loop.carried:
+            value, new = inside[item.name], self._build.binding(item.next).value
+            if new is None:
+                raise TileError(f"the next value of {item.name!r} is over an axis that nothing walks")
+            new = build.align(build.cast(new, value.dtype), value.dims)
+            carried.append(Carried(value, state[item.name], new))
+        build.close(segment.start, carried)
+        return inside
+
+    def _in_one_block(self, loop: loops.Loop) -> None:
+        """A loop whose axis is kept whole: its body, once."""
+        for item in loop.carried:
+            self._build.bind(item.name, Binding(self._expressions.value(item.init), item.init))
+        self._body(loop.body)
+        for item in loop.carried:
+            self._build.bind(item.name, self._build.binding(item.next))
+
+    def _named(self, name: str) -> Type:
+        binding = self._build.binding(name)
+        if binding.value is not None:
+            return frozenset(binding.value.dims), binding.value.dtype
+        assert binding.expr is not None
+        return self._types.of(binding.expr)
+
+
+def _reads(kernel: loops.Kernel) -> Counter[str]:
+    """How many places read each named value."""
+    roots = list(expressions(kernel.body))
+    places = [*roots, *(child for node in walk(*roots) for child in children(node))]
+    return Counter(node.name for node in places if isinstance(node, Local))
+
+
+def _readable(name: str) -> str:
+    """A name of the nest without the number that keeps it apart from others."""
+    return name.split("%")[0]

@@ -1,0 +1,552 @@
+"""Values of a tile kernel as Triton expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from eqfuse.terms.folds import MAX_RANKS, Fold, fold_of
+from eqfuse.tile.dtypes import INTEGERS, NARROW
+from eqfuse.tile.nodes import (
+    Align,
+    Argument,
+    Block,
+    BlockSize,
+    Bound,
+    Cast,
+    Constant,
+    Dot,
+    Elementwise,
+    Extent,
+    Fill,
+    FoldTile,
+    Kernel,
+    LoadTile,
+    MergeTile,
+    Op,
+    Positions,
+    RankTile,
+    ReduceTile,
+    Start,
+    Value,
+)
+from eqfuse.tile.passes.def_use import Uses
+from eqfuse.tile.passes.exp2 import log2_scaled, scalar_factor, takes_constant
+from eqfuse.tile.triton.folds import (
+    SWAP,
+    SWAP_SOURCE,
+    combine_name,
+    combine_source,
+    exchange_name,
+    exchange_source,
+    merge_name,
+    merge_source,
+    ranks_name,
+    ranks_source,
+)
+from eqfuse.tile.triton.functions import (
+    ATOM,
+    LN_2,
+    LOG2_E,
+    TRITON_DTYPES,
+    Text,
+    call,
+    convert,
+    elementwise,
+    fold,
+    helper_name,
+    infix,
+    number,
+)
+from eqfuse.tile.triton.parameters import Names, Parameters, Tables, is_tile, least_blocks
+from eqfuse.tile.walk import operands
+
+IMPRECISE = 128
+"""Products of float8 numbers that a matrix unit may sum in its own precision."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """How a value reads: an expression, and the dims of the tile that it is, in order.
+
+    Dims in `thin` have extent one and broadcast. Without dims it is a scalar, which also stands
+    for a tile whose elements are all equal.
+    """
+
+    text: Text
+    dims: tuple[str, ...] = ()
+    thin: frozenset[str] = frozenset()
+
+
+class Expressions:
+    """How the values of one kernel read. `pieces` are those that the text so far defines, `positions`
+    and `starts` the variables of every axis (of which a scalar axis has but one), `scaled` the values
+    that are kept multiplied by log2(e), `folds` the variables of registered folds, `combines` their functions, `helpers` and `least` what was used: helpers, and the least
+    sizes of blocks that dots need."""
+
+    def __init__(
+        self, kernel: Kernel, uses: Uses, parameters: Parameters, tables: Tables, names: Names
+    ) -> None:
+        self.pieces: dict[str, Piece] = {}
+        self.helpers: set[str] = set()
+        self.folds: dict[tuple[str, ...], str] = {}
+        self.combines: dict[str, str] = {}
+        self.least = least_blocks(kernel, parameters)
+        self.scaled = log2_scaled(kernel)
+        self._blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
+        self.positions = {axis: names.new(axis) for axis in self._blocks}
+        self.starts = {
+            axis: names.new(f"{axis}_start") if is_tile(block) else self.positions[axis]
+            for axis, block in self._blocks.items()
+        }
+        self._uses = uses
+        self._parameters = parameters
+        self._tables = tables
+
+    def code(self, value: Value) -> str:
+        """The expression of a scalar."""
+        return self.read(value).text.code
+
+    def read(self, value: Value, *, scaled: bool = False) -> Piece:
+        """How a value reads, `scaled` by log2(e) or plain, whichever of the two it is kept as."""
+        piece = self.pieces[value.name]
+        if scaled == (value.name in self.scaled):
+            return piece
+        if not scaled:
+            return Piece(infix("mul", piece.text, Text(LN_2)), piece.dims, piece.thin)
+        op = self._uses.ops.get(value.name)
+        if isinstance(op, (Constant, Fill)):
+            return Piece(number(op.number * float(LOG2_E) if op.number else op.number))
+        return Piece(infix("mul", piece.text, Text(LOG2_E)), piece.dims, piece.thin)
+
+    def use(self, helper: str) -> str:
+        """The name of a helper, which the module then prints."""
+        self.helpers.add(helper)
+        return helper_name(helper)
+
+    def op(self, value: Value, op: Op) -> Piece:
+        """The op that defines a value, times log2(e) where it is kept so and no operand brings that in."""
+        piece = self._operation(value, op)
+        if value.name not in self.scaled or takes_constant(op):
+            return piece
+        return Piece(infix("mul", piece.text, Text(LOG2_E)), piece.dims, piece.thin)
+
+    def _operation(self, value: Value, op: Op) -> Piece:
+        """The op that defines a value, in terms of how its operands read."""
+        names = self._parameters
+        match op:
+            case Constant(plain) | Fill(plain):
+                return Piece(number(plain))
+            case Argument(name):
+                return Piece(Text(names.scalars[name][0]))
+            case Extent(axis):
+                return Piece(Text(names.extents[self._tables.root[axis]]))
+            case BlockSize(axis):
+                return Piece(Text(names.blocks.get(axis, "1")))
+            case Start(axis):
+                whole = self._blocks[axis].kind == "whole"
+                return Piece(Text("0" if whole else self.starts[axis]))
+            case Positions(axis):
+                return Piece(Text(self.positions[axis]), value.dims)
+            case Bound(axis, stop):
+                return self._bound(axis, stop, value)
+            case Align(source):
+                return self.aligned(self.read(source, scaled=value.name in self.scaled), value.dims)
+            case Cast(source):
+                apart = self._apart(source) if value.dtype == "f32" else None
+                if apart is not None:
+                    return self._joined(*apart, source.dims)
+                piece = self.read(source)
+                return Piece(self._converted(piece, source.dtype, value.dtype), piece.dims, piece.thin)
+            case Elementwise(fn, args):
+                return self._elementwise(fn, args, value)
+            case LoadTile():
+                return self._load(op, value)
+            case ReduceTile(fn, source, axis):
+                return self._reduce(fn, source, axis, value)
+            case FoldTile(_, _, axis):
+                return self._fold(op, axis, value)
+            case RankTile() | MergeTile():
+                return Piece(Text(f"{self.folds[self.fold_key(op)]}[{_variable(op)}]"), value.dims)
+            case Dot():
+                return self._dot(op, value)
+
+    def _converted(self, piece: Piece, dtype: str, wanted: str) -> Text:
+        if dtype == wanted:
+            return piece.text
+        text, scalar = piece.text, not piece.dims
+        if {dtype, wanted} == {"f8e4m3", "f64"}:  # there is no direct conversion
+            text = convert(text, "f32", scalar=scalar, use=self.use)
+        return convert(text, wanted, scalar=scalar, use=self.use)
+
+    def _apart(self, source: Value) -> tuple[str, Piece, Piece] | None:
+        """The sides of a sum or difference of positions along two axes, as reals: first positions and lanes are
+        converted, never the tile, since a conversion takes as long as an exponential. None for anything else."""
+        match self._uses.ops.get(source.name):
+            case Elementwise("add" | "sub" as fn, (left, right)):
+                one, other = self._lanes(left), self._lanes(right)
+            case _:
+                return None
+        if one is None or other is None or one[0] == other[0]:
+            return None
+        first = call("tl.cast", infix(fn, one[1], other[1]), "tl.float32")
+        lanes = infix("add", self._lane_numbers(one[0]), first)
+        return fn, Piece(lanes, (one[0],)), Piece(self._lane_numbers(other[0]), (other[0],))
+
+    def _joined(self, fn: str, one: Piece, other: Piece, dims: tuple[str, ...]) -> Piece:
+        one, other = self.aligned(one, dims), self.aligned(other, dims)
+        return Piece(infix(fn, one.text, other.text), dims, one.thin & other.thin)
+
+    def apart(self, value: Value) -> tuple[str, Piece, Piece] | None:
+        """The sides of what is a sum or difference of positions as reals, where it is read once."""
+        op = self._uses.ops.get(value.name)
+        is_real = isinstance(op, Cast) and value.dtype == "f32" and self._uses.is_inlined(value)
+        return self._apart(op.value) if is_real and isinstance(op, Cast) else None
+
+    def _multiplied_apart(self, args: tuple[Value, ...], texts: Sequence[Text]) -> Piece | None:
+        """A scalar times a difference of positions: times either side of it, so that tiles are only subtracted.
+        Numbers of lanes are small, and the first ones are of the order of the difference: neither product is off
+        by more than that of the difference."""
+        for value, scalar, factor in ((args[0], args[1], texts[1]), (args[1], args[0], texts[0])):
+            if not scalar.dims and (sides := self.apart(value)) is not None:
+                fn, *pieces = sides
+                one, other = (Piece(infix("mul", factor, side.text), side.dims) for side in pieces)
+                return self._joined(fn, one, other, value.dims)
+        return None
+
+    def _lane_numbers(self, axis: str) -> Text:
+        return Text(f"tl.arange(0, {self._parameters.blocks[axis]}).to(tl.float32)")
+
+    def _lanes(self, value: Value) -> tuple[str, Text] | None:
+        """The axis and the first number of consecutive numbers along it; None where a value is anything else."""
+        match self._uses.ops.get(value.name):
+            case Positions(axis):
+                return axis, Text("0" if self._blocks[axis].kind == "whole" else self.starts[axis])
+            case Align(source):
+                return self._lanes(source)
+            case Elementwise("add" | "sub" as fn, (left, right)) if not right.dims:
+                found = self._lanes(left)
+                return found and (found[0], infix(fn, found[1], self.read(right).text))
+            case _:
+                return None
+
+    def _bound(self, axis: str, stop: Value, value: Value) -> Piece:
+        if not is_tile(self._blocks[axis]):
+            return Piece(Text("True"))
+        end = self.read(stop).text
+        even = self._parameters.even.get(axis)
+        if even is not None and isinstance(self._uses.ops.get(stop.name), Extent):
+            end = Text(f"({self._parameters.blocks[axis]} if {even} else {end.code})")
+        return Piece(infix("lt", Text(self.positions[axis]), end), value.dims)
+
+    def aligned(self, piece: Piece, dims: tuple[str, ...]) -> Piece:
+        """A piece permuted to the order of `dims`, with thin dims where it has none."""
+        if not piece.dims or piece.dims == dims:
+            return piece
+        order = tuple(axis for axis in dims if axis in piece.dims)
+        text = piece.text
+        if order != piece.dims:
+            places = ", ".join(str(piece.dims.index(axis)) for axis in order)
+            text = call("tl.trans", text) if len(order) == 2 else call("tl.permute", text, f"({places})")
+        missing = frozenset(dims) - frozenset(order)
+        if missing:
+            subscript = ", ".join("None" if axis in missing else ":" for axis in dims)
+            text = Text(f"{text.at(ATOM)}[{subscript}]")
+        return Piece(text, dims, piece.thin | missing)
+
+    def full(self, piece: Piece, value: Value) -> Text:
+        """A piece as a tile of all of the value's dims (or, without dims, as a scalar of its dtype)."""
+        dtype = TRITON_DTYPES[value.dtype]
+        piece = self.aligned(piece, value.dims)
+        if not value.dims:
+            exact = piece.text.code.isidentifier() and value.dtype not in INTEGERS
+            return piece.text if exact else call("tl.cast", piece.text, dtype)
+        if not piece.dims:
+            if piece.text.code in ("0.0", "0"):
+                return call("tl.zeros", self._shape(value.dims), dtype)
+            return call("tl.full", self._shape(value.dims), piece.text, dtype)
+        if value.dtype in INTEGERS and value.dtype != "bool":  # positions may be wider
+            piece = Piece(call("tl.cast", piece.text, dtype), piece.dims, piece.thin)
+        return call("tl.broadcast_to", piece.text, self._shape(value.dims)) if piece.thin else piece.text
+
+    def _elementwise(self, fn: str, args: tuple[Value, ...], value: Value) -> Piece:
+        pieces = self._arguments(fn, args, value)
+        tiles = [piece for piece in pieces if piece.dims]
+        dims = value.dims if tiles else ()
+        thin = frozenset.intersection(*(piece.thin for piece in tiles)) if tiles else frozenset()
+        if fn in ("and", "or") and (known := [p for p in pieces if p.text.code != "True"]) != pieces:
+            return (known[0] if known else pieces[0]) if fn == "and" else Piece(Text("True"))
+        if fn == "exp" and value.dtype != "f64":
+            return Piece(call("tl.exp2", pieces[0].text), dims, thin)
+        computed = "f32" if value.dtype in INTEGERS else value.dtype
+        texts = [
+            self._converted(piece, arg.dtype, computed) if arg.dtype in NARROW else piece.text
+            for piece, arg in zip(pieces, args, strict=True)
+        ]
+        dtype = args[-1].dtype if value.dtype == "bool" else value.dtype
+        if fn == "mul" and (apart := self._multiplied_apart(args, texts)) is not None:
+            return apart
+        if fn == "div" and dims and dtype == "f32" and self._is_known_at_launch(args[1]):
+            return Piece(self._over(args[0], texts), dims, thin)
+        text = elementwise(
+            fn,
+            texts,
+            dtype,
+            non_negative=all(self._is_non_negative(arg) for arg in args),
+            positive=self._is_positive(args[-1]),
+            use=self.use,
+        )
+        return Piece(text, dims, thin)
+
+    def _arguments(self, fn: str, args: tuple[Value, ...], value: Value) -> list[Piece]:
+        """The operands of an elementwise function; those of `exp` and of scaled values times log2(e)."""
+        if fn == "exp" and value.dtype != "f64":
+            return [self.read(args[0], scaled=True)]
+        op = Elementwise(fn, args)
+        if value.name not in self.scaled or not takes_constant(op):
+            return [self.read(arg) for arg in args]
+        factor = scalar_factor(op)
+        if factor is None:
+            return [self.read(arg, scaled=arg.dtype != "bool") for arg in args]
+        pieces = [self.read(arg) for arg in args]
+        constant = Text(LOG2_E)
+        if fn == "div":  # by the scalar: x / s * c = x / (s / c)
+            pieces[factor] = Piece(infix("div", pieces[factor].text, constant))
+        else:
+            pieces[factor] = self.read(args[factor], scaled=True)
+        return pieces
+
+    def _is_known_at_launch(self, value: Value) -> bool:
+        """Whether a value is a number of the program or of the call."""
+        return isinstance(self._uses.ops.get(value.name), (Constant, Argument))
+
+    def _over(self, dividend: Value, texts: Sequence[Text]) -> Text:
+        """A tile over a number: times its reciprocal, which is computed once. Triton's own division rounds no
+        better. A factor of the tile that is a number too joins the reciprocal."""
+        tile, factor = texts[0], Text("1.0")
+        match self._uses.ops.get(dividend.name):
+            case Elementwise("mul", (left, right)) if (
+                self._is_known_at_launch(right)
+                and dividend.name not in self.scaled
+                and self._uses.is_inlined(dividend)
+            ):
+                tile, factor = self.read(left).text, self.read(right).text
+        return infix("mul", tile, infix("div", factor, texts[1]))
+
+    def _is_non_negative(self, value: Value) -> bool:
+        """Whether an integer is known not to be below 0."""
+        match self._uses.ops.get(value.name):
+            case Constant(plain):
+                return plain >= 0
+            case Extent() | BlockSize() | Start() | Positions():
+                return True
+            case Align(source):
+                return self._is_non_negative(source)
+            case Elementwise("add" | "mul" | "floordiv" | "minimum", args):
+                return all(map(self._is_non_negative, args))
+            case Elementwise("maximum", args):
+                return any(map(self._is_non_negative, args))
+            case Elementwise("mod", args):
+                return self._is_non_negative(args[1])
+            case _:
+                return False
+
+    def _is_positive(self, value: Value) -> bool:
+        """Whether an integer is known to be above 0."""
+        match self._uses.ops.get(value.name):
+            case Constant(plain):
+                return plain > 0
+            case Extent() | BlockSize():
+                return True
+            case Align(source):
+                return self._is_positive(source)
+            case Elementwise("add", args):
+                return any(map(self._is_positive, args)) and all(map(self._is_non_negative, args))
+            case Elementwise("mul" | "minimum", args):
+                return all(map(self._is_positive, args))
+            case Elementwise("maximum", args):
+                return any(map(self._is_positive, args))
+            case _:
+                return False
+
+    def _is_wide(self, value: Value) -> bool:
+        """Whether an integer has at least the bits of INDEX, as positions and what is made of them do."""
+        match self._uses.ops.get(value.name):
+            case Constant() | Positions():
+                return True
+            case Start(axis):
+                return self._blocks[axis].kind in ("grid", "unit")
+            case Align(source):
+                return self._is_wide(source)
+            case Elementwise("where", (_, left, right)):
+                return self._is_computed_wide(left) or self._is_computed_wide(right)
+            case Elementwise(_, args):
+                return any(map(self._is_computed_wide, args))
+            case _:
+                return value.dtype == "i64"
+
+    def _is_computed_wide(self, value: Value) -> bool:
+        return self._is_wide(value) and not isinstance(self._uses.ops.get(value.name), Constant)
+
+    # Memory -------------------------------------------------------------------------------------
+
+    def union(self, values: Iterable[Value]) -> tuple[str, ...]:
+        """Every dim that one of the values has, in the order of the kernel's blocks."""
+        read = {axis for value in values for axis in value.dims}
+        return tuple(axis for axis in self._blocks if axis in read)
+
+    def mask(self, mask: Value, dims: tuple[str, ...]) -> Piece:
+        """A mask with its dims in the order of `dims`; one that has another order is spelt out anew."""
+        piece = self.pieces[mask.name]
+        if tuple(axis for axis in dims if axis in piece.dims) != piece.dims:
+            match self._uses.ops.get(mask.name):
+                case Align(source):
+                    return self.mask(source, dims)
+                case Elementwise("and", (left, right)):
+                    sides = self.mask(left, dims), self.mask(right, dims)
+                    return Piece(infix("and", *(p.text for p in sides)), dims, sides[0].thin & sides[1].thin)
+        return self.aligned(piece, dims)
+
+    def pointer(
+        self, tensor: str, index: tuple[Value, ...], dims: tuple[str, ...]
+    ) -> tuple[Text, frozenset[str]]:
+        """The address of every element, and the dims that no index depends on."""
+        pointer = Text(self._parameters.pointers[tensor])
+        covered: set[str] = set()
+        for value, stride in zip(index, self._parameters.strides[tensor], strict=True):
+            piece = self.read(value)
+            if not self._is_wide(value):
+                piece = Piece(call("tl.cast", piece.text, "INDEX"), piece.dims, piece.thin)
+            piece = self.aligned(piece, dims)
+            covered |= set(piece.dims) - piece.thin
+            if piece.text.code != "0":
+                pointer = infix("add", pointer, infix("mul", piece.text, Text(stride)))
+        return pointer, frozenset(dims) - covered
+
+    def _load(self, op: LoadTile, value: Value) -> Piece:
+        dims = self._uses.load_order(value)
+        pointer, thin = self.pointer(op.tensor, op.index, dims)
+        dtype = self._tables.tensors[op.tensor].dtype
+        arguments = [pointer.code]
+        if op.mask is not None and (mask := self.mask(op.mask, dims)).text.code != "True":
+            if mask.dims and thin - mask.thin:  # a mask may not have more dims than the addresses
+                arguments = [call("tl.broadcast_to", pointer, self._shape(dims)).code]
+                thin = frozenset()
+            other = number(int(op.other) if dtype in INTEGERS else float(op.other))
+            arguments += [f"mask={mask.text.code}", f"other={other.code}"]
+        scalar = len(thin) == len(dims)
+        piece = Piece(Text(f"tl.load({', '.join(arguments)})"), () if scalar else dims, thin)
+        return Piece(self._converted(piece, dtype, value.dtype), piece.dims, piece.thin)
+
+    # Folds --------------------------------------------------------------------------------------
+
+    def _reduce(self, fn: str, source: Value, axis: str, value: Value) -> Piece:
+        piece = self.read(source, scaled=value.name in self.scaled)
+        if not piece.dims or axis in piece.thin:
+            piece = Piece(self.full(piece, source), source.dims)
+        text = self._converted(piece, source.dtype, value.dtype)
+        dims = tuple(name for name in piece.dims if name != axis)
+        return Piece(fold(fn, text, piece.dims.index(axis), value.dtype, self.use), dims, piece.thin - {axis})
+
+    def fold_key(self, op: FoldTile | RankTile | MergeTile) -> tuple[str, ...]:
+        """What tells the fold of all state variables together from others."""
+        axes = (op.axis,) if isinstance(op, FoldTile) else (_along(op), op.ranks)
+        return (op.op.partition(".")[0], *(value.name for value in operands(op)), *axes)
+
+    def folded(self, op: FoldTile | RankTile | MergeTile) -> Text:
+        """All state variables together, a tuple."""
+        return self._reduced(op) if isinstance(op, FoldTile) else self._listed(op)
+
+    def _listed(self, op: RankTile | MergeTile) -> Text:
+        """The list of what comes first, of the elements of a tile or of two lists."""
+        found = fold_of(op.op)
+        assert found is not None  # checked
+        fold, _ = found
+        values = operands(op)
+        dtypes = tuple(value.dtype for value in values[: len(fold.state)])
+        self._combine(fold, dtypes)
+        tiles = [self.full(self.read(value), value).code for value in values]
+        names, dims = self._parameters, values[0].dims
+        shape = len(dims), dims.index(_along(op))
+        if isinstance(op, RankTile):
+            name = ranks_name(fold, dtypes, *shape)
+            self.combines.setdefault(name, ranks_source(fold, dtypes, *shape))
+            return call(name, *tiles, names.extents[self._tables.root[op.ranks]], names.blocks[op.ranks])
+        name = merge_name(fold, dtypes, *shape)
+        self.combines.setdefault(SWAP, SWAP_SOURCE)
+        self.combines.setdefault(exchange_name(fold, dtypes), exchange_source(fold, dtypes))
+        self.combines.setdefault(name, merge_source(fold, dtypes, *shape, MAX_RANKS))
+        return call(name, *tiles, *(names.blocks[dim] for dim in dims))
+
+    def _combine(self, fold: Fold, dtypes: tuple[str, ...]) -> str:
+        """The name of the function that combines two states."""
+        name = combine_name(fold, dtypes)
+        if name not in self.combines:
+            self.combines[name] = combine_source(fold, dtypes, self.use)
+        return name
+
+    def _reduced(self, op: FoldTile) -> Text:
+        """A reduction; where the order of positions matters, a scan."""
+        found = fold_of(op.op)
+        assert found is not None  # checked
+        fold, _ = found
+        dtypes = tuple(value.dtype for value in op.values)
+        combine = self._combine(fold, dtypes)
+        tiles = "".join(f"{self.full(self.read(value), value).code}, " for value in op.values)
+        tiles = tiles if len(op.values) == 1 else tiles.rstrip(", ")
+        # A reduction may combine parts in any order.
+        function = "tl.reduce" if fold.commutative else "tl.associative_scan"
+        return call(function, f"({tiles.rstrip()})", str(op.values[0].dims.index(op.axis)), combine)
+
+    def _fold(self, op: FoldTile, axis: str, value: Value) -> Piece:
+        """One state variable of what is folded together: of a scan, the last position's."""
+        found = fold_of(op.op)
+        assert found is not None  # checked
+        fold, place = found
+        text = Text(f"{self.folds[self.fold_key(op)]}[{place}]")
+        if not fold.commutative:
+            dims, block = op.values[0].dims, self._parameters.blocks[axis]
+            lanes = ", ".join(":" if dim == axis else "None" for dim in dims)
+            last = f"(tl.arange(0, {block}) == {block} - 1)[{lanes}]"
+            zero = "0" if value.dtype in INTEGERS else "0.0"
+            text = call("tl.sum", call("tl.where", last, text, zero), str(dims.index(axis)))
+        return Piece(text, value.dims)
+
+    def _dot(self, op: Dot, value: Value) -> Piece:
+        dtype = op.left.dtype
+        block = self._parameters.blocks[op.axis]
+        self.least[block] = max(self.least.get(block, 1), 32 if dtype == "f8e4m3" else 16)
+        arguments = [self.full(self.read(side), side).code for side in (op.left, op.right)]
+        before = op.accumulator and self.full(self.read(op.accumulator), op.accumulator)
+        if before and dtype != "f8e4m3":
+            arguments.append(before.code)
+        if dtype in (
+            "f32",
+            "f64",
+        ):  # three products of halves err by 2**-16 where all else is rounded to 2**-11
+            precision = "bf16x3" if dtype == "f32" and self._tables.is_half else "ieee"
+            arguments.append(f'input_precision="{precision}"')
+        if dtype == "f8e4m3":  # so many products are summed in fewer bits than float32 has, as cuBLAS does
+            arguments.append(f"max_num_imprecise_acc=None if {block} <= {IMPRECISE} else {IMPRECISE}")
+        if value.dtype == "f64":
+            arguments.append("out_dtype=tl.float64")
+        text = call("tl.dot", *arguments)
+        if before and dtype == "f8e4m3":  # an accumulator that is added to so often is waited for every time
+            text = infix("add", before, text)
+        return Piece(text, value.dims)
+
+    def _shape(self, dims: Sequence[str]) -> str:
+        names = [self._parameters.blocks[axis] for axis in dims]
+        return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def _along(op: RankTile | MergeTile) -> str:
+    """The axis whose positions a list is made of."""
+    return op.axis if isinstance(op, RankTile) else op.ranks
+
+
+def _variable(op: RankTile | MergeTile) -> int:
+    """The state variable that an op is of, by its place."""
+    found = fold_of(op.op)
+    assert found is not None  # checked
+    return found[1]

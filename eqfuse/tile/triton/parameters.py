@@ -1,0 +1,180 @@
+"""Names of a kernel's parameters, and what a launch has to know of them."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from eqfuse.tile.nodes import (
+    Argument,
+    Block,
+    Bound,
+    Constant,
+    Elementwise,
+    Extent,
+    For,
+    Kernel,
+    Let,
+    LoadTile,
+    Start,
+    Store,
+)
+from eqfuse.tile.passes.grid_order import last_first
+from eqfuse.tile.triton.functions import HELPERS, helper_name
+from eqfuse.tile.walk import nested
+
+_TAKEN = frozenset(
+    (
+        *("tl", "torch", "triton", "float", "pid", "INDEX", "WAITS", "LEADS"),
+        *map(helper_name, HELPERS),
+        *keyword.kwlist,
+    )
+)
+
+
+class Names:
+    """Distinct identifiers: the wanted name, or that name with a number after it."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = {*_TAKEN, *taken}
+
+    def new(self, wanted: str) -> str:
+        name, number_ = wanted, 1
+        while name in self._taken:
+            number_ += 1
+            name = f"{wanted}_{number_}"
+        self._taken.add(name)
+        return name
+
+    def local(self, wanted: str) -> str:
+        """A name for a value of the tile program, where numbers and dtypes (`x_2_f32`) only tell copies apart."""
+        return self.new(re.sub(r"_(\d+|f32|f64)(?=_|$)", "", wanted))
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Names that are made inside are free again after it."""
+        taken = set(self._taken)
+        yield
+        self._taken = taken
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a kernel has to know of a tensor: its dtype and a label for each dim's stride."""
+
+    dtype: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Facts about the whole program that every kernel's text depends on.
+
+    `root` maps an axis to the one whose extent it has; `is_half` says that what goes in and comes out has half
+    precision or less.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    root: Mapping[str, str]
+    is_half: bool = False
+
+
+@dataclass
+class Parameters:
+    """Names of a kernel's parameters, by what they stand for; dicts are in the order of the signature.
+
+    `even` are flags that say that the extent of a whole axis is its block size. `stages`, of a kernel
+    that loops, is the depth to which loops prefetch; left to itself, Triton prefetches for dots alone.
+    `flags` are WAITS, of a kernel after another one: it is launched before that one has ended, and so waits for
+    what that has written, and LEADS, of a kernel before another one: the next may be launched from now on.
+    The last parameter is INDEX, the dtype of positions: int64 where some offset of an element needs it.
+    """
+
+    pointers: dict[str, str] = field(default_factory=dict)
+    strides: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    extents: dict[str, str] = field(default_factory=dict)
+    scalars: dict[str, tuple[str, str]] = field(default_factory=dict)  # name and dtype
+    blocks: dict[str, str] = field(default_factory=dict)
+    even: dict[str, str] = field(default_factory=dict)
+    stages: str | None = None
+    flags: tuple[str, ...] = ()
+
+    def signature(self) -> list[str]:
+        return [
+            *self.pointers.values(),
+            *(name for names in self.strides.values() for name in names),
+            *self.extents.values(),
+            *(f"{name}: tl.float64" if dtype == "f64" else name for name, dtype in self.scalars.values()),
+            *(f"{name}: tl.constexpr" for name in (*self.blocks.values(), *self.even.values())),
+            *(() if self.stages is None else (f"{self.stages}: tl.constexpr",)),
+            *(f"{flag}: tl.constexpr" for flag in self.flags),
+            "INDEX: tl.constexpr",
+        ]
+
+
+def is_tile(block: Block) -> bool:
+    """Whether an axis is a dim of tiles; otherwise it is a scalar position."""
+    return block.kind in ("loop", "whole") or (block.kind == "grid" and block.size != 1)
+
+
+def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str, ...]) -> Parameters:
+    """The parameters of a kernel, named. Blocks of one position are none."""
+    found = Parameters(flags=flags)
+    scalars: dict[str, str] = {}
+    counted = last_first(kernel)
+    extents = [*kernel.grid[:-1], *(axis for axis in kernel.grid[-1:] if axis in counted)]
+    bounds: list[str] = []
+    for stmt in nested(kernel.body):
+        match stmt:
+            case Let(_, LoadTile(tensor, _, _, _)) | Store(tensor, _, _, _):
+                if tensor not in found.pointers:
+                    labels = tables.tensors[tensor].labels
+                    found.pointers[tensor] = names.new(f"{tensor}_ptr")
+                    found.strides[tensor] = tuple(names.new(f"{tensor}_stride_{label}") for label in labels)
+            case Let(value, Argument(name)):
+                scalars.setdefault(name, value.dtype)
+            case Let(_, Extent(axis)):
+                extents.append(axis)
+            case Let(_, Bound(axis, _)):
+                bounds.append(axis)
+    for axis in extents:
+        root = tables.root[axis]
+        if root not in found.extents:
+            found.extents[root] = names.new(f"N_{root}")
+    found.scalars = {name: (names.new(name), dtype) for name, dtype in scalars.items()}
+    for block in filter(is_tile, kernel.blocks):
+        upper = f"BLOCK_{block.axis.upper()}"
+        taken = upper in found.blocks.values()
+        found.blocks[block.axis] = names.new(f"BLOCK_{block.axis}" if taken else upper)
+    whole = {block.axis for block in kernel.blocks if block.kind == "whole"}
+    for axis in dict.fromkeys(bounds):
+        if axis in whole:
+            found.even[axis] = names.new(found.blocks[axis].replace("BLOCK", "EVEN", 1))
+    if any(isinstance(stmt, For) for stmt in kernel.body):
+        found.stages = names.new("STAGES")
+    return found
+
+
+def least_blocks(kernel: Kernel, parameters: Parameters) -> dict[str, int]:
+    """By parameter, the least size of blocks that have to hold a fixed number of positions."""
+    held = {block.axis: block.valid for block in kernel.blocks if block.valid is not None}
+    return {parameters.blocks[axis]: 1 << (valid - 1).bit_length() for axis, valid in held.items()}
+
+
+def largest_blocks(kernel: Kernel, parameters: Parameters) -> dict[str, int]:
+    """By parameter, the largest size of blocks whose first position is divided to stand for all of them."""
+    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+    sizes = {block.axis: block.size for block in kernel.blocks if is_tile(block)}
+    found = {}
+    for op in ops.values():
+        match op:
+            case Elementwise("floordiv" | "mod", (position, divisor)):
+                first = ops.get(position.name)
+                if isinstance(first, Start) and isinstance(ops.get(divisor.name), Constant):
+                    size = sizes.get(first.axis)
+                    if size is not None:
+                        found[parameters.blocks[first.axis]] = size
+    return found
