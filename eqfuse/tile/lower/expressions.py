@@ -15,8 +15,8 @@ from eqfuse.loops import nodes as loops
 from eqfuse.loops.contraction import Contraction, Product, contraction, factors
 from eqfuse.terms.assume import is_zero_without
 from eqfuse.terms.folds import Fold, contributions, fold_of, joined, ranks_of, siblings, sides
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import (
-    CASTS,
     Axis,
     Call,
     Const,
