@@ -14,7 +14,7 @@ from eqfuse.extract.partition import WHOLE_LIMIT, KernelShape, Partition, work
 from eqfuse.extract.resources import shared_bytes, side_by_side
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.tile_sizes import configure, folds_rows_and_columns, power_of_two
-from eqfuse.loops.contraction import narrowed
+from eqfuse.loops.kernel_axes import narrowed
 from eqfuse.loops.lower import lower
 from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest

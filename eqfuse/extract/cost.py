@@ -14,7 +14,8 @@ from eqfuse.extract.mask_coverage import visited
 from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, sharded_axes
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.strain import strain
-from eqfuse.loops.contraction import Contraction, divisors, kernel_axes, widest_values
+from eqfuse.loops.contraction import Contraction
+from eqfuse.loops.kernel_axes import divisors, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
 from eqfuse.loops.plan import Cost, KernelConfig, Term
 from eqfuse.loops.walk import expressions, loops_in, statements

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from eqfuse.loops.blocks import Block
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Output
 
@@ -21,8 +22,6 @@ Form = Literal["rewritten", "apart", "written"]
 FORMS: Mapping[Form, str] = {"rewritten": "", "apart": "terms taken apart", "written": "as written"}
 """Which equal form of the program a plan runs, and how that is said: the stablest, then cheapest; that with sums taken
 apart so that it fuses; or the program as it is written."""
-
-Kind = Literal["grid", "loop", "whole", "unit"]
 
 
 @dataclass(frozen=True)
@@ -62,20 +61,10 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class AxisBlock:
-    """Chosen block of one axis in one kernel (see tile.nodes.Block for the kinds, and for `valid`)."""
-
-    axis: str
-    kind: Kind
-    size: int | None
-    valid: int | None = None
-
-
-@dataclass(frozen=True)
 class KernelConfig:
     """Run-shape choices of one kernel, in the order of the nest's kernels."""
 
-    blocks: tuple[AxisBlock, ...]
+    blocks: tuple[Block, ...]
     warps: int = 4
     stages: int = 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from eqfuse.errors import EqfuseError
+from eqfuse.loops.blocks import Block
 from eqfuse.terms.folds import fold_of, is_ranked
 from eqfuse.terms.functions import ARITY
 from eqfuse.terms.nodes import COMBINE, DTYPES
@@ -12,7 +13,6 @@ from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
 from eqfuse.tile.nodes import (
     Align,
     Argument,
-    Block,
     BlockSize,
     Bound,
     Cast,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 from eqfuse.terms.domain import Domain, contract_masked
 from eqfuse.terms.folds import Fold, fold_of
@@ -28,7 +29,6 @@ from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import (
     Align,
     Argument,
-    Block,
     BlockSize,
     Bound,
     Cast,
