@@ -23,11 +23,6 @@ FUNCTIONS: Mapping[str, str] = {
     "Where": "where",
     "Finite": "finite",
     "Invertible": "invertible",
-    "Read": "read",
-    "Rolling": "rolling",
-    "SplitK": "split_k",
-    "Resident": "resident",
-    "MultiPass": "multi_pass",
 }
 
 BEGIN, END = "\ue000", "\ue001"
