@@ -12,12 +12,8 @@ from eqfuse.loops.contraction import Contraction
 from eqfuse.loops.kernel_axes import KEPT, divisors, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
 from eqfuse.loops.walk import expressions, loops_in, statements
+from eqfuse.terms.functions import SPECIAL
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
-
-SPECIAL = frozenset(
-    ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "gelu", "silu", "erf", "sin", "cos", "div")
-)
-"""Functions that a GPU's special-function units compute, or several instructions."""
 
 Axes = frozenset[str]
 
