@@ -14,7 +14,7 @@ from eqfuse.loops.kernel_axes import KEPT, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
-from eqfuse.terms.nodes import Axis, Load, Local, Reduce, expanded, free_axes, walk
+from eqfuse.terms.nodes import Axis, Expr, Load, Local, Reduce, children, expanded, free_axes, walk
 
 REGISTER_BYTES = 4
 
@@ -130,13 +130,28 @@ def _converted(kernel: Kernel) -> tuple[tuple[frozenset[str], tuple[str, str]], 
     named = {stmt.name: stmt.expr for stmt in statements(kernel.body) if isinstance(stmt, Let)}
     for store in (stmt for stmt in statements(kernel.body) if isinstance(stmt, Store) and stmt.index):
         value = expanded(store.expr, lambda local: named.get(local.name))
-        loads = [n for n in walk(value) if isinstance(n, Load) and n.index]
+        loads = [load for load in _unreduced(value) if load.index]
         ways = {n.index[-1].name: free_axes(n) for n in loads if isinstance(n.index[-1], Axis)}
         last = store.index[-1]
         if isinstance(last, Axis) and last.name not in ways:
             for way in (way for way, axes in ways.items() if last.name in axes):
                 found[free_axes(store.expr) | set(store.dims), (way, last.name)] = None
     return tuple(found)
+
+
+def _unreduced(expr: Expr) -> Iterator[Load]:
+    """The loads of an expression that no reduction inside of it folds."""
+    seen: set[Expr] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if node in seen or isinstance(node, Reduce):
+            continue
+        seen.add(node)
+        if isinstance(node, Load):
+            yield node
+        else:
+            stack.extend(children(node))
 
 
 @lru_cache(KEPT)
