@@ -55,7 +55,12 @@ def guarded(fn: str, value: Expr) -> Expr:
     match value:
         case Const():
             return value
+        case Call("finite", (shift,)) if fn == "finite" and _may_be_undefined(shift):
+            # the shift inf - inf of what is infinite so far is NaN, which `finite` keeps
+            return call("where", call("eq", shift, shift), value, Const(0))
         case Call(outer, _) if outer == fn:
+            return value
+        case Call("where") if fn == "finite" and _is_guard(value):
             return value
         case Call("add" | "sub" as sign, (a, b)) if fn == "finite" and reads_state(value):
             # term by term: -inf + inf would be NaN, and of a difference of two sums rules cancel common terms
@@ -68,6 +73,25 @@ def guarded(fn: str, value: Expr) -> Expr:
             return call(fn, call("mul", guarded(fn, a), guarded(fn, b)))
         case _:
             return call(fn, value)
+
+
+def _is_guard(expr: Expr) -> bool:
+    """Whether `expr` is what `guarded` makes of a value."""
+    match expr:
+        case Call("where", (Call("eq", (a, b)), Call("finite", (c,)), Const(0))):
+            return a is b is c
+        case Call(fn, _):
+            return fn in GUARDS
+        case _:
+            return False
+
+
+def _may_be_undefined(expr: Expr) -> bool:
+    """Whether `expr` combines values of states that may both be infinite, as inf - inf or inf * 0."""
+    return any(
+        isinstance(node, Call) and node.fn in ("add", "sub", "mul", "div") and all(map(reads_state, node.args))
+        for node in walk(expr)
+    )
 
 
 @dataclass(frozen=True)
@@ -287,7 +311,7 @@ def finite_states(value: Expr, names: frozenset[str]) -> Expr:
     match value:
         case Local(name, _) if name in names:
             return guarded("finite", value)
-        case Call(fn, _) if fn in GUARDS:
+        case _ if _is_guard(value):
             return value
         case _:
             return rebuild(value, tuple(finite_states(part, names) for part in children(value)))
@@ -392,7 +416,7 @@ def total_factors(value: Expr, op: str, bounded: bool) -> Expr:
 
 
 def _has_guard(expr: Expr) -> bool:
-    return any(isinstance(node, Call) and node.fn in GUARDS for node in walk(expr))
+    return any(map(_is_guard, walk(expr)))
 
 
 def _accumulates(expr: Expr) -> bool:
@@ -400,7 +424,7 @@ def _accumulates(expr: Expr) -> bool:
     match expr:
         case Local():
             return True
-        case Call(fn, _) if fn in GUARDS:
+        case _ if _is_guard(expr):
             return False
         case _:
             return any(map(_accumulates, children(expr)))
