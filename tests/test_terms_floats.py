@@ -10,7 +10,7 @@ import torch
 
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.floats import ELEMENTWISE, TORCH_DTYPES, FloatDomain
-from eqfuse.terms.nodes import ARITY, CASTS, COMPARISONS, LOGICAL
+from eqfuse.terms.functions import ARITY, CASTS, COMPARISONS, LOGICAL
 
 SPECIAL = np.array(
     [0.0, -0.0, 1.0, -2.5, 0.5, 1.5, 1e-9, 300.0, -700.0, 3e38, -3e38, np.inf, -np.inf, np.nan]

@@ -12,7 +12,8 @@ import pytest
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
 from eqfuse.loops.plan import AxisBlock, KernelConfig
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.nodes import CASTS, Axis, Const, Expr, Load, Local, Program, Reduce, Size, call
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Program, Reduce, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.tile import nodes as tile
 from eqfuse.tile.check import TileError, check

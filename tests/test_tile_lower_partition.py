@@ -14,7 +14,8 @@ from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
 from eqfuse.loops.plan import AxisBlock, KernelConfig
 from eqfuse.terms.assume import folded, is_finite
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.nodes import CASTS, Axis, Const, Expr, Load, Local, Program, Reduce, Scalar, Size, call
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Program, Reduce, Scalar, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.tile import nodes as tile
 from eqfuse.tile.interpreter import run

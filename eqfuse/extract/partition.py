@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 from eqfuse.loops.contraction import product_factors
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes, ranks_of
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import (
-    CASTS,
     Axis,
     Call,
     Expr,

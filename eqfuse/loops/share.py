@@ -10,9 +10,8 @@ from itertools import count
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
 from eqfuse.loops.walk import defined
 from eqfuse.terms.folds import PAIR
+from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.nodes import (
-    COMPARISONS,
-    LOGICAL,
     Axis,
     Call,
     Expr,

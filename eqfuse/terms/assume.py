@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.nodes import (
-    CASTS,
-    COMPARISONS,
     REDUCTIONS,
     Axis,
     Call,

@@ -10,10 +10,10 @@ from functools import reduce
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean
 from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked
+from eqfuse.terms.functions import ARITY
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
 from eqfuse.terms.library import CONSTANTS, FUNCTIONS, VARIADIC
 from eqfuse.terms.nodes import (
-    ARITY,
     REDUCTIONS,
     Axis,
     Call,

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eqfuse.terms.nodes import CASTS, REDUCTIONS
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.threads import undisturbed
 
 Array = npt.NDArray[Any]

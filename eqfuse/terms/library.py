@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from eqfuse.terms.nodes import ARITY, COMPARISONS, LOGICAL
+from eqfuse.terms.functions import ARITY, COMPARISONS, LOGICAL
 
 OPERATORS: Mapping[str, str] = {
     "add": "+",

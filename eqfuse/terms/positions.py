@@ -12,19 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eqfuse.terms.folds import contributions, fold_of
-from eqfuse.terms.nodes import (
-    COMPARISONS,
-    Axis,
-    Call,
-    Const,
-    Expr,
-    Load,
-    Program,
-    Reduce,
-    Scalar,
-    Size,
-    walk,
-)
+from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
 
 Form = Literal["position", "integer", "open", "other"]
 """A position of an axis, shifted or scaled; another integer; a name that may be an integer, alone or computed with

@@ -8,10 +8,8 @@ from typing import Literal
 
 from eqfuse.errors import EqfuseError, TypeCheckError, locate
 from eqfuse.terms.folds import Fold, contributions, fold_of, sides
+from eqfuse.terms.functions import CASTS, COMPARISONS, LOGICAL
 from eqfuse.terms.nodes import (
-    CASTS,
-    COMPARISONS,
-    LOGICAL,
     Axis,
     Call,
     Const,

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.folds import fold_of, is_ranked
-from eqfuse.terms.nodes import ARITY, COMBINE, DTYPES
+from eqfuse.terms.functions import ARITY
+from eqfuse.terms.nodes import COMBINE, DTYPES
 from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
 from eqfuse.tile.nodes import (
     Align,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eqfuse.terms import folds, integers
-from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL
+from eqfuse.terms.functions import CASTS, COMPARISONS, LOGICAL
 
 INTEGERS = ("bool", "i32", "i64")
 NARROW = ("f8e4m3", "f16", "bf16")

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import (
-    CASTS,
     Axis,
     Call,
     Const,

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eqfuse.terms.nodes import CASTS, REDUCTIONS
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import InputSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL
+from eqfuse.terms.functions import CASTS, COMPARISONS, LOGICAL
 from eqfuse.tile.cpu.access import place
 from eqfuse.tile.cpu.values import Affine, Item
 from eqfuse.tile.cpu.writer import Writer

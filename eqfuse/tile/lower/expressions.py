@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from eqfuse.loops import nodes as loops
 from eqfuse.terms.assume import is_zero_without
 from eqfuse.terms.folds import Fold, contributions, fold_of, joined, ranks_of, siblings, sides
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import (
-    CASTS,
     Axis,
     Call,
     Const,

@@ -34,7 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.nodes import CASTS, REDUCTIONS
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.contraction import Contraction
 from eqfuse.verify.field.exponent_sums import Known, Split, chosen
 from eqfuse.verify.field.modular import Reals, Residues, SquareGroup, Truths, inverse, matmul, power, scramble
