@@ -504,7 +504,8 @@ class _Search:
             # an infinite sum stays as it is: what others would move it by may have the other sign
             others = [s.name for s in self.states if s.op == "sum" and s is not state]
             value = finite_states(value, frozenset(n + end for n in others for end in ("", "_a", "_b")))
-        return total_factors(guard_divisors(value, self.split), state.op, bounded)
+        masked = _kept(state, self.split) is not None
+        return total_factors(guard_divisors(value, self.split), state.op, bounded, masked)
 
     def finish(self, state: State) -> Finish | None:
         guarded = self.guarded(state)

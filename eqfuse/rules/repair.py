@@ -87,9 +87,9 @@ def _is_guard(expr: Expr) -> bool:
 
 
 def _may_be_undefined(expr: Expr) -> bool:
-    """Whether `expr` combines values of states that may both be infinite, as inf - inf or inf * 0."""
+    """Whether `expr` combines two values of states that nothing guards, as inf - inf or inf * 0."""
     return any(
-        isinstance(node, Call) and node.fn in ("add", "sub", "mul", "div") and all(map(reads_state, node.args))
+        isinstance(node, Call) and node.fn in ("add", "sub", "mul", "div") and all(map(_accumulates, node.args))
         for node in walk(expr)
     )
 
@@ -389,16 +389,18 @@ def guard_divisors(expr: Expr, split: Split) -> Expr:
     return transform(expr, step)
 
 
-def total_factors(value: Expr, op: str, bounded: bool) -> Expr:
+def total_factors(value: Expr, op: str, bounded: bool, masked: bool) -> Expr:
     """A state that has seen nothing stays what it is, whatever its repair factor does: a maximum goes from -inf to
     -100, the factor is e^100 and may overflow, and 0 * inf would be NaN; likewise -inf * e^-1000 for a maximum.
 
     Where exponents are proved at most 0 (`bounded`), nothing else makes a factor of a sum overflow, so that an
-    infinite one becomes 0; elsewhere the state itself is asked.
+    infinite one becomes 0; elsewhere the state itself is asked. So it is where all that the factor was taken out of may be
+    `masked`: then a factor that is NaN has no part in the state.
     """
 
     def times(factor: Expr, state: Expr) -> Expr:
-        if op == "sum" and (bounded or not any(n.fn == "exp" for n in walk(factor) if isinstance(n, Call))):
+        in_range = bounded or not any(n.fn == "exp" for n in walk(factor) if isinstance(n, Call))
+        if op == "sum" and in_range and not masked:
             return call("mul", guarded("finite", factor), state)
         identity = Const(REDUCTIONS[op])
         return call("where", call("eq", state, identity), identity, call("mul", factor, state))
