@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.identity import vanishes
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
-from eqfuse.loops.plan import AxisBlock, KernelConfig
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.assume import folded, is_finite
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS
@@ -44,7 +45,7 @@ def masked_sum(mask: Expr) -> Loop:
     return Loop("j", Const(0), Size("j"), False, (Carried("s", (), ZERO, "s_new"),), (update,))
 
 
-CONFIG = KernelConfig((AxisBlock("i", "grid", 4), AxisBlock("j", "loop", 4)))
+CONFIG = KernelConfig((Block("i", "grid", 4), Block("j", "loop", 4)))
 
 
 def nest_of(loop: Loop) -> Nest:
