@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate, reference
-from eqfuse.terms.nodes import CASTS, REDUCTIONS, Program
+from eqfuse.terms.nodes import REDUCTIONS, Program
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.sizes import bind
 
@@ -163,7 +164,9 @@ class Differentiated:
         numbers = dict(scalars)
         for name in wrt:
             if name in numbers:
-                numbers[name] = torch.full((1,), float(numbers[name]), dtype=torch.float64, requires_grad=True)
+                numbers[name] = torch.full(
+                    (1,), float(numbers[name]), dtype=torch.float64, requires_grad=True
+                )
         batch = 1 if any(isinstance(number, torch.Tensor) for number in numbers.values()) else None
         lifted = {
             name: value[None] if batch and isinstance(value, torch.Tensor) else value

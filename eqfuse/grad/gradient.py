@@ -81,7 +81,9 @@ def _wanted(program: Program, wrt: Sequence[str] | None) -> tuple[str, ...]:
         tensors = {tensor.name for tensor in program.tensors}
         found = tuple(name for name in allowed if name in tensors)
         if not found:
-            raise EqfuseError("the program reads no tensor of real numbers", hint="there is nothing to differentiate by")
+            raise EqfuseError(
+                "the program reads no tensor of real numbers", hint="there is nothing to differentiate by"
+            )
         return found
     names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
     known = (*(tensor.name for tensor in program.tensors), *program.scalars)
@@ -90,7 +92,9 @@ def _wanted(program: Program, wrt: Sequence[str] | None) -> tuple[str, ...]:
             guess = did_you_mean(name, allowed) or "inputs: " + " ".join(allowed)
             raise EqfuseError(f"the program has no input {name!r}", hint=guess)
         if name not in allowed:
-            raise EqfuseError(f"{name!r} holds integers or truth values, and has no gradient", hint="leave it out of wrt")
+            raise EqfuseError(
+                f"{name!r} holds integers or truth values, and has no gradient", hint="leave it out of wrt"
+            )
     if not names or len(set(names)) < len(names):
         raise EqfuseError("wrt names each input once, and one or more", hint='write wrt=("Q", "K")')
     return names

@@ -177,7 +177,7 @@ def shared(terms: Iterable[Monomial]) -> Monomial:
     powers: dict[Expr, int] = {}
     for factor in every[0].powers:
         exponents = [term.powers.get(factor, 0) for term in every]
-        least = min(exponents) if min(exponents) > 0 else max(exponents) if max(exponents) < 0 else 0
+        least = min(exponents) if min(exponents) > 0 else min(0, max(exponents))
         if least:
             powers[factor] = least
     numbers = {abs(term.number) for term in every}

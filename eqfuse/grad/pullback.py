@@ -91,10 +91,8 @@ class _Solution:
         """`x[i]`"""
         if isinstance(part, Axis) and part.name in self.loops and part.name not in self.solved:
             position = Axis(_place(dimension))
-            self.solved[part.name] = position
+            self.solved[part.name] = self._apart(part.name, dimension, position)
             if not self._same_extent(part.name, self.target[dimension]):
-                # A plain index would say that both have one extent.
-                self.solved[part.name] = call("add", position, Const(0))
                 self.masks.append(call("lt", position, Size(part.name)))
             self.done.add(dimension)
 
@@ -138,7 +136,9 @@ class _Solution:
         ]
         if not candidates:
             return
-        axis = min(candidates, key=lambda a: (a in self.reduced, abs(form.terms[Axis(a)]), self.loops.index(a)))
+        axis = min(
+            candidates, key=lambda a: (a in self.reduced, abs(form.terms[Axis(a)]), self.loops.index(a))
+        )
         factor = form.terms[Axis(axis)]
         others = {other: count for other, count in form.terms.items() if other is not Axis(axis)}
         rest = Affine(others, form.constant)
@@ -148,7 +148,8 @@ class _Solution:
         position: Expr = Axis(_place(dimension))
         ahead = _sum(Affine({position: 1}, 0).plus(rest, -1).scaled(1 if factor > 0 else -1))
         step = Const(abs(factor))
-        self.solved[axis] = ahead if step.value == 1 else call("floordiv", ahead, step)
+        value = ahead if step.value == 1 else call("floordiv", ahead, step)
+        self.solved[axis] = self._apart(axis, dimension, value)
         if step.value != 1:
             self.masks.append(call("eq", call("mod", ahead, step), Const(0)))
         self.masks.append(call("ge", self.solved[axis], Const(0)))
@@ -163,6 +164,14 @@ class _Solution:
 
     def _at(self, expr: Expr) -> Expr:
         return substitute_axes(expr, {a: to for a, to in self.solved.items() if to is not Axis(a)})
+
+    def _apart(self, axis: str, dimension: int, value: Expr) -> Expr:
+        """A solution that is no plain index where the axis and the dimension differ in their extents: such an index
+        says that they do not."""
+        is_plain = value is Axis(_place(dimension))
+        if is_plain and not self._same_extent(axis, self.target[dimension]):
+            return call("add", value, Const(0))
+        return value
 
     def _is_open(self, axis: str, dimension: int) -> bool:
         return dimension not in self.done and axis in self.loops and axis not in self.solved

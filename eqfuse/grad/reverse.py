@@ -36,9 +36,8 @@ from eqfuse.grad.steps import Step, Steps, index_of, is_fold, name_of, refused
 from eqfuse.grad.vanish import is_zero
 from eqfuse.terms.definitions import derivatives
 from eqfuse.terms.folds import Fold, fold_of, packed, ranks_of, unpacked
+from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.nodes import (
-    COMPARISONS,
-    LOGICAL,
     Axis,
     Call,
     Const,
@@ -109,10 +108,17 @@ class Reverse:
 
     def _vanishes(self, step: Step, cotangent: Polynomial) -> bool:
         """Whether the cotangent is 0 whatever the inputs are, as that of a maximum that only shifts an exponent."""
-        if not self._reads_sums(cotangent) or not is_zero(self.steps, step.axes, expression(cotangent)):
+        if len(cotangent) < 2 or not self._reads_sums(cotangent):
+            return False
+        parts = [self._try(step.axes, (term,)) for term in cotangent]
+        if not is_zero(self.steps, self._try(step.axes, cotangent), parts):
             return False
         self.notes.append(f"{step.name} passes nothing on: its cotangent is 0 for all inputs")
         return True
+
+    def _try(self, axes: tuple[str, ...], terms: Polynomial) -> Step:
+        """A step for a value that is tried."""
+        return Step(self.steps.names.fresh("tried"), axes, expression(terms), written=True)
 
     def _reads_sums(self, terms: Polynomial) -> bool:
         """Whether a polynomial is made of reductions: others are not 0 but for their masks."""
@@ -157,7 +163,9 @@ class Reverse:
                 return
             case Call(fn, _) if is_fold(fn):
                 hint = "take the gradient of the program that the lists come from"
-                raise refused(self.steps.program, node, f"a merge of two lists of {fn!r} has no gradient", hint)
+                raise refused(
+                    self.steps.program, node, f"a merge of two lists of {fn!r} has no gradient", hint
+                )
         if not any(self._changes(node, part) for part in node.args):
             self.notes.append(f"{_short(node)} counts as a constant: {node.fn} has no gradient")
         for part, partial in zip(node.args, derivatives(node), strict=True):
@@ -197,7 +205,9 @@ class Reverse:
                     axes = index_of(factor)
                     if all(isinstance(part, Axis) for part in axes) and free_axes(factor) == set(step.axes):
                         pairs = zip(axes, index_of(other), strict=True)
-                        return {axis.name: to for axis, to in pairs if isinstance(axis, Axis) and to is not axis}
+                        return {
+                            axis.name: to for axis, to in pairs if isinstance(axis, Axis) and to is not axis
+                        }
         return None
 
     # -- reads ---------------------------------------------------------------------------------------
@@ -222,7 +232,9 @@ class Reverse:
                 summed = multiplied(summed, size)
             self.found[name] = collected((*self.found.get(name, ()), *self._shortened(summed)))
 
-    def _summed(self, name: str, over: tuple[str, ...], target: Sequence[str], terms: Polynomial) -> Polynomial:
+    def _summed(
+        self, name: str, over: tuple[str, ...], target: Sequence[str], terms: Polynomial
+    ) -> Polynomial:
         """The sum over some axes, what does not depend on them in front of it."""
         if not over or not terms:
             return terms
@@ -246,8 +258,9 @@ class Reverse:
             raise AssertionError("what does not depend on an axis is not summed over it")
         axes = tuple(axis for axis in target if axis in free_axes(body))
         step = Step(self.steps.names.fresh(f"d{name}_sum"), axes, body, "sum", over)
-        if self._reads_sums(inner) and is_zero(self.steps, axes, step.value):
-            return ()
+        if self._reads_sums(inner):
+            if is_zero(self.steps, step, [self._try((*axes, *over), (term,)) for term in inner]):
+                return ()
         step = self.steps.add(step)
         return tuple(term.times(front) for term in atom(step.itself))
 
@@ -312,7 +325,9 @@ class Reverse:
 
     def _without_position(self, step: Step, fold: Fold) -> EqfuseError:
         name = fold.name
-        hint = f"give {name!r} a state variable that is the position, as argmax has: state='v, k', lift='x, j'"
+        hint = (
+            f"give {name!r} a state variable that is the position, as argmax has: state='v, k', lift='x, j'"
+        )
         message = f"{name!r} keeps one of two states, and none of its variables says which"
         return refused(self.steps.program, step.value, message, hint)
 
@@ -332,7 +347,9 @@ class Reverse:
         other = self._another(axis)
         moved = [substitute_axes(part, {axis: Axis(other)}) for part in parts]
         inside = call(side, Axis(other), Axis(axis))
-        body = packed([call("where", inside, part, nil) for part, nil in zip(moved, fold.identity, strict=True)])
+        body = packed(
+            [call("where", inside, part, nil) for part, nil in zip(moved, fold.identity, strict=True)]
+        )
         word = "before" if side == "lt" else "after"
         return [
             self._helper(f"{variable}_{word}", step.loops, op, other, body)
@@ -415,4 +432,3 @@ def _is_position(part: Expr, axis: str) -> bool:
 def _short(node: Expr) -> str:
     text = str(node)
     return text if len(text) <= 60 else text[:57] + "..."
-

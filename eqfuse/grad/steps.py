@@ -138,7 +138,9 @@ class Steps:
     _known: dict[tuple[object, ...], Step] = field(default_factory=dict)
 
     @staticmethod
-    def of(source: str, wrt: Sequence[str], scalars: Mapping[str, Number] | None, reserved: set[str]) -> Steps:
+    def of(
+        source: str, wrt: Sequence[str], scalars: Mapping[str, Number] | None, reserved: set[str]
+    ) -> Steps:
         """The steps of a text. `wrt` are the inputs that derivatives are asked by, `reserved` names that no step may
         have."""
         program = parse(source, scalars=scalars)
@@ -172,7 +174,11 @@ class Steps:
 
     def define(self, name: str, axes: tuple[str, ...], expr: Expr) -> None:
         """Adds a definition of the text, and the steps that it is made of."""
-        if isinstance(expr, Reduce) and free_axes(expr) == set(axes) and not set(axes) & set(_peeled(expr)[1]):
+        if (
+            isinstance(expr, Reduce)
+            and free_axes(expr) == set(axes)
+            and not set(axes) & set(_peeled(expr)[1])
+        ):
             op, over, body = _peeled(expr)
             step = Step(name, axes, self.lowered(body, (*axes, *over)), op, over, written=True)
         else:
@@ -252,14 +258,15 @@ def _renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
     memo: dict[Expr, Expr] = {}
     for node in walk(expr):
         again = rebuild(node, tuple(memo[part] for part in children(node)))
-        name = name_of(again)
-        memo[node] = read(names[name], index_of(again)) if name in names else again
+        name = names.get(name_of(again) or "")
+        memo[node] = again if name is None else read(name, index_of(again))
     return memo[expr]
 
 
 def _peeled(node: Reduce) -> tuple[str, tuple[str, ...], Expr]:
     """The op, the axes and the body of a reduction; sums of sums are one."""
-    over, body = (node.axis,), node.body
+    over: tuple[str, ...] = (node.axis,)
+    body = node.body
     while node.op == "sum" and isinstance(body, Reduce) and body.op == "sum" and body.axis not in over:
         if body.axis in free_axes(node):
             break

@@ -103,4 +103,3 @@ def _replaced(expr: Expr, values: dict[Expr, Expr]) -> Expr:
     for node in walk(expr):
         memo[node] = values.get(node) or rebuild(node, tuple(memo[part] for part in children(node)))
     return memo[expr]
-

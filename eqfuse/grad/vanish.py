@@ -8,27 +8,33 @@ is one of all of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from eqfuse.errors import EqfuseError
 from eqfuse.grad.steps import Step, Steps
 from eqfuse.grad.text import text_of
 from eqfuse.terms.interpreter import evaluate
-from eqfuse.terms.nodes import Expr
 from eqfuse.terms.parser import parse
 from eqfuse.verify.field.domain import TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.sampling import draw_scalars, draw_specs
 from eqfuse.verify.sizes import constant_conditions, input_specs, small_extents, small_integers
 
 TRIALS = 16
+ROUNDS = 2
+"""Integers are the same in all trials of a round."""
 ENOUGH = 4
-"""Trials that every position must have had a value in."""
+"""Trials of a round that every position must have had a value in."""
 
 
-def is_zero(steps: Steps, axes: tuple[str, ...], value: Expr) -> bool:
-    """Whether an expression over the steps so far is 0 in every trial, at sizes that show all of it."""
-    name = steps.names.fresh("zero")
-    program = parse(text_of(steps, [Step(name, axes, value, written=True)]))
+def is_zero(steps: Steps, step: Step, parts: Sequence[Step]) -> bool:
+    """Whether the value of a step over those so far is 0 in every trial, at sizes that show all of it, although each of
+    its parts is not: at every position of the step some part of it is not 0 in some trial. So nothing counts as 0
+    because a mask has left nothing."""
+    program = parse(text_of(steps, [step, *parts]))
     given = dict(small_integers(program))
     try:
         extents = small_extents(program, given)
@@ -36,14 +42,34 @@ def is_zero(steps: Steps, axes: tuple[str, ...], value: Expr) -> bool:
         return False
     if constant_conditions(program, extents, given):
         return False
-    rng = np.random.default_rng(0)
-    domain = FieldDomain(seed=int(rng.integers(2**62)))
-    tensors = draw_specs(input_specs(program, extents, given, None), domain, TRIALS, rng)
-    scalars = draw_scalars([program], given, domain, TRIALS, rng)
-    found = evaluate(program, tensors, scalars, extents, domain, batch=TRIALS)[name]
-    if not isinstance(found, FieldArray):
-        return not np.asarray(found).any()
-    if found.p is None:
-        return False
-    usable = np.isfinite(found.shadow) & found.lacks(UNDEFINED) & found.lacks(TWISTED)
-    return bool((usable.sum(0) >= ENOUGH).all() and not (found.p[usable]).any())
+    alive: list[Any] = [False] * len(parts)
+    for number in range(ROUNDS):
+        rng = np.random.default_rng(number)
+        domain = FieldDomain(seed=int(rng.integers(2**62)))
+        tensors = draw_specs(input_specs(program, extents, given, None), domain, TRIALS, rng)
+        scalars = draw_scalars([program], given, domain, TRIALS, rng)
+        found = evaluate(program, tensors, scalars, extents, domain, batch=TRIALS)
+        values = [found[name.name] for name in (step, *parts)]
+        if not all(isinstance(value, FieldArray) and value.p is not None for value in values):
+            return False
+        if not _is_zero(values[0]):
+            return False
+        for k, value in enumerate(values[1:]):
+            nonzero = _nonzero(value)
+            alive[k] = alive[k] | nonzero.any(axis=(0, *range(1 + len(step.axes), nonzero.ndim)))
+    return all(np.all(part) for part in alive)
+
+
+def _usable(value: FieldArray) -> npt.NDArray[np.bool_]:
+    return np.isfinite(value.shadow) & value.lacks(UNDEFINED) & value.lacks(TWISTED)
+
+
+def _is_zero(value: FieldArray) -> bool:
+    usable = _usable(value)
+    assert value.p is not None
+    return bool((usable.sum(0) >= ENOUGH).all()) and not value.p[usable].any()
+
+
+def _nonzero(value: FieldArray) -> npt.NDArray[np.bool_]:
+    assert value.p is not None
+    return _usable(value) & (value.p != 0)

@@ -116,10 +116,7 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
     _check_all_used(source, names, reader.read_names)
     _check_constants(source, names, reader.read_names)
     _check_reserved(source, reader.read_names - names.definitions.keys())
-    outputs = tuple(
-        _output(names.definitions[name], reader.done[name], names)
-        for name in read.outputs
-    )
+    outputs = tuple(_output(names.definitions[name], reader.done[name], names) for name in read.outputs)
     axes = axes_of(outputs)
     extents = {domains.get(axis, axis) for axis in axes}
     beyond = {(r.load.tensor, r.dimension, domains.get(r.axis, r.axis)) for r in reads_beyond(outputs)}
