@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.terms.floats import IRRATIONAL, TORCH_DTYPES
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate, reference
 from eqfuse.terms.nodes import REDUCTIONS, Program
@@ -68,6 +68,9 @@ class TorchDomain:
 
     def full(self, shape: tuple[int, ...], number: float) -> torch.Tensor:
         return torch.full(shape, number, dtype=torch.float64)
+
+    def irrational(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self.full((1,) * len(shape), IRRATIONAL[name])
 
     def lift(self, integers: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.asarray(integers).astype(np.float64))

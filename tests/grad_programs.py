@@ -11,7 +11,16 @@ from bench.programs import registered
 from eqfuse.terms.parser import parse
 
 SIZES: Mapping[str, int] = {
-    **{"b": 2, "h": 4, "i": 5, "j": 6, "d": 3, "e": 2, "k": 3, "t": 7, "v": 8, "s": 3},
+    "b": 2,
+    "h": 4,
+    "i": 5,
+    "j": 6,
+    "d": 3,
+    "e": 2,
+    "k": 3,
+    "t": 7,
+    "v": 8,
+    "s": 3,
 }
 
 ATTENTION = """
@@ -44,7 +53,7 @@ class Case:
             names = [axis or f"{tensor.name}{k}" for k, axis in enumerate(tensor.axes)]
             shape = tuple(self.extents[name] for name in names)
             if tensor.name in self.below:
-                made[tensor.name] = rng.integers(0, self.below[tensor.name], shape)
+                made[tensor.name] = np.sort(rng.integers(0, self.below[tensor.name], shape))
             else:
                 made[tensor.name] = rng.standard_normal(shape)
         return made
@@ -55,9 +64,7 @@ X = ("x",)
 CASES: Mapping[str, Case] = {
     "sum": Case("y[i] = sum[j](sq(x[i,j])) * s", ("x", "s"), scalars={"s": 0.7}),
     "softmax": Case("y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))", X),
-    "attention": Case(
-        ATTENTION, ("Q", "K", "V", "scale"), {"K1": 2, "V1": 2}, {"g": 2, "scale": 0.5}
-    ),
+    "attention": Case(ATTENTION, ("Q", "K", "V", "scale"), {"K1": 2, "V1": 2}, {"g": 2, "scale": 0.5}),
     "rmsnorm": Case(
         "y[i,j] = x[i,j] * rsqrt(mean[j](sq(x[i,j])) + eps) * w[j]", ("x", "w", "eps"), scalars={"eps": 0.1}
     ),
@@ -71,16 +78,12 @@ CASES: Mapping[str, Case] = {
         ("h", "W"),
         below={"y": 8},
     ),
-    "strided window": Case(
-        "k: axis[3]\ny[i] = sum[k](x[2*i + k] * w[k])", ("x", "w"), {"x0": 11, "i": 5}
-    ),
+    "strided window": Case("k: axis[3]\ny[i] = sum[k](x[2*i + k] * w[k])", ("x", "w"), {"x0": 11, "i": 5}),
     "max and min": Case("y[i] = max[j](x[i,j]) * min[j](sq(x[i,j]))", X),
     "max over two axes": Case("y[i] = max[k,j](x[k,j] + w[i])", ("x", "w")),
     "prod": Case("y[i] = prod[j](x[i,j])", X),
     "prod, a zero": Case("y[i] = prod[j](where(j == 2, 0, x[i,j]) + w[j])", ("x", "w")),
-    "topk": Case(
-        "k: axis[3]\nv[i,k], p[i,k] = topk[j,k](x[i,j])\ny[i] = sum[k](sq(v[i,k]) * (k + 1.5))", X
-    ),
+    "topk": Case("k: axis[3]\nv[i,k], p[i,k] = topk[j,k](x[i,j])\ny[i] = sum[k](sq(v[i,k]) * (k + 1.5))", X),
     "topk, what it chooses": Case(
         "k: axis[3]\nv[i,k], p[i,k] = topk[j,k](x[i,j])\ny[i] = sum[k,j](where(p[i,k] == j, z[j], 0) * v[i,k])",
         ("x", "z"),
@@ -95,9 +98,7 @@ CASES: Mapping[str, Case] = {
         X,
     ),
     "masked poles": Case("y[i] = where(x[i] > 0, log(x[i]), 0) + where(x[i] > 0, sqrt(x[i]), x[i])", X),
-    "transposed": Case(
-        "y[i] = sum[j](x[i,j] * z[j,i]) + x[i,i]", ("x", "z"), {"i": 5, "j": 5, "x1": 5}
-    ),
+    "transposed": Case("y[i] = sum[j](x[i,j] * z[j,i]) + x[i,i]", ("x", "z"), {"i": 5, "j": 5, "x1": 5}),
     "split positions": Case(
         "y[i] = x[i//4, i%4] * 2 + z[i//2]", ("x", "z"), {"i": 7, "x0": 2, "x1": 4, "z0": 4}
     ),
@@ -124,9 +125,7 @@ CASES: Mapping[str, Case] = {
         {"o0": 4},
         below={"o": 7},
     ),
-    "constant positions": Case(
-        "y[i,j] = x[i,j] - x[j,i] * x[0,1]", X, {"i": 5, "j": 5, "x0": 5, "x1": 5}
-    ),
+    "constant positions": Case("y[i,j] = x[i,j] - x[j,i] * x[0,1]", X, {"i": 5, "j": 5, "x0": 5, "x1": 5}),
     "an offset from a tensor": Case("y[i] = x[i + off[i]] * 3", X, {"x0": 7}, below={"off": 2}),
     "pages": Case(
         "y[h,j] = sum[d](Q[h,d] * K[pg[j//4], j%4, d])",

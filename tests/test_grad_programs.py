@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from grad_programs import ATTENTION, CASES, Case
 
 import eqfuse as eq
 from bench.autograd import Differentiated
 from bench.workloads import WORKLOADS, Workload
 from eqfuse.terms.parser import parse
-from tests.grad_programs import ATTENTION, CASES, Case
 
 ROUNDING = 1e-12
 
@@ -37,7 +37,7 @@ def test_gradient_of_the_gradient_is_that_of_autograd(name: str) -> None:
     assert again.error(parse(eq.grad(source, wrt))) < ROUNDING
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_benchmark_programs(workload: Workload) -> None:
     case = workload.cases["small"]
     inputs = {n: x.double() if x.is_floating_point() else x for n, x in workload.inputs(case).items()}

@@ -258,9 +258,9 @@ class Reverse:
             raise AssertionError("what does not depend on an axis is not summed over it")
         axes = tuple(axis for axis in target if axis in free_axes(body))
         step = Step(self.steps.names.fresh(f"d{name}_sum"), axes, body, "sum", over)
-        if self._reads_sums(inner):
-            if is_zero(self.steps, step, [self._try((*axes, *over), (term,)) for term in inner]):
-                return ()
+        parts = [self._try((*axes, *over), (term,)) for term in inner]
+        if self._reads_sums(inner) and is_zero(self.steps, step, parts):
+            return ()
         step = self.steps.add(step)
         return tuple(term.times(front) for term in atom(step.itself))
 

@@ -61,7 +61,8 @@ def is_zero(steps: Steps, step: Step, parts: Sequence[Step]) -> bool:
 
 
 def _usable(value: FieldArray) -> npt.NDArray[np.bool_]:
-    return np.isfinite(value.shadow) & value.lacks(UNDEFINED) & value.lacks(TWISTED)
+    usable: npt.NDArray[np.bool_] = np.isfinite(value.shadow)
+    return usable & value.lacks(UNDEFINED) & value.lacks(TWISTED)
 
 
 def _is_zero(value: FieldArray) -> bool:
