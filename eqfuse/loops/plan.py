@@ -7,7 +7,7 @@ as `Local(state, dims)`, and a temporary of an earlier kernel as `Load(name, axe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,33 @@ from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Output
 
 Schedule = Literal["rolling", "split_k", "resident", "multi_pass"]
-SCHEDULES: tuple[Schedule, ...] = ("rolling", "split_k", "resident", "multi_pass")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to walk the axis of a group: whether it repairs states and so needs the group's merge, and what it does."""
+
+    needs_merge: bool
+    what: str
+
+
+WAYS: Mapping[Schedule, Way] = {
+    "rolling": Way(True, "one loop, whose states the merge repairs at every tile"),
+    "split_k": Way(True, "such a loop for each shard, whose states the merge then joins"),
+    "resident": Way(False, "no loop: one tile holds the axis"),
+    "multi_pass": Way(False, "a loop for each dependency between the states"),
+}
+"""Every way to walk an axis. That all of them compute the same is what the merge is derived and proved for, so this is a
+table and no set of rules: what a schedule can be used for is whether there is a merge."""
+
+SCHEDULES: tuple[Schedule, ...] = tuple(WAYS)
+
+
+def schedules(groups: Iterable[Group]) -> tuple[Schedule, ...]:
+    """The schedules that groups which run in one kernel can have."""
+    merged = all(group.merge is not None for group in groups)
+    return tuple(schedule for schedule, way in WAYS.items() if merged or not way.needs_merge)
+
 
 Form = Literal["rewritten", "apart", "written"]
 FORMS: Mapping[Form, str] = {"rewritten": "", "apart": "terms taken apart", "written": "as written"}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
 from eqfuse.terms.functions import FUNCTIONS
 from eqfuse.terms.nodes import Call, Const, Expr, Scalar, children, replaced, walk
 from eqfuse.terms.parser import parse
+
+Number = TypeVar("Number")
+"""A value of some arithmetic."""
 
 
 @cache
@@ -38,12 +41,12 @@ def derivatives(node: Call) -> tuple[Expr | None, ...]:
 def evaluated(
     text: str,
     fn: str,
-    args: Sequence[Any],
-    number: Callable[[float], Any],
-    call: Callable[[str, list[Any]], Any],
-) -> Any:
+    args: Sequence[Number],
+    number: Callable[[float], Number],
+    call: Callable[[str, list[Number]], Number],
+) -> Number:
     """A text of the row of `fn` on values: numbers of it and calls in it are what `number` and `call` make of them."""
-    values: dict[Expr, Any] = dict(zip(map(Scalar, FUNCTIONS[fn].args), args, strict=True))
+    values: dict[Expr, Number] = dict(zip(map(Scalar, FUNCTIONS[fn].args), args, strict=True))
     expr = _expression(text)
     for node in walk(expr):
         match node:

@@ -9,7 +9,8 @@ Texts of a row are expressions of the language over the row's `args`: `terms/def
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -332,6 +333,7 @@ _ROWS = (
         field="exp",
         numpy="exp",
         torch="torch.exp",
+        triton="tl.exp",
     ),
     Function(
         "log",
@@ -476,7 +478,20 @@ ARITY: Mapping[str, int] = {row.name: len(row.args) for row in _ROWS}
 COMPARISONS = tuple(row.name for row in _ROWS if row.is_comparison)
 LOGICAL = ("and", "or", "not")
 
+AMONG_INTEGERS = tuple(row.name for row in _ROWS if row.result == "like")
+"""Functions whose result is an integer where all numbers among the arguments are."""
 
-def named(**columns: object) -> Iterator[str]:
-    """The functions whose row has these values."""
-    return (row.name for row in _ROWS if all(getattr(row, key) == value for key, value in columns.items()))
+OPERATORS: Mapping[str, str] = {row.name: row.symbol for row in _ROWS if row.symbol and len(row.args) == 2}
+"""Functions that are written between their arguments."""
+
+CALLABLE = tuple(row.name for row in _ROWS if not row.symbol)
+"""Functions that can be called by name."""
+
+VARIADIC: Mapping[str, str] = {"max": "maximum", "min": "minimum"}
+"""Calls of two or more arguments, and the function that folds them."""
+
+CONSTANTS: Mapping[str, float] = {"inf": math.inf, "nan": math.nan, "pi": math.pi}
+"""Numbers that have names."""
+
+SPECIAL = frozenset(row.name for row in _ROWS if row.work > 1 and row.result == "real")
+"""Functions that a GPU's special function units compute, or several instructions."""

@@ -62,12 +62,18 @@ class Expr(metaclass=_Interned):
     __slots__ = ("__weakref__",)
 
     def __str__(self) -> str:
-        from eqfuse.terms.printer import show
-
-        return show(self)
+        return _TEXT[-1](self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), tuple(getattr(self, f.name) for f in fields(self)))  # type: ignore[arg-type]
+
+
+_TEXT: list[Callable[[Expr], str]] = [object.__repr__]
+
+
+def set_text(show: Callable[[Expr], str]) -> None:
+    """Makes `show` the text of every expression."""
+    _TEXT[:] = [show]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

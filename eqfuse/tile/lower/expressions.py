@@ -15,7 +15,7 @@ from eqfuse.loops import nodes as loops
 from eqfuse.loops.contraction import Contraction, Product, contraction, factors
 from eqfuse.terms.assume import is_zero_without
 from eqfuse.terms.folds import Fold, contributions, fold_of, joined, ranks_of, siblings, sides
-from eqfuse.terms.functions import CASTS
+from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -48,11 +48,6 @@ from eqfuse.tile.nodes import (
     ReduceTile,
     Value,
 )
-
-_ZERO_AT_ZERO = frozenset(
-    ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "sq", "sign", "relu", "sqrt")
-)
-"""Functions that are 0 where every operand is."""
 
 
 class Expressions:
@@ -166,7 +161,7 @@ class Expressions:
         if self._types.dtype(expr) == "i64":
             operands = [build.cast(operand, "i64") for operand in operands]
         value = build.elementwise(fn, operands, hint or fn)
-        if fn in _ZERO_AT_ZERO:
+        if (row := FUNCTIONS.get(fn)) is not None and row.zero_at_zero:
             common = [self._zero.get(operand.name, frozenset()) for operand in operands]
             self._zero[value.name] = frozenset.intersection(*common)
         return value
