@@ -150,7 +150,7 @@ def test_decoding_fills_the_device(target: str) -> None:
     plan = compiled(ATTENTION, DECODE, target).chosen.plan
     assert plan.schedule == "split_k"
     assert plan.shards > 1
-    assert DECODE["h"] * plan.shards >= DEVICES[target].units / 2
+    assert DECODE["h"] * plan.shards >= DEVICES[target].sms / 2
 
 
 # -- configuration -----------------------------------------------------------------------------------------
