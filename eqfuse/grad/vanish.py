@@ -73,4 +73,5 @@ def _is_zero(value: FieldArray) -> bool:
 
 def _nonzero(value: FieldArray) -> npt.NDArray[np.bool_]:
     assert value.p is not None
-    return _usable(value) & (value.p != 0)
+    found: npt.NDArray[np.bool_] = value.p != 0
+    return found & _usable(value)
