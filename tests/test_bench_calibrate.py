@@ -110,6 +110,7 @@ def test_runs_with_other_constants_and_other_files_are_refused(tmp_path: Path) -
             Calibration.read(path)
 
 
+@pytest.mark.slow
 def test_the_constants_are_what_the_calibration_run_gives() -> None:
     calibration = Calibration.read(MEASURED / "calibration_h200.json")
     assert len(calibration.measured) > 500

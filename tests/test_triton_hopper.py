@@ -56,6 +56,7 @@ def _compiled(emitter: Emitter, cells: Sequence[Cell]) -> dict[str, tuple[Emitte
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.slow(but=["causal_prefill", "causal_decode"])
 def test_what_the_benchmark_of_attention_runs_does_not_spill(operator: str, emitter: Emitter) -> None:
     cells = [cell for cell in grid() if cell.operator == operator]
     for cell, (chosen, reports) in zip(cells, _compiled(emitter, cells).values(), strict=True):
