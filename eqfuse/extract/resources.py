@@ -1,29 +1,20 @@
-"""What one GPU program instance needs on chip: registers of a thread, and shared memory of a block."""
+"""What a thread block needs of an SM: registers of a thread, shared memory, and so its occupancy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from eqfuse.extract.devices import Device
 from eqfuse.extract.shape import Shape
-from eqfuse.loops.contraction import KEPT, Contraction, kernel_axes, product_factors, widest_values
+from eqfuse.loops.contraction import Contraction
+from eqfuse.loops.kernel_axes import KEPT, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.nodes import Axis, Load, Local, Reduce, free_axes, walk
-
-REGISTERS = 168
-"""Values that a thread can hold besides addresses and what instructions take: up to here ptxas spilled
-nothing in kernels compiled for sm_90 with 4 and 8 warps, blocks halved and doubled."""
-
-FEW_REGISTERS = 128
-"""Up to here 4 warps are enough, and more instances run side by side."""
-
-ADDRESSES = 40
-"""Registers of a thread besides the values: addresses, masks, what instructions take."""
 
 REGISTER_BYTES = 4
 
@@ -34,9 +25,8 @@ WARPGROUP_ROWS = 64
 """Rows from which a matrix product reads its operands from shared memory (wgmma); with fewer, they pass
 through registers."""
 
-WIDEST, SECOND = 1.5, 0.5
-"""How often the widest value that is computed counts, and the next one over other axes: a value is made
-while another is used up. States are updated in place."""
+WARPGROUP = 4
+"""Warps that multiply matrices together; such a group takes WARPGROUP_ROWS rows at a time."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +40,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product; `node` is the reduction."""
+    """A matrix product; `node` is the reduction. Rows of the result are those of the left operand."""
 
     node: Reduce
     contraction: Contraction
-    operands: tuple[Operand, ...]
+    left: Operand
+    right: Operand
 
 
 @lru_cache(KEPT)
@@ -72,17 +63,14 @@ def _products(kernel: Kernel, body: tuple[Stmt, ...], around: frozenset[str]) ->
         for node in walk(stmt.expr):
             found = axes.contraction(node) if isinstance(node, Reduce) else None
             if found is not None and isinstance(node, Reduce):
-                yield Product(node, found, tuple(_operands(kernel, node, found, around)))
+                shared = frozenset((*found.batch, found.axis))
+                sides = ((found.rows, found.left), (found.columns, found.right))
+                left, right = (_operand(shared | set(own), side.load, around) for own, side in sides)
+                yield Product(node, found, left, right)
 
 
-def _operands(kernel: Kernel, node: Reduce, found: Contraction, around: frozenset[str]) -> Iterator[Operand]:
-    axes = kernel_axes(kernel)
-    factors = [(axes.of(f), f) for f in product_factors(node.body)]
-    for side in (found.left, found.right):
-        parts = [f for own, f in factors if node.axis in own and own & side]
-        load = parts[0] if len(parts) == 1 and isinstance(parts[0], Load) else None
-        streamed = load is not None and bool(free_axes(load) & around)
-        yield Operand(side | found.shared | {found.axis}, load, streamed)
+def _operand(axes: frozenset[str], load: Load | None, around: frozenset[str]) -> Operand:
+    return Operand(axes, load, load is not None and bool(free_axes(load) & around))
 
 
 def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
@@ -96,7 +84,7 @@ def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: 
     for product in products(kernel):
         axis = product.contraction.axis
         stepped = blocks.get(axis, 1) < shape.extents.get(axis, 1)
-        left, right = _ordered(product, blocks)
+        left, right = product.left, product.right
         width = 1 if shape.is_narrow(product.node) else 2 if shape.is_half(product.node) else 4
         for operand in (left, right) if left.load else (right,):  # a computed left one is in registers
             copies = stages if operand.streamed or (operand.load and stepped) else 1
@@ -111,7 +99,8 @@ def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: 
 @lru_cache(KEPT)
 def _streamed(kernel: Kernel) -> tuple[Load, ...]:
     """What loops around matrix products load anew at every step besides the operands themselves."""
-    operands = {f for product in products(kernel) for f in product_factors(product.node.body)}
+    contractions = [product.contraction for product in products(kernel)]
+    operands = {f for c in contractions for side in (c.left, c.right) for f in side.parts}
     found: dict[Load, None] = {}
     for loop in loops_in(kernel.body) if operands else ():
         loads = (n for expr in expressions(loop.body) for n in walk(expr) if isinstance(n, Load))
@@ -119,24 +108,12 @@ def _streamed(kernel: Kernel) -> tuple[Load, ...]:
     return tuple(found)
 
 
-def _ordered(product: Product, blocks: Mapping[str, int]) -> list[Operand]:
-    """The operands, rows first."""
-    own = product.contraction.shared | {product.contraction.axis}
-    return sorted(product.operands, key=lambda operand: _place(operand.axes - own, blocks))
-
-
-def _place(axes: frozenset[str], blocks: Mapping[str, int]) -> int:
-    """Where the first of the axes comes in the kernel's blocks: of two sides, the first one has the rows."""
-    places = {axis: place for place, axis in enumerate(blocks)}
-    return min((places.get(axis, -1) for axis in axes), default=-1)
-
-
 def rows(contraction: Contraction, blocks: Mapping[str, int]) -> int:
     """Rows of a matrix product in one block."""
-    return _size(min(contraction.left, contraction.right, key=lambda side: _place(side, blocks)), blocks)
+    return _size(contraction.rows, blocks)
 
 
-def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, lanes: int, shape: Shape) -> float:
+def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Device, shape: Shape) -> float:
     """32-bit values that a thread holds at once: what loops carry, the widest values that are computed,
     and operands of matrix products that pass through registers on their way to shared memory. Without
     tensor cores (float32) both operands are unrolled into them whole, with conversions of layout."""
@@ -153,14 +130,12 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, lanes: int,
     for product in products(kernel):
         half = shape.is_half(product.node)
         stepped = blocks.get(product.contraction.axis, 1) < shape.extents.get(product.contraction.axis, 1)
-        sides = _ordered(product, blocks)
-        own = product.contraction.shared | {product.contraction.axis}
-        sums = (sides[0].axes | sides[1].axes) - own
+        sums = product.contraction.apart
         if stepped and product.contraction.axis not in loops:  # its sums are carried from step to step
             carried += _size(sums, blocks)
         if shape.is_narrow(product.node):  # those of a step are added to them afterwards
             made.add(sums)
-        for side, operand in enumerate(sides):
+        for side, operand in enumerate((product.left, product.right)):
             elements = _size(operand.axes, blocks)
             if not half:
                 passing += 1.5 * elements
@@ -171,28 +146,53 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, lanes: int,
             ):
                 passing += elements / 4
     widest, second = sorted((*(_size(axes, blocks) for axes in made), 1, 1))[:-3:-1]
-    return (carried + WIDEST * widest + SECOND * second + passing) / (warps * lanes)
+    weights = device.residuals
+    return (carried + weights.widest * widest + weights.second * second + passing) / (warps * device.lanes)
 
 
-def side_by_side(
+def two_per_sm(
     kernel: Kernel, blocks: Mapping[str, int], config: KernelConfig, shape: Shape, device: Device
 ) -> bool:
-    """Whether two instances of a kernel run in one unit of a GPU: shared memory and registers hold both."""
+    """Whether the shared memory and the registers of an SM hold two thread blocks of a kernel."""
     if not products(kernel):
         return True
     in_shared = 2 * shared_bytes(kernel, blocks, config.stages, shape) <= device.shared
-    return in_shared and fits_twice(kernel, blocks, config.warps, shape, device)
+    return in_shared and registers_for_two(kernel, blocks, config.warps, shape, device)
 
 
-def fits_twice(kernel: Kernel, blocks: Mapping[str, int], warps: int, shape: Shape, device: Device) -> bool:
-    """Whether the registers of a unit hold two instances; half of them are what the device calls a tile."""
-    held = registers(kernel, blocks, warps, device.lanes, shape) + ADDRESSES
+def registers_for_two(
+    kernel: Kernel, blocks: Mapping[str, int], warps: int, shape: Shape, device: Device
+) -> bool:
+    """Whether the registers of an SM hold two thread blocks; half of them are what the device calls a tile."""
+    held = registers(kernel, blocks, warps, device, shape) + device.residuals.addresses
     return held * warps * device.lanes * REGISTER_BYTES <= device.tile
+
+
+def slowdowns(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> dict[str, float]:
+    """Which factors of Residuals.slowdowns apply, and to which power. None does to a kernel without matrix products,
+    whose tiles are used up as they are loaded."""
+    if not products(kernel):
+        return {}
+    blocks = config.sizes(shape.extents)
+    found: dict[str, float] = {}
+    held = registers(kernel, blocks, config.warps, device, shape)
+    if held > device.residuals.registers:
+        found["spills"] = math.log2(held / device.residuals.registers)
+    if 2 * shared_bytes(kernel, blocks, config.stages, shape) > device.shared:
+        found["one_block"] = 1.0
+    sides = frozenset[str]().union(*(p.contraction.apart for p in products(kernel)))
+    most = max((blocks[a] for a in kernel.parallel if a in sides), default=1)
+    if most >= WARPGROUP_ROWS == device.rows:
+        if config.warps < WARPGROUP:
+            found["few_warps"] = 1.0
+        elif most * WARPGROUP < WARPGROUP_ROWS * config.warps:
+            found["shared_rows"] = 1.0
+    return found
 
 
 @lru_cache(KEPT)
 def sharded_axes(kernel: Kernel) -> Mapping[str, str]:
-    """Looped axes of which each program instance walks one shard, with the parallel axis that counts shards."""
+    """Looped axes of which each thread block walks one shard, with the parallel axis that counts shards."""
     found: dict[str, str] = {}
     axes = kernel_axes(kernel)
     for stmt in statements(kernel.body):
@@ -255,5 +255,5 @@ def bytes_read_again(kernel: Kernel, shape: Shape) -> float:
     )
 
 
-def _size(axes: frozenset[str], blocks: Mapping[str, int]) -> int:
+def _size(axes: Iterable[str], blocks: Mapping[str, int]) -> int:
     return math.prod(blocks.get(a, 1) for a in axes)

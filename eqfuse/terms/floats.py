@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eqfuse.terms.nodes import CASTS, REDUCTIONS
+from eqfuse.terms.definitions import evaluated
+from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS
+from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.threads import undisturbed
 
 Array = npt.NDArray[Any]
@@ -26,19 +28,15 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 }
 """The torch dtype of each dtype of the language."""
 
-COMPARE: Mapping[str, np.ufunc] = {
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-}
+COMPARE: Mapping[str, np.ufunc] = {fn: getattr(np, FUNCTIONS[fn].numpy) for fn in COMPARISONS}
 FOLD: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
 def rounded(value: Array, dtype: str) -> Array:
-    """`value` rounded to a dtype as torch rounds, in its own dtype; a wider dtype changes nothing."""
+    """`value` rounded to a dtype as torch rounds, in its own dtype; a wider dtype changes nothing. Beyond the largest
+    number of float8 is that number: of torch's versions some give NaN there."""
+    if dtype == "f8e4m3":
+        value = np.clip(value, -448, 448)
     return _by_torch(lambda tensor: tensor.to(TORCH_DTYPES[dtype]).to(tensor.dtype))(value)
 
 
@@ -50,43 +48,19 @@ def _by_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Arr
     return call
 
 
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(np.reciprocal(1 + np.exp(-x)))
-
-
-_erf = _by_torch(torch.erf)
-
-ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "floordiv": np.floor_divide,
-    "mod": np.mod,
-    "neg": np.negative,
-    "abs": np.abs,
+PRIMITIVE: Mapping[str, Callable[..., Any]] = {
+    **{row.name: getattr(np, row.numpy) for row in FUNCTIONS.values() if row.numpy and row.result != "truth"},
     # As torch has it, the sign of NaN is 0.
     "sign": lambda x: np.nan_to_num(np.sign(x), nan=0.0),
-    "floor": np.floor,
-    "round": np.rint,
-    "sq": np.square,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: np.reciprocal(np.sqrt(x)),
-    "exp": np.exp,
-    "log": np.log,
-    "tanh": np.tanh,
-    "sigmoid": _sigmoid,
-    "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: x * ((1 + _erf(x * np.sqrt(0.5, dtype=x.dtype))) / 2),
-    "silu": lambda x: x * _sigmoid(x),
-    "erf": _erf,
-    "sin": np.sin,
-    "cos": np.cos,
+    "exp2": np.exp2,
+    "erf": _by_torch(torch.erf),
     "finite": lambda x: np.where(np.isinf(x), 0, x),
     "invertible": lambda x: np.where((x == 0) | np.isinf(x), 1, x),
 }
+"""Functions of reals that have no definition, and those that numpy has too."""
+
+
+IRRATIONAL: Mapping[str, float] = {"log2_e": float(np.log2(np.e)), "ln_2": float(np.log(2))}
 
 
 class FloatDomain:
@@ -99,14 +73,19 @@ class FloatDomain:
     def full(self, shape: tuple[int, ...], number: float) -> Array:
         return np.full(shape, number, self.dtype)
 
+    def irrational(self, name: str, shape: tuple[int, ...]) -> Array:
+        return self.full((1,) * len(shape), IRRATIONAL[name])
+
     def lift(self, integers: Array) -> Array:
         return np.asarray(integers).astype(self.dtype)
 
     def call(self, fn: str, args: Sequence[Any]) -> Array:
         if fn in CASTS:
             return rounded(args[0], fn)
+        if fn not in PRIMITIVE:
+            return np.asarray(evaluated(FUNCTIONS[fn].definition, fn, args, self.dtype.type, self.call))
         with np.errstate(all="ignore"):
-            return np.asarray(ELEMENTWISE[fn](*args), self.dtype)
+            return np.asarray(PRIMITIVE[fn](*args), self.dtype)
 
     def rounded(self, dtype: str, value: Any) -> Array:
         return self.call(dtype, [value])

@@ -12,7 +12,8 @@ The squares modulo p have order q and play the positive reals: ``exp(x) = omega 
 ``log`` is its inverse, ``sqrt(a) = a ** ((p + 1) / 4)`` is multiplicative on squares. A value whose residue
 modulo q is lost (a root, a second exponential) keeps how it is written as a sum of terms (see `split`):
 ``exp(u - v) = G(u) / G(v)``, where G is exp for what has its residue modulo q, and an uninterpreted positive
-function for any other term. So a chain of differences still telescopes. Everything else is a keyed hash of the residues: equal arguments, equal values.
+function for any other term. So a chain of differences still telescopes. ``exp2(x) = exp(x / L)``, where L is a
+formal log2 e, another random number in every trial. Everything else is a keyed hash of the residues: equal arguments, equal values.
 
 Elements on which the field has no answer (a zero divisor whose shadow is not zero) are marked UNDEFINED.
 Roots and logarithms of positive numbers that are no squares are taken of their negatives: still functions of
@@ -33,8 +34,10 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.nodes import CASTS, REDUCTIONS
+from eqfuse.terms.definitions import evaluated
+from eqfuse.terms.floats import IRRATIONAL, FloatDomain
+from eqfuse.terms.functions import CASTS, FUNCTIONS
+from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.contraction import Contraction
 from eqfuse.verify.field.exponent_sums import Known, Split, chosen
 from eqfuse.verify.field.modular import Reals, Residues, SquareGroup, Truths, inverse, matmul, power, scramble
@@ -65,6 +68,7 @@ class FieldArray:
 
     `split`: how the value was written as a sum or a difference, or a multiple of one.
     `rooted`: a principal root was taken on the way, so the sign of the residue is a convention.
+    `formal`: this is log2 e or its inverse, by which a sum is multiplied term by term.
     """
 
     p: Residues | None
@@ -73,6 +77,7 @@ class FieldArray:
     marks: Marks | None = None
     split: Split | None = None
     rooted: bool = False
+    formal: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,6 +92,7 @@ class FieldArray:
             None if self.marks is None else change(self.marks),
             None if self.split is None else self.split.each(change),
             self.rooted,
+            self.formal,
         )
 
     def lacks(self, mark: np.uint8) -> Truths:
@@ -124,22 +130,18 @@ class FieldDomain:
             "mul": self._mul,
             "div": self._div,
             "neg": self._neg,
-            "sq": lambda x: self._mul(x, x),
             "maximum": self._maximum,
             "minimum": self._minimum,
-            "relu": lambda x: self._maximum(x, self.full((), 0.0)),
             "abs": self._abs,
             "sign": lambda x: self._from_shadow(self._floats.call("sign", [x.shadow]), x),
             "exp": self._exp,
+            "exp2": self._exp2,
             "log": self._log,
             "sqrt": self._sqrt,
-            "rsqrt": lambda x: self._div(self.full((), 1.0), self._sqrt(x)),
             "finite": self._finite,
             "invertible": self._invertible,
             "sigmoid": self._sigmoid,
             "tanh": self._tanh,
-            "silu": lambda x: self._mul(x, self._sigmoid(x)),
-            "gelu": self._gelu,
         }
 
     @property
@@ -156,6 +158,19 @@ class FieldDomain:
     def lift(self, integers: npt.NDArray[Any]) -> FieldArray:
         exact = np.asarray(integers).astype(np.int64)
         return FieldArray(exact % self.p, exact % self.q, exact.astype(np.float64))
+
+    def irrational(self, name: str, shape: tuple[int, ...]) -> FieldArray:
+        """log2 e has residues at random, others in every trial, as no field has the number itself: what is right for
+        all of them multiplies by it and divides by it in the right places. ln 2 is its inverse."""
+        trials, rest = np.arange(shape[0], dtype=np.int64) + 1, (shape[0], *(1,) * (len(shape) - 1))
+
+        def residues(modulus: int, key: str) -> Residues:
+            found = scramble(trials, self._key(key)) % (modulus - 1) + 1
+            found = found if name == "log2_e" else inverse(found, modulus)
+            return np.broadcast_to(found.reshape(rest), shape)
+
+        p, q = residues(self.p, "log2_e modulo p"), residues(self.q, "log2_e modulo q")
+        return FieldArray(p, q, np.full(shape, IRRATIONAL[name]), formal=True)
 
     def draw(self, shadow: Reals, rng: np.random.Generator) -> FieldArray:
         """Random values with the given shadows: plus or minus a square modulo p, anything modulo q.
@@ -179,11 +194,25 @@ class FieldDomain:
         with np.errstate(all="ignore"):
             if fn in CASTS:
                 return self._opaque(fn, args) if self.strict_casts else args[0]
-            known = self._table.get(fn)
-            if known is None:
+            result = self._interpreted(fn, args)
+            if result is None:
                 return self._opaque(fn, args)
             self.interpreted.add(fn)
-            return known(*args)
+            return result
+
+    def _interpreted(self, fn: str, args: Sequence[FieldArray]) -> FieldArray | None:
+        """What the field has of a function, or its definition has; None for one that is hashed."""
+        if fn in self._table:
+            return self._table[fn](*args)
+        definition = FUNCTIONS[fn].definition
+        if not definition:
+            return None
+
+        def inner(name: str, parts: Sequence[FieldArray]) -> FieldArray:
+            found = self._interpreted(name, parts)
+            return self._opaque(name, parts) if found is None else found
+
+        return evaluated(definition, fn, args, lambda number: self.full((), number), inner)
 
     def _add(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._linear(np.add, x, y)
@@ -237,13 +266,16 @@ class FieldDomain:
         p = None if x.p is None or y.p is None else x.p * y.p % self.p
         q = None if x.q is None or y.q is None else x.q * y.q % self.q
         result = FieldArray(p, q, shadow)
-        differences = [(one, by) for one, by in ((x, y), (y, x)) if one.split and one.split.is_difference]
-        if p is not None and len(differences) == 1:
+        differences = [
+            (one, by) for one, by in ((x, y), (y, x)) if one.split and (one.split.is_difference or by.formal)
+        ]
+        if len(differences) == 1:
             one, by = differences[0]
-            assert one.split is not None and by.p is not None
-            factor = by.p if by.q is None else Known(by.p, by.q)
-            scaled = one.split.scaled(factor, self.p, self.q)
-            result.split = scaled and scaled.spread(p.shape)
+            assert one.split is not None
+            if by.p is not None and (p is not None or by.formal):
+                factor = by.p if by.q is None else Known(by.p, by.q)
+                scaled = one.split.scaled(factor, self.p, self.q)
+                result.split = scaled and scaled.spread(shadow.shape)
         return result
 
     def _div(self, x: FieldArray, y: FieldArray) -> FieldArray:
@@ -298,6 +330,10 @@ class FieldDomain:
         signed = ~x.lacks(SIGNED)
         marks = _joined(_marked(UNDEFINED, underflow), _marked(TWISTED, signed))
         return self._settle(FieldArray(p, None, shadow, marks, rooted=bool(signed.any())), x)
+
+    def _exp2(self, x: FieldArray) -> FieldArray:
+        rest = (1,) * (len(x.shape) - 1)
+        return self._exp(self._mul(x, self.irrational("ln_2", (x.shape[0], *rest))))
 
     def _power_of_omega(self, exponents: Residues) -> Residues:
         return self.group.exp(exponents * self._log_omega % self.q)
@@ -368,11 +404,6 @@ class FieldDomain:
         hashes = self._hashes(fn, [x]) if saturated.any() else None
         return shadow if hashes is None else np.where(saturated, shadow * _apart(hashes), shadow)
 
-    def _gelu(self, x: FieldArray) -> FieldArray:
-        root_half = self._sqrt(self.full((), 0.5))
-        inner = self._add(self.full((), 1.0), self.call("erf", [self._mul(x, root_half)]))
-        return self._mul(self._mul(x, self.full((), 0.5)), inner)
-
     def _opaque(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
         """An uninterpreted function: hashes of the arguments, with the sign of the true value, which the shadow is
         but for a hashed factor (see `_APART`).
@@ -403,7 +434,7 @@ class FieldDomain:
         residues = [residue for residue in known if residue is not None]
         if len(residues) < len(args):
             return None
-        if fn in ("tanh", "erf", "sin", "cos"):
+        if FUNCTIONS[fn].parity:
             modulus = self.p if args[0].p is not None else self.q
             residues = [np.where(args[0].shadow < 0, -residues[0] % modulus, residues[0])]
         key = self._key(fn)
