@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,11 @@ from eqfuse.terms.registry import REGISTERED, Reduction
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes, program_dtypes, result_dtype
 from eqfuse.threads import Lock, undisturbed
-from eqfuse.tile.cpu.run import CpuProgram
+from eqfuse.tile.native.blocks import native_configs
+from eqfuse.tile.native.host import HostProgram, mode_named
+from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.printer import show as show_tiles
+from eqfuse.tile.storage import resolve_extents
 from eqfuse.tile.triton.launch import TritonProgram
 from eqfuse.tune.tuner import Tuner, Tuning
 from eqfuse.verify.bound import REQUESTED
@@ -69,9 +72,11 @@ class Kernel:
     trials: int
     scalars: Mapping[str, float]
     bound: float = REQUESTED
+    native: str | None = None
     _compiled: dict[Any, Compiled] = field(default_factory=dict)
     _calls: dict[Any, tuple[Compiled, bool]] = field(default_factory=dict)
     _runners: dict[int, tuple[Compiled, Runner]] = field(default_factory=dict)
+    _hosts: dict[int, tuple[Compiled, HostProgram]] = field(default_factory=dict)
     _tunings: dict[Any, Tuning] = field(default_factory=dict)
     _certificates: dict[Any, Certificate] = field(default_factory=dict)
     _refused: dict[Any, VerificationError] = field(default_factory=dict)
@@ -85,7 +90,12 @@ class Kernel:
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device, and with the registered reductions that the program uses."""
         with self._lock:
-            made: dict[str, Any] = {"_runners": {}, "_stream": None, "reductions": self._reductions()}
+            made: dict[str, Any] = {
+                "_runners": {},
+                "_hosts": {},
+                "_stream": None,
+                "reductions": self._reductions(),
+            }
             state = {**self.__dict__, **made}
             return {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
 
@@ -182,7 +192,7 @@ class Kernel:
                 place = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
 
                 def start(candidate: Compiled) -> Callable[[], Mapping[str, torch.Tensor]]:
-                    runner = self._runner(candidate)
+                    runner = self._runner(candidate, wait=True)
                     return lambda: runner(tensors, scalars)
 
                 tuner = Tuner(self.derived, base, self.prefer, self.scalars, start, place)
@@ -417,12 +427,20 @@ class Kernel:
                         self._runners[id(compiled)] = compiled, runner
         return found[1](tensors, scalars)
 
-    def _runner(self, compiled: Compiled) -> Runner:
-        """What runs a compiled shape on tensors and scalars by name; compiling for a GPU waits for the first run."""
+    def _runner(self, compiled: Compiled, *, wait: bool = False) -> Runner:
+        """What runs a compiled shape on tensors and scalars by name; compiling for a GPU waits for the first run. With
+        `wait` the first run on a CPU waits for its C++, whatever was asked for."""
         shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
         if compiled.device.kind == "cpu":
-            program = CpuProgram(compiled.tile, self.derived.program)
-            return lambda tensors, scalars: program(tensors, scalars, compiled.extents, shards)
+            mode = mode_named(self.native)
+            host = HostProgram(
+                compiled.tile,
+                lambda: self._native(compiled),
+                self.derived.program,
+                "wait" if wait and mode == "background" else mode,
+            )
+            self._hosts[id(compiled)] = compiled, host
+            return lambda tensors, scalars: host(tensors, scalars, compiled.extents, shards)
         launcher = TritonProgram(compiler.emit_triton(self.derived, compiled, self.name), self.name)
         outputs = [output.name for output in self.derived.program.outputs]
         extents = {**compiled.extents, **shards}
@@ -432,6 +450,14 @@ class Kernel:
             return dict(zip(outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
         return run
+
+    def _native(self, compiled: Compiled) -> TileProgram:
+        """The tile program in blocks for native code."""
+        chosen, program = compiled.chosen, self.derived.program
+        shards = {axis: chosen.plan.shards for axis, _ in chosen.nest.shards}
+        sizes = resolve_extents(compiled.tile, compiled.extents, shards)
+        configs = native_configs(compiled.tile, chosen.plan.configs, sizes)
+        return compiler.lower_nest(chosen.nest, program, compiled.dtypes, configs, compiled.device)
 
     def _compile(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Compiled:
         key = _key(extents, dtypes, device)
@@ -491,8 +517,11 @@ class Kernel:
     @property
     def plan(self) -> Plan:
         """The chosen plan: `.schedule`, `.cost` (predicted seconds, by term), `.kernels`, `.configs`, `.shards`, and
-        `.measured`, the seconds of a call where `tune` has found it."""
-        return self.compiled.chosen.plan
+        `.measured`, the seconds of a call where `tune` has found it. `.code` says what the last call on a CPU ran: C++,
+        or torch calls and why."""
+        plan = self.compiled.chosen.plan
+        host = self._hosts.get(id(self.compiled))
+        return plan if host is None else replace(plan, code=host[1].code)
 
     def plans(self) -> Plans:
         """Every candidate for the shape, cheapest first; those that `tune` has timed before the others."""
@@ -513,6 +542,16 @@ class Kernel:
     def tile(self) -> str:
         """The tile program of the chosen plan."""
         return show_tiles(self.compiled.tile)
+
+    @property
+    def cpp(self) -> str:
+        """The C++ of the last call on a CPU, from `eqfuse/tile/native`. Raises EqfuseError where there is none (yet)."""
+        host = self._hosts.get(id(self.compiled))
+        text = None if host is None else host[1].text
+        if text is None:
+            why = "nothing was called on a CPU" if host is None else host[1].code
+            raise EqfuseError(f"there is no C++: {why}", hint='call a kernel compiled with native="wait"')
+        return text
 
     @property
     def triton(self) -> str:

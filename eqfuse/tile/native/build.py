@@ -13,8 +13,6 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-import torch
-
 from eqfuse.files import cache_home
 from eqfuse.tile.native.nodes import NotNative
 
@@ -23,6 +21,7 @@ FLAGS = (
     # Products are not contracted with sums unless the text says so; integers wrap around, as torch's do.
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-stack-protector"),
 )
+PRELUDE = ("vectors.h", "functions.h", "products.h")
 SECONDS = 120
 """How long a compiler may take."""
 
@@ -38,11 +37,8 @@ def compiler() -> str | None:
 @lru_cache
 def prelude() -> str:
     """What every kernel's source begins with."""
-    # What torch makes of a number that is too large for float8: NaN, or in later versions the largest.
-    large = torch.tensor(1e9).to(torch.float8_e4m3fn).view(torch.uint8).item()
     room = files("eqfuse.tile.native")
-    texts = [(room / name).read_text(encoding="utf-8") for name in ("vectors.h", "functions.h", "products.h")]
-    return "\n".join([f"#define F8_OVERFLOW {large}", *texts])
+    return "\n".join((room / name).read_text(encoding="utf-8") for name in PRELUDE)
 
 
 @lru_cache
@@ -51,13 +47,15 @@ def _machine() -> str:
     path = compiler()
     if path is None:
         raise NotNative("there is no C++ compiler (g++, clang++ or $CXX)")
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False)
+    version = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-    return "\n".join([path, version.stdout, platform.machine(), features])
+    return f"{path}\n{version.stdout}\n{platform.machine()}\n{features}"
 
 
 def library_of(source: str, flags: tuple[str, ...] = ()) -> Path:
@@ -74,7 +72,7 @@ def library_of(source: str, flags: tuple[str, ...] = ()) -> Path:
 def _compile(text: str, path: Path, flags: tuple[str, ...]) -> None:
     found = compiler()
     assert found is not None  # or there would be no key
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(text, encoding="utf-8")
         try:
@@ -90,7 +88,10 @@ def _compile(text: str, path: Path, flags: tuple[str, ...]) -> None:
         if done.returncode:
             said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:300])
             raise NotNative(f"{found} failed: {said.strip()}")
-        os.replace(made, path)
+        # Another process never sees half of it.
+        beside = path.with_suffix(f".{os.getpid()}")
+        shutil.copyfile(made, beside)
+        os.replace(beside, path)
 
 
 def load(path: Path) -> ctypes.CDLL:

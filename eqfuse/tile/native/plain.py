@@ -80,12 +80,12 @@ class _Plain:
         for carried in loop.carried:
             self._values[carried.value.name] = carried.value
         items = self.items(loop.body)
-        carried = tuple(
+        following = tuple(
             Carried(item.value, init, self._plain(item.next))
             for item, init in zip(loop.carried, inits, strict=True)
         )
         start, stop = self._plain(loop.start), self._plain(loop.stop)
-        return Blocks(replace(loop, start=start, stop=stop, carried=carried, body=()), items)
+        return Blocks(replace(loop, start=start, stop=stop, carried=following, body=()), items)
 
     # Definitions -----------------------------------------------------------------------------------
 

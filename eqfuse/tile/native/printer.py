@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.terms.folds import Fold, fold_of
 from eqfuse.tile.dtypes import INTEGERS, identity
 from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, NotNative, Put, Walk
@@ -34,6 +35,7 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     FoldTile,
+    Irrational,
     Kernel,
     LoadTile,
     MergeTile,
@@ -96,7 +98,10 @@ def source_of(program: TileProgram, interface: Interface, extents: Mapping[str, 
         _KernelPrinter(kernel, program, interface, extents, names, k).text()
         for k, kernel in enumerate(program.kernels)
     ]
-    calls = "".join(f"  kernel{k}(tensors, strides, sizes, reals, integers, threads, failure);\n" for k in range(len(kernels)))
+    calls = "".join(
+        f"  kernel{k}(tensors, strides, sizes, reals, integers, threads, failure);\n"
+        for k in range(len(kernels))
+    )
     return "\n".join(kernels) + (
         'extern "C" void run(void** tensors, const i64* strides, const i64* sizes, const double* reals,\n'
         "                    const i64* integers, int threads, i64* failure) {\n" + calls + "}\n"
@@ -201,14 +206,18 @@ class _KernelPrinter:
                 for dim in range(self.interface.ranks[tensor]):
                     unit = (tensor, dim) in self.interface.unit
                     value = "1" if unit else f"strides[{offset + 2 * dim}]"
-                    self.emit(f"const i64 {self._stride(tensor, dim)} = {value}; (void){self._stride(tensor, dim)};")
+                    self.emit(
+                        f"const i64 {self._stride(tensor, dim)} = {value}; (void){self._stride(tensor, dim)};"
+                    )
                     extent = self._extent(tensor, dim)
                     self.emit(f"const i64 {extent} = strides[{offset + 2 * dim + 1}]; (void){extent};")
             offset += 2 * self.interface.ranks[tensor]
         counts = []
         for axis in self.kernel.grid:
             count = f"count_{self._c(axis)}"
-            self.emit(f"const i64 {count} = ({self._size(self._axis(axis))} + {self._step(axis) - 1}) / {self._step(axis)};")
+            self.emit(
+                f"const i64 {count} = ({self._size(self._axis(axis))} + {self._step(axis) - 1}) / {self._step(axis)};"
+            )
             counts.append(count)
         self.emit(f"const i64 instances = {' * '.join(counts) or '1'};")
         self.emit("const i64 chunk = instances / (8 * threads) + 1; (void)chunk;")
@@ -222,7 +231,9 @@ class _KernelPrinter:
         lines, sizes = [], []
         for buffer in self.buffers.values():
             count = " * ".join(f"most_{self._c(dim)}" for dim in buffer.dims) or "1"
-            lines.append(f"    const i64 bytes_{buffer.name} = ({count} * {SIZES[kind(buffer.dtype)]} + 127) / 64 * 64;")
+            lines.append(
+                f"    const i64 bytes_{buffer.name} = ({count} * {SIZES[kind(buffer.dtype)]} + 127) / 64 * 64;"
+            )
             sizes.append(f"bytes_{buffer.name}")
         lines.append(f"    char* const scratch = (char*)__builtin_malloc({' + '.join(sizes)} + 64);")
         lines.append("    char* free_ = (char*)(((__UINTPTR_TYPE__)scratch + 63) / 64 * 64);")
@@ -236,11 +247,15 @@ class _KernelPrinter:
         for axis in self.kernel.grid:
             c, step = self._c(axis), self._step(axis)
             lines.append(f"      const i64 start_{c} = rest % count_{c} * {step}; rest /= count_{c};")
-            lines.append(f"      const i64 length_{c} = least({step}, {self._size(self._axis(axis))} - start_{c}); (void)length_{c};")
+            lines.append(
+                f"      const i64 length_{c} = least({step}, {self._size(self._axis(axis))} - start_{c}); (void)length_{c};"
+            )
         for axis, block in self.blocks.items():
             if block.kind == "whole":
                 c = self._c(axis)
-                lines.append(f"      const i64 start_{c} = 0, length_{c} = {self._size(self._axis(axis))}; (void)start_{c}; (void)length_{c};")
+                lines.append(
+                    f"      const i64 start_{c} = 0, length_{c} = {self._size(self._axis(axis))}; (void)start_{c}; (void)length_{c};"
+                )
         return lines
 
     def _step(self, axis: str) -> int:
@@ -304,7 +319,7 @@ class _KernelPrinter:
                     self._walk(node)
 
     def _loop(self, loop: Loop) -> None:
-        folds = [i for i in _folds(loop) if i.op.axis == loop.axis]
+        folds = [item for item in _folds(loop) if _folded_axis(item) == loop.axis]
         for item in folds:
             self._begin(item, loop)
         c = self._c(loop.axis)
@@ -319,7 +334,10 @@ class _KernelPrinter:
                         with self.block(), self._inside(_Open(loop.axis, f"({at} + {copy} * LANES)", True)):
                             self._copy(accumulators, copy)
                             self._body(loop.body)
-            with self.block(f"for (; {at} + LANES <= length_{c}; {at} += LANES)"), self._inside(_Open(loop.axis, at, True)):
+            with (
+                self.block(f"for (; {at} + LANES <= length_{c}; {at} += LANES)"),
+                self._inside(_Open(loop.axis, at, True)),
+            ):
                 self._copy(accumulators, 0)
                 self._body(loop.body)
             left = self.names.fresh("left")
@@ -329,7 +347,10 @@ class _KernelPrinter:
                     self._copy(accumulators, 0)
                     self._body(loop.body)
         else:
-            with self.block(f"for (i64 {at} = 0; {at} < length_{c}; {at}++)"), self._inside(_Open(loop.axis, at)):
+            with (
+                self.block(f"for (i64 {at} = 0; {at} < length_{c}; {at}++)"),
+                self._inside(_Open(loop.axis, at)),
+            ):
                 self._body(loop.body)
         for item in folds:
             self._end(item, loop)
@@ -394,10 +415,17 @@ class _KernelPrinter:
         for item in carried:
             if item.value.dims and item.value.name != item.next.name:
                 mine, other = self._buffer(item.value.name), self._buffer_of(item.next)
-                if other is not None and other.dims == mine.dims and other.name not in swapped and item.next.name not in names:
+                if (
+                    other is not None
+                    and other.dims == mine.dims
+                    and other.name not in swapped
+                    and item.next.name not in names
+                ):
                     held = self.names.fresh("held")
                     element = ELEMENTS[kind(mine.dtype)]
-                    self.emit(f"{element}* const {held} = {mine.name}; {mine.name} = {other.name}; {other.name} = {held};")
+                    self.emit(
+                        f"{element}* const {held} = {mine.name}; {mine.name} = {other.name}; {other.name} = {held};"
+                    )
                     swapped |= {mine.name, other.name}
                 elif item.next.name in names:
                     raise NotNative("tiles that a loop carries from one variable to another")
@@ -527,10 +555,16 @@ class _KernelPrinter:
         match op:
             case Constant(given):
                 return number(given, value.dtype)
+            case Irrational(name):
+                return number(IRRATIONAL[name], value.dtype)
             case Argument(name):
                 if value.dtype in INTEGERS:
                     place = f"integers[{self.interface.integers.index(name)}]"
-                    return f"{place} != 0" if value.dtype == "bool" else f"({type_of(value.dtype, False)}){place}"
+                    return (
+                        f"{place} != 0"
+                        if value.dtype == "bool"
+                        else f"({type_of(value.dtype, False)}){place}"
+                    )
                 return f"({type_of(value.dtype, False)})reals[{self.interface.reals.index(name)}]"
             case Extent(axis):
                 return f"(int){self._size(self._axis(axis))}"
@@ -586,7 +620,9 @@ class _KernelPrinter:
         return any(isinstance(node, Leaf) and node.item is item for node in loop.body)
 
     def _begin(self, item: Define, loop: Loop) -> None:
-        identities = [number(identity(o, d), d) for o, d in zip(self._ops(item), self._state_dtypes(item), strict=True)]
+        identities = [
+            number(identity(o, d), d) for o, d in zip(self._ops(item), self._state_dtypes(item), strict=True)
+        ]
         for name, dtype, first in zip(self._states(item), self._state_dtypes(item), identities, strict=True):
             if self._accumulates_here(item, loop):
                 accumulator = self.names.fresh(f"sum_{name}")
@@ -624,8 +660,7 @@ class _KernelPrinter:
     def _fold(self, item: Define) -> None:
         names, dtypes, vector = self._states(item), self._state_dtypes(item), self._vector
         operands_ = list(operands(item.op))
-        axis = item.op.axis if isinstance(item.op, ReduceTile | FoldTile) else ""
-        here = self.loops[-1].axis == axis
+        here = self.loops[-1].axis == _folded_axis(item)
         wide = vector is not None and (here or vector.axis in item.value.dims)
         new = [self._read(v, wide=wide) for v in operands_]
         if here:
@@ -644,7 +679,10 @@ class _KernelPrinter:
             held.append(name)
         if here and wide and vector is not None and vector.left:
             firsts = [number(identity(o, d), d) for o, d in zip(self._ops(item), dtypes, strict=True)]
-            held = [f"choose(first({vector.left}), {text}, splat({one}))" for text, one in zip(held, firsts, strict=True)]
+            held = [
+                f"choose(first({vector.left}), {text}, splat({one}))"
+                for text, one in zip(held, firsts, strict=True)
+            ]
         combined = self._combined(item, states, held, wide)
         if here:
             results = []
@@ -669,7 +707,12 @@ class _KernelPrinter:
             assert found is not None
             return combination(found[0], states, others, self._state_dtypes(item), wide)
         assert isinstance(item.op, ReduceTile)
-        templates = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "maximum({0}, {1})", "min": "minimum({0}, {1})"}
+        templates = {
+            "sum": "{0} + {1}",
+            "prod": "{0} * {1}",
+            "max": "maximum({0}, {1})",
+            "min": "minimum({0}, {1})",
+        }
         return [templates[item.op.op].format(states[0], others[0])]
 
     def _end(self, item: Define, loop: Loop) -> None:
@@ -784,9 +827,9 @@ class _KernelPrinter:
             self.depth += 1
             opened += 1
             steps = [left_steps, right_steps, out_steps, *({} if mask is None else mask[1] for mask in masks)]
-            for k, step in enumerate(steps):
-                if dim in step:
-                    offsets[k] += f" + {at} * {step[dim]}"
+            for k, of in enumerate(steps):
+                if dim in of:
+                    offsets[k] += f" + {at} * {of[dim]}"
 
         def step(steps: Mapping[str, str], dim: str | None) -> str:
             return "0" if dim is None else steps.get(dim, "0")
@@ -820,7 +863,9 @@ class _KernelPrinter:
         held = self._buffer_of(accumulator)
         if held is not None and held.dims == out.dims and self.tree.uses(accumulator.name) == 1:
             element, name = ELEMENTS[kind(out.dtype)], self.names.fresh("held")
-            self.emit(f"{element}* const {name} = {held.name}; {held.name} = {out.name}; {out.name} = {name};")
+            self.emit(
+                f"{element}* const {name} = {held.name}; {held.name} = {out.name}; {out.name} = {name};"
+            )
         else:
             open_ = {loop.axis for loop in self.loops}
             self._assign(replace(out, dims=out.dims), accumulator, skip=open_)
@@ -833,7 +878,9 @@ class _KernelPrinter:
         found = fold_of(op.op)
         assert found is not None
         fold = found[0]
-        groups, axis = ((op.values,), op.axis) if isinstance(op, RankTile) else ((op.left, op.right), op.ranks)
+        groups, axis = (
+            ((op.values,), op.axis) if isinstance(op, RankTile) else ((op.left, op.right), op.ranks)
+        )
         dtypes = [kind(value.dtype) for value in groups[0]]
         names = self.tree.states[item.value.name]
         lists = []
@@ -859,7 +906,12 @@ class _KernelPrinter:
                     self._insert(fold, group, axis, lists, dtypes)
 
     def _insert(
-        self, fold: Fold, group: Sequence[Value], axis: str, lists: Sequence[tuple[str, str]], dtypes: Sequence[str]
+        self,
+        fold: Fold,
+        group: Sequence[Value],
+        axis: str,
+        lists: Sequence[tuple[str, str]],
+        dtypes: Sequence[str],
     ) -> None:
         places = [self._place(value) for value in group]
         with self.block(f"for (i64 n = 0; n < length_{self._c(axis)}; n++)"):
@@ -868,7 +920,9 @@ class _KernelPrinter:
             before = "false"
             for name, greatest in reversed(fold.order):
                 k = fold.state.index(name)
-                before = f"precedes(x{k}, list{k}[(r - 1) * {lists[k][1]}], {str(greatest).lower()}, {before})"
+                before = (
+                    f"precedes(x{k}, list{k}[(r - 1) * {lists[k][1]}], {str(greatest).lower()}, {before})"
+                )
             self.emit("i64 r = ranks;")
             self.emit(f"while (r > 0 && {before}) r--;")
             self.emit("if (r == ranks) continue;")
@@ -931,12 +985,19 @@ class _KernelPrinter:
             wanted = self.names.fresh("wanted")
             self.emit(f"bool {wanted} = {mask or 'true'};")
             for k in checked:
-                self.emit(f"inside({wanted}, {texts[k]}, {self._extent(tensor, k)}, {self.interface.tensors.index(tensor)}, failure);")
+                self.emit(
+                    f"inside({wanted}, {texts[k]}, {self._extent(tensor, k)}, {self.interface.tensors.index(tensor)}, failure);"
+                )
             return f"{name} + {offset}", "0", wanted
         steps = [self._steps(at, vector.axis) for at in index]
         if not mask and not checked and all(step is not None for step in steps):
             known = [step for step in steps if step is not None]
-            offset = " + ".join(f"(i64)({first}) * {self._stride(tensor, k)}" for k, (first, _) in enumerate(known)) or "0"
+            offset = (
+                " + ".join(
+                    f"(i64)({first}) * {self._stride(tensor, k)}" for k, (first, _) in enumerate(known)
+                )
+                or "0"
+            )
             moving = [k for k, (_, step) in enumerate(known) if step != "0"]
             if len(moving) == 1 and known[moving[0]][1] == "1" and (tensor, moving[0]) in self.interface.unit:
                 return f"{name} + {offset}", "1", ""
@@ -950,7 +1011,9 @@ class _KernelPrinter:
             place = self.names.fresh("place")
             self.emit(f"const L {place} = to_i64({self._read(at, wide=True)});")
             if k in checked:
-                self.emit(f"inside({wanted}, {place}, {self._extent(tensor, k)}, {self.interface.tensors.index(tensor)}, failure);")
+                self.emit(
+                    f"inside({wanted}, {place}, {self._extent(tensor, k)}, {self.interface.tensors.index(tensor)}, failure);"
+                )
             self.emit(f"{offset} += {place} * {self._stride(tensor, k)};")
         return name, offset, wanted
 
@@ -993,6 +1056,11 @@ def _folds(loop: Loop) -> Iterator[Define]:
                 yield node.item
         elif isinstance(node, Loop):
             yield from _folds(node)
+
+
+def _folded_axis(item: Define) -> str:
+    assert isinstance(item.op, ReduceTile | FoldTile)
+    return item.op.axis
 
 
 def _named(op: Op) -> str:

@@ -12,8 +12,6 @@ import torch
 
 from eqfuse.errors import BindError
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.terms.nodes import Program
-from eqfuse.threads import count
 from eqfuse.tile.cpu.run import SMALL_ELEMENTS, buffers_for
 from eqfuse.tile.native.build import library_of, load
 from eqfuse.tile.native.printer import Interface, source_of
@@ -25,14 +23,14 @@ Unit = frozenset[tuple[str, int]]
 
 
 class NativeProgram:
-    """A tile program as C++, compiled for tensors of one layout: `unit` are the dimensions along which neighbours are
-    neighbours in memory. The sizes are given at each call."""
+    """A tile program as C++, compiled for tensors of these ranks and one layout: `unit` are the dimensions along which
+    neighbours are neighbours in memory. The sizes are given at each call; `extents` only decide how loops are nested."""
 
     def __init__(
         self,
         program: TileProgram,
-        source: Program,
-        tensors: Mapping[str, torch.Tensor],
+        ranks: Mapping[str, int],
+        unit: Unit,
         extents: Mapping[str, int],
         shards: Mapping[str, int],
         flags: tuple[str, ...] = (),
@@ -41,8 +39,8 @@ class NativeProgram:
         self.dtypes = buffer_dtypes(program)
         self.loaded = loaded_dtypes(program)
         self.sizes = resolve_extents(program, extents, shards)
-        ranks = {name: tensor.dim() for name, tensor in tensors.items()}
-        ranks |= {buffer.name: len(buffer.axes) for buffer in program.buffers}
+        names = (*sorted(ranks), *(buffer.name for buffer in program.buffers))
+        ranks = {**ranks, **{buffer.name: len(buffer.axes) for buffer in program.buffers}}
         arguments = {
             stmt.op.name: stmt.value.dtype
             for kernel in program.kernels
@@ -51,10 +49,9 @@ class NativeProgram:
         }
         integers = tuple(sorted(n for n, d in arguments.items() if d in ("bool", "i32", "i64")))
         reals = tuple(sorted(n for n in arguments if n not in integers))
-        names = (*sorted(tensors), *(buffer.name for buffer in program.buffers))
         buffers = frozenset((b.name, len(b.axes) - 1) for b in program.buffers if b.axes)
         self.interface = Interface(
-            names, ranks, tuple(sorted(self.sizes)), reals, integers, unit_dims(tensors) | buffers, self.loaded
+            names, ranks, tuple(sorted(self.sizes)), reals, integers, unit | buffers, self.loaded
         )
         self.text = source_of(program, self.interface, self.sizes)
         self._library = load(library_of(self.text, flags))
@@ -70,10 +67,10 @@ class NativeProgram:
         shards: Mapping[str, int],
         threads: int | None = None,
     ) -> dict[str, torch.Tensor]:
-        """The outputs by name. Raises BindError where an index tensor points outside."""
+        """The outputs by name, of tensors that are `prepared`. Raises BindError where an index tensor points outside."""
         sizes = resolve_extents(self.program, extents, shards)
         buffers = buffers_for(self.program, sizes, self.dtypes)
-        memory = {name: prepared(tensor, self.loaded.get(name)) for name, tensor in tensors.items()} | buffers
+        memory = {**tensors, **buffers}
         order = self.interface
         ordered = [memory[name] for name in order.tensors]
         layout = [n for t in ordered for pair in zip(t.stride(), t.shape, strict=True) for n in pair]
@@ -85,7 +82,7 @@ class NativeProgram:
             (ctypes.c_longlong * len(order.axes))(*(sizes[axis] for axis in order.axes)),
             (ctypes.c_double * len(order.reals))(*(float(scalars[name]) for name in order.reals)),
             (ctypes.c_longlong * len(order.integers))(*(int(scalars[name]) for name in order.integers)),
-            ctypes.c_int(1 if small else threads or count()),
+            ctypes.c_int(1 if small else threads or torch.get_num_threads()),
             failure,
         )
         if failure[0]:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from eqfuse.terms.folds import Fold
-from eqfuse.terms.nodes import CASTS, Call, Const, Expr, Local, walk
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
 from eqfuse.terms.types import kinds
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.native.nodes import NotNative
@@ -26,7 +27,16 @@ ELEMENTS: Mapping[str, str] = {
     "bf16": "u16",
     "f8e4m3": "u8",
 }
-SIZES: Mapping[str, int] = {"bool": 1, "i32": 4, "i64": 8, "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "f8e4m3": 1}
+SIZES: Mapping[str, int] = {
+    "bool": 1,
+    "i32": 4,
+    "i64": 8,
+    "f64": 8,
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "f8e4m3": 1,
+}
 
 _FUNCTIONS: Mapping[str, str] = {
     "add": "({0} + {1})",
@@ -77,7 +87,7 @@ def type_of(dtype: str, wide: bool) -> str:
     return (VECTORS if wide else SCALARS)[kind(dtype)]
 
 
-def number(value: float | int | bool, dtype: str) -> str:
+def number(value: float | bool, dtype: str) -> str:
     """A constant of a dtype."""
     match kind(dtype):
         case "bool":
@@ -127,11 +137,17 @@ def rounded(text: str, dtype: str) -> str:
     return f"rounded_{dtype}({text})" if dtype in ("f16", "bf16", "f8e4m3") else text
 
 
-def combination(fold: Fold, states: Sequence[str], others: Sequence[str], dtypes: Sequence[str], wide: bool) -> list[str]:
+def combination(
+    fold: Fold, states: Sequence[str], others: Sequence[str], dtypes: Sequence[str], wide: bool
+) -> list[str]:
     """The text of each variable of the union of two states, `dtypes` those of the variables."""
     variables = {f"{name}1": text for name, text in zip(fold.state, states, strict=True)}
     variables |= {f"{name}2": text for name, text in zip(fold.state, others, strict=True)}
-    of = {f"{name}{side}": kind(dtype) for side in (1, 2) for name, dtype in zip(fold.state, dtypes, strict=True)}
+    of = {
+        f"{name}{side}": kind(dtype)
+        for side in (1, 2)
+        for name, dtype in zip(fold.state, dtypes, strict=True)
+    }
     real = "f64" if "f64" in dtypes else "f32"
     known = kinds(fold.combine, of)
     found: dict[Expr, tuple[str, str]] = {}

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.terms.folds import fold_of
+from eqfuse.terms.functions import FUNCTIONS
 from eqfuse.tile.native.nodes import Blocks, Define, Item, Leaf, Loop, Node, NotNative, Put, Walk
 from eqfuse.tile.nodes import (
     Cast,
@@ -20,6 +21,7 @@ from eqfuse.tile.nodes import (
     FoldTile,
     LoadTile,
     MergeTile,
+    Op,
     Positions,
     RankTile,
     ReduceTile,
@@ -32,13 +34,7 @@ Path = tuple[Loop, ...]
 AGAIN = 6.0
 """Vector operations that may be done again rather than keep their result in memory."""
 
-WEIGHTS: Mapping[str, float] = {
-    **dict.fromkeys(("exp", "exp2", "log", "tanh", "sigmoid", "silu", "erf", "gelu", "sin", "cos"), 12.0),
-    **dict.fromkeys(("div", "sqrt", "rsqrt"), 4.0),
-    **dict.fromkeys(("floordiv", "mod"), 24.0),
-}
-"""Vector operations that a function is worth; others are worth one."""
-
+EXP2 = 8.0
 GATHER = 12.0
 
 
@@ -155,8 +151,16 @@ class Tree:
             store = item.store
             return (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
         if isinstance(item.op, Dot):
-            return tuple(v for v in operands(item.op) if not self._is_direct(v))
+            return tuple(read for v in operands(item.op) for read in self._read_of(v, item.op))
         return operands(item.op)
+
+    def _read_of(self, value: Value, dot: Dot) -> tuple[Value, ...]:
+        """What a matrix product waits for of an operand: of a plain tile of a tensor where it begins."""
+        if not self._is_direct(value) or value is dot.accumulator:
+            return (value,)
+        load = self.defined[value.name].op
+        assert isinstance(load, LoadTile)
+        return tuple(at for at in load.index if not at.dims)
 
     def _is_direct(self, value: Value) -> bool:
         item = self.defined.get(value.name)
@@ -181,7 +185,9 @@ class Tree:
                         continue
                     at = _index(body, leaf[len(path)] if len(leaf) > len(path) else None, name)
                     node = body[at]
-                    shared = isinstance(node, Loop) and node.axis == dim and dim in self.defined[name].value.dims
+                    shared = (
+                        isinstance(node, Loop) and node.axis == dim and dim in self.defined[name].value.dims
+                    )
                     if shared:
                         least = max(least, at)
                     else:
@@ -269,8 +275,8 @@ class Tree:
             return 1.0
         item = self.defined[name]
         match item.op:
-            case Elementwise(fn, args):
-                own = WEIGHTS.get(fn, 1.0)
+            case Elementwise(fn, _):
+                own = float(FUNCTIONS[fn].work) if fn in FUNCTIONS else EXP2
             case LoadTile(index=index, mask=mask):
                 plain = mask is None and all(not at.dims or self._axis_of(at) for at in index)
                 return 1.0 if plain else GATHER
@@ -284,7 +290,11 @@ class Tree:
         """The value, computed once more in a body that does not have it."""
         name = value.name
         if self._is_register(value, path, scope) or name in self.memory:
-            return self._at_hand(value, path, body, scope) if name not in self.memory else self._kept(value, path, scope)
+            return (
+                self._at_hand(value, path, body, scope)
+                if name not in self.memory
+                else self._kept(value, path, scope)
+            )
         key = (name, id(body))
         if key not in scope.copies:
             item = self.defined[name]
@@ -363,7 +373,7 @@ def _all_reads(item: Define | Put) -> tuple[Value, ...]:
     return (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
 
 
-def _renamed(op: object, hand: Mapping[str, Value]) -> object:
+def _renamed(op: Op, hand: Mapping[str, Value]) -> Op:
     """The op with other operands."""
     match op:
         case Elementwise(fn, args):
@@ -383,14 +393,20 @@ def _renamed(op: object, hand: Mapping[str, Value]) -> object:
 
 def _index(body: Sequence[Node], loop: Loop | None, name: str) -> int:
     for at, node in enumerate(body):
-        if loop is not None:
-            if node is loop:
-                return at
-        elif isinstance(node, Leaf) and isinstance(node.item, Define) and node.item.value.name == name:
-            return at
-        elif isinstance(node, Walk) and any(c.value.name == name for c in node.blocks.loop.carried):
+        if node is loop or (loop is None and name in _made(node)):
             return at
     raise NotNative(f"{name} is read before it is computed")
+
+
+def _made(node: Node) -> list[str]:
+    """The values that a node itself gives to what stands after it."""
+    match node:
+        case Leaf(Define(value)):
+            return [value.name]
+        case Walk(blocks):
+            return [carried.value.name for carried in blocks.loop.carried]
+        case _:
+            return []
 
 
 def _leaves(body: Sequence[Node]) -> Iterable[Define | Put]:

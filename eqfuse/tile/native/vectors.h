@@ -155,14 +155,11 @@ INLINE F from_f8e4m3(U8 x) {  // the exponent's bias is put right by a product, 
   y = magnitude == 0x7f ? splat(NAN) : y;
   return floats(bits(y) | (b & 0x80) << 24);
 }
-#ifndef F8_OVERFLOW
-#define F8_OVERFLOW 0x7f  // what is too large becomes NaN; 0x7e is the largest number
-#endif
-INLINE U8 to_f8e4m3(F x) {  // to nearest, ties to even
+INLINE U8 to_f8e4m3(F x) {  // to nearest, ties to even; beyond the largest number is that number
   I b = bits(x) & 0x7fffffff, low = bits(floats(b) + floats(splat(141 << 23))) - (141 << 23);
   I high = (b - (120 << 23) + 0x7ffff + (b >> 20 & 1)) >> 20;
   I found = b < (121 << 23) ? low : high;
-  found = (found > 0x7e) | (b >= (1087 << 20)) ? splat(F8_OVERFLOW) : found;
+  found = (found > 0x7e) | (b >= (1087 << 20)) ? splat(0x7e) : found;
   found = b > 0x7f800000 ? splat(0x7f) : found;
   return CONVERT((found & 0x7f) | (bits(x) >> 24 & 0x80), U8);
 }
