@@ -49,6 +49,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from eqfuse.listed import Listed
 from eqfuse.loops.nodes import Buffer
 
 BlockKind = Literal["grid", "loop", "whole", "unit"]
@@ -266,8 +267,8 @@ class Kernel:
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True)
-class TileProgram:
+@dataclass(frozen=True, repr=False)
+class TileProgram(Listed):
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]
     domains: tuple[tuple[str, str], ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from eqfuse.listed import text_of
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -38,6 +39,7 @@ _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": 
 _INFIX = {**_ARITHMETIC, **_COMPARISONS, "and": "&", "or": "|"}
 
 
+@text_of.register
 def show(program: TileProgram) -> str:
     """The program as text. Constants stand where they are used; the same program gives the same text."""
     lines = []
