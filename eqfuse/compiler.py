@@ -133,7 +133,7 @@ def pipeline(
     `prefer="multi_pass"` are those of the program as it is written, whatever it was rewritten to.
     """
     program, timings = derived.program, derived.timings
-    search = Search(program, dtypes, device, derived.schedules, derived.nests)
+    search = Search(program, dtypes, device, derived.nests)
     partition = Partition(derived.order, extents)
 
     found = plans(derived, derived.outputs, partition, search)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eqfuse import debug
-from eqfuse.extract.partition import KernelShape, Merges, Pass, Structure
+from eqfuse.extract.partition import Merges, Pass, Structure
 from eqfuse.loops.nodes import Nest
-from eqfuse.loops.plan import Form, KernelPlan, Schedule
+from eqfuse.loops.plan import Form, KernelPlan
 from eqfuse.progress import progress
 from eqfuse.proof.derivation import Derivation
 from eqfuse.rules.derive import axis_order, derive_group, name_states, prepare
@@ -50,7 +50,7 @@ class Timings:
 @dataclass
 class Derived:
     """`outputs` are the program's as they were rewritten; `unfinished` says how the budget of rewriting them ended,
-    where it did. The merges of passes, the schedules and nests of structures, derivations and certificates are made
+    where it did. The merges of passes, the nests of plans, derivations and certificates are made
     at the first request, under `lock`, and kept."""
 
     program: Program
@@ -61,7 +61,6 @@ class Derived:
     unfinished: str = ""
     _apart: tuple[Output, ...] | None = None
     groups: dict[Pass, Group] = field(default_factory=dict)
-    schedules: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
     derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
     certificates: dict[Any, Certificate] = field(default_factory=dict)

@@ -14,12 +14,12 @@ from itertools import count
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from eqfuse.loops.contraction import product_factors
+from eqfuse.loops.contraction import factors, unmasked
 from eqfuse.rules.derive import name_states
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes, ranks_of
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import (
-    CASTS,
     Axis,
     Call,
     Expr,
@@ -251,7 +251,8 @@ class Partition:
         shared: set[Expr] = set()
         tops = frontier(output.expr)
         for reduce in tops:
-            for factor in product_factors(reduce.body) if reduce.op == "sum" else ():
+            for factor in factors(reduce.body).over if reduce.op == "sum" else ():
+                factor, _ = unmasked(factor, free_axes)
                 match factor:
                     case Call(dtype, (Call() as made,)) if (
                         dtype in CASTS and self._blocks(output, factor) > 1 and not self._expands(factor)
