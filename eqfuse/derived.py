@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eqfuse import debug
-from eqfuse.extract.partition import Merges, Pass, Structure
+from eqfuse.extract.partition import AxisPass, Merges, Structure
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Form, KernelPlan
 from eqfuse.progress import progress
@@ -60,7 +60,7 @@ class Derived:
     scope: Scope = SHIPPED_ALONE
     unfinished: str = ""
     _apart: tuple[Output, ...] | None = None
-    groups: dict[Pass, Group] = field(default_factory=dict)
+    groups: dict[AxisPass, Group] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
     derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
     certificates: dict[Any, Certificate] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Derived:
             for each in cluster.passes
         }
 
-    def group(self, each: Pass) -> Group:
+    def group(self, each: AxisPass) -> Group:
         """The group of one pass."""
         if each not in self.groups:
             with self.timings.stage("derive"), self.scope.entered():
@@ -123,7 +123,7 @@ class Derived:
         """The group of every pass of a structure that walks them one by one, which needs no merge."""
         return {each: self._unmerged(each) for cluster in structure for each in cluster.passes}
 
-    def _unmerged(self, each: Pass) -> Group:
+    def _unmerged(self, each: AxisPass) -> Group:
         states = name_states(each.axis, each.reduces, self.order, each.suffix)
         asked = tuple(Obstacle(Reduce(s.op, each.axis, s.body), s.body, AS_WRITTEN) for s in states)
         return Group(each.axis, states, None, asked)

@@ -51,7 +51,7 @@ LIFT_LIMIT = 64
 """Positions of a reduced axis whose inner producers are computed for all of it beforehand."""
 
 
-class Pass(NamedTuple):
+class AxisPass(NamedTuple):
     """The reductions, in dependency order, that one walk over an axis computes; `suffix` ends the names of their
     states."""
 
@@ -66,13 +66,13 @@ class Cluster:
 
     name: str
     outputs: tuple[Output, ...]
-    passes: tuple[Pass, ...]
+    passes: tuple[AxisPass, ...]
 
 
 Structure = tuple[Cluster, ...]
 """One way to divide a program into kernels."""
 
-Merges = Mapping[Pass, Group]
+Merges = Mapping[AxisPass, Group]
 """The group of every pass, with its merge or why it has none."""
 
 
@@ -365,12 +365,12 @@ class Partition:
         passes: dict[tuple[int, str], list[Reduce]] = {}
         for reduce, stage in _stages(self._members([o.expr for o in outputs])).items():
             passes.setdefault((stage, reduce.axis), []).append(reduce)
-        found: list[Pass] = []
+        found: list[AxisPass] = []
         values: dict[Reduce, Local] = {}
         for (_, axis), reduces in sorted(passes.items(), key=lambda item: item[0][0]):
             again = sum(1 for each in found if each.axis == axis)
             plain = tuple(r for r in (replaced(r, values) for r in reduces) if isinstance(r, Reduce))
-            found.append(Pass(axis, plain, f"_{again + 1}" if again else ""))
+            found.append(AxisPass(axis, plain, f"_{again + 1}" if again else ""))
             states = name_states(axis, plain, self.order, found[-1].suffix)
             for reduce, state in zip(reduces, states, strict=False):
                 values[reduce] = Local(state.name, state.dims)
