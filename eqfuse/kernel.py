@@ -462,7 +462,8 @@ class Kernel:
 
     def _certify(self, compiled: Compiled) -> Certificate:
         key = (compiled.chosen.nest, compiled.device.kind)
-        if key not in self._certificates:
+        found = self._certificates.get(key)
+        if found is None or not set(compiled.tile.passes) <= set(found.passes):
             self._certificates[key] = compiler.verify(
                 self.derived,
                 compiled.chosen.nest,
