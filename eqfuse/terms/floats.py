@@ -33,7 +33,10 @@ FOLD: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.mini
 
 
 def rounded(value: Array, dtype: str) -> Array:
-    """`value` rounded to a dtype as torch rounds, in its own dtype; a wider dtype changes nothing."""
+    """`value` rounded to a dtype as torch rounds, in its own dtype; a wider dtype changes nothing. Beyond the largest
+    number of float8 is that number: of torch's versions some give NaN there."""
+    if dtype == "f8e4m3":
+        value = np.clip(value, -448, 448)
     return _by_torch(lambda tensor: tensor.to(TORCH_DTYPES[dtype]).to(tensor.dtype))(value)
 
 

@@ -37,6 +37,8 @@ def _conversion(item: Item, dtype: str) -> str:
     """An expression for a tensor in another dtype."""
     if (item.dtype, dtype) == ("f8e4m3", "f32"):
         return f"from_float8({item.text})"
+    if dtype == "f8e4m3":
+        return f"to_float8({item.text})"
     return f"{item.text}.to({TORCH[dtype]})"
 
 
