@@ -13,6 +13,7 @@ from triton_nests import Case, attention, softmax, split_log_sum
 import eqfuse as eq
 from bench.workloads import select
 from eqfuse import compiler
+from eqfuse.devices import device_named
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 from eqfuse.loops.plan import KernelConfig
@@ -469,10 +470,10 @@ def test_what_is_verified_has_gone_through_the_passes_of_what_runs(target: str) 
     for workload in select(None):
         case = workload.cases["small"]
         derived = compiler.derive(workload.text(case), case.constants, strict_casts=False)
-        dtypes, device = program_dtypes(derived.program), compiler.device_named(target)
+        dtypes, device = program_dtypes(derived.program), device_named(target)
         shapes = {name: workload.shape(name, case) for name in workload.tensors}
         extents = bind(derived.program, shapes, scalars=case.scalars)
-        made = compiler.compile_for(derived, extents, dtypes, device, None)
+        made = compiler.pipeline(derived, extents, dtypes, device, None)
         chosen = made.chosen
         tiles = compiler.verified_tiles(chosen.nest, derived.program, dtypes, device, chosen.plan.configs)
         assert set(made.tile.passes) <= set(passes_of(tiles)), workload.name
