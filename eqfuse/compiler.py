@@ -33,12 +33,13 @@ from eqfuse.progress import progress
 from eqfuse.proof.derivation import Derivation
 from eqfuse.proof.nodes import Origin
 from eqfuse.proof.trace import claims, trace
-from eqfuse.rules.derive import axis_order, derive_group, name_states, prepare
-from eqfuse.rules.distribute import is_spread
 from eqfuse.rules.egraph import client
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
+from eqfuse.rules.merge_search import derive_group
+from eqfuse.rules.prepare import is_spread, prepare
 from eqfuse.rules.scope import SHIPPED_ALONE, Scope, current
+from eqfuse.rules.states import axis_order, name_states
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
