@@ -10,13 +10,14 @@ from bench.ahead import compile_ahead
 from bench.reductions_cells import Cell
 from eqfuse import compiler
 from eqfuse.compiler import Compiled
+from eqfuse.devices import device_named
 from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
-from eqfuse.extract.resources import bytes_read_again, shared_bytes, side_by_side
+from eqfuse.extract.resources import bytes_read_again, shared_bytes, two_per_sm
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 
-H200 = compiler.device_named("h200")
+H200 = device_named("h200")
 
 
 @cache
@@ -26,7 +27,7 @@ def _compiled(program: str, label: str) -> tuple[Compiled, dict[str, str]]:
     shapes = {name: cell.workload.shape(name, cell.case) for name in cell.workload.tensors}
     extents = bind(derived.program, shapes, scalars=cell.case.scalars)
     dtypes = program_dtypes(derived.program)
-    return compiler.compile_for(derived, extents, dtypes, H200, None), with_outputs(derived.program, dtypes)
+    return compiler.pipeline(derived, extents, dtypes, H200, None), with_outputs(derived.program, dtypes)
 
 
 def _candidate(program: str, label: str, schedule: str) -> Candidate:
@@ -118,7 +119,7 @@ def test_no_more_shards_than_units_where_a_unit_has_room_for_one() -> None:
     )
     shape = shape_of(compiled.chosen.nest, compiled.extents, dtypes, compiled.chosen.plan.shards)
     blocks = {b.axis: b.size or shape.extents[b.axis] for b in partial[1].blocks}
-    assert not side_by_side(partial[0], blocks, partial[1], shape, H200)
+    assert not two_per_sm(partial[0], blocks, partial[1], shape, H200)
     assert compiled.chosen.plan.shards == 16  # and 8 heads: 128 instances, 132 units
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from eqfuse.rules.catalogue import MERGE
 from eqfuse.rules.egraph.encode import Encoder, global_name
 from eqfuse.rules.egraph.extract import UNPROVED_EXP, Extraction
+from eqfuse.rules.egraph.ranges import Ranges
 from eqfuse.rules.egraph.saturate import Graph, Node, Report, TooManyTerms
 from eqfuse.rules.engine import PLAIN, Engine
 from eqfuse.rules.guards import (
@@ -23,12 +24,12 @@ from eqfuse.rules.guards import (
     guard_divisors,
     is_nan_at_first,
     reads_state,
+    shifts_that_drift,
     total_factors,
     undefined_at_first,
 )
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
-from eqfuse.rules.obstacles import INTEGERS, obstacle, undefined_before, unrestored
-from eqfuse.rules.ranges import Ranges
+from eqfuse.rules.obstacles import INTEGERS, cancelling, obstacle, undefined_before, unrestored
 from eqfuse.rules.scope import current
 from eqfuse.rules.states import dims_of, kept_by_masks, name_auxiliaries, name_states, split_of
 from eqfuse.rules.tables.union import union_rules
@@ -229,6 +230,9 @@ class _Search:
         lost = [(s, total) for s in self.states if not s.auxiliary for total in self.guarded(s).lost]
         if lost:
             return _Attempt(None, tuple(unrestored(self.axis, *found) for found in lost), ())
+        drifting = [(s, shift) for s in self.states for shift in shifts_that_drift(s.body, self.split)]
+        if drifting:
+            return _Attempt(None, tuple(cancelling(self.axis, *found) for found in drifting), ())
         folded: dict[Expr, Local] = {}
         merge = Merge(
             tuple(self.update(*found, folded) for found in updates),
@@ -331,7 +335,8 @@ class _Search:
             # an infinite sum stays as it is: what others would move it by may have the other sign
             others = [s.name for s in self.states if s.op == "sum" and s is not state]
             value = finite_states(value, frozenset(n + end for n in others for end in ("", "_a", "_b")))
-        return total_factors(guard_divisors(value, self.split), state.op, bounded)
+        masked = kept_by_masks(state, self.split) is not None
+        return total_factors(guard_divisors(value, self.split), state.op, bounded, masked)
 
     def finish(self, state: State) -> Finish | None:
         guarded = self.guarded(state)

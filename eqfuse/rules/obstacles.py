@@ -11,6 +11,7 @@ from eqfuse.terms.nodes import Call, Expr, Local, Reduce, free_axes, walk
 from eqfuse.terms.printer import show
 
 INFINITIES, INTEGERS = "what is infinite or NaN would come out wrong", "integers would be rounded"
+DIGITS = "no digit might be left of a small sum"
 """What merges that are derived, and refused, would not keep."""
 
 
@@ -81,6 +82,15 @@ def undefined_before(axis: str, state: State, root: Expr) -> Obstacle:
     """What has no value for a part of the axis, although it has for the whole."""
     condition = f"no fact says that {show(root)} is a number before all of {axis} is seen"
     return Obstacle(Reduce(state.op, axis, state.body), root, condition, INFINITIES)
+
+
+def cancelling(axis: str, state: State, shift: Expr) -> Obstacle:
+    """A sum around a shift that moves further than what it is a shift of."""
+    condition = (
+        f"the sum over {axis} would cancel where {_producers(shift)} changes: it is no mean and no extreme of what it "
+        f"is added to"
+    )
+    return Obstacle(Reduce(state.op, axis, state.body), shift, condition, DIGITS)
 
 
 def _producers(expr: Expr) -> str:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from eqfuse.rules.catalogue import DISTRIBUTED, PREPARE
 from eqfuse.rules.egraph.encode import Encoder, global_name
 from eqfuse.rules.egraph.extract import Extraction
+from eqfuse.rules.egraph.ranges import Ranges
 from eqfuse.rules.egraph.saturate import Graph, Node, Report, TooManyTerms
 from eqfuse.rules.engine import PLAIN, Engine
-from eqfuse.rules.ranges import Ranges
 from eqfuse.rules.scope import current
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import Call, Const, Expr, Output, Program, Reduce, free_axes, walk

@@ -268,7 +268,6 @@ _ROWS = (
         field="hash",
         numpy="floor",
         torch="torch.floor",
-        triton="tl.floor",
     ),
     Function(
         "round",
@@ -332,6 +331,7 @@ _ROWS = (
         field="exp",
         numpy="exp",
         torch="torch.exp",
+        triton="tl.exp",
     ),
     Function(
         "log",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
-from eqfuse.terms.domain import Domain, contract_masked
+from eqfuse.terms.domain import Domain, contract_masked, total
 from eqfuse.terms.folds import Fold, fold_of
 from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.interpreter import Value as Dimensioned
@@ -39,6 +39,7 @@ from eqfuse.tile.nodes import (
     Fill,
     FoldTile,
     For,
+    Irrational,
     Kernel,
     Let,
     LoadTile,
@@ -114,7 +115,7 @@ def run(
     for buffer in program.buffers:
         memory[buffer.name] = _Memory.of_buffer(buffer, dtypes[buffer.name], sizes, domain, batch or 1)
     for kernel in program.kernels:
-        _Instances(kernel, memory, scalars, sizes, domain).run()
+        _Instances(kernel, memory, scalars, sizes, domain, batch or 1).run()
     outputs = {}
     for buffer in program.buffers:
         if buffer.is_output:
@@ -124,6 +125,10 @@ def run(
                 array if batch is not None else array[0] if integer else domain.take(array, (0,))
             )
     return outputs
+
+
+def _accumulates(op: Op) -> bool:
+    return isinstance(op, Dot) or (isinstance(op, Elementwise) and op.fn in ("add", "mul"))
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,7 @@ class _Instances:
         scalars: Mapping[str, Any],
         sizes: Mapping[str, int],
         domain: Domain,
+        trials: int,
     ) -> None:
         self.kernel, self.memory, self.scalars, self.sizes, self.domain = (
             kernel,
@@ -177,6 +183,7 @@ class _Instances:
             sizes,
             domain,
         )
+        self.trials = trials
         self.values: dict[str, Any] = {}
         self.blocks = {block.axis: self._padded(block) for block in kernel.blocks}
         steps = {block.axis: block.step for block in kernel.blocks}
@@ -225,9 +232,12 @@ class _Instances:
 
     def _advance(self, loop: For, running: npt.NDArray[np.bool_], *, everywhere: bool) -> None:
         advanced = {}
+        totals = {stmt.value.name for stmt in loop.body if isinstance(stmt, Let) and _accumulates(stmt.op)}
         for carried in loop.carried:
             name, rank = carried.value.name, len(carried.value.dims)
             following = self._converted(carried.next, carried.value.dtype)
+            if carried.next.name in totals and carried.value.dtype not in INTEGERS:
+                following = total(self.domain, following)
             if not everywhere:
                 where = np.where if carried.value.dtype in INTEGERS else self.domain.where
                 following = where(running.reshape(1, -1, *(1,) * rank), following, self.values[name])
@@ -241,6 +251,8 @@ class _Instances:
         match op:
             case Constant(number) | Fill(number):
                 return self._number(number, value.dtype, (1,) * (rank + 2))
+            case Irrational(name):
+                return self.domain.irrational(name, (self.trials, 1))
             case Argument(name):
                 return self._argument(name, value)
             case Extent(axis):

@@ -29,8 +29,7 @@ TRITON_DTYPES: Mapping[str, str] = {
     "bool": "tl.int1",
 }
 
-LOG2_E = "1.4426950408889634"
-LN_2 = "0.6931471805599453"
+IRRATIONAL = {"log2_e": "1.4426950408889634", "ln_2": "0.6931471805599453"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ _INFIX = {
 
 _PREFIX = {"neg": "-", "not": "~"}
 
-_CALLS = {row.name: row.triton for row in FUNCTIONS.values() if row.triton}
+_CALLS = {"exp2": "tl.exp2", **{row.name: row.triton for row in FUNCTIONS.values() if row.triton}}
 
 
 def infix(fn: str, left: Text, right: Text) -> Text:
@@ -130,8 +129,13 @@ def elementwise(
         case "floordiv" | "mod" if integer and non_negative and positive:
             symbol = "//" if fn == "floordiv" else "%"
             return Text(f"{args[0].at(MUL)} {symbol} {args[1].at(UNARY)}", MUL)
+        case "floordiv" | "mod" if integer:
+            return call(use(f"{fn}_int" if positive else f"{fn}_any"), *args)
         case "floordiv" | "mod":
-            return call(use(f"{fn}_real" if not integer else f"{fn}_int" if positive else f"{fn}_any"), *args)
+            # the other division of float32 may be a rounding below the integer that the quotient is
+            quotient = infix("div", *args) if dtype == "f64" else call("tl.div_rn", *args)
+            below = call(use("floor"), quotient)
+            return below if fn == "floordiv" else call(use("mod_real"), *args, below)
         case "maximum" | "minimum" if integer:
             return call(f"tl.{fn}", *args)
         case "maximum" | "minimum":
@@ -144,10 +148,6 @@ def elementwise(
             return Text(f"{args[0].code} * {args[0].code}", MUL)
         case "sqrt":
             return call("tl.sqrt" if dtype == "f64" else "tl.sqrt_rn", *args)
-        case "exp" if dtype == "f64":
-            return call("tl.exp", *args)
-        case "exp":
-            return call("tl.exp2", infix("mul", args[0], Text(LOG2_E)))
         case "where":
             return call("tl.where", *args)
         case "sign" if integer:
@@ -239,13 +239,15 @@ def mod_any(a, b):
     above = (remainder != 0) & ((remainder < 0) != (by < 0))
     return tl.where(b == 0, 0, tl.where(above, remainder + by, remainder))
 """,
-    "floordiv_real": """
-def floordiv_real(a, b):
-    return tl.floor(a / b)
+    "floor": """
+def floor(x):
+    # The GPU's own takes a denormal number for 0.
+    below = tl.floor(x)
+    return tl.where((below == 0.0) & (x < 0.0), -1.0, below)
 """,
     "mod_real": """
-def mod_real(a, b):
-    return a - b * tl.floor(a / b)
+def mod_real(a, b, quotient):
+    return a - b * quotient
 """,
     "sigmoid": """
 def sigmoid(x):
