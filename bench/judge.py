@@ -24,8 +24,9 @@ import numpy.typing as npt
 import torch
 
 from eqfuse.terms.floats import TORCH_DTYPES, FloatDomain
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate, reference
-from eqfuse.terms.nodes import CASTS, Call, Expr, Load, Program, call, transform
+from eqfuse.terms.nodes import Call, Expr, Load, Program, call, transform
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import kind
 

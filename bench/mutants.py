@@ -30,20 +30,9 @@ from eqfuse.loops.lower import lower as lower_plan
 from eqfuse.loops.plan import KernelPlan, Plan
 from eqfuse.rules.derive import axis_order
 from eqfuse.terms.folds import fold_of
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate
-from eqfuse.terms.nodes import (
-    CASTS,
-    Call,
-    Expr,
-    Local,
-    Output,
-    Program,
-    Reduce,
-    call,
-    reductions,
-    replaced,
-    walk,
-)
+from eqfuse.terms.nodes import Call, Expr, Local, Output, Program, Reduce, call, reductions, replaced, walk
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.check import check as check_tiles
 from eqfuse.tile.nodes import TileProgram

@@ -17,7 +17,7 @@ from bench.mutation import Mutant, Same
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import select
 from eqfuse.errors import EqfuseError
-from eqfuse.terms.nodes import CASTS
+from eqfuse.terms.functions import CASTS
 
 TITLE = f"Wrong transformations and what rejects them, in rounds of {TRIALS} trials"
 COLUMNS = (

@@ -6,20 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from bench.mutation import Mutant, Outputs, Step, everywhere
-from eqfuse.terms.nodes import (
-    CASTS,
-    Call,
-    Const,
-    Expr,
-    Load,
-    Reduce,
-    Scalar,
-    Size,
-    call,
-    free_axes,
-    replaced,
-    walk,
-)
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Call, Const, Expr, Load, Reduce, Scalar, Size, call, free_axes, replaced, walk
 
 OFF_BY_ONE: Mapping[str, str] = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 MIRRORED: Mapping[str, str] = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}

@@ -24,7 +24,7 @@ import torch
 
 from bench import eager
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.terms.nodes import CASTS
+from eqfuse.terms.functions import CASTS
 
 Number = int | float
 Outputs = torch.Tensor | tuple[torch.Tensor, ...]

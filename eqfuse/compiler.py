@@ -22,11 +22,11 @@ from eqfuse.extend.reductions import assumptions
 from eqfuse.extend.rules import taken_on_trust
 from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
 from eqfuse.extract.devices import DEVICES, Device
-from eqfuse.extract.partition import KernelShape, Partition
+from eqfuse.extract.partition import Partition
 from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN, tiny
 from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
-from eqfuse.loops.plan import Form, KernelConfig, KernelPlan, Plan, Schedule
+from eqfuse.loops.plan import Form, KernelConfig, KernelPlan, Plan
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.loops.walk import loops_in
 from eqfuse.progress import progress
@@ -104,7 +104,6 @@ class Derived:
     unfinished: str = ""
     _apart: tuple[Output, ...] | None = None
     groups: dict[tuple[str, tuple[Reduce, ...], str], Group] = field(default_factory=dict)
-    schedules: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
     derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)
@@ -132,8 +131,8 @@ class Derived:
         return self._apart
 
     def search(self, dtypes: Mapping[str, str], device: Device, form: Form = "rewritten") -> Search:
-        """The search for a plan, with the loop-nest terms and nests of earlier shapes."""
-        return Search(self.program, self.form(form), dtypes, device, self.schedules, self.nests)
+        """The search for a plan, with the nests of earlier shapes."""
+        return Search(self.program, self.form(form), dtypes, device, self.nests)
 
     def group(self, axis: str, reduces: tuple[Reduce, ...], suffix: str) -> Group:
         """The group of these reductions, derived at the first request."""

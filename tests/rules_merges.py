@@ -16,8 +16,9 @@ from eqfuse.extract.partition import KernelShape, Partition
 from eqfuse.rules.derive import axis_order
 from eqfuse.rules.merge import Group
 from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import Env, evaluate, evaluate_expr, expand
-from eqfuse.terms.nodes import CASTS, REDUCTIONS, Call, Expr, Local, Program, Reduce, walk
+from eqfuse.terms.nodes import REDUCTIONS, Call, Expr, Local, Program, Reduce, walk
 
 Array = np.ndarray[Any, Any]
 Locals = dict[str, tuple[tuple[str, ...], Any]]

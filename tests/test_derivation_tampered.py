@@ -32,10 +32,9 @@ def text(name: str) -> str:
 
 
 def chains(data: Data) -> Iterator[list[Any]]:
-    """Every list of steps: of outputs, merges and schedules, and of the proofs of conditions."""
+    """Every list of steps: of outputs and merges, and of the proofs of conditions."""
     yield from (output["steps"] for output in data["outputs"])
     for kernel in data["kernels"]:
-        yield from (walk["steps"] for walk in kernel["walks"])
         for group in kernel["groups"]:
             for state in group["states"]:
                 yield from (m["steps"] for m in (state["update"], state["combine"]) if m)
@@ -84,6 +83,7 @@ def negated(terms: list[Any], root: int, draw: Draw) -> int:
 
 def remove_condition(data: Data, draw: Draw) -> None:
     conditioned = [premises for _, _, premises in data["inferences"] if premises]
+    assume(conditioned)
     premises = draw(st.sampled_from(conditioned))
     del premises[draw(st.integers(0, len(premises) - 1))]
 
@@ -136,6 +136,23 @@ def test_a_step_that_is_used_twice_is_refused() -> None:
     chain = max(chains(data), key=len)
     chain.insert(1, chain[0])
     assert not eq.Derivation.from_json(json.dumps(data)).check()
+
+
+def test_a_schedule_that_does_not_exist_or_needs_a_merge_is_refused() -> None:
+    data = json.loads(text("softmax"))
+    (walked,) = data["kernels"][0]["walks"]
+    walked["schedule"] = "sideways"
+    verdict = eq.Derivation.from_json(json.dumps(data)).check()
+    assert not verdict and "there is no schedule 'sideways'" in verdict.why
+    data = json.loads(text("softmax"))
+    (walked,) = data["kernels"][0]["walks"]
+    walked["schedule"] = "split_k"
+    (group,) = data["kernels"][0]["groups"]
+    group["obstacles"] = ["x[i,c]: no rule"]
+    for state in group["states"]:
+        state["update"] = state["combine"] = None
+    verdict = eq.Derivation.from_json(json.dumps(data)).check()
+    assert not verdict and "as split_k without a merge" in verdict.why
 
 
 def test_a_repair_that_is_left_out_is_refused() -> None:

@@ -82,7 +82,7 @@ def test_the_text_has_every_part() -> None:
         "O[b,h,i,e] as it is written",
         "let t1 = where(j <= i, sum[d](Q[b,h,i,d] * K[b,h,j,d]) * scale, -inf)",
         "by hoist-factor: sum of c m = c sum of m",
-        "by walk-rolling",
+        "rolling: one loop, whose states the merge repairs at every tile",
         "= exp(max_j - max_j_new) * sum_j + sum[j in B](exp(t1 - max_j_new) * V[b,h,j,e])",
         "by guards: ",
         "each replayed without the e-graph",
@@ -108,7 +108,7 @@ def test_the_full_form_has_every_step_and_why_conditions_hold() -> None:
 def test_split_k_shows_how_parts_are_combined() -> None:
     text = kernel(SOFTMAX, "split_k").explain()
     assert "= exp(finite(max_j_a) - finite(max_j_new)) * sum_j_a + sum[j in B]" in text
-    assert "by walk-split-k" in text
+    assert "split_k: such a loop for each shard" in text
 
 
 def test_text_is_the_same_each_time() -> None:

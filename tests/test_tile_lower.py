@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
-from eqfuse.loops.plan import AxisBlock, KernelConfig
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.nodes import CASTS, Axis, Const, Expr, Load, Local, Program, Reduce, Size, call
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Program, Reduce, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.tile import nodes as tile
 from eqfuse.tile.check import TileError, check
@@ -29,16 +31,16 @@ def load(tensor: str, axes: str) -> Expr:
     return Load(tensor, tuple(Axis(axis) for axis in axes))
 
 
-def grid(axis: str, size: int) -> AxisBlock:
-    return AxisBlock(axis, "grid", size)
+def grid(axis: str, size: int) -> Block:
+    return Block(axis, "grid", size)
 
 
-def loop(axis: str, size: int) -> AxisBlock:
-    return AxisBlock(axis, "loop", size)
+def loop(axis: str, size: int) -> Block:
+    return Block(axis, "loop", size)
 
 
-def whole(axis: str) -> AxisBlock:
-    return AxisBlock(axis, "whole", None)
+def whole(axis: str) -> Block:
+    return Block(axis, "whole", None)
 
 
 def out(name: str, axes: str) -> Buffer:
@@ -90,7 +92,7 @@ PRODUCT = "C[m,n] = sum[k](A[m,k] * B[k,n])"
 
 @pytest.mark.parametrize("inner", [whole("k"), loop("k", 4)], ids=["whole", "loop"])
 @pytest.mark.parametrize("extents", [(5, 6, 7), (8, 4, 8), (1, 1, 1), (3, 9, 0)])
-def test_product_of_matrices(inner: AxisBlock, extents: tuple[int, int, int]) -> None:
+def test_product_of_matrices(inner: Block, extents: tuple[int, int, int]) -> None:
     m, n, k = extents
     config = KernelConfig((grid("m", 4), grid("n", 4), inner))
     source = parse(PRODUCT)
@@ -648,10 +650,10 @@ def broken() -> Iterator[tuple[str, tile.TileProgram]]:
     here = tile.Value("here", (), "i32")
     zero = tile.Value("zero", (), "i32")
     blocks = (
-        tile.Block("i", "grid", 4),
-        tile.Block("j", "loop", 4),
-        tile.Block("h", "grid", 1),
-        tile.Block("k", "whole", None),
+        Block("i", "grid", 4),
+        Block("j", "loop", 4),
+        Block("h", "grid", 1),
+        Block("k", "whole", None),
     )
     square = tile.Value("square", ("k", "i"), "f32")
 

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.identity import vanishes
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
-from eqfuse.loops.plan import AxisBlock, KernelConfig
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.assume import folded, is_finite
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.nodes import CASTS, Axis, Const, Expr, Load, Local, Program, Reduce, Scalar, Size, call
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Program, Reduce, Scalar, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.tile import nodes as tile
 from eqfuse.tile.interpreter import run
@@ -43,7 +45,7 @@ def masked_sum(mask: Expr) -> Loop:
     return Loop("j", Const(0), Size("j"), False, (Carried("s", (), ZERO, "s_new"),), (update,))
 
 
-CONFIG = KernelConfig((AxisBlock("i", "grid", 4), AxisBlock("j", "loop", 4)))
+CONFIG = KernelConfig((Block("i", "grid", 4), Block("j", "loop", 4)))
 
 
 def nest_of(loop: Loop) -> Nest:

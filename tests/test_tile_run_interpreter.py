@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from tile_programs import Body, attention, paged_sum, program, row_softmax, source, split_sum
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.interpreter import run
-from eqfuse.tile.nodes import Block, Cast, Constant, Fill, TileProgram
+from eqfuse.tile.nodes import Cast, Constant, Fill, TileProgram
 from eqfuse.verify.field.domain import FieldDomain
 
 F64 = FloatDomain("float64")

@@ -13,13 +13,13 @@ from triton_nests import loop, row_sum
 from bench.ahead import Ahead, compile_ahead
 from bench.workloads import WORKLOADS
 from eqfuse import compiler
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Loop
 from eqfuse.loops.walk import statements
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.check import TileError, check
 from eqfuse.tile.cpu.run import CpuProgram
-from eqfuse.tile.nodes import Block
 from eqfuse.tile.passes.grid_order import last_first
 from eqfuse.tile.triton.aot import compile_for
 from eqfuse.tile.triton.launch import interpret, load

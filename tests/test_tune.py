@@ -18,7 +18,7 @@ from eqfuse.errors import BindError, EqfuseError
 from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.neighbours import may_become
 from eqfuse.extract.shape import Shape
-from eqfuse.loops.plan import AxisBlock
+from eqfuse.loops.blocks import Block
 from eqfuse.tune import tuner as tuner_module
 from eqfuse.tune.search import Budget, Refused, Search
 from eqfuse.tune.timing import called
@@ -372,14 +372,14 @@ def test_blocks_are_doubled_and_halved_and_no_longer_than_their_axis(
 ) -> None:
     (kernel,) = _softmax().compiled.chosen.nest.kernels
     shape = Shape({"i": 100, "j": 100}, {"x": "f32"})
-    assert may_become(kernel, AxisBlock("i", "grid" if own else "whole", own), size, shape) == may
+    assert may_become(kernel, Block("i", "grid" if own else "whole", own), size, shape) == may
 
 
 def test_a_block_of_what_loads_divide_stays() -> None:
     nest = eq.compile("o[h,d] = sum[j](q[h,j] * v[h // 32, j, d])", target="cpu").compiled.chosen.nest
     shape = Shape({"h": 64, "j": 64, "d": 64}, {})
-    assert not may_become(nest.kernels[0], AxisBlock("h", "grid", 32), 64, shape)
-    assert may_become(nest.kernels[0], AxisBlock("d", "grid", 32), 64, shape)
+    assert not may_become(nest.kernels[0], Block("h", "grid", 32), 64, shape)
+    assert may_become(nest.kernels[0], Block("d", "grid", 32), 64, shape)
 
 
 # --- arguments ------------------------------------------------------------------------------------

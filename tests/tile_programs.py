@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 from eqfuse.terms.nodes import Program, Tensor
 from eqfuse.tile.nodes import (
     Align,
     Argument,
-    Block,
     BlockSize,
     Bound,
     Carried,

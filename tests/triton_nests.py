@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
-from eqfuse.loops.plan import AxisBlock, KernelConfig
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Reduce, Scalar, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.tile.lower.program import lower
@@ -36,16 +37,16 @@ def load(tensor: str, axes: str) -> Expr:
     return Load(tensor, tuple(map(Axis, axes)))
 
 
-def grid(axis: str, size: int) -> AxisBlock:
-    return AxisBlock(axis, "grid", size)
+def grid(axis: str, size: int) -> Block:
+    return Block(axis, "grid", size)
 
 
-def loop(axis: str, size: int) -> AxisBlock:
-    return AxisBlock(axis, "loop", size)
+def loop(axis: str, size: int) -> Block:
+    return Block(axis, "loop", size)
 
 
-def whole(axis: str) -> AxisBlock:
-    return AxisBlock(axis, "whole", None)
+def whole(axis: str) -> Block:
+    return Block(axis, "whole", None)
 
 
 def store(name: str, axes: str, dims: str, value: Expr) -> Store:
@@ -90,7 +91,7 @@ def softmax() -> Case:
     return Case(source, nest, (KernelConfig((grid("i", 4), loop("j", 16)), 4, 2),))
 
 
-def row_sum(block: AxisBlock) -> Case:
+def row_sum(block: Block) -> Case:
     """Sum of rows: in a loop, or of a whole row at once."""
     body: tuple[Store | Loop, ...]
     if block.kind == "whole":

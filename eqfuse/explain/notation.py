@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from eqfuse.proof.elaborate import ONE
 from eqfuse.proof.syntax import Position, Term
-from eqfuse.terms.printer import ATOM, COMPARE, OR, PRODUCT, STRENGTH, SUM, SYMBOLS, UNARY
+from eqfuse.terms.functions import OPERATORS
+from eqfuse.terms.printer import ATOM, COMPARE, OR, PRODUCT, STRENGTH, SUM, UNARY
 from eqfuse.terms.python import parsed
 
 FUNCTIONS: Mapping[str, str] = {
@@ -22,11 +23,6 @@ FUNCTIONS: Mapping[str, str] = {
     "Where": "where",
     "Finite": "finite",
     "Invertible": "invertible",
-    "Read": "read",
-    "Rolling": "rolling",
-    "SplitK": "split_k",
-    "Resident": "resident",
-    "MultiPass": "multi_pass",
 }
 
 BEGIN, END = "\ue000", "\ue001"
@@ -133,7 +129,7 @@ class Notation:
     def operator(self, fn: str, a: Piece, b: Piece) -> Piece:
         strength = STRENGTH[fn]
         least = strength + 1 if strength == COMPARE else strength
-        return f"{self.fit(a, least)} {SYMBOLS[fn]} {self.fit(b, strength + 1)}", strength
+        return f"{self.fit(a, least)} {OPERATORS[fn]} {self.fit(b, strength + 1)}", strength
 
     def function(self, fn: str, words: Sequence[str], args: Sequence[Piece]) -> Piece:
         return f"{fn}({', '.join([*words, *(text for text, _ in args)])})", ATOM

@@ -12,6 +12,7 @@ from typing import Literal
 
 from eqfuse.explain.notation import Names, Notation
 from eqfuse.explain.sentences import conditions, sentence
+from eqfuse.loops.plan import WAYS
 from eqfuse.proof.check import Statement
 from eqfuse.proof.derivation import Derivation
 from eqfuse.proof.elaborate import named, over_parts, reading
@@ -135,7 +136,7 @@ class Outline:
     def _kernel(self, kernel: KernelProof) -> Iterator[Block]:
         yield Heading(f"{kernel.name}: {self._what(kernel)}")
         for group, way in zip(kernel.groups, kernel.walks, strict=True):
-            yield from self._group(kernel, group, way.schedule, way.steps)
+            yield from self._group(group, way.schedule)
         yield Prose("what it writes:" if kernel.groups else "it writes, position by position:")
         yield from self._new_names([o.value for o in kernel.outputs])
         for output in kernel.outputs:
@@ -148,7 +149,7 @@ class Outline:
         ways = ", ".join(f"{w.axis} {w.schedule}" for w in kernel.walks)
         return f"{made}" + (f" ({ways})" if ways else "")
 
-    def _group(self, kernel: KernelProof, group: GroupProof, schedule: str, walked: Chain) -> Iterator[Block]:
+    def _group(self, group: GroupProof, schedule: str) -> Iterator[Block]:
         names = self.abbreviations
         yield Prose(f"One pass over {group.axis} keeps")
         yield from self._new_names([s.body for s in group.states])
@@ -161,9 +162,7 @@ class Outline:
                 yield Prose(f"  {obstacle}")
             return
         values = over_parts(group.axis, ((s.name, s.op, s.body) for s in group.states))
-        for step in walked:
-            how = ", ".join(c.text for c in conditions(step.inference, self.rules, Notation()))
-            yield Prose(f"by {step.inference.rule}: {self.rules[step.inference.rule].why}; {how}")
+        yield from (Prose(f"{name}: {way.what}") for name, way in WAYS.items() if name == schedule)
         in_steps = schedule == "split_k" or self.detail == "full"
         yield Prose(
             f"what a loop has seen ({group.axis} in A) and the next tile ({group.axis} in B); _new is over both:"

@@ -36,8 +36,6 @@ SENTENCES: Mapping[str, str] = {
     "written": "{0} is written so in the program",
     "unproved": "nothing bounds {0}",
     "want": "{0} is part of a body",
-    "walks": "{0} has a reduction over {1}",
-    "mergeable": "what it keeps has a merge",
     "!=": "{0} and {1} differ",
     "==": "{0} = {1}",
 }

@@ -11,8 +11,8 @@ from itertools import count
 from eqfuse.errors import EqfuseError, ParseError, did_you_mean
 from eqfuse.terms.expressions import Names, Reader, Scope
 from eqfuse.terms.folds import FOLDS, NOWHERE, Fold
+from eqfuse.terms.functions import CALLABLE, CONSTANTS
 from eqfuse.terms.inline import Inliner
-from eqfuse.terms.library import CONSTANTS, FUNCTIONS
 from eqfuse.terms.nodes import COMBINE, REDUCTIONS, Call, Const, Expr, Local, call
 from eqfuse.terms.registry import ARGUMENT, AXIS, REGISTERED, Reduction, substituted
 from eqfuse.terms.syntax import Source
@@ -103,7 +103,7 @@ def _check_name(name: str) -> None:
         raise EqfuseError(f"{name!r} cannot be the name of a reduction", hint="use letters, digits and _")
     if name in REDUCTIONS:
         raise EqfuseError(f"reduction {name!r} is built in", hint="choose another name")
-    if name in FUNCTIONS or name in CONSTANTS or name == "N":
+    if name in CALLABLE or name in CONSTANTS or name == "N":
         raise EqfuseError(f"{name!r} is a name of the language", hint="choose another name")
 
 

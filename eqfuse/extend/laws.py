@@ -16,9 +16,10 @@ import numpy as np
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold
+from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, evaluate_all, expand
-from eqfuse.terms.nodes import COMPARISONS, LOGICAL, Call, Const, Expr, Local, walk
+from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
 from eqfuse.verify.field.domain import UNDEFINED, FieldArray, FieldDomain
 
 SAMPLES = 96

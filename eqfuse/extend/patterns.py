@@ -15,8 +15,8 @@ from eqfuse.errors import EqfuseError, did_you_mean
 from eqfuse.rules.rule import CONSTRUCTORS, PARTS, RELATIONS
 from eqfuse.terms.expressions import COMPARE
 from eqfuse.terms.folds import FOLDS, PAIR, fold_of
-from eqfuse.terms.library import CONSTANTS, VARIADIC
-from eqfuse.terms.nodes import ARITY, CASTS, REDUCTIONS
+from eqfuse.terms.functions import ARITY, CASTS, CONSTANTS, VARIADIC
+from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.terms.python import parsed
 from eqfuse.terms.registry import ARGUMENT, REGISTERED, instance, reducers
 from eqfuse.terms.syntax import Source

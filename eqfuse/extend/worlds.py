@@ -17,8 +17,9 @@ import numpy as np
 from eqfuse.rules.rule import Infer, Rule
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.folds import PAIR, fold_of
+from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.interpreter import Value, fold_states
-from eqfuse.terms.nodes import COMPARISONS, LOGICAL, REDUCTIONS
+from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.terms.python import parsed
 from eqfuse.verify.field.domain import FieldDomain
 

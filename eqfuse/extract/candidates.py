@@ -1,4 +1,8 @@
-"""Candidates for a shape and the cheapest of them."""
+"""Candidates for a shape and the cheapest of them.
+
+A table of ways to walk an axis (loops.plan.WAYS), what is stored between kernels (partition.py) and what blocks are priced
+for (cost.py): every plan is lowered, given tile sizes and priced, and the cheapest is chosen.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,22 @@ from eqfuse.extract.partition import WHOLE_LIMIT, KernelShape, Partition, work
 from eqfuse.extract.resources import shared_bytes, side_by_side
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.tile_sizes import configure, folds_rows_and_columns, power_of_two
-from eqfuse.loops.contraction import narrowed
+from eqfuse.loops.kernel_axes import narrowed
 from eqfuse.loops.lower import lower
 from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest
-from eqfuse.loops.plan import SCHEDULES, Form, GroupPlan, KernelConfig, KernelPlan, Plan, Schedule, Term
-from eqfuse.rules.catalogue import SCHEDULES as SCHEDULE_RULES
-from eqfuse.rules.catalogue import SIMPLIFY
-from eqfuse.rules.derive import PLAIN, Engine
-from eqfuse.rules.egraph.encode import global_name, quote
+from eqfuse.loops.plan import (
+    SCHEDULES,
+    Form,
+    GroupPlan,
+    KernelConfig,
+    KernelPlan,
+    Plan,
+    Schedule,
+    Term,
+    schedules,
+)
 from eqfuse.rules.merge import Group
-from eqfuse.rules.rule import LOOP_NESTS
 from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.terms.types import result_dtype
@@ -47,39 +56,15 @@ class Candidate:
     nest: Nest
 
 
-def alternatives(kernels: Sequence[KernelShape], engine: Engine = PLAIN) -> dict[str, tuple[Schedule, ...]]:
-    """The schedules of every kernel: the loop-nest terms in the class of what it computes.
-
-    A kernel without reductions has one way to run, which every schedule names.
-    """
-    facts: list[str] = []
-    for kernel in kernels:
-        facts.append(f"(let {global_name(f'read_{kernel.name}')} (Read {quote(kernel.name)}))")
-        facts += [f"(walks {quote(kernel.name)} {quote(group.axis)})" for group in kernel.groups]
-        if all(group.merge is not None for group in kernel.groups):
-            facts.append(f"(mergeable {quote(kernel.name)})")
-    with engine.session((SIMPLIFY, SCHEDULE_RULES)) as saturation:
-        saturation.run(facts)
-        saturation.saturate()
-        graph = saturation.read()
-    found: dict[str, tuple[Schedule, ...]] = {}
-    for kernel in kernels:
-        heads = {node.head for node in graph.classes[graph.roots[global_name(f"read_{kernel.name}")]]}
-        mine = tuple(s for s in SCHEDULES if LOOP_NESTS[s] in heads)
-        found[kernel.name] = mine or SCHEDULES
-    return found
-
-
 @dataclass
 class Search:
-    """Candidates of one program on one device. The loop-nest terms of a structure are saturated once and
-    kept in `known`, and so are the nests that plans were lowered to; each shape only prices them."""
+    """Candidates of one program on one device. The nests that plans were lowered to are kept; each shape only
+    prices them."""
 
     program: Program
     outputs: Sequence[Output]
     dtypes: Mapping[str, str]
     device: Device
-    known: dict[tuple[KernelShape, ...], dict[str, tuple[Schedule, ...]]] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
 
     @cached
@@ -120,9 +105,7 @@ class Search:
         return list(dict.fromkeys(p.kernels(self.outputs) for p in variants))
 
     def _of(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
-        options = self.known.get(kernels)
-        if options is None:
-            options = self.known[kernels] = alternatives(kernels)
+        options = {kernel.name: schedules(kernel.groups) for kernel in kernels}
         prices: dict[tuple[str, Schedule], float] = {}
         found: list[Candidate] = []
         for schedule in SCHEDULES:

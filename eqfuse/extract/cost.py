@@ -14,10 +14,12 @@ from eqfuse.extract.mask_coverage import visited
 from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, sharded_axes
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.strain import strain
-from eqfuse.loops.contraction import Contraction, divisors, kernel_axes, widest_values
+from eqfuse.loops.contraction import Contraction
+from eqfuse.loops.kernel_axes import divisors, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
 from eqfuse.loops.plan import Cost, KernelConfig, Term
 from eqfuse.loops.walk import expressions, loops_in, statements
+from eqfuse.terms.functions import SPECIAL
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
 
 UNIT_SHARE = 4
@@ -45,8 +47,6 @@ FLOAT_BYTES = 4
 
 SIDE_WARPS = 32
 """Warps that run side by side in a unit of a GPU in kernels without matrix products."""
-
-SPECIAL = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "gelu", "silu", "erf", "sin", "cos", "div")
 
 
 def total(kernels: Iterable[Sequence[Term]]) -> Cost:

@@ -32,7 +32,7 @@ def for_lasting(kernel: Kernel, config: KernelConfig, shape: Shape, device: Devi
     alone = seconds_alone(kernel, config, shape, device)
     if alone["matrix"] < LASTS or alone["special"] > FEW_OTHERS * alone["matrix"]:
         return config
-    sides = frozenset[str]().union(*(p.contraction.left | p.contraction.right for p in products(kernel)))
+    sides = frozenset[str]().union(*(p.contraction.apart for p in products(kernel)))
     wide = tuple(
         replace(b, size=2 * b.size)
         if b.axis in sides and b.axis in kernel.parallel and b.size == WARPGROUP_ROWS == device.rows

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.extract.shape import Shape
-from eqfuse.loops.contraction import KEPT
 from eqfuse.loops.identity import predicates, vanishes
+from eqfuse.loops.kernel_axes import KEPT
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.walk import loops_in
 from eqfuse.terms.floats import FloatDomain

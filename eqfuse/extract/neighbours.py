@@ -13,9 +13,10 @@ from eqfuse.extract.devices import Device
 from eqfuse.extract.resources import shared_bytes
 from eqfuse.extract.shape import BYTES, Shape
 from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN, power_of_two
-from eqfuse.loops.contraction import quotients
+from eqfuse.loops.blocks import Block
+from eqfuse.loops.kernel_axes import quotients
 from eqfuse.loops.nodes import Kernel
-from eqfuse.loops.plan import SCHEDULES, AxisBlock, KernelConfig
+from eqfuse.loops.plan import SCHEDULES, KernelConfig
 
 WARPS, STAGES = (1, 32), (1, 5)
 """Least and most of what a step may reach."""
@@ -120,7 +121,7 @@ def _stepped(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device)
                     yield replace(config, blocks=tuple(blocks), warps=warps)
 
 
-def may_become(kernel: Kernel, block: AxisBlock, size: int, shape: Shape) -> bool:
+def may_become(kernel: Kernel, block: Block, size: int, shape: Shape) -> bool:
     """Whether steps lead from a block to another size of it. What loads divide has the size of the divisor."""
     if block.size is None or block.kind not in ("grid", "loop") or block.axis in quotients(kernel):
         return False

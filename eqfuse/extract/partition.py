@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 from weakref import WeakKeyDictionary
 
-from eqfuse.loops.contraction import product_factors
+from eqfuse.loops.contraction import factors, unmasked
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes, ranks_of
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import (
-    CASTS,
     Axis,
     Call,
     Expr,
@@ -206,7 +206,8 @@ class Partition:
         shared: set[Expr] = set()
         tops = frontier(output.expr)
         for reduce in tops:
-            for factor in product_factors(reduce.body) if reduce.op == "sum" else ():
+            for factor in factors(reduce.body).over if reduce.op == "sum" else ():
+                factor, _ = unmasked(factor, free_axes)
                 match factor:
                     case Call(dtype, (Call() as made,)) if (
                         dtype in CASTS and self._blocks(output, factor) > 1 and not self._expands(factor)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from eqfuse.extract.devices import Device
 from eqfuse.extract.shape import Shape
-from eqfuse.loops.contraction import KEPT, Contraction, kernel_axes, product_factors, widest_values
+from eqfuse.loops.contraction import Contraction
+from eqfuse.loops.kernel_axes import KEPT, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
@@ -50,11 +51,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product; `node` is the reduction."""
+    """A matrix product; `node` is the reduction. Rows of the result are those of the left operand."""
 
     node: Reduce
     contraction: Contraction
-    operands: tuple[Operand, ...]
+    left: Operand
+    right: Operand
 
 
 @lru_cache(KEPT)
@@ -72,17 +74,14 @@ def _products(kernel: Kernel, body: tuple[Stmt, ...], around: frozenset[str]) ->
         for node in walk(stmt.expr):
             found = axes.contraction(node) if isinstance(node, Reduce) else None
             if found is not None and isinstance(node, Reduce):
-                yield Product(node, found, tuple(_operands(kernel, node, found, around)))
+                shared = frozenset((*found.batch, found.axis))
+                sides = ((found.rows, found.left), (found.columns, found.right))
+                left, right = (_operand(shared | set(own), side.load, around) for own, side in sides)
+                yield Product(node, found, left, right)
 
 
-def _operands(kernel: Kernel, node: Reduce, found: Contraction, around: frozenset[str]) -> Iterator[Operand]:
-    axes = kernel_axes(kernel)
-    factors = [(axes.of(f), f) for f in product_factors(node.body)]
-    for side in (found.left, found.right):
-        parts = [f for own, f in factors if node.axis in own and own & side]
-        load = parts[0] if len(parts) == 1 and isinstance(parts[0], Load) else None
-        streamed = load is not None and bool(free_axes(load) & around)
-        yield Operand(side | found.shared | {found.axis}, load, streamed)
+def _operand(axes: frozenset[str], load: Load | None, around: frozenset[str]) -> Operand:
+    return Operand(axes, load, load is not None and bool(free_axes(load) & around))
 
 
 def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
@@ -96,7 +95,7 @@ def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: 
     for product in products(kernel):
         axis = product.contraction.axis
         stepped = blocks.get(axis, 1) < shape.extents.get(axis, 1)
-        left, right = _ordered(product, blocks)
+        left, right = product.left, product.right
         width = 1 if shape.is_narrow(product.node) else 2 if shape.is_half(product.node) else 4
         for operand in (left, right) if left.load else (right,):  # a computed left one is in registers
             copies = stages if operand.streamed or (operand.load and stepped) else 1
@@ -111,7 +110,8 @@ def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: 
 @lru_cache(KEPT)
 def _streamed(kernel: Kernel) -> tuple[Load, ...]:
     """What loops around matrix products load anew at every step besides the operands themselves."""
-    operands = {f for product in products(kernel) for f in product_factors(product.node.body)}
+    contractions = [product.contraction for product in products(kernel)]
+    operands = {f for c in contractions for side in (c.left, c.right) for f in side.parts}
     found: dict[Load, None] = {}
     for loop in loops_in(kernel.body) if operands else ():
         loads = (n for expr in expressions(loop.body) for n in walk(expr) if isinstance(n, Load))
@@ -119,21 +119,9 @@ def _streamed(kernel: Kernel) -> tuple[Load, ...]:
     return tuple(found)
 
 
-def _ordered(product: Product, blocks: Mapping[str, int]) -> list[Operand]:
-    """The operands, rows first."""
-    own = product.contraction.shared | {product.contraction.axis}
-    return sorted(product.operands, key=lambda operand: _place(operand.axes - own, blocks))
-
-
-def _place(axes: frozenset[str], blocks: Mapping[str, int]) -> int:
-    """Where the first of the axes comes in the kernel's blocks: of two sides, the first one has the rows."""
-    places = {axis: place for place, axis in enumerate(blocks)}
-    return min((places.get(axis, -1) for axis in axes), default=-1)
-
-
 def rows(contraction: Contraction, blocks: Mapping[str, int]) -> int:
     """Rows of a matrix product in one block."""
-    return _size(min(contraction.left, contraction.right, key=lambda side: _place(side, blocks)), blocks)
+    return _size(contraction.rows, blocks)
 
 
 def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, lanes: int, shape: Shape) -> float:
@@ -153,14 +141,12 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, lanes: int,
     for product in products(kernel):
         half = shape.is_half(product.node)
         stepped = blocks.get(product.contraction.axis, 1) < shape.extents.get(product.contraction.axis, 1)
-        sides = _ordered(product, blocks)
-        own = product.contraction.shared | {product.contraction.axis}
-        sums = (sides[0].axes | sides[1].axes) - own
+        sums = product.contraction.apart
         if stepped and product.contraction.axis not in loops:  # its sums are carried from step to step
             carried += _size(sums, blocks)
         if shape.is_narrow(product.node):  # those of a step are added to them afterwards
             made.add(sums)
-        for side, operand in enumerate(sides):
+        for side, operand in enumerate((product.left, product.right)):
             elements = _size(operand.axes, blocks)
             if not half:
                 passing += 1.5 * elements
@@ -255,5 +241,5 @@ def bytes_read_again(kernel: Kernel, shape: Shape) -> float:
     )
 
 
-def _size(axes: frozenset[str], blocks: Mapping[str, int]) -> int:
+def _size(axes: Iterable[str], blocks: Mapping[str, int]) -> int:
     return math.prod(blocks.get(a, 1) for a in axes)

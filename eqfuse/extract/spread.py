@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 
 from eqfuse.extract.shape import Shape
-from eqfuse.loops.contraction import KEPT, kernel_axes
+from eqfuse.loops.kernel_axes import KEPT, kernel_axes
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.walk import expressions
 from eqfuse.terms.nodes import Call, Load, Reduce

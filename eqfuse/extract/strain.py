@@ -56,4 +56,4 @@ def causes(
 
 def _sides(kernel: Kernel) -> frozenset[str]:
     """Axes that one operand of a matrix product has alone."""
-    return frozenset().union(*(p.contraction.left | p.contraction.right for p in products(kernel)))
+    return frozenset().union(*(p.contraction.apart for p in products(kernel)))

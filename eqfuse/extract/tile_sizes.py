@@ -29,7 +29,8 @@ from eqfuse.extract.resources import (
 )
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.spread import spread
-from eqfuse.loops.contraction import (
+from eqfuse.loops.blocks import Block, BlockKind
+from eqfuse.loops.kernel_axes import (
     KEPT,
     contractions,
     kernel_axes,
@@ -39,7 +40,7 @@ from eqfuse.loops.contraction import (
     widest_values,
 )
 from eqfuse.loops.nodes import Kernel, Loop
-from eqfuse.loops.plan import AxisBlock, KernelConfig, Kind
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.nodes import Axis, Call, Load, Reduce, free_axes, walk
 
@@ -214,7 +215,7 @@ def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> Ker
     starts: list[str] = []
     single: set[str] = set()
     for c in contractions(kernel, vectors=True):
-        for side in (c.left, c.right):
+        for side in (c.rows, c.columns):
             if not any(a in whole or a in starts for a in side):
                 room = CPU_MATRIX
                 for axis in sorted((a for a in walked if a in side), key=lambda a: -limits[a]):
@@ -227,7 +228,7 @@ def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> Ker
             starts.append(c.axis)
             blocks[c.axis] = min(limits[c.axis], CPU_MATRIX)
         # More than one axis of a batch would be copied: parts of them are not one axis in memory.
-        single |= set(sorted((a for a in walked if a in c.shared), key=lambda a: -limits[a])[1:])
+        single |= set(sorted((a for a in walked if a in c.batch), key=lambda a: -limits[a])[1:])
     for axis in walked:
         if axis in near and axis not in starts:
             blocks[axis] = min(limits[axis], 2048)
@@ -235,7 +236,7 @@ def _for_cpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> Ker
     _fill(blocks, order, values, limits, CPU_TILE)
     blocks = spread(kernel, blocks, packed, shape, CPU_INSTANCES * device.units)
     kinds = _kinds(roles, whole)
-    return KernelConfig(tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a]) for a in blocks))
+    return KernelConfig(tuple(Block(a, kinds[a], None if a in whole else blocks[a]) for a in blocks))
 
 
 def _for_gpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> KernelConfig:
@@ -257,7 +258,7 @@ def _for_gpu(kernel: Kernel, roles: _Roles, shape: Shape, device: Device) -> Ker
     kinds = _kinds(roles, whole)
     valid = {a: valid_positions(n, blocks[a]) for a, n in packed.items()}
     return KernelConfig(
-        tuple(AxisBlock(a, kinds[a], None if a in whole else blocks[a], valid.get(a)) for a in blocks),
+        tuple(Block(a, kinds[a], None if a in whole else blocks[a], valid.get(a)) for a in blocks),
         warps,
         stages,
     )
@@ -357,7 +358,7 @@ def _tile_products(
     """Gives every matrix product a row and a column axis, and its own axis steps; returns these axes."""
     tiled = [*packed_axes(kernel)]
     for c in contractions(kernel):
-        for side, size in ((c.left, GPU_ROWS), (c.right, GPU_COLUMNS)):
+        for side, size in ((c.rows, GPU_ROWS), (c.columns, GPU_COLUMNS)):
             if any(a in whole or a in tiled for a in side):
                 continue
             options = [a for a in (*roles.parallel, *roles.loops) if a in side and a not in roles.single]
@@ -443,7 +444,7 @@ def _fit_products(
 
 def _loops_over_sides(kernel: Kernel, roles: _Roles) -> bool:
     """Whether matrix products are inside of loops over their rows or columns."""
-    return any(a in roles.loops for c in contractions(kernel) for a in c.left | c.right)
+    return any(a in roles.loops for c in contractions(kernel) for a in c.apart)
 
 
 def _instances(axes: Sequence[str], blocks: Mapping[str, int], extents: Mapping[str, int]) -> int:
@@ -454,8 +455,8 @@ def _widest(values: Sequence[frozenset[str]], blocks: Mapping[str, int]) -> int:
     return max(math.prod(blocks.get(a, 1) for a in v) for v in values)
 
 
-def _kinds(roles: _Roles, whole: Collection[str]) -> dict[str, Kind]:
-    kinds: dict[str, Kind] = {}
+def _kinds(roles: _Roles, whole: Collection[str]) -> dict[str, BlockKind]:
+    kinds: dict[str, BlockKind] = {}
     kinds.update(dict.fromkeys(roles.parallel, "grid"))
     kinds.update(dict.fromkeys(roles.loops, "loop"))
     kinds.update(dict.fromkeys(roles.units, "unit"))
@@ -467,7 +468,7 @@ def tiny(kernel: Kernel, block: int = 2) -> KernelConfig:
     """Blocks smaller than any axis of a verification run, so that there are several and a ragged last one."""
     roles = _Roles.of(kernel)
     kinds = _kinds(roles, {a for a in roles.inner if a not in roles.steps})
-    sizes: dict[Kind, int | None] = {"grid": block, "loop": block, "unit": 1, "whole": None}
+    sizes: dict[BlockKind, int | None] = {"grid": block, "loop": block, "unit": 1, "whole": None}
     return KernelConfig(
-        tuple(AxisBlock(a, kind, 1 if a in roles.single else sizes[kind]) for a, kind in kinds.items())
+        tuple(Block(a, kind, 1 if a in roles.single else sizes[kind]) for a, kind in kinds.items())
     )

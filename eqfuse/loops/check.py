@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.walk import defined, statements
 from eqfuse.terms.folds import PAIR, contributions, is_reduction, ranks_of
+from eqfuse.terms.functions import ARITY
 from eqfuse.terms.nodes import (
-    ARITY,
     Axis,
     Call,
     Const,

@@ -1,236 +1,213 @@
-"""On which axes the values of a kernel depend, and which of its reductions are matrix products."""
+"""Contractions: how a sum of products over an axis is a matrix product.
+
+    sum[k](a * b / c)  =  outside * sum[k](left * right)
+
+`outside` are the factors without the axis. Of the others, those with an axis of their own go to the left or to the
+right operand. The cost model and lowering share this analysis. They differ in the axes that an expression has: lowering
+knows the blocks, and an axis of which a block has one position is no dim of a tile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from types import MappingProxyType
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from eqfuse.loops.nodes import Kernel, Let, Loop
-from eqfuse.loops.walk import expressions, loops_in, rewritten, statements
-from eqfuse.terms.folds import PAIR, contributions
-from eqfuse.terms.nodes import (
-    Axis,
-    Call,
-    Const,
-    Expr,
-    Load,
-    Local,
-    Reduce,
-    children,
-    free_axes,
-    substitute_axes,
-    walk,
-)
+from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, call
 
-KEPT = 256
-"""Kernels of which what their text tells is remembered: the candidates of one program, and more."""
+AxesOf = Callable[[Expr], frozenset[str]]
+"""The axes that the value of an expression depends on."""
+
+Ordered = Callable[[frozenset[str]], tuple[str, ...]]
+"""Axes in the order of a kernel's blocks."""
+
+Look = Callable[[Local], Expr | None]
+"""The definition of a named value where it may be looked through."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """`over[0] * over[1] * ... / under[0] / under[1] ...`"""
+
+    over: tuple[Expr, ...] = ()
+    under: tuple[Expr, ...] = ()
+
+    def expr(self) -> Expr:
+        """The product as one expression; 1 where it has no factor."""
+        if not self.over and not self.under:
+            return Const(1.0)
+        value = self.over[0] if self.over else Const(1.0)
+        for factor in self.over[1:]:
+            value = call("mul", value, factor)
+        for factor in self.under:
+            value = call("div", value, factor)
+        return value
+
+    def times(self, other: Product) -> Product:
+        return Product(self.over + other.over, self.under + other.under)
+
+    def inverse(self) -> Product:
+        return Product(self.under, self.over)
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        """Factors and divisors."""
+        return self.over + self.under
+
+    @property
+    def is_one(self) -> bool:
+        return not self.over and not self.under
+
+    @property
+    def load(self) -> Load | None:
+        """The load that the product is, if it is one as it stands."""
+        match self:
+            case Product((Load() as load,), ()):
+                return load
+            case _:
+                return None
+
+
+def _nothing(_: Local) -> None:
+    return None
+
+
+def factors(expr: Expr, look: Look = _nothing) -> Product:
+    """The factors of a product of products, quotients and negations."""
+    match expr:
+        case Call("mul", (left, right)):
+            return factors(left, look).times(factors(right, look))
+        case Call("div", (left, right)):
+            return factors(left, look).times(factors(right, look).inverse())
+        case Call("neg", (part,)):
+            return Product((Const(-1.0),)).times(factors(part, look))
+        case Local():
+            definition = look(expr)
+            if isinstance(definition, Call) and definition.fn in ("mul", "div", "neg"):
+                return factors(definition, look)
+    return Product((expr,))
+
+
+def unmasked(factor: Expr, axes_of: AxesOf) -> tuple[Expr, Expr | None]:
+    """A factor that is 0 where a mask with axes of its own is false, without the mask, and the mask."""
+    match factor:
+        case Call("where", (mask, value, Const(0))) if not axes_of(mask) <= axes_of(value):
+            return value, mask
+        case _:
+            return factor, None
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """A sum of products over `axis`: the axes that only the left or only the right factor has."""
+    """`outside * sum over the axis of inside`, where `inside` is left * right.
+
+    Axes of the operands: batch and `rows` (left), batch and `columns` (right), and the contracted axis in both. A
+    vector times a matrix has no rows. A mask of one side says where `inside` reads the other one, and has 0 where it
+    does not.
+    """
 
     axis: str
-    left: frozenset[str]
-    right: frozenset[str]
-    shared: frozenset[str]
+    outside: Product
+    inside: Product
+    left: Product
+    right: Product
+    left_masks: tuple[Expr, ...]
+    right_masks: tuple[Expr, ...]
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The axes of the result."""
+        return (*self.batch, *self.rows, *self.columns)
+
+    @property
+    def apart(self) -> frozenset[str]:
+        """Axes that one operand has alone."""
+        return frozenset(self.rows + self.columns)
 
 
-def product_factors(expr: Expr) -> list[Expr]:
-    """The factors of a product without their masks; divisors stay with their quotient."""
-    match expr:
-        case Call("mul", (a, b)):
-            return product_factors(a) + product_factors(b)
-        case Call("where", (mask, value, Const(0))) if not free_axes(mask) <= free_axes(value):
-            return product_factors(value)
-        case _:
-            return [expr]
+@dataclass(frozen=True)
+class _Factor:
+    """A factor that has the contracted axis, as it is `written` and without its mask: the `axes` of its value besides
+    that one, and those of its mask."""
+
+    written: Product
+    product: Product
+    axes: frozenset[str]
+    mask: Expr | None
+    mask_axes: frozenset[str]
 
 
-def product_masks(expr: Expr) -> list[Expr]:
-    """The masks of a product and of its factors that have axes of their own; where one is false, nothing is added."""
-    match expr:
-        case Call("mul", (a, b)):
-            return product_masks(a) + product_masks(b)
-        case Call("where", (mask, value, Const(0))) if not free_axes(mask) <= free_axes(value):
-            return [mask, *product_masks(value)]
-        case _:
-            return []
+def contraction(product: Product, axis: str, axes_of: AxesOf, ordered: Ordered) -> Contraction | None:
+    """How the sum of `product` over `axis` is a matrix product; None where it is not one.
 
-
-class KernelAxes:
-    """On which axes the values of one kernel really depend: the dims of named values leave the parallel
-    axes out, and the values that they are made from do not. With `vectors`, a vector times a matrix is a
-    matrix product too. What `packed` axes are divided by holds whole blocks of them: quotients do not depend
-    on them."""
-
-    def __init__(
-        self, kernel: Kernel, *, vectors: bool = False, packed: Mapping[str, int] = MappingProxyType({})
-    ) -> None:
-        self._vectors = vectors
-        self._packed = packed
-        self._named: dict[str, frozenset[str]] = {}
-        self._memo: dict[Expr, frozenset[str]] = {}
-        before = None
-        while before != self._named:  # carried values depend on themselves
-            before = dict(self._named)
-            self._memo.clear()
-            for stmt in statements(kernel.body):
-                if isinstance(stmt, Let):
-                    self._named[stmt.name] = self.of(stmt.expr)
-                elif isinstance(stmt, Loop):
-                    for value in stmt.carried:
-                        later = self._named.get(value.next, frozenset())
-                        self._named[value.name] = self.of(value.init) | (later - {stmt.axis})
-
-    def of(self, expr: Expr) -> frozenset[str]:
-        """The axes that the value of `expr` depends on."""
-        if expr not in self._memo:
-            self._memo[expr] = self._of(expr)
-        return self._memo[expr]
-
-    def _of(self, expr: Expr) -> frozenset[str]:
-        match expr:
-            case Axis(name):
-                return frozenset({name})
-            case Call("floordiv", (Axis(name), Const(int(by)))) if name in self._packed:
-                return frozenset() if by % self._packed[name] == 0 else frozenset({name})
-            case Local(name, dims):
-                return self._named.get(name, frozenset()) | frozenset(dims)
-            case Reduce(_, axis, body):
-                return self.of(body) - {axis}
-            case _:
-                return frozenset().union(*map(self.of, children(expr)))
-
-    def contraction(self, reduce: Reduce) -> Contraction | None:
-        """How a reduction is a matrix product, or None."""
-        if reduce.op != "sum":
+    Both operands have the axis, and one has an axis that the other lacks. Of the operands the one whose own axes come
+    first in the kernel's order is left. Factors that fit either operand join one that is computed anyway, so that a
+    plain load stays in its storage dtype. A factor under a mask of other axes (`where(mask, factor, 0)`) is on the side
+    that has its own axes, the mask on either.
+    """
+    varying = [*_factors_over(product, axis, axes_of)]
+    sides = _sides({factor.axes for factor in varying})
+    if sides is None:
+        return None
+    first, second = sides
+    batch, rows, columns = ordered(first & second), ordered(first - second), ordered(second - first)
+    if rows and ordered(frozenset({rows[0], columns[0]}))[0] != rows[0]:
+        first, second, rows, columns = second, first, columns, rows
+    left_masks, right_masks = list[Expr](), list[Expr]()
+    for factor in varying:
+        if factor.mask is None:
+            continue
+        if factor.axes <= second and factor.mask_axes <= first:
+            left_masks.append(factor.mask)
+        elif factor.axes <= first and factor.mask_axes <= second:
+            right_masks.append(factor.mask)
+        else:
             return None
-        factors = {axes for f in product_factors(reduce.body) if reduce.axis in (axes := self.of(f))}
-        sides = [axes for axes in factors if not any(axes < other for other in factors)]
-        if self._vectors and len(sides) == 1:
-            vector = frozenset[str]().union(*(axes for axes in factors if axes not in sides))
-            sides += [vector] if vector and vector not in sides else []
-        if len(sides) != 2:
-            return None
-        left, right = sorted(sides, key=sorted)
-        if any(
-            not (own := self.of(mask)) <= left and not own <= right for mask in product_masks(reduce.body)
-        ):
-            return None
-        return Contraction(reduce.axis, left - right, right - left, (left & right) - {reduce.axis})
+    left, right, either, inside = Product(), Product(), Product(), Product()
+    for factor in varying:
+        inside = inside.times(factor.written)
+        if not factor.axes <= second:
+            left = left.times(factor.product)
+        elif not factor.axes <= first:
+            right = right.times(factor.product)
+        else:
+            either = either.times(factor.product)
+    if left.load and not right.load:
+        right = right.times(either)
+    else:
+        left = left.times(either)
+    outside = Product(
+        tuple(e for e in product.over if axis not in axes_of(e)),
+        tuple(e for e in product.under if axis not in axes_of(e)),
+    )
+    return Contraction(
+        axis, outside, inside, left, right, tuple(left_masks), tuple(right_masks), batch, rows, columns
+    )
 
-    def computed(self, expr: Expr) -> Iterator[Expr]:
-        """Every distinct subexpression that a kernel computes; the products inside a matrix product are not."""
-        seen: set[Expr] = set()
-        stack = [expr]
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if not (isinstance(node, Call) and node.fn == PAIR):  # packing is no operation
-                yield node
-            if isinstance(node, Reduce) and self.contraction(node) is not None:
-                stack.extend((*product_factors(node.body), *product_masks(node.body)))
+
+def _factors_over(product: Product, axis: str, axes_of: AxesOf) -> Iterator[_Factor]:
+    for expr in product.over:
+        if axis in axes_of(expr):
+            value, mask = unmasked(expr, axes_of)
+            if mask is None or axis not in axes_of(value):
+                written = Product((expr,))
+                yield _Factor(written, written, axes_of(expr) - {axis}, None, frozenset())
             else:
-                stack.extend(children(node))
-
-    def folded(self, reduce: Reduce) -> frozenset[str]:
-        """The axes over whose positions a reduction is given values."""
-        return frozenset[str]().union(*map(self.of, contributions(reduce)))
-
-
-@lru_cache(KEPT)
-def kernel_axes(kernel: Kernel, *, vectors: bool = False) -> KernelAxes:
-    """The axes of a kernel's values, found once per kernel."""
-    return KernelAxes(kernel, vectors=vectors, packed={} if vectors else packed_axes(kernel))
+                axes, mask_axes = axes_of(value) - {axis}, axes_of(mask) - {axis}
+                yield _Factor(Product((expr,)), Product((value,)), axes, mask, mask_axes)
+    for expr in product.under:
+        if axis in axes_of(expr):
+            written = Product((), (expr,))
+            yield _Factor(written, written, axes_of(expr) - {axis}, None, frozenset())
 
 
-@lru_cache(KEPT)
-def packed_axes(kernel: Kernel) -> Mapping[str, int]:
-    """Parallel axes of which several positions read the same elements (`K[h // 5]`), and how many of them a
-    block may take together as the rows of matrix products; none where there are products without that."""
-    ranges = [free_axes(loop.start) | free_axes(loop.stop) for loop in loops_in(kernel.body)]
-    alone = frozenset(kernel.parallel).difference(*ranges)
-    packed = {a: n for a, n in quotients(kernel).items() if a in alone and n > 1}
-    if not packed or _contractions(kernel, KernelAxes(kernel)):
-        return {}
-    return packed if _contractions(kernel, KernelAxes(kernel, packed=packed)) else {}
-
-
-def narrowed(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
-    """The kernel without its parallel axes of one position where other axes can be packed then: one row would
-    fill a matrix product no better than none. Its blocks are right for the kernel: those axes have one position."""
-    single = frozenset(a for a in kernel.parallel if extents[a] == 1)
-    if not single or packed_axes(kernel):
-        return kernel
-    rest = _without(kernel, single)
-    return rest if packed_axes(rest) else kernel
-
-
-@lru_cache(KEPT)
-def _without(kernel: Kernel, axes: frozenset[str]) -> Kernel:
-    """The kernel at position 0 of some parallel axes."""
-    first = dict.fromkeys(axes, Const(0))
-    parallel = tuple(a for a in kernel.parallel if a not in axes)
-    body = rewritten(kernel.body, lambda expr: substitute_axes(expr, first))
-    return replace(kernel, parallel=parallel, body=body)
-
-
-def valid_positions(together: int, size: int) -> int | None:
-    """How many positions of a block of `size` are taken of those that read the same elements: as many as divide
-    them evenly; None where that is the whole block."""
-    most = max(n for n in range(1, min(together, size) + 1) if together % n == 0)
-    return most if most < size else None
-
-
-def quotients(kernel: Kernel) -> dict[str, int]:
-    """Axes that loads divide, always by the same constant (`K[h // 4]`), and that constant: what is loaded
-    is the same for all positions of a block of that many."""
-    loads = (n for expr in expressions(kernel.body) for n in walk(expr) if isinstance(n, Load))
-    return divisors(part for load in loads for part in load.index)
-
-
-def divisors(index: Iterable[Expr]) -> dict[str, int]:
-    """Axes that parts of an index divide, always by the same constant, and that constant."""
-    found: dict[str, int | None] = {}
-    for part in walk(*index):
-        match part:
-            case Call("floordiv", (Axis(name), Const(int(by)))) if found.get(name, by) == by:
-                found[name] = by
-            case Call("floordiv" | "mod", _):
-                found |= dict.fromkeys(free_axes(part))
-    return {name: by for name, by in found.items() if by is not None}
-
-
-@lru_cache(KEPT)
-def contractions(kernel: Kernel, *, vectors: bool = False) -> tuple[Contraction, ...]:
-    """The matrix products of a kernel."""
-    return _contractions(kernel, kernel_axes(kernel, vectors=vectors))
-
-
-def _contractions(kernel: Kernel, axes: KernelAxes) -> tuple[Contraction, ...]:
-    found = [
-        axes.contraction(node)
-        for expr in expressions(kernel.body)
-        for node in walk(expr)
-        if isinstance(node, Reduce)
-    ]
-    return tuple(c for c in found if c is not None)
-
-
-@lru_cache(KEPT)
-def widest_values(kernel: Kernel, *, vectors: bool = False) -> tuple[frozenset[str], ...]:
-    """Axes of every value that a body computes elementwise; a matrix product counts as its result."""
-    axes = kernel_axes(kernel, vectors=vectors)
-    found: list[frozenset[str]] = []
-    for expr in expressions(kernel.body):
-        for node in axes.computed(expr):
-            if isinstance(node, Call):
-                found.append(axes.of(node))
-            elif isinstance(node, Reduce):
-                found.append(axes.of(node) if axes.contraction(node) else axes.folded(node))
-    return tuple(found)
+def _sides(kinds: set[frozenset[str]]) -> tuple[frozenset[str], frozenset[str]] | None:
+    """The axes of the two operands, given those of every factor; None where they are not two. What has
+    fewer axes than one widest factor makes up a vector, which comes first."""
+    widest = sorted((kind for kind in kinds if not any(kind < other for other in kinds)), key=sorted)
+    if len(widest) == 1 and len(kinds) > 1:
+        narrower = frozenset[str]().union(*(kind for kind in kinds if kind != widest[0]))
+        return None if narrower == widest[0] else (narrower, widest[0])
+    return (widest[0], widest[1]) if len(widest) == 2 else None

@@ -7,22 +7,47 @@ as `Local(state, dims)`, and a temporary of an earlier kernel as `Load(name, axe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from eqfuse.loops.blocks import Block
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Output
 
 Schedule = Literal["rolling", "split_k", "resident", "multi_pass"]
-SCHEDULES: tuple[Schedule, ...] = ("rolling", "split_k", "resident", "multi_pass")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to walk the axis of a group: whether it repairs states and so needs the group's merge, and what it does."""
+
+    needs_merge: bool
+    what: str
+
+
+WAYS: Mapping[Schedule, Way] = {
+    "rolling": Way(True, "one loop, whose states the merge repairs at every tile"),
+    "split_k": Way(True, "such a loop for each shard, whose states the merge then joins"),
+    "resident": Way(False, "no loop: one tile holds the axis"),
+    "multi_pass": Way(False, "a loop for each dependency between the states"),
+}
+"""Every way to walk an axis. That all of them compute the same is what the merge is derived and proved for, so this is a
+table and no set of rules: what a schedule can be used for is whether there is a merge."""
+
+SCHEDULES: tuple[Schedule, ...] = tuple(WAYS)
+
+
+def schedules(groups: Iterable[Group]) -> tuple[Schedule, ...]:
+    """The schedules that groups which run in one kernel can have."""
+    merged = all(group.merge is not None for group in groups)
+    return tuple(schedule for schedule, way in WAYS.items() if merged or not way.needs_merge)
+
 
 Form = Literal["rewritten", "apart", "written"]
 FORMS: Mapping[Form, str] = {"rewritten": "", "apart": "terms taken apart", "written": "as written"}
 """Which equal form of the program a plan runs, and how that is said: the stablest, then cheapest; that with sums taken
 apart so that it fuses; or the program as it is written."""
-
-Kind = Literal["grid", "loop", "whole", "unit"]
 
 
 @dataclass(frozen=True)
@@ -62,20 +87,10 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class AxisBlock:
-    """Chosen block of one axis in one kernel (see tile.nodes.Block for the kinds, and for `valid`)."""
-
-    axis: str
-    kind: Kind
-    size: int | None
-    valid: int | None = None
-
-
-@dataclass(frozen=True)
 class KernelConfig:
     """Run-shape choices of one kernel, in the order of the nest's kernels."""
 
-    blocks: tuple[AxisBlock, ...]
+    blocks: tuple[Block, ...]
     warps: int = 4
     stages: int = 2
 

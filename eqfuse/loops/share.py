@@ -10,9 +10,8 @@ from itertools import count
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
 from eqfuse.loops.walk import defined
 from eqfuse.terms.folds import PAIR
+from eqfuse.terms.functions import COMPARISONS, LOGICAL, SPECIAL
 from eqfuse.terms.nodes import (
-    COMPARISONS,
-    LOGICAL,
     Axis,
     Call,
     Expr,
@@ -28,11 +27,6 @@ from eqfuse.terms.nodes import (
 
 PLACEHOLDER = "%"
 """Starts the name of a value that `named` has still to name."""
-
-EXPENSIVE = frozenset(
-    ("exp", "log", "sqrt", "rsqrt", "div", "tanh", "sigmoid", "gelu", "silu", "erf", "sin", "cos")
-)
-"""Functions that cost more than keeping their result."""
 
 
 def worth_keeping(expr: Expr, points: frozenset[str], folds: frozenset[str] = frozenset()) -> bool:
@@ -53,7 +47,7 @@ def _is_costly(expr: Expr, folds: frozenset[str]) -> bool:
         case Reduce():
             return True
         case Call(fn, _):
-            return fn in EXPENSIVE
+            return fn in SPECIAL
         case Local(name, _):
             return name in folds
         case _:

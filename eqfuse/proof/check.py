@@ -15,7 +15,7 @@ from eqfuse.proof.elaborate import free_names
 from eqfuse.proof.nodes import Chain, Differ, Equal, Fact, Holds, Inference, Premise, Proof, Step, rests_on
 from eqfuse.proof.syntax import Term, instance, number, replaced_at, subterm, term, walk, word_instance
 from eqfuse.rules import catalogue
-from eqfuse.rules.rule import CONSTRUCTORS, LOOP_NESTS, PARTS, RELATIONS, Infer, Rewrite, Rule
+from eqfuse.rules.rule import CONSTRUCTORS, PARTS, RELATIONS, Infer, Rewrite, Rule
 from eqfuse.rules.scope import current
 from eqfuse.rules.split import split_rules
 from eqfuse.terms.nodes import Const, Reduce
@@ -39,7 +39,7 @@ def known_rules(proof: Proof | None = None) -> dict[str, Rule]:
 def rules_for(reduces: Iterable[Reduce]) -> dict[str, Rule]:
     """Every rule in force by name, with those that combine the folds of these reductions."""
     folds = split_rules(reduces)
-    shipped = (*catalogue.DISTRIBUTED, *catalogue.MERGE, catalogue.SCHEDULES, *folds)
+    shipped = (*catalogue.DISTRIBUTED, *catalogue.MERGE, *folds)
     return {rule.name: rule for ruleset in current().applied(shipped) for rule in ruleset.rules}
 
 
@@ -168,9 +168,6 @@ def _term(node: ast.expr) -> Term:
         case ast.Call(func=ast.Name(id="apply1" | "apply2" as head), args=[fn, *args]):
             spelt = f"?{fn.id}" if isinstance(fn, ast.Name) else str(ast.literal_eval(fn))
             return term(head.capitalize(), (spelt,), tuple(map(_term, args)))
-        case ast.Call(func=ast.Name(id=fn), args=args) if fn in LOOP_NESTS:
-            names = [arg.id for arg in args if isinstance(arg, ast.Name)]
-            return term(LOOP_NESTS[fn], tuple(map(_axis, names)))
         case ast.Call(func=ast.Name(id=fn), args=args):
             return term(CONSTRUCTORS[fn], (), tuple(map(_term, args)))
     raise ValueError(ast.unparse(node))
@@ -184,8 +181,7 @@ class Ground:
     """What may be taken as given: what can be read off names, numbers and the program.
 
     `values` gives what names stand for, `scalars` the run-time scalars, `states` the values over parts that a merge
-    may use, `split` the axis that has parts (any, where that is None), `exponents` those that the program has,
-    `walks` the axis that a kernel walks, and `mergeable` the kernel where what it keeps on the way has a merge.
+    may use, `split` the axis that has parts (any, where that is None), `exponents` those that the program has.
     """
 
     values: Mapping[str, Term] = field(default_factory=dict)
@@ -193,8 +189,6 @@ class Ground:
     states: Collection[Term] = ()
     split: str | None = None
     exponents: Collection[Term] = ()
-    walks: Collection[tuple[str, str]] = ()
-    mergeable: Collection[str] = ()
 
     def holds(self, relation: str, args: tuple[Argument, ...]) -> bool:
         """Whether a fact is true by the structure of what it is about."""
@@ -220,10 +214,6 @@ class Ground:
                 return a in self.states
             case "unproved", (Term() as a,):
                 return a in self.exponents
-            case "walks", (str(kernel), str(axis)):
-                return (kernel, axis) in self.walks
-            case "mergeable", (str(kernel),):
-                return kernel in self.mergeable
         return False
 
 

@@ -13,16 +13,8 @@ from dataclasses import dataclass
 
 from eqfuse.proof.syntax import Term, number, term, transform, walk
 from eqfuse.terms.folds import PAIR, is_ranked
-from eqfuse.terms.nodes import (
-    CASTS,
-    Call,
-    Const,
-    Expr,
-    Load,
-    Local,
-    Reduce,
-    Size,
-)
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Reduce, Size
 from eqfuse.terms.nodes import walk as subexpressions
 from eqfuse.terms.python import parsed
 

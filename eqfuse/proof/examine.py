@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eqfuse.errors import EqfuseError
+from eqfuse.loops.plan import WAYS
 from eqfuse.proof.check import Ground, Refused, Replay, known_rules
 from eqfuse.proof.elaborate import Circular, expanded, known_values, named, normal, over_parts, reading
 from eqfuse.proof.nodes import (
@@ -18,7 +19,7 @@ from eqfuse.proof.nodes import (
     inferences,
 )
 from eqfuse.proof.syntax import Term, term, walk
-from eqfuse.rules.rule import LOOP_NESTS, Rule
+from eqfuse.rules.rule import Rule
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 
@@ -92,12 +93,11 @@ def _compare(proved: Sequence[KernelProof], claims: Sequence[KernelProof]) -> No
             )
             for g in kernel.groups
         )
-        walks = tuple(replace(w, steps=()) for w in kernel.walks)
         for mine, its in zip(groups, claim.groups, strict=False):
             for state, other in zip(mine.states, its.states, strict=False):
                 if state != other:
                     raise Refused(f"{state.name} in {kernel.name}", "the kernel runs another merge")
-        if replace(kernel, groups=groups, walks=walks) != claim:
+        if replace(kernel, groups=groups) != claim:
             raise Refused(kernel.name, "the compiled program has another kernel there")
 
 
@@ -192,14 +192,12 @@ class _Examiner:
         axes = [group.axis for group in kernel.groups]
         if [w.axis for w in kernel.walks] != axes:
             raise Refused(kernel.name, "it walks other axes than its groups have")
-        for way, group in zip(kernel.walks, kernel.groups, strict=True):
-            mergeable = {kernel.name} if group.is_fused else set()
-            replay = Replay(self.rules, Ground(walks={(kernel.name, way.axis)}, mergeable=mergeable))
-            if way.schedule not in LOOP_NESTS or way.schedule == "read":
-                raise Refused(kernel.name, f"there is no schedule {way.schedule!r}")
-            goal = term(LOOP_NESTS[way.schedule], (kernel.name, way.axis))
-            where = f"schedule of {kernel.name} over {way.axis}"
-            replay.chain(term("Read", (kernel.name,)), way.steps, goal, where)
+        for walked, group in zip(kernel.walks, kernel.groups, strict=True):
+            way = next((way for name, way in WAYS.items() if name == walked.schedule), None)
+            if way is None:
+                raise Refused(kernel.name, f"there is no schedule {walked.schedule!r}")
+            if way.needs_merge and not group.is_fused:
+                raise Refused(kernel.name, f"it walks {walked.axis} as {walked.schedule} without a merge")
 
 
 def _is_derived(

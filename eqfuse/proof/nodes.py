@@ -133,11 +133,10 @@ class GroupProof:
 
 @dataclass(frozen=True)
 class Walk:
-    """How a kernel walks an axis: one step of a schedule rule; none where the whole axis is in one tile."""
+    """How a kernel walks an axis, by a name of loops.plan.WAYS."""
 
     axis: str
     schedule: str
-    steps: Chain
 
 
 @dataclass(frozen=True)
@@ -188,8 +187,6 @@ class Proof:
                     for kind, merged in (("update", state.update), ("combine", state.combine)):
                         if merged:
                             yield f"{kind} of {state.name} in {kernel.name}", merged.steps
-            for walk in kernel.walks:
-                yield f"schedule of {kernel.name} over {walk.axis}", walk.steps
 
     @property
     def rules(self) -> tuple[str, ...]:

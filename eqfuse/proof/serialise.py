@@ -140,9 +140,7 @@ class _Writer:
                 }
                 for g in k.groups
             ],
-            "walks": [
-                {"axis": w.axis, "schedule": w.schedule, "steps": self.chain(w.steps)} for w in k.walks
-            ],
+            "walks": [{"axis": w.axis, "schedule": w.schedule} for w in k.walks],
         }
 
 
@@ -358,11 +356,7 @@ class _Reader:
         )
 
     def walk(self, value: Any) -> Walk:
-        return Walk(
-            self.as_text(self.of(value, "axis")),
-            self.as_text(self.of(value, "schedule")),
-            self.chain(self.of(value, "steps")),
-        )
+        return Walk(self.as_text(self.of(value, "axis")), self.as_text(self.of(value, "schedule")))
 
     def stored(self, value: Any) -> Stored:
         return Stored(

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from eqfuse.extract.candidates import alternatives
-from eqfuse.extract.partition import KernelShape
 from eqfuse.loops.plan import Form, KernelPlan, Plan
 from eqfuse.proof.congruence import Classes, Closure, Unproved
 from eqfuse.proof.elaborate import Known, known_values, named, over_parts, reading
@@ -33,7 +31,7 @@ from eqfuse.rules.egraph.encode import global_name
 from eqfuse.rules.egraph.saturate import session
 from eqfuse.rules.merge import Group, Merge
 from eqfuse.rules.repair import reads_state
-from eqfuse.rules.rule import LOOP_NESTS, RuleSet
+from eqfuse.rules.rule import RuleSet
 from eqfuse.terms.nodes import Expr, Output, Program, Reduce
 
 Groups = Mapping[tuple[str, tuple[Reduce, ...], str], Group]
@@ -77,7 +75,7 @@ def claims(plan: Plan, strict_casts: bool) -> tuple[KernelProof, ...]:
 def _kernel(kernel: KernelPlan, names: Names) -> KernelProof:
     leaves: dict[str, Expr] = {}
     groups = tuple(_group(g.group, names, leaves) for g in kernel.groups)
-    walks = tuple(Walk(g.group.axis, g.schedule, ()) for g in kernel.groups)
+    walks = tuple(Walk(g.group.axis, g.schedule) for g in kernel.groups)
     outputs = tuple(Stored(o.name, o.axes, names.whole(o.expr)) for o in kernel.outputs)
     meanings = {text: names.whole(expr) for text, expr in leaves.items()}
     named_leaves = {text: t for text, t in meanings.items() if t is not term("Leaf", (text,))}
@@ -175,9 +173,9 @@ class Tracer:
         return tuple(proofs)
 
     def trace_kernel(self, plan: KernelPlan, claim: KernelProof) -> KernelProof:
-        """The chains of every state of a kernel, and the steps to its schedules."""
+        """The chains of every state of a kernel."""
         groups = tuple(self._trace_group(g.group, c) for g, c in zip(plan.groups, claim.groups, strict=True))
-        return replace(claim, groups=groups, walks=self._trace_walks(plan, claim))
+        return replace(claim, groups=groups)
 
     def _trace_group(self, group: Group, claim: GroupProof) -> GroupProof:
         if group.merge is None:
@@ -208,18 +206,6 @@ class Tracer:
             update=proved(state.update, "update", known.update),
             combine=proved(state.combine, "combine", known.combine),
         )
-
-    def _trace_walks(self, plan: KernelPlan, claim: KernelProof) -> tuple[Walk, ...]:
-        walks: list[Walk] = []
-        for planned, walk in zip(plan.groups, claim.walks, strict=True):
-            shape = KernelShape(plan.name, plan.outputs, (planned.group,), plan.parallel, plan.whole)
-            self.recorder.tapes.clear()
-            alternatives([shape], self.recorder.engine)
-            closure = Closure(self.recorder.tapes[-1])
-            way = term(LOOP_NESTS[walk.schedule], (plan.name, walk.axis))
-            what = f"schedule of {plan.name} over {walk.axis}"
-            walks.append(replace(walk, steps=self._chain(closure, term("Read", (plan.name,)), way, what)))
-        return tuple(walks)
 
     def _chain(self, closure: Closure, start: Term, goal: Term, what: str) -> Chain:
         try:

@@ -8,7 +8,8 @@ whole, since moments recentre it.
 from __future__ import annotations
 
 from eqfuse.rules.rule import Infer, Rewrite, RuleSet
-from eqfuse.terms.nodes import CASTS, Call, Const, Expr, Reduce, free_axes, walk
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Call, Const, Expr, Reduce, free_axes, walk
 
 _SPREAD = ("spread(a, f, g, X)",)
 

@@ -17,9 +17,9 @@ from functools import partial, reduce
 
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import fold_of, identity
+from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import (
-    CASTS,
     REDUCTIONS,
     Axis,
     Call,

@@ -51,8 +51,6 @@ RELATIONS: Mapping[str, tuple[str, ...]] = {
     "null": ("E", "E", "String"),
     "tame": ("E", "E", "String"),
     "masked": ("E", "E"),
-    "walks": ("String", "String"),
-    "mergeable": ("String",),
 }
 """Facts that rules may state and test. Two adjacent strings at the end name an axis and a part."""
 
@@ -73,23 +71,13 @@ CONSTRUCTORS: Mapping[str, str] = {
     "delta": "Delta",
 }
 
-LOOP_NESTS: Mapping[str, str] = {
-    "read": "Read",
-    "rolling": "Rolling",
-    "split_k": "SplitK",
-    "resident": "Resident",
-    "multi_pass": "MultiPass",
-}
-"""Loop nests are terms too: `read(K)` is what kernel K computes, `rolling(K, X)` a way to walk axis X for it."""
-
 DATATYPE = """
 (datatype E
   (Num String) (Leaf String)
   (Add E E) (Mul E E) (Neg E) (Inv E) (Exp E) (Log E) (Sqrt E) (Abs E) (Sq E) (Max E E) (Min E E)
   (Where E E E) (Cast String E) (Ratio E E) (Delta E E) (Finite E) (Invertible E)
   (Apply1 String E) (Apply2 String E E)
-  (Red String String String E)
-  (Read String) (Rolling String String) (SplitK String String) (Resident String String) (MultiPass String String))
+  (Red String String String E))
 """
 
 
@@ -159,8 +147,6 @@ class _Pattern:
                 return f"(Apply1 {self.word(fn)} {self.expr(a)})"
             case ast.Call(func=ast.Name(id="apply2"), args=[fn, a, b]):
                 return f"(Apply2 {self.word(fn)} {self.expr(a)} {self.expr(b)})"
-            case ast.Call(func=ast.Name(id=fn), args=args) if fn in LOOP_NESTS:
-                return f"({LOOP_NESTS[fn]} {' '.join(map(self.axis, args))})"
             case ast.Call(func=ast.Name(id=fn), args=args) if fn in CONSTRUCTORS:
                 return f"({CONSTRUCTORS[fn]} {' '.join(map(self.expr, args))})"
             case ast.Call(func=ast.Subscript(value=ast.Name(id=op), slice=domain), args=[body]):

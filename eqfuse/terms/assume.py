@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS
 from eqfuse.terms.nodes import (
-    CASTS,
-    COMPARISONS,
     REDUCTIONS,
     Axis,
     Call,
@@ -34,29 +33,9 @@ from eqfuse.terms.nodes import (
 ZERO, ONE = Const(0.0), Const(1.0)
 LOW, HIGH = Const(-math.inf), Const(math.inf)
 
-_KEEP_ZERO = frozenset(
-    (
-        "neg",
-        "abs",
-        "sq",
-        "sqrt",
-        "sign",
-        "floor",
-        "round",
-        "relu",
-        "gelu",
-        "silu",
-        "tanh",
-        "erf",
-        "sin",
-        *CASTS,
-    )
-)
-_KEEP_FINITE = frozenset(
-    ("add", "sub", "mul", "neg", "abs", "sq", "exp", "maximum", "minimum", "sign", "floor", "round", "relu")
-    + ("gelu", "silu", "tanh", "sigmoid", "erf", "sin", "cos", "floordiv", "mod", *CASTS)
-)
-_WIDE_CASTS = frozenset(("f16", "bf16", "f32", "f64"))
+_KEEP_ZERO = frozenset(name for name, row in FUNCTIONS.items() if row.zero_at_zero)
+_KEEP_FINITE = frozenset(name for name, row in FUNCTIONS.items() if row.finite)
+_WIDE_CASTS = frozenset(CASTS) - {"f8e4m3"}
 
 
 def is_zero_without(expr: Expr, predicate: Expr, value: bool) -> bool:

@@ -10,10 +10,9 @@ from functools import reduce
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean
 from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked
+from eqfuse.terms.functions import ARITY, CALLABLE, CONSTANTS, VARIADIC
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
-from eqfuse.terms.library import CONSTANTS, FUNCTIONS, VARIADIC
 from eqfuse.terms.nodes import (
-    ARITY,
     REDUCTIONS,
     Axis,
     Call,
@@ -206,7 +205,7 @@ class Reader:
             raise self._error(
                 f"{name!r} is a tensor", node, f"write its indices: {name}[...]", TypeCheckError
             )
-        if name not in names.declared and (name in FUNCTIONS or name in reducers()):
+        if name not in names.declared and (name in CALLABLE or name in reducers()):
             hint = f"write {name}[j](...)" if name in reducers() else f"write {name}(...)"
             raise self._error(f"{name!r} is a function", node, hint)
         self.read_names.add(name)
@@ -319,9 +318,9 @@ class Reader:
             return reduce(lambda a, b: call(VARIADIC[name], a, b), args)
         if name in reducers():
             raise self._error(f"{name} needs the axes that it reduces", node, f"write {name}[j](...)")
-        if name not in FUNCTIONS:
-            guess = did_you_mean(name, (*FUNCTIONS, *reducers(), "N"))
-            hint = guess or "functions: " + " ".join(sorted({*FUNCTIONS, *VARIADIC, "N"}))
+        if name not in CALLABLE:
+            guess = did_you_mean(name, (*CALLABLE, *reducers(), "N"))
+            hint = guess or "functions: " + " ".join(sorted({*CALLABLE, *VARIADIC, "N"}))
             raise self._error(f"unknown function {name!r}", node.func, hint)
         self._check_count(name, ARITY[name], node)
         return call(name, *[self.read(arg, scope) for arg in node.args])
@@ -352,7 +351,7 @@ class Reader:
                 raise self._error(f"{name} gives {len(values)} values", node, hint)
             return values[0]
         if name not in REDUCTIONS:
-            if name in FUNCTIONS:
+            if name in CALLABLE:
                 raise self._error(f"{name!r} does not reduce", node.func, f"write {name}(...) without axes")
             hint = did_you_mean(name, reducers()) or "reductions: " + " ".join(reducers())
             raise self._error(f"unknown reduction {name!r}", node.func, hint)

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eqfuse.terms.nodes import CASTS, REDUCTIONS
+from eqfuse.terms.definitions import evaluated
+from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS
+from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.threads import undisturbed
 
 Array = npt.NDArray[Any]
@@ -26,14 +28,7 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 }
 """The torch dtype of each dtype of the language."""
 
-COMPARE: Mapping[str, np.ufunc] = {
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-}
+COMPARE: Mapping[str, np.ufunc] = {fn: getattr(np, FUNCTIONS[fn].numpy) for fn in COMPARISONS}
 FOLD: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
@@ -50,43 +45,15 @@ def _by_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Arr
     return call
 
 
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(np.reciprocal(1 + np.exp(-x)))
-
-
-_erf = _by_torch(torch.erf)
-
-ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "floordiv": np.floor_divide,
-    "mod": np.mod,
-    "neg": np.negative,
-    "abs": np.abs,
+PRIMITIVE: Mapping[str, Callable[..., Any]] = {
+    **{row.name: getattr(np, row.numpy) for row in FUNCTIONS.values() if row.numpy and row.result != "truth"},
     # As torch has it, the sign of NaN is 0.
     "sign": lambda x: np.nan_to_num(np.sign(x), nan=0.0),
-    "floor": np.floor,
-    "round": np.rint,
-    "sq": np.square,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: np.reciprocal(np.sqrt(x)),
-    "exp": np.exp,
-    "log": np.log,
-    "tanh": np.tanh,
-    "sigmoid": _sigmoid,
-    "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: x * ((1 + _erf(x * np.sqrt(0.5, dtype=x.dtype))) / 2),
-    "silu": lambda x: x * _sigmoid(x),
-    "erf": _erf,
-    "sin": np.sin,
-    "cos": np.cos,
+    "erf": _by_torch(torch.erf),
     "finite": lambda x: np.where(np.isinf(x), 0, x),
     "invertible": lambda x: np.where((x == 0) | np.isinf(x), 1, x),
 }
+"""Functions of reals that have no definition, and those that numpy has too."""
 
 
 class FloatDomain:
@@ -105,8 +72,10 @@ class FloatDomain:
     def call(self, fn: str, args: Sequence[Any]) -> Array:
         if fn in CASTS:
             return rounded(args[0], fn)
+        if fn not in PRIMITIVE:
+            return np.asarray(evaluated(FUNCTIONS[fn].definition, fn, args, self.dtype.type, self.call))
         with np.errstate(all="ignore"):
-            return np.asarray(ELEMENTWISE[fn](*args), self.dtype)
+            return np.asarray(PRIMITIVE[fn](*args), self.dtype)
 
     def rounded(self, dtype: str, value: Any) -> Array:
         return self.call(dtype, [value])

@@ -14,7 +14,7 @@ that wherever it is computed, all of the axis of ranks is at hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -32,6 +32,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.printer import WRITTEN
 
 PAIR = "pair"
 """The function that packs two values, right-nested for more: the body of a fold's reduction, and what its functions
@@ -230,3 +231,22 @@ def folds_in(*roots: Expr) -> tuple[Fold, ...]:
     """The folds whose state variables the expressions reduce with."""
     ops = dict.fromkeys(node.op for node in walk(*roots) if isinstance(node, Reduce))
     return tuple(dict.fromkeys(found[0] for op in ops if (found := fold_of(op)) is not None))
+
+
+def _written(node: Expr, text: Callable[[Expr], str]) -> str | None:
+    """How a reduction, a merge or a pair is written."""
+    match node:
+        case Reduce(op, axis, _) if fold_of(op) is not None:
+            axes = [axis] if (ranks := ranks_of(node)) is None else [axis, ranks]
+            return f"{op}[{', '.join(axes)}]({', '.join(map(text, contributions(node)))})"
+        case Call(fn, (left, right)) if fn == PAIR:
+            packed = isinstance(right, Call) and right.fn == PAIR
+            return f"({text(left)}, {text(right)[1:-1] if packed else text(right)})"
+        case Call(fn, _) if (ranks := ranks_of(node)) is not None:
+            states = [part for side in sides(node) for part in side]
+            return f"{fn}[{ranks}]({', '.join(map(text, states))})"
+        case _:
+            return None
+
+
+WRITTEN.append(_written)

@@ -8,33 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.terms.functions import AMONG_INTEGERS, COMPARISONS, FUNCTIONS, LOGICAL
+
 INTEGER_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "floordiv": np.floor_divide,
-    "mod": np.mod,
-    "neg": np.negative,
-    "abs": np.abs,
+    **{fn: getattr(np, FUNCTIONS[fn].numpy) for fn in AMONG_INTEGERS if FUNCTIONS[fn].numpy},
     "sign": np.sign,
-    "sq": np.square,
     "relu": lambda x: np.maximum(x, 0),
-    "where": np.where,
 }
 """Functions whose result is an integer where all their values are."""
 
 TRUTH_FUNCTIONS: Mapping[str, np.ufunc] = {
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "not": np.logical_not,
+    fn: getattr(np, FUNCTIONS[fn].numpy) for fn in (*COMPARISONS, *LOGICAL)
 }
 
 FOLDS: Mapping[str, tuple[np.ufunc, float]] = {

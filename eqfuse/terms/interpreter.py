@@ -27,10 +27,10 @@ from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.domain import Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides
+from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
-    COMPARISONS,
     Axis,
     Call,
     Const,

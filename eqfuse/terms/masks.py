@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from eqfuse.terms.assume import is_zero_without
+from eqfuse.terms.functions import LOGICAL
 from eqfuse.terms.nodes import (
-    LOGICAL,
     Call,
     Const,
     Expr,

@@ -5,7 +5,7 @@
            | Axis(name)                   the position along an axis, an integer
            | Size(axis)                   the extent of an axis, an integer
            | Load(tensor, index)          one element; one index expression per dimension
-           | Call(fn, args)               an elementwise function of FUNCTIONS
+           | Call(fn, args)               an elementwise function of terms/functions.py
            | Reduce(op, axis, body)       op over all positions of an axis, which it binds
            | Local(name, dims)            a value computed earlier by the loop nest (never in source programs)
 
@@ -24,26 +24,9 @@ from threading import RLock
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from eqfuse.terms.functions import ARITY
+
 DTYPES = ("f8e4m3", "f16", "bf16", "f32", "f64", "i32", "i64", "bool")
-CASTS = ("f8e4m3", "f16", "bf16", "f32", "f64")
-"""dtypes that can be written as functions; the cast `f16(x)` is `Call("f16", (x,))`."""
-
-ARITY: Mapping[str, int] = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum", "floordiv", "mod"), 2),
-    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or"), 2),
-    **dict.fromkeys(("neg", "not", "abs", "sign", "floor", "round", "sq", "sqrt", "rsqrt", "exp", "log"), 1),
-    **dict.fromkeys(("tanh", "sigmoid", "relu", "gelu", "silu", "erf", "sin", "cos"), 1),
-    **dict.fromkeys(CASTS, 1),
-    "where": 3,
-    # Total repairs: `finite` maps +-inf to 0, `invertible` maps 0 and +-inf to 1; both keep NaN.
-    "finite": 1,
-    "invertible": 1,
-}
-"""Number of arguments of every elementwise function."""
-
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-LOGICAL = ("and", "or", "not")
-
 REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "prod": 1.0}
 """Built-in reductions and their identities. (`mean` is parsed as `sum / size`.)"""
 
@@ -79,12 +62,18 @@ class Expr(metaclass=_Interned):
     __slots__ = ("__weakref__",)
 
     def __str__(self) -> str:
-        from eqfuse.terms.printer import show
-
-        return show(self)
+        return _TEXT[-1](self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), tuple(getattr(self, f.name) for f in fields(self)))  # type: ignore[arg-type]
+
+
+_TEXT: list[Callable[[Expr], str]] = [object.__repr__]
+
+
+def set_text(show: Callable[[Expr], str]) -> None:
+    """Makes `show` the text of every expression."""
+    _TEXT[:] = [show]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

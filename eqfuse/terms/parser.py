@@ -11,11 +11,10 @@ import numpy as np
 from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean, locate
 from eqfuse.terms.bounds import reads_beyond
 from eqfuse.terms.expressions import Names, Number, Reader, Scope
+from eqfuse.terms.functions import CASTS, CONSTANTS
 from eqfuse.terms.inline import Inliner
 from eqfuse.terms.integers import fits
-from eqfuse.terms.library import CONSTANTS
 from eqfuse.terms.nodes import (
-    CASTS,
     Axis,
     Call,
     Expr,

@@ -12,19 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eqfuse.terms.folds import contributions, fold_of
-from eqfuse.terms.nodes import (
-    COMPARISONS,
-    Axis,
-    Call,
-    Const,
-    Expr,
-    Load,
-    Program,
-    Reduce,
-    Scalar,
-    Size,
-    walk,
-)
+from eqfuse.terms.functions import AMONG_INTEGERS, ARITY, COMPARISONS
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
 
 Form = Literal["position", "integer", "open", "other"]
 """A position of an axis, shifted or scaled; another integer; a name that may be an integer, alone or computed with
@@ -34,8 +23,8 @@ Role = Literal[
     "used in an index", "divided with a position", "compared with a position", "added to a position"
 ]
 
-_SAME = ("neg", "abs", "sign", "sq", "relu")
-_JOINED = ("add", "sub", "maximum", "minimum", "floordiv", "mod")
+_SAME = tuple(fn for fn in AMONG_INTEGERS if ARITY[fn] == 1)
+_JOINED = tuple(fn for fn in AMONG_INTEGERS if ARITY[fn] == 2 and fn != "mul")
 
 
 @dataclass(frozen=True)

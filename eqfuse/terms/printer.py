@@ -1,24 +1,46 @@
-"""Expressions and programs as text of the language, as a person would have written them."""
+"""Expressions and programs as text of the language, as a person would have written them.
+
+This module makes `str(expr)` the expression's text. Kinds of reductions and functions that are not built in add how
+they are written to `WRITTEN` (terms/folds.py).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
-from eqfuse.terms.folds import PAIR, contributions, fold_of, ranks_of, sides
-from eqfuse.terms.library import OPERATORS
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Program, Reduce, Scalar, Size, walk
+from eqfuse.terms.functions import FUNCTIONS, OPERATORS
+from eqfuse.terms.nodes import (
+    REDUCTIONS,
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    set_text,
+    walk,
+)
 
 OR, AND, NOT, COMPARE, SUM, PRODUCT, UNARY, ATOM = range(1, 9)
 """Binding strengths, weakest first."""
 
-STRENGTH = {
+_OF_SYMBOL = {
     "or": OR,
     "and": AND,
-    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), COMPARE),
-    **dict.fromkeys(("add", "sub"), SUM),
-    **dict.fromkeys(("mul", "div", "floordiv", "mod"), PRODUCT),
+    **dict.fromkeys(("<", "<=", ">", ">=", "==", "!="), COMPARE),
+    **dict.fromkeys(("+", "-"), SUM),
+    **dict.fromkeys(("*", "/", "//", "%"), PRODUCT),
 }
-SYMBOLS = {**OPERATORS, "and": "and", "or": "or"}
+STRENGTH: Mapping[str, int] = {fn: _OF_SYMBOL[symbol] for fn, symbol in OPERATORS.items()}
+
+WRITTEN: list[Callable[[Expr, Callable[[Expr], str]], str | None]] = []
+"""How reductions and functions that are not built in are written, as `name(...)`: each is given a node and what makes a
+part of it text, and answers None where the node is none of its own."""
 
 
 def show(expr: Expr) -> str:
@@ -60,9 +82,8 @@ def _show(node: Expr, texts: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
             return f"N({axis})", ATOM
         case Load(tensor, index):
             return f"{tensor}[{', '.join(map(text, index))}]", ATOM
-        case Reduce(op, axis, _) if fold_of(op) is not None:
-            axes = [axis] if (ranks := ranks_of(node)) is None else [axis, ranks]
-            return f"{op}[{', '.join(axes)}]({', '.join(map(text, contributions(node)))})", ATOM
+        case Reduce(op, _, _) | Call(op, _) if op not in REDUCTIONS and op not in FUNCTIONS:
+            return _written(node, text), ATOM
         case Reduce(op, axis, body):
             axes = [axis]
             while isinstance(body, Reduce) and body.op == op and body.axis not in axes:
@@ -85,17 +106,23 @@ def _show(node: Expr, texts: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
             strength = STRENGTH[fn]
             # Operators group to the left; comparisons do not group at all.
             least = strength + 1 if strength == COMPARE else strength
-            return f"{text(left, least)} {SYMBOLS[fn]} {text(right, strength + 1)}", strength
-        case Call(fn, (left, right)) if fn == PAIR:
-            packed = isinstance(right, Call) and right.fn == PAIR
-            return f"({text(left)}, {text(right)[1:-1] if packed else text(right)})", ATOM
-        case Call(fn, args) if (ranks := ranks_of(node)) is not None:
-            states = [part for side in sides(node) for part in side]
-            return f"{fn}[{ranks}]({', '.join(map(text, states))})", ATOM
+            return f"{text(left, least)} {OPERATORS[fn]} {text(right, strength + 1)}", strength
         case Call(fn, args):
             return f"{fn}({', '.join(map(text, args))})", ATOM
         case _:
             raise TypeError(f"not an expression: {node!r}")
+
+
+def _written(node: Expr, text: Callable[[Expr], str]) -> str:
+    for write in WRITTEN:
+        if (found := write(node, text)) is not None:
+            return found
+    match node:
+        case Reduce(op, axis, body):
+            return f"{op}[{axis}]({text(body)})"
+        case Call(fn, args):
+            return f"{fn}({', '.join(map(text, args))})"
+    raise TypeError(f"not an expression: {node!r}")
 
 
 def _is_negative(value: float | bool) -> bool:
@@ -104,3 +131,6 @@ def _is_negative(value: float | bool) -> bool:
 
 def _number(value: float | bool) -> str:
     return "pi" if value == math.pi else repr(value)
+
+
+set_text(show)

@@ -8,10 +8,8 @@ from typing import Literal
 
 from eqfuse.errors import EqfuseError, TypeCheckError, locate
 from eqfuse.terms.folds import Fold, contributions, fold_of, sides
+from eqfuse.terms.functions import AMONG_INTEGERS, CASTS, COMPARISONS, LOGICAL
 from eqfuse.terms.nodes import (
-    CASTS,
-    COMPARISONS,
-    LOGICAL,
     Axis,
     Call,
     Const,
@@ -32,23 +30,6 @@ Kind = Literal["int", "bool", "real"]
 
 KINDS: Mapping[str, Kind] = {"i32": "int", "i64": "int", "bool": "bool"}
 """Kinds of the dtypes that are not real."""
-
-AMONG_INTEGERS = (
-    "add",
-    "sub",
-    "mul",
-    "floordiv",
-    "mod",
-    "maximum",
-    "minimum",
-    "neg",
-    "abs",
-    "sign",
-    "sq",
-    "relu",
-    "where",
-)
-"""Functions whose result is an integer where all (for `where`, both) values are."""
 
 
 def kinds(roots: Iterable[Expr], dtypes: Mapping[str, str]) -> dict[Expr, Kind]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from eqfuse.errors import EqfuseError
+from eqfuse.loops.blocks import Block
 from eqfuse.terms.folds import fold_of, is_ranked
-from eqfuse.terms.nodes import ARITY, COMBINE, DTYPES
+from eqfuse.terms.functions import ARITY
+from eqfuse.terms.nodes import COMBINE, DTYPES
 from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
 from eqfuse.tile.nodes import (
     Align,
     Argument,
-    Block,
     BlockSize,
     Bound,
     Cast,

@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eqfuse.terms import folds, integers
-from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL
+from eqfuse.terms.functions import AMONG_INTEGERS, CASTS, COMPARISONS, LOGICAL
 
 INTEGERS = ("bool", "i32", "i64")
 NARROW = ("f8e4m3", "f16", "bf16")
 """Floating dtypes that tensor cores multiply and that nothing is accumulated in."""
-
-_AMONG_INTEGERS = frozenset(
-    ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum", "neg", "abs", "sq", "sign", "relu")
-)
 
 
 def widest_integer(dtypes: Sequence[str]) -> str:
@@ -50,7 +46,7 @@ def result_dtype(fn: str, args: Sequence[str], accumulate: str) -> str:
             return fn
         case _ if fn in LOGICAL or fn in COMPARISONS:
             return "bool"
-        case _ if fn in _AMONG_INTEGERS:
+        case _ if fn in AMONG_INTEGERS:
             return _common(args, accumulate)
         case _:
             return accumulate

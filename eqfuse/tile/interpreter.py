@@ -16,18 +16,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 from eqfuse.terms.domain import Domain, contract_masked
 from eqfuse.terms.folds import Fold, fold_of
+from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.interpreter import Value as Dimensioned
 from eqfuse.terms.interpreter import fold_states, merge_states, rank_states
-from eqfuse.terms.nodes import COMPARISONS, LOGICAL, Program
+from eqfuse.terms.nodes import Program
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import (
     Align,
     Argument,
-    Block,
     BlockSize,
     Bound,
     Cast,

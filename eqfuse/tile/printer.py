@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from eqfuse.loops.blocks import Block
+from eqfuse.terms.functions import OPERATORS
 from eqfuse.tile.nodes import (
     Align,
     Argument,
-    Block,
     BlockSize,
     Bound,
     Cast,
@@ -33,9 +34,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 
-_ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%"}
-_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-_INFIX = {**_ARITHMETIC, **_COMPARISONS, "and": "&", "or": "|"}
+_INFIX = {**OPERATORS, "and": "&", "or": "|"}
 
 
 def show(program: TileProgram) -> str:

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import (
-    CASTS,
     Axis,
     Call,
     Const,
@@ -34,7 +34,7 @@ from eqfuse.terms.nodes import (
 from eqfuse.verify.degrees import LOGISTIC, UNINTERPRETED, Counted, Form
 from eqfuse.verify.field.domain import Q
 
-OPAQUE = (*UNINTERPRETED, "gelu", "log", "sqrt", "rsqrt", "sign")
+OPAQUE = ("sign", *(row.name for row in FUNCTIONS.values() if row.field in ("hash", "log", "root")))
 """Functions whose values are sources of randomness of their own where they stand in an exponent."""
 TRANSPARENT = ("finite", "invertible", "abs", "neg", "relu", *CASTS)
 

@@ -15,13 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eqfuse.terms.nodes import CASTS, REDUCTIONS
+from eqfuse.terms.definitions import evaluated
+from eqfuse.terms.functions import CASTS, FUNCTIONS
+from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import InputSpec
 
-UNINTERPRETED = ("erf", "sin", "cos", "floor", "round")
-"""Hashed wherever they stand."""
-LOGISTIC = ("sigmoid", "tanh", "silu")
+UNINTERPRETED = tuple(
+    row.name
+    for row in FUNCTIONS.values()
+    if row.field == "hash" and row.result == "real" and not row.definition
+)
+"""Hashed wherever they stand. (So are `//` and `%` of reals; of integers, where programs have them, they are exact.)"""
+LOGISTIC = tuple(row.name for row in FUNCTIONS.values() if row.field == "logistic")
 """Made of an exponential; hashed where they stand in an exponent."""
 SELECTIONS = ("maximum", "minimum")
 
@@ -99,8 +105,6 @@ class DegreeDomain:
                 return _sum(x, y)
             case ("mul", [x, y]):
                 return self._product(x, y)
-            case ("sq", [x]):
-                return self._product(x, x)
             case ("div", [x, y]):
                 return self._product(x, _reciprocal(y))._replace(weight=x.weight)
             case ("exp", [x]):
@@ -109,15 +113,11 @@ class DegreeDomain:
                 return x._replace(weight=x.above + x.below, p=False, q=True, logarithm=True)
             case ("sqrt", [x]) if x.p:
                 return _root(x)
-            case ("rsqrt", [x]) if x.p:
-                return _reciprocal(_root(x))
             case (_, [x]) if fn in LOGISTIC:
                 return self._logistic(fn, x)
-            case ("gelu", [x]):
-                return self._product(x, _sum(NUMBER, self._hashed([x])))
             case (_, [x, y]) if fn in SELECTIONS:
                 return _either(x, y)
-            case ("relu" | "finite" | "invertible", [x]):
+            case ("finite" | "invertible", [x]):
                 return _either(x, NUMBER)
             case ("neg" | "abs", [x]):
                 return x
@@ -125,6 +125,8 @@ class DegreeDomain:
                 return NUMBER
             case (_, [x]) if fn in CASTS and not self.strict_casts:
                 return x
+            case _ if definition := FUNCTIONS[fn].definition:
+                return evaluated(definition, fn, args, lambda _: NUMBER, self._called)
             case _:
                 return self._hashed(args)
 

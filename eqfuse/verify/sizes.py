@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from eqfuse.terms.bounds import Outside, longer_dimensions, never_inside, reads_outside
 from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.intervals import Box, Range
 from eqfuse.terms.nodes import (
-    COMPARISONS,
     Axis,
     Call,
     Const,

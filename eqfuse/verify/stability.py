@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.nodes import CASTS, Program
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Program
 from eqfuse.verify.budget import distributions
 from eqfuse.verify.certificate import Counterexample
 from eqfuse.verify.sampling import Inputs

@@ -13,20 +13,8 @@ from dataclasses import dataclass, field
 from eqfuse.rules.repair import guarded
 from eqfuse.rules.scope import current
 from eqfuse.terms.folds import PAIR, fold_of, packed
-from eqfuse.terms.nodes import (
-    CASTS,
-    Call,
-    Const,
-    Expr,
-    Local,
-    Reduce,
-    Scalar,
-    Size,
-    call,
-    children,
-    free_axes,
-    walk,
-)
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, Scalar, Size, call, children, free_axes, walk
 
 _UNARY = {"neg": "Neg", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs", "sq": "Sq"}
 _UNARY |= {"finite": "Finite", "invertible": "Invertible"}

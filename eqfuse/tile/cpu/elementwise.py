@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL
+from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS, LOGICAL, OPERATORS
 from eqfuse.tile.cpu.access import place
 from eqfuse.tile.cpu.values import Affine, Item
 from eqfuse.tile.cpu.writer import Writer
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import Dot, Value
 
-_SIGNS: Mapping[str, str] = {
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "eq": "==",
-    "ne": "!=",
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-}
+_SIGNS: Mapping[str, str] = {fn: OPERATORS[fn] for fn in (*COMPARISONS, "add", "sub", "mul")}
 _DIVIDED = {"floordiv": "integer_quotient({0}, {1})", "mod": "integer_remainder({0}, {1})"}
 _BY_NONZERO = {"floordiv": "({0} // {1})", "mod": "({0} % {1})"}
 """Divisions of integers; and those whose divisors are known not to be 0."""
@@ -57,13 +47,9 @@ INTEGER_TILES: Mapping[str, str] = {
     "relu": "torch.clamp_min({0}, 0)",
 }
 REAL: Mapping[str, str] = {
-    **{fn: f"torch.{fn}" for fn in ("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sign")},
-    **{fn: f"torch.{fn}" for fn in ("floor", "round", "sqrt", "rsqrt", "exp", "exp2", "log", "tanh")},
-    **{fn: f"torch.{fn}" for fn in ("sigmoid", "erf", "sin", "cos")},
-    "floordiv": "torch.floor_divide",
-    "mod": "torch.remainder",
+    **{row.name: row.torch for row in FUNCTIONS.values() if row.torch},
+    "exp2": "torch.exp2",
     "gelu": "gelu",
-    "silu": "torch.nn.functional.silu",
     "finite": "finite",
     "invertible": "invertible",
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from eqfuse.terms.folds import Fold, fold_of
-from eqfuse.terms.nodes import CASTS, COMPARISONS, LOGICAL, Call, Const, Expr, Local, walk
+from eqfuse.terms.functions import CASTS, COMPARISONS, LOGICAL
+from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
 from eqfuse.terms.types import kinds
 from eqfuse.tile.cpu.elementwise import INTEGER_TILES, REAL
 from eqfuse.tile.cpu.values import TORCH, Item

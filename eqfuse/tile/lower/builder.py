@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from eqfuse.loops.blocks import Block
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, identity, operand_dtypes, result_dtype
 from eqfuse.tile.nodes import (
     Align,
-    Block,
     BlockSize,
     Bound,
     Carried,

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from eqfuse.loops import nodes as loops
+from eqfuse.loops.contraction import Contraction, Product, contraction, factors
 from eqfuse.terms.assume import conjuncts, folded, is_zero_without
 from eqfuse.terms.bounds import is_telling, tells
 from eqfuse.terms.folds import Fold, contributions, fold_of, joined, ranks_of, siblings, sides
+from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import (
-    CASTS,
     Axis,
     Call,
     Const,
@@ -36,7 +37,7 @@ from eqfuse.terms.nodes import (
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, dot_dtype, identity, result_dtype
 from eqfuse.tile.lower.builder import Binding, Builder
-from eqfuse.tile.lower.dot import DotPlan, DotRules, Product, factors, plan_dot
+from eqfuse.tile.lower.dot import DotRules
 from eqfuse.tile.lower.types import Types
 from eqfuse.tile.nodes import (
     Argument,
@@ -49,11 +50,6 @@ from eqfuse.tile.nodes import (
     ReduceTile,
     Value,
 )
-
-_ZERO_AT_ZERO = frozenset(
-    ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "sq", "sign", "relu", "sqrt")
-)
-"""Functions that are 0 where every operand is."""
 
 
 class Expressions:
@@ -171,7 +167,7 @@ class Expressions:
         if self._types.dtype(expr) == "i64":
             operands = [build.cast(operand, "i64") for operand in operands]
         value = build.elementwise(fn, operands, hint or fn)
-        if fn in _ZERO_AT_ZERO:
+        if (row := FUNCTIONS.get(fn)) is not None and row.zero_at_zero:
             common = [self._zero.get(operand.name, frozenset()) for operand in operands]
             self._zero[value.name] = frozenset.intersection(*common)
         return value
@@ -389,14 +385,13 @@ class Expressions:
 
     # Dots ---------------------------------------------------------------------------------------
 
-    def _dot_plan(self, expr: Reduce) -> DotPlan | None:
+    def _dot_plan(self, expr: Reduce) -> Contraction | None:
         """How a reduction is a dot of reals; None where it is not one."""
         if expr.op != "sum" or not self._build.is_tile(expr.axis):
             return None
         product = factors(expr.body, lambda local: self._look(local, expr.axis))
-        plan = plan_dot(product, expr.axis, self._types.dims, self._build.ordered, self._dots.batched)
-        size = self._build.blocks[expr.axis].size
-        if plan is None or (size is not None and size < self._dots.smallest):
+        plan = contraction(product, expr.axis, self._types.dims, self._build.ordered)
+        if plan is None or not self._dots.allow(plan, self._build.blocks[expr.axis].size):
             return None
         both = (self._types.dtype(side.expr()) for side in (plan.left, plan.right))
         return None if all(dtype in INTEGERS for dtype in both) else plan
@@ -411,7 +406,7 @@ class Expressions:
         bound = {node.axis for node in walk(definition) if isinstance(node, Reduce)}
         return None if opened & bound else definition
 
-    def _dot(self, plan: DotPlan, axis: str, accumulator: Value | None, hint: str) -> Value:
+    def _dot(self, plan: Contraction, axis: str, accumulator: Value | None, hint: str) -> Value:
         build = self._build
         left = self.value(self._without(plan.left.expr(), plan.left_masks))
         right = self.value(self._without(plan.right.expr(), plan.right_masks))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from eqfuse.loops import nodes as loops
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.guards import needed
 from eqfuse.loops.walk import expressions
 from eqfuse.terms.nodes import Const, Expr, Local, Size, children, walk
@@ -17,7 +18,7 @@ from eqfuse.tile.lower.dot import DotRules
 from eqfuse.tile.lower.expressions import Expressions
 from eqfuse.tile.lower.ranges import Partition, Segment
 from eqfuse.tile.lower.types import Type, Types
-from eqfuse.tile.nodes import Block, Carried, Kernel, Store, Value
+from eqfuse.tile.nodes import Carried, Kernel, Store, Value
 from eqfuse.tile.prune import pruned
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from eqfuse.loops import nodes as loops
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, statements
 from eqfuse.terms.nodes import Axis, Program, Reduce, walk
@@ -19,7 +20,7 @@ from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.lower.dot import DotRules
 from eqfuse.tile.lower.kernel import KernelLowering
 from eqfuse.tile.lower.types import Types
-from eqfuse.tile.nodes import Block, TileProgram
+from eqfuse.tile.nodes import TileProgram
 
 
 def lower(
@@ -93,7 +94,7 @@ def _types(tensors: Mapping[str, str], scalars: Mapping[str, str], accumulate: s
 
 def _blocks(kernel: loops.Kernel, config: KernelConfig, domains: Mapping[str, str]) -> dict[str, Block]:
     """Blocks of every axis that the kernel mentions: parallel axes, then those of loops, then others."""
-    chosen = {block.axis: Block(block.axis, block.kind, block.size, block.valid) for block in config.blocks}
+    chosen = {block.axis: block for block in config.blocks}
     walked = {stmt.axis: stmt for stmt in statements(kernel.body) if isinstance(stmt, loops.Loop)}
     nodes = list(walk(*expressions(kernel.body)))
     inside = {node.name for node in nodes if isinstance(node, Axis)} | {

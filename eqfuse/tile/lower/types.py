@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
 from eqfuse.terms.folds import Fold, contributions, fold_of, sides
 from eqfuse.terms.nodes import (
@@ -23,7 +24,6 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.tile.dtypes import reduced_dtype, result_dtype
-from eqfuse.tile.nodes import Block
 
 Type = tuple[frozenset[str], str]
 """Tile dims, unordered, and dtype."""

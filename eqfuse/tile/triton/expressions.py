@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.loops.blocks import Block
 from eqfuse.terms.folds import MAX_RANKS, Fold, fold_of
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import (
     Align,
     Argument,
-    Block,
     BlockSize,
     Bound,
     Cast,

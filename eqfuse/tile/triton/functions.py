@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.terms.functions import FUNCTIONS
 from eqfuse.tile.dtypes import INTEGERS
 
 COMPARE, OR, AND, ADD, MUL, UNARY, ATOM = range(7)
@@ -80,15 +81,7 @@ _INFIX = {
 
 _PREFIX = {"neg": "-", "not": "~"}
 
-_CALLS = {
-    "abs": "tl.abs",
-    "floor": "tl.floor",
-    "rsqrt": "tl.rsqrt",
-    "log": "tl.log",
-    "erf": "tl.erf",
-    "sin": "tl.sin",
-    "cos": "tl.cos",
-}
+_CALLS = {row.name: row.triton for row in FUNCTIONS.values() if row.triton}
 
 
 def infix(fn: str, left: Text, right: Text) -> Text:

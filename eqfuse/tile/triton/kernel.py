@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.loops.blocks import Block
 from eqfuse.tile.nodes import (
     Align,
     Argument,
-    Block,
     BlockSize,
     Bound,
     Carried,

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from eqfuse.errors import ScheduleError
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.bounds import selected_axes
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.dtypes import INTEGERS, NARROW
-from eqfuse.tile.nodes import Block, Kernel, TileProgram
+from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.triton.functions import HELPERS
 from eqfuse.tile.triton.kernel import KernelText, write_kernel
 from eqfuse.tile.triton.parameters import Names, Tables, TensorInfo

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from eqfuse.loops.blocks import Block
 from eqfuse.tile.nodes import (
     Argument,
-    Block,
     Bound,
     Constant,
     Elementwise,

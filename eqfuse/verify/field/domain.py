@@ -33,8 +33,10 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.terms.definitions import evaluated
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.nodes import CASTS, REDUCTIONS
+from eqfuse.terms.functions import CASTS, FUNCTIONS
+from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.contraction import Contraction
 from eqfuse.verify.field.exponent_sums import Known, Split, chosen
 from eqfuse.verify.field.modular import Reals, Residues, SquareGroup, Truths, inverse, matmul, power, scramble
@@ -124,22 +126,17 @@ class FieldDomain:
             "mul": self._mul,
             "div": self._div,
             "neg": self._neg,
-            "sq": lambda x: self._mul(x, x),
             "maximum": self._maximum,
             "minimum": self._minimum,
-            "relu": lambda x: self._maximum(x, self.full((), 0.0)),
             "abs": self._abs,
             "sign": lambda x: self._from_shadow(self._floats.call("sign", [x.shadow]), x),
             "exp": self._exp,
             "log": self._log,
             "sqrt": self._sqrt,
-            "rsqrt": lambda x: self._div(self.full((), 1.0), self._sqrt(x)),
             "finite": self._finite,
             "invertible": self._invertible,
             "sigmoid": self._sigmoid,
             "tanh": self._tanh,
-            "silu": lambda x: self._mul(x, self._sigmoid(x)),
-            "gelu": self._gelu,
         }
 
     @property
@@ -179,11 +176,25 @@ class FieldDomain:
         with np.errstate(all="ignore"):
             if fn in CASTS:
                 return self._opaque(fn, args) if self.strict_casts else args[0]
-            known = self._table.get(fn)
-            if known is None:
+            result = self._interpreted(fn, args)
+            if result is None:
                 return self._opaque(fn, args)
             self.interpreted.add(fn)
-            return known(*args)
+            return result
+
+    def _interpreted(self, fn: str, args: Sequence[FieldArray]) -> FieldArray | None:
+        """What the field has of a function, or its definition has; None for one that is hashed."""
+        if fn in self._table:
+            return self._table[fn](*args)
+        definition = FUNCTIONS[fn].definition
+        if not definition:
+            return None
+
+        def inner(name: str, parts: Sequence[FieldArray]) -> FieldArray:
+            found = self._interpreted(name, parts)
+            return self._opaque(name, parts) if found is None else found
+
+        return evaluated(definition, fn, args, lambda number: self.full((), number), inner)
 
     def _add(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._linear(np.add, x, y)
@@ -368,11 +379,6 @@ class FieldDomain:
         hashes = self._hashes(fn, [x]) if saturated.any() else None
         return shadow if hashes is None else np.where(saturated, shadow * _apart(hashes), shadow)
 
-    def _gelu(self, x: FieldArray) -> FieldArray:
-        root_half = self._sqrt(self.full((), 0.5))
-        inner = self._add(self.full((), 1.0), self.call("erf", [self._mul(x, root_half)]))
-        return self._mul(self._mul(x, self.full((), 0.5)), inner)
-
     def _opaque(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
         """An uninterpreted function: hashes of the arguments, with the sign of the true value, which the shadow is
         but for a hashed factor (see `_APART`).
@@ -403,7 +409,7 @@ class FieldDomain:
         residues = [residue for residue in known if residue is not None]
         if len(residues) < len(args):
             return None
-        if fn in ("tanh", "erf", "sin", "cos"):
+        if FUNCTIONS[fn].parity:
             modulus = self.p if args[0].p is not None else self.q
             residues = [np.where(args[0].shadow < 0, -residues[0] % modulus, residues[0])]
         key = self._key(fn)

@@ -1,0 +1,78 @@
+"""The analysis of contractions: which sums are matrix products, for the cost model and for lowering alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from eqfuse.compiler import compile_for, derive
+from eqfuse.extract.devices import DEVICES
+from eqfuse.loops.contraction import Product, contraction, factors
+from eqfuse.loops.kernel_axes import contractions
+from eqfuse.terms.nodes import Axis, Load, call, free_axes
+from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.nodes import Dot, Let
+from eqfuse.tile.walk import nested
+
+SIZES = dict.fromkeys("ijk", 256)
+PRODUCTS = (
+    "a[i,k] * b[k,j]",
+    "-(a[i,k] * b[k,j])",
+    "a[i,k] * b[k,j] / c[i,j]",
+    "a[i,k] / d[j,k]",
+    "where(k < i, a[i,k], 0) * b[k,j] * 2",
+    "a[i,k] * (b[k,j] / e[k])",
+)
+OTHERS = (
+    "a[i,k] + b[k,j]",
+    "where(k < i, a[i,k] * b[k,j], 0)",
+    "a[i,k] * b[k,j] * f[i,j,k]",
+    "a[i,k] * e[k]",
+)
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+@pytest.mark.parametrize("body", [*PRODUCTS, *OTHERS])
+def test_what_is_priced_as_a_matrix_product_is_lowered_to_one(body: str, target: str) -> None:
+    derived = derive(f"y[i,j] = sum[k]({body})", None, False)
+    dtypes = dict.fromkeys(program_dtypes(derived.program), "f16")
+    found = compile_for(derived, SIZES, dtypes, DEVICES[target], None)
+    vectors = target == "cpu"
+    priced = [bool(contractions(kernel, vectors=vectors)) for kernel in found.chosen.nest.kernels]
+    lowered = [
+        any(isinstance(stmt, Let) and isinstance(stmt.op, Dot) for stmt in nested(kernel.body))
+        for kernel in found.tile.kernels
+    ]
+    assert priced == lowered
+    if body in PRODUCTS:
+        assert any(priced)
+
+
+def _load(name: str, *axes: str) -> Load:
+    return Load(name, tuple(map(Axis, axes)))
+
+
+def _ordered(axes: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(axes))
+
+
+def test_factors_go_to_the_side_that_has_their_axes() -> None:
+    a, b, c, d = _load("a", "i", "k"), _load("b", "k", "j"), _load("c", "i", "j"), _load("d", "k")
+    body = call("neg", call("div", call("mul", call("mul", a, b), d), c))
+    found = contraction(factors(body), "k", free_axes, _ordered)
+    assert found is not None
+    assert (found.rows, found.columns, found.batch) == (("i",), ("j",), ())
+    assert found.left == Product((a, d)) and found.right == Product(
+        (b,)
+    )  # of two loads the left one is scaled
+    assert found.outside.under == (c,)
+    computed = call("exp", a)
+    found = contraction(factors(call("mul", call("mul", b, d), computed)), "k", free_axes, _ordered)
+    assert found is not None and found.right.load is b  # stays in its storage dtype
+    assert found.left == Product((computed, d))
+
+
+def test_the_first_axes_of_the_order_are_rows() -> None:
+    a, b = _load("a", "i", "k"), _load("b", "k", "j")
+    product = factors(call("mul", a, b))
+    found = contraction(product, "k", free_axes, lambda axes: tuple(sorted(axes, reverse=True)))
+    assert found is not None and (found.rows, found.left) == (("j",), Product((b,)))

@@ -1,0 +1,145 @@
+"""The table of functions says what is so: every column against numbers, derivatives against sympy's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+
+from eqfuse.terms import integers
+from eqfuse.terms.definitions import definition, derivatives
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.functions import CASTS, FUNCTIONS, LOGICAL, Function
+from eqfuse.terms.interpreter import Env, evaluate_expr
+from eqfuse.terms.nodes import Call, Expr, Scalar
+from eqfuse.terms.symbolic import to_sympy
+
+NUMERIC = [row for row in FUNCTIONS.values() if row.result != "truth"]
+STEPS = ("floor", "round", "sign", "floordiv")
+REPAIRS = ("finite", "invertible")
+KINKS = {"maximum": (1.0, 1.0), "minimum": (1.0, 1.0), "abs": (0.0,)}
+"""Where left and right derivatives differ."""
+
+
+def of(row: Function) -> Call:
+    return Call(row.name, tuple(map(Scalar, row.args)))
+
+
+def value(expr: Expr, row: Function, args: tuple[float, ...]) -> float:
+    scalars = dict(zip(row.args, args, strict=True))
+    return float(evaluate_expr(expr, Env(FloatDomain(), {}, scalars, {})).data)
+
+
+def samples(row: Function) -> list[tuple[float, ...]]:
+    """Arguments away from steps and kinks, in the domain of every function; both values of a condition."""
+    rng = np.random.default_rng(len(row.name))
+    points = [tuple(rng.uniform(0.1, 3.0, len(row.args))) for _ in range(6)]
+    if row.name not in ("sqrt", "rsqrt", "log"):
+        points += [tuple(-x for x in point) for point in points]
+    return points
+
+
+def slope(f: Callable[[float], float], x: float, step: float = 1e-6) -> float:
+    return (f(x + step) - f(x - step)) / (2 * step)
+
+
+@pytest.mark.parametrize("row", NUMERIC, ids=lambda row: row.name)
+def test_derivatives_are_slopes(row: Function) -> None:
+    call = Call("f64", (Scalar("x"),)) if row.name in CASTS else of(row)
+    found = derivatives(of(row))
+    assert len(found) == len(row.args)
+    points = samples(row)
+    points += [KINKS[row.name]] if row.name in KINKS else []
+    for place, derivative in enumerate(found):
+        if row.args[place] == "p":
+            assert derivative is None
+            continue
+        assert derivative is not None
+        for point in points:
+
+            def along(x: float, place: int = place, point: tuple[float, ...] = point) -> float:
+                return value(call, row, (*point[:place], x, *point[place + 1 :]))
+
+            expected = slope(along, point[place])
+            assert value(derivative, row, point) == pytest.approx(expected, abs=1e-7, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        row
+        for row in NUMERIC
+        if row.name not in (*STEPS, *REPAIRS, *CASTS, "where", "mod", "maximum", "minimum")
+    ],
+    ids=lambda row: row.name,
+)
+def test_derivatives_are_sympys(row: Function) -> None:
+    symbols = {name: sympy.Symbol(name, real=True) for name in row.args}
+
+    def symbol(leaf: Expr) -> Any:
+        assert isinstance(leaf, Scalar)
+        return symbols[leaf.name]
+
+    whole = to_sympy(of(row), symbol)
+    for name, derivative in zip(row.args, derivatives(of(row)), strict=True):
+        assert derivative is not None
+        rest = sympy.diff(whole, symbols[name]) - to_sympy(derivative, symbol)
+        for point in samples(row):
+            numbers = {
+                symbols[n]: sympy.Rational(str(round(x, 3))) for n, x in zip(row.args, point, strict=True)
+            }
+            assert abs(rest.subs(numbers).evalf(30)) < 1e-25
+
+
+@pytest.mark.parametrize("row", FUNCTIONS.values(), ids=lambda row: row.name)
+def test_truth_values_have_no_derivative(row: Function) -> None:
+    assert all(d is None for d in derivatives(of(row))) == (row.result == "truth")
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in FUNCTIONS.values() if row.definition], ids=lambda row: row.name
+)
+def test_definitions_are_equal(row: Function) -> None:
+    meaning = definition(of(row))
+    assert meaning is not None
+    for point in samples(row):
+        assert value(meaning, row, point) == pytest.approx(value(of(row), row, point), rel=1e-13)
+
+
+@pytest.mark.parametrize("row", NUMERIC, ids=lambda row: row.name)
+def test_preservation_and_order(row: Function) -> None:
+    zeros = tuple(0.0 for _ in row.args)
+    if row.name != "where":
+        with np.errstate(all="ignore"):
+            assert (value(of(row), row, zeros) == 0) == row.zero_at_zero
+    special = [tuple(rng) for rng in np.random.default_rng(0).normal(scale=20, size=(40, len(row.args)))]
+    finite = [np.isfinite(value(of(row), row, point)) for point in [*special, zeros]]
+    if row.name not in ("sqrt", "rsqrt", "log"):  # of negative numbers they are NaN
+        divides = row.name in ("div", "floordiv", "mod")
+        assert all(finite[: -1 if divides else None])
+    for place, sign in enumerate(row.order):
+        for point in samples(row):
+            higher = (*point[:place], point[place] + 0.4, *point[place + 1 :])
+            low, high = value(of(row), row, point), value(of(row), row, higher)
+            assert high >= low if sign == "+" else high <= low
+    if len(row.args) == 1 and row.parity:
+        for point in samples(row):
+            other = value(of(row), row, tuple(-x for x in point))
+            assert other == (1 if row.parity == "even" else -1) * value(of(row), row, point)
+
+
+@pytest.mark.parametrize("fact", ["nonneg"])
+def test_values_have_the_facts_that_hold(fact: str) -> None:
+    rows = [row for row in NUMERIC if fact in row.holds]
+    assert rows
+    for row in rows:
+        assert all(value(of(row), row, point) >= 0 for point in samples(row))
+
+
+def test_integers_stay_integers_as_the_table_says() -> None:
+    assert set(integers.INTEGER_FUNCTIONS) == {row.name for row in FUNCTIONS.values() if row.result == "like"}
+    truths = {row.name for row in FUNCTIONS.values() if row.result == "truth"}
+    assert set(integers.TRUTH_FUNCTIONS) == truths and set(LOGICAL) < truths
