@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
-from eqfuse.loops.plan import AxisBlock, KernelConfig
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Program, Reduce, Size, call, walk
 from eqfuse.terms.parser import parse
@@ -20,7 +21,7 @@ from eqfuse.tile.lower.program import lower
 from eqfuse.tile.walk import nested
 
 Array = np.ndarray[Any, Any]
-ROWS, COLUMNS, BLOCK = 6, 23, 4
+ROWS, COLUMNS, WIDTH = 6, 23, 4
 x, z = Load("x", (Axis("i"), Axis("j"))), Load("z", (Axis("i"), Axis("j")))
 
 
@@ -34,7 +35,7 @@ def program_of(condition: str, dtypes: Mapping[str, str], rows: int) -> tuple[Pr
     loop = Loop("j", Const(0), Size("j"), False, (Carried("s", (), Const(0.0), "s_new"),), (update,))
     store = Store("y", (Axis("i"),), (), Local("s", ()))
     nest = Nest((Kernel("rows", ("i",), (loop, store)),), (Buffer("y", ("i",), None, True),))
-    config = KernelConfig((AxisBlock("i", "grid", rows), AxisBlock("j", "loop", BLOCK)))
+    config = KernelConfig((Block("i", "grid", rows), Block("j", "loop", WIDTH)))
     return source, lower(nest, source, {"x": "f32", "z": "f32", **dtypes}, (config,))
 
 
