@@ -6,7 +6,7 @@ python -m bench.calibrate CALIBRATION.json --keep attention.json reductions.json
 Every variant that was measured and has its `work` (`bench.bundling` writes it) is one equation: what the cost model
 makes of the work, with other constants than it was recorded with, is what was measured. Least squares on the logarithms, by
 Levenberg and Marquardt; a constant that the data says nothing about stays. What is printed is what the constants of
-`extract/devices.py` and `extract/strain.py` would become, and what that would do to ranks and choices: constants
+`extract/devices.py` and `extract/residuals.py` would become, and what that would do to ranks and choices: constants
 that order plans worse than the ones there are no gain, however close their times.
 """
 
@@ -28,9 +28,9 @@ from bench.measured import MEASURED, good, spearman
 from bench.work import RATES, Work, constants_of, predicted
 from eqfuse.compiler import device_named
 from eqfuse.errors import EqfuseError
-from eqfuse.extract.strain import FACTORS
+from eqfuse.extract.residuals import SLOWDOWNS
 
-FITTED = (*(rate for rate in RATES if rate != "matrix_float"), "step", "launch", *FACTORS)
+FITTED = (*(rate for rate in RATES if rate != "matrix_float"), "step", "launch", *SLOWDOWNS)
 """Constants that are fitted. No measured kernel multiplies float32 matrices."""
 
 PRIOR = 0.3

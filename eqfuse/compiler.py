@@ -49,6 +49,7 @@ from eqfuse.threads import Lock
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.lower.program import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.passes.pipeline import passes_for, passes_of, run_passes
 from eqfuse.tile.printer import show as show_tiles
 from eqfuse.tile.triton.module import emit
 from eqfuse.verify.bound import REQUESTED
@@ -242,11 +243,12 @@ def lower_nest(
     device: Device,
     least_dot: int | None = None,
 ) -> TileProgram:
-    """The tile program of a nest. The CPU takes matrix products over shared leading axes; a GPU's matrix
+    """The tile program of a nest, after the passes of the device. The CPU takes matrix products over shared leading axes; a GPU's matrix
     unit wants `least_dot` positions of every axis (the device's own minimum by default)."""
     on_cpu = device.kind == "cpu"
     smallest = least_dot or (1 if on_cpu else TENSOR_CORE_MIN)
-    return lower_tiles(nest, program, dtypes, tuple(configs), batched_dots=on_cpu, least_dot=smallest)
+    tiles = lower_tiles(nest, program, dtypes, tuple(configs), batched_dots=on_cpu, least_dot=smallest)
+    return run_passes(tiles, passes_for(device.kind), dtypes)
 
 
 def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
@@ -279,10 +281,11 @@ def verify(
     program, loses = derived.program, plan is not None and plan.loses_infinities
     extents = small_extents(program, scalars)
     with derived.timings.stage("verify"):
+        tiles = verified_tiles(nest, program, dtypes, device)
         stages = [
             term_stage(program, derived.form(plan.form if plan else "rewritten"), extents),
             *loop_stages(program, nest, extents),
-            *tile_stages(program, verified_tiles(nest, program, dtypes, device), extents),
+            *tile_stages(program, tiles, extents),
         ]
         exprs = [output.expr for output in program.outputs]
         special: Special = "lost" if loses else "kept"
@@ -299,7 +302,8 @@ def verify(
         )
         trusted = taken_on_trust(derived.scope, derived.report.matches)
         lost = (INFINITIES_LOST,) if loses else ()
-        certificate = replace(certificate, unverified=assumptions(exprs) + trusted + lost)
+        unverified, passes = assumptions(exprs) + trusted + lost, passes_of(tiles)
+        certificate = replace(certificate, unverified=unverified, passes=passes)
     if not certificate.ok:
         raise VerificationError(
             f"the fused program was not verified: {certificate.reason}",

@@ -1,5 +1,6 @@
 """Golden files: `golden(name, text)` compares with tests/golden/<name>.txt; `--update-golden` rewrites them.
-What a module registers, no later one knows."""
+What a module registers, no later one knows. `slow` marks what `-m "not slow"` leaves out; `slow(but=[...])` keeps the cases
+whose id has one of the words."""
 
 from __future__ import annotations
 
@@ -22,6 +23,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite tests/golden/*.txt with what the code prints now; read the diff before committing it",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Takes the mark `slow` off the cases that its `but` names."""
+    kept: dict[tuple[Path, str], int] = {}
+    for item in items:
+        mark = item.get_closest_marker("slow")
+        if mark is None or not (but := mark.kwargs.get("but")):
+            continue
+        function = (item.path, item.name.partition("[")[0])
+        case = item.name.removeprefix(function[1])
+        is_kept = any(word in case for word in but)
+        kept[function] = kept.get(function, 0) + is_kept
+        if is_kept:
+            item.own_markers.remove(mark)
+    for (path, name), count in kept.items():
+        if not count and not any("::" in argument for argument in items[0].config.args):
+            raise pytest.UsageError(f"{path.name}::{name}: `slow(but=...)` names none of its cases")
 
 
 @pytest.fixture

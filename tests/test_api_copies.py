@@ -50,6 +50,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("source", ARGUMENTS)
 @pytest.mark.parametrize("made", COPIES)
+@pytest.mark.slow(but=["pickle"])
 def test_a_copy_computes_the_same(source: str, made: str) -> None:
     kernel, given = eq.compile(source), ARGUMENTS[source]
     before = COPIES[made](kernel)
@@ -65,6 +66,7 @@ def test_a_copy_computes_the_same(source: str, made: str) -> None:
 
 
 @pytest.mark.parametrize("made", COPIES)
+@pytest.mark.slow(but=["pickle"])
 def test_a_copy_of_what_was_used_in_every_way(
     made: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -119,6 +121,7 @@ def test_what_a_kernel_shows_and_raises_is_pickled_too() -> None:
 FIRST = {"state": "v, k", "lift": "x, j", "identity": "-inf, 2147483647", "order": "v, -k", "result": "v"}
 
 
+@pytest.mark.slow
 def test_another_process_gets_a_pickled_kernel(tmp_path: Path) -> None:
     with registered("foremost", **FIRST):
         kernels = [eq.compile(TWO, scalars={"c": 1e-5}), eq.compile("y[i] = foremost[j](x[i,j])")]
@@ -156,6 +159,7 @@ def test_a_pickled_kernel_does_not_take_another_reduction_for_its_own() -> None:
 
 
 @pytest.mark.parametrize("source", ARGUMENTS)
+@pytest.mark.slow(but=["argmax"])
 def test_threads_call_one_kernel_on_shapes_it_has_not_seen(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

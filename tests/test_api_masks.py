@@ -96,6 +96,7 @@ BAD = [nan_at_the_end, one_of_each, infinite_everywhere]
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("prefer", [None, *SCHEDULES])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow(but=["causal"])
 def test_excluded_values_stay_out_on_a_cpu(
     name: str, prefer: str | None, bad: Callable[[np.ndarray], None]
 ) -> None:
@@ -110,6 +111,7 @@ def test_excluded_values_stay_out_on_a_cpu(
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", ["causal", "columns first", "two masks", "not normalised", "a length"])
+@pytest.mark.slow(but=["a length", "two masks-rolling"])
 def test_excluded_values_stay_out_on_a_gpu(name: str, prefer: str) -> None:
     given = inputs(name, one_of_each)
     source = PROGRAMS[name]
@@ -153,6 +155,7 @@ def test_a_row_without_a_position_stays_nan() -> None:
         assert np.isnan(found[0]).all() and np.isfinite(found[1:20]).all(), prefer
 
 
+@pytest.mark.slow
 def test_keys_that_are_excluded_stay_out() -> None:
     source = """
         s[i,j] = where(j <= i, sum[c](q[i,c] * k[j,c]), -inf)

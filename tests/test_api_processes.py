@@ -192,6 +192,7 @@ def test_a_forked_child_evaluates_functions_that_torch_has() -> None:
     in_child(work)
 
 
+@pytest.mark.slow
 def test_a_child_that_was_forked_while_others_compile_compiles() -> None:
     done = threading.Event()
 
@@ -338,6 +339,7 @@ def test_without_a_python_to_run_compiling_says_so(
         eq.compile(SOFTMAX)
 
 
+@pytest.mark.slow
 def test_the_compiled_module_of_egglog_is_all_that_is_needed(tmp_path: Path) -> None:
     package = tmp_path / "egglog"
     package.mkdir()
@@ -379,6 +381,7 @@ print("egglog" in sys.modules, *client.processes())
 @pytest.mark.parametrize(
     "end", ["", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "import os; os._exit(0)"]
 )
+@pytest.mark.slow
 def test_processes_end_with_their_parent(end: str) -> None:
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT.format(end)],

@@ -199,6 +199,9 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow(
+    but=["a tensor and its transpose", "softmax of columns", "kernel density", "nearest neighbour"]
+)
 def test_program_in_every_schedule(name: str) -> None:
     source, given, sizes = PROGRAMS[name]
     exact = eq.reference(source)(sizes=sizes, **given)

@@ -29,6 +29,7 @@ def given(source: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("prefer", ["rolling", "split_k", "resident", "multi_pass"])
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.slow(but=["sum", "scaled-rolling"])
 def test_segments_on_every_schedule(name: str, prefer: str) -> None:
     source = SOURCES[name]
     inputs = given(source)

@@ -169,11 +169,13 @@ def row_inputs(source: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.slow(but=["rolling"])
 def test_special_rows(name: str, prefer: str) -> None:
     check(ROWS[name], prefer, x=X, **row_inputs(ROWS[name]))
 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.slow(but=["rolling"])
 def test_variance_of_special_rows(prefer: str) -> None:
     """Rows of 1e30 apart, whose variance is the square of a rounding error."""
     rows = X[~(X.abs() == 1e30).any(1)]
@@ -187,6 +189,7 @@ def test_variance_of_special_rows(prefer: str) -> None:
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30])
 @pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.slow(but=["rolling"])
 def test_causal_attention_with_special_values_where_nothing_masks_them(prefer: str, value: float) -> None:
     """The first two query rows see no key. Key 0 is seen by all others, so that whatever it holds spreads."""
     generator = torch.Generator().manual_seed(4)

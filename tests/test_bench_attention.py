@@ -33,6 +33,7 @@ def test_pairs_are_those_that_the_mask_leaves(operator: str) -> None:
     assert cell.pairs == int(seen.sum())
 
 
+@pytest.mark.slow
 def test_a_window_counts_only_what_it_shows() -> None:
     assert Cell("window_prefill", 2048).span is None
     cell = Cell("window_prefill", 8192)
@@ -102,6 +103,7 @@ def _entries(bundle: Path) -> list[dict[str, Any]]:
     return entries
 
 
+@pytest.mark.slow
 def test_a_bundle_runs_in_the_interpreter_and_a_wrong_kernel_is_told(bundle: Path, tmp_path: Path) -> None:
     right, wrong = _entries(bundle)[:2]
     for entry, base in ((right, "1.4426950408889634"), (wrong, "1.4")):
@@ -117,6 +119,7 @@ def test_a_bundle_runs_in_the_interpreter_and_a_wrong_kernel_is_told(bundle: Pat
     json.dumps(row)
 
 
+@pytest.mark.slow
 def test_a_bundled_kernel_compiles_for_hopper_without_spills(bundle: Path) -> None:
     entry = _entries(bundle)[0]
     found = compile_for((bundle / entry["file"]).read_text(), "sm_90", sizes=entry["sizes"])
@@ -187,6 +190,7 @@ def test_spearman(times: list[float], expected: float) -> None:
     assert measured.spearman([0.1, 0.2, 0.3, 40.0], times) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_report_reads_measurements_draws_them_and_tells_failures(tmp_path: Path) -> None:
     source = tmp_path / "attention_some.json"
     source.write_text(json.dumps(_content()))

@@ -41,8 +41,8 @@ def test_the_parts_of_a_prediction_add_up_to_it(cell: Cell) -> None:
     json.dumps(works)
 
 
-def _work(strain: dict[str, float] | None = None, **terms: dict[str, float]) -> Work:
-    return {"terms": terms, "strain": strain or {}}
+def _work(slowdowns: dict[str, float] | None = None, **terms: dict[str, float]) -> Work:
+    return {"terms": terms, "slowdowns": slowdowns or {}}
 
 
 def test_rates_divide_times_multiply_and_what_is_small_hides() -> None:
@@ -51,9 +51,9 @@ def test_rates_divide_times_multiply_and_what_is_small_hides() -> None:
     assert predicted(work, {"bandwidth": 2.0}, 0.0) == pytest.approx(4 + 0.2 + 3)
     assert predicted(work, {"bandwidth": 16.0}, 0.0) == pytest.approx(0.2 * 0.5 + 1 + 3)
     assert predicted(work, {"step": 2.0}, 0.0) == pytest.approx(8 + 0.2 + 5)
-    strained = _work({"alone": 1.0, "spilling": 2.0}, memory={"bandwidth": 1.0})
-    assert predicted(strained, {}, 0.0) == pytest.approx(1.25 * 3.25**2)
-    assert predicted(strained, {"spilling": 2.0}, 0.0) == pytest.approx(1.25 * 6.5**2)
+    slowed = _work({"one_block": 1.0, "spills": 2.0}, memory={"bandwidth": 1.0})
+    assert predicted(slowed, {}, 0.0) == pytest.approx(1.25 * 3.25**2)
+    assert predicted(slowed, {"spills": 2.0}, 0.0) == pytest.approx(1.25 * 6.5**2)
 
 
 def _calibration(times: dict[str, float]) -> Calibration:
@@ -110,6 +110,7 @@ def test_runs_with_other_constants_and_other_files_are_refused(tmp_path: Path) -
             Calibration.read(path)
 
 
+@pytest.mark.slow
 def test_the_constants_are_what_the_calibration_run_gives() -> None:
     calibration = Calibration.read(MEASURED / "calibration_h200.json")
     assert len(calibration.measured) > 500

@@ -82,6 +82,7 @@ def grown_by(megabytes: int) -> int:
     return peak_growth(lambda: torch.ones(megabytes * MEGABYTE // 4).sum())[1]
 
 
+@pytest.mark.slow
 def test_peak_growth_sees_memory_that_is_given_back() -> None:
     small, large = in_fresh_process(grown_by, 1), in_fresh_process(grown_by, 300)
     assert 300 * MEGABYTE <= large <= 340 * MEGABYTE
@@ -124,6 +125,7 @@ def test_unknown_benchmark_and_workload() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm signals here")
+@pytest.mark.slow
 def test_a_time_limit_ends_what_takes_longer_and_nothing_after_it() -> None:
     with pytest.raises(TimeoutError, match="not done after 1 s"), time_limit(1):
         time.sleep(5)

@@ -111,6 +111,7 @@ def _cells(bundle: Path) -> dict[str, tuple[Cell, list[dict[str, Any]]]]:
     return {cell.name: (cell, variants) for cell, variants in made}
 
 
+@pytest.mark.slow
 def test_a_bundle_runs_in_the_interpreter(bundle: Path) -> None:
     cells = {name: (cell, entries[:1]) for name, (cell, entries) in _cells(bundle).items()}
     bench = running.Bench(reductions.REDUCTIONS, running.Interpreted(), bundle, cells, with_peers=False)
@@ -169,6 +170,7 @@ def _report(tmp_path: Path) -> Report:
     return report
 
 
+@pytest.mark.slow
 def test_aims_are_told_with_what_misses_them(tmp_path: Path) -> None:
     lines = _report(tmp_path).summary
     assert any(line.startswith("met: rows over 8192, over torch.compile: 2.50x") for line in lines)

@@ -24,6 +24,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_workloads(tmp_path: Path) -> None:
     assert run("workloads", ONE, output=tmp_path / "x.json") == 0
     (row,) = rows_of(tmp_path / "x.json")
@@ -32,6 +33,7 @@ def test_workloads(tmp_path: Path) -> None:
     assert all(found["triton_from_tiles"] < 1e-6 for found in row["schedules"].values())
 
 
+@pytest.mark.slow
 def test_workloads_fails_where_emitted_source_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,12 +53,14 @@ def test_workloads_fails_where_emitted_source_is_wrong(
     )
 
 
+@pytest.mark.slow
 def test_workloads_fails_where_a_schedule_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workloads_report, "SCHEDULES", (*SCHEDULES, "sideways"))
     assert run("workloads", ONE, output=tmp_path / "x.json") == 1
     assert rows_of(tmp_path / "x.json")[0]["schedules"]["sideways"]["problems"]
 
 
+@pytest.mark.slow
 def test_compile(tmp_path: Path) -> None:
     assert run("compile", ONE, output=tmp_path / "x.json") == 0
     (row,) = rows_of(tmp_path / "x.json")
@@ -71,6 +75,7 @@ def test_emit(tmp_path: Path) -> None:
     assert all(row["spilled_bytes"] == 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_cpu(tmp_path: Path) -> None:
     assert run("cpu", ONE, output=tmp_path / "x.json") == 0
     (row,) = rows_of(tmp_path / "x.json")
@@ -133,6 +138,7 @@ def test_errors_fails_where_an_output_is_off(tmp_path: Path, monkeypatch: pytest
     assert any(0 < row["rounding_rms"] < row["fused_rms"] and not row["within"] for row in rows)
 
 
+@pytest.mark.slow
 def test_what_needs_headroom_is_named_and_nothing_else_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

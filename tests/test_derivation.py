@@ -56,6 +56,7 @@ def kernel(name: str) -> Kernel:
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.slow(but=["softmax", "rmsnorm", "variance"])
 def test_every_step_is_replayed(name: str) -> None:
     derivation = kernel(name).derivation
     assert derivation.proof.gaps == ()
@@ -72,6 +73,7 @@ def test_every_step_is_replayed(name: str) -> None:
     max_examples=4, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 @given(programs())
+@pytest.mark.slow
 def test_random_programs_are_derived(example: Example) -> None:
     try:
         found = eq.compile(example.source, target="cpu", verify=False)

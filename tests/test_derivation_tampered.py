@@ -113,6 +113,7 @@ TAMPERING = (drop_step, swap_steps, change_sign, remove_condition, rename_rule, 
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(st.sampled_from(PROGRAMS), st.sampled_from(TAMPERING), st.data())
+@pytest.mark.slow
 def test_a_tampered_derivation_is_refused(
     name: str, tamper: Callable[[Data, Draw], None], choice: st.DataObject
 ) -> None:

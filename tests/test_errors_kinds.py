@@ -129,6 +129,7 @@ NAMES = ("self", "state", "values", "start", "total", "seconds", "kernel", "x1",
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow(but=["self", "kernel"])
 def test_an_input_may_have_the_name_of_a_parameter(name: str) -> None:
     value = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
     kernel = eq.compile(f"y[i] = sum[j]({name}[i, j])", verify=False)

@@ -39,6 +39,7 @@ def printed(source: str, what: str) -> str:
     return "\n".join(kernel(source).why_not())
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_is_printed(request: pytest.FixtureRequest) -> None:
     page = PAGE.read_text(encoding="utf-8")
     fresh = EXAMPLE.sub(

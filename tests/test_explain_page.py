@@ -117,6 +117,7 @@ def in_browser(tmp_path: Path, text: str, width: int, *flags: str) -> str:
 
 @needs_browser
 @pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.slow
 def test_a_browser_lays_it_out_without_scrolling_sideways(tmp_path: Path, width: int) -> None:
     seen, *_, marks, bars = in_browser(tmp_path, page(), width).split()
     assert int(seen) <= width
@@ -124,6 +125,7 @@ def test_a_browser_lays_it_out_without_scrolling_sideways(tmp_path: Path, width:
 
 
 @needs_browser
+@pytest.mark.slow
 def test_a_browser_shows_it_dark_where_that_is_preferred(tmp_path: Path) -> None:
     light = in_browser(tmp_path / "light", page(), 1280)
     dark = in_browser(tmp_path / "dark", page(), 1280, "--blink-settings=preferredColorScheme=0")

@@ -78,6 +78,7 @@ def test_the_list_of_an_axis_is_that_of_its_parts_merged(name: str, count: int) 
 
 
 @pytest.mark.parametrize("count", [1, 2, 24, 26, 64, 256])
+@pytest.mark.slow(but=["[2]"])
 def test_as_many_ranks_as_are_asked_for(count: int) -> None:
     x = np.random.default_rng(count).integers(0, 40, (3, 600)).astype(np.float32)
     x[0, [5, 77]], x[1, :590], x[2, ::7] = np.nan, -np.inf, np.inf
@@ -94,6 +95,7 @@ def test_as_many_ranks_as_are_asked_for(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [5, 64])
+@pytest.mark.slow(but=["5"])
 def test_a_stream_of_many_ranks(count: int) -> None:
     x = torch.randint(0, 30, (3, 200), generator=torch.Generator().manual_seed(9)).float()
     x[0, 150], x[1] = torch.nan, -torch.inf
@@ -109,6 +111,7 @@ def test_a_stream_of_many_ranks(count: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
+@pytest.mark.slow(but=["dtype3"])
 def test_ranks_of_other_dtypes(dtype: torch.dtype) -> None:
     x = torch.randint(-9, 9, (4, 50), generator=torch.Generator().manual_seed(3)).to(dtype)
     values, places = torch.sort(x, dim=1, descending=True, stable=True)
@@ -119,6 +122,7 @@ def test_ranks_of_other_dtypes(dtype: torch.dtype) -> None:
         assert torch.equal(found[0], values[:, :5]) and torch.equal(found[1], places[:, :5]), schedule
 
 
+@pytest.mark.slow
 def test_ranks_of_what_a_mask_keeps() -> None:
     source = "k: axis[3]\nv[i, k], p[i, k] = topk[j, k](where(j <= i, x[i, j], -inf))"
     x = np.random.default_rng(4).standard_normal((6, 6)).astype(np.float32)
@@ -144,6 +148,7 @@ NUCLEUS = """
 
 
 @pytest.mark.parametrize("count", [4, 16, 64])
+@pytest.mark.slow
 def test_the_first_ranks_and_of_them_what_adds_up(count: int) -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(7))
     values, places = torch.sort(logits, dim=1, descending=True, stable=True)
@@ -200,6 +205,7 @@ def test_the_derivation_of_ranks_is_replayed() -> None:
     assert not again.check(TOPK.format(3).replace("x[i, j])", "-x[i, j])"))
 
 
+@pytest.mark.slow
 def test_ranks_of_ones_own_with_a_payload() -> None:
     c = np.random.default_rng(1).integers(0, 5, (4, 23)).astype(np.float32)
     s = np.random.default_rng(2).standard_normal((4, 23)).astype(np.float32)
@@ -214,6 +220,7 @@ def test_ranks_of_ones_own_with_a_payload() -> None:
                 np.testing.assert_array_equal(got, np.take_along_axis(want, order, 1), err_msg=schedule)
 
 
+@pytest.mark.slow
 def test_routing_by_logits_in_every_way() -> None:
     generator = torch.Generator().manual_seed(5)
     x, W = torch.randn(7, 33, generator=generator), torch.randn(21, 33, generator=generator)

@@ -207,6 +207,7 @@ def test_a_kernel_keeps_the_rules_that_it_was_compiled_with() -> None:
     assert {plan.schedule for plan in kernel.plans()} == {"resident", "multi_pass"}
 
 
+@pytest.mark.slow
 def test_a_rule_that_never_ends_is_stopped_and_named() -> None:
     grow = eq.rule("grow", "sum[j](a)", "sum[j](a + 1) - N(j)")
     with eq.rules(grow):

@@ -94,6 +94,7 @@ def close(found: Sequence[Any], wanted: Sequence[torch.Tensor], way: str) -> Non
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", SAME)
+@pytest.mark.slow(but=["logsumexp", "argmax-alone", "var-masked"])
 def test_every_schedule_equals_torch(name: str, place: str) -> None:
     """Each cell of the table: verified and equal, or refused for its reason, by every schedule and as a stream."""
     x = np.random.default_rng(7).standard_normal((4, 21)).astype(np.float32)
@@ -110,6 +111,7 @@ def test_every_schedule_equals_torch(name: str, place: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", SAME)
+@pytest.mark.slow(but=["logsumexp", "argmax", "topk-alone"])
 def test_every_stream_equals_torch(name: str, place: str) -> None:
     """The rest of the table: two pages that were seen apart, merged."""
     x = np.random.default_rng(7).standard_normal((4, 21)).astype(np.float32)
@@ -130,6 +132,7 @@ def test_every_stream_equals_torch(name: str, place: str) -> None:
     close(found if isinstance(found, tuple) else (found,), wanted, "stream")
 
 
+@pytest.mark.slow
 def test_ties_and_nan_are_as_in_torch() -> None:
     x = np.random.default_rng(9).standard_normal((6, 19)).astype(np.float32)
     x[0, [3, 9]] = 7.0
@@ -170,6 +173,7 @@ def test_more_ranks_than_positions_give_what_comes_last() -> None:
         np.testing.assert_array_equal(places[0], [1, 2, 0, 3], err_msg=schedule)
 
 
+@pytest.mark.slow
 def test_an_order_is_what_it_says_as_a_combine() -> None:
     """The first of all states, searched key by key, against the same fold combined two by two."""
     x = np.random.default_rng(11).integers(-2, 3, (9, 33)).astype(np.float32)

@@ -65,6 +65,7 @@ def close(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow(but=["softmax statistics", "masked", "of everything"])
 def test_pages_in_any_grouping_equal_one_call(name: str) -> None:
     x = torch.randn(4, sum(PAGES), generator=torch.Generator().manual_seed(2))
     kernel = eq.compile(PROGRAMS[name])
@@ -76,6 +77,7 @@ def test_pages_in_any_grouping_equal_one_call(name: str) -> None:
     close(in_parts(kernel, [{**page, **last} for page in pages], **last), expected)
 
 
+@pytest.mark.slow
 def test_attention_over_pages_of_keys() -> None:
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(n, 8, generator=generator) for n in (6, sum(PAGES), sum(PAGES)))

@@ -22,6 +22,7 @@ def tidy() -> Iterator[None]:
         forget(name)
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs_and_prints_what_it_says(tidy: None, capsys: pytest.CaptureFixture[str]) -> None:
     scope: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL):

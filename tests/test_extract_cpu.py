@@ -9,9 +9,10 @@ import pytest
 
 from eqfuse.compiler import Compiled, compile_for, derive
 from eqfuse.extract.devices import DEVICES
-from eqfuse.extract.mask_coverage import cuts, visited
+from eqfuse.extract.mask_coverage import Coverage, covering
+from eqfuse.extract.residuals import CPU as MEASURED
 from eqfuse.extract.shape import Shape
-from eqfuse.extract.spread import LEAST_WORK, spread
+from eqfuse.extract.tile_sizes_cpu import share_out
 from eqfuse.loops.nodes import Kernel
 from eqfuse.terms.types import program_dtypes
 
@@ -54,20 +55,20 @@ def only_kernel(found: Compiled) -> tuple[Kernel, dict[str, int]]:
 def test_tiles_that_a_predicate_empties_are_not_counted(condition: str, share: float) -> None:
     kernel, blocks = only_kernel(compiled(attention(condition), SIZES, "rolling"))
     shape = Shape(SIZES, {})
-    found = visited(kernel, {**blocks, "i": 256, "j": 256}, shape)
+    found = Coverage(kernel, shape).visited({**blocks, "i": 256, "j": 256})
     assert found == {"j": round(share * 1024)}
 
 
 @pytest.mark.parametrize("condition", ["j <= n[h]", "w > j", "Q[h,i,0] > 0"])
 def test_predicates_of_data_count_as_true(condition: str) -> None:
     kernel, blocks = only_kernel(compiled(attention(condition), SIZES, "rolling"))
-    assert not cuts(kernel)
-    assert visited(kernel, blocks, Shape(SIZES, {})) == {}
+    assert not covering(kernel)
+    assert Coverage(kernel, Shape(SIZES, {})).visited(blocks) == {}
 
 
 def test_a_sum_that_a_false_predicate_does_not_empty_is_not_cut() -> None:
     found = compiled("y[i] = sum[j](where(j <= i, x[i,j], 1) * z[i,j])", {"i": 64, "j": 64}, "rolling")
-    assert not cuts(only_kernel(found)[0])
+    assert not covering(only_kernel(found)[0])
 
 
 def test_the_cost_model_prefers_loops_that_are_cut() -> None:
@@ -75,7 +76,7 @@ def test_the_cost_model_prefers_loops_that_are_cut() -> None:
     assert found.chosen.plan.schedule == "rolling"
     kernel, blocks = only_kernel(found)
     assert blocks["i"] <= 256 and blocks["j"] <= 256
-    assert math.prod(math.ceil(SIZES[a] / blocks[a]) for a in kernel.parallel) >= 2 * CPU.units
+    assert math.prod(math.ceil(SIZES[a] / blocks[a]) for a in kernel.parallel) >= 2 * CPU.sms
 
 
 def test_heads_of_a_single_query_are_shared_out() -> None:
@@ -86,7 +87,7 @@ def test_heads_of_a_single_query_are_shared_out() -> None:
     """
     sizes = {"h": 8, "j": 8192, "d": 64, "e": 64}
     _, blocks = only_kernel(compiled(source, sizes, "resident"))
-    assert math.ceil(sizes["h"] / blocks["h"]) >= CPU.units
+    assert math.ceil(sizes["h"] / blocks["h"]) >= CPU.sms
     _, small = only_kernel(compiled(source, {**sizes, "j": 16}, "resident"))
     assert small["h"] == 8  # too little for a thread
 
@@ -105,11 +106,11 @@ def test_packed_heads_stay_together() -> None:
     assert blocks["h"] == 4
 
 
-def test_spread_stops_where_blocks_are_too_small_or_fixed() -> None:
+def test_sharing_out_stops_where_blocks_are_too_small_or_fixed() -> None:
     kernel, blocks = only_kernel(compiled("y[i] = sum[j](exp(x[i,j]))", {"i": 4096, "j": 1024}, "resident"))
     shape = Shape({"i": 4096, "j": 1024}, {})
     whole = {**blocks, "i": 4096}
-    assert spread(kernel, whole, (), shape, 4)["i"] == 1024
-    assert spread(kernel, whole, ("i",), shape, 4) == whole
-    few = spread(kernel, whole, (), shape, 1 << 20)["i"]
-    assert 1 < few < 1024 and few * 1024 * 3 >= LEAST_WORK
+    assert share_out(kernel, whole, (), shape, 4)["i"] == 1024
+    assert share_out(kernel, whole, ("i",), shape, 4) == whole
+    few = share_out(kernel, whole, (), shape, 1 << 20)["i"]
+    assert 1 < few < 1024 and few * 1024 * 3 >= MEASURED.least_work

@@ -108,6 +108,7 @@ def test_a_schedule_can_be_forced(schedule: str) -> None:
     ("name", "axis"),
     [(name, axis) for name, (_, extents) in PROGRAMS.items() for axis in extents if name != "one position"],
 )
+@pytest.mark.slow(but=["sm_90"])
 def test_twice_the_extent_is_never_cheaper(name: str, axis: str, target: str) -> None:
     source, extents = PROGRAMS[name]
     once = cheapest(source, extents, target)
@@ -149,7 +150,7 @@ def test_decoding_fills_the_device(target: str) -> None:
     plan = compiled(ATTENTION, DECODE, target).chosen.plan
     assert plan.schedule == "split_k"
     assert plan.shards > 1
-    assert DECODE["h"] * plan.shards >= DEVICES[target].units / 2
+    assert DECODE["h"] * plan.shards >= DEVICES[target].sms / 2
 
 
 # -- configuration -----------------------------------------------------------------------------------------
@@ -242,6 +243,7 @@ O[b,h,i,e] = sum[f](q[b,h,i,f] * A[b,h,f,e]) / z[b,h,i]
 
 @pytest.mark.parametrize("extent", [1, 8, 64, 256])
 @pytest.mark.parametrize("source", [SOFTMAX, ATTENTION, GEMM, FEATURES])
+@pytest.mark.slow(but=["A[i,k]"])
 def test_a_plan_has_the_schedule_that_it_is_named_after(source: str, extent: int) -> None:
     derived = derive(source, None, False)
     extents = dict.fromkeys(nominal_extents(derived.program), extent)

@@ -11,7 +11,7 @@ from bench.reductions_cells import Cell
 from eqfuse import compiler
 from eqfuse.compiler import Compiled
 from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
-from eqfuse.extract.resources import bytes_read_again, shared_bytes, side_by_side
+from eqfuse.extract.resources import bytes_read_again, shared_bytes, two_per_sm
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
@@ -118,7 +118,7 @@ def test_no_more_shards_than_units_where_a_unit_has_room_for_one() -> None:
     )
     shape = shape_of(compiled.chosen.nest, compiled.extents, dtypes, compiled.chosen.plan.shards)
     blocks = {b.axis: b.size or shape.extents[b.axis] for b in partial[1].blocks}
-    assert not side_by_side(partial[0], blocks, partial[1], shape, H200)
+    assert not two_per_sm(partial[0], blocks, partial[1], shape, H200)
     assert compiled.chosen.plan.shards == 16  # and 8 heads: 128 instances, 132 units
 
 

@@ -44,6 +44,7 @@ SOFTMAX = Example(
     suppress_health_check=list(HealthCheck),
 )
 @hypothesis.given(programs())
+@pytest.mark.slow
 def test_every_schedule_of_a_random_program_is_right(example: Example) -> None:
     outcome = check(example)
     assert not outcome.failed, f"{outcome.kind}: {outcome.why}\n{example}"

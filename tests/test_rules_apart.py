@@ -71,6 +71,7 @@ def drawn(tensors: dict[str, str]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", [*APART, *WHOLE])
+@pytest.mark.slow(but=["quotients-resident", "layer norm, scaled and shifted, and a product-rolling"])
 def test_every_schedule_is_there_and_right(name: str, prefer: str) -> None:
     source, tensors = {**APART, **WHOLE}[name]
     kernel = eq.compile(source, prefer=prefer)
@@ -83,6 +84,7 @@ def test_every_schedule_is_there_and_right(name: str, prefer: str) -> None:
 
 
 @pytest.mark.parametrize("name", APART)
+@pytest.mark.slow(but=["under a mask, rounded"])
 def test_what_is_taken_apart_says_so(name: str) -> None:
     kernel = eq.compile(APART[name][0], prefer="rolling")
     assert kernel.plan.form == "apart" and "terms taken apart" in repr(kernel.plan)
@@ -99,6 +101,7 @@ def test_what_fuses_otherwise_is_left_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.slow(but=["resident"])
 def test_a_weight_of_nothing_makes_a_divergence_infinite(name: str, prefer: str) -> None:
     """log of a sum that is 0 while every value is -inf, until one is not."""
     source, tensors = WHOLE[name]

@@ -165,5 +165,6 @@ def fired() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("ruleset", dict.fromkeys(DISTRIBUTED + MERGE), ids=lambda ruleset: ruleset.name)
+@pytest.mark.slow
 def test_every_rule_fires(ruleset: RuleSet, fired: Mapping[str, int]) -> None:
     assert [rule.name for rule in ruleset.rules if not fired.get(rule.name)] == []

@@ -100,6 +100,7 @@ UNFUSED = {
 
 @pytest.mark.parametrize("schedule", ["rolling", "split_k", "resident"])
 @pytest.mark.parametrize("name", FUSED)
+@pytest.mark.slow(but=["rolling"])
 def test_what_is_fused_is_verified(name: str, schedule: str) -> None:
     assert eq.compile(FUSED[name], target="cpu", prefer=schedule).certificate.ok
 

@@ -115,6 +115,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_long_work_shows_itself_on_a_terminal_alone() -> None:
     quiet = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, check=True)
     assert quiet.stderr == "" and quiet.stdout == "done\n"

@@ -71,6 +71,7 @@ def test_a_cast_changes_values() -> None:
     domain = FloatDomain()
     assert domain.call("f16", [np.array(1 + 2.0**-12)]) == 1.0
     assert domain.call("f8e4m3", [np.array(17.0)]) == 16.0
+    assert domain.call("f8e4m3", [np.array(np.inf)]) == 448.0  # of torch's versions some give NaN
     assert domain.call("f64", [np.array(1 + 2.0**-50)]) == 1 + 2.0**-50
 
 

@@ -13,7 +13,9 @@ from bench.bundling import Emitted, Emitter, same_kernels
 from bench.workloads import WORKLOADS
 from eqfuse.compiler import device_named
 from eqfuse.extract.candidates import shape_of
-from eqfuse.extract.resources import REGISTERS, registers, shared_bytes
+from eqfuse.extract.devices import DEVICES
+from eqfuse.extract.residuals import H200
+from eqfuse.extract.resources import registers, shared_bytes
 from eqfuse.tile.triton.aot import KernelReport, compile_for
 
 WGMMA = ("mla", "mha_speculative", "quant_gemm")
@@ -54,6 +56,7 @@ def _compiled(emitter: Emitter, cells: Sequence[Cell]) -> dict[str, tuple[Emitte
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.slow(but=["causal_prefill", "causal_decode"])
 def test_what_the_benchmark_of_attention_runs_does_not_spill(operator: str, emitter: Emitter) -> None:
     cells = [cell for cell in grid() if cell.operator == operator]
     for cell, (chosen, reports) in zip(cells, _compiled(emitter, cells).values(), strict=True):
@@ -110,9 +113,9 @@ def test_the_estimate_of_registers_tells_what_spills() -> None:
         return {"b": 1, "h": 1, "i": i, "j": j, "e": 128, "d": 128}
 
     # Compiled with these blocks, the first two spill nothing, the last two 200 and 1448 bytes.
-    assert registers(kernel, blocks(64, 64), 4, 32, shape) <= REGISTERS
-    assert registers(kernel, blocks(128, 64), 8, 32, shape) <= REGISTERS
-    assert registers(kernel, blocks(128, 64), 4, 32, shape) > REGISTERS
-    assert registers(kernel, blocks(256, 64), 4, 32, shape) > REGISTERS
+    assert registers(kernel, blocks(64, 64), 4, DEVICES["sm_90"], shape) <= H200.registers
+    assert registers(kernel, blocks(128, 64), 8, DEVICES["sm_90"], shape) <= H200.registers
+    assert registers(kernel, blocks(128, 64), 4, DEVICES["sm_90"], shape) > H200.registers
+    assert registers(kernel, blocks(256, 64), 4, DEVICES["sm_90"], shape) > H200.registers
     # Q once, K and V three times.
     assert shared_bytes(kernel, blocks(128, 64), 3, shape) == 128 << 10

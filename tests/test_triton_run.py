@@ -84,6 +84,7 @@ def test_row_sums(block: object, columns: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("size", [(70, 70, 24), (16, 33, 16), (1, 5, 40)])
+@pytest.mark.slow(but=["size1"])
 def test_causal_attention(dtype: str, size: tuple[int, int, int]) -> None:
     rows, columns, depth = size
     torch_dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[dtype]
@@ -150,7 +151,7 @@ REFERENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "invertible": lambda x: torch.where(x.isinf() | (x == 0), 1, x),
     "f16": lambda x: x.half().double(),
     "bf16": lambda x: x.bfloat16().double(),
-    "f8e4m3": lambda x: x.float().to(torch.float8_e4m3fn).double(),
+    "f8e4m3": lambda x: x.float().clamp(-448, 448).to(torch.float8_e4m3fn).double(),
 }
 
 

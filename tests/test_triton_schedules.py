@@ -127,7 +127,7 @@ def test_heads_are_not_packed_where_queries_are_rows() -> None:
 @pytest.mark.parametrize("name", ["causal_decode", "gqa_decode"])
 def test_shards_fill_the_device_once(name: str, length: int) -> None:
     made = ahead(name, j=length)
-    plan, units = made.compiled.chosen.plan, made.compiled.device.units
+    plan, units = made.compiled.chosen.plan, made.compiled.device.sms
     instances = plan.shards * made.sizes["h"] // (blocks(made)["h"] or 1)
     assert plan.schedule == "split_k"
     assert units <= instances <= 2 * units

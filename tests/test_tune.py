@@ -111,6 +111,7 @@ def test_the_next_process_times_nothing(x: torch.Tensor, largest_wins: list[Cand
     assert not kernel.tune(x=x, again=True).kept and largest_wins
 
 
+@pytest.mark.slow
 def test_other_sizes_dtypes_and_constants_are_kept_apart(
     x: torch.Tensor, largest_wins: list[Candidate], cache: Path
 ) -> None:
@@ -165,6 +166,7 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 @pytest.mark.parametrize("damage, reason", BROKEN.values(), ids=BROKEN)
+@pytest.mark.slow(but=["cut off", "another key"])
 def test_a_file_that_no_search_wrote_is_ignored_with_a_note(
     damage: Callable[[str], str],
     reason: str,

@@ -121,6 +121,7 @@ def test_group_norm_over_channels_that_are_not_split() -> None:
 
 
 @pytest.mark.parametrize("text", [PADDED_CONVOLUTION, "r: axis[3]\ns: axis[3]" + PADDED_CONVOLUTION])
+@pytest.mark.slow(but=["text1"])
 def test_many_axes_have_compact_sizes(text: str) -> None:
     """Their product is what verification takes; axes of one tensor still differ, and have ragged last tiles."""
     program = parse(text)

@@ -12,6 +12,7 @@ from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Reduce, Scalar, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.tile.lower.program import lower
+from eqfuse.tile.passes.pipeline import GPU_PASSES, run_passes
 from eqfuse.tile.triton.module import emit
 
 LOW, ZERO = Const(-math.inf), Const(0.0)
@@ -29,7 +30,7 @@ class Case:
         self, dtypes: Mapping[str, str], name: str = "compute", sizes: Mapping[str, int] | None = None
     ) -> str:
         source = parse(self.source)
-        program = lower(self.nest, source, dtypes, self.configs)
+        program = run_passes(lower(self.nest, source, dtypes, self.configs), GPU_PASSES, dtypes)
         return emit(program, source, dtypes, self.configs, name=name, sizes=sizes)
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
-from eqfuse.extract.lasting import for_lasting
 from eqfuse.extract.partition import WHOLE_LIMIT, KernelShape, Partition, work
-from eqfuse.extract.resources import shared_bytes, side_by_side
+from eqfuse.extract.resources import shared_bytes, two_per_sm
+from eqfuse.extract.roles import power_of_two
 from eqfuse.extract.shape import Shape
-from eqfuse.extract.tile_sizes import configure, folds_rows_and_columns, power_of_two
+from eqfuse.extract.tile_sizes import configure, folds_rows_and_columns
 from eqfuse.loops.kernel_axes import narrowed
 from eqfuse.loops.lower import lower
 from eqfuse.loops.nodes import Kernel as LoopKernel
@@ -44,8 +44,8 @@ RESIDENT_ROW = 2048
 
 MAX_SHARDS = 64
 
-UNIT_WARPS = 8
-"""Warps that a unit should have, of instances that are smaller."""
+SM_WARPS = 8
+"""Warps that an SM should have, of thread blocks that are smaller."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Search:
         plan = Plan(name, plans, shards=shards)
         shape = shape_of(nest, extents, self._kinds, shards)
         kernels_here = configured(nest, shape, self.device)
-        configs = tuple(self._configured(k, shape) for k in kernels_here)
+        configs = tuple(configure(k, shape, self.device) for k in kernels_here)
         seconds = dict.fromkeys((k.name for k in plans), 0.0)
         terms: list[list[Term]] = []
         reason = ""
@@ -166,13 +166,9 @@ class Search:
         """The extents that are an axis's own, as they are shown."""
         return tuple((axis, size) for axis, size in extents.items() if axis not in self.program.domains)
 
-    def _configured(self, kernel: LoopKernel, shape: Shape) -> KernelConfig:
-        config = configure(kernel, shape, self.device)
-        return for_lasting(kernel, config, shape, self.device) if self.device.kind == "gpu" else config
-
     def _shards(self, nest: Nest, extents: Mapping[str, int]) -> int:
-        """As many shards as the device runs at once, two instances to a unit where both fit (more of few warps), none
-        shorter than a tile: one more would wait for a unit to be free, and each has to be merged."""
+        """As many shards as the device runs at once, two thread blocks to an SM where both fit (more of few warps), none
+        shorter than a tile: one more would wait for an SM to be free, and each has to be merged."""
         shape = shape_of(nest, extents, self._kinds, MAX_SHARDS)
         most = 2
         for kernel in configured(nest, shape, self.device):
@@ -183,13 +179,13 @@ class Search:
                     b.axis: math.ceil(shape.extents[b.axis] / (b.valid or b.size)) if b.size else 1
                     for b in config.blocks
                 }
-                instances = math.prod(counts[a] for a in kernel.parallel if a not in divided)
+                grid = math.prod(counts[a] for a in kernel.parallel if a not in divided)
                 blocks = config.sizes(shape.extents)
-                both = side_by_side(kernel, blocks, config, shape, self.device)
+                both = two_per_sm(kernel, blocks, config, shape, self.device)
                 # What is folded along both axes is merged with its columns: each part more costs.
-                few = folds_rows_and_columns(kernel) or config.warps * 2 > UNIT_WARPS
-                at_once = (2 if few else UNIT_WARPS // config.warps) if both else 1
-                room = at_once * self.device.units // instances
+                few = folds_rows_and_columns(kernel) or config.warps * 2 > SM_WARPS
+                at_once = (2 if few else SM_WARPS // config.warps) if both else 1
+                room = at_once * self.device.sms // grid
                 tiles = min(counts.get(axis, 1) for axis in divided.values())
                 most = max(most, min(1 << max(room, 1).bit_length() - 1, tiles, MAX_SHARDS))
         return most

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from eqfuse.extract.residuals import H200, Residuals
+
 
 @dataclass(frozen=True)
 class Device:
     """bandwidth and cache_bandwidth in bytes/s; matrix (half and float32), elementwise and special-function
-    rates in operations/s; launch and step in seconds; cache and tile in bytes; a tile is what one program
-    instance can keep on chip. `units` program instances run at once; `lanes` are the threads of a warp,
-    `rows` those of a matrix product that runs at the full rate, `stages` the tiles of a loop that may be under way
-    (where they wait in registers instead of in shared memory, fewer)."""
+    rates in operations/s; launch and step in seconds; cache, tile and shared in bytes: a tile is what one thread block
+    can keep in registers, `shared` the shared memory of an SM. `sms` are the SMs of a GPU, or the threads of a CPU;
+    `lanes` are the threads of a warp, `rows` those of a matrix product that runs at the full rate, `stages` the tiles
+    of a loop that may be under way (where they wait in registers instead of in shared memory, fewer)."""
 
     name: str
     kind: str  # "cpu" or "gpu"
@@ -29,12 +31,13 @@ class Device:
     special: float
     launch: float
     step: float
-    units: int
+    sms: int
     tile: int
     shared: int
     lanes: int = 32
     rows: int = 16
     stages: int = 4
+    residuals: Residuals = H200
 
 
 DEVICES: Mapping[str, Device] = {

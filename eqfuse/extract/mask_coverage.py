@@ -1,4 +1,4 @@
-"""What part of a loop's range the predicates of `where` leave to walk: tiles that they empty are not visited."""
+"""Mask coverage: what part of a loop's range the predicates of `where` leave to walk. Tiles that they empty are not visited."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size, free_axes, walk
 _SAMPLED_BLOCKS = 32
 """Blocks of an axis at which predicates are tried, in each of them the first, a middle and the last position."""
 
-Cuts = Mapping[Expr, bool]
+Predicates = Mapping[Expr, bool]
 """Predicates, each with the truth value without which a tile changes nothing."""
 
 
 @lru_cache(KEPT)
-def cuts(kernel: Kernel) -> Mapping[str, Cuts]:
-    """The predicates of positions and sizes alone that cut the range of every loop over an axis."""
+def covering(kernel: Kernel) -> Mapping[str, Predicates]:
+    """The predicates of positions and sizes alone that narrow the range of every loop over an axis."""
     found: dict[str, dict[Expr, bool]] = {}
     for loop in (loop for loop in loops_in(kernel.body) if not loop.unit):
         mine = {
@@ -43,15 +43,30 @@ def cuts(kernel: Kernel) -> Mapping[str, Cuts]:
     return {axis: mine for axis, mine in found.items() if mine}
 
 
-def visited(kernel: Kernel, blocks: Mapping[str, int], shape: Shape) -> dict[str, int]:
-    """How many positions of each axis whose loops are cut are walked, on average over the blocks of the others."""
-    return {
-        axis: max(1, round(_share(mine, blocks, shape) * shape.extents[axis]))
-        for axis, mine in cuts(kernel).items()
-    }
+class Coverage:
+    """How much of each axis whose loops are masked is walked, at one shape."""
+
+    def __init__(self, kernel: Kernel, shape: Shape) -> None:
+        self._shape = shape
+        self._axes = {
+            axis: (mine, sorted(frozenset[str]().union(*map(free_axes, mine))))
+            for axis, mine in covering(kernel).items()
+        }
+        self._known: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def visited(self, blocks: Mapping[str, int]) -> dict[str, int]:
+        """How many positions of each such axis are walked, on average over the blocks of the others."""
+        found: dict[str, int] = {}
+        for axis, (mine, axes) in self._axes.items():
+            key = axis, tuple(blocks.get(a, 1) for a in axes)
+            if key not in self._known:
+                share = _share(mine, blocks, self._shape)
+                self._known[key] = max(1, round(share * self._shape.extents[axis]))
+            found[axis] = self._known[key]
+        return found
 
 
-def _share(predicates: Cuts, blocks: Mapping[str, int], shape: Shape) -> float:
+def _share(predicates: Predicates, blocks: Mapping[str, int], shape: Shape) -> float:
     """The share of tiles in which some sampled position has all the truth values that are wanted."""
     axes = sorted(frozenset[str]().union(*map(free_axes, predicates)))
     places = {axis: _sampled(shape.extents[axis], blocks.get(axis, 1)) for axis in axes}

@@ -11,8 +11,9 @@ from eqfuse.extract.candidates import Candidate, configured, shape_of
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
 from eqfuse.extract.resources import shared_bytes
+from eqfuse.extract.roles import power_of_two
 from eqfuse.extract.shape import BYTES, Shape
-from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN, power_of_two
+from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.kernel_axes import quotients
 from eqfuse.loops.nodes import Kernel

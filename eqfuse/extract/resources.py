@@ -1,4 +1,4 @@
-"""What one GPU program instance needs on chip: registers of a thread, and shared memory of a block."""
+"""What a thread block needs of an SM: registers of a thread, shared memory, and so its occupancy."""
 
 from __future__ import annotations
 
@@ -16,16 +16,6 @@ from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.nodes import Axis, Load, Local, Reduce, free_axes, walk
 
-REGISTERS = 168
-"""Values that a thread can hold besides addresses and what instructions take: up to here ptxas spilled
-nothing in kernels compiled for sm_90 with 4 and 8 warps, blocks halved and doubled."""
-
-FEW_REGISTERS = 128
-"""Up to here 4 warps are enough, and more instances run side by side."""
-
-ADDRESSES = 40
-"""Registers of a thread besides the values: addresses, masks, what instructions take."""
-
 REGISTER_BYTES = 4
 
 VECTOR_BYTES = 16
@@ -35,9 +25,8 @@ WARPGROUP_ROWS = 64
 """Rows from which a matrix product reads its operands from shared memory (wgmma); with fewer, they pass
 through registers."""
 
-WIDEST, SECOND = 1.5, 0.5
-"""How often the widest value that is computed counts, and the next one over other axes: a value is made
-while another is used up. States are updated in place."""
+WARPGROUP = 4
+"""Warps that multiply matrices together; such a group takes WARPGROUP_ROWS rows at a time."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +113,7 @@ def rows(contraction: Contraction, blocks: Mapping[str, int]) -> int:
     return _size(contraction.rows, blocks)
 
 
-def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, lanes: int, shape: Shape) -> float:
+def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Device, shape: Shape) -> float:
     """32-bit values that a thread holds at once: what loops carry, the widest values that are computed,
     and operands of matrix products that pass through registers on their way to shared memory. Without
     tensor cores (float32) both operands are unrolled into them whole, with conversions of layout."""
@@ -157,28 +146,53 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, lanes: int,
             ):
                 passing += elements / 4
     widest, second = sorted((*(_size(axes, blocks) for axes in made), 1, 1))[:-3:-1]
-    return (carried + WIDEST * widest + SECOND * second + passing) / (warps * lanes)
+    weights = device.residuals
+    return (carried + weights.widest * widest + weights.second * second + passing) / (warps * device.lanes)
 
 
-def side_by_side(
+def two_per_sm(
     kernel: Kernel, blocks: Mapping[str, int], config: KernelConfig, shape: Shape, device: Device
 ) -> bool:
-    """Whether two instances of a kernel run in one unit of a GPU: shared memory and registers hold both."""
+    """Whether the shared memory and the registers of an SM hold two thread blocks of a kernel."""
     if not products(kernel):
         return True
     in_shared = 2 * shared_bytes(kernel, blocks, config.stages, shape) <= device.shared
-    return in_shared and fits_twice(kernel, blocks, config.warps, shape, device)
+    return in_shared and registers_for_two(kernel, blocks, config.warps, shape, device)
 
 
-def fits_twice(kernel: Kernel, blocks: Mapping[str, int], warps: int, shape: Shape, device: Device) -> bool:
-    """Whether the registers of a unit hold two instances; half of them are what the device calls a tile."""
-    held = registers(kernel, blocks, warps, device.lanes, shape) + ADDRESSES
+def registers_for_two(
+    kernel: Kernel, blocks: Mapping[str, int], warps: int, shape: Shape, device: Device
+) -> bool:
+    """Whether the registers of an SM hold two thread blocks; half of them are what the device calls a tile."""
+    held = registers(kernel, blocks, warps, device, shape) + device.residuals.addresses
     return held * warps * device.lanes * REGISTER_BYTES <= device.tile
+
+
+def slowdowns(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> dict[str, float]:
+    """Which factors of Residuals.slowdowns apply, and to which power. None does to a kernel without matrix products,
+    whose tiles are used up as they are loaded."""
+    if not products(kernel):
+        return {}
+    blocks = config.sizes(shape.extents)
+    found: dict[str, float] = {}
+    held = registers(kernel, blocks, config.warps, device, shape)
+    if held > device.residuals.registers:
+        found["spills"] = math.log2(held / device.residuals.registers)
+    if 2 * shared_bytes(kernel, blocks, config.stages, shape) > device.shared:
+        found["one_block"] = 1.0
+    sides = frozenset[str]().union(*(p.contraction.apart for p in products(kernel)))
+    most = max((blocks[a] for a in kernel.parallel if a in sides), default=1)
+    if most >= WARPGROUP_ROWS == device.rows:
+        if config.warps < WARPGROUP:
+            found["few_warps"] = 1.0
+        elif most * WARPGROUP < WARPGROUP_ROWS * config.warps:
+            found["shared_rows"] = 1.0
+    return found
 
 
 @lru_cache(KEPT)
 def sharded_axes(kernel: Kernel) -> Mapping[str, str]:
-    """Looped axes of which each program instance walks one shard, with the parallel axis that counts shards."""
+    """Looped axes of which each thread block walks one shard, with the parallel axis that counts shards."""
     found: dict[str, str] = {}
     axes = kernel_axes(kernel)
     for stmt in statements(kernel.body):

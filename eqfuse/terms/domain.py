@@ -21,6 +21,10 @@ class Domain(Protocol):
     def full(self, shape: tuple[int, ...], number: float) -> Any:
         """An array of one number (inf allowed)."""
 
+    def irrational(self, name: str, shape: tuple[int, ...]) -> Any:
+        """ "log2_e" or "ln_2", of a shape whose first dimension is that of trials; their product is 1, and `exp2` (a
+        function for `call`, beside those of the language) of a product with the first is `exp`."""
+
     def lift(self, integers: np.ndarray) -> Any:
         """Exact integers or truth values (as 0 and 1) as reals."""
 

@@ -33,7 +33,10 @@ FOLD: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.mini
 
 
 def rounded(value: Array, dtype: str) -> Array:
-    """`value` rounded to a dtype as torch rounds, in its own dtype; a wider dtype changes nothing."""
+    """`value` rounded to a dtype as torch rounds, in its own dtype; a wider dtype changes nothing. Beyond the largest
+    number of float8 is that number: of torch's versions some give NaN there."""
+    if dtype == "f8e4m3":
+        value = np.clip(value, -448, 448)
     return _by_torch(lambda tensor: tensor.to(TORCH_DTYPES[dtype]).to(tensor.dtype))(value)
 
 
@@ -49,11 +52,15 @@ PRIMITIVE: Mapping[str, Callable[..., Any]] = {
     **{row.name: getattr(np, row.numpy) for row in FUNCTIONS.values() if row.numpy and row.result != "truth"},
     # As torch has it, the sign of NaN is 0.
     "sign": lambda x: np.nan_to_num(np.sign(x), nan=0.0),
+    "exp2": np.exp2,
     "erf": _by_torch(torch.erf),
     "finite": lambda x: np.where(np.isinf(x), 0, x),
     "invertible": lambda x: np.where((x == 0) | np.isinf(x), 1, x),
 }
 """Functions of reals that have no definition, and those that numpy has too."""
+
+
+IRRATIONAL: Mapping[str, float] = {"log2_e": float(np.log2(np.e)), "ln_2": float(np.log(2))}
 
 
 class FloatDomain:
@@ -65,6 +72,9 @@ class FloatDomain:
 
     def full(self, shape: tuple[int, ...], number: float) -> Array:
         return np.full(shape, number, self.dtype)
+
+    def irrational(self, name: str, shape: tuple[int, ...]) -> Array:
+        return self.full((1,) * len(shape), IRRATIONAL[name])
 
     def lift(self, integers: Array) -> Array:
         return np.asarray(integers).astype(self.dtype)

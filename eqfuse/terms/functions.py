@@ -333,6 +333,7 @@ _ROWS = (
         field="exp",
         numpy="exp",
         torch="torch.exp",
+        triton="tl.exp",
     ),
     Function(
         "log",

@@ -11,6 +11,7 @@ from eqfuse.terms.functions import ARITY
 from eqfuse.terms.nodes import COMBINE, DTYPES
 from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
 from eqfuse.tile.nodes import (
+    TILE_FUNCTIONS,
     Align,
     Argument,
     BlockSize,
@@ -23,6 +24,7 @@ from eqfuse.tile.nodes import (
     Fill,
     FoldTile,
     For,
+    Irrational,
     Kernel,
     Let,
     LoadTile,
@@ -176,6 +178,8 @@ class _KernelCheck:
         match op:
             case Constant():
                 self._shape(value, (), value.dtype)
+            case Irrational():
+                self._shape(value, (), "f64" if value.dtype == "f64" else "f32")
             case Argument(name):
                 self._shape(value, (), self._dtypes.get(name, value.dtype))
             case Extent():
@@ -263,7 +267,8 @@ class _KernelCheck:
                 )
 
     def _elementwise(self, value: Value, fn: str, args: tuple[Value, ...]) -> None:
-        self._require(ARITY.get(fn) == len(args), f"{fn} of {len(args)} operands")
+        arity = ARITY.get(fn, TILE_FUNCTIONS.get(fn))
+        self._require(arity == len(args), f"{fn} of {len(args)} operands")
         for arg in args:
             self._require(
                 arg.dims in ((), value.dims), f"operand {_typed(arg)} of {_typed(value)} is not reconciled"

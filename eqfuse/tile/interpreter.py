@@ -39,6 +39,7 @@ from eqfuse.tile.nodes import (
     Fill,
     FoldTile,
     For,
+    Irrational,
     Kernel,
     Let,
     LoadTile,
@@ -114,7 +115,7 @@ def run(
     for buffer in program.buffers:
         memory[buffer.name] = _Memory.of_buffer(buffer, dtypes[buffer.name], sizes, domain, batch or 1)
     for kernel in program.kernels:
-        _Instances(kernel, memory, scalars, sizes, domain).run()
+        _Instances(kernel, memory, scalars, sizes, domain, batch or 1).run()
     outputs = {}
     for buffer in program.buffers:
         if buffer.is_output:
@@ -169,6 +170,7 @@ class _Instances:
         scalars: Mapping[str, Any],
         sizes: Mapping[str, int],
         domain: Domain,
+        trials: int,
     ) -> None:
         self.kernel, self.memory, self.scalars, self.sizes, self.domain = (
             kernel,
@@ -177,6 +179,7 @@ class _Instances:
             sizes,
             domain,
         )
+        self.trials = trials
         self.values: dict[str, Any] = {}
         self.blocks = {block.axis: self._padded(block) for block in kernel.blocks}
         steps = {block.axis: block.step for block in kernel.blocks}
@@ -241,6 +244,8 @@ class _Instances:
         match op:
             case Constant(number) | Fill(number):
                 return self._number(number, value.dtype, (1,) * (rank + 2))
+            case Irrational(name):
+                return self.domain.irrational(name, (self.trials, 1))
             case Argument(name):
                 return self._argument(name, value)
             case Extent(axis):

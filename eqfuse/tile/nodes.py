@@ -4,6 +4,7 @@
     kernel  ::= Kernel(name, blocks, grid, body)
     stmt    ::= Let(value, op) | For(...) | Store(tensor, index, value, mask)
     op      ::= Constant(number)                   a scalar
+              | Irrational(name)                   a scalar that no finite field has: log2 e or ln 2
               | Argument(name)                     a run-time scalar
               | Extent(axis)                       the size of an axis, a run-time integer
               | BlockSize(axis)                    positions in a block of an axis, a launch-time constant
@@ -37,6 +38,7 @@ stored, in any order, and are matched to it by name (a pointer is a sum of terms
 A `Dot` has one row and one column dim; only where lowering was asked for it (`batched_dots`, for a CPU)
 it has batch dims, several rows or columns, or no rows (a vector times a matrix).
 Integers are i32 or i64; `floordiv` and `mod` round down, and are 0 where the divisor is 0.
+Functions of `Elementwise` are those of the language and `TILE_FUNCTIONS`, which passes make.
 
 Positions past the end of an axis exist in a ragged last block: loads and stores mask them, and a
 reduction over the axis first replaces them by its identity (an explicit `where`), so a program
@@ -46,10 +48,15 @@ that a clipping runner may skip.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
+
+TILE_FUNCTIONS: Mapping[str, int] = {"exp2": 1}
+"""Elementwise functions that the language has not, and how many operands they have: exp2(x) = 2 ** x."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,11 @@ class Value:
 @dataclass(frozen=True)
 class Constant:
     number: float | int | bool
+
+
+@dataclass(frozen=True)
+class Irrational:
+    name: Literal["log2_e", "ln_2"]
 
 
 @dataclass(frozen=True)
@@ -170,6 +182,7 @@ class Dot:
 
 Op = (
     Constant
+    | Irrational
     | Argument
     | Extent
     | BlockSize
@@ -243,7 +256,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class TileProgram:
+    """`domains` maps renamed axes to those whose extent they have, `shards` shard axes to what they divide; `passes`
+    are the names of those that changed the program, in order."""
+
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...]
     domains: tuple[tuple[str, str], ...] = ()
     shards: tuple[tuple[str, str], ...] = ()
+    passes: tuple[str, ...] = ()

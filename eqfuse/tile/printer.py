@@ -19,6 +19,7 @@ from eqfuse.tile.nodes import (
     Fill,
     FoldTile,
     For,
+    Irrational,
     Kernel,
     Let,
     LoadTile,
@@ -35,11 +36,12 @@ from eqfuse.tile.nodes import (
 )
 
 _INFIX = {**OPERATORS, "and": "&", "or": "|"}
+_IRRATIONAL = {"log2_e": "log2(e)", "ln_2": "ln(2)"}
 
 
 def show(program: TileProgram) -> str:
     """The program as text. Constants stand where they are used; the same program gives the same text."""
-    lines = []
+    lines = [f"after {name}" for name in program.passes]
     for buffer in program.buffers:
         kind = "output" if buffer.is_output else "temporary"
         lines.append(f"{kind} {buffer.name}: {buffer.dtype}[{', '.join(buffer.axes)}]")
@@ -64,6 +66,8 @@ class _Printer:
             match stmt:
                 case Let(value, Constant(number)):
                     self._constants[value.name] = str(number)
+                case Let(value, Irrational(name)):
+                    self._constants[value.name] = _IRRATIONAL[name]
                 case Let(value, op):
                     yield f"{indent}{_typed(value)} = {self._op(value, op)}"
                 case For():
@@ -82,6 +86,8 @@ class _Printer:
         match op:
             case Constant(number) | Fill(number):
                 return str(number)
+            case Irrational(name):
+                return _IRRATIONAL[name]
             case Argument(name):
                 return f"argument {name}"
             case Extent(axis):

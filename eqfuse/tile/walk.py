@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from eqfuse.tile.nodes import (
     Align,
@@ -41,6 +42,41 @@ def operands(op: Op) -> tuple[Value, ...]:
             return (left, right, *(v for v in (accumulator, left_mask, right_mask) if v is not None))
         case _:
             return ()
+
+
+def with_operands(op: Op, read: Mapping[str, Value]) -> Op:
+    """The op of other operands, given by the names of its own."""
+
+    def many(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple(read[value.name] for value in values)
+
+    def maybe(value: Value | None) -> Value | None:
+        return None if value is None else read[value.name]
+
+    match op:
+        case Elementwise(_, args):
+            return replace(op, args=many(args))
+        case FoldTile(_, values, _) | RankTile(_, values, _, _):
+            return replace(op, values=many(values))
+        case MergeTile(_, left, right, _):
+            return replace(op, left=many(left), right=many(right))
+        case Bound(_, stop):
+            return replace(op, stop=read[stop.name])
+        case Align(value) | Cast(value) | ReduceTile(_, value, _):
+            return replace(op, value=read[value.name])
+        case LoadTile(_, index, mask, _):
+            return replace(op, index=many(index), mask=maybe(mask))
+        case Dot():
+            return replace(
+                op,
+                left=read[op.left.name],
+                right=read[op.right.name],
+                accumulator=maybe(op.accumulator),
+                left_mask=maybe(op.left_mask),
+                right_mask=maybe(op.right_mask),
+            )
+        case _:
+            return op
 
 
 def nested(body: Iterable[Stmt]) -> Iterator[Stmt]:

@@ -105,7 +105,7 @@ class Certificate:
     (docs/verification.md). `resampled` counts trials drawn again because the
     field had no value for some element; `extremes` counts where the extremes of max and min reductions
     fell (first position, between, last). `unverified` says what registrations declared, or arithmetic left open,
-    of the reductions and rules that were used.
+    of the reductions and rules that were used. `passes` changed the tile programs before they were compared.
     """
 
     ok: bool
@@ -131,6 +131,7 @@ class Certificate:
     reason: str = ""
     not_covered: tuple[str, ...] = NOT_COVERED
     unverified: tuple[str, ...] = ()
+    passes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.ok
@@ -151,6 +152,8 @@ class Certificate:
             )
         lines.append("stages:")
         lines += ["  " + line for stage in self.stages for line in str(stage).splitlines()]
+        if self.passes:
+            lines.append("passes that ran and were verified: " + ", ".join(self.passes))
         for op, (first, between, last) in self.extremes.items():
             lines.append(f"the {op} of an axis was first {first}, between {between}, last {last} times")
         if self.undefined or self.resampled:

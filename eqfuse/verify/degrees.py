@@ -37,7 +37,8 @@ class Form(NamedTuple):
 
     above, below: degrees of N and D; weight: degree of exp of the element, the number of atoms that it adds up
     to; terms_above, terms_below: exponentials in N and D; roots: square roots in it; p, q: which residues it
-    has; logarithm: a logarithm is in it that no exp took away.
+    has; logarithm: a logarithm is in it that no exp took away; formal: the logarithm of e to the base 2, which is
+    one more variable, or its inverse.
     """
 
     above: float = 0.0
@@ -49,6 +50,7 @@ class Form(NamedTuple):
     p: bool = True
     q: bool = True
     logarithm: bool = False
+    formal: bool = False
 
     @property
     def constant(self) -> bool:
@@ -57,6 +59,7 @@ class Form(NamedTuple):
 
 NUMBER = Form()
 VARIABLE = Form(above=1.0)
+LOG2_E = Form(above=1.0, formal=True)
 
 
 @dataclass(eq=False)
@@ -72,7 +75,7 @@ class DegreeDomain:
 
     After a run, `exponent` is the largest sum of the degrees of N and D in an exponent (0: no exponential),
     `argument` that in an argument of an uninterpreted function and `argument_roots` the roots in one, and
-    `discrete` tells that a logarithm was multiplied by something: no degree is known then.
+    `discrete` tells that a logarithm was multiplied by something but log2 e: no degree is known then.
     """
 
     name = "degrees"
@@ -84,6 +87,9 @@ class DegreeDomain:
 
     def full(self, shape: tuple[int, ...], number: float) -> DegreeArray:
         return DegreeArray(shape, NUMBER)
+
+    def irrational(self, name: str, shape: tuple[int, ...]) -> DegreeArray:
+        return DegreeArray(shape, LOG2_E if name == "log2_e" else _reciprocal(LOG2_E))
 
     def lift(self, integers: np.ndarray) -> DegreeArray:
         return DegreeArray(np.shape(integers), NUMBER)
@@ -109,6 +115,8 @@ class DegreeDomain:
                 return self._product(x, _reciprocal(y))._replace(weight=x.weight)
             case ("exp", [x]):
                 return self._exp(x)
+            case ("exp2", [x]):
+                return self._exp(self._product(x, _reciprocal(LOG2_E)))
             case ("log", [x]) if x.p:
                 return x._replace(weight=x.above + x.below, p=False, q=True, logarithm=True)
             case ("sqrt", [x]) if x.p:
@@ -131,7 +139,7 @@ class DegreeDomain:
                 return self._hashed(args)
 
     def _product(self, x: Form, y: Form) -> Form:
-        self.discrete |= x.logarithm or y.logarithm
+        self.discrete |= (x.logarithm and not y.formal) or (y.logarithm and not x.formal)
         return Form(
             x.above + y.above,
             x.below + y.below,

@@ -82,7 +82,7 @@ def place(w: Writer, value: Value, full: frozenset[str]) -> str | None:
     """Where an operation may write its result at once, because a store is all that reads it; the store is
     then done."""
     stmt = w.stores.get(value.name)
-    if stmt is None or w.stored_dtypes[stmt.tensor] != value.dtype or value.name in w.scaled:
+    if stmt is None or w.stored_dtypes[stmt.tensor] != value.dtype:
         return None
     if full != frozenset(value.dims) or any(at.name not in w.items for at in stmt.index):
         return None

@@ -154,6 +154,8 @@ def _real(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Item:
             function, texts = "torch.clamp_min", [*texts, "0.0"]
         case _:
             function = REAL[fn]
+    if not value.dims and all(arg.head or arg.number is not None for arg in args):
+        return Item(w.at_head(value.name, f"{function}({', '.join(texts)})"), (), value.dtype, head=True)
     if fn not in _WITHOUT_OUT:
         if (there := place(w, value, full)) is not None:
             w.emit(f"{function}({', '.join(texts)}, out={there})")

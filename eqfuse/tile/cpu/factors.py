@@ -6,7 +6,21 @@ from collections import Counter
 from collections.abc import Mapping
 
 from eqfuse.tile.dtypes import INTEGERS
-from eqfuse.tile.nodes import Align, Bound, Dot, Elementwise, For, Kernel, Let, Op, Store, Value
+from eqfuse.tile.nodes import (
+    Align,
+    Argument,
+    Bound,
+    Constant,
+    Dot,
+    Elementwise,
+    For,
+    Irrational,
+    Kernel,
+    Let,
+    Op,
+    Store,
+    Value,
+)
 from eqfuse.tile.walk import nested, reads
 
 
@@ -26,6 +40,19 @@ def dot_factors(kernel: Kernel) -> Mapping[str, tuple[Value, Value]]:
                 if not scalar.dims and scalar.dtype not in INTEGERS and let.value.dims == dot.dims:
                     found[dot.name] = let.value, scalar
     return found
+
+
+def known_numbers(kernel: Kernel) -> frozenset[str]:
+    """Names of the scalars that the arguments alone decide."""
+    found: set[str] = set()
+    for stmt in kernel.body:
+        match stmt:
+            case Let(value, Argument() | Constant() | Irrational()):
+                found.add(value.name)
+            case Let(value, Elementwise(_, args)) if value.dtype not in INTEGERS:
+                if all(arg.name in found for arg in args):
+                    found.add(value.name)
+    return frozenset(found)
 
 
 def direct_stores(kernel: Kernel) -> Mapping[str, Store]:

@@ -125,7 +125,8 @@ def _applied(fn: str, args: tuple[Expr, ...], known: Mapping[Expr, str], convert
     if kind != "real" or fn in COMPARISONS:
         return INTEGER_TILES[fn].format(*texts)
     if fn in CASTS:
-        return f"{texts[0]}.to({TORCH[fn]}).to({TORCH[real]})"
+        narrow = f"to_float8({texts[0]})" if fn == "f8e4m3" else f"{texts[0]}.to({TORCH[fn]})"
+        return f"{narrow}.to({TORCH[real]})"
     match fn:
         case "sq":
             return f"{texts[0]} * {texts[0]}"

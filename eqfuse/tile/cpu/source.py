@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.tile.cpu.access import load, store
 from eqfuse.tile.cpu.elementwise import dot, elementwise, reduced
+from eqfuse.tile.cpu.factors import known_numbers
 from eqfuse.tile.cpu.folds import folded, merged, ranked
 from eqfuse.tile.cpu.values import (
-    LN_2,
-    LOG2_E,
     TORCH,
     Affine,
     Item,
@@ -41,6 +41,7 @@ from eqfuse.tile.nodes import (
     Fill,
     FoldTile,
     For,
+    Irrational,
     Kernel,
     Let,
     LoadTile,
@@ -55,7 +56,6 @@ from eqfuse.tile.nodes import (
     TileProgram,
     Value,
 )
-from eqfuse.tile.passes.exp2 import scalar_factor, takes_constant
 from eqfuse.tile.walk import used
 
 HEADER = """\
@@ -65,7 +65,7 @@ import torch
 
 from eqfuse.tile.cpu.torch_ops import checked, finite, first_ranks, fold_empty, fold_first, fold_pairwise
 from eqfuse.tile.cpu.torch_ops import from_float8, gather, gelu, integer_quotient, integer_remainder, invertible
-from eqfuse.tile.cpu.torch_ops import masked_product, scatter, strided, vector_product
+from eqfuse.tile.cpu.torch_ops import masked_product, scatter, strided, to_float8, vector_product
 """
 
 
@@ -90,9 +90,8 @@ def _kernel_source(kernel: Kernel, program: TileProgram, taken: set[str], name: 
     body: list[Line] = []
     starts = [w.block(axis, w.size(axis), body) for axis in kernel.grid]
     # Scalars first: a matrix product takes one as its factor.
-    ordered = sorted(
-        kernel.body, key=lambda s: not (isinstance(s, Let) and isinstance(s.op, Argument | Constant))
-    )
+    known = known_numbers(kernel)
+    ordered = sorted(kernel.body, key=lambda s: not (isinstance(s, Let) and s.value.name in known))
     w.open(ordered, body, ())
     _body(w, ordered)
     positions = f"{', '.join(starts)}{',' if len(starts) == 1 else ''}" if starts else "_"
@@ -109,7 +108,7 @@ def _body(w: Writer, body: Sequence[Stmt]) -> None:
     for scope.index, stmt in enumerate(body):
         match stmt:
             case Let(value, op):
-                w.define(value, _kept(w, value, op))
+                w.define(value, _operation(w, value, op))
             case For():
                 _loop(w, stmt)
             case Store():
@@ -125,7 +124,7 @@ def _loop(w: Writer, loop: For) -> None:
     claimed: set[Storage] = set()
     for carried in loop.carried:
         name = w.fresh(carried.value.name)
-        init = w.read(carried.init, scaled=carried.value.name in w.scaled)
+        init = w.read(carried.init)
         w.emit(w.carry(carried.value, init, claimed, inside), name)
         w.items[carried.value.name] = _carried(carried.value, name)
     body: list[Line] = []
@@ -153,7 +152,7 @@ def _advance(w: Writer, loop: For, body: list[Line]) -> None:
     claimed: set[Storage] = set()
     pairs = []
     for carried in loop.carried:
-        item = w.read(carried.next, scaled=carried.value.name in w.scaled)
+        item = w.read(carried.next)
         text = w.carry(carried.value, item, claimed, ())
         pairs.append((w.items[carried.value.name].text, text))
     pairs = [(name, text) for name, text in pairs if name != text]
@@ -164,14 +163,6 @@ def _advance(w: Writer, loop: For, body: list[Line]) -> None:
         body += [Line(f"{name} = {text}", name) for name, text in pairs]
 
 
-def _kept(w: Writer, value: Value, op: Op) -> Item:
-    """The result of an op, times log2(e) where the value is kept so and no operand has brought that in."""
-    item = _operation(w, value, op)
-    if value.name not in w.scaled or takes_constant(op):
-        return item
-    return w.times(item, value, LOG2_E)
-
-
 def _operation(w: Writer, value: Value, op: Op) -> Item:
     match op:
         case Constant(number) if value.dtype in INTEGERS:
@@ -180,6 +171,8 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
             return Item(text, (), value.dtype, affine=Affine(text), truth=truth)
         case Constant(number) | Fill(number):
             return w.filled(value, number)
+        case Irrational(name):
+            return w.filled(value, IRRATIONAL[name])
         case Argument(name) if value.dtype in INTEGERS:
             text = w.at_head(value.name, f"{'bool' if value.dtype == 'bool' else 'int'}(scalars[{name!r}])")
             return Item(text, (), value.dtype, affine=Affine(text, data=True))
@@ -199,7 +192,7 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
             # A clipped block has no position past its stop: the extent, or the loop's own stop.
             return Item("True", value.dims, "bool", truth=True)
         case Align(source):
-            return w.aligned(w.read(source, scaled=value.name in w.scaled), value.dims, value.name)
+            return w.aligned(w.read(source), value.dims, value.name)
         case Cast(source):
             return w.converted(w.read(source), value.dtype, value.name)
         case Elementwise():
@@ -207,7 +200,7 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
         case LoadTile():
             return load(w, value, op)
         case ReduceTile(reduction, source, axis):
-            return reduced(w, value, reduction, w.read(source, scaled=value.name in w.scaled), axis)
+            return reduced(w, value, reduction, w.read(source), axis)
         case FoldTile():
             return folded(w, value, op)
         case RankTile():
@@ -219,22 +212,10 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
 
 
 def _elementwise(w: Writer, value: Value, op: Elementwise) -> Item:
-    """An elementwise function, of operands that bring log2(e) in if its result is kept multiplied."""
-    if op.fn == "exp" and op.args[0].name in w.scaled:
-        return elementwise(w, value, "exp2", [w.items[op.args[0].name]])
+    """An elementwise function, or what a matrix product has made of it already."""
     if value.name in w.made:
         return w.made[value.name]
-    if value.name not in w.scaled or not takes_constant(op):
-        return elementwise(w, value, op.fn, [w.read(arg) for arg in op.args])
-    place = scalar_factor(op)
-    if place is None:
-        args = [w.read(arg, scaled=arg.dtype != "bool") for arg in op.args]
-    else:
-        args = [w.read(arg) for arg in op.args]
-        # x / s * c = x / (s / c)
-        scalar = op.args[place]
-        args[place] = w.times(args[place], scalar, LN_2) if op.fn == "div" else w.read(scalar, scaled=True)
-    return elementwise(w, value, op.fn, args)
+    return elementwise(w, value, op.fn, [w.read(arg) for arg in op.args])
 
 
 def _positions(w: Writer, value: Value, axis: str) -> Item:

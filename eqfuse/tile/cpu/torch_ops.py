@@ -71,6 +71,11 @@ def integer_remainder(x: int | torch.Tensor, by: int | torch.Tensor) -> int | to
     return x % by if by else x * 0
 
 
+def to_float8(x: torch.Tensor) -> torch.Tensor:
+    """float8_e4m3fn, rounded half to even; beyond the largest number is that number, whichever version of torch runs."""
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
 def from_float8(x: torch.Tensor) -> torch.Tensor:
     """float8_e4m3fn as float32, from a table of all its values: torch's own conversion takes ten times as long."""
     table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)

@@ -7,7 +7,6 @@ extent 1 in it until a reduction, a dot or a carried value needs the whole.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,8 +24,6 @@ TORCH: Mapping[str, str] = {
     "bool": "torch.bool",
 }
 """How each dtype is spelt on chip; integers are computed in 64 bits, which holds both."""
-
-LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 
 
 @dataclass(eq=False)

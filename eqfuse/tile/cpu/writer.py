@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from eqfuse.tile.check import TileError
 from eqfuse.tile.cpu.factors import direct_stores, dot_factors
-from eqfuse.tile.cpu.values import LN_2, LOG2_E, TORCH, Affine, Item, Line, Storage, join
+from eqfuse.tile.cpu.values import TORCH, Affine, Item, Line, Storage, join
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import Kernel, Stmt, TileProgram, Value
-from eqfuse.tile.passes.exp2 import log2_scaled
 from eqfuse.tile.storage import buffer_dtypes
 from eqfuse.tile.walk import used
 
@@ -36,6 +35,8 @@ def _conversion(item: Item, dtype: str) -> str:
     """An expression for a tensor in another dtype."""
     if (item.dtype, dtype) == ("f8e4m3", "f32"):
         return f"from_float8({item.text})"
+    if dtype == "f8e4m3":
+        return f"to_float8({item.text})"
     return f"{item.text}.to({TORCH[dtype]})"
 
 
@@ -52,8 +53,8 @@ class Scope:
 class Writer:
     """Writes the body of one kernel. `taken` are identifiers that no variable may have.
 
-    `scaled` are the values kept multiplied by log2(e); `made` the products that a matrix product with a
-    factor already is, `stored` the values that the operation itself wrote to their tensor.
+    `made` are the products that a matrix product with a factor already is, `stored` the values that the operation
+    itself wrote to their tensor.
     """
 
     def __init__(self, kernel: Kernel, program: TileProgram, taken: Iterable[str]) -> None:
@@ -72,7 +73,6 @@ class Writer:
         self.scopes: list[Scope] = []
         self.folds: dict[tuple[str, ...], str] = {}
         self.functions: dict[str, str] = {}
-        self.scaled = log2_scaled(kernel)
         self.factors = dot_factors(kernel)
         self.made: dict[str, Item] = {}
         self.stores = direct_stores(kernel)
@@ -237,20 +237,8 @@ class Writer:
 
     # Values -----------------------------------------------------------------------------------
 
-    def read(self, value: Value, *, scaled: bool = False) -> Item:
-        """A value, multiplied by log2(e) if `scaled` and plain if not, whichever of the two it is kept as."""
-        if scaled == (value.name in self.scaled):
-            return self.items[value.name]
-        return self.times(self.items[value.name], value, LOG2_E if scaled else LN_2)
-
-    def times(self, item: Item, value: Value, factor: float) -> Item:
-        """What a value is kept as, times a number."""
-        if item.number is not None:
-            return self.filled(value, item.number * factor)
-        text, name = f"torch.mul({item.text}, {factor!r})", f"{value.name}_times"
-        if item.head:
-            return replace(item, text=self.at_head(name, text))
-        return self.owned(Item(self.let(name, text), item.dims, item.dtype, item.full), value.name)
+    def read(self, value: Value) -> Item:
+        return self.items[value.name]
 
     def dot_factor(self, dot: Value) -> tuple[Value, str] | None:
         """What a matrix product is multiplied by at once, as a Python number, and the value that it thereby
@@ -258,7 +246,7 @@ class Writer:
         product, scalar = self.factors.get(dot.name, (dot, dot))
         if scalar is dot or scalar.name not in self.items:
             return None
-        item = self.read(scalar, scaled=product.name in self.scaled)
+        item = self.read(scalar)
         if item.number is not None:
             return product, repr(item.number)
         if not item.head:

@@ -1,4 +1,4 @@
-"""Which values to keep multiplied by log2(e), so that `exp` becomes `exp2` and no multiplication is added.
+"""Exponentials to the base 2, which is what a GPU's special function unit computes.
 
 `exp(x) = exp2(x * log2(e))`. Where everything that flows into the exponents is linear in a product
 with a scalar (a scaled score, its maximum, their difference), the scalar takes the constant once, and
@@ -9,8 +9,10 @@ difference of two exact numbers is better taken first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from eqfuse.tile.nodes import (
     Align,
@@ -19,14 +21,18 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Fill,
     For,
+    Irrational,
     Kernel,
     Let,
     Op,
     ReduceTile,
+    Stmt,
     Store,
+    TileProgram,
     Value,
 )
-from eqfuse.tile.walk import nested, operands
+from eqfuse.tile.passes.draft import Draft, in_kernels
+from eqfuse.tile.walk import nested, operands, with_operands
 
 _LINEAR = frozenset(("add", "sub", "neg", "abs", "relu", "maximum", "minimum", "finite"))
 """Functions f with f(c x, c y) = c f(x, y) for every c > 0."""
@@ -34,6 +40,21 @@ _LINEAR = frozenset(("add", "sub", "neg", "abs", "relu", "maximum", "minimum", "
 _TYPICAL_BLOCK = 64
 _WORTH = 8
 """How many multiplications have to go for each one that comes."""
+
+
+_UNCHANGED = (0.0, math.inf, -math.inf)
+"""Constants that are themselves times any positive number."""
+
+
+def base_2(program: TileProgram, *, everywhere: bool) -> TileProgram:
+    """Exponentials of f32 as those to the base 2: `everywhere`, or only where no multiplication is added."""
+    return in_kernels(program, lambda kernel: _Base2(kernel, everywhere).run())
+
+
+def error(x: float, rounded: int) -> float:
+    """How far, relative to it, `exp2` of a product in float32 may be from the exponential of x, in units of 2**-23: the
+    product is rounded so many times, by half a unit of itself each, and `exp2` is off by two, as CUDA's is."""
+    return 2.0 + abs(x) * 0.5 * rounded
 
 
 def scalar_factor(op: Op) -> int | None:
@@ -60,9 +81,114 @@ def scaled_operands(op: Op) -> tuple[Value, ...]:
             return ()
 
 
-def takes_constant(op: Op) -> bool:
-    """Whether the result of an op is multiplied by way of its operands; else it is multiplied when it is there."""
-    return bool(scaled_operands(op)) or scalar_factor(op) is not None
+class _Base2:
+    """One kernel. A value of `scaled` keeps its name and is log2 e times what it was."""
+
+    def __init__(self, kernel: Kernel, everywhere: bool) -> None:
+        self._kernel = kernel
+        self._everywhere = everywhere
+        self._scaled = log2_scaled(kernel)
+        self._draft = Draft(kernel)
+        self._ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+        self._constants: dict[str, Value] = {}
+        self._made: dict[tuple[str, str, int], Value] = {}
+
+    def run(self) -> Kernel:
+        if not self._scaled and not (self._everywhere and any(map(_is_exponential, self._lets()))):
+            return self._kernel
+        return self._draft.kernel_of(self._body(self._kernel.body))
+
+    def _lets(self) -> Iterator[Let]:
+        return (stmt for stmt in nested(self._kernel.body) if isinstance(stmt, Let))
+
+    def _body(self, body: Iterable[Stmt]) -> tuple[Stmt, ...]:
+        made: list[Stmt] = []
+        for stmt in body:
+            match stmt:
+                case Let():
+                    self._let(stmt, made)
+                case For():
+                    made.append(self._loop(stmt, made))
+                case Store():
+                    made.append(replace(stmt, value=self._read(stmt.value, False, made)))
+        return tuple(made)
+
+    def _loop(self, loop: For, before: list[Stmt]) -> For:
+        inits = [self._read(item.init, item.value.name in self._scaled, before) for item in loop.carried]
+        body = list(self._body(loop.body))
+        carried = tuple(
+            Carried(item.value, init, self._read(item.next, item.value.name in self._scaled, body))
+            for item, init in zip(loop.carried, inits, strict=True)
+        )
+        return replace(loop, carried=carried, body=tuple(body))
+
+    def _let(self, let: Let, here: list[Stmt]) -> None:
+        value, op = let.value, let.op
+        if _is_exponential(let) and (self._everywhere or operands(op)[0].name in self._scaled):
+            here.append(Let(value, Elementwise("exp2", (self._read(operands(op)[0], True, here),))))
+        elif value.name not in self._scaled:
+            here.append(Let(value, self._plain(op, here)))
+        elif scaled := scaled_operands(op):
+            here.append(Let(value, self._with(op, {v.name: self._read(v, True, here) for v in scaled}, here)))
+        elif (place := scalar_factor(op)) is not None:
+            assert isinstance(op, Elementwise)
+            scalar = op.args[place]
+            # x / s * c = x / (s / c)
+            factor = self._over(scalar, here) if op.fn == "div" else self._read(scalar, True, here)
+            args = [self._read(arg, False, here) for arg in op.args]
+            args[place] = factor
+            here.append(Let(value, replace(op, args=tuple(args))))
+        else:
+            plain = self._draft.new(f"{value.name}_plain", value.dims, value.dtype)
+            here.append(Let(plain, self._plain(op, here)))
+            here.append(Let(value, Elementwise("mul", (plain, self._constant("log2_e", value.dtype)))))
+
+    def _plain(self, op: Op, here: list[Stmt]) -> Op:
+        return self._with(op, {}, here)
+
+    def _with(self, op: Op, known: Mapping[str, Value], here: list[Stmt]) -> Op:
+        """The op of these operands, of plain ones where none is given."""
+        read = {v.name: known.get(v.name) or self._read(v, False, here) for v in operands(op)}
+        return with_operands(op, read)
+
+    def _read(self, value: Value, scaled: bool, here: list[Stmt]) -> Value:
+        """The value times log2 e if `scaled` and plain if not, whichever of the two it is kept as."""
+        if scaled == (value.name in self._scaled):
+            return value
+        op = self._ops.get(value.name)
+        if isinstance(op, Constant | Fill) and (op.number in _UNCHANGED or math.isnan(op.number)):
+            return value
+        constant = self._constant("log2_e" if scaled else "ln_2", value.dtype)
+        product = Elementwise("mul", (value, constant))
+        return self._converted(value, "log2" if scaled else "plain", product, here)
+
+    def _over(self, scalar: Value, here: list[Stmt]) -> Value:
+        quotient = Elementwise(
+            "div", (self._read(scalar, False, here), self._constant("log2_e", scalar.dtype))
+        )
+        return self._converted(scalar, "over_log2", quotient, here)
+
+    def _converted(self, value: Value, suffix: str, op: Op, here: list[Stmt]) -> Value:
+        """A form of a value, behind its definition; of one that a loop carries, where it is first read in a body."""
+        is_carried = value.name not in self._ops
+        key = value.name, suffix, id(here) if is_carried else 0
+        if key not in self._made:
+            if is_carried:
+                self._made[key] = self._draft.new(f"{value.name}_{suffix}", value.dims, value.dtype)
+                here.append(Let(self._made[key], op))
+            else:
+                self._made[key] = self._draft.behind(value, f"{value.name}_{suffix}", op)
+        return self._made[key]
+
+    def _constant(self, name: Literal["log2_e", "ln_2"], dtype: str) -> Value:
+        if name not in self._constants:
+            self._constants[name] = self._draft.new(name, (), dtype)
+            self._draft.first.append(Let(self._constants[name], Irrational(name)))
+        return self._constants[name]
+
+
+def _is_exponential(let: Let) -> bool:
+    return isinstance(let.op, Elementwise) and let.op.fn == "exp" and let.value.dtype == "f32"
 
 
 def log2_scaled(kernel: Kernel) -> frozenset[str]:

@@ -20,6 +20,7 @@ from eqfuse.tile.nodes import (
     Extent,
     Fill,
     FoldTile,
+    Irrational,
     Kernel,
     LoadTile,
     MergeTile,
@@ -31,7 +32,6 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.def_use import Uses
-from eqfuse.tile.passes.exp2 import log2_scaled, scalar_factor, takes_constant
 from eqfuse.tile.triton.folds import (
     SWAP,
     SWAP_SOURCE,
@@ -46,8 +46,7 @@ from eqfuse.tile.triton.folds import (
 )
 from eqfuse.tile.triton.functions import (
     ATOM,
-    LN_2,
-    LOG2_E,
+    IRRATIONAL,
     TRITON_DTYPES,
     Text,
     call,
@@ -80,8 +79,7 @@ class Piece:
 
 class Expressions:
     """How the values of one kernel read. `pieces` are those that the text so far defines, `positions`
-    and `starts` the variables of every axis (of which a scalar axis has but one), `scaled` the values
-    that are kept multiplied by log2(e), `folds` the variables of registered folds, `combines` their functions, `helpers` and `least` what was used: helpers, and the least
+    and `starts` the variables of every axis (of which a scalar axis has but one), `folds` the variables of registered folds, `combines` their functions, `helpers` and `least` what was used: helpers, and the least
     sizes of blocks that dots need."""
 
     def __init__(
@@ -92,7 +90,6 @@ class Expressions:
         self.folds: dict[tuple[str, ...], str] = {}
         self.combines: dict[str, str] = {}
         self.least = least_blocks(kernel, parameters)
-        self.scaled = log2_scaled(kernel)
         self._blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
         self.positions = {axis: names.new(axis) for axis in self._blocks}
         self.starts = {
@@ -107,17 +104,9 @@ class Expressions:
         """The expression of a scalar."""
         return self.read(value).text.code
 
-    def read(self, value: Value, *, scaled: bool = False) -> Piece:
-        """How a value reads, `scaled` by log2(e) or plain, whichever of the two it is kept as."""
-        piece = self.pieces[value.name]
-        if scaled == (value.name in self.scaled):
-            return piece
-        if not scaled:
-            return Piece(infix("mul", piece.text, Text(LN_2)), piece.dims, piece.thin)
-        op = self._uses.ops.get(value.name)
-        if isinstance(op, (Constant, Fill)):
-            return Piece(number(op.number * float(LOG2_E) if op.number else op.number))
-        return Piece(infix("mul", piece.text, Text(LOG2_E)), piece.dims, piece.thin)
+    def read(self, value: Value) -> Piece:
+        """How a value reads."""
+        return self.pieces[value.name]
 
     def use(self, helper: str) -> str:
         """The name of a helper, which the module then prints."""
@@ -125,18 +114,13 @@ class Expressions:
         return helper_name(helper)
 
     def op(self, value: Value, op: Op) -> Piece:
-        """The op that defines a value, times log2(e) where it is kept so and no operand brings that in."""
-        piece = self._operation(value, op)
-        if value.name not in self.scaled or takes_constant(op):
-            return piece
-        return Piece(infix("mul", piece.text, Text(LOG2_E)), piece.dims, piece.thin)
-
-    def _operation(self, value: Value, op: Op) -> Piece:
         """The op that defines a value, in terms of how its operands read."""
         names = self._parameters
         match op:
             case Constant(plain) | Fill(plain):
                 return Piece(number(plain))
+            case Irrational(name):
+                return Piece(Text(IRRATIONAL[name]))
             case Argument(name):
                 return Piece(Text(names.scalars[name][0]))
             case Extent(axis):
@@ -151,7 +135,7 @@ class Expressions:
             case Bound(axis, stop):
                 return self._bound(axis, stop, value)
             case Align(source):
-                return self.aligned(self.read(source, scaled=value.name in self.scaled), value.dims)
+                return self.aligned(self.read(source), value.dims)
             case Cast(source):
                 apart = self._apart(source) if value.dtype == "f32" else None
                 if apart is not None:
@@ -270,14 +254,12 @@ class Expressions:
         return call("tl.broadcast_to", piece.text, self._shape(value.dims)) if piece.thin else piece.text
 
     def _elementwise(self, fn: str, args: tuple[Value, ...], value: Value) -> Piece:
-        pieces = self._arguments(fn, args, value)
+        pieces = [self.read(arg) for arg in args]
         tiles = [piece for piece in pieces if piece.dims]
         dims = value.dims if tiles else ()
         thin = frozenset.intersection(*(piece.thin for piece in tiles)) if tiles else frozenset()
         if fn in ("and", "or") and (known := [p for p in pieces if p.text.code != "True"]) != pieces:
             return (known[0] if known else pieces[0]) if fn == "and" else Piece(Text("True"))
-        if fn == "exp" and value.dtype != "f64":
-            return Piece(call("tl.exp2", pieces[0].text), dims, thin)
         computed = "f32" if value.dtype in INTEGERS else value.dtype
         texts = [
             self._converted(piece, arg.dtype, computed) if arg.dtype in NARROW else piece.text
@@ -298,38 +280,18 @@ class Expressions:
         )
         return Piece(text, dims, thin)
 
-    def _arguments(self, fn: str, args: tuple[Value, ...], value: Value) -> list[Piece]:
-        """The operands of an elementwise function; those of `exp` and of scaled values times log2(e)."""
-        if fn == "exp" and value.dtype != "f64":
-            return [self.read(args[0], scaled=True)]
-        op = Elementwise(fn, args)
-        if value.name not in self.scaled or not takes_constant(op):
-            return [self.read(arg) for arg in args]
-        factor = scalar_factor(op)
-        if factor is None:
-            return [self.read(arg, scaled=arg.dtype != "bool") for arg in args]
-        pieces = [self.read(arg) for arg in args]
-        constant = Text(LOG2_E)
-        if fn == "div":  # by the scalar: x / s * c = x / (s / c)
-            pieces[factor] = Piece(infix("div", pieces[factor].text, constant))
-        else:
-            pieces[factor] = self.read(args[factor], scaled=True)
-        return pieces
-
     def _is_known_at_launch(self, value: Value) -> bool:
         """Whether a value is a number of the program or of the call."""
-        return isinstance(self._uses.ops.get(value.name), (Constant, Argument))
+        return _is_number(value, self._uses.ops)
 
     def _over(self, dividend: Value, texts: Sequence[Text]) -> Text:
         """A tile over a number: times its reciprocal, which is computed once. Triton's own division rounds no
         better. A factor of the tile that is a number too joins the reciprocal."""
         tile, factor = texts[0], Text("1.0")
         match self._uses.ops.get(dividend.name):
-            case Elementwise("mul", (left, right)) if (
-                self._is_known_at_launch(right)
-                and dividend.name not in self.scaled
-                and self._uses.is_inlined(dividend)
-            ):
+            case Elementwise("mul", (left, right)) if self._is_known_at_launch(
+                right
+            ) and self._uses.is_inlined(dividend):
                 tile, factor = self.read(left).text, self.read(right).text
         return infix("mul", tile, infix("div", factor, texts[1]))
 
@@ -441,7 +403,7 @@ class Expressions:
     # Folds --------------------------------------------------------------------------------------
 
     def _reduce(self, fn: str, source: Value, axis: str, value: Value) -> Piece:
-        piece = self.read(source, scaled=value.name in self.scaled)
+        piece = self.read(source)
         if not piece.dims or axis in piece.thin:
             piece = Piece(self.full(piece, source), source.dims)
         text = self._converted(piece, source.dtype, value.dtype)
@@ -538,6 +500,16 @@ class Expressions:
     def _shape(self, dims: Sequence[str]) -> str:
         names = [self._parameters.blocks[axis] for axis in dims]
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def _is_number(value: Value, ops: Mapping[str, Op]) -> bool:
+    match ops.get(value.name):
+        case Constant() | Argument() | Irrational():
+            return True
+        case Elementwise(_, (scalar, factor)) if isinstance(ops.get(factor.name), Irrational):
+            return _is_number(scalar, ops)
+        case _:
+            return False
 
 
 def _along(op: RankTile | MergeTile) -> str:

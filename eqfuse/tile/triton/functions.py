@@ -29,8 +29,7 @@ TRITON_DTYPES: Mapping[str, str] = {
     "bool": "tl.int1",
 }
 
-LOG2_E = "1.4426950408889634"
-LN_2 = "0.6931471805599453"
+IRRATIONAL = {"log2_e": "1.4426950408889634", "ln_2": "0.6931471805599453"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ _INFIX = {
 
 _PREFIX = {"neg": "-", "not": "~"}
 
-_CALLS = {row.name: row.triton for row in FUNCTIONS.values() if row.triton}
+_CALLS = {"exp2": "tl.exp2", **{row.name: row.triton for row in FUNCTIONS.values() if row.triton}}
 
 
 def infix(fn: str, left: Text, right: Text) -> Text:
@@ -144,10 +143,6 @@ def elementwise(
             return Text(f"{args[0].code} * {args[0].code}", MUL)
         case "sqrt":
             return call("tl.sqrt" if dtype == "f64" else "tl.sqrt_rn", *args)
-        case "exp" if dtype == "f64":
-            return call("tl.exp", *args)
-        case "exp":
-            return call("tl.exp2", infix("mul", args[0], Text(LOG2_E)))
         case "where":
             return call("tl.where", *args)
         case "sign" if integer:

@@ -19,6 +19,7 @@ from eqfuse.tile.nodes import (
     Fill,
     FoldTile,
     For,
+    Irrational,
     Kernel,
     Let,
     LoadTile,
@@ -230,7 +231,16 @@ class _Writer:
         """Whether the expression itself stands for the value, without a variable."""
         code = piece.text.code
         match op:
-            case Constant() | Argument() | Extent() | BlockSize() | Start() | Positions() | Fill():
+            case (
+                Constant()
+                | Irrational()
+                | Argument()
+                | Extent()
+                | BlockSize()
+                | Start()
+                | Positions()
+                | Fill()
+            ):
                 return True
             case Align():
                 return "tl." not in code or len(self._uses.readers(value)) == 1
@@ -277,10 +287,7 @@ class _Writer:
             name = self._text.pieces[item.init.name].text.code
         else:
             name = self._names.local(value.name)
-            self._assign(
-                name,
-                self._text.full(self._text.read(item.init, scaled=value.name in self._text.scaled), value),
-            )
+            self._assign(name, self._text.full(self._text.read(item.init), value))
         self._text.pieces[value.name] = Piece(Text(name), value.dims)
         if self._uses.updates_in_place(loop, path, item):
             self._variables[item.next.name] = name
@@ -296,8 +303,7 @@ class _Writer:
                 self._text.pieces[item.next.name] = Piece(Text(name), piece.dims, piece.thin)
         for item in moves:
             name = self._text.pieces[item.value.name].text.code
-            scaled = item.value.name in self._text.scaled
-            self._assign(name, self._text.full(self._text.read(item.next, scaled=scaled), item.value))
+            self._assign(name, self._text.full(self._text.read(item.next), item.value))
 
     def _store(self, stmt: Store) -> None:
         dims = stmt.value.dims or self._text.union(stmt.index)

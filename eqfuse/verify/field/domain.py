@@ -12,7 +12,8 @@ The squares modulo p have order q and play the positive reals: ``exp(x) = omega 
 ``log`` is its inverse, ``sqrt(a) = a ** ((p + 1) / 4)`` is multiplicative on squares. A value whose residue
 modulo q is lost (a root, a second exponential) keeps how it is written as a sum of terms (see `split`):
 ``exp(u - v) = G(u) / G(v)``, where G is exp for what has its residue modulo q, and an uninterpreted positive
-function for any other term. So a chain of differences still telescopes. Everything else is a keyed hash of the residues: equal arguments, equal values.
+function for any other term. So a chain of differences still telescopes. ``exp2(x) = exp(x / L)``, where L is a
+formal log2 e, another random number in every trial. Everything else is a keyed hash of the residues: equal arguments, equal values.
 
 Elements on which the field has no answer (a zero divisor whose shadow is not zero) are marked UNDEFINED.
 Roots and logarithms of positive numbers that are no squares are taken of their negatives: still functions of
@@ -34,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.terms.definitions import evaluated
-from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.floats import IRRATIONAL, FloatDomain
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.contraction import Contraction
@@ -67,6 +68,7 @@ class FieldArray:
 
     `split`: how the value was written as a sum or a difference, or a multiple of one.
     `rooted`: a principal root was taken on the way, so the sign of the residue is a convention.
+    `formal`: this is log2 e or its inverse, by which a sum is multiplied term by term.
     """
 
     p: Residues | None
@@ -75,6 +77,7 @@ class FieldArray:
     marks: Marks | None = None
     split: Split | None = None
     rooted: bool = False
+    formal: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,6 +92,7 @@ class FieldArray:
             None if self.marks is None else change(self.marks),
             None if self.split is None else self.split.each(change),
             self.rooted,
+            self.formal,
         )
 
     def lacks(self, mark: np.uint8) -> Truths:
@@ -131,6 +135,7 @@ class FieldDomain:
             "abs": self._abs,
             "sign": lambda x: self._from_shadow(self._floats.call("sign", [x.shadow]), x),
             "exp": self._exp,
+            "exp2": self._exp2,
             "log": self._log,
             "sqrt": self._sqrt,
             "finite": self._finite,
@@ -153,6 +158,19 @@ class FieldDomain:
     def lift(self, integers: npt.NDArray[Any]) -> FieldArray:
         exact = np.asarray(integers).astype(np.int64)
         return FieldArray(exact % self.p, exact % self.q, exact.astype(np.float64))
+
+    def irrational(self, name: str, shape: tuple[int, ...]) -> FieldArray:
+        """log2 e has residues at random, others in every trial, as no field has the number itself: what is right for
+        all of them multiplies by it and divides by it in the right places. ln 2 is its inverse."""
+        trials, rest = np.arange(shape[0], dtype=np.int64) + 1, (shape[0], *(1,) * (len(shape) - 1))
+
+        def residues(modulus: int, key: str) -> Residues:
+            found = scramble(trials, self._key(key)) % (modulus - 1) + 1
+            found = found if name == "log2_e" else inverse(found, modulus)
+            return np.broadcast_to(found.reshape(rest), shape)
+
+        p, q = residues(self.p, "log2_e modulo p"), residues(self.q, "log2_e modulo q")
+        return FieldArray(p, q, np.full(shape, IRRATIONAL[name]), formal=True)
 
     def draw(self, shadow: Reals, rng: np.random.Generator) -> FieldArray:
         """Random values with the given shadows: plus or minus a square modulo p, anything modulo q.
@@ -248,13 +266,16 @@ class FieldDomain:
         p = None if x.p is None or y.p is None else x.p * y.p % self.p
         q = None if x.q is None or y.q is None else x.q * y.q % self.q
         result = FieldArray(p, q, shadow)
-        differences = [(one, by) for one, by in ((x, y), (y, x)) if one.split and one.split.is_difference]
-        if p is not None and len(differences) == 1:
+        differences = [
+            (one, by) for one, by in ((x, y), (y, x)) if one.split and (one.split.is_difference or by.formal)
+        ]
+        if len(differences) == 1:
             one, by = differences[0]
-            assert one.split is not None and by.p is not None
-            factor = by.p if by.q is None else Known(by.p, by.q)
-            scaled = one.split.scaled(factor, self.p, self.q)
-            result.split = scaled and scaled.spread(p.shape)
+            assert one.split is not None
+            if by.p is not None and (p is not None or by.formal):
+                factor = by.p if by.q is None else Known(by.p, by.q)
+                scaled = one.split.scaled(factor, self.p, self.q)
+                result.split = scaled and scaled.spread(shadow.shape)
         return result
 
     def _div(self, x: FieldArray, y: FieldArray) -> FieldArray:
@@ -309,6 +330,10 @@ class FieldDomain:
         signed = ~x.lacks(SIGNED)
         marks = _joined(_marked(UNDEFINED, underflow), _marked(TWISTED, signed))
         return self._settle(FieldArray(p, None, shadow, marks, rooted=bool(signed.any())), x)
+
+    def _exp2(self, x: FieldArray) -> FieldArray:
+        rest = (1,) * (len(x.shape) - 1)
+        return self._exp(self._mul(x, self.irrational("ln_2", (x.shape[0], *rest))))
 
     def _power_of_omega(self, exponents: Residues) -> Residues:
         return self.group.exp(exponents * self._log_omega % self.q)

@@ -67,18 +67,17 @@ class Split:
         return Split(known, plus, minus)
 
     def scaled(self, factor: Known | Residues, p: int, q: int) -> Split | None:
-        """The product with a factor, term by term; None where a term has no residue modulo p."""
+        """The product with a factor, term by term; None where a term has no residue that is needed."""
         by = factor.p if isinstance(factor, Known) else factor
-        if by is None or (self.known is not None and self.known.p is None):
+        if by is None:
             return None
         plus, minus = ([part * by % p for part in parts] for parts in (self.plus, self.minus))
         if self.known is None:
             return Split(None, tuple(plus), tuple(minus))
-        assert self.known.p is not None
-        product = self.known.p * by % p
+        product = None if self.known.p is None else self.known.p * by % p
         if isinstance(factor, Known):
             return Split(Known(product, self.known.q * factor.q % q), tuple(plus), tuple(minus))
-        return Split(None, (product, *plus), tuple(minus))
+        return None if product is None else Split(None, (product, *plus), tuple(minus))
 
 
 def chosen(condition: Truths, left: Split, right: Split) -> Split:

@@ -1,0 +1,102 @@
+"""What the roofline leaves out, measured: the one table of fitted constants, per device.
+
+Every number is of kernels that ran on an H200 (141 GB, sm_90, Triton 3.6; docs/attention.md has the runs); other devices are
+given the same ones and say so (`measured_on`). `python -m bench.calibrate` fits the slowdown factors to kept measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+SLOWDOWNS: Mapping[str, float] = MappingProxyType(
+    {"few_warps": 1.6, "shared_rows": 1.7, "one_block": 1.25, "spills": 3.25}
+)
+"""Factors on the time of a kernel with matrix products, where its tiles under-use an SM.
+
+few_warps: fewer warps than a warpgroup though there are rows for one; operands pass through registers.
+shared_rows: several warpgroups share 64 rows; each of them reads the whole other operand.
+one_block: shared memory holds one thread block per SM; nothing runs while it waits.
+spills: to the power of log2(values / registers of a thread): once where a thread has twice as many as it can hold."""
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Times in seconds, factors, and sizes. `measured_on` names the device whose kernels gave them."""
+
+    measured_on: str = "h200"
+
+    # How terms combine
+    hidden: float = 0.2
+    """Part of a term that shows beside the bottleneck."""
+    slowdowns: Mapping[str, float] = field(default_factory=lambda: SLOWDOWNS)
+
+    # Bandwidth of few thread blocks
+    block_share: float = 4.0
+    """Times its share of the bandwidth that one SM reaches alone, where all loads of a block are under way at once (no loop
+    waits for some of them)."""
+    side_warps: int = 32
+    """Warps of kernels without matrix products that run side by side on an SM."""
+
+    # Kernels without matrix products, one thread block per SM at most
+    first_tile: float = 1e-6
+    """Seconds in which a loop's first tiles arrive and nothing is computed; each trip, where no tile is prefetched."""
+    trip: float = 2.5e-7
+    """The same for each trip where tiles are prefetched: too few for the whole bandwidth."""
+    whole_row: float = 1.5e-7
+    """Seconds that each whole row adds where an SM has room for one: nothing is under way while it is reduced."""
+    stored_row: float = 7e-7
+    """What it adds where rows are stored: nothing is loaded meanwhile."""
+    scattered: float = 4.0
+    """Times `whole_row` where elements are loaded one by one."""
+
+    # Matrix products
+    few_rows: float = 3.0
+    """Times as long as a product takes whose rows do not fill the tensor core's instruction."""
+    narrow_rate: float = 2.0
+    """Rate of operands of one byte over that of two."""
+
+    # Spilled tiles: traffic of a tile that does not fit on chip, in tile sizes
+    spill_traffic: float = 8.0
+
+    # Registers of a thread (ptxas, sm_90, 4 and 8 warps, blocks halved and doubled)
+    registers: int = 168
+    """32-bit values besides addresses and temporaries up to which nothing was spilled."""
+    registers_for_4_warps: int = 128
+    """Up to here 4 warps are enough, and more thread blocks run side by side."""
+    addresses: int = 40
+    """Registers besides the values: addresses, masks, what instructions take."""
+    widest: float = 1.5
+    second: float = 0.5
+    """How often the widest value that is computed counts, and the next one over other axes: a value is made while another
+    is used up."""
+
+    # Power throttling: an SM's clock falls under a long load of matrix products. With 64 rows attention at length 32768 starts
+    # at 520 TFLOP/s and falls to 446 (1.55 GHz) within a second; with 128 rows it starts at 510 and falls to 463 (1.74 GHz)
+    throttled_after: float = 10e-3
+    """Seconds of matrix products from which on 128 rows, which read less shared memory, are faster."""
+    throttled_special: float = 0.5
+    """Special functions as a part of the products' time up to which it is the products that take the power."""
+
+
+H200 = Residuals()
+UNMEASURED = H200
+"""Of devices that nothing was measured on: those of the H200."""
+
+
+@dataclass(frozen=True)
+class CpuResiduals:
+    """Of the CPU back end (torch, two threads): what tile operations cost beside their roofline."""
+
+    least_work: int = 1 << 17
+    """Elementwise operations of a block that is worth a thread: about as many microseconds as it takes to wake one."""
+    multiplication: float = 1 / 8
+    """The time of a multiplication and addition within a matrix product, in elementwise operations."""
+    operation: int = 1 << 14
+    """Elements of a tile operation that take about as long as starting it."""
+    recomputed: float = 1.1
+    """How much the work may grow by what smaller blocks load or compute again."""
+
+
+CPU = CpuResiduals()

@@ -1,0 +1,55 @@
+"""Bytes that loads move, from memory and from the cache, as seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from eqfuse.extract.devices import Device
+from eqfuse.extract.kernel_work import Access
+from eqfuse.extract.shape import Shape
+
+
+def load_seconds(
+    access: Access,
+    parallel: tuple[str, ...],
+    blocks: Mapping[str, int],
+    extents: Mapping[str, int],
+    shape: Shape,
+    device: Device,
+    *,
+    kept: bool,
+) -> tuple[float, float]:
+    """Seconds of reads from memory and of those from the cache: the first read of everything, unless it is still
+    `kept` there, and the blocks' repeated reads where the tensor fits it. Positions of an axis that the load divides
+    read the same elements."""
+    size, used = shape.itemsize(access.load.tensor), access.used
+    alike = {a: min(by, extents[a]) for a, by in access.alike.items()}
+    unique = math.prod(extents.get(a, 1) for a in used) * size / math.prod(alike.values())
+    again = math.prod(
+        math.ceil(extents[a] / blocks[a])
+        for a in (*parallel, *_repeated_by(access, parallel, blocks, extents))
+        if a not in used and a in blocks
+    ) * math.prod(math.ceil(by / blocks.get(a, 1)) for a, by in alike.items())
+    # blocks that run side by side share the parallel axes that the load moves along, nearly
+    shared = math.prod(extents.get(a, 1) for a in used if a not in parallel) * size
+    bandwidth = device.cache_bandwidth
+    if 2 * unique <= device.shared and used.isdisjoint(parallel):
+        bandwidth *= 2  # every SM reads all of it: half the time it is still in its own cache
+    if shared > device.cache:
+        return again * unique / device.bandwidth, 0.0
+    if kept:
+        return 0.0, again * unique / bandwidth
+    return unique / device.bandwidth, (again - 1) * unique / bandwidth
+
+
+def _repeated_by(
+    access: Access, parallel: tuple[str, ...], blocks: Mapping[str, int], extents: Mapping[str, int]
+) -> tuple[str, ...]:
+    """The loops that load anew what they do not walk: those outside of the innermost one that does. What no
+    loop walks is loaded before all of them; what a product walks in steps of its own, in each of their trips."""
+    walked = {a for a in access.used if a not in parallel and blocks.get(a, 1) < extents.get(a, 1)}
+    if walked - set(access.around):
+        return access.around
+    inside = [place for place, axis in enumerate(access.around) if axis in walked]
+    return access.around[: max(inside, default=0)]
