@@ -368,10 +368,12 @@ class _Source:
         )
 
     def least_rounds(self) -> int:
-        """Integers are the same in all trials of a round, so they get a second one; scalars that end ranges get one
-        for each kind of length."""
+        """Integers are the same in all trials of a round, so they get a second one, ends of ranges a third, and
+        scalars that end ranges one for each kind of length."""
         if self.ends_of_ranges:
             return 4
+        if any(spec.delimits for spec in self.specs.values()):
+            return 3
         return 2 if any(spec.kind != "real" for spec in self.specs.values()) else 1
 
 

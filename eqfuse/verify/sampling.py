@@ -135,12 +135,12 @@ def draw_specs(
 
 
 def _integers(spec: InputSpec, rng: np.random.Generator, number: int) -> npt.NDArray[np.int64]:
-    """Integers within their range. Of the ends of ranges, in the first rounds, every fourth is the least, every
+    """Integers within their range. Of the ends of ranges, in the first three rounds, every fourth is the least, every
     fourth the one after it (a range of one position), every fourth the greatest (all positions): in the first in
-    ascending order, as lengths that add up are, in the second in any order."""
+    ascending order, as lengths that add up are, in the others in any order."""
     low, high = spec.values
     found = rng.integers(low, high + 1, spec.shape)
-    if not spec.delimits or number > 1:
+    if not spec.delimits or number > 2:
         return found
     flat, place = found.reshape(-1), np.arange(found.size) + 2 * number
     for turn, end in enumerate((low, min(low + 1, high), high)):
