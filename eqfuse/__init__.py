@@ -15,6 +15,7 @@ from eqfuse.errors import EqfuseError
 from eqfuse.extend.reductions import reduction
 from eqfuse.extend.rules import rule, rules
 from eqfuse.extend.shipped import register_shipped
+from eqfuse.grad.gradient import grad
 from eqfuse.kernel import Kernel
 from eqfuse.proof.derivation import Derivation
 from eqfuse.rules.scope import Rule
@@ -86,6 +87,7 @@ __all__ = [
     "Rule",
     "compile",
     "equivalent",
+    "grad",
     "reduction",
     "reference",
     "rule",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -72,27 +73,50 @@ def parse(
         )
     text = Source.of(source)
     try:
-        return _program(text, _constants(scalars or {}), strict_casts, made)
+        return _program(text, scalars or {}, strict_casts, made)
     except RecursionError:
         raise text.error(TOO_DEEP, None, TOO_DEEP_HINT) from None
 
 
-def _program(source: Source, constants: Mapping[str, Number], strict_casts: bool, made: bool) -> Program:
+@dataclass(frozen=True)
+class Texts:
+    """A source text that was read: its names, the extents that axes share, and the definitions as `reader` has them."""
+
+    source: Source
+    statements: Sequence[Statement]
+    names: Names
+    domains: dict[str, str]
+    reader: Reader
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of the outputs, in program order."""
+        return _output_names(self.source, self.statements, self.names, self.reader.read_names)
+
+
+def texts(
+    source: Source, scalars: Mapping[str, Number] | None = None, reader_of: type[Reader] = Reader
+) -> Texts:
+    """Every definition of a text, read by a `Reader`: the usual one writes temporaries out. Raises what `parse` does."""
+    constants = _constants(scalars or {})
     found = [_counted(statement, constants) for statement in statements(source)]
     names = _names(source, found, constants)
     domains = _aliases(source, found)
-    reader = Reader(source, names, Inliner(re.findall(r"\w+", source.text), domains, names.lengths))
+    reader = reader_of(source, names, Inliner(re.findall(r"\w+", source.text), domains, names.lengths))
     reader.read_names.update(s.of for s in statements(source) if isinstance(s, Alias) and s.of in constants)
     for definition in names.definitions.values():
         reader.current = definition.name
         reader.done[definition.name] = _defined(source, reader, definition)
+    return Texts(source, found, names, domains, reader)
+
+
+def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, made: bool) -> Program:
+    read = texts(source, scalars)
+    names, domains, reader = read.names, read.domains, read.reader
     _check_all_used(source, names, reader.read_names)
     _check_constants(source, names, reader.read_names)
     _check_reserved(source, reader.read_names - names.definitions.keys())
-    outputs = tuple(
-        _output(names.definitions[name], reader.done[name], names)
-        for name in _output_names(source, found, names, reader.read_names)
-    )
+    outputs = tuple(_output(names.definitions[name], reader.done[name], names) for name in read.outputs)
     axes = axes_of(outputs)
     extents = {domains.get(axis, axis) for axis in axes}
     beyond = {(r.load.tensor, r.dimension, domains.get(r.axis, r.axis)) for r in reads_beyond(outputs)}

@@ -1,0 +1,230 @@
+"""The gradient of a program by torch's autograd over the unfused float64 reference: what gradients are compared with.
+
+The interpreter of the language runs on torch tensors. A maximum passes its cotangent to the first of equals, a written
+cast counts as the identity, as in `eq.grad`; everything else is what torch makes of its own functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from eqfuse.terms.floats import IRRATIONAL, TORCH_DTYPES
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.interpreter import evaluate, reference
+from eqfuse.terms.nodes import REDUCTIONS, Program
+from eqfuse.terms.parser import axes_of, parse
+from eqfuse.terms.sizes import bind
+
+_F = torch.nn.functional
+_CALLS: Mapping[str, Any] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "floordiv": lambda x, y: torch.floor(x / y),
+    "mod": torch.remainder,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sign": torch.sign,
+    "floor": torch.floor,
+    "round": torch.round,
+    "sq": torch.square,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "exp": torch.exp,
+    "log": torch.log,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "gelu": _F.gelu,
+    "silu": _F.silu,
+    "erf": torch.erf,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "finite": lambda x: torch.where(torch.isinf(x), 0.0, x),
+    "invertible": lambda x: torch.where((x == 0) | torch.isinf(x), 1.0, x),
+}
+_COMPARE: Mapping[str, Any] = {
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "eq": torch.eq,
+    "ne": torch.ne,
+}
+
+
+class TorchDomain:
+    """Implements `terms.domain.Domain` with float64 tensors that autograd sees."""
+
+    name = "torch"
+
+    def full(self, shape: tuple[int, ...], number: float) -> torch.Tensor:
+        return torch.full(shape, number, dtype=torch.float64)
+
+    def irrational(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self.full((1,) * len(shape), IRRATIONAL[name])
+
+    def lift(self, integers: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(integers).astype(np.float64))
+
+    def call(self, fn: str, args: Sequence[torch.Tensor]) -> torch.Tensor:
+        if fn in CASTS:
+            (value,) = args
+            rounded = value.detach().to(TORCH_DTYPES[fn]).double()
+            return torch.where(rounded == value.detach(), value, value + (rounded - value.detach()))
+        result: torch.Tensor = _CALLS[fn](*args)
+        return result
+
+    def rounded(self, dtype: str, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    def compare(self, fn: str, left: torch.Tensor, right: torch.Tensor) -> np.ndarray:
+        return np.asarray(_COMPARE[fn](left.detach(), right.detach()).numpy())
+
+    def where(self, condition: np.ndarray, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.from_numpy(np.array(condition)), left, right)
+
+    def reduce(self, op: str, value: torch.Tensor, axis: int) -> torch.Tensor:
+        if value.shape[axis] == 0:
+            return self.full(tuple(np.delete(value.shape, axis)), REDUCTIONS[op])
+        if op in ("sum", "prod"):
+            return value.sum(axis) if op == "sum" else value.prod(axis)
+        first = np.argmax if op == "max" else np.argmin
+        place = torch.from_numpy(np.expand_dims(first(value.detach().numpy(), axis=axis), axis))
+        return torch.take_along_dim(value, place, axis).squeeze(axis)
+
+    def contract(self, left: torch.Tensor, right: torch.Tensor, axis: int) -> torch.Tensor:
+        return (left * right).sum(axis)
+
+    def is_finite(self, value: torch.Tensor) -> bool:
+        return bool(torch.isfinite(value).all())
+
+    def shape(self, value: torch.Tensor) -> tuple[int, ...]:
+        return tuple(value.shape)
+
+    def reshape(self, value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        return value.reshape(shape)
+
+    def transpose(self, value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+        return value.permute(tuple(order))
+
+    def broadcast(self, value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        return value.broadcast_to(shape)
+
+    def take(self, value: torch.Tensor, index: tuple[Any, ...]) -> torch.Tensor:
+        def part(place: Any) -> Any:
+            if isinstance(place, slice) and place.step is not None:  # torch has no steps below 0
+                return torch.arange(10**9)[place] if place.stop is not None else place
+            return torch.from_numpy(np.array(place)) if isinstance(place, np.ndarray) else place
+
+        found: torch.Tensor = value[tuple(map(part, index))]
+        return found
+
+    def put(self, target: torch.Tensor, index: tuple[Any, ...], value: torch.Tensor) -> None:
+        raise NotImplementedError("the interpreter of terms stores nothing")
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """A program with inputs, cotangents of its outputs, and the gradients that autograd finds, by input."""
+
+    program: Program
+    tensors: Mapping[str, np.ndarray]
+    scalars: Mapping[str, Any]
+    extents: Mapping[str, int]
+    cotangents: Mapping[str, np.ndarray]
+    gradients: Mapping[str, np.ndarray]
+
+    @staticmethod
+    def of(
+        source: str,
+        tensors: Mapping[str, np.ndarray],
+        scalars: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        wrt: Sequence[str],
+        seed: int = 0,
+        constants: Mapping[str, Any] | None = None,
+    ) -> Differentiated:
+        """Runs autograd; cotangents are drawn. Raises EqfuseError where the inputs do not fit."""
+        program = parse(source, scalars=constants)
+        axes = {program.domains.get(axis, axis) for axis in axes_of(program.outputs)}
+        given = {axis: size for axis, size in sizes.items() if axis in axes}
+        extents = bind(program, {name: array.shape for name, array in tensors.items()}, given, scalars)
+        values: dict[str, Any] = {}
+        for name, array in tensors.items():
+            is_real = array.dtype.kind == "f"
+            values[name] = torch.from_numpy(array.astype(np.float64)) if is_real else array
+            if name in wrt:
+                values[name].requires_grad_()
+        numbers = dict(scalars)
+        for name in wrt:
+            if name in numbers:
+                numbers[name] = torch.full(
+                    (1,), float(numbers[name]), dtype=torch.float64, requires_grad=True
+                )
+        batch = 1 if any(isinstance(number, torch.Tensor) for number in numbers.values()) else None
+        lifted = {
+            name: value[None] if batch and isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
+        found = evaluate(program, lifted, numbers, extents, TorchDomain(), batch=batch)
+        rng = np.random.default_rng(seed)
+        cotangents: dict[str, np.ndarray] = {}
+        total = torch.zeros((), dtype=torch.float64)
+        for name, value in found.items():
+            if isinstance(value, torch.Tensor):
+                value = value[0] if batch else value
+                cotangents[name] = rng.standard_normal(tuple(value.shape))
+                if value.requires_grad:
+                    total = total + (value * torch.from_numpy(np.asarray(cotangents[name]))).sum()
+        inputs = [values[name] if name in values else numbers[name] for name in wrt]
+        grads: Sequence[torch.Tensor | None] = [None] * len(inputs)
+        if total.requires_grad:
+            grads = torch.autograd.grad(total, inputs, allow_unused=True)
+        gradients = {
+            name: np.zeros(tuple(value.shape)) if grad is None else grad.numpy()
+            for name, value, grad in zip(wrt, inputs, grads, strict=True)
+        }
+        for name in wrt:
+            if name in numbers:
+                gradients[name] = gradients[name][0]
+        return Differentiated(program, tensors, scalars, extents, cotangents, gradients)
+
+    def arguments(self, gradient: Program, constants: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What a gradient of the program is called with: tensors, scalars and sizes."""
+        known = {**self.tensors, **{f"d{name}": value for name, value in self.cotangents.items()}}
+        tensors = {tensor.name: known[tensor.name] for tensor in gradient.tensors}
+        numbers = {**self.scalars, **{name: float(v) for name, v in known.items() if v.ndim == 0}}
+        scalars = {name: numbers[name] for name in gradient.scalars}
+        axes = {gradient.domains.get(axis, axis) for axis in axes_of(gradient.outputs)}
+        sizes = {axis: size for axis, size in self.extents.items() if axis in axes}
+        for output in gradient.outputs:
+            shape = np.shape(self.gradients[output.name.removeprefix("d")])
+            sizes |= {gradient.domains.get(a, a): n for a, n in zip(output.axes, shape, strict=True)}
+        return {"tensors": tensors, "scalars": scalars, "sizes": sizes}
+
+    def found(self, gradient: Program) -> dict[str, np.ndarray]:
+        """The gradients that a gradient program gives in float64, by input."""
+        values = reference(gradient, **self.arguments(gradient))
+        every = values if isinstance(values, tuple) else (values,)
+        return {o.name.removeprefix("d"): v for o, v in zip(gradient.outputs, every, strict=True)}
+
+    def error(self, gradient: Program) -> float:
+        """The largest difference of both, relative to the largest gradient; where autograd gives a number."""
+        worst = 0.0
+        for name, value in self.found(gradient).items():
+            expected = self.gradients[name]
+            usable = np.isfinite(expected)
+            if usable.any():
+                scale = max(1.0, float(np.abs(expected[usable]).max()))
+                difference = np.abs(np.asarray(value, np.float64)[usable] - expected[usable])
+                worst = max(worst, float(np.where(np.isnan(difference), np.inf, difference).max()) / scale)
+        return worst

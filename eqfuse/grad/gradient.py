@@ -1,0 +1,127 @@
+"""`eq.grad`: the gradient of a program, as a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from eqfuse.errors import EqfuseError, did_you_mean
+from eqfuse.grad.polynomial import Polynomial, atom, collected, expression
+from eqfuse.grad.reverse import Reverse
+from eqfuse.grad.steps import Step, Steps, plain
+from eqfuse.grad.text import text_of
+from eqfuse.terms.expressions import Number
+from eqfuse.terms.nodes import Const, Program
+from eqfuse.terms.parser import parse
+from eqfuse.terms.types import KINDS, kinds, program_dtypes
+
+
+def cotangent(name: str) -> str:
+    """The name of the cotangent of an output, or of an input: its gradient."""
+    return f"d{name}"
+
+
+def differentiable(program: Program) -> tuple[str, ...]:
+    """The inputs that a gradient may be asked by: tensors and scalars of real numbers."""
+    dtypes = program_dtypes(program)
+    names = (*(tensor.name for tensor in program.tensors), *program.scalars)
+    return tuple(name for name in names if dtypes.get(name, "f32") not in KINDS)
+
+
+def real_outputs(program: Program) -> tuple[str, ...]:
+    """The outputs that have a cotangent: those of real numbers."""
+    known = kinds([output.expr for output in program.outputs], program_dtypes(program))
+    return tuple(output.name for output in program.outputs if known[output.expr] == "real")
+
+
+def grad(
+    source: str, wrt: Sequence[str] | None = None, *, scalars: Mapping[str, Number] | None = None
+) -> str:
+    """The gradient of a program, as the text of a program.
+
+    It reads the tensors and scalars of `source`, and for each output O of real numbers a cotangent dO of its shape; its
+    outputs are dQ for each Q of `wrt` (all tensors of real numbers, where it is not given), in that order: the sum over
+    all outputs and their positions of dO times the derivative of O by Q. Run-time scalars may be named too. `scalars`
+    are constants known now, as in `eq.compile`. The text may be edited, compiled, and differentiated again.
+
+    An axis of Q that nothing in the gradient determines has to be given at the call: `sizes={"j": 128}`.
+
+    Raises EqfuseError for a text that is no program, a name that is no input or holds integers, and a reduction
+    without a gradient.
+    """
+    program = parse(source, scalars=scalars)
+    names = _wanted(program, wrt)
+    outputs = real_outputs(program)
+    results = [cotangent(name) for name in names]
+    given = [cotangent(name) for name in outputs]
+    _check_names(program, [*results, *given])
+    steps = Steps.of(source, names, scalars, {*results, *given})
+    reverse = Reverse(steps, {name: _axes(steps, name) for name in names})
+    by_output = dict(zip((o.name for o in program.outputs), steps.outputs, strict=True))
+    seeds: dict[str, Polynomial] = {}
+    for name in outputs:
+        step = steps.step(by_output[name])
+        steps.dtypes[cotangent(name)] = "f32"
+        seeds[step.name] = atom(plain(cotangent(name), step.axes))
+    reverse.run(seeds)
+    made = [_result(steps, reverse, name) for name in names]
+    return text_of(steps, made, reverse.notes)
+
+
+def _result(steps: Steps, reverse: Reverse, name: str) -> Step:
+    found = collected(reverse.found.get(name, ()))
+    if not found:
+        reverse.notes.append(f"{cotangent(name)} is 0: no output has a gradient by {name}")
+    value = expression(found) if found else Const(0.0)
+    return Step(cotangent(name), reverse.targets[name], value, written=True)
+
+
+def _wanted(program: Program, wrt: Sequence[str] | None) -> tuple[str, ...]:
+    allowed = differentiable(program)
+    if wrt is None:
+        tensors = {tensor.name for tensor in program.tensors}
+        found = tuple(name for name in allowed if name in tensors)
+        if not found:
+            raise EqfuseError(
+                "the program reads no tensor of real numbers", hint="there is nothing to differentiate by"
+            )
+        return found
+    names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    known = (*(tensor.name for tensor in program.tensors), *program.scalars)
+    for name in names:
+        if name not in known:
+            guess = did_you_mean(name, allowed) or "inputs: " + " ".join(allowed)
+            raise EqfuseError(f"the program has no input {name!r}", hint=guess)
+        if name not in allowed:
+            raise EqfuseError(
+                f"{name!r} holds integers or truth values, and has no gradient", hint="leave it out of wrt"
+            )
+    if not names or len(set(names)) < len(names):
+        raise EqfuseError("wrt names each input once, and one or more", hint='write wrt=("Q", "K")')
+    return names
+
+
+def _check_names(program: Program, names: Sequence[str]) -> None:
+    """Raises EqfuseError where an input has the name of a cotangent."""
+    inputs = {*(tensor.name for tensor in program.tensors), *program.scalars}
+    for name in names:
+        if name in inputs or names.count(name) > 1:
+            hint = f"call the input otherwise: {name!r} is what the gradient calls a cotangent"
+            raise EqfuseError(f"the program has an input {name!r}", hint=hint)
+
+
+def _axes(steps: Steps, name: str) -> tuple[str, ...]:
+    """The axes of an input: those that it is declared or read with; others where they differ."""
+    tensor = next((each for each in steps.program.tensors if each.name == name), None)
+    if tensor is None:
+        return ()
+    found: list[str] = []
+    for dimension in range(tensor.rank):
+        axis = tensor.axes[dimension] if dimension < len(tensor.axes) else None
+        if axis is None:
+            axis = steps.names.fresh(f"{name.lower()}{dimension}")
+        elif axis in found:
+            base = steps.domains.get(axis, axis)
+            axis = steps.names.numbered(base)
+            steps.domains[axis] = base
+        found.append(axis)
+    return tuple(found)

@@ -1,0 +1,434 @@
+"""Reverse mode: from the cotangents of the outputs to those of the inputs, step by step from the last to the first.
+
+One rule for each construct:
+
+    f(a, b)            each argument gets the cotangent times the partial derivative of the table of functions
+    where(c, a, b)     a where c holds, b where it does not: the cotangent is masked, before it is multiplied
+    sum[j](a)          every position gets the cotangent
+    max[j](a), min     the position that `argmax` gives gets it: of equals the first
+    prod[j](a)         the product of all others
+    a fold             where it keeps one of two states: the position that it keeps. Any other: the derivative of
+                       `combine`, at the states of the positions before and after
+    x[f(i)]            see `pullback`; a read of a value that is broadcast is a sum over what it is broadcast along
+
+Integers, truth values, `floor`, `round`, `sign` and conditions have no derivative: they count as constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from eqfuse.errors import EqfuseError
+from eqfuse.grad.polynomial import (
+    UNIT,
+    Monomial,
+    Polynomial,
+    atom,
+    collected,
+    expression,
+    multiplied,
+    product,
+    shared,
+)
+from eqfuse.grad.pullback import pulled
+from eqfuse.grad.steps import Step, Steps, index_of, is_fold, name_of, refused
+from eqfuse.grad.vanish import is_zero
+from eqfuse.terms.definitions import derivatives
+from eqfuse.terms.folds import Fold, fold_of, packed, ranks_of, unpacked
+from eqfuse.terms.functions import COMPARISONS, LOGICAL
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Local,
+    Reduce,
+    Size,
+    call,
+    children,
+    free_axes,
+    replaced,
+    substitute_axes,
+    walk,
+)
+
+MOST_TERMS = 2
+"""A cotangent of more terms than this is given a name before it is used."""
+
+
+@dataclass
+class Reverse:
+    """`targets` are the axes of what cotangents are asked of; `notes` tell what was left out, and why."""
+
+    steps: Steps
+    targets: dict[str, tuple[str, ...]]
+    found: dict[str, Polynomial] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _quotients: list[tuple[Step, Monomial]] = field(default_factory=list)
+    _rests: dict[tuple[object, ...], list[Expr]] = field(default_factory=dict)
+
+    def run(self, seeds: dict[str, Polynomial]) -> None:
+        """Fills `found` with the cotangents, from those of the outputs."""
+        primal = list(self.steps.steps)
+        self.targets |= {step.name: step.axes for step in primal}
+        self._note_quotients(primal)
+        self.found |= seeds
+        for step in reversed(primal):
+            cotangent = self.found.pop(step.name, ())
+            if cotangent and step.name in self.steps.active:
+                self._back(step, cotangent)
+
+    def _note_quotients(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            if not step.op and self.steps.dtypes[step.name] == "f32":
+                value = product(step.body)
+                if value.number == 1 and any(n < 0 for n in value.powers.values()) and len(value.powers) > 1:
+                    self._quotients.append((step, value))
+
+    # -- one step ------------------------------------------------------------------------------------
+
+    def _back(self, step: Step, cotangent: Polynomial) -> None:
+        if step.op and self._vanishes(step, cotangent):
+            return
+        if self._wants_name(step, cotangent):
+            cotangent = self._named(f"d{step.name}", step.axes, cotangent)
+        match step.op:
+            case "" | "sum":
+                self._through(step, step.body, cotangent)
+            case "max" | "min":
+                place = self._place(step)
+                (axis,) = step.over
+                chosen = call("eq", Axis(axis), place)
+                self._through(step, step.body, tuple(term.masked(chosen) for term in cotangent))
+            case "prod":
+                self._through(step, step.body, multiplied(cotangent, self._others(step)))
+            case _:
+                self._fold(step, cotangent)
+
+    def _vanishes(self, step: Step, cotangent: Polynomial) -> bool:
+        """Whether the cotangent is 0 whatever the inputs are, as that of a maximum that only shifts an exponent."""
+        if len(cotangent) < 2 or not self._reads_sums(cotangent):
+            return False
+        parts = [self._try(step.axes, (term,)) for term in cotangent]
+        if not is_zero(self.steps, self._try(step.axes, cotangent), parts):
+            return False
+        self.notes.append(f"{step.name} passes nothing on: its cotangent is 0 for all inputs")
+        return True
+
+    def _try(self, axes: tuple[str, ...], terms: Polynomial) -> Step:
+        """A step for a value that is tried."""
+        return Step(self.steps.names.fresh("tried"), axes, expression(terms), written=True)
+
+    def _reads_sums(self, terms: Polynomial) -> bool:
+        """Whether a polynomial is made of reductions: others are not 0 but for their masks."""
+        made = {step.name for step in self.steps.steps if step.op}
+        return any(name_of(part) in made for term in terms for factor in term.powers for part in walk(factor))
+
+    def _wants_name(self, step: Step, cotangent: Polynomial) -> bool:
+        """Whether a cotangent is read better, and summed once, by a name: one of many terms, and a sum or a mask that
+        several factors of a product, or several reads, get."""
+        readers = [node for node in walk(step.body) if name_of(node) in self.steps.active]
+        is_masked = any(term.masks for term in cotangent)
+        if step.op == "sum" and len(product(step.body).powers) > 1 and len(readers) > 1:
+            return len(cotangent) > 1 or is_masked
+        return len(cotangent) > MOST_TERMS or (is_masked and len(readers) > 1)
+
+    def _through(self, step: Step, body: Expr, cotangent: Polynomial) -> None:
+        """The cotangent of an expression without reductions, to everything that it reads."""
+        steps = self.steps
+        own = {} if step.op else {step.body: step.itself}
+        found: dict[Expr, list[Monomial]] = {body: list(cotangent)}
+        for node in reversed(list(walk(body))):
+            terms = collected(found.pop(node, ()))
+            if not terms or not steps.is_active(node) or not steps.is_real(node):
+                continue
+            if name_of(node) is not None:
+                self._read(step, node, terms)
+                continue
+            assert isinstance(node, Call)
+            for part, factors in self._partials(node, terms, own):
+                found.setdefault(part, []).extend(factors)
+
+    def _partials(
+        self, node: Call, terms: Polynomial, own: dict[Expr, Expr]
+    ) -> Iterator[tuple[Expr, Polynomial]]:
+        """The arguments of a call, each with its cotangent. `own` are values that have a name."""
+        match node:
+            case Call("where", (condition, left, right)):
+                yield left, tuple(term.masked(condition) for term in terms)
+                yield right, tuple(term.masked(call("not", condition)) for term in terms)
+                return
+            case Call(fn, _) if fn in COMPARISONS or fn in LOGICAL:
+                return
+            case Call(fn, _) if is_fold(fn):
+                hint = "take the gradient of the program that the lists come from"
+                raise refused(
+                    self.steps.program, node, f"a merge of two lists of {fn!r} has no gradient", hint
+                )
+        if not any(self._changes(node, part) for part in node.args):
+            self.notes.append(f"{_short(node)} counts as a constant: {node.fn} has no gradient")
+        for part, partial in zip(node.args, derivatives(node), strict=True):
+            if partial is not None and self.steps.is_active(part) and self.steps.is_real(part):
+                yield part, self._shortened(multiplied(terms, replaced(partial, own)))
+
+    def _changes(self, node: Call, part: Expr) -> bool:
+        partials = dict(zip(node.args, derivatives(node), strict=True))
+        return partials[part] not in (None, Const(0))
+
+    def _shortened(self, terms: Polynomial) -> Polynomial:
+        """The polynomial with `p / l` read from the step that computes it."""
+        return collected(map(self._short, terms))
+
+    def _short(self, term: Monomial) -> Monomial:
+        for step, quotient in self._quotients:
+            names = self._places(step, quotient, term)
+            if names is None:
+                continue
+            value = quotient.mapped(lambda expr, names=names: substitute_axes(expr, names))  # type: ignore[misc]
+            if all(
+                (n > 0) == (term.powers.get(factor, 0) > 0) and abs(n) <= abs(term.powers.get(factor, 0))
+                for factor, n in value.powers.items()
+            ):
+                inverse = Monomial(UNIT.number, {factor: -n for factor, n in value.powers.items()})
+                itself = substitute_axes(step.itself, names)
+                return self._short(term.times(inverse).times(Monomial(UNIT.number, {itself: 1})))
+        return term
+
+    def _places(self, step: Step, quotient: Monomial, term: Monomial) -> dict[str, Expr] | None:
+        """The positions at which a monomial may have the quotient of a step as a factor."""
+        if all(factor in term.powers for factor in quotient.powers):
+            return {}
+        for factor, n in quotient.powers.items():
+            for other, m in term.powers.items():
+                if n * m > 0 and name_of(factor) is not None and name_of(factor) == name_of(other):
+                    axes = index_of(factor)
+                    if all(isinstance(part, Axis) for part in axes) and free_axes(factor) == set(step.axes):
+                        pairs = zip(axes, index_of(other), strict=True)
+                        return {
+                            axis.name: to for axis, to in pairs if isinstance(axis, Axis) and to is not axis
+                        }
+        return None
+
+    # -- reads ---------------------------------------------------------------------------------------
+
+    def _read(self, step: Step, node: Expr, terms: Polynomial) -> None:
+        """Adds the cotangent of a read to that of what is read."""
+        name = name_of(node)
+        assert name is not None
+        target = self.targets.get(name)
+        if target is None:
+            return
+        groups: dict[tuple[str, ...], list[Monomial]] = {}
+        made = pulled(self.steps, terms, index_of(node), step.loops, target, step.over)
+        # What does not depend on a loop is summed without it, apart from what does.
+        for term in made.value:
+            over = tuple(axis for axis in made.over if axis in term.axes)
+            groups.setdefault(over, []).append(term)
+        for over, members in groups.items():
+            count = [Size(axis) for axis in made.over if axis not in over]
+            summed = self._summed(name, over, target, collected(members))
+            for size in count:
+                summed = multiplied(summed, size)
+            self.found[name] = collected((*self.found.get(name, ()), *self._shortened(summed)))
+
+    def _summed(
+        self, name: str, over: tuple[str, ...], target: Sequence[str], terms: Polynomial
+    ) -> Polynomial:
+        """The sum over some axes, what does not depend on them in front of it."""
+        if not over or not terms:
+            return terms
+        common = shared(terms)
+        fixed = {factor: n for factor, n in common.powers.items() if not free_axes(factor) & set(over)}
+        masks = tuple(
+            mask
+            for mask in terms[0].masks
+            if not free_axes(mask) & set(over) and all(mask in term.masks for term in terms)
+        )
+        number = common.number if len(terms) == 1 else UNIT.number
+        sign = -1 if all(term.number < 0 for term in terms) else 1
+        front = Monomial(number * sign, fixed, masks)
+        behind = Monomial(1 / front.number, {factor: -n for factor, n in fixed.items()})
+        inner = collected(
+            replace(term, masks=tuple(mask for mask in term.masks if mask not in masks)).times(behind)
+            for term in terms
+        )
+        body = expression(inner)
+        if not free_axes(body) & set(over):
+            raise AssertionError("what does not depend on an axis is not summed over it")
+        axes = tuple(axis for axis in target if axis in free_axes(body))
+        step = Step(self.steps.names.fresh(f"d{name}_sum"), axes, body, "sum", over)
+        parts = [self._try((*axes, *over), (term,)) for term in inner]
+        if self._reads_sums(inner) and is_zero(self.steps, step, parts):
+            return ()
+        step = self.steps.add(step)
+        return tuple(term.times(front) for term in atom(step.itself))
+
+    def _named(self, name: str, axes: tuple[str, ...], terms: Polynomial) -> Polynomial:
+        """The polynomial as the value of a step."""
+        if len(terms) == 1 and not terms[0].masks and sum(map(abs, terms[0].powers.values())) == 1:
+            return terms
+        body = expression(terms)
+        own = tuple(axis for axis in axes if axis in free_axes(body))
+        step = self.steps.add(Step(self.steps.names.fresh(name), own, body))
+        return atom(step.itself)
+
+    # -- reductions that choose ------------------------------------------------------------------------
+
+    def _place(self, step: Step) -> Expr:
+        """The position of the greatest or least: the first of equals."""
+        (axis,) = step.over
+        op = {"max": "argmax.k", "min": "argmin.k"}[step.op]
+        return self._helper(f"place_{step.name}", step.axes, op, axis, packed((step.body, Axis(axis))))
+
+    def _others(self, step: Step) -> Expr:
+        """The product of all positions but one."""
+        (axis,) = step.over
+        other = self._another(axis)
+        moved = substitute_axes(step.body, {axis: Axis(other)})
+        body = call("where", call("ne", Axis(other), Axis(axis)), moved, Const(1))
+        return self._helper(f"others_{step.name}", step.loops, "prod", other, body)
+
+    def _another(self, axis: str) -> str:
+        base = self.steps.domains.get(axis, axis)
+        name = self.steps.names.numbered(base)
+        self.steps.domains[name] = base
+        return name
+
+    def _helper(self, name: str, axes: Sequence[str], op: str, over: str, body: Expr) -> Expr:
+        own = tuple(axis for axis in axes if axis in free_axes(Reduce(op, over, body)))
+        return self.steps.add(Step(self.steps.names.fresh(name), own, body, op, (over,))).itself
+
+    def _fold(self, step: Step, cotangent: Polynomial) -> None:
+        """A state variable of a registered reduction."""
+        found = fold_of(step.op)
+        assert found is not None
+        fold, index = found
+        (axis,) = step.over
+        ranks = ranks_of(step.value)
+        body = step.body
+        if ranks is not None:
+            assert isinstance(body, Call)
+            body = body.args[1]
+        parts = unpacked(body, len(fold.state))
+        if fold.order:
+            place = next((k for k, part in enumerate(parts) if _is_position(part, axis)), None)
+            if place is None:
+                raise self._without_position(step, fold)
+            op = fold.ops[place]
+            kept = self._helper(f"place_{step.name}", step.axes, op, axis, step.body)
+            chosen = call("eq", parts[place], kept)
+            self._through_part(step, parts[index], tuple(term.masked(chosen) for term in cotangent))
+            return
+        before, after = (self._rest(step, fold, parts, side) for side in ("lt", "gt"))
+        self._through_combination(step, fold, index, parts, before, after, cotangent)
+
+    def _without_position(self, step: Step, fold: Fold) -> EqfuseError:
+        name = fold.name
+        hint = (
+            f"give {name!r} a state variable that is the position, as argmax has: state='v, k', lift='x, j'"
+        )
+        message = f"{name!r} keeps one of two states, and none of its variables says which"
+        return refused(self.steps.program, step.value, message, hint)
+
+    def _through_part(self, step: Step, part: Expr, cotangent: Polynomial) -> None:
+        if self.steps.is_active(part) and self.steps.is_real(part):
+            self._through(step, part, cotangent)
+
+    def _rest(self, step: Step, fold: Fold, parts: Sequence[Expr], side: str) -> list[Expr]:
+        """The state of the positions before or after one."""
+        key = (fold.name, step.loops, step.body, side)
+        if key not in self._rests:
+            self._rests[key] = self._state_of(step, fold, parts, side)
+        return self._rests[key]
+
+    def _state_of(self, step: Step, fold: Fold, parts: Sequence[Expr], side: str) -> list[Expr]:
+        (axis,) = step.over
+        other = self._another(axis)
+        moved = [substitute_axes(part, {axis: Axis(other)}) for part in parts]
+        inside = call(side, Axis(other), Axis(axis))
+        body = packed(
+            [call("where", inside, part, nil) for part, nil in zip(moved, fold.identity, strict=True)]
+        )
+        word = "before" if side == "lt" else "after"
+        return [
+            self._helper(f"{variable}_{word}", step.loops, op, other, body)
+            for variable, op in zip(fold.state, fold.ops, strict=True)
+        ]
+
+    def _through_combination(
+        self,
+        step: Step,
+        fold: Fold,
+        index: int,
+        parts: Sequence[Expr],
+        before: Sequence[Expr],
+        after: Sequence[Expr],
+        cotangent: Polynomial,
+    ) -> None:
+        """`combine(combine(before, part), after)`, to what the position contributes."""
+        middle = [Local(f"{name}0", ()) for name in fold.state]
+        inner = fold.joined(before, middle)
+        values = dict(zip(middle, parts, strict=True))
+        state = [
+            self._value(f"{name}_here", step.loops, replaced(value, values))
+            for name, value in zip(fold.state, inner, strict=True)
+        ]
+        left = {Local(f"{v}1", ()): value for v, value in zip(fold.state, state, strict=True)}
+        right = {Local(f"{v}2", ()): value for v, value in zip(fold.state, after, strict=True)}
+        known = {**left, **right}
+        joined = self._adjoint(fold.combine[index], dict.fromkeys(left), known, cotangent)
+        for place, name in enumerate(fold.state):
+            terms = joined.get(Local(f"{name}1", ()), ())
+            if not terms:
+                continue
+            first = {Local(f"{v}1", ()): value for v, value in zip(fold.state, before, strict=True)}
+            second = {Local(f"{v}2", ()): part for v, part in zip(fold.state, parts, strict=True)}
+            passed = self._adjoint(fold.combine[place], dict.fromkeys(second), {**first, **second}, terms)
+            for variable, part in zip(fold.state, parts, strict=True):
+                own = passed.get(Local(f"{variable}2", ()), ())
+                if own:
+                    self._through_part(step, part, own)
+
+    def _value(self, name: str, axes: Sequence[str], body: Expr) -> Expr:
+        own = tuple(axis for axis in axes if axis in free_axes(body))
+        return self.steps.add(Step(self.steps.names.fresh(name), own, body)).itself
+
+    def _adjoint(
+        self, expr: Expr, wanted: dict[Local, None], values: dict[Local, Expr], cotangent: Polynomial
+    ) -> dict[Local, Polynomial]:
+        """The cotangents of named values in an expression over them, at those values."""
+        found: dict[Expr, list[Monomial]] = {expr: list(cotangent)}
+        leaves: dict[Local, Polynomial] = {}
+        for node in reversed(list(walk(expr))):
+            terms = collected(found.pop(node, ()))
+            if not terms:
+                continue
+            match node:
+                case Local():
+                    if node in wanted:
+                        leaves[node] = terms
+                case Call("where", (condition, left, right)):
+                    at = replaced(condition, values)
+                    found.setdefault(left, []).extend(term.masked(at) for term in terms)
+                    found.setdefault(right, []).extend(term.masked(call("not", at)) for term in terms)
+                case Call():
+                    for part, partial in zip(children(node), derivatives(node), strict=True):
+                        if partial is not None and any(isinstance(p, Local) for p in walk(part)):
+                            found.setdefault(part, []).extend(multiplied(terms, replaced(partial, values)))
+        return leaves
+
+
+def _is_position(part: Expr, axis: str) -> bool:
+    match part:
+        case Axis(name):
+            return name == axis
+        case Call("add", (left, right)):
+            return _is_position(left, axis) and axis not in free_axes(right)
+        case _:
+            return False
+
+
+def _short(node: Expr) -> str:
+    text = str(node)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,297 @@
+"""A source text as steps: temporaries are kept, every reduction has a name, and so has what broadcasting repeats.
+
+    step ::= name[axes] = body                      body without a reduction
+           | name[axes] = op[over](body)
+
+In `sum[j](p[i,j] / l[i] * v[j,e])` the quotient does not depend on e, so it is a step of its own: its cotangent is
+summed over e before anything else is done with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from eqfuse.errors import EqfuseError, locate
+from eqfuse.terms.expressions import Number, Reader
+from eqfuse.terms.folds import fold_of
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Expr,
+    Load,
+    Program,
+    Reduce,
+    Scalar,
+    children,
+    free_axes,
+    rebuild,
+    walk,
+)
+from eqfuse.terms.parser import parse, texts
+from eqfuse.terms.printer import show
+from eqfuse.terms.syntax import Declaration, Source
+from eqfuse.terms.types import kinds, program_dtypes
+
+
+class _Named(Reader):
+    """Reads temporaries as tensors, after the checks that reading them has."""
+
+    def _definition(self, node: ast.expr, index: tuple[Expr, ...], name_node: ast.expr) -> Expr:
+        super()._definition(node, index, name_node)
+        return read(getattr(name_node, "id", ""), index)
+
+
+def read(name: str, index: Sequence[Expr]) -> Expr:
+    """A value with a name, at a position."""
+    return Load(name, tuple(index)) if index else Scalar(name)
+
+
+def plain(name: str, axes: Sequence[str]) -> Expr:
+    """A value with a name, at the positions of its own axes."""
+    return read(name, tuple(map(Axis, axes)))
+
+
+def name_of(expr: Expr) -> str | None:
+    """The name that a read is of."""
+    match expr:
+        case Load(name, _) | Scalar(name):
+            return name
+        case _:
+            return None
+
+
+def index_of(expr: Expr) -> tuple[Expr, ...]:
+    """The position that a read is at."""
+    return expr.index if isinstance(expr, Load) else ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One named value. `over` are the axes that `op` reduces; `written`: the name is the author's own."""
+
+    name: str
+    axes: tuple[str, ...]
+    body: Expr
+    op: str = ""
+    over: tuple[str, ...] = ()
+    written: bool = False
+
+    @property
+    def value(self) -> Expr:
+        """The step as one expression."""
+        found = self.body
+        for axis in reversed(self.over):
+            found = Reduce(self.op, axis, found)
+        return found
+
+    @property
+    def itself(self) -> Expr:
+        """A read of it, at its own axes."""
+        return plain(self.name, self.axes)
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """Every axis that its body has."""
+        return (*self.axes, *self.over)
+
+
+@dataclass
+class Names:
+    """Names that are taken."""
+
+    taken: set[str]
+
+    def fresh(self, wanted: str) -> str:
+        """`wanted`, or `wanted` with a number; taken from now on."""
+        name, number = wanted, 1
+        while name in self.taken:
+            number += 1
+            name = f"{wanted}_{number}"
+        self.taken.add(name)
+        return name
+
+    def numbered(self, base: str) -> str:
+        """`base` with the first number that is free; taken from now on."""
+        number = 1
+        while f"{base}_{number}" in self.taken:
+            number += 1
+        return self.fresh(f"{base}_{number}")
+
+
+@dataclass
+class Steps:
+    """A program as steps. `dtypes` are those of every name; `declared` the declarations of inputs, as text; `domains`
+    and `lengths` what the text says of axes."""
+
+    program: Program
+    names: Names
+    dtypes: dict[str, str]
+    active: set[str]
+    domains: dict[str, str]
+    lengths: dict[str, int]
+    declared: dict[str, str]
+    outputs: tuple[str, ...]
+    steps: list[Step] = field(default_factory=list)
+    _known: dict[tuple[object, ...], Step] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        source: str, wrt: Sequence[str], scalars: Mapping[str, Number] | None, reserved: set[str]
+    ) -> Steps:
+        """The steps of a text. `wrt` are the inputs that derivatives are asked by, `reserved` names that no step may
+        have."""
+        program = parse(source, scalars=scalars)
+        found = texts(Source.of(source), scalars, _Named)
+        taken = {*re.findall(r"\w+", source), *reserved}
+        declared = {
+            name: _declaration(each)
+            for name, each in found.names.declared.items()
+            if name not in found.names.definitions
+        }
+        steps = Steps(
+            program,
+            Names(taken),
+            dict(program_dtypes(program)),
+            set(wrt),
+            dict(found.domains),
+            dict(found.names.lengths),
+            declared,
+            tuple(found.outputs),
+        )
+        renamed = {name: steps.names.numbered(name) for name in found.names.definitions if name in reserved}
+        for name, definition in found.names.definitions.items():
+            expr = _renamed(found.reader.done[name], renamed)
+            steps.define(renamed.get(name, name), definition.axes, expr)
+        steps.outputs = tuple(renamed.get(name, name) for name in steps.outputs)
+        return steps
+
+    def step(self, name: str) -> Step:
+        """The step that defines a name."""
+        return next(step for step in self.steps if step.name == name)
+
+    def define(self, name: str, axes: tuple[str, ...], expr: Expr) -> None:
+        """Adds a definition of the text, and the steps that it is made of."""
+        if (
+            isinstance(expr, Reduce)
+            and free_axes(expr) == set(axes)
+            and not set(axes) & set(_peeled(expr)[1])
+        ):
+            op, over, body = _peeled(expr)
+            step = Step(name, axes, self.lowered(body, (*axes, *over)), op, over, written=True)
+        else:
+            step = Step(name, axes, self.lowered(expr, axes), written=True)
+        self.add(step)
+
+    def add(self, step: Step) -> Step:
+        """Adds a step, and notes what its value is; one that is there already is taken."""
+        key = (step.axes, step.op, step.over, step.body)
+        if not step.written and key in self._known:
+            return self._known[key]
+        self.steps.append(step)
+        self._known.setdefault(key, step)
+        kind = kinds([step.value], self.dtypes)[step.value]
+        self.dtypes[step.name] = {"int": "i64", "bool": "bool", "real": "f32"}[kind]
+        if kind == "real" and any(name_of(node) in self.active for node in walk(step.value)):
+            self.active.add(step.name)
+        return step
+
+    def is_real(self, expr: Expr) -> bool:
+        """Whether an expression is a real number, so that it may have a derivative."""
+        return kinds([expr], self.dtypes)[expr] == "real"
+
+    def is_active(self, expr: Expr) -> bool:
+        """Whether a derivative of the expression may be asked for."""
+        return any(name_of(node) in self.active for node in walk(expr))
+
+    def lowered(self, expr: Expr, scope: tuple[str, ...]) -> Expr:
+        """The expression with its reductions, and what does not depend on all of `scope`, read from steps."""
+        return self._split(self._without_reductions(expr, scope), scope, {})
+
+    def _without_reductions(self, expr: Expr, scope: tuple[str, ...]) -> Expr:
+        memo: dict[Expr, Expr] = {}
+
+        def visit(node: Expr) -> Expr:
+            if node not in memo:
+                if isinstance(node, Reduce):
+                    memo[node] = self._reduction(node, scope)
+                else:
+                    memo[node] = rebuild(node, tuple(map(visit, children(node))))
+            return memo[node]
+
+        return visit(expr)
+
+    def _split(self, node: Expr, scope: tuple[str, ...], memo: dict[Expr, Expr]) -> Expr:
+        if node not in memo:
+            if self._is_repeated(node, scope):
+                axes = tuple(axis for axis in scope if axis in free_axes(node))
+                memo[node] = self._step(Step("", axes, self._split(node, axes, {})), "u")
+            else:
+                memo[node] = rebuild(node, tuple(self._split(part, scope, memo) for part in children(node)))
+        return memo[node]
+
+    def _is_repeated(self, node: Expr, scope: tuple[str, ...]) -> bool:
+        """Whether broadcasting repeats an expression of which several values have derivatives."""
+        if not isinstance(node, Call) or not free_axes(node) < set(scope) or not self.is_real(node):
+            return False
+        return len([part for part in walk(node) if name_of(part) in self.active]) > 1
+
+    def _reduction(self, node: Reduce, scope: tuple[str, ...]) -> Expr:
+        op, over, body = _peeled(node)
+        axes = tuple(axis for axis in scope if axis in free_axes(node))
+        step = Step("", axes, self.lowered(body, (*axes, *over)), op, over)
+        hint = f"{op.partition('.')[0]}_{_main(step.body)}"
+        return self._step(step, hint)
+
+    def _step(self, step: Step, hint: str) -> Expr:
+        key = (step.axes, step.op, step.over, step.body)
+        if key in self._known:
+            return self._known[key].itself
+        return self.add(replace(step, name=self.names.fresh(hint))).itself
+
+
+def _renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
+    if not names:
+        return expr
+    memo: dict[Expr, Expr] = {}
+    for node in walk(expr):
+        again = rebuild(node, tuple(memo[part] for part in children(node)))
+        name = names.get(name_of(again) or "")
+        memo[node] = again if name is None else read(name, index_of(again))
+    return memo[expr]
+
+
+def _peeled(node: Reduce) -> tuple[str, tuple[str, ...], Expr]:
+    """The op, the axes and the body of a reduction; sums of sums are one."""
+    over: tuple[str, ...] = (node.axis,)
+    body = node.body
+    while node.op == "sum" and isinstance(body, Reduce) and body.op == "sum" and body.axis not in over:
+        if body.axis in free_axes(node):
+            break
+        over, body = (*over, body.axis), body.body
+    return node.op, over, body
+
+
+def _main(body: Expr) -> str:
+    """The first tensor that an expression reads, for a name."""
+    for node in walk(body):
+        if isinstance(node, Load):
+            return node.tensor
+    return "t"
+
+
+def _declaration(declaration: Declaration) -> str:
+    axes = "" if declaration.axes is None else f"[{', '.join(declaration.axes)}]"
+    return f"{declaration.name}: {declaration.dtype}{axes}"
+
+
+def refused(program: Program, expr: Expr, message: str, hint: str) -> EqfuseError:
+    """An error that points at an expression of the program."""
+    return EqfuseError(message, source=program.source, span=locate(program.source, show(expr)), hint=hint)
+
+
+def is_fold(op: str) -> bool:
+    """Whether a reduction is a state variable of a registered one."""
+    return fold_of(op) is not None

@@ -1,0 +1,105 @@
+"""Steps as a source text: what the outputs need, in order, with the declarations that it needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from eqfuse.grad.steps import Step, Steps, name_of
+from eqfuse.terms.nodes import Expr, Load, Reduce, Scalar, Size, children, rebuild, walk
+from eqfuse.terms.printer import show
+
+LONGEST_INLINED = 48
+"""Letters of a value that is written where it is read, if it is read once."""
+
+
+def text_of(steps: Steps, outputs: Sequence[Step], notes: Sequence[str] = ()) -> str:
+    """The text of a program with these outputs, made of all other steps that they need."""
+    needed = _needed({step.name: step for step in steps.steps}, outputs)
+    written = _inlined(needed, outputs)
+    exprs = [step.value for step in written]
+    axes = {axis for step in written for axis in step.axes}
+    axes |= {node.axis for node in walk(*exprs) if isinstance(node, Reduce)}
+    sizes = {node.axis: None for node in walk(*exprs) if isinstance(node, Size)}
+    # The size of an axis that nothing runs along: a copy of the axis makes its name known.
+    copies = {steps.names.numbered(axis): axis for axis in sizes if steps.domains.get(axis, axis) not in axes}
+    axes |= sizes.keys()
+    reads = {name_of(node) for node in walk(*exprs)}
+    lines = [text for name, text in steps.declared.items() if name in reads]
+    lines += [f"{axis}: axis[{of}]" for axis, of in steps.domains.items() if axis in axes]
+    lines += [f"{copy}: axis[{steps.domains.get(axis, axis)}]" for copy, axis in copies.items()]
+    used = axes | {steps.domains.get(axis, axis) for axis in axes}
+    lines += [f"{axis}: axis[{count}]" for axis, count in steps.lengths.items() if axis in used]
+    lines += [_line(step) for step in written]
+    lines += [f"# {note}" for note in dict.fromkeys(notes)]
+    return "\n".join([*lines, f"return {', '.join(step.name for step in outputs)}"])
+
+
+def _line(step: Step) -> str:
+    left = f"{step.name}[{', '.join(step.axes)}]" if step.axes else step.name
+    return f"{left} = {show(step.value)}"
+
+
+def _needed(known: dict[str, Step], outputs: Sequence[Step]) -> list[Step]:
+    """The steps that the outputs are made of, and the outputs: what is read comes first."""
+    found: dict[str, Step] = {}
+
+    def visit(step: Step) -> None:
+        if step.name in found:
+            return
+        for node in walk(step.value):
+            name = name_of(node)
+            if name in known and known[name] is not step:
+                visit(known[name])
+        found[step.name] = step
+
+    for step in outputs:
+        visit(step)
+    return list(found.values())
+
+
+def _inlined(steps: Sequence[Step], outputs: Sequence[Step]) -> list[Step]:
+    """The steps with what is short, read once and nobody's own name written where it is read."""
+    final = {step.name for step in outputs}
+    reads: Counter[str] = Counter()
+    for step in steps:
+        reads.update(_occurrences(step.value))
+    kept: list[Step] = []
+    short: dict[Expr, Expr] = {}
+    for step in steps:
+        body = _replaced(step.body, short)
+        made = Step(step.name, step.axes, body, step.op, step.over, step.written)
+        once = reads[step.name] == 1 and not step.written and step.name not in final
+        is_all = once and any(reader.body is step.itself for reader in steps)
+        if is_all or (once and len(show(made.value)) <= LONGEST_INLINED and _is_read_plainly(step, steps)):
+            short[step.itself] = made.value
+        else:
+            kept.append(made)
+    return kept
+
+
+def _is_read_plainly(step: Step, steps: Sequence[Step]) -> bool:
+    """Whether the one read of a step is at its own axes, and a sum is not made again for every position of another."""
+    for reader in steps:
+        if step.itself in walk(reader.body):
+            return not (step.over and reader.over) and not set(step.over) & set(reader.loops)
+    return False
+
+
+def _occurrences(expr: Expr) -> Counter[str]:
+    """How often each name is written."""
+    found: Counter[str] = Counter()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Load | Scalar):
+            found[name_of(node) or ""] += 1
+        stack.extend(children(node))
+    return found
+
+
+def _replaced(expr: Expr, values: dict[Expr, Expr]) -> Expr:
+    memo: dict[Expr, Expr] = {}
+    for node in walk(expr):
+        memo[node] = values.get(node) or rebuild(node, tuple(memo[part] for part in children(node)))
+    return memo[expr]

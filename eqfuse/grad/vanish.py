@@ -1,0 +1,77 @@
+"""Whether a value is 0 whatever the inputs are, tried in a finite field.
+
+The cotangent of the maximum that a softmax is shifted by is `sum_j p_j dp_j - sum_j p_j * sum_j p_j dp_j`, of which no
+rule of differentiation sees that it is 0. A polynomial that is not 0 is not 0 at random points (see
+docs/verification.md), so it is evaluated. What was left out for it is checked once more: the certificate of a gradient
+is one of all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eqfuse.errors import EqfuseError
+from eqfuse.grad.steps import Step, Steps
+from eqfuse.grad.text import text_of
+from eqfuse.terms.interpreter import evaluate
+from eqfuse.terms.parser import parse
+from eqfuse.verify.field.domain import TWISTED, UNDEFINED, FieldArray, FieldDomain
+from eqfuse.verify.sampling import draw_scalars, draw_specs
+from eqfuse.verify.sizes import constant_conditions, input_specs, small_extents, small_integers
+
+TRIALS = 16
+ROUNDS = 2
+"""Integers are the same in all trials of a round."""
+ENOUGH = 4
+"""Trials of a round that every position must have had a value in."""
+
+
+def is_zero(steps: Steps, step: Step, parts: Sequence[Step]) -> bool:
+    """Whether the value of a step over those so far is 0 in every trial, at sizes that show all of it, although each of
+    its parts is not: at every position of the step some part of it is not 0 in some trial. So nothing counts as 0
+    because a mask has left nothing."""
+    program = parse(text_of(steps, [step, *parts]))
+    given = dict(small_integers(program))
+    try:
+        extents = small_extents(program, given)
+    except EqfuseError:
+        return False
+    if constant_conditions(program, extents, given):
+        return False
+    alive: list[Any] = [False] * len(parts)
+    for number in range(ROUNDS):
+        rng = np.random.default_rng(number)
+        domain = FieldDomain(seed=int(rng.integers(2**62)))
+        tensors = draw_specs(input_specs(program, extents, given, None), domain, TRIALS, rng)
+        scalars = draw_scalars([program], given, domain, TRIALS, rng)
+        found = evaluate(program, tensors, scalars, extents, domain, batch=TRIALS)
+        values = [found[name.name] for name in (step, *parts)]
+        if not all(isinstance(value, FieldArray) and value.p is not None for value in values):
+            return False
+        if not _is_zero(values[0]):
+            return False
+        for k, value in enumerate(values[1:]):
+            nonzero = _nonzero(value)
+            alive[k] = alive[k] | nonzero.any(axis=(0, *range(1 + len(step.axes), nonzero.ndim)))
+    return all(np.all(part) for part in alive)
+
+
+def _usable(value: FieldArray) -> npt.NDArray[np.bool_]:
+    usable: npt.NDArray[np.bool_] = np.isfinite(value.shadow)
+    return usable & value.lacks(UNDEFINED) & value.lacks(TWISTED)
+
+
+def _is_zero(value: FieldArray) -> bool:
+    usable = _usable(value)
+    assert value.p is not None
+    return bool((usable.sum(0) >= ENOUGH).all()) and not value.p[usable].any()
+
+
+def _nonzero(value: FieldArray) -> npt.NDArray[np.bool_]:
+    assert value.p is not None
+    found: npt.NDArray[np.bool_] = value.p != 0
+    return found & _usable(value)

@@ -1,0 +1,141 @@
+"""`eq.grad`: gradients as programs, against torch's autograd over the unfused float64 reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from grad_programs import ATTENTION, CASES, Case
+
+import eqfuse as eq
+from bench.autograd import Differentiated
+from bench.workloads import WORKLOADS, Workload
+from eqfuse.terms.parser import parse
+
+ROUNDING = 1e-12
+
+
+def differentiated(case: Case) -> Differentiated:
+    tensors = case.tensors()
+    return Differentiated.of(case.source, tensors, case.scalars, case.extents, case.wrt)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_is_that_of_autograd(name: str) -> None:
+    case = CASES[name]
+    known = differentiated(case)
+    assert known.error(parse(eq.grad(case.source, case.wrt))) < ROUNDING
+    assert any(np.any(gradient) for gradient in known.gradients.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_of_the_gradient_is_that_of_autograd(name: str) -> None:
+    case = CASES[name]
+    source = eq.grad(case.source, case.wrt)
+    given = differentiated(case).arguments(parse(source))
+    wrt = [name for name, value in given["tensors"].items() if value.dtype.kind == "f"]
+    again = Differentiated.of(source, given["tensors"], given["scalars"], given["sizes"], wrt)
+    assert again.error(parse(eq.grad(source, wrt))) < ROUNDING
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_benchmark_programs(workload: Workload) -> None:
+    case = workload.cases["small"]
+    inputs = {n: x.double() if x.is_floating_point() else x for n, x in workload.inputs(case).items()}
+    tensors = {name: value.numpy() for name, value in inputs.items()}
+    wrt = [name for name, value in tensors.items() if value.dtype.kind == "f"]
+    source = workload.exact_source
+    known = Differentiated.of(source, tensors, case.scalars, case.sizes, wrt, constants=case.constants)
+    assert known.error(parse(eq.grad(source, wrt, scalars=case.constants))) < ROUNDING
+
+
+def test_a_wrong_gradient_is_told_from_the_right_one() -> None:
+    case = CASES["softmax"]
+    right = eq.grad(case.source, case.wrt)
+    assert differentiated(case).error(parse(right.replace("dy[i, j] - ", "dy[i, j] + "))) > 0.01
+
+
+def test_the_gradient_of_softmax_is_the_textbook_form() -> None:
+    assert eq.grad(CASES["softmax"].source).splitlines() == [
+        "max_x[i] = max[j](x[i, j])",
+        "sum_x[i] = sum[j](exp(x[i, j] - max_x[i]))",
+        "y[i, j] = exp(x[i, j] - max_x[i]) / sum_x[i]",
+        "dsum_x_sum[i] = sum[j](dy[i, j] * y[i, j])",
+        "dx[i, j] = y[i, j] * (dy[i, j] - dsum_x_sum[i])",
+        "# max_x passes nothing on: its cotangent is 0 for all inputs",
+        "return dx",
+    ]
+
+
+def test_the_gradient_of_attention_is_that_of_papers() -> None:
+    lines = eq.grad(ATTENTION, ("Q", "K", "V")).splitlines()
+    assert lines[6:12] == [
+        "du_sum[b, h, i, j] = sum[e](dO[b, h, i, e] * V[b, h // g, j, e])",
+        "dsum_P_sum[b, h, i] = sum[j](du_sum[b, h, i, j] * u[b, h, i, j])",
+        "dsum_Q[b, h, i, j] = where(j <= i, u[b, h, i, j] * scale * (du_sum[b, h, i, j] - dsum_P_sum[b, h, i]), 0)",
+        "dQ[b, h, i, d] = sum[j](dsum_Q[b, h, i, j] * K[b, h // g, j, d])",
+        "dK[b, k1, j, d] = sum[h, i](where(h // g == k1, dsum_Q[b, h, i, j] * Q[b, h, i, d], 0))",
+        "dV[b, v1, j, e] = sum[h, i](where(h // g == v1, dO[b, h, i, e] * u[b, h, i, j], 0))",
+    ]
+
+
+def test_a_masked_cotangent_is_masked_before_it_is_divided() -> None:
+    source = eq.grad("y[i] = where(x[i] > 0, log(x[i]), 0)")
+    found = eq.reference(source)(x=np.array([2.0, 0.0, -1.0]), dy=np.ones(3))
+    assert found.tolist() == [0.5, 0.0, 0.0]
+
+
+def test_of_equals_the_first_gets_the_gradient_of_a_maximum() -> None:
+    x = np.array([[1.0, 3.0, 3.0]])
+    found = eq.reference(eq.grad("y[i] = max[j](x[i,j])"))(x=x, dy=np.ones(1))
+    assert found.tolist() == [[0.0, 1.0, 0.0]]
+    both = eq.reference(eq.grad("y[i] = max(x[i], z[i])"))(x=x[0], z=x[0], dy=np.ones(3))
+    assert [value.tolist() for value in both] == [[0.5, 0.5, 0.5]] * 2
+
+
+def test_what_has_no_gradient_is_zero_and_said() -> None:
+    source = eq.grad("y[i] = floor(x[i]) * z[i]", ("x", "z"))
+    assert "# floor(x[i]) counts as a constant: floor has no gradient" in source
+    assert "# dx is 0: no output has a gradient by x" in source
+    found = eq.reference(source)(x=np.array([1.5]), dy=np.array([2.0]), sizes={"i": 1})
+    assert [value.tolist() for value in found] == [[0.0], [2.0]]
+
+
+def test_a_cotangent_of_zeros_only_by_a_mask_of_data_is_kept() -> None:
+    """Segments may be empty in every trial of the field: that is no proof."""
+    source = eq.grad(CASES["segments"].source, ("x", "S"))
+    assert "passes nothing on" not in eq.grad(source, ("x", "S"))
+
+
+def test_names_do_not_clash() -> None:
+    source = "dx[i] = sum[j](x[i,j])\ny[i] = sq(dx[i])"
+    x = np.arange(6.0).reshape(2, 3)
+    found = eq.reference(eq.grad(source))(x=x, dy=np.ones(2), sizes={"j": 3})
+    assert found.tolist() == (2 * x.sum(1, keepdims=True) + 0 * x).tolist()
+    with pytest.raises(eq.EqfuseError, match="has an input 'dy'"):
+        eq.grad("y[i] = x[i] * dy[i]")
+
+
+@pytest.mark.parametrize(
+    ("source", "wrt", "message"),
+    [
+        ("y[i] = x[n[i]]", ("n",), "'n' holds integers"),
+        ("y[i] = x[n[i]]", ("z",), "has no input 'z'"),
+        ("y[i] = x[i]", (), "once, and one or more"),
+        ("y[i] = x[i]", ("x", "x"), "once, and one or more"),
+        ("y[i] = n[i]\nn: i32[i]", None, "no tensor of real numbers"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(source: str, wrt: tuple[str, ...] | None, message: str) -> None:
+    with pytest.raises(eq.EqfuseError, match=message) as caught:
+        eq.grad(source, wrt)
+    assert caught.value.hint
+
+
+def test_a_fold_that_does_not_say_what_it_keeps_is_refused() -> None:
+    eq.reduction("widest", state="v", lift="x", identity="-inf", order="v", result="v", replace=True)
+    with pytest.raises(eq.EqfuseError, match="keeps one of two states, and none"):
+        eq.grad("y[i] = widest[j](x[i,j])")
+
+
+def test_the_text_is_the_same_every_time() -> None:
+    assert eq.grad(ATTENTION, ("Q", "V")) == eq.grad(ATTENTION, ("Q", "V"))
