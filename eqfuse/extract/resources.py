@@ -13,7 +13,7 @@ from eqfuse.loops.contraction import Contraction
 from eqfuse.loops.kernel_axes import KEPT, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt
 from eqfuse.loops.plan import KernelConfig
-from eqfuse.loops.walk import expressions, loops_in, statements
+from eqfuse.loops.walk import expressions, loops_in
 from eqfuse.terms.nodes import Axis, Load, Local, Reduce, free_axes, walk
 
 REGISTER_BYTES = 4
@@ -193,13 +193,7 @@ def slowdowns(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device
 @lru_cache(KEPT)
 def sharded_axes(kernel: Kernel) -> Mapping[str, str]:
     """Looped axes of which each thread block walks one shard, with the parallel axis that counts shards."""
-    found: dict[str, str] = {}
-    axes = kernel_axes(kernel)
-    for stmt in statements(kernel.body):
-        if isinstance(stmt, Loop):
-            for axis in axes.of(stmt.start) & frozenset(kernel.parallel):
-                found[stmt.axis] = axis
-    return found
+    return {loop.axis: loop.shard for loop in loops_in(kernel.body) if loop.shard is not None}
 
 
 def streamed_bytes(kernel: Kernel, shape: Shape) -> int:

@@ -55,8 +55,8 @@ class Partition:
         """The parts of the range, in order; empty ones are found at run time."""
         build, axis = self._build, self._loop.axis
         block = build.block_size(axis)
-        start, stop = (self._expressions.value(bound) for bound in (self._loop.start, self._loop.stop))
         region = self._region()
+        start, stop = self._ends(region)
         self.starts_anywhere = region.low_is_data and not self._divides_blocks()
         if region.low is None:
             low = start
@@ -83,6 +83,31 @@ class Partition:
         if full_low is low:
             return interior, tail
         return Segment(low, build.integer("minimum", full_low, high), True, body), interior, tail
+
+    def _ends(self, region: Region) -> tuple[Value, Value]:
+        """The loop's range before it is cut. A shard's is a part of what data leaves to visit, or shards of short rows
+        would have nothing to do: whole blocks of it, the same number for every shard."""
+        build, axis, shard = self._build, self._loop.axis, self._loop.shard
+        if shard is None or not region.is_data:
+            start, stop = (self._expressions.value(bound) for bound in (self._loop.start, self._loop.stop))
+            return start, stop
+        zero = build.constant(0, "i32")
+        low, high, block = zero, build.extent(axis), build.block_size(axis)
+        if region.low is not None:
+            low = build.integer("maximum", low, region.low, f"{axis}_first")
+        if region.high is not None:
+            high = build.integer("minimum", high, region.high, f"{axis}_last")
+        positions = build.integer("maximum", build.integer("sub", high, low), zero)
+        blocks = self._quotient_up(self._quotient_up(positions, block), build.extent(shard))
+        part = build.integer("mul", blocks, block, f"{axis}_part")
+        start = build.integer("add", low, build.integer("mul", build.start(shard), part), f"{axis}_start")
+        stop = build.integer("minimum", high, build.integer("add", start, part), f"{axis}_stop")
+        return start, stop
+
+    def _quotient_up(self, value: Value, by: Value) -> Value:
+        build = self._build
+        last = build.integer("sub", by, build.constant(1, "i32"))
+        return build.integer("floordiv", build.integer("add", value, last), by)
 
     def _divides_blocks(self) -> bool:
         """Whether the body has quotients of positions that are one number for a block that starts at a multiple of

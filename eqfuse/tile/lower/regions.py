@@ -32,7 +32,7 @@ Interval = tuple[Value, Value]
 class Region:
     """Positions of an axis where a predicate may be true, [low, high), and where it is true for every position of
     the other axes, [full_low, full_high). None is unbounded. `proven` are the truth values of its parts in the
-    latter; `low_is_data`, that `low` is known at run time alone."""
+    latter; `low_is_data`, that `low` is known at run time alone, `is_data`, that `low` or `high` is."""
 
     low: Value | None
     high: Value | None
@@ -40,6 +40,7 @@ class Region:
     full_high: Value | None
     proven: Mapping[Expr, bool]
     low_is_data: bool = False
+    is_data: bool = False
 
 
 EVERYWHERE = Region(None, None, None, None, {})
@@ -77,6 +78,7 @@ class Regions:
             self._pick("minimum", left.full_high, right.full_high),
             {**left.proven, **right.proven},
             left.low_is_data or right.low_is_data,
+            left.is_data or right.is_data,
         )
 
     def _where(self, predicate: Expr, wanted: bool) -> Region | None:
@@ -105,7 +107,7 @@ class Regions:
         proven = {whole: wanted}
         if left is None or right is None:
             known = left or right
-            return known and replace(known, low=None, high=None, proven=proven, low_is_data=False)
+            return known and Region(None, None, known.full_low, known.full_high, proven)
         hull = Region(
             None if left.low is None or right.low is None else self._pick("minimum", left.low, right.low),
             None if left.high is None or right.high is None else self._pick("maximum", left.high, right.high),
@@ -113,6 +115,7 @@ class Regions:
             left.full_high,
             proven,
             left.low_is_data or right.low_is_data,
+            left.is_data or right.is_data,
         )
         if left.full_low is None and right.full_low is None:
             either = (
@@ -154,8 +157,8 @@ class Regions:
         )
         proven = {whole: wanted}
         if below:
-            return Region(None, most, None, least, proven)
-        return Region(least, None, most, None, proven, is_data)
+            return Region(None, most, None, least, proven, is_data=is_data)
+        return Region(least, None, most, None, proven, is_data, is_data)
 
     def _solved(self, terms: dict[Expr, int]) -> tuple[int, Expr] | None:
         """Takes the axis out of a linear combination: its factor, and what it is divided by before."""
