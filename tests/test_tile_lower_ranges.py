@@ -160,6 +160,34 @@ def test_what_is_selected_is_visited_and_nothing_outside(name: str, dtype: str, 
     np.testing.assert_allclose(got, want, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["i32", "i64"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_shards_divide_what_is_selected(rows: int, dtype: str) -> None:
+    """Of a row of 9 positions, 3 shards take 4, 4 and 1 in blocks of 2, wherever they are."""
+    width, count = 2, 3
+    condition = "(first[i] <= j) & (j < last[i])"
+    source = parse(f"part[c,i] = sum[j](where({condition}, x[i,j], 0)) * (c < 9)")
+    found = (n for n in walk(source.outputs[0].expr) if isinstance(n, Call) and n.fn == "where")
+    value = call("where", next(found).args[0], x, Const(0.0))
+    update = Let("s_new", (), call("add", Local("s", ()), Reduce("sum", "j", value)))
+    length = call("floordiv", call("add", Size("j"), call("sub", Size("c"), Const(1))), Size("c"))
+    start = call("mul", Axis("c"), length)
+    stop = call("minimum", call("add", start, length), Size("j"))
+    loop = Loop("j", start, stop, False, (Carried("s", (), Const(0.0), "s_new"),), (update,), "c")
+    store = Store("part", (Axis("c"), Axis("i")), (), Local("s", ()))
+    buffer = Buffer("part", ("c", "i"), None, True)
+    nest = Nest((Kernel("shards", ("c", "i"), (loop, store)),), (buffer,), (), (("c", "j"),))
+    blocks = Block("c", "grid", 1), Block("i", "grid", rows), Block("j", "loop", width)
+    dtypes = {"x": "f32", "first": dtype, "last": dtype}
+    program = lower(nest, source, dtypes, (KernelConfig(blocks),))
+    first, last = np.array([3, 0, 14, 0]), np.array([12, 0, 23, 1])
+    tensors = {"x": np.ones((4, COLUMNS)), "first": first, "last": last}
+    extents = {"i": 4, "j": COLUMNS}
+    got = run(program, source, tensors, {}, extents, FloatDomain("float64"), shards={"c": count})["part"]
+    assert got.sum(0).tolist() == [9, 0, 9, 1]
+    assert rows > 1 or got.T.tolist() == [[4, 4, 1], [0, 0, 0], [4, 4, 1], [1, 0, 0]]
+
+
 def parts(program: tile.TileProgram) -> list[tile.For]:
     return [stmt for stmt in nested(program.kernels[0].body) if isinstance(stmt, tile.For)]
 
