@@ -140,6 +140,16 @@ def test_the_reference_leaves_them_out_too(name: str) -> None:
     np.testing.assert_allclose(found, wanted.T if name == "columns first" else wanted, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("prefer", SCHEDULES)
+def test_a_factor_of_what_is_never_kept_stays_out(prefer: str) -> None:
+    """The sum is NaN, and a factor of what a condition excludes everywhere."""
+    source = "a = sum[i](x[i])\ny = mean[i](where(i < 0, w[i] * a, w[i]))"
+    x, w = np.array([NAN, *range(19)], np.float32), np.arange(20, dtype=np.float32)
+    assert eq.compile(source, prefer=prefer, target="cpu")(x=x, w=w) == 9.5
+    x[0], x[5] = 1, NAN
+    assert eq.compile(source, prefer=prefer, target="cpu")(x=x, w=w) == 9.5
+
+
 def test_a_comparison_of_reals_is_data_and_no_mask() -> None:
     x = np.array([[1.0, -1.0]], np.float32)
     w = np.array([[1.0], [NAN]], np.float32)

@@ -88,6 +88,35 @@ def test_a_program_without_a_sample_is_not_compiled() -> None:
     assert "infinite or NaN in the program itself" in str(caught.value)
 
 
+EXPONENTS_OF_TOTALS = {
+    "a sum in the exponent of tanh": """
+        x: f32[i]
+        a[i] = x[i] + sum[i](exp(x[i]))
+        b[i] = a[i] - sum[i](a[i])
+        c[i] = b[i] + mean[i](tanh(b[i]))
+        d[i] = c[i] + mean[i](c[i])
+    """,
+    "a sum, chosen, in an exponent": """
+        x: f32[i]
+        a[i] = min(x[i], sum[i](exp(x[i])))
+        b[i] = min(a[i], max[i](sq(a[i])))
+        c[i] = max(b[i], abs(mean[i](exp(b[i]))))
+    """,
+    "a product of differences": """
+        x: f32[i,j]
+        a[i] = std[j](x[i,j])
+        b = prod[i](sin(x[i,0]) - a[i])
+        c = tanh(2 - b)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", EXPONENTS_OF_TOTALS)
+def test_what_a_loop_adds_up_or_multiplies_is_one_value(name: str) -> None:
+    """Tile by tile or at once: it has lost its residue modulo q, and its exponential is that of one number."""
+    assert eq.compile(EXPONENTS_OF_TOTALS[name], target="cpu", prefer="multi_pass").certificate.ok
+
+
 SOFTMAX = "y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])) * v[j]) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
 
 
