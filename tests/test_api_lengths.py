@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +170,16 @@ def test_whole_blocks_carry_no_mask(name: str) -> None:
     kernel = eq.compile(CASES[name][0], target="sm_90", prefer="rolling")
     whole = kernel.triton.split("complete ones: no masks along it")[1].split("# Blocks of")[0]
     assert "-inf" not in whole and "tl.where" not in whole
+
+
+def programs_of_the_documentation() -> list[str]:
+    text = (Path(__file__).parent.parent / "docs" / "ranges.md").read_text(encoding="utf-8")
+    return text.split("```")[1::2]
+
+
+@pytest.mark.parametrize("source", programs_of_the_documentation())
+def test_the_programs_of_the_documentation_are_cut(source: str) -> None:
+    scalars = {"g": 2} if "//g" in source else {}
+    kernel = eq.compile(source, target="cpu", prefer="rolling", scalars=scalars)
+    assert kernel.certificate.ok
+    assert "for j in 0..j_size" not in kernel.tile and "..j_high masked" in kernel.tile
