@@ -13,6 +13,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.devices import device_named
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
@@ -155,8 +156,8 @@ def test_nothing_outside_is_read_on_a_gpu(name: str, prefer: str) -> None:
     derived = compiler.derive(source, None, strict_casts=False)
     shapes = {n: tuple(tensor.shape) for n, tensor in given.items()}
     extents = bind(derived.program, shapes, sizes_of(name, given), scalars=scalars)
-    compiled = compiler.compile_for(
-        derived, extents, program_dtypes(derived.program), compiler.device_named("sm_90"), prefer
+    compiled = compiler.pipeline(
+        derived, extents, program_dtypes(derived.program), device_named("sm_90"), prefer
     )
     module = compiler.emit_triton(derived, compiled, "made")
     tensors = [given[tensor.name] for tensor in derived.program.tensors]

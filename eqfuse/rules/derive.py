@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from eqfuse.rules.catalogue import DISTRIBUTED, MERGE, PREPARE
 from eqfuse.rules.egraph.encode import Encoder, global_name
 from eqfuse.rules.egraph.extract import UNPROVED_EXP, Extraction
+from eqfuse.rules.egraph.ranges import Ranges
 from eqfuse.rules.egraph.saturate import Graph, Node, Report, Saturation, TooManyTerms, session
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
-from eqfuse.rules.ranges import Ranges
 from eqfuse.rules.repair import (
     Guarded,
     Split,
