@@ -55,8 +55,10 @@ class Partition:
         """The parts of the range, in order; empty ones are found at run time."""
         build, axis = self._build, self._loop.axis
         block = build.block_size(axis)
+        start, stop = (self._expressions.value(bound) for bound in (self._loop.start, self._loop.stop))
         region = self._region()
-        start, stop = self._ends(region)
+        if self._loop.shard is not None and region.is_data:
+            start, stop = self._part(region, self._loop.shard)
         self.starts_anywhere = region.low_is_data and not self._divides_blocks()
         if region.low is None:
             low = start
@@ -84,13 +86,10 @@ class Partition:
             return interior, tail
         return Segment(low, build.integer("minimum", full_low, high), True, body), interior, tail
 
-    def _ends(self, region: Region) -> tuple[Value, Value]:
-        """The loop's range before it is cut. A shard's is a part of what data leaves to visit, or shards of short rows
-        would have nothing to do: whole blocks of it, the same number for every shard."""
-        build, axis, shard = self._build, self._loop.axis, self._loop.shard
-        if shard is None or not region.is_data:
-            start, stop = (self._expressions.value(bound) for bound in (self._loop.start, self._loop.stop))
-            return start, stop
+    def _part(self, region: Region, shard: str) -> tuple[Value, Value]:
+        """What a shard takes of the positions that data leaves to visit: whole blocks, the same number for every
+        shard. Of an equal part of the whole axis most would have nothing to do in a short row."""
+        build, axis = self._build, self._loop.axis
         zero = build.constant(0, "i32")
         low, high, block = zero, build.extent(axis), build.block_size(axis)
         if region.low is not None:
