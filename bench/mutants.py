@@ -28,7 +28,7 @@ from eqfuse.loops.check import NestError
 from eqfuse.loops.check import check as check_nest
 from eqfuse.loops.lower import lower as lower_plan
 from eqfuse.loops.plan import KernelPlan, Plan
-from eqfuse.rules.derive import axis_order
+from eqfuse.rules.states import axis_order
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate

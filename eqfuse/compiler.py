@@ -31,8 +31,8 @@ from eqfuse.loops.printer import show as show_nest
 from eqfuse.proof.derivation import Derivation
 from eqfuse.proof.nodes import Origin
 from eqfuse.proof.trace import claims, trace
-from eqfuse.rules.derive import prepare
 from eqfuse.rules.egraph import client
+from eqfuse.rules.prepare import prepare
 from eqfuse.rules.scope import current
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.inline import check_written_size
