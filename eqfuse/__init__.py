@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from eqfuse import compiler
+from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.extend.reductions import reduction
 from eqfuse.extend.rules import rule, rules
@@ -50,9 +51,9 @@ def compile(
     field test until `certificate` is asked for; `trials` are drawn at a time, until the probability of
     accepting a wrong kernel is at most `bound` (2**-40), where a theorem gives one. `strict_casts` makes casts
     opaque to the rules. What a mask excludes never reaches the output, be it NaN; `assume_finite` promises that it is a
-    finite number, which spares matrix products on a GPU a test of it. `native` is whether kernels on the CPU are compiled to C++:
-    "background" (calls run as torch calls until that is done), "wait" (the first call waits), or "off";
-    `$EQFUSE_NATIVE`, else "background", where it is not given.
+    finite number, which spares matrix products on a GPU a test of it. `native` is whether
+    kernels on the CPU are compiled to C++: "background" (calls run as torch calls until that is done), "wait" (the first
+    call waits), or "off"; `$EQFUSE_NATIVE`, else "background", where it is not given.
 
     Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
     impossible (the text says which factor is in the way), BudgetError where a program is too large
@@ -63,7 +64,7 @@ def compile(
     if not isinstance(bound, int | float) or not 0 < bound < 1:
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
     mode_named(native)
-    device = compiler.device_named("cpu" if target == "auto" else target)
+    device = device_named("cpu" if target == "auto" else target)
     derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
     return Kernel(
         derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}), bound, native

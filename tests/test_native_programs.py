@@ -12,6 +12,7 @@ from test_api_special import CAUSAL, INF, NAN, ROWS, X, row_inputs
 
 import eqfuse as eq
 from bench.workloads import WORKLOADS
+from eqfuse.arguments import Arguments
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile import interpreter
@@ -25,10 +26,9 @@ def bound(
     kernel: eq.Kernel, values: Mapping[str, Any]
 ) -> tuple[Any, dict[str, torch.Tensor], dict[str, Any]]:
     """What a kernel compiles for these arguments, and the arguments sorted."""
-    tensors, scalars, _ = kernel._sorted(dict(values))
-    compiled, _ = kernel._bound(tensors, scalars, None)
-    kernel._current = compiled
-    return compiled, tensors, scalars
+    arguments = Arguments(kernel.program)
+    given = arguments.given(dict(values), None, ())
+    return kernel._shapes.of(arguments, given).compiled, dict(given.tensors), dict(given.scalars)
 
 
 def both(
@@ -36,7 +36,7 @@ def both(
 ) -> list[tuple[torch.Tensor, np.ndarray]]:
     """The outputs of the native kernel, and those of the tile interpreter in float32 from the same tile program."""
     compiled, tensors, scalars = bound(kernel, values)
-    tiles, program = kernel._native(compiled), kernel.derived.program
+    tiles, program = kernel._shapes.tiles(compiled), kernel.program
     shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
     loaded = loaded_dtypes(tiles)
     given = {name: prepared(tensor, loaded.get(name)) for name, tensor in tensors.items()}

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from eqfuse import debug
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.cpu.run import CpuProgram
@@ -61,12 +62,15 @@ class HostProgram:
         if isinstance(found, NativeProgram):
             return found(tensors, scalars, extents, shards)
         if self._torch is None:
-            self._torch = CpuProgram(self._tiles, self._source)
+            program = self._torch = CpuProgram(self._tiles, self._source)
+            debug.show(6, "CPU source", lambda: program.text)
         return self._torch(tensors, scalars, extents, shards)
 
     @property
     def code(self) -> str:
-        """What the last call ran, and why not C++ where it did not."""
+        """What the last call ran, and why not C++ where it did not; empty where C++ is switched off."""
+        if self._mode == "off":
+            return ""
         match self._last:
             case NativeProgram():
                 return "C++"
@@ -88,8 +92,9 @@ class HostProgram:
         unit = unit_dims(tensors)
         if unit in self._made:
             return self._made[unit]
+        found: NativeProgram | NotNative
         if self._mode == "off":
-            found: NativeProgram | NotNative = NotNative("C++ is switched off")
+            found = NotNative("it is switched off")
         elif compiler() is None:
             found = NotNative("there is no C++ compiler (g++, clang++ or $CXX)")
         else:

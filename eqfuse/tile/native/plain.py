@@ -18,6 +18,7 @@ from eqfuse.tile.nodes import (
     FoldTile,
     For,
     Kernel,
+    Lanes,
     Let,
     LoadTile,
     MergeTile,
@@ -133,7 +134,7 @@ class _Plain:
                 return self._whole(value, MergeTile(fold, self._all(left), self._all(right), ranks), ranks)
             case Dot():
                 return self._dot(value, op)
-            case Positions(axis):
+            case Positions(axis) | Lanes(axis):
                 return self._keep(value, op, (axis,))
             case Start(axis):
                 return self._keep(value, op, ())

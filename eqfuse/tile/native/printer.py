@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.terms.folds import Fold, fold_of
+from eqfuse.terms.functions import OPERATORS
+from eqfuse.terms.nodes import Call, Const, Expr, Size
 from eqfuse.tile.dtypes import INTEGERS, identity
 from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, NotNative, Put, Walk
 from eqfuse.tile.native.order import nesting
@@ -37,6 +39,8 @@ from eqfuse.tile.nodes import (
     FoldTile,
     Irrational,
     Kernel,
+    Lanes,
+    LaunchValue,
     LoadTile,
     MergeTile,
     Op,
@@ -375,7 +379,9 @@ class _KernelPrinter:
             case Define(op=FoldTile(op=op)):
                 found = fold_of(op)
                 return found is not None and found[0].commutative
-            case Define(op=ReduceTile() | Elementwise() | Cast() | LoadTile() | Positions() | Constant()):
+            case Define(
+                op=ReduceTile() | Elementwise() | Cast() | LoadTile() | Positions() | Lanes() | Constant()
+            ):
                 return True
             case Put():
                 return True
@@ -570,6 +576,10 @@ class _KernelPrinter:
                 return f"(int){self._size(self._axis(axis))}"
             case BlockSize(axis):
                 return f"(int){self.blocks[axis].size or self._size(self._axis(axis))}"
+            case LaunchValue(_, expr):
+                return f"({type_of(value.dtype, False)}){self._of_sizes(expr)}"
+            case Lanes(axis):
+                return self._position(axis, wide, start="0")
             case Start(axis):
                 return f"(int)start_{self._c(axis)}"
             case Positions(axis):
@@ -585,11 +595,24 @@ class _KernelPrinter:
             case _:
                 raise NotNative(_named(op))
 
-    def _position(self, axis: str, wide: bool) -> str:
+    def _of_sizes(self, expr: Expr) -> str:
+        """An integer made of sizes."""
+        match expr:
+            case Size(axis):
+                return self._size(self._axis(axis))
+            case Const(given):
+                return f"{int(given)}LL"
+            case Call("floordiv", (left, right)):
+                return f"floor_quotient((i64){self._of_sizes(left)}, (i64){self._of_sizes(right)})"
+            case Call(fn, args) if fn in OPERATORS:
+                return f"({f' {OPERATORS[fn]} '.join(map(self._of_sizes, args))})"
+        raise NotNative(f"{expr}, which is not known at a launch")
+
+    def _position(self, axis: str, wide: bool, start: str = "") -> str:
         loop = next((loop for loop in self.loops if loop.axis == axis), None)
         if loop is None:
             raise NotNative(f"positions of {axis} outside a loop over them")
-        text = f"(int)(start_{self._c(axis)} + {loop.at})"
+        text = f"(int)({start or f'start_{self._c(axis)}'} + {loop.at})"
         return f"({text} + lanes())" if wide else text
 
     # Folds -----------------------------------------------------------------------------------------------
@@ -806,6 +829,8 @@ class _KernelPrinter:
         return " + ".join(terms), strides
 
     def _dot(self, item: Define, op: Dot) -> None:
+        if op.precision != "exact":
+            raise NotNative(f"a product in precision {op.precision}")
         value, open_ = item.value, {loop.axis for loop in self.loops}
         out = self._buffer(value.name)
         keep = self._accumulate(out, op.accumulator)

@@ -19,6 +19,7 @@ from eqfuse.tile.nodes import (
     Dot,
     Elementwise,
     FoldTile,
+    Lanes,
     LoadTile,
     MergeTile,
     Op,
@@ -280,7 +281,7 @@ class Tree:
             case LoadTile(index=index, mask=mask):
                 plain = mask is None and all(not at.dims or self._axis_of(at) for at in index)
                 return 1.0 if plain else GATHER
-            case Cast() | Positions():
+            case Cast() | Positions() | Lanes():
                 own = 1.0
             case _:
                 return float("inf")
