@@ -19,9 +19,9 @@ import numpy as np
 from bench import mutants_loops, mutants_merges, mutants_terms, mutants_tiles
 from bench.mutation import Level, Mutant, Same
 from eqfuse import compiler
-from eqfuse.compiler import Derived
+from eqfuse.derived import Derived
 from eqfuse.errors import EqfuseError
-from eqfuse.extract.candidates import Candidate
+from eqfuse.extract.candidates import Candidate, Search
 from eqfuse.extract.devices import DEVICES
 from eqfuse.extract.partition import Partition
 from eqfuse.loops.check import NestError
@@ -41,6 +41,7 @@ from eqfuse.verify.equivalence import Stage, check_stages
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import input_specs, roots, small_extents
 from eqfuse.verify.stability import Uncast, draw_floats, first_gross_error
+from eqfuse.verify.stages import loop_stages, term_stage, tile_stages
 
 MUTANTS: tuple[Mutant, ...] = (
     *mutants_terms.MUTANTS,
@@ -246,10 +247,9 @@ def subjects(
     derived = compiler.derive(source, scalars, strict)
     extents = compiler.nominal_extents(derived.program)
     order = axis_order(replace(derived.program, outputs=derived.outputs))
-    partition = Partition(order, extents, derived.group)
-    search = derived.search(program_dtypes(derived.program), DEVICE)
+    search = Search(derived.program, program_dtypes(derived.program), DEVICE)
     found: dict[str, Candidate] = {}
-    for candidate in search.candidates(partition):
+    for candidate in compiler.plans(derived, derived.outputs, Partition(order, extents), search):
         found.setdefault(candidate.plan.schedule, candidate)
     return [Subject(name, derived, candidate, strict) for candidate in found.values()]
 
@@ -295,9 +295,9 @@ def rejected(subject: Subject) -> str:
     """Why the right form of a program does not pass what the mutants have to fail; empty where it does."""
     program, nest = subject.program, subject.candidate.nest
     stages = [
-        compiler.term_stage(program, subject.derived.outputs, subject.extents),
-        *compiler.loop_stages(program, nest, subject.extents),
-        *compiler.tile_stages(program, subject.tiles, subject.extents),
+        term_stage(program, subject.derived.outputs, subject.extents),
+        *loop_stages(program, nest, subject.extents),
+        *tile_stages(program, subject.tiles, subject.extents),
     ]
     certificate = check_stages(program, stages, trials=TRIALS, dtypes=subject.dtypes)
     if not certificate.ok:
@@ -392,13 +392,13 @@ def _stages(level: Level, mutated: Any, subject: Subject) -> Iterator[Stage]:
     program, extents = subject.program, subject.extents
     match level:
         case "term":
-            yield compiler.term_stage(program, mutated, extents)
+            yield term_stage(program, mutated, extents)
         case "merge" | "loop":
             check_nest(mutated, program)
-            yield from compiler.loop_stages(program, mutated, extents)
+            yield from loop_stages(program, mutated, extents)
             tiles = compiler.verified_tiles(mutated, program, subject.dtypes, DEVICE)
-            yield from compiler.tile_stages(program, tiles, extents)
+            yield from tile_stages(program, tiles, extents)
         case "tile":
             for lowered in mutated:
                 check_tiles(lowered, subject.dtypes)
-            yield from compiler.tile_stages(program, mutated, extents)
+            yield from tile_stages(program, mutated, extents)

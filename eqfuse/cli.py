@@ -239,7 +239,9 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
         options.output.write_text(kernel.explain(options.format, options.detail), encoding="utf-8")
         console.print(f"written to {options.output}", markup=False)
     elif options.format == "text":
-        console.print(coloured(kernel, options.detail), soft_wrap=True)
+        with kernel.derived.scope.entered():
+            shown = coloured(kernel.report, kernel.derivation, options.detail)
+        console.print(shown, soft_wrap=True)
     else:
         print(kernel.explain(options.format, options.detail))
     return 0

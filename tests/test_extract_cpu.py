@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from eqfuse.compiler import Compiled, compile_for, derive
+from eqfuse.compiler import Compiled, derive, pipeline
 from eqfuse.extract.devices import DEVICES
 from eqfuse.extract.mask_coverage import Coverage, covering
 from eqfuse.extract.residuals import CPU as MEASURED
@@ -32,7 +32,7 @@ def attention(condition: str) -> str:
 def compiled(source: str, sizes: Mapping[str, int], prefer: str | None = None) -> Compiled:
     derived = derive(source, None, False)
     dtypes = {name: dtype or "f32" for name, dtype in program_dtypes(derived.program).items()}
-    return compile_for(derived, sizes, dtypes, CPU, prefer)
+    return pipeline(derived, sizes, dtypes, CPU, prefer)
 
 
 def only_kernel(found: Compiled) -> tuple[Kernel, dict[str, int]]:

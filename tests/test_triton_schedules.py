@@ -13,6 +13,7 @@ from triton_nests import loop, row_sum
 from bench.ahead import Ahead, compile_ahead
 from bench.workloads import WORKLOADS
 from eqfuse import compiler
+from eqfuse.devices import device_named
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Loop
 from eqfuse.loops.walk import statements
@@ -24,6 +25,7 @@ from eqfuse.tile.passes.grid_order import last_first
 from eqfuse.tile.triton.aot import compile_for
 from eqfuse.tile.triton.launch import interpret, load
 from eqfuse.verify.equivalence import check_stages
+from eqfuse.verify.stages import tile_stages
 
 
 def ahead(name: str, prefer: str | None = None, **sizes: int) -> Ahead:
@@ -41,8 +43,8 @@ def program(text: str, prefer: str | None = None, **given: tuple[int, ...] | flo
     shapes = {name: shape for name, shape in given.items() if isinstance(shape, tuple)}
     scalars = {name: number for name, number in given.items() if isinstance(number, float)}
     extents = bind(derived.program, shapes, scalars=scalars)
-    dtypes, device = program_dtypes(derived.program), compiler.device_named("h200")
-    compiled = compiler.compile_for(derived, extents, dtypes, device, prefer)
+    dtypes, device = program_dtypes(derived.program), device_named("h200")
+    compiled = compiler.pipeline(derived, extents, dtypes, device, prefer)
     return Ahead(derived, compiled, "made", compiler.emit_triton(derived, compiled, "made"))
 
 
@@ -108,7 +110,7 @@ def test_the_valid_positions_of_a_block_are_walked_once_by_every_runner() -> Non
     found = interpret(made.source, "made", **tensors)
     assert torch.allclose(on_cpu.float(), found.float(), atol=2e-3)
     small = {"h": 7, "j": 3, "d": 2, "e": 2, "n": 2}
-    stages = compiler.tile_stages(derived.program, [compiled.tile] * 2, small)
+    stages = tile_stages(derived.program, [compiled.tile] * 2, small)
     assert check_stages(derived.program, stages, trials=8, dtypes=compiled.dtypes).ok
     wrong = replace(
         compiled.tile.kernels[0], blocks=(Block("h", "grid", 4, 5), *compiled.tile.kernels[0].blocks[1:])

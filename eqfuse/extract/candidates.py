@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
-from eqfuse.extract.partition import WHOLE_LIMIT, KernelShape, Partition, work
+from eqfuse.extract.partition import KernelShape, work
 from eqfuse.extract.resources import shared_bytes, two_per_sm
 from eqfuse.extract.roles import power_of_two
 from eqfuse.extract.shape import Shape
@@ -35,7 +35,7 @@ from eqfuse.loops.plan import (
 )
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes
-from eqfuse.terms.nodes import Output, Program
+from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import result_dtype
 from eqfuse.threads import cached
 
@@ -62,7 +62,6 @@ class Search:
     prices them."""
 
     program: Program
-    outputs: Sequence[Output]
     dtypes: Mapping[str, str]
     device: Device
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
@@ -71,40 +70,9 @@ class Search:
     def _kinds(self) -> Mapping[str, str]:
         return with_outputs(self.program, self.dtypes)
 
-    def candidates(self, partition: Partition) -> list[Candidate]:
-        """Plans for the partition's extents, cheapest first.
-
-        Four structures: what blocks would compute again stored between kernels, everything computed in place,
-        operands of matrix products stored too, and what a longer axis folds computed for all of it beforehand. For each, every schedule that all kernels have, and the
-        cheapest schedule kernel by kernel.
-        Where a short axis is kept whole for what is computed beforehand, and so cannot be walked otherwise,
-        the structures that compute nothing beforehand give the schedules that are missing.
-        """
-        shapes = self._structures(partition)
-        found = [c for kernels in shapes for c in self._of(kernels, partition.extents)]
-        named = {c.plan.schedule for c in found}
-        if len(named) < len(SCHEDULES):
-            walked = [k for k in self._structures(replace(partition, lift_limit=0)) if k not in shapes]
-            more = [c for kernels in walked for c in self._of(kernels, partition.extents)]
-            found += [c for c in more if c.plan.schedule not in named]
-        return by_cost(found)
-
-    def as_written(self, partition: Partition) -> Candidate:
-        """The plan with a pass for every reduction of the program, and for what is independent of it."""
-        kernels = partition.kernels(self.program.outputs)
-        plans = tuple(_scheduled(k, "multi_pass", partition.extents, everywhere=True) for k in kernels)
-        priced, _ = self._priced(plans, "multi_pass", partition.extents)
-        return of_form(priced, "written")
-
-    def _structures(self, partition: Partition) -> list[tuple[KernelShape, ...]]:
-        in_place = replace(partition, recompute_share=math.inf)
-        operands = replace(partition, stores_operands=True)
-        variants = [partition, in_place, operands]
-        if partition.lift_limit:
-            variants.append(replace(partition, lift_limit=WHOLE_LIMIT))
-        return list(dict.fromkeys(p.kernels(self.outputs) for p in variants))
-
-    def _of(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
+    def candidates(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
+        """The plans of these kernels: one for every schedule that all of them have, and one with the cheapest schedule
+        of each."""
         options = {kernel.name: schedules(kernel.groups) for kernel in kernels}
         prices: dict[tuple[str, Schedule], float] = {}
         found: list[Candidate] = []
@@ -121,6 +89,12 @@ class Search:
             if _has(candidate.plan, candidate.plan.schedule):
                 found.append(candidate)
         return found
+
+    def as_written(self, kernels: Sequence[KernelShape], extents: Mapping[str, int]) -> Candidate:
+        """The plan with a pass for every reduction of the program, and for what is independent of it."""
+        plans = tuple(_scheduled(k, "multi_pass", extents, everywhere=True) for k in kernels)
+        priced, _ = self._priced(plans, "multi_pass", extents)
+        return of_form(priced, "written")
 
     def _planned(
         self,

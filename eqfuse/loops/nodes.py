@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eqfuse.listed import Listed
 from eqfuse.terms.nodes import Expr
 
 
@@ -84,8 +85,8 @@ class Buffer:
     is_output: bool
 
 
-@dataclass(frozen=True)
-class Nest:
+@dataclass(frozen=True, repr=False)
+class Nest(Listed):
     """`buffers` has the outputs in the program's order, which is that of the results of a call.
 
     `domains` maps an axis that has no extent of its own (renamed copies) to the one that has; `shards` maps a

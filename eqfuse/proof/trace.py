@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from eqfuse.extract.partition import Merges
 from eqfuse.loops.plan import Form, KernelPlan, Plan
 from eqfuse.proof.congruence import Classes, Closure, Unproved
 from eqfuse.proof.elaborate import Known, known_values, named, over_parts, reading
@@ -32,10 +33,7 @@ from eqfuse.rules.egraph.saturate import session
 from eqfuse.rules.merge import Group, Merge
 from eqfuse.rules.repair import reads_state
 from eqfuse.rules.rule import RuleSet
-from eqfuse.terms.nodes import Expr, Output, Program, Reduce
-
-Groups = Mapping[tuple[str, tuple[Reduce, ...], str], Group]
-"""Groups by (axis, reductions in dependency order, suffix of the names of states)."""
+from eqfuse.terms.nodes import Expr, Output, Program
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ class Tracer:
     program: Program
     form: Form
     order: tuple[str, ...]
-    groups: Groups
+    groups: Merges
     recorder: Recorder
     gaps: list[str] = field(default_factory=list)
     classes: dict[str, Classes] = field(default_factory=dict)
@@ -218,7 +216,7 @@ class Tracer:
 def trace(
     program: Program,
     order: tuple[str, ...],
-    groups: Groups,
+    groups: Merges,
     plan: Plan,
     origin: Origin,
     recorder: Recorder | None = None,
@@ -239,7 +237,7 @@ def without(rule: str) -> Callable[[RuleSets], RuleSets]:
     )
 
 
-def survives(rule: str, program: Program, outputs: tuple[Output, ...], groups: Groups, plan: Plan) -> bool:
+def survives(rule: str, program: Program, outputs: tuple[Output, ...], groups: Merges, plan: Plan) -> bool:
     """Whether the same kernels are derived where a rule does not exist, in another way."""
     rest = without(rule)
     engine = Engine(lambda rulesets: session(rest(rulesets)))

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from eqfuse.rules.catalogue import DISTRIBUTED, MERGE, PREPARE
 from eqfuse.rules.egraph.encode import Encoder, global_name
 from eqfuse.rules.egraph.extract import UNPROVED_EXP, Extraction
+from eqfuse.rules.egraph.ranges import Ranges
 from eqfuse.rules.egraph.saturate import Graph, Node, Report, Saturation, TooManyTerms, session
 from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
-from eqfuse.rules.ranges import Ranges
 from eqfuse.rules.repair import (
     Guarded,
     Split,
@@ -31,6 +31,7 @@ from eqfuse.rules.repair import (
     is_nan_at_first,
     kept,
     reads_state,
+    shifts_that_drift,
     total_factors,
     undefined_at_first,
 )
@@ -63,6 +64,7 @@ MAX_AUXILIARY_ROUNDS = 4
 FEW_STATES = 16
 
 INFINITIES, INTEGERS = "what is infinite or NaN would come out wrong", "integers would be rounded"
+DIGITS = "no digit might be left of a small sum"
 """What merges that are derived, and refused, would not keep."""
 
 
@@ -402,6 +404,9 @@ class _Search:
         lost = [(s, total) for s in self.states if not s.auxiliary for total in self.guarded(s).lost]
         if lost:
             return _Attempt(None, tuple(unrestored(self.axis, *found) for found in lost), ())
+        drifting = [(s, shift) for s in self.states for shift in shifts_that_drift(s.body, self.split)]
+        if drifting:
+            return _Attempt(None, tuple(cancelling(self.axis, *found) for found in drifting), ())
         folded: dict[Expr, Local] = {}
         merge = Merge(
             tuple(self.update(*found, folded) for found in updates),
@@ -504,7 +509,8 @@ class _Search:
             # an infinite sum stays as it is: what others would move it by may have the other sign
             others = [s.name for s in self.states if s.op == "sum" and s is not state]
             value = finite_states(value, frozenset(n + end for n in others for end in ("", "_a", "_b")))
-        return total_factors(guard_divisors(value, self.split), state.op, bounded)
+        masked = _kept(state, self.split) is not None
+        return total_factors(guard_divisors(value, self.split), state.op, bounded, masked)
 
     def finish(self, state: State) -> Finish | None:
         guarded = self.guarded(state)
@@ -586,6 +592,15 @@ def undefined_before(axis: str, state: State, root: Expr) -> Obstacle:
     """What has no value for a part of the axis, although it has for the whole."""
     condition = f"no fact says that {show(root)} is a number before all of {axis} is seen"
     return Obstacle(Reduce(state.op, axis, state.body), root, condition, INFINITIES)
+
+
+def cancelling(axis: str, state: State, shift: Expr) -> Obstacle:
+    """A sum around a shift that moves further than what it is a shift of."""
+    condition = (
+        f"the sum over {axis} would cancel where {_producers(shift)} changes: it is no mean and no extreme of what it "
+        f"is added to"
+    )
+    return Obstacle(Reduce(state.op, axis, state.body), shift, condition, DIGITS)
 
 
 def _producers(expr: Expr) -> str:

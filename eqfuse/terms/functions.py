@@ -269,7 +269,6 @@ _ROWS = (
         field="hash",
         numpy="floor",
         torch="torch.floor",
-        triton="tl.floor",
     ),
     Function(
         "round",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
-from eqfuse.terms.domain import Domain, contract_masked
+from eqfuse.terms.domain import Domain, contract_masked, total
 from eqfuse.terms.folds import Fold, fold_of
 from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.interpreter import Value as Dimensioned
@@ -127,6 +127,10 @@ def run(
     return outputs
 
 
+def _accumulates(op: Op) -> bool:
+    return isinstance(op, Dot) or (isinstance(op, Elementwise) and op.fn in ("add", "mul"))
+
+
 @dataclass(frozen=True)
 class _Memory:
     """A tensor of shape (trials or 1, *shape). `written` and `owner` are kept for buffers only."""
@@ -228,9 +232,12 @@ class _Instances:
 
     def _advance(self, loop: For, running: npt.NDArray[np.bool_], *, everywhere: bool) -> None:
         advanced = {}
+        totals = {stmt.value.name for stmt in loop.body if isinstance(stmt, Let) and _accumulates(stmt.op)}
         for carried in loop.carried:
             name, rank = carried.value.name, len(carried.value.dims)
             following = self._converted(carried.next, carried.value.dtype)
+            if carried.next.name in totals and carried.value.dtype not in INTEGERS:
+                following = total(self.domain, following)
             if not everywhere:
                 where = np.where if carried.value.dtype in INTEGERS else self.domain.where
                 following = where(running.reshape(1, -1, *(1,) * rank), following, self.values[name])

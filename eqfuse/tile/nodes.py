@@ -52,6 +52,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 
@@ -254,8 +255,8 @@ class Kernel:
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True)
-class TileProgram:
+@dataclass(frozen=True, repr=False)
+class TileProgram(Listed):
     """`domains` maps renamed axes to those whose extent they have, `shards` shard axes to what they divide; `passes`
     are the names of those that changed the program, in order."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from eqfuse.listed import text_of
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.tile.nodes import (
@@ -39,6 +40,7 @@ _INFIX = {**OPERATORS, "and": "&", "or": "|"}
 _IRRATIONAL = {"log2_e": "log2(e)", "ln_2": "ln(2)"}
 
 
+@text_of.register
 def show(program: TileProgram) -> str:
     """The program as text. Constants stand where they are used; the same program gives the same text."""
     lines = [f"after {name}" for name in program.passes]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from eqfuse.rules.egraph.encode import Encoder
+from eqfuse.rules.egraph.ranges import Ranges
 from eqfuse.rules.egraph.saturate import Graph, Node
-from eqfuse.rules.ranges import Ranges
 from eqfuse.terms.nodes import Expr
 
 Cost = tuple[float, float]

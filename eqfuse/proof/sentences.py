@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eqfuse.explain.notation import Notation
 from eqfuse.proof.check import Statement, read_rule
 from eqfuse.proof.nodes import Inference
+from eqfuse.proof.notation import Notation
 from eqfuse.proof.syntax import Term, term
 from eqfuse.rules.rule import Rewrite, Rule
 
