@@ -13,7 +13,7 @@ from eqfuse.errors import EqfuseError, did_you_mean, require_text
 from eqfuse.extend.laws import Draw, Near, differs, numbers_around
 from eqfuse.extend.patterns import Pattern, conditions, expression, named_domains, term
 from eqfuse.extend.worlds import POSITIONS, SAMPLES, World
-from eqfuse.rules.catalogue import DISTRIBUTED, MERGE
+from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.rule import PARTS, Rewrite, to_egglog
 from eqfuse.rules.scope import Rule, Scope, current
 from eqfuse.terms.domain import Domain
@@ -202,9 +202,7 @@ def _plain(
 
 def shipped() -> dict[str, str]:
     """Names of the shipped rules, with the rule set that each is in."""
-    return {
-        rule.name: ruleset.name for ruleset in dict.fromkeys(DISTRIBUTED + MERGE) for rule in ruleset.rules
-    }
+    return {rule.name: ruleset.name for ruleset in EVERY for rule in ruleset.rules}
 
 
 def rules(*added: Rule, without: Sequence[str] = ()) -> AbstractContextManager[Scope]:

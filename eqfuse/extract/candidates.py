@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
+from eqfuse.extract.mask_coverage import ragged
 from eqfuse.extract.partition import KernelShape, work
 from eqfuse.extract.resources import shared_bytes, two_per_sm
 from eqfuse.extract.roles import power_of_two
@@ -43,6 +44,9 @@ RESIDENT_ROW = 2048
 """Positions up to which a group that is not the dominant one is kept whole."""
 
 MAX_SHARDS = 64
+RAGGED_TURNS = 32
+"""Shards that take turns on an SM where blocks have lengths of their own: the shards of one that is many times longer
+than the average end with the others."""
 
 SM_WARPS = 8
 """Warps that an SM should have, of thread blocks that are smaller."""
@@ -159,10 +163,16 @@ class Search:
                 # What is folded along both axes is merged with its columns: each part more costs.
                 few = folds_rows_and_columns(kernel) or config.warps * 2 > SM_WARPS
                 at_once = (2 if few else SM_WARPS // config.warps) if both else 1
-                room = at_once * self.device.sms // grid
+                room = at_once * self.device.sms * _turns(kernel, divided.values(), counts) // grid
                 tiles = min(counts.get(axis, 1) for axis in divided.values())
                 most = max(most, min(1 << max(room, 1).bit_length() - 1, tiles, MAX_SHARDS))
         return most
+
+
+def _turns(kernel: LoopKernel, axes: Iterable[str], counts: Mapping[str, int]) -> int:
+    """How many shards take turns on an SM: where blocks have lengths of their own, more than run at once."""
+    data = frozenset[str]().union(*(ragged(kernel).get(axis, frozenset()) for axis in axes))
+    return min(RAGGED_TURNS, math.prod(counts.get(axis, 1) for axis in data))
 
 
 def of_form(candidate: Candidate, form: Form) -> Candidate:

@@ -168,12 +168,12 @@ def hardened(
     rng: np.random.Generator,
 ) -> Inputs:
     """The inputs with many of their values replaced by such as branches turn on. `indices` are integer tensors that
-    must stay where they are."""
+    must stay where they are; ends of ranges have draws of their own."""
     tensors: dict[str, Any] = {}
     for name, value in inputs.tensors.items():
         if isinstance(value, FieldArray):
             tensors[name] = _reals(value, numbers, domain, rng)
-        elif specs[name].kind == "integer" and name not in indices:
+        elif specs[name].kind == "integer" and not specs[name].delimits and name not in indices:
             tensors[name] = _integers(value, numbers, rng)
         else:
             tensors[name] = value
