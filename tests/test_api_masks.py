@@ -11,6 +11,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.devices import device_named
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
@@ -118,8 +119,8 @@ def test_excluded_values_stay_out_on_a_gpu(name: str, prefer: str) -> None:
     derived = compiler.derive(source, None, strict_casts=False)
     scalars = {"L": 9} if name == "a length" else {}
     extents = bind(derived.program, {n: value.shape for n, value in given.items()}, scalars=scalars)
-    compiled = compiler.compile_for(
-        derived, extents, program_dtypes(derived.program), compiler.device_named("sm_90"), prefer
+    compiled = compiler.pipeline(
+        derived, extents, program_dtypes(derived.program), device_named("sm_90"), prefer
     )
     module = compiler.emit_triton(derived, compiled, "made")
     assert ("rest_of_product(" in module) == (name != "a length" and "tl.dot" in module)
@@ -138,6 +139,16 @@ def test_the_reference_leaves_them_out_too(name: str) -> None:
     found = eq.reference(PROGRAMS[name])(**given, **({"L": 9} if name == "a length" else {}))
     wanted = expected(name, given)
     np.testing.assert_allclose(found, wanted.T if name == "columns first" else wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("prefer", SCHEDULES)
+def test_a_factor_of_what_is_never_kept_stays_out(prefer: str) -> None:
+    """The sum is NaN, and a factor of what a condition excludes everywhere."""
+    source = "a = sum[i](x[i])\ny = mean[i](where(i < 0, w[i] * a, w[i]))"
+    x, w = np.array([NAN, *range(19)], np.float32), np.arange(20, dtype=np.float32)
+    assert eq.compile(source, prefer=prefer, target="cpu")(x=x, w=w) == 9.5
+    x[0], x[5] = 1, NAN
+    assert eq.compile(source, prefer=prefer, target="cpu")(x=x, w=w) == 9.5
 
 
 def test_a_comparison_of_reals_is_data_and_no_mask() -> None:
@@ -175,5 +186,5 @@ def test_finite_values_may_be_promised() -> None:
     kernel = eq.compile(PROGRAMS["causal"], assume_finite=True, target="cpu")
     np.testing.assert_allclose(kernel(**given), expected("causal", given), rtol=2e-5, atol=2e-5)
     guarded = eq.compile(PROGRAMS["causal"], target="cpu")
-    assert "where le" in guarded.tile and "rest_of_product(" in guarded.triton
-    assert "where le" not in kernel.tile and "rest_of_product(" not in kernel.triton
+    assert "where le" in str(guarded.tile) and "rest_of_product(" in guarded.triton
+    assert "where le" not in str(kernel.tile) and "rest_of_product(" not in kernel.triton

@@ -100,6 +100,7 @@ ROWS = {
     "absmax quantise, GEMM": (
         "s[r] = max[c](abs(x[r,c])) / 448\ny[r,o] = sum[c](x[r,c] / s[r] * W[c,o]) * s[r]"
     ),
+    "shifted by a registered maximum": "v[r] = argmax.v[c](x[r,c], c)\ny[r] = sum[c](exp(x[r,c] - v[r]))",
 }
 CAUSAL = """
     S[i,j] = sum[d](Q[i,d] * K[j,d]) * 0.5
@@ -107,6 +108,7 @@ CAUSAL = """
     P[i,j] = exp(T[i,j] - max[j](T[i,j]))
     O[i,e] = sum[j](P[i,j] / sum[j](P[i,j]) * V[j,e])
 """
+RANGE = "s[r] = max[c](x[r,c]) - min[c](x[r,c])\ny[r] = sum[c](exp(x[r,c] - s[r]))"
 VARIANCE = "m[r] = mean[c](x[r,c])\nv[r] = mean[c](sq(x[r,c] - m[r]))\nreturn v"
 WEIGHTED = """
     W[r] = sum[c](w[r,c])
@@ -177,7 +179,7 @@ def test_special_rows(name: str, prefer: str) -> None:
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.slow(but=["rolling"])
 def test_variance_of_special_rows(prefer: str) -> None:
-    """Rows of 1e30 apart, whose variance is the square of a rounding error."""
+    """Rows of 1e30 apart have a variance that is the square of a rounding error."""
     rows = X[~(X.abs() == 1e30).any(1)]
     check(VARIANCE, prefer, x=rows)
     weights = torch.rand(len(rows), COLUMNS, generator=torch.Generator().manual_seed(3))
@@ -185,6 +187,12 @@ def test_variance_of_special_rows(prefer: str) -> None:
     weights[1, :20] = 0
     weights[2, 20:] = 0
     check(WEIGHTED, prefer, x=rows, w=weights)
+
+
+@pytest.mark.parametrize("prefer", SCHEDULES)
+def test_a_shift_that_is_no_number_while_all_is_infinite(prefer: str) -> None:
+    """Of rows of 1e30 apart the range has no digit of the least value."""
+    check(RANGE, prefer, x=X[~(X.abs() == 1e30).any(1)])
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30])

@@ -91,6 +91,10 @@ UNFUSED = {
         "y = sum[j](max[j](x[j]) * 0 + x[j])",
         "no fact says that max_j * 0 is a number before all of j is seen",
     ),
+    "squared distances from the mean of another": (
+        "y[i] = sum[j](sq(u[i,j] - mean[j](x[i,j])))",
+        "the sum over j would cancel where sum_j changes",
+    ),
     "weighted distances": (
         "y[i] = sum[j](u[i,j] * (x[i,j] - max[j](x[i,j])))",
         "no repair of the sum over j restores it where a value or max_j is infinite",
@@ -114,3 +118,17 @@ def test_what_is_not_fused_says_why(name: str) -> None:
     kernel = eq.compile(source, target="cpu")
     assert kernel.certificate.ok
     assert any(condition in sentence for sentence in kernel.why_not())
+
+
+def test_squares_around_a_registered_value_that_jumps() -> None:
+    eq.reduction(
+        "latest",
+        state="v, n",
+        lift="x, 1",
+        identity="0, 0",
+        combine="where(n2 > 0, v2, v1), max(n1, n2)",
+        result="v",
+    )
+    source = "y[i] = sum[j](sq(x[i,j] - latest[j](x[i,j])))"
+    with pytest.raises(ScheduleError, match="the sum over j would cancel where latest_v_j changes"):
+        eq.compile(source, target="cpu", prefer="rolling")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from triton_nests import Case, attention, loop, paged_sum, pointwise, row_sum, softmax, split_log_sum, whole
 
+import eqfuse as eq
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.terms.nodes import Axis, Load, call
 from eqfuse.tile.triton import launch
+from eqfuse.tile.triton.functions import HELPERS
 from eqfuse.tile.triton.launch import interpret
 
 SPECIAL = [
@@ -167,6 +171,31 @@ def test_elementwise_functions(fn: str, dtype: str) -> None:
     expected = REFERENCES[fn](x.double()).to(x.dtype)
     tolerance = {"f64": 1e-13, "f32": 4e-6 if fn in ("exp", "sigmoid", "silu", "gelu") else 5e-7}[dtype]
     torch.testing.assert_close(y, expected, rtol=tolerance, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize(("fn", "name"), [("floor", "floor"), ("round", "round_half_even")])
+def test_rounding_of_what_a_gpu_takes_for_0(fn: str, name: str) -> None:
+    """NVIDIA's floor flushes denormal numbers; its comparisons do not."""
+    least = np.finfo(np.float32).smallest_normal
+    flushing = SimpleNamespace(
+        floor=lambda x: np.floor(np.where(np.abs(x) < least, np.copysign(0, x), x)), where=np.where
+    )
+    known: dict[str, Any] = {"tl": flushing}
+    exec(HELPERS[fn], known)  # noqa: S102
+    x = np.array([-1e-40, 1e-40, -0.0, 0.0, -least, -1.0, -1.5, 2.5, 3.5, math.inf, -math.inf, math.nan])
+    expected = {"floor": np.floor, "round": np.rint}[fn](x)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(known[name](x), expected)
+
+
+def test_real_division_rounded_down_is_exact() -> None:
+    case = pointwise(
+        call("floordiv", Load("x", (Axis("i"),)), Load("y_", (Axis("i"),))), "y[i] = x[i] // y_[i]"
+    )
+    x = torch.tensor([6.0, -1e-40, 7.0, -7.0])
+    y = torch.tensor([3.0, 1.0, 2.0, 2.0])
+    torch.testing.assert_close(run(case, {"x": "f32", "y_": "f32"}, x, y), torch.floor(x / y))
+    assert "tl.div_rn(" in eq.compile("y[i] = x[i] // z[i]", target="sm_90", verify=False).triton
 
 
 @pytest.mark.parametrize("fn", ["add", "sub", "mul", "div", "maximum", "minimum"])

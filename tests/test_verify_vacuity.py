@@ -9,6 +9,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.derived import Derived
 from eqfuse.errors import VerificationError
 from eqfuse.loops.plan import Plan
 from eqfuse.verify.certificate import Certificate
@@ -88,6 +89,35 @@ def test_a_program_without_a_sample_is_not_compiled() -> None:
     assert "infinite or NaN in the program itself" in str(caught.value)
 
 
+EXPONENTS_OF_TOTALS = {
+    "a sum in the exponent of tanh": """
+        x: f32[i]
+        a[i] = x[i] + sum[i](exp(x[i]))
+        b[i] = a[i] - sum[i](a[i])
+        c[i] = b[i] + mean[i](tanh(b[i]))
+        d[i] = c[i] + mean[i](c[i])
+    """,
+    "a sum, chosen, in an exponent": """
+        x: f32[i]
+        a[i] = min(x[i], sum[i](exp(x[i])))
+        b[i] = min(a[i], max[i](sq(a[i])))
+        c[i] = max(b[i], abs(mean[i](exp(b[i]))))
+    """,
+    "a product of differences": """
+        x: f32[i,j]
+        a[i] = std[j](x[i,j])
+        b = prod[i](sin(x[i,0]) - a[i])
+        c = tanh(2 - b)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", EXPONENTS_OF_TOTALS)
+def test_what_a_loop_adds_up_or_multiplies_is_one_value(name: str) -> None:
+    """Tile by tile or at once: it has lost its residue modulo q, and its exponential is that of one number."""
+    assert eq.compile(EXPONENTS_OF_TOTALS[name], target="cpu", prefer="multi_pass").certificate.ok
+
+
 SOFTMAX = "y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])) * v[j]) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
 
 
@@ -96,7 +126,7 @@ def nothing_derived_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a rule were wrong: only the program as written is verified."""
     verify = compiler.verify
 
-    def strict(derived: compiler.Derived, *args: Any, plan: Plan, **options: Any) -> Certificate:
+    def strict(derived: Derived, *args: Any, plan: Plan, **options: Any) -> Certificate:
         if plan.schedule != "multi_pass":
             raise VerificationError("the fused program was not verified: wrong", hint="x = 1")
         return verify(derived, *args, plan=plan, **options)

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from eqfuse.loops.check import NestError
 from eqfuse.loops.nodes import Buffer, Kernel, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.walk import statements
-from eqfuse.terms.domain import Domain
+from eqfuse.terms.domain import Domain, total
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, aligned, evaluate_expr, expand
-from eqfuse.terms.nodes import Expr, Program, free_axes
+from eqfuse.terms.nodes import Call, Expr, Program, free_axes
 
 Locals = Mapping[str, tuple[tuple[str, ...], Any]]
 
@@ -84,6 +84,17 @@ def _run_loop(loop: Loop, env: Env, memory: _Memory, tiles: Mapping[str, int]) -
     state: dict[str, tuple[tuple[str, ...], Any]] = {
         carried.name: evaluate_expr(carried.init, env) for carried in loop.carried
     }
+    totals = {
+        stmt.name
+        for stmt in loop.body
+        if isinstance(stmt, Let) and isinstance(stmt.expr, Call) and stmt.expr.fn in ("add", "mul")
+    }
+
+    def carried_on(name: str, value: Value) -> Value:
+        if name not in totals or is_exact(value.data):
+            return value
+        return Value(value.dims, total(env.domain, value.data))
+
     start, stop = _integer(loop.start, env), _integer(loop.stop, env)
     size = 1 if loop.unit else tiles.get(loop.axis, max(1, stop - start))
     for first in range(start, stop, size):
@@ -94,7 +105,7 @@ def _run_loop(loop: Loop, env: Env, memory: _Memory, tiles: Mapping[str, int]) -
             locals={**_sliced(env, loop.axis, tile), **state},
         )
         after = _run_body(loop.body, inside, memory, tiles).locals
-        state = {carried.name: after[carried.next] for carried in loop.carried}
+        state = {c.name: carried_on(c.next, Value(*after[c.next])) for c in loop.carried}
         if loop.unit:
             state = {name: _without(Value(*value), loop.axis, env.domain) for name, value in state.items()}
     return _with(env, state)

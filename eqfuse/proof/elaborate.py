@@ -114,8 +114,8 @@ def normal(root: Term, axis: str | None = None, *, guards: bool = True) -> Term:
     division, a difference and a subtraction, N(j) and the number of positions of j. Parts are told apart of
     `axis` alone, where one is given.
 
-    Without `guards`, the total repairs of rules/repair.py stand for what they guard: `finite(x)` and `invertible(x)`
-    for x, `where(s == identity, identity, f s)` for f s; and what is multiplied by x/x or added to by x - x is itself.
+    Without `guards`, the total repairs of rules/guards.py stand for what they guard: `finite(x)` and `invertible(x)`
+    for x, `where(s == identity, identity, f s)` for f s, `where(x == x, x, 0)` for x; and what is multiplied by x/x or added to by x - x is itself.
     """
 
     def step(node: Term) -> Term:
@@ -124,6 +124,10 @@ def normal(root: Term, axis: str | None = None, *, guards: bool = True) -> Term:
                 return a
             case "Where", _, (Term(head="Apply2", words=("eq",), args=(s, i)), j, made) if (
                 not guards and i is j and (made is s or (made.head == "Mul" and s in made.args))
+            ):
+                return made
+            case "Where", _, (Term(head="Apply2", words=("eq",), args=(s, i)), made, j) if (
+                not guards and s is i and made is s and j is ZERO
             ):
                 return made
             case "Where", _, (_, a, b) if a is b and not guards:

@@ -83,3 +83,9 @@ def contract_masked(
 
     one, other = without(left, left_mask), without(right, right_mask)
     return domain.contract(guarded(one, right_mask), guarded(other, left_mask), axis)
+
+
+def total(domain: Domain, value: Any) -> Any:
+    """What a loop has added up or multiplied, as a reduction gives it: a field keeps of other sums and products which
+    terms they are made of, since the exponential of a sum is a product."""
+    return domain.reduce("sum", domain.reshape(value, (1, *domain.shape(value))), 0)

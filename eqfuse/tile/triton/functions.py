@@ -129,8 +129,13 @@ def elementwise(
         case "floordiv" | "mod" if integer and non_negative and positive:
             symbol = "//" if fn == "floordiv" else "%"
             return Text(f"{args[0].at(MUL)} {symbol} {args[1].at(UNARY)}", MUL)
+        case "floordiv" | "mod" if integer:
+            return call(use(f"{fn}_int" if positive else f"{fn}_any"), *args)
         case "floordiv" | "mod":
-            return call(use(f"{fn}_real" if not integer else f"{fn}_int" if positive else f"{fn}_any"), *args)
+            # the other division of float32 may be a rounding below the integer that the quotient is
+            quotient = infix("div", *args) if dtype == "f64" else call("tl.div_rn", *args)
+            below = call(use("floor"), quotient)
+            return below if fn == "floordiv" else call(use("mod_real"), *args, below)
         case "maximum" | "minimum" if integer:
             return call(f"tl.{fn}", *args)
         case "maximum" | "minimum":
@@ -234,13 +239,15 @@ def mod_any(a, b):
     above = (remainder != 0) & ((remainder < 0) != (by < 0))
     return tl.where(b == 0, 0, tl.where(above, remainder + by, remainder))
 """,
-    "floordiv_real": """
-def floordiv_real(a, b):
-    return tl.floor(a / b)
+    "floor": """
+def floor(x):
+    # The GPU's own takes a denormal number for 0.
+    below = tl.floor(x)
+    return tl.where((below == 0.0) & (x < 0.0), -1.0, below)
 """,
     "mod_real": """
-def mod_real(a, b):
-    return a - b * tl.floor(a / b)
+def mod_real(a, b, quotient):
+    return a - b * quotient
 """,
     "sigmoid": """
 def sigmoid(x):

@@ -527,7 +527,9 @@ class FieldDomain:
             case "prod":
                 index = [slice(None)] * axis
                 parts = [self.take(value, (*index, at)) for at in range(count)]
-                return reduce(lambda x, y: self.call("mul", [x, y]), parts)
+                found = reduce(lambda x, y: self.call("mul", [x, y]), parts)
+                found.split = None  # it would tell of the last factors alone
+                return found
             case "max" | "min":
                 at = np.expand_dims(extreme(op, value, axis), axis)
                 self._note_extremes(op, at, count)

@@ -55,7 +55,12 @@ def guarded(fn: str, value: Expr) -> Expr:
     match value:
         case Const():
             return value
+        case Call("finite", (shift,)) if fn == "finite" and _may_be_undefined(shift):
+            # the shift inf - inf of what is infinite so far is NaN, which `finite` keeps
+            return call("where", call("eq", shift, shift), value, Const(0))
         case Call(outer, _) if outer == fn:
+            return value
+        case Call("where") if fn == "finite" and _is_guard(value):
             return value
         case Call("add" | "sub" as sign, (a, b)) if fn == "finite" and reads_state(value):
             # term by term: -inf + inf would be NaN, and of a difference of two sums rules cancel common terms
@@ -68,6 +73,27 @@ def guarded(fn: str, value: Expr) -> Expr:
             return call(fn, call("mul", guarded(fn, a), guarded(fn, b)))
         case _:
             return call(fn, value)
+
+
+def _is_guard(expr: Expr) -> bool:
+    """Whether `expr` is what `guarded` makes of a value."""
+    match expr:
+        case Call("where", (Call("eq", (a, b)), Call("finite", (c,)), Const(0))):
+            return a is b is c
+        case Call(fn, _):
+            return fn in GUARDS
+        case _:
+            return False
+
+
+def _may_be_undefined(expr: Expr) -> bool:
+    """Whether `expr` combines two values of states that nothing guards, as inf - inf or inf * 0."""
+    return any(
+        isinstance(node, Call)
+        and node.fn in ("add", "sub", "mul", "div")
+        and all(map(_accumulates, node.args))
+        for node in walk(expr)
+    )
 
 
 @dataclass(frozen=True)
@@ -100,7 +126,7 @@ class Split:
     """The split axis and the states of its group, by all names under which they are read. What else is named was
     computed before, over all of its axis: it needs no guard.
 
-    `contents` are the bodies of all. Some states are infinite at first, or their logarithm is: `bodies` are those of maxima and minima; `scales` has, for
+    `contents` are the bodies of all, `jumping` those of registered reductions whose value may go up and down. Some states are infinite at first, or their logarithm is: `bodies` are those of maxima and minima; `scales` has, for
     the sum of `exp(x - m)` with m the maximum of x, m, without which it is never 0 in the end; and `first` has for every
     state what it is while nothing has been seen.
     """
@@ -111,6 +137,7 @@ class Split:
     bodies: Mapping[str, Expr]
     scales: Mapping[str, str]
     first: Mapping[str, float]
+    jumping: frozenset[str]
 
     @staticmethod
     def of(axis: str, states: Iterable[tuple[str, str, Expr]]) -> Split:
@@ -119,7 +146,10 @@ class Split:
         bodies: dict[str, Expr] = {}
         scales: dict[str, str] = {}
         first: dict[str, float] = {}
+        jumping: set[str] = set()
         for name, op, body in states:
+            if _jumps(op):
+                jumping |= {name + end for end in ("", "_new", "_a", "_b")}
             contents |= dict.fromkeys((name + end for end in ("", "_new", "_a", "_b")), body)
             for end in ("", "_new"):
                 first[name + end] = identity(op).value
@@ -130,7 +160,7 @@ class Split:
                         m = _unguarded(shift)
                         if isinstance(m, Local) and bodies.get(m.name) is varying:
                             scales[name + end] = m.name + end
-        return Split(axis, frozenset(contents), contents, bodies, scales, first)
+        return Split(axis, frozenset(contents), contents, bodies, scales, first, frozenset(jumping))
 
     def reads(self, expr: Expr) -> bool:
         """Whether a value depends on a state."""
@@ -144,6 +174,20 @@ class Split:
         """Whether a value that does not vary along the axis may be infinite while nothing has been seen."""
         extreme = any(isinstance(node, Local) and node.name in self.bodies for node in walk(expr))
         return extreme or (self.reads(expr) and math.isinf(_at_first(expr, self.first)))
+
+
+def _jumps(op: str) -> bool:
+    """Whether the value of a registered reduction may go up and down as more is seen: no extreme does."""
+    found = fold_of(op)
+    if found is None:
+        return False
+    fold, index = found
+    variable = fold.state[index]
+    match fold.combine[index]:
+        case Call("maximum" | "minimum", (Local(), Local())):
+            return False
+        case _:
+            return all(key != variable for key, _ in fold.order[:1])
 
 
 def guard_body(body: Expr, op: str, split: Split) -> Guarded:
@@ -169,6 +213,7 @@ def guard_body(body: Expr, op: str, split: Split) -> Guarded:
     weighed = any(
         shift.total in walk(a) and _can_be_infinite(b, split.axis, totals)
         for shift in inner
+        if not _never_infinite(shift.fixed)
         for node in walk(body)
         if isinstance(node, Call) and node.fn == "mul"
         for a, b in (node.args, node.args[::-1])
@@ -191,6 +236,45 @@ def _late_shifts(body: Expr, split: Split) -> Iterator[Expr]:
                         )
                         if not any(_varying_core(varying) in walk(split.contents[name]) for name in read):
                             yield fixed
+
+
+def shifts_that_drift(body: Expr, split: Split) -> Iterator[Expr]:
+    """States that are added to varying values inside squares and products, and are made of other values: as the shift
+    moves, the sum around it may fall by any factor, and nothing of its digits is left. A mean or an extreme of the values
+    themselves moves no further than they spread."""
+    for node in walk(body):
+        match node:
+            case Call("sq", (a,)):
+                factors: tuple[Expr, ...] = (a,)
+            case Call("mul", args):
+                factors = args
+            case _:
+                continue
+        for factor in map(_varying_core, factors):
+            match factor:
+                case Call("add" | "sub", (a, b)):
+                    for varying, shift in ((a, b), (b, a)):
+                        if split.hoists(shift) and _drifts(varying, shift, split):
+                            yield shift
+
+
+def _drifts(varying: Expr, shift: Expr, split: Split) -> bool:
+    own = set(_sources(varying, split))
+    read = [node.name for node in walk(shift) if isinstance(node, Local) and node.name in split.contents]
+    alike = any(not own.isdisjoint(_sources(split.contents[name], split)) for name in read)
+    return not alike or any(name in split.jumping for name in read)
+
+
+def _sources(expr: Expr, split: Split) -> Iterator[Expr]:
+    """What a value is made of: tensors, positions, what was computed before, and that of the states that it reads."""
+    match expr:
+        case Local(name, _) if name in split.contents:
+            yield from _sources(split.contents[name], split)
+        case Load() | Local() | Axis():
+            yield expr
+        case _:
+            for child in children(expr):
+                yield from _sources(child, split)
 
 
 def _varying_core(expr: Expr) -> Expr:
@@ -221,7 +305,9 @@ def _inner_addends(body: Expr, split: Split) -> tuple[Expr, tuple[_Shift, ...]]:
     def shifted(total: Expr, varying: Expr, fixed: Expr) -> bool:
         if not (split.hoists(fixed) and split.is_infinite(fixed)) or guarded("finite", fixed) is fixed:
             return False
-        is_own = isinstance(total, Call) and total.fn == "sub" and _is_own(varying, fixed, split)
+        is_own = _never_infinite(fixed) or (
+            isinstance(total, Call) and total.fn == "sub" and _is_own(varying, fixed, split)
+        )
         shifts.append(_Shift(total, fixed, is_own))
         return True
 
@@ -235,6 +321,10 @@ def _inner_addends(body: Expr, split: Split) -> tuple[Expr, tuple[_Shift, ...]]:
                 elif shifted(node, b, a):
                     memo[node] = call(sign, guarded("finite", a), memo[b])
     return memo[body], tuple(shifts)
+
+
+def _never_infinite(shift: Expr) -> bool:
+    return isinstance(shift, Call) and shift.fn == "finite"
 
 
 def _is_own(varying: Expr, fixed: Expr, split: Split) -> bool:
@@ -287,7 +377,7 @@ def finite_states(value: Expr, names: frozenset[str]) -> Expr:
     match value:
         case Local(name, _) if name in names:
             return guarded("finite", value)
-        case Call(fn, _) if fn in GUARDS:
+        case _ if _is_guard(value):
             return value
         case _:
             return rebuild(value, tuple(finite_states(part, names) for part in children(value)))
@@ -365,16 +455,18 @@ def guard_divisors(expr: Expr, split: Split) -> Expr:
     return transform(expr, step)
 
 
-def total_factors(value: Expr, op: str, bounded: bool) -> Expr:
+def total_factors(value: Expr, op: str, bounded: bool, masked: bool) -> Expr:
     """A state that has seen nothing stays what it is, whatever its repair factor does: a maximum goes from -inf to
     -100, the factor is e^100 and may overflow, and 0 * inf would be NaN; likewise -inf * e^-1000 for a maximum.
 
     Where exponents are proved at most 0 (`bounded`), nothing else makes a factor of a sum overflow, so that an
-    infinite one becomes 0; elsewhere the state itself is asked.
+    infinite one becomes 0; elsewhere the state itself is asked. So it is where all that the factor was taken out of may be
+    `masked`: then a factor that is NaN has no part in the state.
     """
 
     def times(factor: Expr, state: Expr) -> Expr:
-        if op == "sum" and (bounded or not any(n.fn == "exp" for n in walk(factor) if isinstance(n, Call))):
+        in_range = bounded or not any(n.fn == "exp" for n in walk(factor) if isinstance(n, Call))
+        if op == "sum" and in_range and not masked:
             return call("mul", guarded("finite", factor), state)
         identity = Const(REDUCTIONS[op])
         return call("where", call("eq", state, identity), identity, call("mul", factor, state))
@@ -392,7 +484,7 @@ def total_factors(value: Expr, op: str, bounded: bool) -> Expr:
 
 
 def _has_guard(expr: Expr) -> bool:
-    return any(isinstance(node, Call) and node.fn in GUARDS for node in walk(expr))
+    return any(map(_is_guard, walk(expr)))
 
 
 def _accumulates(expr: Expr) -> bool:
@@ -400,7 +492,7 @@ def _accumulates(expr: Expr) -> bool:
     match expr:
         case Local():
             return True
-        case Call(fn, _) if fn in GUARDS:
+        case _ if _is_guard(expr):
             return False
         case _:
             return any(map(_accumulates, children(expr)))
