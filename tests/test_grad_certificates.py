@@ -16,7 +16,14 @@ from eqfuse.verify.bound import REQUESTED
 
 WITHOUT_BOUND = ("functions",)
 """One number is in many exponents."""
-UNBOUNDED = ("qknorm_attention", "performer", "softmax_entropy", "attention_lse", "moe_routing_logits")
+UNBOUNDED = (
+    "paged_decode",
+    "qknorm_attention",
+    "performer",
+    "softmax_entropy",
+    "attention_lse",
+    "moe_routing_logits",
+)
 """Benchmark programs of whose gradients no theorem tells how surely they are right."""
 
 
