@@ -314,26 +314,28 @@ def check_stages(
     groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
     for stage in stages:
         groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
-    verification = _Verification(trials, seed, program.strict_casts, bound)
+    verification = Verification(trials, seed, program.strict_casts, bound)
     for key, members in groups.items():
         extents = dict(key)
         specs = input_specs(program, extents, given, dtypes)
         sides = (Side(program, extents),)
-        verification.run(members, _Source(sides, specs, given, extents, special))
+        verification.run(members, Source(sides, specs, given, extents, special))
         integers = {**small_integers(program), **given}
         verification.note_constant(str(expr) for expr, _ in constant_conditions(program, extents, integers))
     return verification.certificate()
 
 
 @dataclass(frozen=True)
-class _Source:
-    """Where a group's inputs come from."""
+class Source:
+    """Where a group's inputs come from, and what the stages are compared with: the first program, where `expected` is
+    none."""
 
     sides: tuple[Side, ...]
     specs: Mapping[str, InputSpec]
     scalars: Mapping[str, object]
     extents: Mapping[str, int]
     special: Special
+    expected: Stage | None = None
     defined: Defined = "reference"
 
     @property
@@ -342,8 +344,8 @@ class _Source:
 
     @property
     def reference(self) -> Stage:
-        """What the stages are compared with: the first program."""
-        return Stage.of_program("program", self.sides[0].program, self.sides[0].extents)
+        """What the stages are compared with."""
+        return self.expected or Stage.of_program("program", self.sides[0].program, self.sides[0].extents)
 
     def bounds(self, stages: Sequence[Stage], strict_casts: bool) -> list[Bound]:
         """What one trial can miss, for every stage."""
@@ -366,6 +368,8 @@ class _Source:
     ) -> tuple[Mapping[str, Any], dict[str, Mapping[str, Any]]]:
         """The outputs of the reference, and by name of those stages that are programs of the same axes and
         integers: what they share is evaluated once."""
+        if self.expected is not None:
+            return self.expected.run(inputs, domain), {}
         first = self.sides[0]
         same = {
             stage.name: stage.program
@@ -419,7 +423,7 @@ class _Source:
         return 2 if any(spec.kind != "real" for spec in self.specs.values()) else 1
 
 
-class _Verification:
+class Verification:
     """Rounds of trials, each in a field of its own, and what they showed."""
 
     def __init__(self, trials: int, seed: int, strict_casts: bool, requested: float) -> None:
@@ -438,7 +442,7 @@ class _Verification:
         self.reason = ""
         self.counterexample: Counterexample | None = None
 
-    def run(self, stages: Sequence[Stage], source: _Source) -> None:
+    def run(self, stages: Sequence[Stage], source: Source) -> None:
         """Compares the stages with the source until every output position was compared often enough, or
         never will be."""
         bounds = source.bounds(stages, self._strict_casts)
@@ -477,9 +481,7 @@ class _Verification:
             least = tallies[stage.name].least_straight() or 0
             self._bounds.append((bound, least, (number + 1) * full_entropy(self._trials), number + 1))
 
-    def probe(
-        self, stage: Stage, source: _Source, numbers: Sequence[float], number: int, trials: int
-    ) -> None:
+    def probe(self, stage: Stage, source: Source, numbers: Sequence[float], number: int, trials: int) -> None:
         """Compares a stage with the source on draws that look for a difference, usual ones and such as are at thresholds;
         they are no part of the bound."""
         indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
@@ -614,7 +616,7 @@ def equivalent(
     defined: Defined = "same" if domain == "same" else "common"
     first, second = (each if isinstance(each, Program) else parse(each) for each in (left, right))
     given = {**small_integers(first, second), **(scalars or {})}
-    verification = _Verification(trials, seed, first.strict_casts or second.strict_casts, bound)
+    verification = Verification(trials, seed, first.strict_casts or second.strict_casts, bound)
     verification.reason = _interface_difference(first, second)
     if verification.reason:
         return verification.certificate()
@@ -643,16 +645,16 @@ def equivalent(
 
 def _of_pair(
     pair: JointSizes, scalars: Mapping[str, object], defined: Defined
-) -> tuple[Sequence[Stage], _Source]:
+) -> tuple[Sequence[Stage], Source]:
     """The second program as a stage, and where its inputs come from. An infinite input may tell equal functions of real
     numbers apart: that is left to floats."""
     sides = (Side(pair.first, pair.left), Side(pair.second, pair.right))
     stage = Stage.of_program("second program", pair.second, pair.right)
-    return [stage], _Source(sides, pair.specs, scalars, pair.left, "ignored", defined)
+    return [stage], Source(sides, pair.specs, scalars, pair.left, "ignored", defined=defined)
 
 
 def _look_for_difference(
-    verification: _Verification,
+    verification: Verification,
     unseen: Unseen,
     usual: Mapping[str, object],
     fixed: Mapping[str, object],
