@@ -191,6 +191,15 @@ def _recentring() -> tuple[Rule, ...]:
         ),
     ]
     rules += [
+        Rewrite(
+            "recentre-twice",
+            "(s + delta(c, k) * a) + delta(c, k) * b",
+            "s + delta(c, k) * (a + b)",
+            (),
+            "t a + t b = t (a + b), which has one sign: inf - inf of two products that overflow would be NaN",
+        )
+    ]
+    rules += [
         Infer(
             f"masked-{op}",
             f"masked({op}[P](where(p, a, {out})), p)",
