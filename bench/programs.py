@@ -394,8 +394,8 @@ class _Writer:
             value = self.expression(scope, 1)
             if value.low > -math.inf:
                 text = f"{op}[{over[0]}]({body.text}, {value.text})"
-                axes = (body.axes | value.axes) - set(over)
-                return Value(text, value.low, value.high, axes), body, False
+                free = (body.axes | value.axes) - set(over)
+                return Value(text, value.low, value.high, free), body, False
         return self._folded(op, over, body), body, False
 
     def _folded(self, op: str, over: tuple[str, ...], body: Value) -> Value:

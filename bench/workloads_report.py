@@ -20,7 +20,7 @@ from bench.report import Column, Options, Report, each, one_line, recorded
 from bench.workloads import Case, Number, Workload, select
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.loops.plan import SCHEDULES, Schedule
-from eqfuse.stream.streaming import StreamState
+from eqfuse.stream.streamer import StreamState
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.triton.launch import interpret

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from eqfuse import compiler
+from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.extend.reductions import reduction
 from eqfuse.extend.rules import rule, rules
@@ -58,7 +59,7 @@ def compile(
         raise EqfuseError(f"trials is {trials!r}", hint="give a positive integer")
     if not isinstance(bound, int | float) or not 0 < bound < 1:
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
-    device = compiler.device_named("cpu" if target == "auto" else target)
+    device = device_named("cpu" if target == "auto" else target)
     derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
     return Kernel(derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}), bound)
 

@@ -239,7 +239,9 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
         options.output.write_text(kernel.explain(options.format, options.detail), encoding="utf-8")
         console.print(f"written to {options.output}", markup=False)
     elif options.format == "text":
-        console.print(coloured(kernel, options.detail), soft_wrap=True)
+        with kernel.derived.scope.entered():
+            shown = coloured(kernel.report, kernel.derivation, options.detail)
+        console.print(shown, soft_wrap=True)
     else:
         print(kernel.explain(options.format, options.detail))
     return 0
@@ -290,14 +292,14 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
 
 
 def _rules(options: argparse.Namespace, console: Console) -> int:
-    from eqfuse.rules.catalogue import DISTRIBUTED, MERGE
+    from eqfuse.rules.catalogue import EVERY
     from eqfuse.rules.rule import Rewrite
 
     counts: Mapping[str, int] | None = None
     if options.file is not None:
         constants = _numbers(options.constant, "--constant")
         counts = eq.compile(_read(options.file), scalars=constants, verify=False).rule_counts
-    for ruleset in dict.fromkeys((*DISTRIBUTED, *MERGE)):
+    for ruleset in EVERY:
         table = Table(title=ruleset.name, title_justify="left", show_edge=False)
         for heading in ("rule", "says", "where", "why"):
             table.add_column(heading, overflow="fold")

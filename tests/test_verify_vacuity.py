@@ -9,6 +9,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.derived import Derived
 from eqfuse.errors import VerificationError
 from eqfuse.loops.plan import Plan
 from eqfuse.verify.certificate import Certificate
@@ -125,7 +126,7 @@ def nothing_derived_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a rule were wrong: only the program as written is verified."""
     verify = compiler.verify
 
-    def strict(derived: compiler.Derived, *args: Any, plan: Plan, **options: Any) -> Certificate:
+    def strict(derived: Derived, *args: Any, plan: Plan, **options: Any) -> Certificate:
         if plan.schedule != "multi_pass":
             raise VerificationError("the fused program was not verified: wrong", hint="x = 1")
         return verify(derived, *args, plan=plan, **options)

@@ -11,10 +11,10 @@ from eqfuse.extract.devices import Device
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.contraction import Contraction
 from eqfuse.loops.kernel_axes import KEPT, kernel_axes, widest_values
-from eqfuse.loops.nodes import Kernel, Loop, Stmt
+from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
-from eqfuse.terms.nodes import Axis, Load, Local, Reduce, free_axes, walk
+from eqfuse.terms.nodes import Axis, Expr, Load, Local, Reduce, children, expanded, free_axes, walk
 
 REGISTER_BYTES = 4
 
@@ -74,12 +74,16 @@ def _operand(axes: frozenset[str], load: Load | None, around: frozenset[str]) ->
 
 
 def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
-    """Bytes of shared memory of the operands of all matrix products, those that loops load once for each
-    stage, and so what computed operands are made from. A product that walks its own axis in steps streams both
-    operands. What several products load is there once."""
-    total = sum(
-        stages * _size(free_axes(load), blocks) * shape.itemsize(load.tensor) for load in _streamed(kernel)
-    )
+    """Bytes of shared memory of a thread block: what waits there for matrix products and loops, or a tile on its way
+    from one layout to another, whose buffer takes the place of what was waiting."""
+    waiting = _operand_bytes(kernel, blocks, stages, shape) + _prefetched_bytes(kernel, blocks, stages, shape)
+    return max(waiting, _converted_bytes(kernel, blocks))
+
+
+def _operand_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
+    """The operands of all matrix products, those that loops load once for each stage. A product that walks its own
+    axis in steps streams both operands. What several products load is there once."""
+    total = 0
     loaded: dict[Load, int] = {}
     for product in products(kernel):
         axis = product.contraction.axis
@@ -96,15 +100,72 @@ def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: 
     return total + sum(loaded.values())
 
 
+def _prefetched_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
+    """What loops load anew at every step besides operands. Beside matrix products each stage of it waits, and that of all
+    loops; without, all but the one in use, which is in registers, and one loop's after the other's."""
+
+    def one_stage(loads: Iterable[Load]) -> int:
+        return sum(_size(free_axes(load), blocks) * shape.itemsize(load.tensor) for load in loads)
+
+    loops = _streamed(kernel)
+    if products(kernel):
+        return stages * one_stage(dict.fromkeys(load for loads in loops for load in loads))
+    return (stages - 1) * max(map(one_stage, loops), default=0)
+
+
+def _converted_bytes(kernel: Kernel, blocks: Mapping[str, int]) -> int:
+    """The largest tile that is stored along another axis than all it is made of was loaded along. Loads of different
+    orders that meet are no such tiles: one of them is loaded in the other's layout."""
+    tiles = (
+        _size(axes, blocks) for axes, ways in _converted(kernel) if all(blocks.get(a, 1) > 1 for a in ways)
+    )
+    return max(tiles, default=0) * REGISTER_BYTES
+
+
 @lru_cache(KEPT)
-def _streamed(kernel: Kernel) -> tuple[Load, ...]:
-    """What loops around matrix products load anew at every step besides the operands themselves."""
+def _converted(kernel: Kernel) -> tuple[tuple[frozenset[str], tuple[str, str]], ...]:
+    """The axes of stored values none of whose tiles was loaded along the axis that memory is contiguous along where they
+    are stored, with the axes that memory is contiguous along in both places."""
+    found: dict[tuple[frozenset[str], tuple[str, str]], None] = {}
+    named = {stmt.name: stmt.expr for stmt in statements(kernel.body) if isinstance(stmt, Let)}
+    for store in (stmt for stmt in statements(kernel.body) if isinstance(stmt, Store) and stmt.index):
+        value = expanded(store.expr, lambda local: named.get(local.name))
+        loads = [load for load in _unreduced(value) if load.index]
+        ways = {n.index[-1].name: free_axes(n) for n in loads if isinstance(n.index[-1], Axis)}
+        last = store.index[-1]
+        if isinstance(last, Axis) and last.name not in ways:
+            for way in (way for way, axes in ways.items() if last.name in axes):
+                found[free_axes(store.expr) | set(store.dims), (way, last.name)] = None
+    return tuple(found)
+
+
+def _unreduced(expr: Expr) -> Iterator[Load]:
+    """The loads of an expression that no reduction inside of it folds."""
+    seen: set[Expr] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if node in seen or isinstance(node, Reduce):
+            continue
+        seen.add(node)
+        if isinstance(node, Load):
+            yield node
+        else:
+            stack.extend(children(node))
+
+
+@lru_cache(KEPT)
+def _streamed(kernel: Kernel) -> tuple[tuple[Load, ...], ...]:
+    """What each outermost loop, with those inside, loads anew at every step besides operands of matrix products."""
     contractions = [product.contraction for product in products(kernel)]
     operands = {f for c in contractions for side in (c.left, c.right) for f in side.parts}
-    found: dict[Load, None] = {}
-    for loop in loops_in(kernel.body) if operands else ():
-        loads = (n for expr in expressions(loop.body) for n in walk(expr) if isinstance(n, Load))
-        found |= dict.fromkeys(n for n in loads if n not in operands and loop.axis in free_axes(n))
+    found: list[tuple[Load, ...]] = []
+    for outer in (stmt for stmt in kernel.body if isinstance(stmt, Loop)):
+        mine: dict[Load, None] = {}
+        for loop in loops_in((outer,)):
+            loads = (n for expr in expressions(loop.body) for n in walk(expr) if isinstance(n, Load))
+            mine |= dict.fromkeys(n for n in loads if n not in operands and loop.axis in free_axes(n))
+        found.append(tuple(mine))
     return tuple(found)
 
 
@@ -193,13 +254,7 @@ def slowdowns(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device
 @lru_cache(KEPT)
 def sharded_axes(kernel: Kernel) -> Mapping[str, str]:
     """Looped axes of which each thread block walks one shard, with the parallel axis that counts shards."""
-    found: dict[str, str] = {}
-    axes = kernel_axes(kernel)
-    for stmt in statements(kernel.body):
-        if isinstance(stmt, Loop):
-            for axis in axes.of(stmt.start) & frozenset(kernel.parallel):
-                found[stmt.axis] = axis
-    return found
+    return {loop.axis: loop.shard for loop in loops_in(kernel.body) if loop.shard is not None}
 
 
 def streamed_bytes(kernel: Kernel, shape: Shape) -> int:

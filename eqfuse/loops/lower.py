@@ -188,7 +188,7 @@ class _KernelLowering:
         )
         start = call("minimum", call("mul", Axis(shard), chunk), Size(group.axis))
         stop = call("minimum", call("add", start, chunk), Size(group.axis))
-        self._roll(build, group, _merge_of(self._plan.groups[index]), start, stop)
+        self._roll(build, group, _merge_of(self._plan.groups[index]), start, stop, shard)
         for state in group.states:
             axes = (*self._plan.parallel, shard, *self._dims(state))
             partial = self._context.temporary(f"{self._plan.name}_{state.name}", axes)
@@ -283,9 +283,17 @@ class _KernelLowering:
                         build.fold(state.name, state.dims, state.op, group.axis, self._exactly(state.body))
                         self._exact[state.name] = state.name
 
-    def _roll(self, build: Builder, group: Group, merge: Merge, start: Expr, stop: Expr) -> None:
+    def _roll(
+        self,
+        build: Builder,
+        group: Group,
+        merge: Merge,
+        start: Expr,
+        stop: Expr,
+        shard: str | None = None,
+    ) -> None:
         dims = {state.name: state.dims for state in group.states}
-        with build.loop(group.axis, start, stop, _carried(build, group.states)):
+        with build.loop(group.axis, start, stop, _carried(build, group.states), shard=shard):
             for update in merge.update:
                 for part in update.parts:
                     body = self._exactly(part.body)

@@ -136,17 +136,3 @@ class Plan:
         timed = f", measured {1e3 * self.measured:.3g} ms" if self.measured is not None else ""
         notes = "".join(f", {note}" for note in (FORMS[self.form], self.reason) if note)
         return f"<Plan {self.schedule}: {kernels}{shards}{cost}{timed}{notes}>"
-
-
-class Plans(tuple[Plan, ...]):
-    """Every candidate for a shape, the chosen one first; a table in a notebook."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self))
-
-    def _repr_html_(self) -> str:
-        from eqfuse.explain.notebook import plans_html
-
-        return plans_html(self)

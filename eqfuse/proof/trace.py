@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from eqfuse.extract.partition import Merges
 from eqfuse.loops.plan import Form, KernelPlan, Plan
 from eqfuse.proof.congruence import Classes, Closure, Unproved
 from eqfuse.proof.elaborate import Known, known_values, named, over_parts, reading
@@ -26,16 +27,16 @@ from eqfuse.proof.nodes import (
 )
 from eqfuse.proof.record import Recorder, RuleSets, Tape
 from eqfuse.proof.syntax import Term, term
-from eqfuse.rules.derive import Engine, axis_order, derive_group, prepare
 from eqfuse.rules.egraph.encode import global_name
 from eqfuse.rules.egraph.saturate import session
+from eqfuse.rules.engine import Engine
+from eqfuse.rules.guards import reads_state
 from eqfuse.rules.merge import Group, Merge
-from eqfuse.rules.repair import reads_state
+from eqfuse.rules.merge_search import derive_group
+from eqfuse.rules.prepare import prepare
 from eqfuse.rules.rule import RuleSet
-from eqfuse.terms.nodes import Expr, Output, Program, Reduce
-
-Groups = Mapping[tuple[str, tuple[Reduce, ...], str], Group]
-"""Groups by (axis, reductions in dependency order, suffix of the names of states)."""
+from eqfuse.rules.states import axis_order
+from eqfuse.terms.nodes import Expr, Output, Program
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Tracer:
     program: Program
     form: Form
     order: tuple[str, ...]
-    groups: Groups
+    groups: Merges
     recorder: Recorder
     gaps: list[str] = field(default_factory=list)
     classes: dict[str, Classes] = field(default_factory=dict)
@@ -218,7 +219,7 @@ class Tracer:
 def trace(
     program: Program,
     order: tuple[str, ...],
-    groups: Groups,
+    groups: Merges,
     plan: Plan,
     origin: Origin,
     recorder: Recorder | None = None,
@@ -239,7 +240,7 @@ def without(rule: str) -> Callable[[RuleSets], RuleSets]:
     )
 
 
-def survives(rule: str, program: Program, outputs: tuple[Output, ...], groups: Groups, plan: Plan) -> bool:
+def survives(rule: str, program: Program, outputs: tuple[Output, ...], groups: Merges, plan: Plan) -> bool:
     """Whether the same kernels are derived where a rule does not exist, in another way."""
     rest = without(rule)
     engine = Engine(lambda rulesets: session(rest(rulesets)))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from eqfuse.progress import progress
+from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.interpreter import evaluate_together
+from eqfuse.terms.intervals import Range
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.verify.bound import REQUESTED, Bound, Difference, Side
@@ -22,7 +25,13 @@ from eqfuse.verify.field.modular import Truths
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, full_entropy, patterns
 from eqfuse.verify.shrink import smallest
-from eqfuse.verify.sizes import InputSpec, constant_conditions, input_specs, small_integers
+from eqfuse.verify.sizes import (
+    InputSpec,
+    constant_conditions,
+    delimiting_scalars,
+    input_specs,
+    small_integers,
+)
 
 Run = Callable[[Inputs, Domain], Mapping[str, Any]]
 """Outputs by name: domain arrays (or numpy integers) with a leading trial dimension."""
@@ -326,13 +335,45 @@ class _Source:
         expected, *others = _evaluated([first.program, *same.values()], first.extents, inputs, domain)
         return expected, dict(zip(same, others, strict=True))
 
-    def draw(self, domain: FieldDomain, trials: int, rng: np.random.Generator) -> Inputs:
-        tensors = draw_specs(self.specs, domain, trials, rng, infinities=self.special != "ignored")
-        scalars = draw_scalars(self.programs, self.scalars, domain, trials, rng)
+    def draw(self, domain: FieldDomain, trials: int, rng: np.random.Generator, number: int) -> Inputs:
+        """The inputs of a round."""
+        infinities = self.special != "ignored"
+        tensors = draw_specs(self.specs, domain, trials, rng, infinities=infinities, number=number)
+        scalars = draw_scalars(self.programs, self.scalars, domain, trials, rng, self.ends_of_ranges, number)
         return Inputs(tensors, scalars, self.extents, trials)
 
+    @cached_property
+    def ends_of_ranges(self) -> Mapping[str, Range]:
+        """The scalars that positions are compared with in every program that has them, and what they may be."""
+        found: dict[str, Range] = {}
+        each = [
+            (program, delimiting_scalars(program, extents, self.scalars))
+            for program, extents in ((side.program, side.extents) for side in self.sides)
+        ]
+        for name in dict.fromkeys(name for _, ends in each for name in ends):
+            ranges = [ends.get(name) for program, ends in each if name in program.scalars]
+            known = [values for values in ranges if values is not None]
+            if len(known) == len(ranges):
+                values = min(low for low, _ in known), max(high for _, high in known)
+                if all(self._reads_inside({name: end}) for end in range(values[0], values[1] + 1)):
+                    found[name] = values
+        return found
+
+    def _reads_inside(self, integers: Mapping[str, int]) -> bool:
+        """Whether all programs read within their tensors where these scalars have these values."""
+        given = {**small_integers(*self.programs), **self.scalars, **integers}
+        shapes = {name: spec.shape for name, spec in self.specs.items()}
+        return not any(
+            any(True for _ in reads_outside(side.program, shapes, side.extents, given)) for side in self.sides
+        )
+
     def least_rounds(self) -> int:
-        """Integers are the same in all trials of a round, so they get a second one."""
+        """Integers are the same in all trials of a round, so they get a second one, ends of ranges a third, and
+        scalars that end ranges one for each kind of length."""
+        if self.ends_of_ranges:
+            return 4
+        if any(spec.delimits for spec in self.specs.values()):
+            return 3
         return 2 if any(spec.kind != "real" for spec in self.specs.values()) else 1
 
 
@@ -362,7 +403,7 @@ class _Verification:
         least_rounds = source.least_rounds()
         for number in range(ROUNDS):
             domain, rng = self._field(number)
-            inputs = source.draw(domain, self._trials, rng)
+            inputs = source.draw(domain, self._trials, rng, number)
             expected, known = source.evaluate(stages, inputs, domain)
             self._note_extremes(domain)
             self._drawn += self._trials

@@ -119,7 +119,8 @@ def _merged(left: Mapping[str, InputSpec], right: Mapping[str, InputSpec]) -> di
             narrow = (max(one.values[0], two.values[0]), min(one.values[1], two.values[1]))
             values = narrow if narrow[0] <= narrow[1] else values
         shape = tuple(max(a, b) for a, b in zip(one.shape, two.shape, strict=True))
-        merged[name] = InputSpec(name, shape, exact[0].kind if exact else "real", values)
+        kind = exact[0].kind if exact else "real"
+        merged[name] = InputSpec(name, shape, kind, values, one.delimits or two.delimits)
     return merged
 
 

@@ -1,0 +1,70 @@
+"""What thread blocks need of an SM: shared memory of tiles that wait or change their layout, compared with Triton's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from eqfuse.compiler import Compiled, compile_for, derive, device_named, emit_triton, lower_nest
+from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
+from eqfuse.extract.resources import shared_bytes
+from eqfuse.extract.roles import power_of_two
+from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.triton.aot import compile_for as compile_ahead
+
+H200 = device_named("h200")
+TURNED = "m = max[i](max[j](abs(x[i,j])))\ny[i,j] = x[j,i] / m"
+
+
+def _candidates(source: str, sizes: Mapping[str, int]) -> tuple[Compiled, list[Candidate], dict[str, str]]:
+    derived = derive(source, None, False)
+    dtypes = dict.fromkeys(program_dtypes(derived.program), "f32")
+    compiled = compile_for(derived, sizes, dtypes, H200, None)
+    return compiled, list(compiled.candidates), with_outputs(derived.program, dtypes)
+
+
+def _needed(candidate: Candidate, sizes: Mapping[str, int], dtypes: Mapping[str, str]) -> dict[str, int]:
+    shape = shape_of(candidate.nest, sizes, dtypes, candidate.plan.shards)
+    return {
+        kernel.name: shared_bytes(
+            kernel,
+            {b.axis: b.size or power_of_two(shape.extents[b.axis]) for b in config.blocks},
+            config.stages,
+            shape,
+        )
+        for kernel, config in zip(candidate.nest.kernels, candidate.plan.configs, strict=True)
+    }
+
+
+def test_a_tile_that_is_stored_in_another_order_and_does_not_fit_is_not_chosen() -> None:
+    sizes = {"i": 200, "j": 200}
+    compiled, candidates, dtypes = _candidates(TURNED, sizes)
+    turned = next(c for c in candidates if c.plan.schedule == "resident")
+    assert max(_needed(turned, sizes, dtypes).values()) == 256 * 256 * 4 > H200.shared
+    assert "needs 256 KB of shared memory" in turned.plan.reason
+    assert not compiled.chosen.plan.reason
+    assert compiled.chosen.plan.cost is not None and compiled.chosen.plan.cost.seconds < 1
+
+
+@pytest.mark.parametrize(
+    ("source", "sizes", "schedule"),
+    [
+        (TURNED, {"i": 200, "j": 200}, "multi_pass"),
+        ("y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])))", {"i": 4, "j": 1 << 17}, "rolling"),
+        ("y[i,j] = x[i,j] + z[j,i]", {"i": 4096, "j": 4096}, "resident"),
+    ],
+)
+def test_the_estimate_of_shared_memory_is_what_triton_takes(
+    source: str, sizes: dict[str, int], schedule: str
+) -> None:
+    derived = derive(source, None, False)
+    compiled, candidates, dtypes = _candidates(source, sizes)
+    candidate = next(c for c in candidates if c.plan.schedule == schedule)
+    plan = candidate.plan
+    tile = lower_nest(candidate.nest, derived.program, compiled.dtypes, plan.configs, H200)
+    text = emit_triton(derived, replace(compiled, chosen=candidate, tile=tile), "k")
+    found = {r.name: r.shared_bytes for r in compile_ahead(text, "sm_90", sizes=sizes)}
+    for name, needed in _needed(candidate, sizes, dtypes).items():
+        assert needed <= found[name] <= needed + 4096, name  # folds across warps take a little
