@@ -292,14 +292,14 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
 
 
 def _rules(options: argparse.Namespace, console: Console) -> int:
-    from eqfuse.rules.catalogue import DISTRIBUTED, MERGE
+    from eqfuse.rules.catalogue import EVERY
     from eqfuse.rules.rule import Rewrite
 
     counts: Mapping[str, int] | None = None
     if options.file is not None:
         constants = _numbers(options.constant, "--constant")
         counts = eq.compile(_read(options.file), scalars=constants, verify=False).rule_counts
-    for ruleset in dict.fromkeys((*DISTRIBUTED, *MERGE)):
+    for ruleset in EVERY:
         table = Table(title=ruleset.name, title_justify="left", show_edge=False)
         for heading in ("rule", "says", "where", "why"):
             table.add_column(heading, overflow="fold")

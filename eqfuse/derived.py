@@ -14,12 +14,13 @@ from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Form, KernelPlan
 from eqfuse.progress import progress
 from eqfuse.proof.derivation import Derivation
-from eqfuse.rules.derive import axis_order, derive_group, name_states, prepare
-from eqfuse.rules.distribute import is_spread
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
+from eqfuse.rules.merge_search import derive_group
+from eqfuse.rules.prepare import is_spread, prepare
 from eqfuse.rules.printer import MergeText
 from eqfuse.rules.scope import SHIPPED_ALONE, Scope
+from eqfuse.rules.states import axis_order, name_states
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock

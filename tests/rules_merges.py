@@ -14,8 +14,8 @@ import numpy as np
 from eqfuse.compiler import derive
 from eqfuse.derived import Derived
 from eqfuse.extract.partition import KernelShape, Partition
-from eqfuse.rules.derive import axis_order
 from eqfuse.rules.merge import Group
+from eqfuse.rules.states import axis_order
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import Env, evaluate, evaluate_expr, expand

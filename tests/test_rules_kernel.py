@@ -13,8 +13,8 @@ from rules_programs import FUSED, UNFUSED
 
 import eqfuse as eq
 from eqfuse.errors import ScheduleError
-from eqfuse.rules.derive import prepare
 from eqfuse.rules.egraph import saturate
+from eqfuse.rules.prepare import prepare
 from eqfuse.terms.parser import parse
 
 TANH, _ = UNFUSED["tanh"]

@@ -19,14 +19,14 @@ from eqfuse.proof.record import Recorder
 from eqfuse.proof.sentences import rule_text, sentence
 from eqfuse.proof.syntax import Term
 from eqfuse.proof.trace import Names, group_claim
-from eqfuse.rules.derive import derive_group
 from eqfuse.rules.merge import Group, Obstacle
+from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
-from eqfuse.rules.split import REPAIR
+from eqfuse.rules.tables.rescale import RESCALE
 from eqfuse.terms.nodes import Expr, Load, Local, Program, Reduce, children, free_axes, replaced, walk
 from eqfuse.units import duration
 
-RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "tame", "masked"})
+RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "pole_safe", "masked"})
 """Conditions on values (not on what depends on what): without one of them a rule may have helped."""
 
 
@@ -194,7 +194,7 @@ def _by_operation(obstacle: Obstacle) -> str:
     """The repair that a reduction of this kind would have needed."""
     assert isinstance(obstacle.reduction, Reduce)
     op, axis = obstacle.reduction.op, obstacle.reduction.axis
-    repairs = [r for r in REPAIR.rules if isinstance(r, Rewrite) and r.left.startswith(f"{op}[")]
+    repairs = [r for r in RESCALE.rules if isinstance(r, Rewrite) and r.left.startswith(f"{op}[")]
     if not repairs:
         return f"no rule repairs a {op} over {axis} once what it reads has changed"
     rule = repairs[0]

@@ -12,7 +12,7 @@ from eqfuse.errors import EqfuseError, did_you_mean, require_text
 from eqfuse.extend.laws import Draw, differs
 from eqfuse.extend.patterns import Pattern, conditions, expression, named_domains, term
 from eqfuse.extend.worlds import SAMPLES, World
-from eqfuse.rules.catalogue import DISTRIBUTED, MERGE
+from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.rule import PARTS, Rewrite, to_egglog
 from eqfuse.rules.scope import Rule, Scope, current
 from eqfuse.terms.domain import Domain
@@ -189,9 +189,7 @@ def _plain(
 
 def shipped() -> dict[str, str]:
     """Names of the shipped rules, with the rule set that each is in."""
-    return {
-        rule.name: ruleset.name for ruleset in dict.fromkeys(DISTRIBUTED + MERGE) for rule in ruleset.rules
-    }
+    return {rule.name: ruleset.name for ruleset in EVERY for rule in ruleset.rules}
 
 
 def rules(*added: Rule, without: Sequence[str] = ()) -> AbstractContextManager[Scope]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from eqfuse.rules.relations import RELATIONS
 from eqfuse.rules.rule import Infer, Rule
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.folds import PAIR, fold_of
@@ -29,15 +30,7 @@ PARTS = {"A": slice(0, 4), "B": slice(4, 7)}
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
 
-DECOMPOSITIONS = ("factors", "addends", "spread", "shifted", "recentred")
-GUIDES = frozenset(
-    ("want", "state", "unproved", "cascaded", "plain", "aggregate", "partner", "factor", "scalar", "settled")
-) | {"written", "varies"}
-"""Conditions that guide the search and claim nothing about values."""
-
-
-OF_AXIS = frozenset(("fixed", "null", "tame", *DECOMPOSITIONS))
-"""Facts that are along an axis, their last argument."""
+DECOMPOSITIONS = ("factors", "addends", "spread", "shifted", "parallel_axis")
 
 
 class World:
@@ -64,7 +57,7 @@ class World:
         ]
         for name, args in self.facts:
             match name, args:
-                case "partner", [_, ast.Name(id=shift), ast.Name(id=axis)]:
+                case "reference_shift", [_, ast.Name(id=shift), ast.Name(id=axis)]:
                     self._assign(shift, along=axis)
         for name, args in self.facts:
             if name in DECOMPOSITIONS:
@@ -98,7 +91,7 @@ class World:
     def _decompose(self, relation: str, names: Sequence[str]) -> None:
         """The first variable, made as the relation says of the others; the axis comes last."""
         whole, *parts, axis = names
-        fixed = {"factors": parts[:1], "addends": parts[:1], "shifted": parts[1:], "recentred": parts[2:]}
+        fixed = {"factors": parts[:1], "addends": parts[:1], "shifted": parts[1:], "parallel_axis": parts[2:]}
         for name in fixed.get(relation, []):
             self._assign(name, along=axis)
         a, b, *rest = (self.variable(name) for name in parts)
@@ -110,7 +103,7 @@ class World:
                 self.values[whole] = call("add", [a, b])
             case "shifted":
                 self.values[whole] = call("mul", [call("exp", [b]), a])
-            case "recentred":
+            case "parallel_axis":
                 moved = call("mul", [call("sub", rest), b])
                 self.values[whole] = call("add", [a, moved])
 
@@ -263,7 +256,7 @@ class World:
     def holds(self, node: ast.expr) -> Truths:
         """Of which samples a fact is true; of all, where it claims nothing about values."""
         match node:
-            case ast.Call(func=ast.Name(id=relation), args=args) if relation not in GUIDES:
+            case ast.Call(func=ast.Name(id=relation), args=args) if RELATIONS[relation].is_claim:
                 return self._meets(relation, args)
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
                 return _every(_close(self._real(left), self._real(right)))
@@ -283,7 +276,10 @@ class World:
             return _every(_close(value, np.broadcast_to(np.take(value, [0], along), value.shape)))
 
         with np.errstate(all="ignore"):
-            match relation, [self._real(arg) for arg in (about if relation in OF_AXIS else args)]:
+            match (
+                relation,
+                [self._real(arg) for arg in (about if RELATIONS[relation].is_along_axis else args)],
+            ):
                 case "fixed", [value]:
                     return fixed(value)
                 case "constant", [value]:
@@ -300,9 +296,9 @@ class World:
                     return ~_some(small > large)
                 case "within", [value, limit]:
                     return ~_some(np.abs(value) > limit)
-                case "null", [value, weight]:
+                case "vanishes_with", [value, weight]:
                     return ~_some((value == 0) & (weight != 0))
-                case "tame", [value, weight]:
+                case "pole_safe", [value, weight]:
                     return ~_some(np.isinf(value) & (weight != 0))
                 case "masked", [value, mask]:
                     return ~_some(np.isinf(value) & (mask > 0).any(1, keepdims=True))
@@ -314,7 +310,7 @@ class World:
                     return _agree(whole, f + g)
                 case "shifted", [whole, m, shift]:
                     return fixed(shift) & _agree(whole, np.exp(shift) * m)
-                case "recentred", [whole, s, d, c, k]:
+                case "parallel_axis", [whole, s, d, c, k]:
                     return fixed(c) & fixed(k) & _agree(whole, s + (c - k) * d)
         raise ValueError(f"{relation} of {len(args)} has no meaning among values")
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from eqfuse.loops.contraction import factors, unmasked
-from eqfuse.rules.derive import name_states
 from eqfuse.rules.merge import Group
+from eqfuse.rules.states import name_states
 from eqfuse.terms.folds import rank_axes, ranks_of
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import (

@@ -29,8 +29,8 @@ from eqfuse.proof.nodes import (
 from eqfuse.proof.notation import Names, Notation
 from eqfuse.proof.sentences import conditions, sentence
 from eqfuse.proof.syntax import Position, Term, term, transform, walk
-from eqfuse.rules import algebra
 from eqfuse.rules.rule import Rule
+from eqfuse.rules.tables import algebra
 from eqfuse.terms.folds import fold_of
 
 Detail = Literal["short", "full"]
@@ -42,7 +42,7 @@ SAVED = 30
 MOST_NAMES = 9
 
 GUARDS = "where a factor has no inverse yet, the state is the identity and any finite factor is right"
-"""Why a value may be run with guards (rules/repair.py): no equality, so a step of its own kind."""
+"""Why a value may be run with guards (rules/guards.py): no equality, so a step of its own kind."""
 
 HELPERS = frozenset(rule.name for rule in (*algebra.SIMPLIFY.rules, *algebra.EXPAND.rules))
 """Unit laws and quotients or differences of like forms: consecutive ones make one line of the short form."""
