@@ -272,12 +272,12 @@ def check_stages(
     groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
     for stage in stages:
         groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
-    verification = _Verification(trials, seed, program.strict_casts, bound)
+    verification = Verification(trials, seed, program.strict_casts, bound)
     for key, members in groups.items():
         extents = dict(key)
         specs = input_specs(program, extents, given, dtypes)
         sides = (Side(program, extents),)
-        verification.run(members, _Source(sides, specs, given, extents, special))
+        verification.run(members, Source(sides, specs, given, extents, special))
         verification.note_constant(
             map(str, constant_conditions(program, extents, {**small_integers(program), **given}))
         )
@@ -285,14 +285,16 @@ def check_stages(
 
 
 @dataclass(frozen=True)
-class _Source:
-    """Where a group's inputs come from."""
+class Source:
+    """Where a group's inputs come from, and what the stages are compared with: the first program, where `expected` is
+    none."""
 
     sides: tuple[Side, ...]
     specs: Mapping[str, InputSpec]
     scalars: Mapping[str, object]
     extents: Mapping[str, int]
     special: Special
+    expected: Stage | None = None
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -300,8 +302,8 @@ class _Source:
 
     @property
     def reference(self) -> Stage:
-        """What the stages are compared with: the first program."""
-        return Stage.of_program("program", self.sides[0].program, self.sides[0].extents)
+        """What the stages are compared with."""
+        return self.expected or Stage.of_program("program", self.sides[0].program, self.sides[0].extents)
 
     def bounds(self, stages: Sequence[Stage], strict_casts: bool) -> list[Bound]:
         """What one trial can miss, for every stage."""
@@ -324,6 +326,8 @@ class _Source:
     ) -> tuple[Mapping[str, Any], dict[str, Mapping[str, Any]]]:
         """The outputs of the reference, and by name of those stages that are programs of the same axes and
         integers: what they share is evaluated once."""
+        if self.expected is not None:
+            return self.expected.run(inputs, domain), {}
         first = self.sides[0]
         same = {
             stage.name: stage.program
@@ -377,7 +381,7 @@ class _Source:
         return 2 if any(spec.kind != "real" for spec in self.specs.values()) else 1
 
 
-class _Verification:
+class Verification:
     """Rounds of trials, each in a field of its own, and what they showed."""
 
     def __init__(self, trials: int, seed: int, strict_casts: bool, requested: float) -> None:
@@ -395,7 +399,7 @@ class _Verification:
         self.reason = ""
         self.counterexample: Counterexample | None = None
 
-    def run(self, stages: Sequence[Stage], source: _Source) -> None:
+    def run(self, stages: Sequence[Stage], source: Source) -> None:
         """Compares the stages with the source until every output position was compared often enough, or
         never will be."""
         bounds = source.bounds(stages, self._strict_casts)
@@ -535,7 +539,7 @@ def equivalent(
     """
     first, second = (each if isinstance(each, Program) else parse(each) for each in (left, right))
     given = {**small_integers(first, second), **(scalars or {})}
-    verification = _Verification(trials, seed, first.strict_casts or second.strict_casts, bound)
+    verification = Verification(trials, seed, first.strict_casts or second.strict_casts, bound)
     verification.reason = _interface_difference(first, second)
     if verification.reason:
         return verification.certificate()
@@ -548,7 +552,7 @@ def equivalent(
     sides = (Side(first, pair.left), Side(second, pair.right))
     # An infinite input may tell equal functions of real numbers apart: that is left to floats.
     with progress("verify"):
-        verification.run([stage], _Source(sides, pair.specs, given, pair.left, "ignored"))
+        verification.run([stage], Source(sides, pair.specs, given, pair.left, "ignored"))
     unseen = [
         {str(condition) for condition in constant_conditions(program, extents, given)}
         for program, extents in ((first, pair.left), (second, pair.right))

@@ -62,13 +62,19 @@ class JointSizes:
         for _ in range(_ATTEMPTS):
             extents = joint_extents(classes, programs, scalars, reached, choice)
             left, right = ({a: n for (at, a), n in extents.items() if at == label} for label, _ in programs)
-            specs = _merged(
-                input_specs(first, left, scalars, _dtypes(first, second)),
-                input_specs(second, right, scalars, _dtypes(first, second)),
-            )
+            specs = _specs(first, second, left, right, scalars)
             if not _enlarge(classes, programs, specs, extents, reached):
                 break
         return cls(first, second, left, right, specs)
+
+    def at(self, extents: Mapping[str, int], scalars: Mapping[str, object]) -> JointSizes:
+        """The same with axes of these names, in either program, at these sizes."""
+        left, right = (
+            {axis: extents.get(axis, extent) for axis, extent in side.items()}
+            for side in (self.left, self.right)
+        )
+        specs = _specs(self.first, self.second, left, right, scalars)
+        return JointSizes(self.first, self.second, left, right, specs)
 
     def output_difference(self) -> str:
         """Why the outputs cannot be the same, from their shapes; empty where they agree."""
@@ -102,6 +108,18 @@ def _join_undetermined(classes: AxisClasses, first: Program, second: Program) ->
         left, right = classes.find(("first", one)), classes.find(("second", two))
         if left not in sized and right not in sized:
             classes.join(left, right)
+
+
+def _specs(
+    first: Program,
+    second: Program,
+    left: Mapping[str, int],
+    right: Mapping[str, int],
+    scalars: Mapping[str, object],
+) -> dict[str, InputSpec]:
+    """The tensors that either program reads, at these extents."""
+    dtypes = _dtypes(first, second)
+    return _merged(input_specs(first, left, scalars, dtypes), input_specs(second, right, scalars, dtypes))
 
 
 def _dtypes(*programs: Program) -> dict[str, str]:

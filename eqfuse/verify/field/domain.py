@@ -531,7 +531,7 @@ class FieldDomain:
                 found.split = None  # it would tell of the last factors alone
                 return found
             case "max" | "min":
-                at = np.expand_dims(_extreme(op, value, axis), axis)
+                at = np.expand_dims(extreme(op, value, axis), axis)
                 self._note_extremes(op, at, count)
                 return value.each(lambda part: np.take_along_axis(part, at, axis).reshape(rest))
         raise ValueError(f"{op} is not a reduction")
@@ -647,7 +647,7 @@ def _settled_by_residues(greater: FieldArray, less: FieldArray) -> Truths:
     return np.zeros_like(tied)
 
 
-def _extreme(op: str, value: FieldArray, axis: int) -> npt.NDArray[np.intp]:
+def extreme(op: str, value: FieldArray, axis: int) -> npt.NDArray[np.intp]:
     """Where the greatest or least element of every line is; a NaN counts as such."""
     first = np.argmax if op == "max" else np.argmin
     at: npt.NDArray[np.intp] = first(value.shadow, axis=axis)
