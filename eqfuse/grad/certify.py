@@ -126,7 +126,7 @@ class _Check:
         sides = (Side(primal, pair.left), Side(dual, pair.right), Side(dual, pair.right))
         verification.run([stage], Source(sides, pair.specs, given, pair.left, "ignored", expected))
         for side, extents in ((primal, pair.left), (dual, pair.right)):
-            verification.note_constant(map(str, constant_conditions(side, extents, given)))
+            verification.note_constant(str(expr) for expr, _ in constant_conditions(side, extents, given))
         made = verification.certificate()
         return replace(made, not_covered=(*ASSUMED, *made.not_covered))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eqfuse.terms.nodes import Axis, Program
@@ -35,11 +35,19 @@ class JointSizes:
     specs: Mapping[str, InputSpec]
 
     @classmethod
-    def of(cls, first: Program, second: Program, scalars: Mapping[str, object]) -> JointSizes:
-        """Small sizes at which a dimension of a tensor is the same for both programs."""
+    def of(
+        cls,
+        first: Program,
+        second: Program,
+        scalars: Mapping[str, object],
+        choices: Sequence[Choice] = CHOICES,
+        least: Sequence[Mapping[str, int]] = (),
+    ) -> JointSizes:
+        """Small sizes at which a dimension of a tensor is the same for both programs; the first of the choices that is
+        small enough. `least` are extents at least, by axis, of the first and of the second program."""
         found: list[JointSizes] = []
-        for choice in CHOICES:
-            found.append(cls._fitting(first, second, scalars, choice))
+        for choice in choices:
+            found.append(cls._fitting(first, second, scalars, choice, least))
             if found[-1].volume <= LARGEST_VOLUME:
                 break
         return min(found, key=lambda each: each.volume)
@@ -51,7 +59,12 @@ class JointSizes:
 
     @classmethod
     def _fitting(
-        cls, first: Program, second: Program, scalars: Mapping[str, object], choice: Choice
+        cls,
+        first: Program,
+        second: Program,
+        scalars: Mapping[str, object],
+        choice: Choice,
+        least: Sequence[Mapping[str, int]],
     ) -> JointSizes:
         programs = (("first", first), ("second", second))
         classes = AxisClasses()
@@ -59,6 +72,10 @@ class JointSizes:
             join_axes(classes, program, label)
         _join_undetermined(classes, first, second)
         reached: dict[object, int] = {}
+        for (label, _), axes in zip(programs, least, strict=False):
+            for axis, extent in axes.items():
+                key = classes.find((label, axis))
+                reached[key] = max(reached.get(key, 0), extent)
         for _ in range(_ATTEMPTS):
             extents = joint_extents(classes, programs, scalars, reached, choice)
             left, right = ({a: n for (at, a), n in extents.items() if at == label} for label, _ in programs)
