@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from bench.workloads import Case, Workload
 from eqfuse import compiler
-from eqfuse.compiler import Compiled, Derived
+from eqfuse.compiler import Compiled
+from eqfuse.derived import Derived
+from eqfuse.devices import device_named
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 
@@ -36,7 +38,7 @@ def compile_ahead(workload: Workload, case: Case, target: str, prefer: str | Non
     derived = compiler.derive(workload.text(case), case.constants, strict_casts=False, assume_finite=True)
     shapes = {name: workload.shape(name, case) for name in workload.tensors}
     extents = bind(derived.program, shapes, scalars=case.scalars)
-    device = compiler.device_named(target)
-    compiled = compiler.compile_for(derived, extents, program_dtypes(derived.program), device, prefer)
+    device = device_named(target)
+    compiled = compiler.pipeline(derived, extents, program_dtypes(derived.program), device, prefer)
     name = f"{workload.name}_{case.name}".replace("-", "_").lower()
     return Ahead(derived, compiled, name, compiler.emit_triton(derived, compiled, name))

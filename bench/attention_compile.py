@@ -15,7 +15,7 @@ from rich.progress import track
 from bench.attention_bundle import VARIANTS
 from bench.attention_cells import grid
 from bench.bundling import Emitter, same_kernels
-from eqfuse.compiler import device_named
+from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.tile.triton.aot import compile_for
 

@@ -19,10 +19,12 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.cells import Cell
-from bench.report import installed
 from bench.work import constants_of, work_of
 from eqfuse import compiler
-from eqfuse.compiler import Compiled, Derived
+from eqfuse.compiler import Compiled
+from eqfuse.derived import Derived
+from eqfuse.devices import device_named
+from eqfuse.environment import installed
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import Candidate, configured, shape_of, with_outputs
 from eqfuse.extract.devices import Device
@@ -67,7 +69,7 @@ class Emitter:
         shapes = {name: cell.workload.shape(name, cell.case) for name in cell.workload.tensors}
         extents = bind(derived.program, shapes, scalars=cell.case.scalars)
         dtypes = program_dtypes(derived.program)
-        compiled = compiler.compile_for(derived, extents, dtypes, self.device, None)
+        compiled = compiler.pipeline(derived, extents, dtypes, self.device, None)
         kinds = with_outputs(derived.program, dtypes)
         candidates = [
             compiled.chosen,
@@ -156,7 +158,7 @@ def shown(config: KernelConfig) -> dict[str, int]:
 def write(folder: Path, cells: Sequence[Cell], target: str, count: int) -> list[str]:
     """Writes the modules and the manifest; returns what could not be compiled."""
     folder.mkdir(parents=True, exist_ok=True)
-    emitter = Emitter(compiler.device_named(target))
+    emitter = Emitter(device_named(target))
     entries: list[dict[str, Any]] = []
     failures: list[str] = []
     for cell in track(cells, console=Console(stderr=True), description="compiling"):

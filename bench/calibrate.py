@@ -26,7 +26,7 @@ from rich.table import Table
 
 from bench.measured import MEASURED, good, spearman
 from bench.work import RATES, Work, constants_of, predicted
-from eqfuse.compiler import device_named
+from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.residuals import SLOWDOWNS
 

@@ -128,6 +128,24 @@ def softcap_decode(Q: Tensor, K: Tensor, V: Tensor, scale: float, cap: float, g:
     return attend(s, heads(V, g)).squeeze(2)
 
 
+def packed_attention(Q: Tensor, K: Tensor, V: Tensor, first: Tensor, scale: float, g: int) -> Tensor:
+    """Q [i, h, d], K and V [j, k, d]; the document of token i starts at `first[i]`."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (Q, K, V))
+    s = scores(q, heads(k, g), scale)
+    i, j = positions(s)
+    s = torch.where(first[:, None] <= j, causal(s, i, j), -torch.inf)
+    return attend(s, heads(v, g))[0].transpose(0, 1)
+
+
+def paged_decode(Q: Tensor, K: Tensor, V: Tensor, slot: Tensor, len: Tensor, scale: float, g: int) -> Tensor:
+    """Q [b, h, d]; position j of row b is in K and V [s, k, d] at `slot[b, j]`, and there if j < len[b]."""
+    k, v = (heads(x[slot.long()].transpose(1, 2), g) for x in (K, V))
+    s = scores(Q[:, :, None], k, scale)
+    j = torch.arange(s.shape[-1], device=s.device)
+    s = torch.where(j < len[:, None, None, None], s, -torch.inf)
+    return attend(s, v).squeeze(2)
+
+
 def attention_lse(Q: Tensor, K: Tensor, V: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     s = scores(Q, K, scale)
     return attend(s, V), logsumexp(s)

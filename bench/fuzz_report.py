@@ -53,6 +53,8 @@ from bench.measure import time_limit
 from bench.programs import Example, programs, registered
 from bench.report import Column, Options, Report
 from eqfuse import compiler
+from eqfuse.derived import Derived
+from eqfuse.devices import device_named
 from eqfuse.errors import BindError, EqfuseError, ScheduleError, VerificationError
 from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.tile_sizes import tiny
@@ -139,7 +141,7 @@ class Call:
         """Whether float64 gives no finite value of some output either."""
         return any(o.exact.size and not np.isfinite(o.exact).any() for o in self.outputs)
 
-    def outcome(self, derived: compiler.Derived, ran: list[str]) -> Outcome:
+    def outcome(self, derived: Derived, ran: list[str]) -> Outcome:
         """Of a program whose every value was right."""
         kind, why = _fused(derived)
         judged = sum(output.judged for output in self.outputs)
@@ -201,7 +203,7 @@ def _is_of_what_is_behind(error: BindError, example: Example) -> bool:
 
 def _on_cpu(example: Example, call: Call) -> Outcome:
     derived = compiler.derive(call.source, None, strict_casts=False)
-    program, device = derived.program, compiler.device_named("cpu")
+    program, device = derived.program, device_named("cpu")
     kernel = Kernel(derived, device, True, None, False, TRIALS, {})
     for_long_axes = kernel.compiled
     wrong = call.wrong(
@@ -219,7 +221,7 @@ def _on_cpu(example: Example, call: Call) -> Outcome:
     for compiled, block in ((kernel.compiled, None), (for_long_axes, tile)):
         found = list(_candidates(compiled))
         if derived.outputs != program.outputs:
-            written = compiler.compile_for(derived, compiled.extents, call.dtypes, device, "multi_pass")
+            written = compiler.pipeline(derived, compiled.extents, call.dtypes, device, "multi_pass")
             found.append(("as written", written.chosen))
         for name, candidate in found:
             ran.append(candidate.plan.schedule)
@@ -307,7 +309,7 @@ def _in_a_fork(run: Callable[[], Outcome]) -> Outcome:
     return outcome
 
 
-def _fused(derived: compiler.Derived) -> tuple[str, str]:
+def _fused(derived: Derived) -> tuple[str, str]:
     groups = derived.groups.values()
     if derived.unfinished:
         return "fallen back", derived.unfinished

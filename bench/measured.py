@@ -72,7 +72,7 @@ class Source:
     def _measure(self, options: Options) -> dict[str, Any]:
         """Makes the bundle and measures it, on this machine, in a process of its own: compiling in parallel
         has to come before CUDA is in use."""
-        from eqfuse.kernel import gpu_device
+        from eqfuse.devices import gpu_device
 
         with tempfile.TemporaryDirectory() as name:
             folder, output = Path(name) / "bundle", Path(name) / "measured.json"

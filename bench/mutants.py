@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from bench import mutants_loops, mutants_merges, mutants_terms, mutants_tiles
+from bench import mutants_loops, mutants_merges, mutants_passes, mutants_terms, mutants_tiles
 from bench.mutation import Level, Mutant, Same
 from eqfuse import compiler
-from eqfuse.compiler import Derived
+from eqfuse.derived import Derived
 from eqfuse.errors import EqfuseError
-from eqfuse.extract.candidates import Candidate
+from eqfuse.extract.candidates import Candidate, Search
 from eqfuse.extract.devices import DEVICES
 from eqfuse.extract.partition import Partition
 from eqfuse.loops.check import NestError
 from eqfuse.loops.check import check as check_nest
 from eqfuse.loops.lower import lower as lower_plan
 from eqfuse.loops.plan import KernelPlan, Plan
-from eqfuse.rules.derive import axis_order
+from eqfuse.rules.states import axis_order
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate
@@ -41,12 +41,14 @@ from eqfuse.verify.equivalence import Stage, check_stages
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import input_specs, roots, small_extents
 from eqfuse.verify.stability import Uncast, draw_floats, first_gross_error
+from eqfuse.verify.stages import loop_stages, term_stage, tile_stages
 
 MUTANTS: tuple[Mutant, ...] = (
     *mutants_terms.MUTANTS,
     *mutants_merges.MUTANTS,
     *mutants_loops.MUTANTS,
     *mutants_tiles.MUTANTS,
+    *mutants_passes.MUTANTS,
 )
 
 SOURCES: Mapping[str, str] = {
@@ -72,6 +74,16 @@ SOURCES: Mapping[str, str] = {
         L[i] = m[i] + log(Z[i])
         return O, L
         """,
+    "attention with distances": """
+        Q: f32[i, d]
+        K: f32[j, d]
+        V: f32[j, e]
+        S[i,j] = sum[d](Q[i,d] * K[j,d]) / c + slope * (j - i)
+        m[i] = max[j](S[i,j])
+        Z[i] = sum[j](exp(S[i,j] - m[i]))
+        O[i,e] = sum[j](exp(S[i,j] - m[i]) / Z[i] * V[j,e])
+        return m, O
+        """,
     "attention, grouped heads": """
         Q: f32[h, i, d]
         K: f32[k, j, d]
@@ -82,6 +94,12 @@ SOURCES: Mapping[str, str] = {
         O[h,i,e] = sum[j](exp(S[h,i,j] - m[h,i]) / Z[h,i] * V[h//2,j,e])
         L[h,i] = m[h,i] + log(Z[h,i])
         return O, L
+        """,
+    "positions in groups": """
+        x: f32[i, j]
+        y[i] = sum[j](x[i,j] * ((j - 3) // 2))
+        z[i] = max[j](x[i,j] * ((i - j) % 3))
+        return y, z
         """,
     "paged sum": """
         K: f32[p, r, d]
@@ -160,7 +178,7 @@ TRIALS = 16
 ORDERED = (-np.inf, 0.0, 1.0, np.nan)
 EXACT = 1e-12
 """Relative error in float64 that is rounding."""
-DEVICE = DEVICES["cpu"]
+DEVICE, GPU = DEVICES["cpu"], DEVICES["h200"]
 
 
 @dataclass(frozen=True)
@@ -227,6 +245,10 @@ class Subject:
     def tiles(self) -> list[TileProgram]:
         return compiler.verified_tiles(self.candidate.nest, self.program, self.dtypes, DEVICE)
 
+    @cached_property
+    def after_passes(self) -> list[TileProgram]:
+        return compiler.verified_tiles(self.candidate.nest, self.program, self.dtypes, GPU)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -246,10 +268,9 @@ def subjects(
     derived = compiler.derive(source, scalars, strict)
     extents = compiler.nominal_extents(derived.program)
     order = axis_order(replace(derived.program, outputs=derived.outputs))
-    partition = Partition(order, extents, derived.group)
-    search = derived.search(program_dtypes(derived.program), DEVICE)
+    search = Search(derived.program, program_dtypes(derived.program), DEVICE)
     found: dict[str, Candidate] = {}
-    for candidate in search.candidates(partition):
+    for candidate in compiler.plans(derived, derived.outputs, Partition(order, extents), search):
         found.setdefault(candidate.plan.schedule, candidate)
     return [Subject(name, derived, candidate, strict) for candidate in found.values()]
 
@@ -263,9 +284,10 @@ def mutations(mutant: Mutant, subject: Subject) -> Iterator[Any]:
             yield from _plans(mutant, subject.candidate.plan)
         case "loop":
             yield from mutant.mutate(subject.candidate.nest)
-        case "tile":
+        case "tile" | "pass":
             # The same mistake for every size of block.
-            for tiles in zip(*map(mutant.mutate, subject.tiles), strict=False):
+            programs = subject.tiles if mutant.level == "tile" else subject.after_passes
+            for tiles in zip(*map(mutant.mutate, programs), strict=False):
                 same = [found for found in tiles if isinstance(found, Same)]
                 yield same[0] if same else tiles
 
@@ -295,9 +317,9 @@ def rejected(subject: Subject) -> str:
     """Why the right form of a program does not pass what the mutants have to fail; empty where it does."""
     program, nest = subject.program, subject.candidate.nest
     stages = [
-        compiler.term_stage(program, subject.derived.outputs, subject.extents),
-        *compiler.loop_stages(program, nest, subject.extents),
-        *compiler.tile_stages(program, subject.tiles, subject.extents),
+        term_stage(program, subject.derived.outputs, subject.extents),
+        *loop_stages(program, nest, subject.extents),
+        *tile_stages(program, subject.tiles, subject.extents),
     ]
     certificate = check_stages(program, stages, trials=TRIALS, dtypes=subject.dtypes)
     if not certificate.ok:
@@ -392,13 +414,13 @@ def _stages(level: Level, mutated: Any, subject: Subject) -> Iterator[Stage]:
     program, extents = subject.program, subject.extents
     match level:
         case "term":
-            yield compiler.term_stage(program, mutated, extents)
+            yield term_stage(program, mutated, extents)
         case "merge" | "loop":
             check_nest(mutated, program)
-            yield from compiler.loop_stages(program, mutated, extents)
+            yield from loop_stages(program, mutated, extents)
             tiles = compiler.verified_tiles(mutated, program, subject.dtypes, DEVICE)
-            yield from compiler.tile_stages(program, tiles, extents)
-        case "tile":
+            yield from tile_stages(program, tiles, extents)
+        case "tile" | "pass":
             for lowered in mutated:
                 check_tiles(lowered, subject.dtypes)
-            yield from compiler.tile_stages(program, mutated, extents)
+            yield from tile_stages(program, mutated, extents)

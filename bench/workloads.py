@@ -7,7 +7,9 @@ verification), `cpu` (about a second unfused on a CPU), and the sizes of the pap
 Tensors are written `T[b, h, i, d]`: a dtype, where `T` is the case's, and one axis per dimension,
 optionally `~ draw`: how random values are made. Draws are `normal` (the default for floats),
 `weight` (normal, scaled by 1/sqrt of the last dimension), `positive` (uniform in 0.1 to 1.1),
-`slope` (2 ** (-8 (n + 1) / size), ALiBi's) and `index AXIS` (uniform integers below its size).
+`slope` (2 ** (-8 (n + 1) / size), ALiBi's), `index AXIS` (uniform integers below its size), `length AXIS` (log-normal integers from 1 to its
+size, of a heavy tail) and `first AXIS` (where the document of every position starts: documents of such
+lengths, one after the other).
 """
 
 from __future__ import annotations
@@ -144,8 +146,21 @@ def _draw(spec: TensorSpec, shape: tuple[int, ...], case: Case, generator: torch
             return torch.exp2(-8.0 * (torch.arange(shape[0], device=place) + 1) / shape[0])
         case ["index", axis]:
             return torch.randint(case.sizes[axis], shape, generator=generator, device=place)
+        case ["length", axis]:
+            return _lengths(shape, case.sizes[axis], generator)
+        case ["first", axis]:
+            ends = _lengths(shape, case.sizes[axis], generator).cumsum(0)
+            at = torch.arange(shape[0], device=place)
+            starts = torch.cat([at[:1], ends[ends < shape[0]]])
+            return starts[torch.searchsorted(starts, at, right=True) - 1]
         case _:
             raise ValueError(f"unknown draw {spec.draw!r}")
+
+
+def _lengths(shape: tuple[int, ...], most: int, generator: torch.Generator) -> torch.Tensor:
+    """Integers from 1 to `most`, log-normal with a mean of about a sixteenth of it."""
+    normal = torch.randn(shape, generator=generator, device=generator.device)
+    return torch.exp(normal + math.log(most / 16) - 0.5).clamp(1, most).long()
 
 
 WORKLOADS: dict[str, Workload] = {}
@@ -350,6 +365,60 @@ _add(
     eager.softcap_decode,
     _neptune("softcap_decode"),
     scalars=lambda sizes: {**_scale(sizes), "cap": 50.0},
+    constants=_group,
+)
+
+
+def _tokens(n: int, h: int, k: int, d: int) -> dict[str, int]:
+    return {"i": n, "j": n, "h": h, "k": k, "d": d, "e": d}
+
+
+def _cache(b: int, h: int, k: int, j: int, s: int, d: int) -> dict[str, int]:
+    return {"b": b, "h": h, "k": k, "j": j, "s": s, "d": d, "e": d}
+
+
+_add(
+    "varlen_prefill",
+    "serving",
+    """
+    S[h,i,j] = sum[d](Q[i,h,d] * K[j,h//g,d]) * scale
+    T[h,i,j] = where((first[i] <= j) & (j <= i), S[h,i,j], -inf)
+    P[h,i,j] = exp(T[h,i,j] - max[j](T[h,i,j]))
+    O[i,h,e] = sum[j](P[h,i,j] / sum[j](P[h,i,j]) * V[j,h//g,e])
+    """,
+    {"Q": "T[i, h, d]", "K": "T[j, k, d]", "V": "T[j, k, e]", "first": "i32[i] ~ first j"},
+    eager.packed_attention,
+    {
+        "small": _tokens(67, 4, 2, 20),
+        "cpu": _tokens(2048, 8, 2, 64),
+        **{f"n{n}": _tokens(n, 32, 8, 128) for n in (8192, 32768)},
+    },
+    scalars=_scale,
+    constants=_group,
+)
+_add(
+    "paged_decode",
+    "serving",
+    """
+    S[b,h,j] = sum[d](Q[b,h,d] * K[slot[b,j],h//g,d]) * scale
+    T[b,h,j] = where(j < len[b], S[b,h,j], -inf)
+    P[b,h,j] = exp(T[b,h,j] - max[j](T[b,h,j]))
+    O[b,h,e] = sum[j](P[b,h,j] / sum[j](P[b,h,j]) * V[slot[b,j],h//g,e])
+    """,
+    {
+        "Q": "T[b, h, d]",
+        "K": "T[s, k, d]",
+        "V": "T[s, k, e]",
+        "slot": "i32[b, j] ~ index s",
+        "len": "i32[b] ~ length j",
+    },
+    eager.paged_decode,
+    {
+        "small": _cache(5, 4, 2, 83, 131, 20),
+        "cpu": _cache(16, 8, 2, 4096, 16384, 64),
+        **{f"b{b}": _cache(b, 64, 8, 65536, 262144, 128) for b in (1, 64)},
+    },
+    scalars=_scale,
     constants=_group,
 )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
+import subprocess
 import sys
 import zipfile
 import zlib
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import eqfuse as eq
+from eqfuse import debug
 from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.bounds import longer_dimensions
@@ -39,7 +40,11 @@ PIPED_WIDTH = 150
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0, or 1 where a check failed, or 2 for an error of the user's, or 3 for a fault
     of eqfuse's own."""
-    options = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["bench"]:  # its options are its own
+        options = argparse.Namespace(command=_bench, words=words[1:])
+    else:
+        options = _parser().parse_args(words)
     command: Callable[[argparse.Namespace, Console], int] = options.command
     try:
         return command(options, Console(width=None if sys.stdout.isatty() else PIPED_WIDTH))
@@ -53,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        if os.environ.get("EQFUSE_DEBUG"):
+        if debug.level():
             raise
         print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
         print("this is a fault of eqfuse; with EQFUSE_DEBUG=1 it shows where", file=sys.stderr)
@@ -83,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         "--scalar", action="append", default=[], metavar="NAME=X", help="value of a run-time scalar"
     )
     run.add_argument("--inputs", type=Path, metavar="FILE.npz", help="tensors by name; the others are random")
-    run.add_argument("--output", type=_writable, metavar="FILE.npz", help="where to write the results")
-    run.add_argument("--seed", type=_seed, default=0, help="of the random tensors")
+    run.add_argument("--output", type=writable, metavar="FILE.npz", help="where to write the results")
+    run.add_argument("--seed", type=seed, default=0, help="of the random tensors")
     run.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
     run.add_argument("--device", default="cpu", help="where the tensors live: cpu (default) or cuda")
 
@@ -92,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_program(emit)
     emit.add_argument("--target", default="sm_90", help="sm_80, sm_90 (default), sm_100, h200 or gfx942")
     emit.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
-    emit.add_argument("--output", type=_writable, metavar="FILE.py", help="write the source there")
+    emit.add_argument("--output", type=writable, metavar="FILE.py", help="write the source there")
 
     explain = add(
         "explain", _explain, "print how the kernel of a program was derived, every step of it a rule"
@@ -104,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--target", default="auto", help="auto (default: the CPU), or a target of emit")
     explain.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
-    explain.add_argument("--output", type=_writable, metavar="FILE", help="write it there")
+    explain.add_argument("--output", type=writable, metavar="FILE", help="write it there")
 
     verify = add("verify", _verify, "verify the kernel of a program, or that two programs are equivalent")
     _add_program(verify)
@@ -114,34 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--trials", type=int, default=16, metavar="N", help="trials drawn at a time (16)")
 
-    bench = add("bench", _bench, "measure every program of the papers")
-    bench.add_argument(
-        "name",
-        metavar="NAME",
-        help="workloads, compile, emit, explain, verify, errors, fuzz, mutants, attention, reductions or cpu",
-    )
-    bench.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
-    bench.add_argument("--small", action="store_true", help="only the small sizes")
-    bench.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    bench.add_argument(
-        "--output", type=_writable, metavar="FILE.json", help="default: bench/results/NAME.json"
-    )
-    bench.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
-    bench.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
-    bench.add_argument("--examples", type=int, default=500, metavar="N", help="fuzz: how many programs")
-    bench.add_argument("--seed", type=_seed, default=0, help="fuzz: of the programs")
-    bench.add_argument(
-        "--seconds", type=float, default=math.inf, metavar="S", help="fuzz: begin no batch after so long"
-    )
-    bench.add_argument("--resume", action="store_true", help="fuzz: keep the batches that are done")
-    bench.add_argument(
-        "--measured",
-        type=Path,
-        metavar="FILE.json",
-        help="attention, reductions: what bench.NAME wrote on a GPU",
-    )
-
+    add("bench", _bench, "measure every program of the papers (in a checkout): bench NAME, bench --help")
     add("doctor", _doctor, "versions, devices, and what works here")
+    cache = add("cache", _cache, "what is kept between processes: list it, or clear it")
+    cache.add_argument("action", choices=("list", "clear"), help="list, or clear: delete all of it")
     rules = add("rules", _rules, "the rewrite rules, and with a program how often each of them matched")
     rules.add_argument("file", metavar="FILE", nargs="?", help="a program, or - for standard input")
     rules.add_argument(
@@ -155,13 +136,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seed(text: str) -> int:
+def seed(text: str) -> int:
+    """Of random tensors, as an argument of a command."""
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is no seed: a number from 0 to 2**63 - 1")
     return int(text)
 
 
-def _writable(file: str) -> Path:
+def writable(file: str) -> Path:
     """Where results go; refused before anything is run for them."""
     path = Path(file)
     if path.is_dir():
@@ -239,7 +221,9 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
         options.output.write_text(kernel.explain(options.format, options.detail), encoding="utf-8")
         console.print(f"written to {options.output}", markup=False)
     elif options.format == "text":
-        console.print(coloured(kernel, options.detail), soft_wrap=True)
+        with kernel.derived.scope.entered():
+            shown = coloured(kernel.report, kernel.derivation, options.detail)
+        console.print(shown, soft_wrap=True)
     else:
         print(kernel.explain(options.format, options.detail))
     return 0
@@ -265,22 +249,16 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
 
 
 def _bench(options: argparse.Namespace, console: Console) -> int:
-    from bench.report import Options
-    from bench.runner import run
-
-    chosen = Options(
-        only=options.only,
-        device=options.device,
-        small=options.small,
-        torch_compile=not options.no_torch_compile,
-        memory=not options.no_memory,
-        examples=options.examples,
-        seed=options.seed,
-        seconds=options.seconds,
-        resume=options.resume,
-        measured=options.measured,
-    )
-    return run(options.name, chosen, output=options.output, console=console)
+    """The benchmarks are a program beside the package, in a checkout of its source."""
+    checkout = Path(__file__).parent.parent
+    if not (checkout / "bench" / "__main__.py").is_file():
+        raise EqfuseError(
+            f"the benchmarks are not part of the installed package ({Path(__file__).parent})",
+            hint="run `python -m bench NAME` in a checkout of the source, with what `pip install -e '.[bench]'` brings",
+        )
+    path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", "bench", *options.words]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> int:
@@ -289,15 +267,39 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
     return doctor(console)
 
 
+def _cache(options: argparse.Namespace, console: Console) -> int:
+    from eqfuse.cache import entries
+    from eqfuse.cache.files import cache_home
+
+    if options.action == "clear":
+        try:
+            console.print(f"{entries.clear()} files deleted")
+        except OSError as error:
+            raise EqfuseError(
+                f"the cache cannot be cleared: {error}", hint=f"delete {cache_home()}"
+            ) from None
+        return 0
+    table = Table(show_edge=False)
+    for heading in ("kind", "files", "KB", "what"):
+        table.add_column(heading, overflow="fold")
+    found = list(entries.usage())
+    for kind in found:
+        table.add_row(kind.kind, str(kind.files), str(kind.size // 1024), _plain(kind.what))
+    console.print(table)
+    files, size = sum(kind.files for kind in found), sum(kind.size for kind in found)
+    console.print(f"{cache_home()}: {files} files, {size // 1024} KB", markup=False)
+    return 0
+
+
 def _rules(options: argparse.Namespace, console: Console) -> int:
-    from eqfuse.rules.catalogue import DISTRIBUTED, MERGE
+    from eqfuse.rules.catalogue import EVERY
     from eqfuse.rules.rule import Rewrite
 
     counts: Mapping[str, int] | None = None
     if options.file is not None:
         constants = _numbers(options.constant, "--constant")
         counts = eq.compile(_read(options.file), scalars=constants, verify=False).rule_counts
-    for ruleset in dict.fromkeys((*DISTRIBUTED, *MERGE)):
+    for ruleset in EVERY:
         table = Table(title=ruleset.name, title_justify="left", show_edge=False)
         for heading in ("rule", "says", "where", "why"):
             table.add_column(heading, overflow="fold")

@@ -1,52 +1,45 @@
 """The pipeline, top to bottom.
 
-    source --parse--> Program --prepare--> outputs --derive--> groups with merges     once per program
-    extents --choose--> Plan, Nest --lower--> TileProgram --emit--> Triton             once per shape
-    verify: every stage against the source, in a finite field                          once per loop nest
+    once per program     source --parse--> Program --rewrite--> outputs                              derive
+    once per shape       outputs --partition--> passes --merge--> groups --price--> Plan, Nest       pipeline
+                         Nest --lower--> TileProgram
+    once per loop nest   every stage against the source, in a finite field                           verify
+    once per plan        TileProgram --emit--> Triton                                                emit_triton
 
-`EQFUSE_DEBUG=1` prints what passes between the stages.
+`EQFUSE_DEBUG=1` to `6` prints what passes between the stages: debug.py says what at which level.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse import debug
+from eqfuse.derived import Derived, Timings
+from eqfuse.errors import VerificationError
 from eqfuse.extend.laws import keeps_infinities
 from eqfuse.extend.reductions import assumptions
 from eqfuse.extend.rules import taken_on_trust
 from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
-from eqfuse.extract.devices import DEVICES, Device
+from eqfuse.extract.devices import Device
 from eqfuse.extract.partition import Partition
 from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN, tiny
-from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
-from eqfuse.loops.plan import Form, KernelConfig, KernelPlan, Plan
+from eqfuse.loops.plan import SCHEDULES, KernelConfig, Plan
 from eqfuse.loops.printer import show as show_nest
-from eqfuse.loops.walk import loops_in
-from eqfuse.progress import progress
 from eqfuse.proof.derivation import Derivation
 from eqfuse.proof.nodes import Origin
 from eqfuse.proof.trace import claims, trace
-from eqfuse.rules.derive import axis_order, derive_group, name_states, prepare
-from eqfuse.rules.distribute import is_spread
 from eqfuse.rules.egraph import client
-from eqfuse.rules.egraph.saturate import Report
-from eqfuse.rules.merge import Group, Obstacle
-from eqfuse.rules.scope import SHIPPED_ALONE, Scope, current
+from eqfuse.rules.prepare import prepare
+from eqfuse.rules.scope import current
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.inline import check_written_size
-from eqfuse.terms.nodes import Output, Program, Reduce, reductions
+from eqfuse.terms.nodes import Output, Program, Reduce
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import check_indices, program_dtypes
-from eqfuse.threads import Lock
-from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.lower.program import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.passes.pipeline import passes_for, passes_of, run_passes
@@ -54,21 +47,12 @@ from eqfuse.tile.printer import show as show_tiles
 from eqfuse.tile.triton.module import emit
 from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.certificate import Certificate
-from eqfuse.verify.equivalence import Special, Stage, check_stages
+from eqfuse.verify.equivalence import Special, check_stages
 from eqfuse.verify.sizes import small_extents
+from eqfuse.verify.stages import VERIFIED_BLOCKS, loop_stages, term_stage, tile_stages
 
 NOMINAL_EXTENT = 256
 """Extent that a plan assumes for an axis while no tensor has given one."""
-
-VERIFIED_TILES = ((2, 2), (3, 3))
-"""Positions of a tile, and number of shards, of each verified run of a loop nest."""
-VERIFIED_BLOCKS = ((2, 2), (4, 3))
-"""The same for tile programs, whose blocks are powers of two."""
-
-
-AS_WRITTEN = "its passes were asked for as the program has them"
-"""Why the groups of `prefer="multi_pass"` have no merge."""
-
 
 INFINITIES_LOST = (
     "infinities: where the program gives one, a sum that was taken apart or shifted may give NaN"
@@ -76,81 +60,14 @@ INFINITIES_LOST = (
 """What a certificate says of a plan that loses infinities."""
 
 
-@dataclass
-class Timings:
-    """Milliseconds per stage of one compilation."""
+@dataclass(frozen=True)
+class Checks:
+    """How a kernel is verified: `trials` drawn at a time, until the probability of accepting a wrong one is at most
+    `bound`, with the scalars that are known."""
 
-    ms: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            with progress(name):
-                yield
-        finally:
-            self.ms[name] = self.ms.get(name, 0.0) + 1e3 * (time.perf_counter() - start)
-
-
-@dataclass
-class Derived:
-    """A program with what equality saturation made of it; independent of sizes. `unfinished` says how the budget of
-    rewriting the outputs ended, where it did."""
-
-    program: Program
-    outputs: tuple[Output, ...]
-    report: Report
-    timings: Timings
-    scope: Scope = SHIPPED_ALONE
-    unfinished: str = ""
-    _apart: tuple[Output, ...] | None = None
-    groups: dict[tuple[str, tuple[Reduce, ...], str], Group] = field(default_factory=dict)
-    nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
-    derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock, repr=False, compare=False)
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        """Every axis, in the order that the dims of values have."""
-        prepared = axis_order(replace(self.program, outputs=self.outputs))
-        return tuple(dict.fromkeys((*prepared, *axis_order(self.program))))
-
-    def form(self, form: Form) -> tuple[Output, ...]:
-        """The outputs in one of the forms that plans run."""
-        return {"rewritten": self.outputs, "apart": self._apart or (), "written": self.program.outputs}[form]
-
-    def taken_apart(self) -> tuple[Output, ...]:
-        """The outputs with the terms of sums taken apart; none where that changes nothing."""
-        if self._apart is None:
-            reduces = reductions(*(output.expr for output in self.outputs))
-            found: tuple[Output, ...] = ()
-            if any(map(is_spread, reduces)):
-                with self.timings.stage("derive"), self.scope.entered():
-                    found, report = prepare(self.program, apart=True)
-                self.report.add(report)
-            self._apart = () if found == self.outputs else found
-        return self._apart
-
-    def search(self, dtypes: Mapping[str, str], device: Device, form: Form = "rewritten") -> Search:
-        """The search for a plan, with the nests of earlier shapes."""
-        return Search(self.program, self.form(form), dtypes, device, self.nests)
-
-    def group(self, axis: str, reduces: tuple[Reduce, ...], suffix: str) -> Group:
-        """The group of these reductions, derived at the first request."""
-        key = (axis, reduces, suffix)
-        if key not in self.groups:
-            with self.timings.stage("derive"), self.scope.entered():
-                strict_casts, dtypes = self.program.strict_casts, program_dtypes(self.program)
-                group, report = derive_group(axis, reduces, self.order, strict_casts, suffix, dtypes=dtypes)
-            self.report.add(report)
-            self.groups[key] = group
-        return self.groups[key]
-
-    def unmerged(self, axis: str, reduces: tuple[Reduce, ...], suffix: str) -> Group:
-        """The group of these reductions for passes that need no merge."""
-        states = name_states(axis, reduces, self.order, suffix)
-        asked = tuple(Obstacle(Reduce(s.op, axis, s.body), s.body, AS_WRITTEN) for s in states)
-        return Group(axis, states, None, asked)
+    trials: int
+    bound: float = REQUESTED
+    scalars: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,6 +81,19 @@ class Compiled:
     extents: Mapping[str, int]
     device: Device
 
+    @property
+    def shape(self) -> Shape:
+        """What the plan was chosen for."""
+        return shape_of(self.extents, self.dtypes, self.device)
+
+
+Shape = tuple[str, tuple[tuple[str, int], ...], tuple[tuple[str, str], ...]]
+"""A device's name, the extents of axes, and the dtypes of tensors."""
+
+
+def shape_of(extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Shape:
+    return device.name, tuple(sorted(extents.items())), tuple(sorted(dtypes.items()))
+
 
 def derive(
     source: str,
@@ -173,8 +103,8 @@ def derive(
     assume_finite: bool = False,
     made: bool = False,
 ) -> Derived:
-    """Parse and saturate: everything that does not depend on sizes. The size of a program that was `made` of another
-    one is not limited: it has no longer terms, however often it reads them."""
+    """Parse and rewrite: what depends on no size. The size of a program that was `made` of another one is not limited:
+    it has no longer terms, however often it reads them."""
     client.start()
     timings = Timings()
     with timings.stage("parse"):
@@ -183,49 +113,82 @@ def derive(
         if not made:
             check_written_size(program)
         check_indices(program, program_dtypes(program))
+    debug.show(2, "program", lambda: show_program(program))
     with timings.stage("derive"):
         outputs, report = prepare(program)
-    _debug("prepared", lambda: show_program(replace(program, outputs=outputs)))
+    debug.show(2, "rewritten", lambda: show_program(replace(program, outputs=outputs)))
     return Derived(program, outputs, report, timings, current(), report.stopped)
 
 
-def nominal_extents(program: Program) -> dict[str, int]:
-    """Extents to plan with before any tensor is seen."""
-    axes = dict.fromkeys((*axes_of(program.outputs), *program.domains.values()), NOMINAL_EXTENT)
-    return axes | dict(program.lengths)
-
-
-def compile_for(
+def pipeline(
     derived: Derived,
     extents: Mapping[str, int],
     dtypes: Mapping[str, str],
     device: Device,
-    prefer: str | None,
+    prefer: str | None = None,
+    checks: Checks | None = None,
 ) -> Compiled:
-    """Choose a plan for these extents and lower it. Raises ScheduleError where `prefer` is impossible.
+    """A program for one shape: partitioned, merged, priced, lowered, and verified where `checks` are given.
 
-    The passes of `prefer="multi_pass"` are those of the program as it is written, whatever it was rewritten to.
+    Raises ScheduleError where `prefer` is impossible, VerificationError where a stage is wrong. The passes of
+    `prefer="multi_pass"` are those of the program as it is written, whatever it was rewritten to.
     """
     program, timings = derived.program, derived.timings
-    partition = Partition(derived.order, extents, derived.group)
-    spent = timings.ms.get("derive", 0.0)
-    with timings.stage("choose"):
-        found = derived.search(dtypes, device).candidates(partition)
-        if prefer == "multi_pass" and derived.outputs != program.outputs:
-            others = (c for c in found if c.plan.schedule != prefer)
-            written = replace(partition, derive=derived.unmerged)
-            found = by_cost([derived.search(dtypes, device).as_written(written), *others])
-        elif any(map(_is_stuck, found)) and derived.taken_apart():
-            apart = derived.search(dtypes, device, "apart").candidates(partition)
-            merged = (c for c in apart if c.plan.schedule in ("rolling", "split_k") and not _is_stuck(c))
-            found = by_cost([*found, *(of_form(c, "apart") for c in merged)])
-        chosen = pick(found, prefer, tuple(derived.groups.values()))
-    timings.ms["choose"] -= timings.ms["derive"] - spent
-    _debug("loops", lambda: show_nest(chosen.nest))
+    search = Search(program, dtypes, device, derived.nests)
+    partition = Partition(derived.order, extents)
+
+    found = plans(derived, derived.outputs, partition, search)
+    if prefer == "multi_pass" and derived.outputs != program.outputs:
+        written = as_written(derived, partition, search)
+        found = by_cost([written, *(c for c in found if c.plan.schedule != prefer)])
+    elif any(map(_is_stuck, found)) and derived.taken_apart():
+        apart = plans(derived, derived.taken_apart(), partition, search)
+        merged = (c for c in apart if c.plan.schedule in ("rolling", "split_k") and not _is_stuck(c))
+        found = by_cost([*found, *(of_form(c, "apart") for c in merged)])
+    debug.show(4, "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
+
+    chosen = pick(found, prefer, tuple(derived.groups.values()))
+    debug.show(4, "loops", lambda: show_nest(chosen.nest))
+
     with timings.stage("lower"):
         tile = lower_nest(chosen.nest, program, dtypes, chosen.plan.configs, device)
-    _debug("tiles", lambda: show_tiles(tile))
-    return Compiled(tuple(found), chosen, tile, dtypes, extents, device)
+    debug.show(5, "tiles", lambda: show_tiles(tile))
+
+    compiled = Compiled(tuple(found), chosen, tile, dtypes, extents, device)
+    if checks is not None:
+        certificate = certify(derived, compiled, checks)
+        debug.show(6, "certificate", lambda: certificate)
+    return compiled
+
+
+def plans(
+    derived: Derived, outputs: Sequence[Output], partition: Partition, search: Search
+) -> list[Candidate]:
+    """The plans of these outputs, cheapest first: of every way to divide them into kernels, once the merge of each
+    pass is derived. Where an axis is kept whole for what is computed beforehand, and so cannot be walked, the ways that
+    compute nothing beforehand give the schedules that are missing."""
+    found: list[Candidate] = []
+    tried: list[object] = []
+    for way in (partition, partition.walking()):
+        structures = [s for s in way.structures(outputs) if s not in tried]
+        merges = derived.merges(structures)
+        missing = set(SCHEDULES) - {candidate.plan.schedule for candidate in found}
+        with derived.timings.stage("choose"):
+            for structure in structures:
+                made = search.candidates(way.shapes(structure, merges), way.extents)
+                found += [candidate for candidate in made if candidate.plan.schedule in missing]
+        if {candidate.plan.schedule for candidate in found} == set(SCHEDULES):
+            break
+        tried += structures
+    return by_cost(found)
+
+
+def as_written(derived: Derived, partition: Partition, search: Search) -> Candidate:
+    """The plan with a pass for every reduction as the program has it, which needs no merge."""
+    with derived.timings.stage("choose"):
+        clusters = partition.clusters(derived.program.outputs)
+        kernels = partition.shapes(clusters, derived.unmerged(clusters))
+        return search.as_written(kernels, partition.extents)
 
 
 def _is_stuck(candidate: Candidate) -> bool:
@@ -243,22 +206,41 @@ def lower_nest(
     device: Device,
     least_dot: int | None = None,
 ) -> TileProgram:
-    """The tile program of a nest, after the passes of the device. The CPU takes matrix products over shared leading axes; a GPU's matrix
-    unit wants `least_dot` positions of every axis (the device's own minimum by default)."""
+    """The tile program of a nest, after the passes of the device. The CPU takes matrix products over shared leading
+    axes; a GPU's matrix unit wants `least_dot` positions of every axis (the device's own minimum by default)."""
     on_cpu = device.kind == "cpu"
     smallest = least_dot or (1 if on_cpu else TENSOR_CORE_MIN)
     tiles = lower_tiles(nest, program, dtypes, tuple(configs), batched_dots=on_cpu, least_dot=smallest)
     return run_passes(tiles, passes_for(device.kind), dtypes)
 
 
-def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
-    """The self-contained Triton module of a compiled shape."""
-    program, plan = derived.program, compiled.chosen.plan
-    with derived.timings.stage("emit"):
-        nest = compiled.chosen.nest
-        shards = {axis: plan.shards for axis, _ in nest.shards}
-        sizes = {**shards, **program.lengths}
-        return emit(compiled.tile, program, compiled.dtypes, plan.configs, name=name, sizes=sizes)
+def certify(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate:
+    """The certificate of a compiled shape, which all shapes of its loop nest have in common that went through the same
+    passes. Raises VerificationError."""
+    key = _certificate_key(compiled, checks)
+    if key not in derived.certificates:
+        derived.certificates[key] = verify(
+            derived,
+            compiled.chosen.nest,
+            compiled.dtypes,
+            compiled.device,
+            plan=compiled.chosen.plan,
+            trials=checks.trials,
+            scalars=checks.scalars,
+            bound=checks.bound,
+        )
+    return derived.certificates[key]
+
+
+def certified(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate | None:
+    """The certificate of a compiled shape, where there is one already."""
+    return derived.certificates.get(_certificate_key(compiled, checks))
+
+
+def _certificate_key(compiled: Compiled, checks: Checks) -> tuple[Any, ...]:
+    known = tuple(sorted(checks.scalars.items()))
+    made = compiled.chosen.nest, compiled.device.kind, compiled.tile.passes
+    return *made, checks.trials, checks.bound, known
 
 
 def verify(
@@ -272,7 +254,7 @@ def verify(
     scalars: Mapping[str, object] | None = None,
     bound: float = REQUESTED,
 ) -> Certificate:
-    """The source against the prepared outputs, the loop nest and the tile program, in the field.
+    """The source against the rewritten outputs, the loop nest and the tile program, in the field.
 
     `plan` is what the nest is of, where that is known. Tiles are smaller than the axes, the last ones ragged, shards
     several and uneven.
@@ -281,7 +263,7 @@ def verify(
     program, loses = derived.program, plan is not None and plan.loses_infinities
     extents = small_extents(program, scalars)
     with derived.timings.stage("verify"):
-        tiles = verified_tiles(nest, program, dtypes, device)
+        tiles = verified_tiles(nest, program, dtypes, device, plan.configs if plan else ())
         stages = [
             term_stage(program, derived.form(plan.form if plan else "rewritten"), extents),
             *loop_stages(program, nest, extents),
@@ -313,6 +295,44 @@ def verify(
     return certificate
 
 
+def verified_tiles(
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    device: Device,
+    configs: Sequence[KernelConfig] = (),
+) -> list[TileProgram]:
+    """The tile programs that are verified: the nest lowered to blocks of each of `VERIFIED_BLOCKS`.
+
+    The last of them has one position per program instance along the axes that have so in `configs`, those of a plan: a
+    batch in blocks is no matrix product for a GPU, and what is printed is.
+    """
+    found = []
+    for block, _ in VERIFIED_BLOCKS:
+        last = block == VERIFIED_BLOCKS[-1][0]
+        single = [_single(config) for config in configs] if configs and last else [()] * len(nest.kernels)
+        small = [tiny(kernel, block, axes) for kernel, axes in zip(nest.kernels, single, strict=True)]
+        found.append(lower_nest(nest, program, dtypes, small, device, least_dot=1))
+    return found
+
+
+def _single(config: KernelConfig) -> tuple[str, ...]:
+    """Axes of the grid with one position per program instance."""
+    return tuple(block.axis for block in config.blocks if block.kind == "grid" and block.size == 1)
+
+
+def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
+    """The self-contained Triton module of a compiled shape."""
+    program, plan = derived.program, compiled.chosen.plan
+    with derived.timings.stage("emit"):
+        nest = compiled.chosen.nest
+        shards = {axis: plan.shards for axis, _ in nest.shards}
+        sizes = {**shards, **program.lengths}
+        source = emit(compiled.tile, program, compiled.dtypes, plan.configs, name=name, sizes=sizes)
+    debug.show(6, "Triton", lambda: source)
+    return source
+
+
 def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> Derivation:
     """The derivation of a plan. The saturations are run again, recorded."""
     program = derived.program
@@ -326,71 +346,7 @@ def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> De
     return derived.derivations[plan.kernels]
 
 
-def term_stage(program: Program, outputs: tuple[Output, ...], extents: Mapping[str, int]) -> Stage:
-    """Outputs that say the same as the program's, run as written."""
-    return Stage.of_program("prepared", replace(program, outputs=outputs), extents)
-
-
-def loop_stages(program: Program, nest: Nest, extents: Mapping[str, int]) -> list[Stage]:
-    """The nest in tiles of each of `VERIFIED_TILES`."""
-    return [_loop_stage(nest, program, extents, tile, shards) for tile, shards in VERIFIED_TILES]
-
-
-def verified_tiles(
-    nest: Nest, program: Program, dtypes: Mapping[str, str], device: Device
-) -> list[TileProgram]:
-    """The tile programs that are verified: the nest lowered to blocks of each of `VERIFIED_BLOCKS`."""
-    return [
-        lower_nest(
-            nest, program, dtypes, [tiny(kernel, block) for kernel in nest.kernels], device, least_dot=1
-        )
-        for block, _ in VERIFIED_BLOCKS
-    ]
-
-
-def tile_stages(program: Program, tiles: Sequence[TileProgram], extents: Mapping[str, int]) -> list[Stage]:
-    """The programs that `verified_tiles` gives, run in padded blocks."""
-    return [
-        _tile_stage(lowered, program, extents, block, shards)
-        for lowered, (block, shards) in zip(tiles, VERIFIED_BLOCKS, strict=True)
-    ]
-
-
-def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: int, shards: int) -> Stage:
-    walked = {loop.axis for kernel in nest.kernels for loop in loops_in(kernel.body)}
-    tiles = {axis: 1 if axis in dict(nest.shards) else tile for axis in walked}
-    split = {axis: shards for axis, _ in nest.shards}
-    return Stage(
-        f"loops, tiles of {tile}",
-        lambda i, d: loops_interpreter.run(
-            nest, program, i.tensors, i.scalars, i.extents, d, tiles=tiles, shards=split, batch=i.trials
-        ),
-        extents,
-        f"tiles of {tile}" + (f", {shards} shards" if split else ""),
-    )
-
-
-def _tile_stage(
-    tiles: TileProgram, program: Program, extents: Mapping[str, int], block: int, shards: int
-) -> Stage:
-    split = {axis: shards for axis, _ in tiles.shards}
-    return Stage(
-        f"tiles, blocks of {block}",
-        lambda i, d: tile_interpreter.run(
-            tiles, program, i.tensors, i.scalars, i.extents, d, shards=split, batch=i.trials
-        ),
-        extents,
-        f"blocks of {block}, padded" + (f", {shards} shards" if split else ""),
-    )
-
-
-def device_named(name: str) -> Device:
-    """The device description of a target. Raises EqfuseError for an unknown name."""
-    if name not in DEVICES:
-        raise EqfuseError(f"unknown target {name!r}", hint=f"choose one of auto, {', '.join(DEVICES)}")
-    return DEVICES[name]
-
-
-def _debug(stage: str, text: Callable[[], str]) -> None:
-    if os.environ.get("EQFUSE_DEBUG", "0") not in ("", "0"):
-        print(f"-- {stage}\n{text()}\n", file=sys.stderr)
+def nominal_extents(program: Program) -> dict[str, int]:
+    """Extents to plan with before any tensor is seen."""
+    axes = dict.fromkeys((*axes_of(program.outputs), *program.domains.values()), NOMINAL_EXTENT)
+    return axes | dict(program.lengths)

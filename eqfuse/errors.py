@@ -6,10 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from eqfuse.verify.certificate import Certificate
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -78,10 +75,10 @@ class ScheduleError(EqfuseError):
 
 
 class VerificationError(EqfuseError):
-    """A stage of the pipeline does not compute what the source says, or nothing could tell. `certificate` is what
-    verification found, its counterexample if there is one."""
+    """A stage of the pipeline does not compute what the source says, or nothing could tell. `certificate` (an
+    `eqfuse.Certificate`, or None) is what verification found, its counterexample if there is one."""
 
-    def __init__(self, message: str, *, hint: str = "", certificate: Certificate | None = None) -> None:
+    def __init__(self, message: str, *, hint: str = "", certificate: Any = None) -> None:
         self.certificate = certificate
         super().__init__(message, hint=hint)
 

@@ -11,6 +11,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.devices import device_named
 from eqfuse.errors import ScheduleError
 from eqfuse.extend.define import forget
 from eqfuse.kernel import Kernel
@@ -25,7 +26,7 @@ def kernels(
 ) -> Iterator[tuple[str, Kernel | ScheduleError]]:
     """The verified kernel of every schedule on the CPU, or why there is none."""
     derived = compiler.derive(source, scalars, False)
-    device = compiler.device_named("cpu")
+    device = device_named("cpu")
     for schedule in SCHEDULES:
         try:
             yield schedule, Kernel(derived, device, True, schedule, True, 8, {})

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from eqfuse.compiler import Derived, derive
+from eqfuse.compiler import derive
+from eqfuse.derived import Derived
 from eqfuse.extract.partition import KernelShape, Partition
-from eqfuse.rules.derive import axis_order
 from eqfuse.rules.merge import Group
+from eqfuse.rules.states import axis_order
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import Env, evaluate, evaluate_expr, expand
@@ -57,8 +58,9 @@ def derivation(source: str, extents: Mapping[str, int], *, strict_casts: bool = 
     """Parses, prepares and derives every group of a program."""
     derived = derive(source, None, strict_casts)
     order = axis_order(replace(derived.program, outputs=derived.outputs))
-    partition = Partition(order, extents, derived.group, recompute_share=float("inf"))
-    return Derivation(derived, partition.kernels(derived.outputs), extents)
+    partition = Partition(order, extents, recompute_share=float("inf"))
+    clusters = partition.clusters(derived.outputs)
+    return Derivation(derived, partition.shapes(clusters, derived.merges([clusters])), extents)
 
 
 def _at(env: Env, axis: str, positions: Array) -> Env:

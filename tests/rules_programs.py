@@ -165,6 +165,7 @@ UNFUSED: Mapping[str, tuple[str, str]] = {
 
 
 RULE_PROGRAMS: Mapping[str, str] = {
+    "guards_as_written": "y[i] = sum[j](finite(x[i,j]) * invertible(u[i,j]) * invertible(max[j](x[i,j])))",
     "masked_naive_softmax": """
         e[i,j] = where(u[i,j] > 0, exp(x[i,j]), 0)
         y[i,j] = e[i,j] / sum[j](e[i,j])

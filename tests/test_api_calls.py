@@ -149,13 +149,13 @@ def test_undeclared_masks_are_truth_values() -> None:
 
 def test_planning_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = []
-    compile_for = compiler.compile_for
+    pipeline = compiler.pipeline
 
     def counted(*args: Any) -> compiler.Compiled:
         planned.append(args[1])
-        return compile_for(*args)
+        return pipeline(*args)
 
-    monkeypatch.setattr(compiler, "compile_for", counted)
+    monkeypatch.setattr(compiler, "pipeline", counted)
     kernel = eq.compile(SOFTMAX)
     planned.clear()
     for _ in range(3):

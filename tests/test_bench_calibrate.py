@@ -14,7 +14,7 @@ from bench.attention_cells import Cell
 from bench.calibrate import FITTED, KEPT, Calibration, Measurement, fit, kept, quality
 from bench.measured import MEASURED
 from bench.work import Work, constants_of, predicted, work_of
-from eqfuse.compiler import device_named
+from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import configured, shape_of, with_outputs
 

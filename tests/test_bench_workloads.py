@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import eqfuse as eq
-from bench.measure import as_tuple, rounding, worst_error
+from bench.measure import rounding
 from bench.workloads import WORKLOADS, TensorSpec, Workload, select
+from eqfuse.measure import as_tuple, worst_error
 from eqfuse.terms.parser import parse
 from eqfuse.terms.sizes import bind
 
@@ -21,6 +22,7 @@ mha_incremental mha_speculative mha_chunked_prefill gqa_incremental gqa_speculat
 mqa_incremental mqa_speculative mqa_chunked_prefill lora mlp gated_mlp
 softmax log_softmax logsumexp layernorm cross_entropy softmax_entropy attention_lse qknorm_attention
 weighted_variance covariance cosine_similarity moe_routing moe_routing_logits
+varlen_prefill paged_decode
 """
 
 
@@ -106,6 +108,17 @@ def test_inputs_depend_on_the_seed_alone() -> None:
     assert torch.equal(first["x"], again["x"]) and not torch.equal(first["x"], other["x"])
     assert first["label"].dtype == torch.int64
     assert int(first["label"].min()) >= 0 and int(first["label"].max()) < case.sizes["c"]
+
+
+def test_lengths_have_a_heavy_tail_and_documents_are_packed() -> None:
+    decode = WORKLOADS["paged_decode"]
+    lengths = decode.inputs(decode.cases["cpu"])["len"].float()
+    assert float(lengths.min()) >= 1 and float(lengths.max()) > 4 * float(lengths.median())
+    prefill = WORKLOADS["varlen_prefill"]
+    first = prefill.inputs(prefill.cases["cpu"])["first"]
+    starts = torch.unique(first)
+    assert int(first[0]) == 0 and len(starts) > 4 and torch.equal(first[starts.long()], starts)
+    assert bool((first.diff() >= 0).all()) and bool((first <= torch.arange(len(first))).all())
 
 
 def test_weights_of_weighted_programs_are_positive() -> None:

@@ -19,12 +19,12 @@ from bench.programs import Example, programs
 from bench.report import Options
 from bench.runner import run as bench
 from bench.workloads import WORKLOADS
-from eqfuse.explain.outline import Outline
-from eqfuse.explain.text import plain
 from eqfuse.kernel import Kernel
 from eqfuse.proof.check import known_rules, read_rule
 from eqfuse.proof.examine import examine
 from eqfuse.proof.nodes import inferences, rests_on
+from eqfuse.proof.outline import Outline
+from eqfuse.proof.printer import plain
 from eqfuse.proof.record import Recorder
 from eqfuse.proof.trace import survives, trace, without
 
@@ -139,8 +139,8 @@ def test_a_renamed_rule_changes_the_text() -> None:
     rules = known_rules()
     renamed = {**rules, "split-max": replace(rules["split-max"], why="another reason")}
     derivation = kernel("softmax").derivation
-    assert "another reason" in plain(Outline(derivation, renamed).blocks())
-    assert "another reason" not in plain(Outline(derivation, rules).blocks())
+    assert "another reason" in plain(Outline(derivation.proof, renamed).blocks())
+    assert "another reason" not in plain(Outline(derivation.proof, rules).blocks())
 
 
 def test_a_changed_rule_refuses_the_derivation() -> None:

@@ -14,12 +14,12 @@ from rich.console import Console
 import eqfuse as eq
 from eqfuse.cli import main
 from eqfuse.explain.explanation import coloured
-from eqfuse.explain.notation import BEGIN, END, Notation
-from eqfuse.explain.outline import abbreviations
 from eqfuse.explain.why import plan_lines, worst_term
 from eqfuse.kernel import Kernel
 from eqfuse.loops.plan import Cost, Plan
 from eqfuse.loops.plan import Term as CostTerm
+from eqfuse.proof.notation import BEGIN, END, Notation
+from eqfuse.proof.outline import abbreviations
 from eqfuse.proof.syntax import number, term
 
 ATTENTION = """Q: f16[b,h,i,d]
@@ -132,7 +132,7 @@ def test_unknown_forms_are_refused(asked: dict[str, str]) -> None:
 def test_colour_marks_what_changed() -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120, color_system="standard")
-    console.print(coloured(kernel(SOFTMAX, "rolling"), "short"))
+    console.print(coloured(kernel(SOFTMAX, "rolling").report, kernel(SOFTMAX, "rolling").derivation, "short"))
     assert "\x1b[1;33mmax(max_j, max[j in B](x[i,j]))\x1b[0m" in shown.getvalue()
     assert BEGIN not in shown.getvalue() and END not in shown.getvalue()
 

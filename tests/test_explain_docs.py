@@ -10,9 +10,8 @@ import pytest
 
 import eqfuse as eq
 from eqfuse import compiler
-from eqfuse.explain.explanation import derivation_blocks
-from eqfuse.explain.text import plain
 from eqfuse.kernel import Kernel
+from eqfuse.proof.printer import plain
 
 PAGE = Path(__file__).parent.parent / "docs" / "derivations.md"
 
@@ -35,7 +34,7 @@ def derivation(source: str) -> eq.Derivation:
 
 def printed(source: str, what: str) -> str:
     if what == "explain":
-        return plain(derivation_blocks(derivation(source), "short"))
+        return plain(derivation(source).blocks())
     return "\n".join(kernel(source).why_not())
 
 

@@ -9,7 +9,7 @@ from extend_kernels import outputs
 import eqfuse as eq
 from eqfuse.errors import ScheduleError
 from eqfuse.extend.rules import check, shipped
-from eqfuse.rules.catalogue import DISTRIBUTED, MERGE
+from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.rule import Rewrite
 
 VARIANCE = "v[i] = var[j](x[i, j])"
@@ -145,12 +145,7 @@ def test_right_rules_are_taken(name: str) -> None:
     assert str(made) == f"{name}: {left} = {right}{where}    # because"
 
 
-SHIPPED = {
-    each.name: each
-    for ruleset in dict.fromkeys(DISTRIBUTED + MERGE)
-    for each in ruleset.rules
-    if isinstance(each, Rewrite)
-}
+SHIPPED = {each.name: each for ruleset in EVERY for each in ruleset.rules if isinstance(each, Rewrite)}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from eqfuse.compiler import Compiled, compile_for, derive
+from eqfuse.compiler import Compiled, derive, pipeline
 from eqfuse.extract.devices import DEVICES
 from eqfuse.extract.mask_coverage import Coverage, covering
 from eqfuse.extract.residuals import CPU as MEASURED
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.tile_sizes_cpu import share_out
 from eqfuse.loops.nodes import Kernel
+from eqfuse.terms.nodes import Axis, Const, Load, call
 from eqfuse.terms.types import program_dtypes
 
 CPU = DEVICES["cpu"]
@@ -32,7 +33,7 @@ def attention(condition: str) -> str:
 def compiled(source: str, sizes: Mapping[str, int], prefer: str | None = None) -> Compiled:
     derived = derive(source, None, False)
     dtypes = {name: dtype or "f32" for name, dtype in program_dtypes(derived.program).items()}
-    return compile_for(derived, sizes, dtypes, CPU, prefer)
+    return pipeline(derived, sizes, dtypes, CPU, prefer)
 
 
 def only_kernel(found: Compiled) -> tuple[Kernel, dict[str, int]]:
@@ -59,11 +60,53 @@ def test_tiles_that_a_predicate_empties_are_not_counted(condition: str, share: f
     assert found == {"j": round(share * 1024)}
 
 
-@pytest.mark.parametrize("condition", ["j <= n[h]", "w > j", "Q[h,i,0] > 0"])
-def test_predicates_of_data_count_as_true(condition: str) -> None:
+@pytest.mark.parametrize(
+    ("condition", "share"),
+    [
+        ("j <= n[h]", 4 / 5),
+        ("n[h,i] > j", 1024 / 1025),
+        ("w > j", 1 / 2),
+        ("(j <= n[h]) & (j < 512)", 4 / 5 * 1 / 2),
+        ("(j <= n[h]) & (Q[h,i,0] > 0)", 4 / 5),
+    ],
+)
+def test_of_rows_with_lengths_of_their_own_the_longest_counts(condition: str, share: float) -> None:
+    """Uniform lengths: the longest of n has n / (n + 1) of the axis on average."""
+    kernel, blocks = only_kernel(compiled(attention(condition), SIZES, "rolling"))
+    found = Coverage(kernel, Shape(SIZES, {})).visited({**blocks, "h": 4, "i": 256, "j": 256})
+    assert found == {"j": round(share * 1024)}
+
+
+@pytest.mark.parametrize("condition", ["Q[h,i,0] > 0", "Q[h,i,0] > K[h,j,0]"])
+def test_predicates_of_reals_count_as_true(condition: str) -> None:
     kernel, blocks = only_kernel(compiled(attention(condition), SIZES, "rolling"))
     assert not covering(kernel)
     assert Coverage(kernel, Shape(SIZES, {})).visited(blocks) == {}
+
+
+def test_few_blocks_of_different_lengths_leave_sms_idle() -> None:
+    kernel, blocks = only_kernel(compiled(attention("j <= n[h]"), SIZES, "rolling"))
+    coverage = Coverage(kernel, Shape(SIZES, {}))
+    one, many = (coverage.evenness({**blocks, "h": 1}, per_sm) for per_sm in (1.0, 50.0))
+    assert one == 1 / 2 and 0.95 < many < 1
+    alike, _ = only_kernel(compiled(attention("j <= w"), SIZES, "rolling"))
+    assert Coverage(alike, Shape(SIZES, {})).evenness(blocks, 1.0) == 1
+
+
+def test_rows_with_lengths_of_their_own_are_divided_into_more_shards() -> None:
+    """Those of a long row run while others take turns; one length for all leaves nothing to even out."""
+    source = """
+    S[b,h,j] = where(j < {}, sum[d](Q[b,h,d] * K[b,h,j,d]), -inf)
+    P[b,h,j] = exp(S[b,h,j] - max[j](S[b,h,j]))
+    O[b,h,e] = sum[j](P[b,h,j] / sum[j](P[b,h,j]) * V[b,h,j,e])
+    """
+    sizes = {"b": 64, "h": 8, "j": 16384, "d": 64, "e": 64}
+    found = {}
+    for length in ("n[b]", "w", "N(j)"):
+        derived = derive(source.format(length), None, False)
+        dtypes = {name: dtype or "f16" for name, dtype in program_dtypes(derived.program).items()}
+        found[length] = pipeline(derived, sizes, dtypes, DEVICES["h200"], "split_k").chosen.plan.shards
+    assert found["n[b]"] >= 4 * found["w"] and found["w"] == found["N(j)"]
 
 
 def test_a_sum_that_a_false_predicate_does_not_empty_is_not_cut() -> None:
@@ -114,3 +157,14 @@ def test_sharing_out_stops_where_blocks_are_too_small_or_fixed() -> None:
     assert share_out(kernel, whole, ("i",), shape, 4) == whole
     few = share_out(kernel, whole, (), shape, 1 << 20)["i"]
     assert 1 < few < 1024 and few * 1024 * 3 >= MEASURED.least_work
+
+
+def test_integers_in_masks_and_indices_do_not_make_a_product_one_of_floats() -> None:
+    shape = Shape({}, {"P": "f16", "V": "f16", "page": "i32", "keep": "bool", "W": "f32", "F": "f8e4m3"})
+    i, j = Axis("i"), Axis("j")
+    paged = Load("V", (Load("page", (j,)), i))
+    masked = call("where", Load("keep", (j,)), Load("V", (j, i)), Const(0.0))
+    assert shape.is_half(call("mul", Load("P", (j,)), paged)) and shape.is_half(masked)
+    assert not shape.is_half(call("mul", Load("W", (j,)), paged)) and not shape.is_half(Load("page", (j,)))
+    assert shape.is_narrow(call("where", Load("keep", (j,)), Load("F", (j,)), Const(0.0)))
+    assert not shape.is_narrow(Load("keep", (j,))) and not shape.is_narrow(masked)

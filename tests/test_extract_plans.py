@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 from rules_programs import UNFUSED
 
-from eqfuse.compiler import Compiled, Derived, compile_for, derive, nominal_extents
+from eqfuse.compiler import Compiled, derive, nominal_extents, pipeline
+from eqfuse.derived import Derived
 from eqfuse.errors import ScheduleError
 from eqfuse.extract.devices import DEVICES
 from eqfuse.loops.nodes import Kernel, Loop
@@ -56,7 +57,7 @@ def compiled(source: str, extents: Mapping[str, int], target: str, prefer: str |
 def _compiled(source: str, extents: tuple[tuple[str, int], ...], target: str, prefer: str | None) -> Compiled:
     found = derived(source)
     dtypes = {name: dtype or "f32" for name, dtype in program_dtypes(found.program).items()}
-    return compile_for(found, dict(extents), dtypes, DEVICES[target], prefer)
+    return pipeline(found, dict(extents), dtypes, DEVICES[target], prefer)
 
 
 def cheapest(source: str, extents: Mapping[str, int], target: str, schedule: str | None = None) -> float:
@@ -247,7 +248,7 @@ O[b,h,i,e] = sum[f](q[b,h,i,f] * A[b,h,f,e]) / z[b,h,i]
 def test_a_plan_has_the_schedule_that_it_is_named_after(source: str, extent: int) -> None:
     derived = derive(source, None, False)
     extents = dict.fromkeys(nominal_extents(derived.program), extent)
-    found = compile_for(derived, extents, program_dtypes(derived.program), DEVICES["cpu"], None).candidates
+    found = pipeline(derived, extents, program_dtypes(derived.program), DEVICES["cpu"], None).candidates
     for candidate in found:
         schedules = {group.schedule for kernel in candidate.plan.kernels for group in kernel.groups}
         assert candidate.plan.schedule in schedules

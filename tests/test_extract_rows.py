@@ -10,13 +10,14 @@ from bench.ahead import compile_ahead
 from bench.reductions_cells import Cell
 from eqfuse import compiler
 from eqfuse.compiler import Compiled
+from eqfuse.devices import device_named
 from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
 from eqfuse.extract.resources import bytes_read_again, shared_bytes, two_per_sm
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 
-H200 = compiler.device_named("h200")
+H200 = device_named("h200")
 
 
 @cache
@@ -26,7 +27,7 @@ def _compiled(program: str, label: str) -> tuple[Compiled, dict[str, str]]:
     shapes = {name: cell.workload.shape(name, cell.case) for name in cell.workload.tensors}
     extents = bind(derived.program, shapes, scalars=cell.case.scalars)
     dtypes = program_dtypes(derived.program)
-    return compiler.compile_for(derived, extents, dtypes, H200, None), with_outputs(derived.program, dtypes)
+    return compiler.pipeline(derived, extents, dtypes, H200, None), with_outputs(derived.program, dtypes)
 
 
 def _candidate(program: str, label: str, schedule: str) -> Candidate:

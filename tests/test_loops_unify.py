@@ -8,6 +8,7 @@ import numpy as np
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.devices import device_named
 from eqfuse.loops.nodes import Kernel, Let, Nest, Stmt, Store
 from eqfuse.loops.unify import unified
 from eqfuse.loops.walk import axes_of, expressions
@@ -29,8 +30,8 @@ SHAPES = {"Q": (32, 128, 512), "C": (32, 2048, 512)}
 def _nests(source: str, sizes: tuple[tuple[str, tuple[int, ...]], ...]) -> list[Nest]:
     derived = compiler.derive(source, {}, strict_casts=False)
     extents = bind(derived.program, dict(sizes))
-    device = compiler.device_named("h200")
-    found = compiler.compile_for(derived, extents, program_dtypes(derived.program), device, None)
+    device = device_named("h200")
+    found = compiler.pipeline(derived, extents, program_dtypes(derived.program), device, None)
     return [candidate.nest for candidate in found.candidates]
 
 

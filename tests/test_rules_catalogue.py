@@ -16,16 +16,15 @@ from eqfuse.errors import EqfuseError
 from eqfuse.extend import rules
 from eqfuse.extend.worlds import World
 from eqfuse.rules import scope
-from eqfuse.rules.catalogue import DISTRIBUTED, MERGE
-from eqfuse.rules.derive import axis_order, derive_group
+from eqfuse.rules.catalogue import EVERY
+from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet, to_egglog
+from eqfuse.rules.states import axis_order
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.nodes import REDUCTIONS, reductions
 from eqfuse.terms.parser import parse
 
-RULES: Mapping[str, Rule] = {
-    rule.name: rule for ruleset in dict.fromkeys(DISTRIBUTED + MERGE) for rule in ruleset.rules
-}
+RULES: Mapping[str, Rule] = {rule.name: rule for ruleset in EVERY for rule in ruleset.rules}
 
 
 def of_every_reduction(rule: Rule) -> list[Rule]:
@@ -106,7 +105,7 @@ def test_wrong_rules_are_seen(rule: Rule) -> None:
 
 
 def test_rules_have_names_of_their_own_and_reasons() -> None:
-    rules = [rule for ruleset in dict.fromkeys(DISTRIBUTED + MERGE) for rule in ruleset.rules]
+    rules = [rule for ruleset in EVERY for rule in ruleset.rules]
     assert len({rule.name for rule in rules}) == len(rules)
     assert all(rule.why for rule in rules)
 
@@ -164,7 +163,7 @@ def fired() -> dict[str, int]:
     return total
 
 
-@pytest.mark.parametrize("ruleset", dict.fromkeys(DISTRIBUTED + MERGE), ids=lambda ruleset: ruleset.name)
+@pytest.mark.parametrize("ruleset", EVERY, ids=lambda ruleset: ruleset.name)
 @pytest.mark.slow
 def test_every_rule_fires(ruleset: RuleSet, fired: Mapping[str, int]) -> None:
     assert [rule.name for rule in ruleset.rules if not fired.get(rule.name)] == []

@@ -13,8 +13,8 @@ from rules_programs import FUSED, UNFUSED
 
 import eqfuse as eq
 from eqfuse.errors import ScheduleError
-from eqfuse.rules.derive import prepare
 from eqfuse.rules.egraph import saturate
+from eqfuse.rules.prepare import prepare
 from eqfuse.terms.parser import parse
 
 TANH, _ = UNFUSED["tanh"]
@@ -99,8 +99,8 @@ def test_programs_saturate_far_below_the_budget(name: str) -> None:
 
 TEXTS: dict[str, Callable[[eq.Kernel], str]] = {
     "merge": lambda kernel: str(kernel.merge),
-    "loops": lambda kernel: kernel.loops,
-    "tile": lambda kernel: kernel.tile,
+    "loops": lambda kernel: str(kernel.loops),
+    "tile": lambda kernel: str(kernel.tile),
     "triton": lambda kernel: kernel.triton,
 }
 
@@ -112,7 +112,7 @@ import eqfuse as eq
 sources = sys.stdin.read().split("\\0")
 for source in sources:
     kernel = eq.compile(source, verify=False, target="sm_90")
-    print("\\0".join([str(kernel.merge), kernel.loops, kernel.tile, kernel.triton]), end="\\0")
+    print("\\0".join([str(kernel.merge), str(kernel.loops), str(kernel.tile), kernel.triton]), end="\\0")
 """
 
 

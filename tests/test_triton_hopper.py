@@ -11,7 +11,7 @@ from bench.ahead import compile_ahead
 from bench.attention_cells import OPERATORS, Cell, grid
 from bench.bundling import Emitted, Emitter, same_kernels
 from bench.workloads import WORKLOADS
-from eqfuse.compiler import device_named
+from eqfuse.devices import device_named
 from eqfuse.extract.candidates import shape_of
 from eqfuse.extract.devices import DEVICES
 from eqfuse.extract.residuals import H200

@@ -13,6 +13,7 @@ from triton_nests import loop, row_sum
 from bench.ahead import Ahead, compile_ahead
 from bench.workloads import WORKLOADS
 from eqfuse import compiler
+from eqfuse.devices import device_named
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Loop
 from eqfuse.loops.walk import statements
@@ -20,10 +21,10 @@ from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.check import TileError, check
 from eqfuse.tile.cpu.run import CpuProgram
-from eqfuse.tile.passes.grid_order import last_first
 from eqfuse.tile.triton.aot import compile_for
 from eqfuse.tile.triton.launch import interpret, load
 from eqfuse.verify.equivalence import check_stages
+from eqfuse.verify.stages import tile_stages
 
 
 def ahead(name: str, prefer: str | None = None, **sizes: int) -> Ahead:
@@ -41,8 +42,8 @@ def program(text: str, prefer: str | None = None, **given: tuple[int, ...] | flo
     shapes = {name: shape for name, shape in given.items() if isinstance(shape, tuple)}
     scalars = {name: number for name, number in given.items() if isinstance(number, float)}
     extents = bind(derived.program, shapes, scalars=scalars)
-    dtypes, device = program_dtypes(derived.program), compiler.device_named("h200")
-    compiled = compiler.compile_for(derived, extents, dtypes, device, prefer)
+    dtypes, device = program_dtypes(derived.program), device_named("h200")
+    compiled = compiler.pipeline(derived, extents, dtypes, device, prefer)
     return Ahead(derived, compiled, "made", compiler.emit_triton(derived, compiled, "made"))
 
 
@@ -108,7 +109,7 @@ def test_the_valid_positions_of_a_block_are_walked_once_by_every_runner() -> Non
     found = interpret(made.source, "made", **tensors)
     assert torch.allclose(on_cpu.float(), found.float(), atol=2e-3)
     small = {"h": 7, "j": 3, "d": 2, "e": 2, "n": 2}
-    stages = compiler.tile_stages(derived.program, [compiled.tile] * 2, small)
+    stages = tile_stages(derived.program, [compiled.tile] * 2, small)
     assert check_stages(derived.program, stages, trials=8, dtypes=compiled.dtypes).ok
     wrong = replace(
         compiled.tile.kernels[0], blocks=(Block("h", "grid", 4, 5), *compiled.tile.kernels[0].blocks[1:])
@@ -156,8 +157,7 @@ def test_merging_at_once_repairs_every_share() -> None:
 def test_blocks_with_longer_loops_go_first(condition: str, backwards: bool) -> None:
     text = f"q: f16[i, d]\nk: f16[j, d]\no[i] = logsumexp[j](where({condition}, sum[d](q[i, d] * k[j, d]), -inf))"
     made = program(text, "rolling", q=(1024, 64), k=(1024, 64))
-    found = [last_first(kernel) for kernel in made.compiled.tile.kernels]
-    assert any("i" in axes for axes in found) == backwards
+    assert any("i" in kernel.backwards for kernel in made.compiled.tile.kernels) == backwards
     assert ("- 1 - " in made.source.partition("def settings")[0]) == backwards
 
 

@@ -12,8 +12,10 @@ from eqfuse.terms.parser import parse
 
 CHOSEN = (
     ("softmax", "split_k", False),
+    ("positions in groups", "rolling", False),
     ("variance", "rolling", False),
     ("attention, causal window", "rolling", False),
+    ("attention with distances", "rolling", False),
     ("quantisation and product", "rolling", True),
 )
 """Program, schedule, and whether its casts are opaque."""

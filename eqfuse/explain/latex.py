@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from eqfuse.explain.notation import Notation, Piece, strength_of
-from eqfuse.explain.outline import Block, Code, Equation, Heading, Line, Prose
+from eqfuse.proof.notation import Notation, Piece, strength_of
+from eqfuse.proof.outline import Block, Code, Equation, Heading, Line, Prose
 from eqfuse.terms.printer import ATOM, PRODUCT, STRENGTH, UNARY
 from eqfuse.terms.python import parsed
 

@@ -8,20 +8,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from eqfuse.explain.notation import BEGIN, END, Notation
-from eqfuse.explain.outline import Block, Code, Equation, Heading, Line, Prose
+from eqfuse.explain.report import Listings, Report
 from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines
 from eqfuse.loops.plan import Plan
 from eqfuse.proof.congruence import Classes
+from eqfuse.proof.derivation import Derivation
 from eqfuse.proof.nodes import Proof
-
-if TYPE_CHECKING:
-    from eqfuse.kernel import Kernel
+from eqfuse.proof.notation import BEGIN, END, Notation
+from eqfuse.proof.outline import Block, Code, Equation, Heading, Line, Prose
 
 COLOURS = 8
 """State colours that the template has; further states share them."""
@@ -31,28 +29,31 @@ MOST_CLASSES, MOST_TERMS, MOST_CHARACTERS = 60, 8, 160
 
 
 def page(
-    kernel: Kernel, blocks: Sequence[Block], obstacles: Sequence[Refusal | Unfinished | Unverified]
+    report: Report,
+    derivation: Derivation,
+    blocks: Sequence[Block],
+    obstacles: Sequence[Refusal | Unfinished | Unverified],
+    listings: Listings,
 ) -> str:
     """The page of a kernel."""
-    derivation = kernel.derivation
     paint = _painter(derivation.proof)
-    triton = "Triton" if kernel.compiled.device.kind == "gpu" else "Triton, with the plan for sm_90"
+    triton = "Triton" if report.device.kind == "gpu" else "Triton, with the plan for sm_90"
     return _template().render(
-        title=", ".join(output.name for output in kernel.derived.program.outputs),
-        source=kernel.derived.program.source.strip("\n"),
+        title=", ".join(output.name for output in report.program.outputs),
+        source=report.program.source.strip("\n"),
         verdict=derivation.check(),
         rows=list(_rows(blocks, paint)),
         obstacles=[str(obstacle) for obstacle in obstacles],
         legend=[(name, paint(name)) for name in _states(derivation.proof)],
         codes=[
-            ("loop nest", paint(kernel.loops)),
-            ("tile program", paint(kernel.tile)),
-            (triton, paint(kernel.triton)),
+            ("loop nest", paint(listings.loops)),
+            ("tile program", paint(listings.tile)),
+            (triton, paint(listings.triton)),
         ],
-        bars=_bars(kernel.plans(), kernel.plan),
-        terms=_term_names(kernel.plans()),
+        bars=_bars(report.plans, report.plan),
+        terms=_term_names(report.plans),
         graphs=[(name, _classes(classes, paint)) for name, classes in derivation.classes.items()],
-        certificate=str(kernel.certificate),
+        certificate=listings.certificate,
     )
 
 

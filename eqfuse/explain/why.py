@@ -5,29 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from eqfuse.errors import EqfuseError, Span, locate, source_lines
-from eqfuse.explain.notation import Notation
-from eqfuse.explain.sentences import rule_text, sentence
+from eqfuse.explain.report import Report
+from eqfuse.extract.partition import Merges
 from eqfuse.loops.plan import Plan
 from eqfuse.proof.check import Statement, read_rule
 from eqfuse.proof.congruence import Closure
 from eqfuse.proof.elaborate import known_values, named, over_parts
 from eqfuse.proof.nodes import inferences
+from eqfuse.proof.notation import Notation
 from eqfuse.proof.record import Recorder
+from eqfuse.proof.sentences import rule_text, sentence
 from eqfuse.proof.syntax import Term
-from eqfuse.proof.trace import Names, group_claim
-from eqfuse.rules.derive import derive_group
+from eqfuse.proof.trace import PlanTerms, group_claim
 from eqfuse.rules.merge import Group, Obstacle
+from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
-from eqfuse.rules.split import REPAIR
+from eqfuse.rules.tables.rescale import RESCALE
 from eqfuse.terms.nodes import Expr, Load, Local, Program, Reduce, children, free_axes, replaced, walk
+from eqfuse.units import duration
 
-if TYPE_CHECKING:
-    from eqfuse.kernel import Kernel
-
-RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "tame", "masked"})
+RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "pole_safe", "masked"})
 """Conditions on values (not on what depends on what): without one of them a rule may have helped."""
 
 
@@ -175,7 +174,7 @@ def nearest(
         return None
     tape = recorder.tapes[-1]
     closure = Closure(tape)
-    claim = group_claim(group, Names(strict_casts, frozenset()))
+    claim = group_claim(group, PlanTerms(strict_casts, frozenset()))
     parts = over_parts(axis, ((s.name, s.op, s.body) for s in claim.states))
     values = known_values(parts).update
     shown = {value: name for name, value in values.items()}
@@ -195,7 +194,7 @@ def _by_operation(obstacle: Obstacle) -> str:
     """The repair that a reduction of this kind would have needed."""
     assert isinstance(obstacle.reduction, Reduce)
     op, axis = obstacle.reduction.op, obstacle.reduction.axis
-    repairs = [r for r in REPAIR.rules if isinstance(r, Rewrite) and r.left.startswith(f"{op}[")]
+    repairs = [r for r in RESCALE.rules if isinstance(r, Rewrite) and r.left.startswith(f"{op}[")]
     if not repairs:
         return f"no rule repairs a {op} over {axis} once what it reads has changed"
     rule = repairs[0]
@@ -213,7 +212,7 @@ def _by_operation(obstacle: Obstacle) -> str:
 def refusals(
     program: Program,
     plan: Plan,
-    groups: Mapping[tuple[str, tuple[Reduce, ...], str], Group],
+    groups: Merges,
     order: Sequence[str],
     rules: Mapping[str, Rule],
 ) -> Iterator[Refusal]:
@@ -283,10 +282,10 @@ def _second_passes(
 # -- plans -----------------------------------------------------------------------------------------
 
 
-def predicted_for(kernel: Kernel) -> str:
+def predicted_for(report: Report) -> str:
     """What sizes and device the costs of plans are predicted for."""
-    assumed = "" if kernel.was_called else ", sizes that are assumed until a call gives others"
-    return f"costs are predicted{kernel.plan.at_sizes} on {kernel.compiled.device.name}{assumed}"
+    assumed = "" if report.was_called else ", sizes that are assumed until a call gives others"
+    return f"costs are predicted{report.plan.at_sizes} on {report.device.name}{assumed}"
 
 
 def plan_lines(plans: Sequence[Plan], chosen: Plan) -> Iterator[str]:
@@ -311,14 +310,6 @@ def plan_lines(plans: Sequence[Plan], chosen: Plan) -> Iterator[str]:
         else:
             ratio = plan.cost.seconds / chosen.cost.seconds if chosen.cost.seconds else math.inf
             yield f"{cost}, {ratio:.2f} x: {duration(extra, '+')}, most of it {name} ({duration(most, '+')})"
-
-
-def duration(seconds: float, sign: str = "") -> str:
-    """A time in the unit that suits it."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(seconds) >= scale:
-            return f"{seconds / scale:{sign}.3g} {unit}"
-    return f"{seconds * 1e9:{sign}.3g} ns"
 
 
 def worst_term(plan: Plan, chosen: Plan) -> tuple[str, float]:

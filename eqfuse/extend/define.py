@@ -10,7 +10,7 @@ from itertools import count
 
 from eqfuse.errors import EqfuseError, ParseError, did_you_mean
 from eqfuse.terms.expressions import Names, Reader, Scope
-from eqfuse.terms.folds import FOLDS, NOWHERE, Fold
+from eqfuse.terms.folds import FOLDS, NOWHERE, Fold, folds_in
 from eqfuse.terms.functions import CALLABLE, CONSTANTS
 from eqfuse.terms.inline import Inliner
 from eqfuse.terms.nodes import COMBINE, REDUCTIONS, Call, Const, Expr, Local, call
@@ -289,6 +289,22 @@ def register(reduction: Reduction) -> None:
     if reduction.fold is not None:
         FOLDS[reduction.fold.name] = reduction.fold
     REGISTERED[reduction.name] = reduction
+
+
+def admit(reduction: Reduction) -> None:
+    """Registers a reduction that came with a kernel. Raises EqfuseError where its name stands for another one here."""
+    if REGISTERED.get(reduction.name, reduction) != reduction:
+        raise EqfuseError(
+            f"the kernel uses a reduction {reduction.name!r} that is not the one registered here",
+            hint="register the same one, or load the kernel before another one is registered",
+        )
+    register(reduction)
+
+
+def registered_in(*exprs: Expr) -> tuple[Reduction, ...]:
+    """The registered reductions whose states are in these expressions."""
+    folds = folds_in(*exprs)
+    return tuple(reduction for reduction in REGISTERED.values() if reduction.fold in folds)
 
 
 def forget(name: str) -> None:

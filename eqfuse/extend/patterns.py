@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eqfuse.errors import EqfuseError, did_you_mean
-from eqfuse.rules.rule import CONSTRUCTORS, PARTS, RELATIONS
+from eqfuse.rules.constructors import HEADS
+from eqfuse.rules.relations import RELATIONS
+from eqfuse.rules.rule import PARTS
 from eqfuse.terms.expressions import COMPARE
 from eqfuse.terms.folds import FOLDS, PAIR, fold_of
 from eqfuse.terms.functions import ARITY, CASTS, CONSTANTS, VARIADIC
@@ -75,7 +77,7 @@ def _condition(source: Source, node: ast.expr) -> Pattern:
             if relation not in RELATIONS:
                 hint = did_you_mean(relation, RELATIONS) or "conditions: " + " ".join(RELATIONS)
                 raise source.error(f"unknown condition {relation!r}", node.func, hint, EqfuseError)
-            sorts = RELATIONS[relation]
+            sorts = RELATIONS[relation].sorts
             width = len(sorts) - (sorts[-2:] == ("String", "String"))
             if len(args) != width:
                 message = f"{relation} takes {width} arguments, {len(args)} given"
@@ -172,7 +174,7 @@ class _Reader:
             raise self._error(
                 "a rule is of real numbers, which a cast does not change", node, "leave the cast out"
             )
-        if fn in CONSTRUCTORS:
+        if fn in HEADS:
             return _call(fn, *map(self.read, args))
         return self._opaque(fn, args)
 

@@ -1,7 +1,7 @@
 """Instances of a rule: values for its variables that meet its conditions, in any scalar domain.
 
-Every value is an array of `SAMPLES` independent samples of 7 x 5 positions, of length one along an axis that it
-is fixed in. The rule's own axis is the first (its parts A and B are 4 and 3 positions), an axis that must differ from
+Every value is an array of `SAMPLES` independent samples of some positions along two axes, of length one along an axis
+that it is fixed in. The rule's own axis is the first (its parts A and B are halves of it), an axis that must differ from
 it the second. Conditions say how variables are drawn: `factors(e, c, m, X)` draws c fixed along X and m, and makes e
 their product; what cannot be drawn so is drawn freely, and the samples that meet the condition are kept.
 """
@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from eqfuse.extend.laws import drawn_in
+from eqfuse.rules.relations import RELATIONS
 from eqfuse.rules.rule import Infer, Rule
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.folds import PAIR, fold_of
@@ -21,30 +23,30 @@ from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.interpreter import Value, fold_states
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.terms.python import parsed
-from eqfuse.verify.field.domain import FieldDomain
 
 SAMPLES = 48
-POSITIONS = (7, 5)
-PARTS = {"A": slice(0, 4), "B": slice(4, 7)}
+POSITIONS = ((7, 5), (2, 3), (1, 1), (9, 4))
+"""Positions along both axes: a rule holds at any."""
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
 
-DECOMPOSITIONS = ("factors", "addends", "spread", "shifted", "recentred")
-GUIDES = frozenset(
-    ("want", "state", "unproved", "cascaded", "plain", "aggregate", "partner", "factor", "scalar", "settled")
-) | {"written", "varies"}
-"""Conditions that guide the search and claim nothing about values."""
-
-
-OF_AXIS = frozenset(("fixed", "null", "tame", *DECOMPOSITIONS))
-"""Facts that are along an axis, their last argument."""
+DECOMPOSITIONS = ("factors", "addends", "spread", "shifted", "parallel_axis")
 
 
 class World:
     """The instances of one rule. `values` are drawn when they are first read."""
 
-    def __init__(self, rule: Rule, domain: Domain, draw: Draw, seed: int = 0) -> None:
-        self.domain, self.draw = domain, draw
+    def __init__(
+        self,
+        rule: Rule,
+        domain: Domain,
+        draw: Draw,
+        seed: int = 0,
+        positions: tuple[int, int] = POSITIONS[0],
+    ) -> None:
+        self.domain, self.draw, self.positions = domain, draw, positions
+        half = (positions[0] + 1) // 2
+        self.parts = {"A": slice(0, half), "B": slice(half, positions[0])}
         self.rng = np.random.default_rng(seed)
         self.values: dict[str, Any] = {}
         self.second: set[str] = set()
@@ -64,7 +66,7 @@ class World:
         ]
         for name, args in self.facts:
             match name, args:
-                case "partner", [_, ast.Name(id=shift), ast.Name(id=axis)]:
+                case "reference_shift", [_, ast.Name(id=shift), ast.Name(id=axis)]:
                     self._assign(shift, along=axis)
         for name, args in self.facts:
             if name in DECOMPOSITIONS:
@@ -73,7 +75,7 @@ class World:
         for name, args in self.facts:
             match name, args:
                 case "le" | "within", [small, ast.Name(id=large)] if large not in self.values:
-                    gap = self.domain.call("sq", [self._drawn(POSITIONS)])
+                    gap = self.domain.call("sq", [self._drawn(self.positions)])
                     least = self.value(small) if name == "le" else self._applied("abs", [self.value(small)])
                     self.values[large] = self.domain.call("add", [least, gap])
         for node in self.conditions:
@@ -98,7 +100,7 @@ class World:
     def _decompose(self, relation: str, names: Sequence[str]) -> None:
         """The first variable, made as the relation says of the others; the axis comes last."""
         whole, *parts, axis = names
-        fixed = {"factors": parts[:1], "addends": parts[:1], "shifted": parts[1:], "recentred": parts[2:]}
+        fixed = {"factors": parts[:1], "addends": parts[:1], "shifted": parts[1:], "parallel_axis": parts[2:]}
         for name in fixed.get(relation, []):
             self._assign(name, along=axis)
         a, b, *rest = (self.variable(name) for name in parts)
@@ -110,7 +112,7 @@ class World:
                 self.values[whole] = call("add", [a, b])
             case "shifted":
                 self.values[whole] = call("mul", [call("exp", [b]), a])
-            case "recentred":
+            case "parallel_axis":
                 moved = call("mul", [call("sub", rest), b])
                 self.values[whole] = call("add", [a, moved])
 
@@ -127,7 +129,7 @@ class World:
     def _assign(self, name: str, along: str = "") -> None:
         if name in self.values:
             return
-        shape = list(POSITIONS)
+        shape = list(self.positions)
         for fact, args in self.facts:
             match fact, args:
                 case "fixed", [ast.Name(id=about), ast.Name(id=axis)] if about == name:
@@ -153,7 +155,7 @@ class World:
     def _drawn(self, shape: tuple[int, ...], change: Callable[[Any], Any] | None = None) -> Any:
         numbers = self.draw(self.rng, (SAMPLES, *shape))
         numbers = numbers if change is None else change(numbers)
-        return self.domain.draw(numbers, self.rng) if isinstance(self.domain, FieldDomain) else numbers
+        return drawn_in(self.domain, self.draw, numbers, self.rng)
 
     def axis(self, name: str) -> int:
         return 1 if name in self.second else 0
@@ -214,7 +216,7 @@ class World:
                 return domain.call("div", [self._full(1.0), args[0]])
             case "ratio":
                 divisor = np.asarray(getattr(args[1], "shadow", args[1]))
-                self.outside |= np.broadcast_to(divisor == 0, (SAMPLES, *POSITIONS)).any((1, 2))
+                self.outside |= np.broadcast_to(divisor == 0, (SAMPLES, *self.positions)).any((1, 2))
                 return domain.call("div", args)
             case "delta":
                 return domain.call("sub", args)
@@ -242,12 +244,12 @@ class World:
 
     def _whole(self, body: Any, axis: str) -> Any:
         """A body at every position of a domain."""
-        full = self.domain.broadcast(body, (SAMPLES, *POSITIONS))
-        return self.domain.take(full, (slice(None), PARTS[axis])) if axis in PARTS else full
+        full = self.domain.broadcast(body, (SAMPLES, *self.positions))
+        return self.domain.take(full, (slice(None), self.parts[axis])) if axis in self.parts else full
 
     def _kept(self, folded: Any, axis: str) -> Any:
         """What a reduction gives, with one position of its axis."""
-        shape = [SAMPLES, *POSITIONS]
+        shape = [SAMPLES, *self.positions]
         shape[1 + self.axis(axis)] = 1
         return self.domain.reshape(folded, tuple(shape))
 
@@ -263,7 +265,7 @@ class World:
     def holds(self, node: ast.expr) -> Truths:
         """Of which samples a fact is true; of all, where it claims nothing about values."""
         match node:
-            case ast.Call(func=ast.Name(id=relation), args=args) if relation not in GUIDES:
+            case ast.Call(func=ast.Name(id=relation), args=args) if RELATIONS[relation].is_claim:
                 return self._meets(relation, args)
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
                 return _every(_close(self._real(left), self._real(right)))
@@ -273,7 +275,7 @@ class World:
     def _real(self, node: ast.expr) -> np.ndarray[Any, Any]:
         found = self.value(node)
         real = getattr(found, "shadow", found)
-        return np.broadcast_to(np.asarray(real, float), (SAMPLES, *POSITIONS))
+        return np.broadcast_to(np.asarray(real, float), (SAMPLES, *self.positions))
 
     def _meets(self, relation: str, args: Sequence[ast.expr]) -> Truths:
         *about, last = args
@@ -283,7 +285,10 @@ class World:
             return _every(_close(value, np.broadcast_to(np.take(value, [0], along), value.shape)))
 
         with np.errstate(all="ignore"):
-            match relation, [self._real(arg) for arg in (about if relation in OF_AXIS else args)]:
+            match (
+                relation,
+                [self._real(arg) for arg in (about if RELATIONS[relation].is_along_axis else args)],
+            ):
                 case "fixed", [value]:
                     return fixed(value)
                 case "constant", [value]:
@@ -300,9 +305,9 @@ class World:
                     return ~_some(small > large)
                 case "within", [value, limit]:
                     return ~_some(np.abs(value) > limit)
-                case "null", [value, weight]:
+                case "vanishes_with", [value, weight]:
                     return ~_some((value == 0) & (weight != 0))
-                case "tame", [value, weight]:
+                case "pole_safe", [value, weight]:
                     return ~_some(np.isinf(value) & (weight != 0))
                 case "masked", [value, mask]:
                     return ~_some(np.isinf(value) & (mask > 0).any(1, keepdims=True))
@@ -314,7 +319,7 @@ class World:
                     return _agree(whole, f + g)
                 case "shifted", [whole, m, shift]:
                     return fixed(shift) & _agree(whole, np.exp(shift) * m)
-                case "recentred", [whole, s, d, c, k]:
+                case "parallel_axis", [whole, s, d, c, k]:
                     return fixed(c) & fixed(k) & _agree(whole, s + (c - k) * d)
         raise ValueError(f"{relation} of {len(args)} has no meaning among values")
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
-from eqfuse.extract.partition import WHOLE_LIMIT, KernelShape, Partition, work
+from eqfuse.extract.mask_coverage import ragged
+from eqfuse.extract.partition import KernelShape, work
 from eqfuse.extract.resources import shared_bytes, two_per_sm
 from eqfuse.extract.roles import power_of_two
 from eqfuse.extract.shape import Shape
@@ -35,7 +36,7 @@ from eqfuse.loops.plan import (
 )
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes
-from eqfuse.terms.nodes import Output, Program
+from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import result_dtype
 from eqfuse.threads import cached
 
@@ -43,6 +44,9 @@ RESIDENT_ROW = 2048
 """Positions up to which a group that is not the dominant one is kept whole."""
 
 MAX_SHARDS = 64
+RAGGED_TURNS = 32
+"""Shards that take turns on an SM where blocks have lengths of their own: the shards of one that is many times longer
+than the average end with the others."""
 
 SM_WARPS = 8
 """Warps that an SM should have, of thread blocks that are smaller."""
@@ -62,7 +66,6 @@ class Search:
     prices them."""
 
     program: Program
-    outputs: Sequence[Output]
     dtypes: Mapping[str, str]
     device: Device
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
@@ -71,40 +74,9 @@ class Search:
     def _kinds(self) -> Mapping[str, str]:
         return with_outputs(self.program, self.dtypes)
 
-    def candidates(self, partition: Partition) -> list[Candidate]:
-        """Plans for the partition's extents, cheapest first.
-
-        Four structures: what blocks would compute again stored between kernels, everything computed in place,
-        operands of matrix products stored too, and what a longer axis folds computed for all of it beforehand. For each, every schedule that all kernels have, and the
-        cheapest schedule kernel by kernel.
-        Where a short axis is kept whole for what is computed beforehand, and so cannot be walked otherwise,
-        the structures that compute nothing beforehand give the schedules that are missing.
-        """
-        shapes = self._structures(partition)
-        found = [c for kernels in shapes for c in self._of(kernels, partition.extents)]
-        named = {c.plan.schedule for c in found}
-        if len(named) < len(SCHEDULES):
-            walked = [k for k in self._structures(replace(partition, lift_limit=0)) if k not in shapes]
-            more = [c for kernels in walked for c in self._of(kernels, partition.extents)]
-            found += [c for c in more if c.plan.schedule not in named]
-        return by_cost(found)
-
-    def as_written(self, partition: Partition) -> Candidate:
-        """The plan with a pass for every reduction of the program, and for what is independent of it."""
-        kernels = partition.kernels(self.program.outputs)
-        plans = tuple(_scheduled(k, "multi_pass", partition.extents, everywhere=True) for k in kernels)
-        priced, _ = self._priced(plans, "multi_pass", partition.extents)
-        return of_form(priced, "written")
-
-    def _structures(self, partition: Partition) -> list[tuple[KernelShape, ...]]:
-        in_place = replace(partition, recompute_share=math.inf)
-        operands = replace(partition, stores_operands=True)
-        variants = [partition, in_place, operands]
-        if partition.lift_limit:
-            variants.append(replace(partition, lift_limit=WHOLE_LIMIT))
-        return list(dict.fromkeys(p.kernels(self.outputs) for p in variants))
-
-    def _of(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
+    def candidates(self, kernels: tuple[KernelShape, ...], extents: Mapping[str, int]) -> list[Candidate]:
+        """The plans of these kernels: one for every schedule that all of them have, and one with the cheapest schedule
+        of each."""
         options = {kernel.name: schedules(kernel.groups) for kernel in kernels}
         prices: dict[tuple[str, Schedule], float] = {}
         found: list[Candidate] = []
@@ -121,6 +93,12 @@ class Search:
             if _has(candidate.plan, candidate.plan.schedule):
                 found.append(candidate)
         return found
+
+    def as_written(self, kernels: Sequence[KernelShape], extents: Mapping[str, int]) -> Candidate:
+        """The plan with a pass for every reduction of the program, and for what is independent of it."""
+        plans = tuple(_scheduled(k, "multi_pass", extents, everywhere=True) for k in kernels)
+        priced, _ = self._priced(plans, "multi_pass", extents)
+        return of_form(priced, "written")
 
     def _planned(
         self,
@@ -185,10 +163,16 @@ class Search:
                 # What is folded along both axes is merged with its columns: each part more costs.
                 few = folds_rows_and_columns(kernel) or config.warps * 2 > SM_WARPS
                 at_once = (2 if few else SM_WARPS // config.warps) if both else 1
-                room = at_once * self.device.sms // grid
+                room = at_once * self.device.sms * _turns(kernel, divided.values(), counts) // grid
                 tiles = min(counts.get(axis, 1) for axis in divided.values())
                 most = max(most, min(1 << max(room, 1).bit_length() - 1, tiles, MAX_SHARDS))
         return most
+
+
+def _turns(kernel: LoopKernel, axes: Iterable[str], counts: Mapping[str, int]) -> int:
+    """How many shards take turns on an SM: where blocks have lengths of their own, more than run at once."""
+    data = frozenset[str]().union(*(ragged(kernel).get(axis, frozenset()) for axis in axes))
+    return min(RAGGED_TURNS, math.prod(counts.get(axis, 1) for axis in data))
 
 
 def of_form(candidate: Candidate, form: Form) -> Candidate:

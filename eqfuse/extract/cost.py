@@ -112,6 +112,9 @@ class _Priced:
         fill = self.grid / (math.ceil(self.grid / device.sms) * device.sms) if self.grid else 1.0
         share = 1.0 if work.has_loop else residuals.block_share
         busy = min(1.0, share * self.grid / device.sms) or 1.0
+        if self.cost.on_gpu:
+            even = self.cost._coverage.evenness(self.blocks, self.grid / device.sms)
+            fill, busy = fill * even, busy * even
         if not self.cost.on_gpu and self.grid < 2 * device.sms:  # the threads share every operation instead
             fill = busy = 1.0
         memory, cache = self._traffic()

@@ -1,4 +1,9 @@
-"""Mask coverage: what part of a loop's range the predicates of `where` leave to walk. Tiles that they empty are not visited."""
+"""Mask coverage: what part of a loop's range the predicates of `where` leave to walk. Tiles that they empty are not visited.
+
+What a predicate of data leaves (`j < len[b]`) is known at the call alone, and the plan is made before. Lengths are
+taken to be independent and uniform, from none of the axis to all of it: of n rows the longest, up to which their block
+walks, has n / (n + 1) of the axis on average, half of it where a block has one row.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,12 @@ from eqfuse.loops.identity import predicates, vanishes
 from eqfuse.loops.kernel_axes import KEPT
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.walk import loops_in
+from eqfuse.terms.assume import conjuncts
+from eqfuse.terms.bounds import tells
 from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.interpreter import Env, evaluate_expr
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size, free_axes, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Scalar, Size, free_axes, walk
 
 _SAMPLED_BLOCKS = 32
 """Blocks of an axis at which predicates are tried, in each of them the first, a middle and the last position."""
@@ -31,16 +39,44 @@ def covering(kernel: Kernel) -> Mapping[str, Predicates]:
     found: dict[str, dict[Expr, bool]] = {}
     for loop in (loop for loop in loops_in(kernel.body) if not loop.unit):
         mine = {
-            predicate: wanted
+            part: True
             for predicate in predicates(loop)
             if loop.axis in free_axes(predicate)
-            and all(isinstance(node, Axis | Size | Const | Call) for node in walk(predicate))
             for wanted in (True, False)
             if vanishes(loop, predicate, not wanted)
+            for part in conjuncts(predicate, wanted)
+            if loop.axis in free_axes(part)
+            and all(isinstance(node, Axis | Size | Const | Call) for node in walk(part))
         }
         before = found.get(loop.axis, mine)
         found[loop.axis] = {p: wanted for p, wanted in mine.items() if before.get(p) is wanted}
     return {axis: mine for axis, mine in found.items() if mine}
+
+
+@lru_cache(KEPT)
+def ragged(kernel: Kernel) -> Mapping[str, frozenset[str]]:
+    """The looped axes whose range is narrowed by a comparison of their positions with data, with the axes at whose
+    positions the data is read."""
+    found: dict[str, frozenset[str]] = {}
+    for loop in (loop for loop in loops_in(kernel.body) if not loop.unit):
+        for predicate in predicates(loop):
+            for wanted in (True, False):
+                parts = [part for part in conjuncts(predicate, wanted) if _is_of_data(part, loop.axis)]
+                if parts and vanishes(loop, predicate, not wanted):
+                    loads = [node for node in walk(*parts) if isinstance(node, Load)]
+                    axes = frozenset[str]().union(*map(free_axes, loads)) - {loop.axis}
+                    found[loop.axis] = found.get(loop.axis, axes) | axes
+    return found
+
+
+def _is_of_data(condition: Expr, axis: str) -> bool:
+    is_data = any(isinstance(node, Load | Scalar) for node in walk(condition))
+    return isinstance(condition, Call) and condition.fn in COMPARISONS and is_data and tells(condition, axis)
+
+
+def ragged_share(rows: int) -> float:
+    """The average part of an axis that a block of so many rows walks where each has a length of its own."""
+    return rows / (rows + 1)
 
 
 class Coverage:
@@ -52,6 +88,7 @@ class Coverage:
             axis: (mine, sorted(frozenset[str]().union(*map(free_axes, mine))))
             for axis, mine in covering(kernel).items()
         }
+        self._ragged = ragged(kernel)
         self._known: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def visited(self, blocks: Mapping[str, int]) -> dict[str, int]:
@@ -63,7 +100,19 @@ class Coverage:
                 share = _share(mine, blocks, self._shape)
                 self._known[key] = max(1, round(share * self._shape.extents[axis]))
             found[axis] = self._known[key]
+        for axis, data in self._ragged.items():
+            share = ragged_share(math.prod(blocks.get(a, 1) for a in data))
+            found[axis] = max(1, round(share * found.get(axis, self._shape.extents[axis])))
         return found
+
+    def evenness(self, blocks: Mapping[str, int], per_sm: float) -> float:
+        """The part of the time in which an SM has work, of `per_sm` thread blocks of different lengths: the last one
+        may be the longest."""
+        shares = [
+            ragged_share(math.prod(blocks.get(a, 1) for a in data)) for data in self._ragged.values() if data
+        ]
+        longer = 1 / min(shares) - 1 if shares else 0.0
+        return per_sm / (per_sm + longer) if per_sm else 1.0
 
 
 def _share(predicates: Predicates, blocks: Mapping[str, int], shape: Shape) -> float:

@@ -1,19 +1,22 @@
 """Which kernels a program takes: what is materialised between them, what each computes in one place.
 
-Sizes decide here (a reduction that would be computed again by every block is better stored once), so
-this runs per shape; the groups that it asks for are derived once per program.
+Sizes decide here (a reduction that would be computed again by every block is better stored once), so this runs per
+shape. It has two halves: `clusters` says which reductions share a pass, and `shapes` makes kernels of them, once the
+merge of every pass is known. Merges are derived between the two, once per program and pass (compiler.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from eqfuse.loops.contraction import factors, unmasked
 from eqfuse.rules.merge import Group
+from eqfuse.rules.states import name_states
 from eqfuse.terms.folds import rank_axes, ranks_of
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import (
@@ -47,8 +50,30 @@ INNER_LIMIT = 4096
 LIFT_LIMIT = 64
 """Positions of a reduced axis whose inner producers are computed for all of it beforehand."""
 
-Derive = Callable[[str, tuple[Reduce, ...], str], Group]
-"""(axis, reductions in dependency order, suffix for the names of states) -> group."""
+
+class AxisPass(NamedTuple):
+    """The reductions, in dependency order, that one walk over an axis computes; `suffix` ends the names of their
+    states."""
+
+    axis: str
+    reduces: tuple[Reduce, ...]
+    suffix: str
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What one kernel computes: outputs that read the states of its passes, which run one after the other."""
+
+    name: str
+    outputs: tuple[Output, ...]
+    passes: tuple[AxisPass, ...]
+
+
+Structure = tuple[Cluster, ...]
+"""One way to divide a program into kernels."""
+
+Merges = Mapping[AxisPass, Group]
+"""The group of every pass, with its merge or why it has none."""
 
 
 @dataclass(frozen=True)
@@ -145,13 +170,29 @@ class Partition:
 
     order: Sequence[str]
     extents: Mapping[str, int]
-    derive: Derive
     recompute_share: float = RECOMPUTE_SHARE
     lift_limit: int = LIFT_LIMIT
     stores_operands: bool = False
 
-    def kernels(self, outputs: Sequence[Output]) -> tuple[KernelShape, ...]:
-        """The kernels, producers first."""
+    def structures(self, outputs: Sequence[Output]) -> list[Structure]:
+        """The ways to divide a program that are priced: what blocks would compute again stored between kernels,
+        everything computed in place, operands of matrix products stored too, and what a longer axis folds computed
+        for all of it beforehand."""
+        variants = [
+            self,
+            replace(self, recompute_share=math.inf),
+            replace(self, stores_operands=True),
+        ]
+        if self.lift_limit:
+            variants.append(replace(self, lift_limit=WHOLE_LIMIT))
+        return list(dict.fromkeys(variant.clusters(outputs) for variant in variants))
+
+    def walking(self) -> Partition:
+        """The partition that computes nothing beforehand: an axis that is kept whole for that cannot be walked."""
+        return replace(self, lift_limit=0)
+
+    def clusters(self, outputs: Sequence[Output]) -> Structure:
+        """What each kernel computes, producers first."""
         stored: dict[Expr, Output] = {}
         for output in outputs:
             self._find_cuts(output.expr, output.axes, frozenset(), stored)
@@ -169,7 +210,11 @@ class Partition:
         ]
         readers = [replace(o, expr=replaced(o.expr, reads)) for o in outputs]
         clusters = self._cluster(_makers_first(self._apart([*makers, *readers])))
-        return tuple(self._shape(f"kernel{i + 1}", cluster) for i, cluster in enumerate(clusters))
+        return tuple(self._passes(f"kernel{i + 1}", cluster) for i, cluster in enumerate(clusters))
+
+    def shapes(self, clusters: Sequence[Cluster], merges: Merges) -> tuple[KernelShape, ...]:
+        """The kernels of these clusters."""
+        return tuple(self._shape(cluster, [merges[each] for each in cluster.passes]) for cluster in clusters)
 
     # -- what is materialised ----------------------------------------------------------------------
 
@@ -316,23 +361,25 @@ class Partition:
 
     # -- what one kernel looks like ----------------------------------------------------------------
 
-    def _shape(self, name: str, outputs: Sequence[Output]) -> KernelShape:
+    def _passes(self, name: str, outputs: Sequence[Output]) -> Cluster:
         passes: dict[tuple[int, str], list[Reduce]] = {}
         for reduce, stage in _stages(self._members([o.expr for o in outputs])).items():
             passes.setdefault((stage, reduce.axis), []).append(reduce)
-        groups: list[Group] = []
+        found: list[AxisPass] = []
         values: dict[Reduce, Local] = {}
         for (_, axis), reduces in sorted(passes.items(), key=lambda item: item[0][0]):
-            again = sum(1 for g in groups if g.axis == axis)
+            again = sum(1 for each in found if each.axis == axis)
             plain = tuple(r for r in (replaced(r, values) for r in reduces) if isinstance(r, Reduce))
-            group = self.derive(axis, plain, f"_{again + 1}" if again else "")
-            groups.append(group)
-            for reduce, state in zip(reduces, group.states, strict=False):
+            found.append(AxisPass(axis, plain, f"_{again + 1}" if again else ""))
+            states = name_states(axis, plain, self.order, found[-1].suffix)
+            for reduce, state in zip(reduces, states, strict=False):
                 values[reduce] = Local(state.name, state.dims)
         rewritten = tuple(Output(o.name, o.axes, replaced(o.expr, values), o.dtype) for o in outputs)
-        group_axes = {g.axis for g in groups}
-        parallel, whole = self._axes(rewritten, groups, group_axes)
-        return KernelShape(name, rewritten, tuple(groups), parallel, whole)
+        return Cluster(name, rewritten, tuple(found))
+
+    def _shape(self, cluster: Cluster, groups: Sequence[Group]) -> KernelShape:
+        parallel, whole = self._axes(cluster.outputs, groups, {g.axis for g in groups})
+        return KernelShape(cluster.name, cluster.outputs, tuple(groups), parallel, whole)
 
     def _members(self, exprs: Sequence[Expr]) -> Collection[Reduce]:
         """The reductions that a kernel of these expressions has states for; others are inside their bodies."""

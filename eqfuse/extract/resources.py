@@ -253,13 +253,7 @@ def slowdowns(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device
 @lru_cache(KEPT)
 def sharded_axes(kernel: Kernel) -> Mapping[str, str]:
     """Looped axes of which each thread block walks one shard, with the parallel axis that counts shards."""
-    found: dict[str, str] = {}
-    axes = kernel_axes(kernel)
-    for stmt in statements(kernel.body):
-        if isinstance(stmt, Loop):
-            for axis in axes.of(stmt.start) & frozenset(kernel.parallel):
-                found[stmt.axis] = axis
-    return found
+    return {loop.axis: loop.shard for loop in loops_in(kernel.body) if loop.shard is not None}
 
 
 def streamed_bytes(kernel: Kernel, shape: Shape) -> int:

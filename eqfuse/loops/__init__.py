@@ -1,0 +1,1 @@
+from eqfuse.loops import printer as printer  # so that loop nests have a text

@@ -92,7 +92,13 @@ class Builder:
 
     @contextmanager
     def loop(
-        self, axis: str, start: Expr, stop: Expr, carried: tuple[Carried, ...] = (), unit: bool = False
+        self,
+        axis: str,
+        start: Expr,
+        stop: Expr,
+        carried: tuple[Carried, ...] = (),
+        unit: bool = False,
+        shard: str | None = None,
     ) -> Iterator[None]:
         """Everything built inside the `with` is the body of a loop; carried values stay readable after it."""
         self._blocks.append(_Block(axis, unit))
@@ -106,7 +112,7 @@ class Builder:
                 del self._depths[stmt.name]
         for value in carried:
             self._depths[value.name] = depth - 1
-        self._blocks[-1].stmts.append(Loop(axis, start, stop, unit, carried, tuple(block.stmts)))
+        self._blocks[-1].stmts.append(Loop(axis, start, stop, unit, carried, tuple(block.stmts), shard))
 
     def _define(self, name: str, dims: tuple[str, ...], value: Expr, depth: int) -> Local:
         self._depths[name] = depth

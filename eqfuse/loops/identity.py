@@ -8,9 +8,10 @@ factor (`terms.masks`).
 
 from __future__ import annotations
 
+from eqfuse.loops.guards import Guards, common, guarded
 from eqfuse.loops.nodes import Let, Loop
 from eqfuse.terms.assume import simplified
-from eqfuse.terms.nodes import Call, Expr, Local, walk
+from eqfuse.terms.nodes import Call, Expr, Local
 
 
 def vanishes(loop: Loop, predicate: Expr, value: bool) -> bool:
@@ -27,13 +28,18 @@ def vanishes(loop: Loop, predicate: Expr, value: bool) -> bool:
     return all(known.get(item.next) is Local(item.name, ()) for item in loop.carried)
 
 
-def predicates(loop: Loop) -> list[Expr]:
-    """Every distinct condition of a `where` in the statements of the loop itself, in order."""
-    found: dict[Expr, None] = {}
+def predicates(loop: Loop) -> dict[Expr, Guards]:
+    """Every distinct condition of a `where` in the statements of the loop itself, in order, with the conditions
+    that hold wherever its value counts."""
+    found: dict[Expr, Guards] = {}
     for stmt in loop.body:
         if isinstance(stmt, Let):
-            for node in walk(stmt.expr):
-                match node:
-                    case Call("where", (condition, _, _)):
-                        found.setdefault(condition)
-    return list(found)
+            for choice, guards in guarded(stmt.expr, _is_choice):
+                assert isinstance(choice, Call)
+                condition = choice.args[0]
+                found[condition] = common(found.get(condition, guards), guards)
+    return found
+
+
+def _is_choice(node: Expr) -> bool:
+    return isinstance(node, Call) and node.fn == "where"

@@ -3,12 +3,14 @@
     nest    ::= Nest(kernels, temporaries)       kernels run one after the other
     kernel  ::= Kernel(name, parallel, body)     all positions of the parallel axes at once
     stmt    ::= Let(name, dims, expr)            name[dims] = expr, for every position of dims
-              | Loop(axis, start, stop, unit, carried, body)
+              | Loop(axis, start, stop, unit, carried, body, shard)
               | Store(tensor, index, dims, expr) tensor[index] = expr, for every position of dims
 
 A `Loop` visits its axis tile by tile, in order, from `start` to `stop`; inside it the axis stands
 for the positions of the current tile and `Reduce(op, axis, ...)` folds over that tile alone.
-With `unit` the tile is a single position. Outside a loop over its axis, a `Reduce` folds over the
+With `unit` the tile is a single position. With `shard`, a parallel axis, start..stop is what this position of it
+takes of the whole axis; another division among the positions of `shard` means the same, in the order of the axis
+and where every position that changes a carried value is in one part. Outside a loop over its axis, a `Reduce` folds over the
 whole axis. `dims` are the axes other than the parallel ones that a value has a component for
 (the tile's own axis among them); a `Local` reads a `Let` or `Carried` of the same kernel. A `Reduce`
 is the whole right-hand side of a `Let`, never part of another expression. Where a value lists ranks (see
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eqfuse.listed import Listed
 from eqfuse.terms.nodes import Expr
 
 
@@ -50,6 +53,7 @@ class Loop:
     unit: bool
     carried: tuple[Carried, ...]
     body: tuple[Stmt, ...]
+    shard: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ class Buffer:
     is_output: bool
 
 
-@dataclass(frozen=True)
-class Nest:
+@dataclass(frozen=True, repr=False)
+class Nest(Listed):
     """`buffers` has the outputs in the program's order, which is that of the results of a call.
 
     `domains` maps an axis that has no extent of its own (renamed copies) to the one that has; `shards` maps a

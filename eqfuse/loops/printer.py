@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from eqfuse.listed import text_of
 from eqfuse.loops.nodes import Carried, Kernel, Let, Loop, Nest, Stmt, Store
 from eqfuse.terms import printer
 from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Scalar, transform
@@ -11,6 +12,7 @@ from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Scalar, transform
 INDENT = "    "
 
 
+@text_of.register
 def show(nest: Nest) -> str:
     """The nest in Python-like code, temporaries and renamed axes first; ends without a newline."""
     head = [

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from eqfuse.proof.elaborate import free_names
 from eqfuse.proof.nodes import Chain, Differ, Equal, Fact, Holds, Inference, Premise, Proof, Step, rests_on
 from eqfuse.proof.syntax import Term, instance, number, replaced_at, subterm, term, walk, word_instance
-from eqfuse.rules import catalogue
-from eqfuse.rules.rule import CONSTRUCTORS, PARTS, RELATIONS, Infer, Rewrite, Rule
+from eqfuse.rules.catalogue import EVERY
+from eqfuse.rules.constructors import HEADS
+from eqfuse.rules.relations import RELATIONS
+from eqfuse.rules.rule import PARTS, Infer, Rewrite, Rule
 from eqfuse.rules.scope import current
-from eqfuse.rules.split import split_rules
+from eqfuse.rules.tables.union import union_rules
 from eqfuse.terms.nodes import Const, Reduce
 from eqfuse.terms.python import parsed
 
@@ -38,8 +40,8 @@ def known_rules(proof: Proof | None = None) -> dict[str, Rule]:
 
 def rules_for(reduces: Iterable[Reduce]) -> dict[str, Rule]:
     """Every rule in force by name, with those that combine the folds of these reductions."""
-    folds = split_rules(reduces)
-    shipped = (*catalogue.DISTRIBUTED, *catalogue.MERGE, *folds)
+    folds = union_rules(reduces)
+    shipped = (*EVERY, *folds)
     return {rule.name: rule for ruleset in current().applied(shipped) for rule in ruleset.rules}
 
 
@@ -114,7 +116,7 @@ def _statement(text: str) -> Statement:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             return Statement("==" if isinstance(op, ast.Eq) else "!=", (_term(left), _term(right)))
         case ast.Call(func=ast.Name(id=relation), args=args):
-            sorts = RELATIONS[relation]
+            sorts = RELATIONS[relation].sorts
             terms = sorts.count("E")
             words = [arg.id for arg in args[terms:] if isinstance(arg, ast.Name)]
             # one name for two words stands for an axis and a part of it
@@ -169,7 +171,7 @@ def _term(node: ast.expr) -> Term:
             spelt = f"?{fn.id}" if isinstance(fn, ast.Name) else str(ast.literal_eval(fn))
             return term(head.capitalize(), (spelt,), tuple(map(_term, args)))
         case ast.Call(func=ast.Name(id=fn), args=args):
-            return term(CONSTRUCTORS[fn], (), tuple(map(_term, args)))
+            return term(HEADS[fn], (), tuple(map(_term, args)))
     raise ValueError(ast.unparse(node))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from eqfuse.proof.congruence import Classes
 from eqfuse.proof.examine import Verdict, examine
@@ -11,6 +12,9 @@ from eqfuse.proof.nodes import KernelProof, Proof
 from eqfuse.proof.serialise import from_json, to_json
 from eqfuse.rules.scope import Scope, current
 from eqfuse.terms.parser import parse
+
+if TYPE_CHECKING:
+    from eqfuse.proof.outline import Block, Detail
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,24 @@ class Derivation:
         """The derivation that a text holds. Raises EqfuseError where it is malformed, naming the place."""
         return Derivation(from_json(text))
 
-    def _repr_html_(self) -> str:
-        from eqfuse.explain.notebook import derivation_html
+    def blocks(self, detail: Detail = "short") -> list[Block]:
+        """What the derivation says, to be printed, and whether its replay agrees."""
+        from eqfuse.proof.check import known_rules
+        from eqfuse.proof.outline import Heading, Outline, Prose  # printing is for those who ask
 
-        return derivation_html(self)
+        found = list(Outline(self.proof, known_rules(self.proof), detail).blocks())
+        verdict = self.check()
+        said = f"{verdict.why}, each replayed without the e-graph" if verdict else f"REFUSED: {verdict.why}"
+        return [*found, Heading("checked"), Prose(said)]
+
+    def _repr_html_(self) -> str:
+        """Whether the derivation holds, and behind a heading its steps."""
+        from html import escape
+
+        from eqfuse.html import folded
+        from eqfuse.proof.printer import plain
+
+        return f"<div><b>{escape(str(self))}</b>{folded('steps', plain(self.blocks()))}</div>"
 
     def __str__(self) -> str:
         verdict = self.check()

@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from eqfuse.proof.syntax import Term, term
-from eqfuse.rules.derive import Engine
+from eqfuse.rules.constructors import DATATYPE
 from eqfuse.rules.egraph.client import Graphs
 from eqfuse.rules.egraph.extract import Extraction
 from eqfuse.rules.egraph.saturate import Saturation, session
-from eqfuse.rules.rule import DATATYPE, RELATIONS, RuleSet, to_egglog
+from eqfuse.rules.engine import Engine
+from eqfuse.rules.relations import RELATIONS
+from eqfuse.rules.rule import RuleSet, to_egglog
 from eqfuse.terms.nodes import Local
 
 SExpr = str | tuple["SExpr", ...]
@@ -63,7 +65,7 @@ def _signatures() -> dict[str, tuple[str, ...]]:
     for constructor in constructors:
         head, *sorts = map(str, _list(constructor))
         found[head] = tuple(sorts)
-    return found | dict(RELATIONS)
+    return found | {row.name: row.sorts for row in RELATIONS.values()}
 
 
 SIGNATURES: Mapping[str, tuple[str, ...]] = _signatures()
@@ -203,7 +205,7 @@ def recorded(rulesets: RuleSets) -> Recorded:
     quoted = DATATYPE.replace("(datatype E", "(datatype Quote").replace(" E", " Quote")
     quoted = re.sub(r"\(([A-Z])", rf"({QUOTED}\1", quoted)
     lines = [DATATYPE, quoted, "(function quote (E) Quote :merge old)"]
-    lines += [f"(relation {name} ({' '.join(sorts)}))" for name, sorts in RELATIONS.items()]
+    lines += [f"(relation {row.name} ({' '.join(row.sorts)}))" for row in RELATIONS.values()]
     clauses: list[Clause] = []
     rows: dict[str, str] = {}
     rules: list[str] = []

@@ -41,7 +41,7 @@ from eqfuse.proof.nodes import (
     inferences,
 )
 from eqfuse.proof.syntax import Term, term, walk
-from eqfuse.rules.rule import DATATYPE
+from eqfuse.rules.constructors import DATATYPE
 from eqfuse.terms.python import parsed
 
 FORMAT, VERSION = "eqfuse derivation", 1

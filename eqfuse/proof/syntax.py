@@ -1,6 +1,6 @@
 """Plain terms: what a derivation is written in. Two terms are equal only where they are written alike.
 
-    term ::= Term(head, words, args)      head: a constructor of the e-graph's language (rule.DATATYPE);
+    term ::= Term(head, words, args)      head: a constructor of the e-graph's language (rules/constructors.py);
                                           words: its names (a leaf's text, a cast's type, a reduction's
                                           op, axis and part); args: its subterms
 

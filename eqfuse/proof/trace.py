@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from eqfuse.extract.partition import Merges
 from eqfuse.loops.plan import Form, KernelPlan, Plan
 from eqfuse.proof.congruence import Classes, Closure, Unproved
 from eqfuse.proof.elaborate import Known, known_values, named, over_parts, reading
@@ -26,20 +27,20 @@ from eqfuse.proof.nodes import (
 )
 from eqfuse.proof.record import Recorder, RuleSets, Tape
 from eqfuse.proof.syntax import Term, term
-from eqfuse.rules.derive import Engine, axis_order, derive_group, prepare
 from eqfuse.rules.egraph.encode import global_name
 from eqfuse.rules.egraph.saturate import session
+from eqfuse.rules.engine import Engine
+from eqfuse.rules.guards import reads_state
 from eqfuse.rules.merge import Group, Merge
-from eqfuse.rules.repair import reads_state
+from eqfuse.rules.merge_search import derive_group
+from eqfuse.rules.prepare import prepare
 from eqfuse.rules.rule import RuleSet
-from eqfuse.terms.nodes import Expr, Output, Program, Reduce
-
-Groups = Mapping[tuple[str, tuple[Reduce, ...], str], Group]
-"""Groups by (axis, reductions in dependency order, suffix of the names of states)."""
+from eqfuse.rules.states import axis_order
+from eqfuse.terms.nodes import Expr, Output, Program
 
 
 @dataclass(frozen=True)
-class Names:
+class PlanTerms:
     """How expressions of a plan are read as terms."""
 
     strict_casts: bool
@@ -68,11 +69,11 @@ def temporaries(kernels: Sequence[KernelPlan]) -> frozenset[str]:
 
 def claims(plan: Plan, strict_casts: bool) -> tuple[KernelProof, ...]:
     """What a derivation of this plan has to prove: everything of it but the steps."""
-    names = Names(strict_casts, temporaries(plan.kernels))
+    names = PlanTerms(strict_casts, temporaries(plan.kernels))
     return tuple(_kernel(kernel, names) for kernel in plan.kernels)
 
 
-def _kernel(kernel: KernelPlan, names: Names) -> KernelProof:
+def _kernel(kernel: KernelPlan, names: PlanTerms) -> KernelProof:
     leaves: dict[str, Expr] = {}
     groups = tuple(_group(g.group, names, leaves) for g in kernel.groups)
     walks = tuple(Walk(g.group.axis, g.schedule) for g in kernel.groups)
@@ -82,12 +83,12 @@ def _kernel(kernel: KernelPlan, names: Names) -> KernelProof:
     return KernelProof(kernel.name, outputs, named_leaves, groups, walks)
 
 
-def group_claim(group: Group, names: Names) -> GroupProof:
+def group_claim(group: Group, names: PlanTerms) -> GroupProof:
     """What has to be proved of one group."""
     return _group(group, names, {})
 
 
-def _group(group: Group, names: Names, leaves: dict[str, Expr]) -> GroupProof:
+def _group(group: Group, names: PlanTerms, leaves: dict[str, Expr]) -> GroupProof:
     own = frozenset(s.name for s in group.states)
     states = tuple(
         StateProof(s.name, s.op, names.inside(s.body, group.axis, own, leaves), s.auxiliary, None, None, None)
@@ -110,7 +111,7 @@ def _state(
     definition: Term,
     axis: str,
     own: frozenset[str],
-    names: Names,
+    names: PlanTerms,
     leaves: dict[str, Expr],
 ) -> StateProof:
     (update,) = (u for u in merge.update if u.state == state.name)
@@ -142,7 +143,7 @@ class Tracer:
     program: Program
     form: Form
     order: tuple[str, ...]
-    groups: Groups
+    groups: Merges
     recorder: Recorder
     gaps: list[str] = field(default_factory=list)
     classes: dict[str, Classes] = field(default_factory=dict)
@@ -218,7 +219,7 @@ class Tracer:
 def trace(
     program: Program,
     order: tuple[str, ...],
-    groups: Groups,
+    groups: Merges,
     plan: Plan,
     origin: Origin,
     recorder: Recorder | None = None,
@@ -239,7 +240,7 @@ def without(rule: str) -> Callable[[RuleSets], RuleSets]:
     )
 
 
-def survives(rule: str, program: Program, outputs: tuple[Output, ...], groups: Groups, plan: Plan) -> bool:
+def survives(rule: str, program: Program, outputs: tuple[Output, ...], groups: Merges, plan: Plan) -> bool:
     """Whether the same kernels are derived where a rule does not exist, in another way."""
     rest = without(rule)
     engine = Engine(lambda rulesets: session(rest(rulesets)))

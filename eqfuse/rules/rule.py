@@ -7,78 +7,22 @@ A rule is written in the expression language with pattern variables::
 
 Lower-case names are expression variables. In `sum[D](e)` the name `D` is a domain variable;
 `A`, `B` and `AB` are the two parts of a split domain and their union. `fold[R, D](e)` leaves the
-reduction open. A condition is a fact of RELATIONS, `p == q` (p is in the class of q) or `p != q`.
+reduction open. A condition is a fact of relations.py, `p == q` (p is in the class of q) or `p != q`.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from eqfuse.rules.constructors import DATATYPE, HEADS
+from eqfuse.rules.relations import RELATIONS
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.terms.python import parsed
 
 PARTS = ("A", "B", "AB", "ALL")
 """The two parts of a split axis, their union, and an unsplit axis; any other domain name is a variable."""
-
-RELATIONS: Mapping[str, tuple[str, ...]] = {
-    "fixed": ("E", "String"),
-    "constant": ("E",),
-    "scalar": ("E",),
-    "positive": ("E",),
-    "settled": ("E",),
-    "written": ("E",),
-    "nonneg": ("E",),
-    "nonpos": ("E",),
-    "le": ("E", "E"),
-    "within": ("E", "E"),
-    "bounded": ("E",),
-    "aggregate": ("E",),
-    "cascaded": ("E", "String"),
-    "plain": ("E", "String"),
-    "want": ("E", "String"),
-    "factors": ("E", "E", "E", "String"),
-    "addends": ("E", "E", "E", "String"),
-    "spread": ("E", "E", "E", "String"),
-    "state": ("E",),
-    "partner": ("E", "E", "String", "String"),
-    "recentred": ("E", "E", "E", "E", "E", "String", "String"),
-    "unproved": ("E",),
-    "shifted": ("E", "E", "E", "String"),
-    "varies": ("E", "String"),
-    "factor": ("E", "E", "String"),
-    "null": ("E", "E", "String"),
-    "tame": ("E", "E", "String"),
-    "masked": ("E", "E"),
-}
-"""Facts that rules may state and test. Two adjacent strings at the end name an axis and a part."""
-
-CONSTRUCTORS: Mapping[str, str] = {
-    "exp": "Exp",
-    "log": "Log",
-    "sqrt": "Sqrt",
-    "abs": "Abs",
-    "sq": "Sq",
-    "inv": "Inv",
-    "maximum": "Max",
-    "minimum": "Min",
-    "where": "Where",
-    "cast": "Cast",
-    "finite": "Finite",
-    "invertible": "Invertible",
-    "ratio": "Ratio",
-    "delta": "Delta",
-}
-
-DATATYPE = """
-(datatype E
-  (Num String) (Leaf String)
-  (Add E E) (Mul E E) (Neg E) (Inv E) (Exp E) (Log E) (Sqrt E) (Abs E) (Sq E) (Max E E) (Min E E)
-  (Where E E E) (Cast String E) (Ratio E E) (Delta E E) (Finite E) (Invertible E)
-  (Apply1 String E) (Apply2 String E E)
-  (Red String String String E))
-"""
 
 
 @dataclass(frozen=True)
@@ -147,8 +91,8 @@ class _Pattern:
                 return f"(Apply1 {self.word(fn)} {self.expr(a)})"
             case ast.Call(func=ast.Name(id="apply2"), args=[fn, a, b]):
                 return f"(Apply2 {self.word(fn)} {self.expr(a)} {self.expr(b)})"
-            case ast.Call(func=ast.Name(id=fn), args=args) if fn in CONSTRUCTORS:
-                return f"({CONSTRUCTORS[fn]} {' '.join(map(self.expr, args))})"
+            case ast.Call(func=ast.Name(id=fn), args=args) if fn in HEADS:
+                return f"({HEADS[fn]} {' '.join(map(self.expr, args))})"
             case ast.Call(func=ast.Subscript(value=ast.Name(id=op), slice=domain), args=[body]):
                 if op == "fold":
                     assert isinstance(domain, ast.Tuple)
@@ -190,7 +134,7 @@ class _Pattern:
             case ast.Compare(left=left, ops=[ast.NotEq()], comparators=[right]):
                 return f"(!= {self.expr(left)} {self.expr(right)})"
             case ast.Call(func=ast.Name(id=relation), args=args) if relation in RELATIONS:
-                sorts = RELATIONS[relation]
+                sorts = RELATIONS[relation].sorts
                 words: list[str] = []
                 for sort, arg in zip(sorts, args, strict=False):
                     words.append(self.expr(arg) if sort == "E" else self.axis(arg))
@@ -230,7 +174,7 @@ def to_egglog(rule: Rule, ruleset: str) -> str:
 def prelude(rulesets: Iterable[RuleSet]) -> tuple[str, ...]:
     """Declarations of the language, the relations and the given rule sets: egglog commands."""
     lines = [DATATYPE]
-    lines += [f"(relation {name} ({' '.join(sorts)}))" for name, sorts in RELATIONS.items()]
+    lines += [f"(relation {row.name} ({' '.join(row.sorts)}))" for row in RELATIONS.values()]
     for ruleset in rulesets:
         lines.append(f"(ruleset {ruleset.name})")
         lines += [to_egglog(rule, ruleset.name) for rule in ruleset.rules]

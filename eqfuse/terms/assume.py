@@ -22,6 +22,7 @@ from eqfuse.terms.nodes import (
     Reduce,
     Scalar,
     Size,
+    call,
     children,
     free_axes,
     rebuild,
@@ -236,6 +237,19 @@ def _unary(expr: Expr, fn: str, part: Expr, up_to_nan: bool) -> Expr:
             return part
         case _:
             return expr
+
+
+def conjuncts(condition: Expr, value: bool) -> tuple[Expr, ...]:
+    """Conditions that all hold where `condition` has this truth value."""
+    match condition:
+        case Call("not", (part,)):
+            return conjuncts(part, not value)
+        case Call("and", (left, right)) if value:
+            return conjuncts(left, True) + conjuncts(right, True)
+        case Call("or", (left, right)) if not value:
+            return conjuncts(left, False) + conjuncts(right, False)
+        case _:
+            return (condition if value else call("not", condition),)
 
 
 def folded(expr: Expr, proven: Mapping[Expr, bool]) -> Expr:

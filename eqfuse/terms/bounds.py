@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -22,6 +22,7 @@ from eqfuse.terms.nodes import (
     Const,
     Expr,
     Load,
+    Local,
     Output,
     Program,
     Reduce,
@@ -99,7 +100,7 @@ def reads_beyond(outputs: tuple[Output, ...]) -> tuple[Beyond, ...]:
             form = box.affine(index)
             match list(form.terms.items()) if form is not None else ():
                 case [(Axis(axis), 1)] if form is not None and form.constant > 0:
-                    if not any(_tells(guard.condition, axis) for guard in guards):
+                    if not any(tells(guard.condition, axis) for guard in guards):
                         found[Beyond(load, dimension, axis, form.constant)] = None
     return tuple(found)
 
@@ -127,18 +128,18 @@ def check_longer(program: Program, shapes: Mapping[str, tuple[int, ...]], extent
 
 def _telling(guards: Guards, index: Expr) -> Guards:
     """The conditions that may keep an index inside: not those on data that say nothing of the positions it has."""
-    axes = free_axes(index)
-    if not axes:
-        return guards
-    return tuple(
-        guard
-        for guard in guards
-        if any(_tells(guard.condition, axis) for axis in axes)
-        or not any(isinstance(node, Load | Reduce) for node in walk(guard.condition))
-    )
+    return tuple(guard for guard in guards if is_telling(guard.condition, free_axes(index)))
 
 
-def _tells(condition: Expr, axis: str) -> bool:
+def is_telling(condition: Expr, axes: Collection[str]) -> bool:
+    """Whether a condition may keep an index over these axes inside: it is about positions of one of them, or reads no
+    data at all."""
+    if not axes or any(tells(condition, axis) for axis in axes):
+        return True
+    return not any(isinstance(node, Load | Local | Reduce) for node in walk(condition))
+
+
+def tells(condition: Expr, axis: str) -> bool:
     """Whether a condition compares a position of the axis itself, rather than what is read there."""
     seen: set[Expr] = set()
     stack = [condition]

@@ -93,7 +93,6 @@ def _cast(dtype: str) -> Function:
             NONNEGATIVE: "rounding keeps the sign",
             NONPOSITIVE: "rounding keeps the sign",
             BOUNDED: "same size",
-            WITHIN: "rounding keeps the order",
         },
         zero_at_zero=True,
         finite=True,

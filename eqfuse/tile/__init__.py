@@ -1,0 +1,1 @@
+from eqfuse.tile import printer as printer  # so that tile programs have a text

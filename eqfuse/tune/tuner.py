@@ -6,16 +6,19 @@ import math
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
 from eqfuse import compiler
-from eqfuse.compiler import Compiled, Derived
+from eqfuse.cache.entries import Key, Unfit
+from eqfuse.compiler import Compiled
+from eqfuse.derived import Derived
+from eqfuse.environment import installed
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import Candidate, with_outputs
 from eqfuse.extract.neighbours import neighbours, of_other_schedules
 from eqfuse.loops.plan import Plan
+from eqfuse.progress import progress
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.tune import kept
 from eqfuse.tune.search import Budget, Refused, Search, Trial, timed
@@ -51,6 +54,24 @@ class Tuning:
         return "\n".join([*lines, *self.notes])
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Of a search: at most `plans`, none that would end after `seconds`. Raises EqfuseError for what limits nothing."""
+
+    seconds: float
+    plans: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seconds, int | float) or not self.seconds > 0:
+            raise EqfuseError(
+                f"seconds is {self.seconds!r}", hint="give a positive number: the limit of the search"
+            )
+        if isinstance(self.plans, bool) or not isinstance(self.plans, int) or self.plans < 1:
+            raise EqfuseError(
+                f"plans is {self.plans!r}", hint="give a positive integer: the limit of the search"
+            )
+
+
 @dataclass
 class Tuner:
     """`start` gives a function that runs a compiled shape on the tensors; `base` is the shape with the plan that
@@ -66,6 +87,12 @@ class Tuner:
     _runners: dict[Candidate, Runner] = field(default_factory=dict)
     _expected: Results = field(default_factory=dict)
 
+    def tune(self, limits: Limits, again: bool) -> tuple[Compiled, Tuning]:
+        """What an earlier search has kept, or else what one finds now; `again` asks for a new one."""
+        with progress("tune"):
+            kept_before = None if again else self.recall()
+            return kept_before or self.search(limits)
+
     def recall(self) -> tuple[Compiled, Tuning] | None:
         """What an earlier search has kept, where it still fits."""
         base = self.base
@@ -75,15 +102,15 @@ class Tuner:
                 return None
             candidate = timed(found.candidate, found.seconds)
             compiled = replace(self._compiled(candidate), candidates=(candidate, *self.base.candidates))
-        except (kept.Unfit, EqfuseError) as error:
+        except (Unfit, EqfuseError) as error:
             self.notes.append(f"{kept.place(self._key)} is not used: {error}")
             return None
         return compiled, Tuning(candidate.plan, found.chosen_seconds)
 
-    def search(self, seconds: float, plans: int) -> tuple[Compiled, Tuning]:
+    def search(self, limits: Limits) -> tuple[Compiled, Tuning]:
         """Times plans, keeps the winner. Raises EqfuseError where the chosen plan does not run."""
         base, chosen = self.base, self.base.chosen
-        search = Search(self._prepare, self._measure, Budget(seconds, plans))
+        search = Search(self._prepare, self._measure, Budget(limits.seconds, limits.plans))
         others = of_other_schedules(base.candidates, chosen, base.extents, self._dtypes)
         winner = search.run(
             chosen,
@@ -146,7 +173,7 @@ class Tuner:
         )
 
     @property
-    def _key(self) -> kept.Key:
+    def _key(self) -> Key:
         program, base = self.derived.program, self.base
         return {
             "program": program.source,
@@ -158,7 +185,7 @@ class Tuner:
             "sizes": dict(sorted(base.extents.items())),
             "target": base.device.name,
             "device": device_name(self.place),
-            "versions": {name: _installed(name) for name in ("eqfuse", "torch", "triton")},
+            "versions": {name: installed(name) for name in ("eqfuse", "torch", "triton")},
         }
 
 
@@ -183,10 +210,3 @@ def device_name(place: torch.device) -> str:
     return (
         f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     )
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.terms.intervals import Range
 from eqfuse.terms.nodes import Program
 from eqfuse.verify.field.domain import FieldArray, FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
@@ -112,8 +113,10 @@ def draw_specs(
     rng: np.random.Generator,
     *,
     infinities: bool = False,
+    number: int = 0,
 ) -> dict[str, Any]:
-    """As `draw`, from what is to be drawn; with `infinities`, some trials have -inf in one tensor each."""
+    """As `draw`, from what is to be drawn; with `infinities`, some trials have -inf in one tensor each. `number` is
+    that of the round: integers are the same in all of its trials."""
     tensors: dict[str, Any] = {}
     real = [name for name, spec in specs.items() if spec.kind == "real" and spec.shape]
     infinite = [trial for trial, pattern in enumerate(patterns(trials)) if pattern.special == "infinite"]
@@ -127,9 +130,23 @@ def draw_specs(
             case "truth":
                 tensors[spec.name] = rng.random(spec.shape) < 0.6
             case "integer":
-                low, high = spec.values
-                tensors[spec.name] = rng.integers(low, high + 1, spec.shape)
+                tensors[spec.name] = _integers(spec, rng, number)
     return tensors
+
+
+def _integers(spec: InputSpec, rng: np.random.Generator, number: int) -> npt.NDArray[np.int64]:
+    """Integers within their range. Of the ends of ranges, in the first three rounds, every fourth is the least, every
+    fourth the one after it (a range of one position), every fourth the greatest (all positions): in the first in
+    ascending order, as lengths that add up are, in the others in any order."""
+    low, high = spec.values
+    found = rng.integers(low, high + 1, spec.shape)
+    if not spec.delimits or number > 2:
+        return found
+    flat, place = found.reshape(-1), np.arange(found.size) + 2 * number
+    for turn, end in enumerate((low, min(low + 1, high), high)):
+        flat[place % 4 == turn] = end
+    mixed: npt.NDArray[np.int64] = rng.permutation(flat).reshape(spec.shape)
+    return np.sort(mixed, axis=-1) if number == 0 and spec.shape else mixed
 
 
 def draw_scalars(
@@ -138,16 +155,23 @@ def draw_scalars(
     domain: FieldDomain,
     trials: int,
     rng: np.random.Generator,
+    ends: Mapping[str, Range] | None = None,
+    number: int = 0,
 ) -> dict[str, Any]:
-    """Values for the scalars: those given, small integers, and random reals, every fourth one negative."""
+    """Values for the scalars: those given, small integers, and random reals, every fourth one negative. Those that
+    are `ends` of ranges are, in the rounds after the first, the least of their values, the next, the greatest, and
+    any."""
     integers = small_integers(*programs)
+    for name, (low, high) in (ends or {}).items() if number else ():
+        known = {1: low, 2: min(low + 1, high), 3: high}
+        integers[name] = known[number] if number in known else int(rng.integers(low, high + 1))
     values: dict[str, Any] = {}
     for name in dict.fromkeys(name for program in programs for name in program.scalars):
-        number = given.get(name, integers.get(name))
-        if isinstance(number, int):
-            values[name] = number
-        elif isinstance(number, float):
-            values[name] = domain.full((), number)
+        value = given.get(name, integers.get(name))
+        if isinstance(value, int):
+            values[name] = value
+        elif isinstance(value, float):
+            values[name] = domain.full((), value)
         else:
             shadow = rng.uniform(0.5, 2.0, trials)
             values[name] = domain.draw(np.where(np.arange(trials) % 4 == 3, -shadow, shadow), rng)

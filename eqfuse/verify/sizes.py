@@ -19,7 +19,7 @@ from eqfuse.terms.bounds import Outside, longer_dimensions, never_inside, reads_
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.interpreter import Env, evaluate_expr
-from eqfuse.terms.intervals import Box, Range
+from eqfuse.terms.intervals import Affine, Box, Range
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -323,37 +323,41 @@ def _outside_loads(*roots: Expr) -> set[Expr]:
 
 def constant_conditions(
     program: Program, extents: Mapping[str, int], scalars: Mapping[str, object]
-) -> list[Expr]:
+) -> list[tuple[Expr, object]]:
     """Comparisons of positions that have one value at all positions, and divisions by numbers and limits that do
-    nothing or the same everywhere: what they do at larger sizes is not seen."""
+    nothing or the same everywhere: what they do at larger sizes is not seen. With each, the truth that a comparison has, or
+    "nothing else"."""
     integers = _integers(scalars)
     env = Env(FloatDomain("float64"), {}, integers, extents)
 
     def at_all(expr: Expr) -> npt.NDArray[Any]:
         return np.asarray(evaluate_expr(expr, env).data)
 
-    def is_constant(node: Call) -> bool:
+    def constant(node: Call) -> object:
+        """What the node does everywhere; None where that differs."""
         match node:
             case Call(fn, _) if fn in COMPARISONS:
                 truth = at_all(node)
-                return bool(truth.all() or not truth.any())
+                return bool(truth.all()) if truth.all() or not truth.any() else None
             case Call("floordiv", (_, divisor)) if not _varies_by_size(divisor):
-                return np.unique(at_all(node)).size == 1
+                same = np.unique(at_all(node)).size == 1
             case Call("mod", (operand, divisor)) if not _varies_by_size(divisor):
-                return not at_all(call("sub", node, operand)).any()
+                same = not at_all(call("sub", node, operand)).any()
             case Call("maximum" | "minimum", args) if any(isinstance(arg, Const) for arg in args):
-                return any(not at_all(call("sub", node, arg)).any() for arg in args)
+                same = any(not at_all(call("sub", node, arg)).any() for arg in args)
             case _:
-                return False
+                same = False
+        return "nothing else" if same else None
 
-    found: list[Expr] = []
+    found: list[tuple[Expr, object]] = []
     for node in walk(*roots(program)):
         if isinstance(node, Call):
             parts = list(walk(node))
             known = all(part.name in integers for part in parts if isinstance(part, Scalar))
             positional = any(isinstance(part, Axis) for part in parts)
             if positional and known and not any(isinstance(part, Load | Reduce) for part in parts):
-                found += [node] if is_constant(node) else []
+                value = constant(node)
+                found += [] if value is None else [(node, value)]
     return found
 
 
@@ -374,13 +378,38 @@ def small_integers(*programs: Program) -> dict[str, int]:
     return {name: 2 + k for k, name in enumerate(names)} | steps
 
 
+def delimiting_scalars(
+    program: Program, extents: Mapping[str, int], scalars: Mapping[str, object] | None = None
+) -> dict[str, Range]:
+    """The integer scalars that are not given and that nothing but comparisons reads, with what they may be: the
+    positions that they are compared with, and the one behind."""
+    compared = [node for node in walk(*roots(program)) if isinstance(node, Call) and node.fn in COMPARISONS]
+    rest = (
+        transform(root, lambda node: Const(True) if node in compared else node) for root in roots(program)
+    )
+    indices = (index for node in walk(*compared) if isinstance(node, Load) for index in node.index)
+    fixed = {node.name for node in walk(*rest, *indices) if isinstance(node, Scalar)}
+    free = [name for name in program.integers if name not in fixed and name not in (scalars or {})]
+    known = {name: n for name, n in small_integers(program).items() if name not in free}
+    gathered = dict.fromkeys((*program.integer_tensors, *free), (0, GATHERED - 1))
+    positions = _Positions(extents, {**known, **_integers(scalars or {})}, gathered)
+    found: dict[str, Range] = {}
+    for node in compared:
+        for name, (low, high), positional in positions.compared(*node.args):
+            if positional and name in free:
+                before = found.get(name, (low, high + 1))
+                found[name] = (min(low, before[0]), max(high + 1, before[1]))
+    return found
+
+
 def _integers(scalars: Mapping[str, object]) -> dict[str, int]:
     return {name: value for name, value in scalars.items() if isinstance(value, int)}
 
 
 @dataclass(frozen=True)
 class _Positions:
-    """What integers can be at given extents; `gathered` are the values of integer tensors."""
+    """What integers can be at given extents; `gathered` are the values of integer tensors, and of scalars that are
+    left open, by name."""
 
     extents: Mapping[str, int]
     integers: Mapping[str, int]
@@ -388,27 +417,56 @@ class _Positions:
 
     def range(self, expr: Expr) -> Range | None:
         """Smallest and largest value of an integer expression; None where that cannot be told."""
+        return self._box().range(transform(expr, self._stood_for))
+
+    def compared(self, left: Expr, right: Expr) -> Iterator[tuple[str, Range, bool]]:
+        """The gathered values in a comparison of integers, by name; for each what it is where both sides are equal,
+        the others taken to be 0, and whether the comparison is with positions."""
+        box = self._box()
+        form = box.affine(transform(call("sub", left, right), self._stood_for))
+        if form is None:
+            return
+        names = {_stand_in(name): name for name in self.gathered}
+        ours = {atom: [names[each] for each in walk(atom) if each in names] for atom in form.terms}
+        others = Affine({atom: n for atom, n in form.terms.items() if not ours[atom]}, form.constant)
+        bounds = box.bounds(others)
+        if bounds is None:
+            return
+        for atom, count in form.terms.items():
+            low, high = bounds if count < 0 else (-bounds[1], -bounds[0])
+            for name in ours[atom]:
+                yield name, (-(-low // abs(count)), high // abs(count)), bool(others.terms)
+
+    def _box(self) -> Box:
         positions = {axis: (0, extent - 1) for axis, extent in self.extents.items()}
-        # A loaded integer takes its place in the box as one more axis does.
-        positions |= {_stand_in(tensor).name: values for tensor, values in self.gathered.items()}
-        box = Box(positions, self.extents, self.integers)
-        return box.range(
-            transform(expr, lambda node: _stand_in(node.tensor) if isinstance(node, Load) else node)
-        )
+        # A gathered integer takes its place in the box as one more axis does.
+        positions |= {_stand_in(name).name: values for name, values in self.gathered.items()}
+        return Box(positions, self.extents, self.integers)
+
+    def _stood_for(self, node: Expr) -> Expr:
+        match node:
+            case Load(name, _):
+                return _stand_in(name)
+            case Scalar(name) if name in self.gathered:
+                return _stand_in(name)
+            case _:
+                return node
 
 
-def _stand_in(tensor: str) -> Axis:
-    return Axis(f"value of {tensor}")
+def _stand_in(name: str) -> Axis:
+    return Axis(f"value of {name}")
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One tensor to draw: its shape and, for integers, the values that make sense."""
+    """One tensor to draw: its shape and, for integers, the values that make sense. `delimits`: positions are compared
+    with them, so that they are ends of ranges."""
 
     name: str
     shape: tuple[int, ...]
     kind: Kind
     values: Range = (0, 1)
+    delimits: bool = False
 
 
 def input_specs(
@@ -424,13 +482,11 @@ def input_specs(
     """
     integers = {**small_integers(program), **_integers(scalars or {})}
     kinds = _kinds(program, dtypes or {})
-    values = _integer_values(program, extents, integers, kinds)
+    values, delimiting = _integer_values(program, extents, integers, kinds)
     shapes = _shapes(program, extents, integers, values)
     return {
-        tensor.name: InputSpec(
-            tensor.name, shapes[tensor.name], kinds[tensor.name], values.get(tensor.name, (0, 1))
-        )
-        for tensor in program.tensors
+        name: InputSpec(name, shapes[name], kinds[name], values.get(name, (0, 1)), name in delimiting)
+        for name in (tensor.name for tensor in program.tensors)
     }
 
 
@@ -456,23 +512,27 @@ def _kinds(program: Program, dtypes: Mapping[str, str]) -> dict[str, Kind]:
 
 def _integer_values(
     program: Program, extents: Mapping[str, int], integers: Mapping[str, int], kinds: Mapping[str, Kind]
-) -> dict[str, Range]:
+) -> tuple[dict[str, Range], set[str]]:
+    """What the integers of tensors may be, and the tensors that positions are compared with."""
     integer = [name for name, kind in kinds.items() if kind == "integer"]
     values: dict[str, Range] = dict.fromkeys(integer, (0, GATHERED - 1))
+    delimiting: set[str] = set()
     for node in walk(*roots(program)):
         match node:
             case Call(fn, (left, right)) if fn in COMPARISONS:
-                for one, other in ((left, right), (right, left)):
-                    bound = _Positions(extents, integers, values).range(other)
-                    if isinstance(one, Load) and one.tensor in values and bound is not None:
-                        low, high = bound
-                        values[one.tensor] = (low, high) if fn in ("eq", "ne") else (low, high + 1)
+                for name, (low, high), positional in _Positions(extents, integers, values).compared(
+                    left, right
+                ):
+                    if positional or name not in delimiting:
+                        values[name] = (low, high) if fn in ("eq", "ne") else (low, high + 1)
+                        delimiting |= {name} if positional else set()
     plain = _plain_dimensions(program, extents)
     for load in loads(program):
         for k, index in enumerate(load.index):
             if isinstance(index, Load) and (load.tensor, k) in plain and index.tensor in values:
                 values[index.tensor] = (0, plain[load.tensor, k] - 1)
-    return values
+                delimiting.discard(index.tensor)
+    return values, delimiting
 
 
 def _plain_dimensions(program: Program, extents: Mapping[str, int]) -> dict[tuple[str, int], int]:

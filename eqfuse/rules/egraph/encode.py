@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from eqfuse.rules.repair import guarded
+from eqfuse.rules.guards import guarded
 from eqfuse.rules.scope import current
 from eqfuse.terms.folds import PAIR, fold_of, packed
 from eqfuse.terms.functions import CASTS

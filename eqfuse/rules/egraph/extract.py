@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from eqfuse.rules.egraph.encode import Encoder
+from eqfuse.rules.egraph.ranges import Ranges
 from eqfuse.rules.egraph.saturate import Graph, Node
-from eqfuse.rules.ranges import Ranges
 from eqfuse.terms.nodes import Expr
 
 Cost = tuple[float, float]
@@ -69,9 +69,9 @@ class Extraction:
         facts = self.graph.facts
         self._bounded = {row[0] for row in facts.get("bounded", ())}
         self._aggregate = {row[0] for row in facts.get("aggregate", ())}
-        self._settled = {row[0] for row in facts.get("settled", ())}
+        self._settled = {row[0] for row in facts.get("exp_safe", ())}
         self._varies = {row[0] for row in facts.get("varies", ())}
-        self._cascaded = {row[0] for row in facts.get("cascaded", ())}
+        self._cascaded = {row[0] for row in facts.get("reduces", ())}
         self._written = {row[0] for row in facts.get("written", ())}
         self._solve()
 

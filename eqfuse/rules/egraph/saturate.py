@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from eqfuse.rules.egraph import client
-from eqfuse.rules.rule import RELATIONS, RuleSet, prelude
+from eqfuse.rules.relations import RELATIONS
+from eqfuse.rules.rule import RuleSet, prelude
 from eqfuse.rules.scope import current
 
 MAX_MATCHES = 12_000

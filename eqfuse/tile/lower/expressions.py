@@ -8,12 +8,13 @@ factors fall into two sides becomes a dot; no pattern of known operators is look
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.contraction import Contraction, Product, contraction, factors
-from eqfuse.terms.assume import is_zero_without
+from eqfuse.terms.assume import conjuncts, folded, is_zero_without
+from eqfuse.terms.bounds import is_telling, tells
 from eqfuse.terms.folds import Fold, contributions, fold_of, joined, ranks_of, siblings, sides
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import (
@@ -29,6 +30,7 @@ from eqfuse.terms.nodes import (
     call,
     children,
     expanded,
+    free_axes,
     rebuild,
     walk,
 )
@@ -54,7 +56,8 @@ class Expressions:
     """Lowers the expressions of one kernel, each once per level of loops that it depends on.
 
     `reads` counts the places that read each named value. `walk_loop` lowers a loop of the nest;
-    a fold over an axis that no open loop walks becomes one.
+    a fold over an axis that no open loop walks becomes one. `needed` are the conditions without which
+    nothing reads a named value.
     """
 
     def __init__(
@@ -64,12 +67,15 @@ class Expressions:
         reads: Counter[str],
         walk_loop: Callable[[loops.Loop], None],
         dots: DotRules,
+        needed: Mapping[str, Sequence[Expr]],
     ) -> None:
         self._build = build
         self._types = types
         self._reads = reads
         self._walk_loop = walk_loop
         self._dots = dots
+        self._needed = needed
+        self._proven: Mapping[Expr, bool] = {}
         self._guards: tuple[Expr, ...] = ()
         self._zero: dict[str, frozenset[str]] = {}
         self._loaded: set[str] = set()
@@ -77,7 +83,7 @@ class Expressions:
 
     def value(self, expr: Expr, hint: str = "") -> Value:
         """The value of an expression in its own dtype, computed once per level that it depends on."""
-        guards = self._guards if any(map(_may_miss, walk(expr))) else ()
+        guards = self._guards if any(isinstance(node, Load) for node in walk(expr)) else ()
         memo = self._build.scopes[self._level(expr, *guards)].values
         key = (expr, guards)
         if key not in memo:
@@ -114,12 +120,12 @@ class Expressions:
                 if binding.value is not None:
                     return binding.value
                 assert binding.expr is not None
-                return self.value(binding.expr, name)
+                return self.named(name, binding.expr, name)
             case Load(tensor, index):
-                return self._load(tensor, index, self._guards if _may_miss(expr) else (), hint)
+                return self._load(tensor, index, hint)
             case Reduce():
                 # Conditions on a position of the same name outside are not about the one bound here.
-                with self._under(tuple(g for g in self._guards if expr.axis not in self.free(g))):
+                with self.under(tuple(g for g in self._guards if expr.axis not in self.free(g))):
                     return self._reduce(expr, hint)
             case Call(fn, args):
                 return self._call(expr, fn, args, hint)
@@ -133,14 +139,14 @@ class Expressions:
                 return self._zeros_as(build.cast(value, fn, hint, written=True), value)
             case "where", (condition, left, right):
                 truth = self.value(condition)
-                with self._under((*self._guards, *_conjuncts(condition, True))):
+                with self.under((*self._guards, *conjuncts(condition, True))):
                     first = self.value(left)
-                with self._under((*self._guards, *_conjuncts(condition, False))):
+                with self.under((*self._guards, *conjuncts(condition, False))):
                     second = self.value(right)
                 return build.elementwise("where", (truth, first, second), hint or "chosen")
             case "and", (left, right):
                 first = self.value(left)
-                with self._under((*self._guards, *_conjuncts(left, True))):
+                with self.under((*self._guards, *conjuncts(left, True))):
                     return build.elementwise("and", (first, self.value(right)), hint or "both")
             case "add", (left, right):
                 dot = self._accumulated(right, left, hint) or self._accumulated(left, right, hint)
@@ -166,8 +172,25 @@ class Expressions:
             self._zero[value.name] = frozenset.intersection(*common)
         return value
 
+    def named(self, name: str, expr: Expr, hint: str) -> Value:
+        """The value of what a name of the nest stands for."""
+        guards = (folded(guard, self._proven) for guard in self._needed.get(name, ()))
+        with self.under(tuple(guard for guard in guards if self._says_something(guard))):
+            return self.value(expr, hint)
+
+    def _says_something(self, guard: Expr) -> bool:
+        """Whether a condition is about positions that exist here, and not known to hold."""
+        return not isinstance(guard, Const) and all(map(self._build.is_open, free_axes(guard)))
+
     @contextmanager
-    def _under(self, guards: tuple[Expr, ...]) -> Iterator[None]:
+    def proving(self, proven: Mapping[Expr, bool]) -> Iterator[None]:
+        """Lowers where these predicates have these truth values."""
+        outer, self._proven = self._proven, {**self._proven, **proven}
+        yield
+        self._proven = outer
+
+    @contextmanager
+    def under(self, guards: tuple[Expr, ...]) -> Iterator[None]:
         """Lowers under these conditions: accesses need be valid only where all of them hold."""
         outer, self._guards = self._guards, guards
         yield
@@ -179,10 +202,10 @@ class Expressions:
             raise TileError(f"an index is a {value.dtype}, not an integer: {expr}")
         return value
 
-    def _load(self, tensor: str, index: tuple[Expr, ...], guards: Sequence[Expr], hint: str) -> Value:
+    def _load(self, tensor: str, index: tuple[Expr, ...], hint: str) -> Value:
         values = tuple(self.index(expr) for expr in index)
         dims = tuple(dict.fromkeys(axis for value in values for axis in value.dims))
-        mask = self.mask(dims, self._relevant(guards, dims, index))
+        mask = self.mask(dims, self._relevant(self._guards, dims, index))
         op = LoadTile(tensor, values, mask, 0.0)
         dims = dims if mask is None else (*dims, *(axis for axis in mask.dims if axis not in dims))
         name = hint or (tensor.lower() if tensor.lower() != tensor else f"{tensor}_tile")
@@ -194,10 +217,15 @@ class Expressions:
     def _relevant(
         self, guards: Sequence[Expr], dims: tuple[str, ...], index: tuple[Expr, ...]
     ) -> Sequence[Expr]:
-        """The conditions under which an access is read: those on its own positions. For a shifted index
-        without any, all of them, though that widens the access."""
+        """The conditions under which an access is read: those on its own positions, for one that cannot miss its
+        tensor only those that compare its positions with data. For a shifted index without any, all that may keep
+        it inside, though that widens the access."""
         own = [guard for guard in guards if self._types.dims(guard) <= set(dims)]
-        return own or (guards if any(map(_is_shift, walk(*index))) else ())
+        if not any(map(_may_be_outside, walk(*index))):
+            return [guard for guard in own if _cuts(guard, index)]
+        if own or not any(map(_is_shift, walk(*index))):
+            return own
+        return [guard for guard in guards if may_keep_inside(guard, index)]
 
     def mask(self, dims: Iterable[str], guards: Sequence[Expr] = ()) -> Value | None:
         """Which elements of a tile exist; None if all do."""
@@ -206,7 +234,7 @@ class Expressions:
         parts = [build.bound(axis) for axis in build.ordered(dims) if build.is_ragged(axis)]
         for guard in guards:
             # A condition may itself read a tensor, under the conditions that stand before it alone.
-            with self._under(self._guards[: self._guards.index(guard)]):
+            with self.under(self._guards[: self._guards.index(guard)]):
                 parts.append(build.truth(self.value(guard)))
         for part in parts:
             found = part if found is None else build.elementwise("and", (found, part), "mask")
@@ -318,6 +346,24 @@ class Expressions:
         value = self._build.binding(seen[expr.op].name).value
         assert value is not None
         return value
+
+    def extremes(self, value: Value, guards: Sequence[Expr]) -> tuple[Value, Value]:
+        """Least and greatest element of a tile of integers, those left out that are past the end of an axis or at
+        which a guard does not hold; the identities of minimum and maximum where none is left."""
+        build = self._build
+        found = []
+        for op in ("min", "max"):
+            nothing = build.constant(identity(op, value.dtype), value.dtype)
+            least = value
+            for guard in guards:
+                holds = build.truth(self.value(guard))
+                least = build.elementwise("where", (holds, least, nothing), f"{value.name}_held")
+            for axis in least.dims:
+                least = self._padded(least, axis, identity(op, value.dtype))
+                rest = tuple(dim for dim in least.dims if dim != axis)
+                least = build.emit(ReduceTile(op, least, axis), rest, value.dtype, f"{value.name}_{op}")
+            found.append(least)
+        return found[0], found[1]
 
     def _padded(self, value: Value, axis: str, number: float) -> Value:
         """`value` with `number` at positions past the end of the axis."""
@@ -467,25 +513,28 @@ class Expressions:
         return memo[expr]
 
 
-def _may_miss(expr: Expr) -> bool:
+def may_keep_inside(guard: Expr, index: Sequence[Expr]) -> bool:
+    """Whether a condition may keep an index inside of its tensor: one that is data may be kept there by any."""
+    if any(isinstance(node, Load | Local) for node in walk(*index)):
+        return True
+    return is_telling(guard, frozenset[str]().union(*map(free_axes, index)))
+
+
+def may_miss(expr: Expr) -> bool:
     """Whether an access may fall outside its tensor where a guard is false: its index is shifted, or data."""
-    return isinstance(expr, Load) and any(
-        isinstance(part, Load) or _is_shift(part) for part in walk(*expr.index)
-    )
+    return isinstance(expr, Load) and any(map(_may_be_outside, walk(*expr.index)))
+
+
+def _may_be_outside(part: Expr) -> bool:
+    return isinstance(part, Load) or _is_shift(part)
+
+
+def _cuts(guard: Expr, index: Sequence[Expr]) -> bool:
+    """Whether a condition compares positions that an access is made at with data."""
+    axes = frozenset[str]().union(*map(free_axes, index))
+    is_data = any(isinstance(node, Load | Scalar) for node in walk(guard))
+    return is_data and any(tells(guard, axis) for axis in axes)
 
 
 def _is_shift(part: Expr) -> bool:
     return isinstance(part, Call) and part.fn in ("add", "sub", "neg", "mul")
-
-
-def _conjuncts(condition: Expr, value: bool) -> tuple[Expr, ...]:
-    """Conditions that all hold where `condition` has this truth value."""
-    match condition:
-        case Call("not", (part,)):
-            return _conjuncts(part, not value)
-        case Call("and", (left, right)) if value:
-            return _conjuncts(left, True) + _conjuncts(right, True)
-        case Call("or", (left, right)) if not value:
-            return _conjuncts(left, False) + _conjuncts(right, False)
-        case _:
-            return (condition if value else call("not", condition),)

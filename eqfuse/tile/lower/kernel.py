@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.blocks import Block
+from eqfuse.loops.guards import needed
 from eqfuse.loops.walk import expressions
 from eqfuse.terms.nodes import Const, Expr, Local, Size, children, walk
 from eqfuse.tile.check import TileError
@@ -44,7 +45,7 @@ class KernelLowering:
             blocks, tensors, scalars, accumulate, self._named, self._aligned, self._build.is_tile
         )
         reads = _reads(kernel)
-        self._expressions = Expressions(self._build, self._types, reads, self._loop, dots)
+        self._expressions = Expressions(self._build, self._types, reads, self._loop, dots, needed(kernel))
 
     def run(self) -> Kernel:
         self._body(self._kernel.body)
@@ -76,7 +77,7 @@ class KernelLowering:
         for axis in closed:
             expr = self._expressions.closed(expr, axis)
         self._build.bind(
-            name, Binding(None if closed else self._expressions.value(expr, _readable(name)), expr)
+            name, Binding(None if closed else self._expressions.named(name, expr, _readable(name)), expr)
         )
 
     def _store(self, stmt: loops.Store) -> None:
@@ -125,7 +126,12 @@ class KernelLowering:
                 )
                 segments: tuple[Segment, ...] = (Segment(start, stop, False, loop.body),)
             else:
-                segments = Partition(build, self._types, self._expressions.value, loop).segments()
+                partition = Partition(build, self._types, self._expressions, loop)
+                segments = partition.segments()
+                if partition.at_multiples is not None:
+                    self._aligned.discard(loop.axis)
+                if partition.at_multiples:
+                    self._aligned.add(loop.axis)
             for segment in segments:
                 state = self._segment(loop, segment, state)
         for name, value in state.items():
@@ -142,8 +148,7 @@ class KernelLowering:
         if aligned:
             self._aligned.add(loop.axis)
         yield
-        if aligned:
-            self._aligned.remove(loop.axis)
+        self._aligned.discard(loop.axis)
 
     def _segment(self, loop: loops.Loop, segment: Segment, state: Mapping[str, Value]) -> dict[str, Value]:
         build = self._build
@@ -151,7 +156,8 @@ class KernelLowering:
         inside = {name: build.carry(_readable(name), init.dims, init.dtype) for name, init in state.items()}
         for name, value in inside.items():
             self._build.bind(name, Binding(value, None))
-        self._body(segment.body)
+        with self._expressions.proving(segment.proven):
+            self._body(segment.body)
         carried = []
         for item in loop.carried:
             value, new = inside[item.name], self._build.binding(item.next).value

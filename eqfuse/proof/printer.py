@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from eqfuse.explain.notation import BEGIN, END, Notation
-from eqfuse.explain.outline import Block, Code, Equation, Heading, Line, Prose
+from eqfuse.proof.notation import BEGIN, END, Notation
+from eqfuse.proof.outline import Block, Code, Equation, Heading, Line, Prose
 
 WIDTH = 100
 

@@ -6,28 +6,24 @@ e = c + m with c fixed along X.
 
 from __future__ import annotations
 
-from eqfuse.rules.facts import SEPARABLE, title
+from eqfuse.rules.constructors import CONSTRUCTORS
 from eqfuse.rules.rule import Infer, Rule, RuleSet
 
-
-def _want(pattern: str, parts: str) -> list[Rule]:
-    return [
-        Infer(
-            f"want-{title(pattern)}-{part}",
-            f"want({part}, X)",
-            (f"e == {pattern}", "want(e, X)"),
-            "part of a body",
-        )
-        for part in parts
-    ]
+_TAKEN_APART = tuple(row for row in CONSTRUCTORS if row.separates or row.title in ("add", "mul", "where"))
 
 
 def _separation() -> tuple[Rule, ...]:
     rules: list[Rule] = [Infer("want-body", "want(e, D)", ("r == fold[R, D](e)",), "the body of a reduction")]
-    for pattern in SEPARABLE:
-        rules += _want(pattern, "a")
-    for pattern in ("a + b", "a * b", "where(p, a, b)"):
-        rules += _want(pattern, "ab")
+    rules += [
+        Infer(
+            f"want-{row.title}-{part}",
+            f"want({part}, X)",
+            (f"e == {row.pattern}", "want(e, X)"),
+            "part of a body",
+        )
+        for row in _TAKEN_APART
+        for part in row.numbers
+    ]
     split = ("factors(a, c, m, X)",)
     rules += [
         Infer("factors-fixed", "factors(e, e, 1, X)", ("want(e, X)", "fixed(e, X)"), "e = e * 1"),

@@ -30,7 +30,7 @@ class Ranges:
     def __init__(self, graph: Graph, encoder: Encoder) -> None:
         self._graph = graph
         self._encoder = encoder
-        self._cascaded = graph.facts["cascaded"]
+        self._cascaded = graph.facts["reduces"]
         self._sums = {
             key: [(node.words[1:], node.args[0]) for node in nodes if _is_sum(node)]
             for key, nodes in graph.classes.items()

@@ -10,11 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from eqfuse.explain.notation import Names, Notation
-from eqfuse.explain.sentences import conditions, sentence
 from eqfuse.loops.plan import WAYS
 from eqfuse.proof.check import Statement
-from eqfuse.proof.derivation import Derivation
 from eqfuse.proof.elaborate import named, over_parts, reading
 from eqfuse.proof.nodes import (
     Chain,
@@ -25,12 +22,15 @@ from eqfuse.proof.nodes import (
     KernelProof,
     Merged,
     OutputProof,
+    Proof,
     StateProof,
     Step,
 )
+from eqfuse.proof.notation import Names, Notation
+from eqfuse.proof.sentences import conditions, sentence
 from eqfuse.proof.syntax import Position, Term, term, transform, walk
-from eqfuse.rules import algebra
 from eqfuse.rules.rule import Rule
+from eqfuse.rules.tables import algebra
 from eqfuse.terms.folds import fold_of
 
 Detail = Literal["short", "full"]
@@ -42,7 +42,7 @@ SAVED = 30
 MOST_NAMES = 9
 
 GUARDS = "where a factor has no inverse yet, the state is the identity and any finite factor is right"
-"""Why a value may be run with guards (rules/repair.py): no equality, so a step of its own kind."""
+"""Why a value may be run with guards (rules/guards.py): no equality, so a step of its own kind."""
 
 HELPERS = frozenset(rule.name for rule in (*algebra.SIMPLIFY.rules, *algebra.EXPAND.rules))
 """Unit laws and quotients or differences of like forms: consecutive ones make one line of the short form."""
@@ -96,7 +96,7 @@ Block = Heading | Prose | Equation | Line | Code
 class Outline:
     """The blocks of one derivation."""
 
-    derivation: Derivation
+    proof: Proof
     rules: Mapping[str, Rule]
     detail: Detail = "short"
     abbreviations: dict[Term, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Outline:
     _repeats: int = 0
 
     def __post_init__(self) -> None:
-        proof = self.derivation.proof
+        proof = self.proof
         roots = [o.definition for o in proof.outputs]
         roots += [o.prepared for o in proof.outputs if o.steps]
         roots += [s.body for k in proof.kernels for g in k.groups for s in g.states]
@@ -112,7 +112,7 @@ class Outline:
 
     def blocks(self) -> Iterator[Block]:
         """Everything in order: outputs, then kernels."""
-        proof = self.derivation.proof
+        proof = self.proof
         for output in proof.outputs:
             yield from self._output(output)
         for kernel in proof.kernels:

@@ -1,230 +1,56 @@
-"""Derivation: the best equal program, its cascaded groups, and the merge of each group.
+"""The merge of a group of reductions over one axis.
 
-Two e-graphs, both saturated once per program whatever the sizes:
-
-`prepare` puts the outputs in over whole axes: factors leave loops, sums commute where that shows a
-cascade, unstable forms meet their stable equals; extraction takes the stablest, then the cheapest.
-
-`derive_group` puts one group's reductions in three times, over the parts A and B of the axis and over
-their union AB, each as the program defines it, its producers over the same part (Neptune's tags).
-The values over A and B are free; what extraction finds for the values over AB is the merge.
+The group's reductions are put into an e-graph three times, over the parts A and B of the axis and over their union AB,
+each as the program defines it, its producers over the same part (Neptune's tags). The values over A and B are free; what
+extraction finds for the values over AB is the merge. It is saturated once per program, whatever the sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from eqfuse.rules.catalogue import DISTRIBUTED, MERGE, PREPARE
+from eqfuse.rules.catalogue import MERGE
 from eqfuse.rules.egraph.encode import Encoder, global_name
 from eqfuse.rules.egraph.extract import UNPROVED_EXP, Extraction
-from eqfuse.rules.egraph.saturate import Graph, Node, Report, Saturation, TooManyTerms, session
-from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
-from eqfuse.rules.ranges import Ranges
-from eqfuse.rules.repair import (
+from eqfuse.rules.egraph.ranges import Ranges
+from eqfuse.rules.egraph.saturate import Graph, Node, Report, TooManyTerms
+from eqfuse.rules.engine import PLAIN, Engine
+from eqfuse.rules.guards import (
     Guarded,
     Split,
     finite_states,
     guard_body,
     guard_divisors,
     is_nan_at_first,
-    kept,
     reads_state,
     shifts_that_drift,
     total_factors,
     undefined_at_first,
 )
-from eqfuse.rules.rule import RuleSet
+from eqfuse.rules.merge import Combine, Finish, Group, Merge, Obstacle, Part, State, Update
+from eqfuse.rules.obstacles import INTEGERS, cancelling, obstacle, undefined_before, unrestored
 from eqfuse.rules.scope import current
-from eqfuse.rules.split import split_rules
-from eqfuse.terms.folds import PAIR, contributions, fold_of, identity, siblings
+from eqfuse.rules.states import dims_of, kept_by_masks, name_auxiliaries, name_states, split_of
+from eqfuse.rules.tables.union import union_rules
+from eqfuse.terms.folds import fold_of, identity
 from eqfuse.terms.nodes import (
     REDUCTIONS,
-    Axis,
     Call,
     Const,
     Expr,
     Local,
-    Output,
-    Program,
     Reduce,
     call,
     free_axes,
-    reductions,
-    replaced,
     transform,
     walk,
 )
-from eqfuse.terms.printer import show
 from eqfuse.terms.types import kind
 from eqfuse.threads import cached
 
 MAX_AUXILIARY_ROUNDS = 4
 FEW_STATES = 16
-
-INFINITIES, INTEGERS = "what is infinite or NaN would come out wrong", "integers would be rounded"
-DIGITS = "no digit might be left of a small sum"
-"""What merges that are derived, and refused, would not keep."""
-
-
-@dataclass(frozen=True)
-class Engine:
-    """What a derivation runs on: how an e-graph is opened, and who is told of each term that is extracted."""
-
-    session: Callable[[tuple[RuleSet, ...]], AbstractContextManager[Saturation]] = session
-    chose: Callable[[str, Extraction, int], None] = lambda name, best, key: None
-    """Called with what a term is for ("out0", "update sum_j", "combine sum_j"), its extraction and its class."""
-
-
-PLAIN = Engine()
-
-
-def axis_order(program: Program) -> tuple[str, ...]:
-    """Every axis of a program: those of outputs as they are written, then the rest as they appear."""
-    order = dict.fromkeys(axis for output in program.outputs for axis in output.axes)
-    for node in walk(*(output.expr for output in program.outputs)):
-        if isinstance(node, Axis):
-            order.setdefault(node.name)
-    return tuple(order)
-
-
-# -- whole axes ------------------------------------------------------------------------------------
-
-
-def prepare(
-    program: Program, engine: Engine = PLAIN, *, apart: bool = False
-) -> tuple[tuple[Output, ...], Report]:
-    """The outputs in their stablest, then cheapest equal form over whole axes, of those that are found within the
-    budget; with sums of several terms taken `apart` where each reads reductions over their axis. Outputs that are too
-    many for one e-graph get one each."""
-    try:
-        return _prepared(program, engine, apart)
-    except TooManyTerms as many:
-        if len(program.outputs) == 1:
-            return program.outputs, Report(stopped=str(many))
-        outputs, report = [], Report()
-        for output in program.outputs:
-            (alone,), took = prepare(replace(program, outputs=(output,)), engine, apart=apart)
-            outputs.append(alone)
-            report.add(took)
-        return tuple(outputs), report
-
-
-def _prepared(program: Program, engine: Engine, apart: bool) -> tuple[tuple[Output, ...], Report]:
-    exprs = [output.expr for output in program.outputs]
-    axes = list(dict.fromkeys(n.axis for n in walk(*exprs) if isinstance(n, Reduce)))
-    if not axes:
-        return program.outputs, Report()
-    encoder = Encoder(program.strict_casts)
-    with engine.session(current().applied(DISTRIBUTED if apart else PREPARE)) as saturation:
-        roots = [encoder.encode(expr) for expr in exprs]
-        names = [global_name(f"out{i}") for i in range(len(roots))]
-        lets = [f"(let {name} {root})" for name, root in zip(names, roots, strict=True)]
-        saturation.run(encoder.lines + encoder.facts(axes) + lets)
-        saturation.saturate()
-        graph = saturation.read()
-        unproved = _unproved_exponents(exprs, encoder, graph)
-        if unproved and saturation.report.saturated:
-            saturation.run([f"(unproved {term})" for term in unproved])
-            saturation.saturate()
-            graph = saturation.read()
-        spread = {(e, axis) for e, _, _, axis in graph.facts["spread"]}
-
-        def allowed(node: Node) -> bool:
-            return node.head != "Red" or node.words[0] != "sum" or (node.args[0], node.words[1]) not in spread
-
-        best = Extraction(graph, encoder, Ranges(graph, encoder), allowed=allowed, whole=True)
-        for i, name in enumerate(names):
-            engine.chose(f"out{i}", best, graph.roots[name])
-        outputs = tuple(
-            replace(output, expr=best.term(graph.roots[name]))
-            for output, name in zip(program.outputs, names, strict=True)
-        )
-        return outputs, saturation.report
-
-
-def _unproved_exponents(exprs: Sequence[Expr], encoder: Encoder, graph: Graph) -> list[str]:
-    """Terms of exponents inside reductions that no fact bounds by 0, nor the program's own shift."""
-    settled = {row[0] for row in graph.facts["settled"]}
-    bodies = [node.body for node in walk(*exprs) if isinstance(node, Reduce)]
-    found: dict[str, None] = {}
-    for node in walk(*bodies):
-        match node:
-            case Call("exp", (a,)):
-                term = encoder.terms["ALL"][a]
-                if graph.roots.get(term) not in settled:
-                    found[term] = None
-    return list(found)
-
-
-# -- split axes ------------------------------------------------------------------------------------
-
-
-def _dims(expr: Expr, order: Sequence[str]) -> tuple[str, ...]:
-    free = free_axes(expr)
-    return tuple(axis for axis in order if axis in free)
-
-
-def name_states(
-    axis: str, reduces: Sequence[Reduce], order: Sequence[str], suffix: str = ""
-) -> tuple[State, ...]:
-    """States for reductions over one axis, in dependency order; bodies read earlier ones as `Local`."""
-    names: dict[Expr, Local] = {}
-    states: list[State] = []
-    for reduce in reduces:
-        name = _state_name(reduce.op, axis, suffix, states)
-        dims = _dims(reduce, order)
-        body = replaced(reduce.body, names)
-        names[reduce] = Local(name, dims)
-        states.append(State(name, reduce.op, body, dims))
-    return (*states, *_other_variables(axis, suffix, states))
-
-
-def _state_name(op: str, axis: str, suffix: str, states: Sequence[State]) -> str:
-    """A name that none of `states` has: its operation and axis, numbered from the second on."""
-    stem = f"{op.replace('.', '_')}_{axis}{suffix}"
-    taken = sum(1 for s in states if s.op == op)
-    return stem if not taken else f"{stem}{taken + 1}"
-
-
-def _other_variables(axis: str, suffix: str, states: Sequence[State]) -> tuple[State, ...]:
-    """The state variables of folds that no reduction of the group asks for: a part is combined with all of them."""
-    have = {(state.op, state.body) for state in states}
-    found: list[State] = []
-    for state in states:
-        for other in siblings(Reduce(state.op, axis, state.body)):
-            if (other.op, other.body) not in have:
-                have.add((other.op, other.body))
-                name = _state_name(other.op, axis, suffix, (*states, *found))
-                found.append(State(name, other.op, other.body, state.dims, auxiliary=True))
-    return tuple(found)
-
-
-def _name_auxiliaries(
-    axis: str, suffix: str, order: Sequence[str], states: Sequence[State], wanted: Iterable[Reduce]
-) -> tuple[State, ...]:
-    """Further states for these reductions and for those over the same axis inside them."""
-    taken = sum(1 for s in states if s.auxiliary)
-    names: dict[Expr, Local] = {}
-    found: list[State] = []
-    for reduce in (r for r in reductions(*wanted) if r.axis == axis):
-        body = replaced(reduce.body, names)
-        dims = _dims(Reduce(reduce.op, axis, body), order)
-        name = f"aux_{axis}{suffix}{taken + len(found) + 1}"
-        names[reduce] = Local(name, dims)
-        found.append(State(name, reduce.op, body, dims, auxiliary=True))
-    return tuple(found)
-
-
-def _split(axis: str, states: Iterable[State]) -> Split:
-    return Split.of(axis, ((s.name, s.op, s.body) for s in states))
-
-
-def _kept(state: State, split: Split) -> Reduce | None:
-    """Whether masks keep any position for a state that is to be recovered, as 1 or 0; None where there are none."""
-    body = kept(state.body, state.op, split)
-    return None if body is None else Reduce("max", split.axis, body)
 
 
 @dataclass(frozen=True)
@@ -251,8 +77,8 @@ def derive_group(
     starts again. Where the saturation's budget ends first, the group has no merge.
     """
     named = name_states(axis, reduces, order, suffix)
-    flags = filter(None, (_kept(s, _split(axis, named)) for s in named))
-    states = named + _name_auxiliaries(axis, suffix, order, named, flags)
+    flags = filter(None, (kept_by_masks(s, split_of(axis, named)) for s in named))
+    states = named + name_auxiliaries(axis, suffix, order, named, flags)
     report = Report()
     try:
         for _ in range(MAX_AUXILIARY_ROUNDS):
@@ -311,7 +137,7 @@ def _attempt(
     def opaque(expr: Expr) -> bool:
         return isinstance(expr, Reduce) and expr.axis != axis and not reads_state(expr, own)
 
-    rules = (*MERGE, *split_rules(Reduce(state.op, axis, state.body) for state in states))
+    rules = (*MERGE, *union_rules(Reduce(state.op, axis, state.body) for state in states))
     with engine.session(current().applied(rules)) as saturation:
         terms: dict[tuple[str, str], str] = {}
         for part in ("A", "B", "AB"):
@@ -345,7 +171,7 @@ class _Search:
 
     @cached
     def split(self) -> Split:
-        return _split(self.axis, self.states)
+        return split_of(self.axis, self.states)
 
     def nonneg(self, value: Expr) -> bool:
         """Whether a fact says that a part of a body is at least 0. What another pass has made is a leaf of this
@@ -474,7 +300,7 @@ class _Search:
                 wanted[Reduce(op, self.axis, body)] = None
         if hopeless:
             return (), tuple(hopeless)
-        return _name_auxiliaries(self.axis, self.suffix, self.axes, self.states, wanted), stuck
+        return name_auxiliaries(self.axis, self.suffix, self.axes, self.states, wanted), stuck
 
     def update(self, state: State, value: Expr, bounded: bool, folded: dict[Expr, Local]) -> Update:
         """Names the fresh reductions over the tile and makes everything total. `folded` has those of registered
@@ -490,9 +316,9 @@ class _Search:
                     if fold_of(op) is not None:
                         same = [s.name for s in self.states if s.op == op and s.body is state.body]
                         name = f"{same[0]}_tile" if same else name
-                        folded[node] = Local(name, _dims(node, self.axes))
+                        folded[node] = Local(name, dims_of(node, self.axes))
                     parts.append(Part(name, op, guard_body(body, op, self.split).body))
-                    return Local(name, _dims(node, self.axes))
+                    return Local(name, dims_of(node, self.axes))
                 case _:
                     return node
 
@@ -509,7 +335,7 @@ class _Search:
             # an infinite sum stays as it is: what others would move it by may have the other sign
             others = [s.name for s in self.states if s.op == "sum" and s is not state]
             value = finite_states(value, frozenset(n + end for n in others for end in ("", "_a", "_b")))
-        masked = _kept(state, self.split) is not None
+        masked = kept_by_masks(state, self.split) is not None
         return total_factors(guard_divisors(value, self.split), state.op, bounded, masked)
 
     def finish(self, state: State) -> Finish | None:
@@ -518,91 +344,8 @@ class _Search:
             return None
         value = Local(state.name, state.dims)
         recovered = guarded.recovered(value)
-        any_kept = _kept(state, self.split)
+        any_kept = kept_by_masks(state, self.split)
         if any_kept is not None:
             (flag,) = (s for s in self.states if s.auxiliary and (s.op, s.body) == ("max", any_kept.body))
             recovered = call("where", call("gt", Local(flag.name, flag.dims), Const(0)), recovered, value)
         return Finish(state.name, recovered)
-
-
-def obstacle(state: State, split: Split, nonneg: Callable[[Expr], bool]) -> Obstacle:
-    """The smallest part of the body that mixes a varying value with a state in a way no rule separates.
-    `nonneg` tells of values that read states whether a fact says that they are at least 0."""
-    axis = split.axis
-    separable = {"add", "sub", "mul", "div", "neg", "abs", "sq", "sqrt", "rsqrt", "exp", "log", "where", PAIR}
-    parts = [part for part in contributions(Reduce(state.op, axis, state.body)) if split.reads(part)]
-    mixed = [
-        node
-        for node in walk(state.body)
-        if isinstance(node, Call)
-        and split.reads(node)
-        and axis in free_axes(node)
-        and node.fn not in separable
-    ]
-    factor = mixed[0] if mixed else parts[0] if parts else state.body
-    unsigned = [
-        part
-        for part in _where_signs_matter(state)
-        for part in _fixed_factors(part, split)
-        if not nonneg(part)
-    ]
-    if mixed:
-        condition = f"no rule separates what varies along {axis} from the value of {_producers(factor)} in it"
-    elif unsigned:
-        condition = (
-            f"no fact says that {show(unsigned[0])} >= 0, so that it could leave the {state.op} over {axis}"
-        )
-    else:
-        condition = f"no rule takes a factor or term of it out of the {state.op} over {axis}"
-    return Obstacle(Reduce(state.op, axis, state.body), factor, condition)
-
-
-def _where_signs_matter(state: State) -> Iterator[Expr]:
-    """Expressions out of which nonnegative factors alone may be taken: bodies of maxima, arguments of roots."""
-    if state.op in ("max", "min"):
-        yield state.body
-    for node in walk(state.body):
-        match node:
-            case Call("sqrt" | "rsqrt" | "log", (a,)):
-                yield a
-
-
-def _fixed_factors(expr: Expr, split: Split) -> Iterator[Expr]:
-    """Factors and divisors of a product that read states and do not vary along the axis."""
-    if split.hoists(expr):
-        yield expr
-        return
-    match expr:
-        case Call("mul" | "div", (a, b)):
-            yield from _fixed_factors(a, split)
-            yield from _fixed_factors(b, split)
-        case Call("neg", (a,)):
-            yield from _fixed_factors(a, split)
-
-
-def unrestored(axis: str, state: State, total: Expr) -> Obstacle:
-    """What a guarded sum cannot be given back at the end."""
-    condition = (
-        f"no repair of the sum over {axis} restores it where a value or {_producers(total)} is infinite"
-    )
-    return Obstacle(Reduce(state.op, axis, state.body), total, condition, INFINITIES)
-
-
-def undefined_before(axis: str, state: State, root: Expr) -> Obstacle:
-    """What has no value for a part of the axis, although it has for the whole."""
-    condition = f"no fact says that {show(root)} is a number before all of {axis} is seen"
-    return Obstacle(Reduce(state.op, axis, state.body), root, condition, INFINITIES)
-
-
-def cancelling(axis: str, state: State, shift: Expr) -> Obstacle:
-    """A sum around a shift that moves further than what it is a shift of."""
-    condition = (
-        f"the sum over {axis} would cancel where {_producers(shift)} changes: it is no mean and no extreme of what it "
-        f"is added to"
-    )
-    return Obstacle(Reduce(state.op, axis, state.body), shift, condition, DIGITS)
-
-
-def _producers(expr: Expr) -> str:
-    names = dict.fromkeys(node.name for node in walk(expr) if isinstance(node, Local))
-    return " and ".join(names)

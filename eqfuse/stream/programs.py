@@ -1,21 +1,18 @@
-"""Streams: the derived merge of a kernel as a state that is begun, fed, merged with others and ended.
+"""The programs of a stream: the merge of a fused group, written in the language.
 
-The merge of a fused group becomes three programs of the language: what a state and a chunk of the axis make, what two
-states make, and the outputs of a state. Each is compiled as any program is, so that chunks are fused too.
+Three texts: what a state and a chunk of the axis make, what two states make, and the outputs of a state. Each is
+compiled as any program is, so that chunks are fused too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import torch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import KernelPlan
+from eqfuse.rules.assignments import Assignment, combines, finishes, updates
 from eqfuse.rules.merge import Group, Merge, State
-from eqfuse.terms.folds import identity, written_out
 from eqfuse.terms.nodes import (
     Axis,
     Expr,
@@ -35,29 +32,10 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.printer import show
 from eqfuse.terms.types import kind, program_dtypes
-from eqfuse.threads import Lock
 
 START, COUNT, TOTAL = "stream_start", "stream_count", "stream_total"
 """Scalars of the programs: the position of a chunk's first element, how many elements a state has seen, and how many
 there will be at the end."""
-
-
-@dataclass(frozen=True)
-class StreamState:
-    """What a stream has seen: the states by name, of the positions from `start` to `stop` of the axis.
-
-    `total` is the extent of the whole axis, where the program reads it before its end. `values` is None while nothing
-    was seen. `numpy` says that numpy arrays came in; `dtypes` are those of the tensors
-    of the last chunk.
-    """
-
-    axis: str
-    start: int
-    stop: int
-    values: Mapping[str, torch.Tensor] | None = None
-    numpy: bool = False
-    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    total: int | None = None
 
 
 @dataclass(frozen=True)
@@ -164,39 +142,19 @@ class _Writer:
     # Texts ----------------------------------------------------------------------------------------
 
     def _update(self) -> str:
-        lines: list[str] = []
-        exprs: list[Expr] = []
-        dims = dict(self.dims)
-        for update in self.merge.update:
-            parts = [(part.name, Reduce(part.op, self.axis, part.body)) for part in update.parts]
-            for name, value in (*parts, (f"{update.state}_new", written_out(update.value))):
-                dims[name] = dims[update.state]
-                exprs.append(self._within(value, dims))
-                lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
+        lines, exprs = self._written(updates(self.group, self.merge), self.dims)
         return self._text(exprs, lines, list(self.dims))
 
     def _combine(self) -> str:
-        lines: list[str] = []
-        exprs: list[Expr] = []
         dims = {f"{name}{side}": d for name, d in self.dims.items() for side in ("_a", "_b")}
-        for combine in self.merge.combine:
-            name = f"{combine.state}_new"
-            dims[name] = self.dims[combine.state]
-            exprs.append(self._within(written_out(combine.value), dims))
-            lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
-        inputs = [f"{name}{side}" for side in ("_a", "_b") for name in self.dims]
-        return self._text(exprs, lines, inputs)
+        lines, exprs = self._written(combines(self.group, self.merge), dims)
+        return self._text(exprs, lines, [f"{name}{side}" for side in ("_a", "_b") for name in self.dims])
 
     def _finish(self) -> str:
-        exact: dict[str, str] = {}
-        lines: list[str] = []
-        exprs: list[Expr] = []
-        dims = dict(self.dims)
-        for finish in self.merge.finish:
-            exprs.append(self._within(self._counted(self._renamed(finish.value, exact)), dims))
-            name = f"{finish.state}_final"
-            dims[name], exact[finish.state] = dims[finish.state], name
-            lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
+        last = [replace(each, value=self._counted(each.value)) for each in finishes(self.group, self.merge)]
+        lines, exprs = self._written(last, self.dims)
+        exact = {each.state: each.name for each in last}
+        dims = self.dims | {each.name: each.dims for each in last}
         for output in self.kernel.outputs:
             exprs.append(self._within(self._counted(self._renamed(output.expr, exact)), dims))
             lines.append(f"{_left(output.name, output.axes)} = {show(exprs[-1])}")
@@ -228,6 +186,17 @@ class _Writer:
         heads += [f"{axis}: axis[{count}]" for axis, count in self.program.lengths.items() if axis in used]
         names = returned or [f"{state.name}_new" for state in self.group.states]
         return "\n".join([*heads, *lines, f"return {', '.join(names)}"])
+
+    def _written(
+        self, assignments: Iterable[Assignment], dims: Mapping[str, tuple[str, ...]]
+    ) -> tuple[list[str], list[Expr]]:
+        """Assignments as lines, and the expressions in them; `dims` are those of the values that they read."""
+        known, lines, exprs = dict(dims), list[str](), list[Expr]()
+        for each in assignments:
+            known[each.name] = each.dims
+            exprs.append(self._within(each.value, known))
+            lines.append(f"{_left(each.name, each.dims)} = {show(exprs[-1])}")
+        return lines, exprs
 
     # Terms ----------------------------------------------------------------------------------------
 
@@ -308,154 +277,3 @@ def _shifted(expr: Expr, axis: str) -> Expr:
         return memo[node]
 
     return visit(expr)
-
-
-@dataclass
-class Streamer:
-    """Runs the programs of a stream. `compiled` makes a kernel of a text, while `lock` is held."""
-
-    stream: Stream
-    compiled: Callable[[str], Any]
-    extents: Callable[
-        [Mapping[str, Any], Mapping[str, int] | None], tuple[Mapping[str, int], torch.device, bool]
-    ]
-    lock: Lock
-
-    def __post_init__(self) -> None:
-        self._kernels: dict[str, Any] = {}
-
-    def kernel(self, text: str) -> Any:
-        with self.lock:
-            if text not in self._kernels:
-                self._kernels[text] = self.compiled(text)
-            return self._kernels[text]
-
-    def init(self, start: int, total: int | None) -> StreamState:
-        if not isinstance(start, int) or start < 0:
-            raise EqfuseError(f"start is {start!r}", hint="give the position of the stream's first element")
-        if self.stream.reads_total and total is None:
-            axis = self.stream.axis
-            message = (
-                f"the program reads N({axis}), the number of positions of the whole stream, before its end"
-            )
-            raise EqfuseError(message, hint="say how many there will be: init(total=...)")
-        return StreamState(self.stream.axis, start, start, total=total)
-
-    def update(
-        self, state: StreamState, values: Mapping[str, Any], sizes: Mapping[str, int] | None
-    ) -> StreamState:
-        """The state with a chunk of the axis added at its end."""
-        self._check(state)
-        extents, device, numpy = self.extents(values, sizes)
-        count = extents[self.stream.axis]
-        known = state.values or self._nothing(extents, device, values)
-        if count == 0:
-            return replace(state, values=known, numpy=numpy, dtypes=_torch_dtypes(values))
-        kernel = self.kernel(self.stream.update)
-        made = kernel(
-            **self._given(
-                kernel,
-                {
-                    **_torch(values),
-                    **_scalars(known, self.stream.states),
-                    START: state.stop,
-                    TOTAL: state.total,
-                },
-            )
-        )
-        stop, dtypes = state.stop + count, _torch_dtypes(values)
-        return replace(state, stop=stop, values=self._stored(made), numpy=numpy, dtypes=dtypes)
-
-    def combine(self, left: StreamState, right: StreamState) -> StreamState:
-        """The state of both parts, the left one first."""
-        self._check(left)
-        self._check(right)
-        if left.values is None or right.values is None:
-            return right if left.values is None else left
-        if self.stream.reads_positions and left.stop != right.start:
-            message = f"the left part ends at position {left.stop}, the right part starts at {right.start}"
-            raise EqfuseError(
-                message,
-                hint=f"the program reads positions: begin the right part with init(start={left.stop})",
-            )
-        given: dict[str, Any] = {TOTAL: left.total}
-        for side, state in (("_a", left), ("_b", right)):
-            assert state.values is not None
-            named = _scalars(state.values, self.stream.states)
-            given |= {f"{name}{side}": value for name, value in named.items()}
-        kernel = self.kernel(self.stream.combine)
-        made = self._stored(kernel(**self._given(kernel, given)))
-        count = right.stop - right.start
-        return replace(left, stop=left.stop + count, values=made)
-
-    def finish(self, state: StreamState, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The outputs of what the stream has seen."""
-        self._check(state)
-        if state.values is None:
-            raise EqfuseError("nothing was streamed: the state is empty", hint="update it with a chunk first")
-        kernel = self.kernel(self.stream.finish)
-        given = {
-            **_torch(values),
-            **_scalars(state.values, self.stream.states),
-            COUNT: state.stop - state.start,
-        }
-        made = kernel(**self._given(kernel, given))
-        return made if isinstance(made, tuple) else (made,)
-
-    def _check(self, state: Any) -> None:
-        if not isinstance(state, StreamState) or state.axis != self.stream.axis:
-            raise EqfuseError(
-                f"{type(state).__name__} is no state of this kernel", hint="begin with k.init()"
-            )
-
-    def _given(self, kernel: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a program reads of the values."""
-        program: Program = kernel.derived.program
-        names = {tensor.name for tensor in program.tensors} | set(program.scalars)
-        return {name: value for name, value in values.items() if name in names}
-
-    def _nothing(
-        self, extents: Mapping[str, int], device: torch.device, values: Mapping[str, Any]
-    ) -> dict[str, torch.Tensor]:
-        """The identities, as the states of no positions."""
-        wide = any(isinstance(v, torch.Tensor) and v.dtype == torch.float64 for v in _torch(values).values())
-        kernel = self.kernel(self.stream.update)
-        integers = {tensor.name for tensor in kernel.derived.program.tensors if tensor.dtype == "i64"}
-        integers |= set(kernel.derived.program.integers)
-        found: dict[str, torch.Tensor] = {}
-        for state in self.stream.states:
-            number = identity(state.op).value
-            shape = [extents[axis] for axis in state.dims]
-            if state.name in integers:
-                bounds = torch.iinfo(torch.int64)
-                number = (
-                    int(number) if abs(number) != float("inf") else bounds.max if number > 0 else bounds.min
-                )
-                found[state.name] = torch.full(shape, number, dtype=torch.int64, device=device)
-            else:
-                dtype = torch.float64 if wide else torch.float32
-                found[state.name] = torch.full(shape, float(number), dtype=dtype, device=device)
-        return found
-
-    def _stored(self, made: Any) -> dict[str, torch.Tensor]:
-        values = made if isinstance(made, tuple) else (made,)
-        return {
-            state.name: value if value.is_floating_point() else value.to(torch.int64)
-            for state, value in zip(self.stream.states, values, strict=True)
-        }
-
-
-def _torch(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: torch.from_numpy(value) if hasattr(value, "__array_interface__") and value.ndim else value
-        for name, value in values.items()
-    }
-
-
-def _torch_dtypes(values: Mapping[str, Any]) -> dict[str, torch.dtype]:
-    return {name: v.dtype for name, v in _torch(values).items() if isinstance(v, torch.Tensor)}
-
-
-def _scalars(values: Mapping[str, torch.Tensor], states: Sequence[State]) -> dict[str, Any]:
-    """States without axes as the numbers that programs take for them."""
-    return {state.name: values[state.name] if state.dims else values[state.name].item() for state in states}

@@ -5,42 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eqfuse.explain.notation import Notation
 from eqfuse.proof.check import Statement, read_rule
 from eqfuse.proof.nodes import Inference
+from eqfuse.proof.notation import Notation
 from eqfuse.proof.syntax import Term, term
+from eqfuse.rules.relations import RELATIONS
 from eqfuse.rules.rule import Rewrite, Rule
 
-SENTENCES: Mapping[str, str] = {
-    "fixed": "{0} does not vary with {1}",
-    "varies": "{0} varies with {1}",
-    "plain": "{0} has no reduction over {1} inside",
-    "cascaded": "{0} has a reduction over {1} inside",
-    "constant": "{0} is a constant",
-    "scalar": "{0} is a run-time number",
-    "positive": "{0} > 0",
-    "nonneg": "{0} >= 0",
-    "nonpos": "{0} <= 0",
-    "le": "{0} <= {1}",
-    "within": "|{0}| <= {1}",
-    "bounded": "{0} is bounded",
-    "settled": "exp({0}) cannot overflow",
-    "aggregate": "{0} is a sum",
-    "factor": "{1} is a factor of {0}",
-    "spread": "{0} = {1} + {2}",
-    "null": "{0} is 0 only where {1} is 0 all along {2}",
-    "tame": "{0} is infinite only where {1} is 0 all along {2}",
-    "masked": "{0} is made of what the mask {1} keeps",
-    "partner": "a state has {0} shifted by {1}",
-    "state": "{0} is a state",
-    "written": "{0} is written so in the program",
-    "unproved": "nothing bounds {0}",
-    "want": "{0} is part of a body",
-    "!=": "{0} and {1} differ",
-    "==": "{0} = {1}",
-}
+EQUATIONS: Mapping[str, str] = {"!=": "{0} and {1} differ", "==": "{0} = {1}"}
 
-CONTROL = frozenset({"state", "written", "unproved", "want", "varies", "cascaded", "partner", "!=", "=="})
+CONTROL = frozenset(
+    {"state", "written", "unproved", "want", "varies", "reduces", "reference_shift", "!=", "=="}
+)
 """Conditions that say when a rule is tried, not when it is true: the short form leaves them out."""
 
 
@@ -59,13 +35,14 @@ def sentence(statement: Statement, notation: Notation) -> str:
         case (("factors" | "addends" as relation), (Term() as e, Term() as c, Term() as m, str(axis))):
             parts = term("Mul" if relation == "factors" else "Add", (), (c, m))
             return f"{show(e)} = {show(parts)}, where {show(c)} does not vary with {axis}"
-        case "recentred", (Term() as e, Term() as s, Term() as d, Term() as c, Term() as k, *_):
+        case "parallel_axis", (Term() as e, Term() as s, Term() as d, Term() as c, Term() as k, *_):
             shift = term("Add", (), (c, term("Neg", (), (k,))))
             return f"{show(e)} = {show(term('Add', (), (s, term('Mul', (), (shift, d)))))}"
         case "shifted", (Term() as e, Term() as s, Term() as m, *_):
             return f"{show(e)} = {show(term('Mul', (), (term('Exp', (), (m,)), s)))}"
     shown = [show(a) if isinstance(a, Term) else a for a in statement.args]
-    return SENTENCES[statement.relation].format(*shown)
+    known = RELATIONS.get(statement.relation)
+    return (known.meaning if known else EQUATIONS[statement.relation]).format(*shown)
 
 
 def conditions(inference: Inference, rules: Mapping[str, Rule], notation: Notation) -> tuple[Condition, ...]:

@@ -1,0 +1,165 @@
+"""Arguments of a call: tensors, scalars and sizes by name, checked against the program, and results of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from eqfuse.errors import BindError, locate
+from eqfuse.terms.arguments import detached
+from eqfuse.terms.bounds import check_selections
+from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.terms.integers import fits
+from eqfuse.terms.interpreter import check_dense
+from eqfuse.terms.nodes import Program
+from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import check_dtypes
+
+DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+Tensors = Mapping[str, torch.Tensor]
+Scalars = Mapping[str, Any]
+Sizes = Mapping[str, int] | None
+
+
+@dataclass(frozen=True)
+class Given:
+    """The arguments of one call, as torch tensors and plain numbers. `numpy` says that arrays came in."""
+
+    tensors: Tensors
+    scalars: Scalars
+    sizes: Sizes
+    numpy: bool
+
+    def returned(self, results: Sequence[torch.Tensor]) -> Any:
+        """Results as the call gives them: of the kind that came in, one alone or a tuple."""
+        return as_given(results, self.numpy)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments that a program takes."""
+
+    program: Program
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the program's tensors and scalars."""
+        return (*(tensor.name for tensor in self.program.tensors), *self.program.scalars)
+
+    def given(self, values: Mapping[str, Any], sizes: Sizes = None, unnamed: Sequence[Any] = ()) -> Given:
+        """Tensors and scalars apart. Raises BindError for what no program takes, for tensors that require grad, for
+        arguments without a name, and for torch tensors mixed with numpy arrays."""
+        self.all_named(unnamed)
+        if sizes is not None and not isinstance(sizes, Mapping):
+            raise BindError(f"sizes is a {type(sizes).__name__}", hint='pass a mapping: sizes={"i": 128}')
+        names = {tensor.name for tensor in self.program.tensors}
+        tensors: dict[str, torch.Tensor] = {}
+        scalars: dict[str, Any] = {}
+        kinds: dict[str, str] = {}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                check_dense(name, value)
+            if isinstance(value, torch.Tensor) and (name in names or value.ndim):
+                tensors[name], kinds[name] = detached(name, value, self.program.source), "torch"
+            elif isinstance(value, np.ndarray) and (name in names or value.ndim):
+                tensors[name], kinds[name] = _from_numpy(name, value), "numpy"
+            elif name in names:
+                message = f"{name!r} is a {type(value).__name__}, not a tensor"
+                raise self._at(name, message, "pass a torch tensor or a numpy array")
+            else:
+                scalars[name] = self._number(name, value)
+        if len(set(kinds.values())) > 1:
+            listed = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
+            raise BindError(f"torch tensors and numpy arrays are mixed: {listed}", hint="pass one kind")
+        return Given(tensors, scalars, sizes, "numpy" in kinds.values())
+
+    def extents(self, given: Given) -> dict[str, int]:
+        """The extent of every axis. Raises BindError where the arguments do not fit each other or the program."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in given.tensors.items()}
+        return bind(self.program, shapes, given.sizes, given.scalars)
+
+    def bound(self, given: Given) -> tuple[dict[str, int], dict[str, str]]:
+        """The extent of every axis, and the dtype of every tensor. Raises BindError and TypeCheckError."""
+        extents = self.extents(given)
+        check_selections(self.program, extents, given.scalars)
+        dtypes = {name: _dtype_name(name, tensor) for name, tensor in given.tensors.items()}
+        return extents, check_dtypes(self.program, dtypes)
+
+    def _number(self, name: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            value = detached(name, value, self.program.source)
+        plain = value.item() if isinstance(value, torch.Tensor | np.generic | np.ndarray) else value
+        if not isinstance(plain, int | float):
+            message = f"{name!r} is a {type(value).__name__}, not a number"
+            raise self._at(name, message, "scalars are integers and floats")
+        if not fits(plain):
+            raise self._at(name, f"{name!r} does not fit 64 bits", "give a float, as 1e30")
+        return plain
+
+    def _at(self, name: str, message: str, hint: str) -> BindError:
+        source = self.program.source
+        return BindError(message, source=source, span=locate(source, name), hint=hint)
+
+    def all_named(self, unnamed: Sequence[Any]) -> None:
+        """Raises BindError for arguments without a name."""
+        if unnamed:
+            count, names = len(unnamed), ", ".join(f"{name}=..." for name in self.names)
+            raise BindError(
+                f"{count} argument{'s' * (count > 1)} without a name",
+                hint=f"pass each by its name: {names}" if names else "the program has no inputs",
+            )
+
+
+def as_given(results: Sequence[torch.Tensor], numpy: bool) -> Any:
+    """Results as torch tensors or numpy arrays: one alone, or a tuple."""
+    made: tuple[Any, ...] = tuple(map(to_numpy, results)) if numpy else tuple(results)
+    return made[0] if len(made) == 1 else made
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[Any]]:
+    """numpy has no bfloat16 and no float8: those become float32."""
+    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        tensor = tensor.float()
+    result: np.ndarray[Any, np.dtype[Any]] = tensor.numpy()
+    return result
+
+
+def _dtype_name(name: str, tensor: torch.Tensor) -> str:
+    found = DTYPE_NAMES.get(tensor.dtype)
+    if found is None:
+        raise BindError(
+            f"{name!r} has dtype {tensor.dtype}, which the language does not have",
+            hint=f"convert it to one of {', '.join(TORCH_DTYPES)}",
+        )
+    return found
+
+
+def _from_numpy(name: str, array: np.ndarray[Any, np.dtype[Any]]) -> torch.Tensor:
+    """A view of the array; a copy where torch has no such view (negative strides, foreign byte order)."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if any(stride < 0 for stride in array.strides):
+        array = np.ascontiguousarray(array)
+    if array.dtype.kind in "fiub" and not array.flags.writeable:
+        array = np.asarray(_Lent(array))
+    try:
+        return torch.as_tensor(array)
+    except TypeError:
+        raise BindError(
+            f"{name!r} has dtype {array.dtype}, which the language does not have",
+            hint=f"convert it to one of {', '.join(TORCH_DTYPES)}",
+        ) from None
+
+
+class _Lent:
+    """A read-only array as one that torch takes without a warning: a kernel only reads its inputs."""
+
+    def __init__(self, array: np.ndarray[Any, np.dtype[Any]]) -> None:
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
+        self._array = array

@@ -1,0 +1,130 @@
+"""A program with what equality saturation made of it. None of it depends on sizes, so all shapes of a kernel share it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eqfuse import debug
+from eqfuse.extract.partition import AxisPass, Merges, Structure
+from eqfuse.loops.nodes import Nest
+from eqfuse.loops.plan import Form, KernelPlan
+from eqfuse.progress import progress
+from eqfuse.proof.derivation import Derivation
+from eqfuse.rules.egraph.saturate import Report
+from eqfuse.rules.merge import Group, Obstacle
+from eqfuse.rules.merge_search import derive_group
+from eqfuse.rules.prepare import is_spread, prepare
+from eqfuse.rules.printer import MergeText
+from eqfuse.rules.scope import SHIPPED_ALONE, Scope
+from eqfuse.rules.states import axis_order, name_states
+from eqfuse.terms.nodes import Output, Program, Reduce, reductions
+from eqfuse.terms.types import program_dtypes
+from eqfuse.threads import Lock
+from eqfuse.verify.certificate import Certificate
+
+AS_WRITTEN = "its passes were asked for as the program has them"
+"""Why the groups of `prefer="multi_pass"` have no merge."""
+
+
+@dataclass
+class Timings:
+    """Milliseconds per stage of one compilation."""
+
+    ms: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            with progress(name):
+                yield
+        finally:
+            ms = 1e3 * (time.perf_counter() - start)
+            self.ms[name] = self.ms.get(name, 0.0) + ms
+            debug.note(f"{name}: {ms:.1f} ms")
+
+
+@dataclass
+class Derived:
+    """`outputs` are the program's as they were rewritten; `unfinished` says how the budget of rewriting them ended,
+    where it did. The merges of passes, the nests of plans, derivations and certificates are made
+    at the first request, under `lock`, and kept."""
+
+    program: Program
+    outputs: tuple[Output, ...]
+    report: Report
+    timings: Timings
+    scope: Scope = SHIPPED_ALONE
+    unfinished: str = ""
+    _apart: tuple[Output, ...] | None = None
+    groups: dict[AxisPass, Group] = field(default_factory=dict)
+    nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
+    derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
+    certificates: dict[Any, Certificate] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self.lock:
+            return {n: dict(v) if isinstance(v, dict) else v for n, v in self.__dict__.items()}
+
+    @property
+    def name(self) -> str:
+        """A name for the emitted function: the outputs'."""
+        return "fused_" + "_".join(output.name for output in self.program.outputs)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Every axis, in the order that the dims of values have."""
+        prepared = axis_order(replace(self.program, outputs=self.outputs))
+        return tuple(dict.fromkeys((*prepared, *axis_order(self.program))))
+
+    def form(self, form: Form) -> tuple[Output, ...]:
+        """The outputs in one of the forms that plans run."""
+        return {"rewritten": self.outputs, "apart": self._apart or (), "written": self.program.outputs}[form]
+
+    def taken_apart(self) -> tuple[Output, ...]:
+        """The outputs with the terms of sums taken apart; none where that changes nothing."""
+        if self._apart is None:
+            reduces = reductions(*(output.expr for output in self.outputs))
+            found: tuple[Output, ...] = ()
+            if any(map(is_spread, reduces)):
+                with self.timings.stage("derive"), self.scope.entered():
+                    found, report = prepare(self.program, apart=True)
+                self.report.add(report)
+            self._apart = () if found == self.outputs else found
+        return self._apart
+
+    def merges(self, structures: Iterable[Structure]) -> Merges:
+        """The group of every pass of these structures: merges of new ones are derived now."""
+        return {
+            each: self.group(each)
+            for structure in structures
+            for cluster in structure
+            for each in cluster.passes
+        }
+
+    def group(self, each: AxisPass) -> Group:
+        """The group of one pass."""
+        if each not in self.groups:
+            with self.timings.stage("derive"), self.scope.entered():
+                strict, dtypes = self.program.strict_casts, program_dtypes(self.program)
+                group, report = derive_group(
+                    each.axis, each.reduces, self.order, strict, each.suffix, dtypes=dtypes
+                )
+            self.report.add(report)
+            self.groups[each] = group
+            debug.show(3, f"merge over {each.axis}", lambda: MergeText((group,)))
+        return self.groups[each]
+
+    def unmerged(self, structure: Structure) -> Merges:
+        """The group of every pass of a structure that walks them one by one, which needs no merge."""
+        return {each: self._unmerged(each) for cluster in structure for each in cluster.passes}
+
+    def _unmerged(self, each: AxisPass) -> Group:
+        states = name_states(each.axis, each.reduces, self.order, each.suffix)
+        asked = tuple(Obstacle(Reduce(s.op, each.axis, s.body), s.body, AS_WRITTEN) for s in states)
+        return Group(each.axis, states, None, asked)

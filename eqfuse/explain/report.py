@@ -1,0 +1,43 @@
+"""What an explanation is of: a compiled kernel, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eqfuse.errors import EqfuseError
+from eqfuse.extract.devices import Device
+from eqfuse.extract.partition import Merges
+from eqfuse.loops.plan import Plan
+from eqfuse.loops.plans import Plans
+from eqfuse.terms.nodes import Program
+
+
+@dataclass(frozen=True)
+class Report:
+    """A kernel's program, its plan for one shape, and what was tried for it.
+
+    `merges` are the groups of all passes that were asked for; `order` is that of all axes. `unfinished` says how the
+    budget of rewriting ended, where it did; `refused` why the derived form was not verified, where it was not. Costs are
+    predicted for sizes that are only assumed unless the kernel `was_called`.
+    """
+
+    name: str
+    program: Program
+    order: tuple[str, ...]
+    merges: Merges
+    unfinished: str
+    refused: EqfuseError | None
+    plan: Plan
+    plans: Plans
+    device: Device
+    was_called: bool
+
+
+@dataclass(frozen=True)
+class Listings:
+    """The printed forms of a kernel."""
+
+    loops: str
+    tile: str
+    triton: str
+    certificate: str

@@ -1,0 +1,92 @@
+"""Which conditions hold wherever the value of an expression counts: those of every `where` on the way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
+from eqfuse.loops.walk import statements
+from eqfuse.terms.assume import conjuncts
+from eqfuse.terms.nodes import Call, Expr, Local, Reduce, children, free_axes, walk
+
+Guards = tuple[Expr, ...]
+
+
+def guarded(expr: Expr, wanted: Callable[[Expr], bool]) -> Iterator[tuple[Expr, Guards]]:
+    """The wanted subexpressions, each with the conditions under which each way leads to it."""
+    above: set[Expr] = set()
+    for node in walk(expr):
+        if wanted(node) or any(child in above for child in children(node)):
+            above.add(node)
+    seen: set[tuple[Expr, Guards]] = set()
+    stack: list[tuple[Expr, Guards]] = [(expr, ())]
+    while stack:
+        node, guards = stack.pop()
+        if node not in above or (node, guards) in seen:
+            continue
+        seen.add((node, guards))
+        if wanted(node):
+            yield node, guards
+        stack += reversed([(child, (*guards, *more)) for child, more in _children(node)])
+        if isinstance(node, Reduce):
+            kept = tuple(guard for guard in guards if node.axis not in free_axes(guard))
+            stack.append((node.body, kept))
+
+
+def _children(node: Expr) -> Iterator[tuple[Expr, Guards]]:
+    """What an expression reads, and the conditions that it brings in for it; not the body of a reduction, of which
+    conditions on another position of its axis say nothing."""
+    match node:
+        case Call("where", (condition, left, right)):
+            yield condition, ()
+            yield left, conjuncts(condition, True)
+            yield right, conjuncts(condition, False)
+        case Call("and" | "or" as fn, (left, right)):
+            yield left, ()
+            yield right, conjuncts(left, fn == "and")
+        case Reduce():
+            return
+        case _:
+            yield from ((child, ()) for child in children(node))
+
+
+def common(left: Guards, right: Guards) -> Guards:
+    """The conditions that hold in both places."""
+    return tuple(guard for guard in left if guard in right)
+
+
+def needed(kernel: Kernel) -> dict[str, Guards]:
+    """For every named value of a kernel the conditions without which nothing reads it, of those on its own positions
+    that mention no named value."""
+    dims = {stmt.name: stmt.dims for stmt in statements(kernel.body) if isinstance(stmt, Let)}
+    carried = {
+        item.next for stmt in statements(kernel.body) if isinstance(stmt, Loop) for item in stmt.carried
+    }
+    found: dict[str, Guards] = dict.fromkeys(carried, ())
+    # What reads a value comes after it: its own conditions are known by then.
+    for stmt in reversed(list(statements(kernel.body))):
+        for expr in _evaluated(stmt):
+            bound = {node.axis for node in walk(expr) if isinstance(node, Reduce)}
+            outer = found.get(stmt.name, ()) if isinstance(stmt, Let) else ()
+            outer = tuple(guard for guard in outer if not free_axes(guard) & bound)
+            for local, guards in guarded(expr, lambda node: isinstance(node, Local)):
+                assert isinstance(local, Local)
+                own = frozenset((*kernel.parallel, *dims.get(local.name, ())))
+                here = tuple(
+                    guard
+                    for guard in dict.fromkeys((*outer, *guards))
+                    if free_axes(guard) <= own and not any(isinstance(node, Local) for node in walk(guard))
+                )
+                found[local.name] = common(found[local.name], here) if local.name in found else here
+    return found
+
+
+def _evaluated(stmt: Stmt) -> tuple[Expr, ...]:
+    """What a statement itself evaluates, not those inside of it."""
+    match stmt:
+        case Let(_, _, expr):
+            return (expr,)
+        case Store(_, index, _, expr):
+            return *index, expr
+        case Loop(_, start, stop, _, carried, _):
+            return start, stop, *(value.init for value in carried)

@@ -1,0 +1,113 @@
+"""The best equal program over whole axes, before anything is split.
+
+Its outputs are put into one e-graph, saturated once whatever the sizes: factors leave loops, sums commute where that
+shows that reductions depend on each other, unstable forms meet their stable equals; extraction takes the stablest, then the
+cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from eqfuse.rules.catalogue import DISTRIBUTED, PREPARE
+from eqfuse.rules.egraph.encode import Encoder, global_name
+from eqfuse.rules.egraph.extract import Extraction
+from eqfuse.rules.egraph.ranges import Ranges
+from eqfuse.rules.egraph.saturate import Graph, Node, Report, TooManyTerms
+from eqfuse.rules.engine import PLAIN, Engine
+from eqfuse.rules.scope import current
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Call, Const, Expr, Output, Program, Reduce, free_axes, walk
+
+
+def prepare(
+    program: Program, engine: Engine = PLAIN, *, apart: bool = False
+) -> tuple[tuple[Output, ...], Report]:
+    """The outputs in their stablest, then cheapest equal form over whole axes, of those that are found within the
+    budget; with sums of several terms taken `apart` where each reads reductions over their axis. Outputs that are too
+    many for one e-graph get one each."""
+    try:
+        return _prepared(program, engine, apart)
+    except TooManyTerms as many:
+        if len(program.outputs) == 1:
+            return program.outputs, Report(stopped=str(many))
+        outputs, report = [], Report()
+        for output in program.outputs:
+            (alone,), took = prepare(replace(program, outputs=(output,)), engine, apart=apart)
+            outputs.append(alone)
+            report.add(took)
+        return tuple(outputs), report
+
+
+def _prepared(program: Program, engine: Engine, apart: bool) -> tuple[tuple[Output, ...], Report]:
+    exprs = [output.expr for output in program.outputs]
+    axes = list(dict.fromkeys(n.axis for n in walk(*exprs) if isinstance(n, Reduce)))
+    if not axes:
+        return program.outputs, Report()
+    encoder = Encoder(program.strict_casts)
+    with engine.session(current().applied(DISTRIBUTED if apart else PREPARE)) as saturation:
+        roots = [encoder.encode(expr) for expr in exprs]
+        names = [global_name(f"out{i}") for i in range(len(roots))]
+        lets = [f"(let {name} {root})" for name, root in zip(names, roots, strict=True)]
+        saturation.run(encoder.lines + encoder.facts(axes) + lets)
+        saturation.saturate()
+        graph = saturation.read()
+        unproved = _unproved_exponents(exprs, encoder, graph)
+        if unproved and saturation.report.saturated:
+            saturation.run([f"(unproved {term})" for term in unproved])
+            saturation.saturate()
+            graph = saturation.read()
+        spread = {(e, axis) for e, _, _, axis in graph.facts["spread"]}
+
+        def allowed(node: Node) -> bool:
+            return node.head != "Red" or node.words[0] != "sum" or (node.args[0], node.words[1]) not in spread
+
+        best = Extraction(graph, encoder, Ranges(graph, encoder), allowed=allowed, whole=True)
+        for i, name in enumerate(names):
+            engine.chose(f"out{i}", best, graph.roots[name])
+        outputs = tuple(
+            replace(output, expr=best.term(graph.roots[name]))
+            for output, name in zip(program.outputs, names, strict=True)
+        )
+        return outputs, saturation.report
+
+
+def _unproved_exponents(exprs: Sequence[Expr], encoder: Encoder, graph: Graph) -> list[str]:
+    """Terms of exponents inside reductions that no fact bounds by 0, nor the program's own shift."""
+    settled = {row[0] for row in graph.facts["exp_safe"]}
+    bodies = [node.body for node in walk(*exprs) if isinstance(node, Reduce)]
+    found: dict[str, None] = {}
+    for node in walk(*bodies):
+        match node:
+            case Call("exp", (a,)):
+                term = encoder.terms["ALL"][a]
+                if graph.roots.get(term) not in settled:
+                    found[term] = None
+    return list(found)
+
+
+def is_spread(reduce: Reduce) -> bool:
+    """Whether the body of a sum has terms that vary and read reductions over its axis, so that rules take it apart."""
+    return reduce.op == "sum" and _is_spread(reduce.body, reduce.axis)
+
+
+def _is_spread(expr: Expr, axis: str) -> bool:
+    match expr:
+        case Call("add" | "sub", (a, b)) if _is_cascaded(expr, axis):
+            varying = [part for part in (a, b) if axis in free_axes(part)]
+            return len(varying) == 2 or any(_is_cascaded(part, axis) for part in varying)
+        case Call("where", (_, a, b)) if b is not Const(0) and _is_cascaded(expr, axis):
+            return True
+        case Call("mul", (a, b)):
+            return _is_spread(a, axis) or _is_spread(b, axis)
+        case Call("div", (a, _)) | Call("neg", (a,)) | Call("where", (_, a, Const(0))):
+            return _is_spread(a, axis)
+        case Call(fn, (a,)) if fn in CASTS:
+            return _is_spread(a, axis)
+        case _:
+            return False
+
+
+def _is_cascaded(expr: Expr, axis: str) -> bool:
+    return any(isinstance(node, Reduce) and node.axis == axis for node in walk(expr))

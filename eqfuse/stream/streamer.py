@@ -1,0 +1,202 @@
+"""A stream: the derived merge of a kernel as a state that is begun, fed, merged with others and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from eqfuse.arguments import DTYPE_NAMES, Arguments, as_given
+from eqfuse.devices import place_of
+from eqfuse.errors import EqfuseError
+from eqfuse.rules.merge import State
+from eqfuse.stream.programs import COUNT, START, TOTAL, Stream
+from eqfuse.terms.bounds import check_selections
+from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.terms.folds import identity
+from eqfuse.terms.nodes import Program
+from eqfuse.terms.parser import axes_of
+from eqfuse.terms.types import program_dtypes, result_dtype
+from eqfuse.threads import Lock
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What a stream has seen: the states by name, of the positions from `start` to `stop` of the axis.
+
+    `total` is the extent of the whole axis, where the program reads it before its end. `values` is None while nothing
+    was seen. `numpy` says that numpy arrays came in; `dtypes` are those of the tensors of the last chunk.
+    """
+
+    axis: str
+    start: int
+    stop: int
+    values: Mapping[str, torch.Tensor] | None = None
+    numpy: bool = False
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    total: int | None = None
+
+
+class Compiled(Protocol):
+    """A compiled text of the stream, as it is called."""
+
+    @property
+    def program(self) -> Program: ...
+
+    def __call__(self, **values: Any) -> Any: ...
+
+
+@dataclass
+class Streamer:
+    """Runs the programs of a stream of `program`. `compiled` makes a kernel of a text, while `lock` is held."""
+
+    stream: Stream
+    program: Program
+    compiled: Callable[[str], Compiled]
+    lock: Lock
+
+    def __post_init__(self) -> None:
+        self._kernels: dict[str, Compiled] = {}
+
+    def kernel(self, text: str) -> Compiled:
+        with self.lock:
+            if text not in self._kernels:
+                self._kernels[text] = self.compiled(text)
+            return self._kernels[text]
+
+    def init(self, start: int, total: int | None) -> StreamState:
+        if not isinstance(start, int) or start < 0:
+            raise EqfuseError(f"start is {start!r}", hint="give the position of the stream's first element")
+        if self.stream.reads_total and total is None:
+            axis = self.stream.axis
+            message = (
+                f"the program reads N({axis}), the number of positions of the whole stream, before its end"
+            )
+            raise EqfuseError(message, hint="say how many there will be: init(total=...)")
+        return StreamState(self.stream.axis, start, start, total=total)
+
+    def update(
+        self, state: StreamState, values: Mapping[str, Any], sizes: Mapping[str, int] | None
+    ) -> StreamState:
+        """The state with a chunk of the axis added at its end."""
+        self._check(state)
+        arguments = Arguments(self.program)
+        given = arguments.given(values, sizes)
+        extents = arguments.extents(given)
+        count, dtypes = extents[self.stream.axis], {n: t.dtype for n, t in given.tensors.items()}
+        known = state.values or self._nothing(extents, given.tensors)
+        if count == 0:
+            return replace(state, values=known, numpy=given.numpy, dtypes=dtypes)
+        states = _scalars(known, self.stream.states)
+        made = self._called(
+            self.stream.update,
+            {**given.tensors, **given.scalars, **states, START: state.stop, TOTAL: state.total},
+        )
+        stop = state.stop + count
+        return replace(state, stop=stop, values=self._stored(made), numpy=given.numpy, dtypes=dtypes)
+
+    def combine(self, left: StreamState, right: StreamState) -> StreamState:
+        """The state of both parts, the left one first."""
+        self._check(left)
+        self._check(right)
+        if left.values is None or right.values is None:
+            return right if left.values is None else left
+        if self.stream.reads_positions and left.stop != right.start:
+            message = f"the left part ends at position {left.stop}, the right part starts at {right.start}"
+            raise EqfuseError(
+                message,
+                hint=f"the program reads positions: begin the right part with init(start={left.stop})",
+            )
+        given: dict[str, Any] = {TOTAL: left.total}
+        for side, state in (("_a", left), ("_b", right)):
+            assert state.values is not None
+            named = _scalars(state.values, self.stream.states)
+            given |= {f"{name}{side}": value for name, value in named.items()}
+        made = self._stored(self._called(self.stream.combine, given))
+        count = right.stop - right.start
+        return replace(left, stop=left.stop + count, values=made)
+
+    def finish(self, state: StreamState, values: Mapping[str, Any]) -> Any:
+        """The outputs of what the stream has seen, in the program's order, dtypes and kind of tensors."""
+        self._check(state)
+        if state.values is None:
+            raise EqfuseError("nothing was streamed: the state is empty", hint="update it with a chunk first")
+        made = self._called(
+            self.stream.finish,
+            {
+                **_torch(values),
+                **_scalars(state.values, self.stream.states),
+                COUNT: state.stop - state.start,
+            },
+        )
+        named = dict(zip(self.stream.outputs, made, strict=True))
+        program = self.program
+        if state.start == state.stop:
+            axes = axes_of(program.outputs)
+            extents = {axis: int(program.domains.get(axis, axis) != state.axis) for axis in axes}
+            check_selections(program, extents, {})
+        dtypes = program_dtypes(program) | {n: DTYPE_NAMES[dtype] for n, dtype in state.dtypes.items()}
+        typed = [
+            value.to(TORCH_DTYPES[output.dtype or result_dtype(output.expr, dtypes)])
+            if value.is_floating_point()
+            else value
+            for output in program.outputs
+            for value in (named[output.name],)
+        ]
+        return as_given(typed, state.numpy)
+
+    def _check(self, state: Any) -> None:
+        if not isinstance(state, StreamState) or state.axis != self.stream.axis:
+            raise EqfuseError(
+                f"{type(state).__name__} is no state of this kernel", hint="begin with k.init()"
+            )
+
+    def _called(self, text: str, values: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """What a program gives for those of the values that it reads."""
+        kernel = self.kernel(text)
+        names = Arguments(kernel.program).names
+        made = kernel(**{name: value for name, value in values.items() if name in names})
+        return made if isinstance(made, tuple) else (made,)
+
+    def _nothing(
+        self, extents: Mapping[str, int], tensors: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The identities, as the states of no positions."""
+        wide = any(tensor.dtype == torch.float64 for tensor in tensors.values())
+        device, program = place_of(tensors), self.kernel(self.stream.update).program
+        integers = {tensor.name for tensor in program.tensors if tensor.dtype == "i64"}
+        integers |= set(program.integers)
+        found: dict[str, torch.Tensor] = {}
+        for state in self.stream.states:
+            number = identity(state.op).value
+            shape = [extents[axis] for axis in state.dims]
+            if state.name in integers:
+                bounds = torch.iinfo(torch.int64)
+                number = (
+                    int(number) if abs(number) != float("inf") else bounds.max if number > 0 else bounds.min
+                )
+                found[state.name] = torch.full(shape, number, dtype=torch.int64, device=device)
+            else:
+                dtype = torch.float64 if wide else torch.float32
+                found[state.name] = torch.full(shape, float(number), dtype=dtype, device=device)
+        return found
+
+    def _stored(self, values: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {
+            state.name: value if value.is_floating_point() else value.to(torch.int64)
+            for state, value in zip(self.stream.states, values, strict=True)
+        }
+
+
+def _torch(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: torch.from_numpy(value) if hasattr(value, "__array_interface__") and value.ndim else value
+        for name, value in values.items()
+    }
+
+
+def _scalars(values: Mapping[str, torch.Tensor], states: Sequence[State]) -> dict[str, Any]:
+    """States without axes as the numbers that programs take for them."""
+    return {state.name: values[state.name] if state.dims else values[state.name].item() for state in states}

@@ -1,0 +1,65 @@
+"""Stages of the pipeline as `check_stages` runs them: equal terms, loop nests and tile programs, in small ragged tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from eqfuse.loops import interpreter as loops_interpreter
+from eqfuse.loops.nodes import Nest
+from eqfuse.loops.walk import loops_in
+from eqfuse.terms.nodes import Output, Program
+from eqfuse.tile import interpreter as tile_interpreter
+from eqfuse.tile.nodes import TileProgram
+from eqfuse.verify.equivalence import Stage
+
+VERIFIED_TILES = ((2, 2), (3, 3))
+"""Positions of a tile, and number of shards, of each verified run of a loop nest."""
+VERIFIED_BLOCKS = ((2, 2), (4, 3))
+"""The same for tile programs, whose blocks are powers of two."""
+
+
+def term_stage(program: Program, outputs: tuple[Output, ...], extents: Mapping[str, int]) -> Stage:
+    """Outputs that say the same as the program's, run as written."""
+    return Stage.of_program("prepared", replace(program, outputs=outputs), extents)
+
+
+def loop_stages(program: Program, nest: Nest, extents: Mapping[str, int]) -> list[Stage]:
+    """The nest in tiles of each of `VERIFIED_TILES`."""
+    return [_loop_stage(nest, program, extents, tile, shards) for tile, shards in VERIFIED_TILES]
+
+
+def tile_stages(program: Program, tiles: Sequence[TileProgram], extents: Mapping[str, int]) -> list[Stage]:
+    """Tile programs of one nest, lowered to blocks of each of `VERIFIED_BLOCKS`, run in padded blocks."""
+    return [
+        _tile_stage(lowered, program, extents, block, shards)
+        for lowered, (block, shards) in zip(tiles, VERIFIED_BLOCKS, strict=True)
+    ]
+
+
+def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: int, shards: int) -> Stage:
+    walked = {loop.axis for kernel in nest.kernels for loop in loops_in(kernel.body)}
+    tiles = {axis: 1 if axis in dict(nest.shards) else tile for axis in walked}
+    split = {axis: shards for axis, _ in nest.shards}
+    return Stage(
+        f"loops, tiles of {tile}",
+        lambda i, d: loops_interpreter.run(
+            nest, program, i.tensors, i.scalars, i.extents, d, tiles=tiles, shards=split, batch=i.trials
+        ),
+        extents,
+        f"tiles of {tile}" + (f", {shards} shards" if split else ""),
+    )
+
+
+def _tile_stage(
+    tiles: TileProgram, program: Program, extents: Mapping[str, int], block: int, shards: int
+) -> Stage:
+    split = {axis: shards for axis, _ in tiles.shards}
+    return Stage(
+        f"tiles, blocks of {block}",
+        lambda i, d: tile_interpreter.run(
+            tiles, program, i.tensors, i.scalars, i.extents, d, shards=split, batch=i.trials
+        ),
+        extents,
+        f"blocks of {block}, padded" + (f", {shards} shards" if split else ""),
+    )

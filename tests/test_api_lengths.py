@@ -1,0 +1,189 @@
+"""Lengths, offsets and pages that are data: on every schedule, what is outside is never read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse import compiler
+from eqfuse.devices import device_named
+from eqfuse.loops.plan import SCHEDULES
+from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.triton.launch import interpret
+
+NAN = math.nan
+HEADS, WIDTH = 4, 16
+Tensors = dict[str, torch.Tensor]
+
+SOFTMAX = """
+    p[b,h,j] = exp(s[b,h,j] - max[j](s[b,h,j]))
+    o[b,h,e] = sum[j](p[b,h,j] / sum[j](p[b,h,j]) * """
+DECODE = (
+    "len: i32[b]\ns[b,h,j] = where(j < len[b], sum[d](q[b,h,d] * k[b,j,d]), -inf)" + SOFTMAX + "v[b,j,e])"
+)
+SCALAR = "L: i32\ns[b,h,j] = where(j < L, sum[d](q[b,h,d] * k[b,j,d]), -inf)" + SOFTMAX + "v[b,j,e])"
+PAGED = (
+    "page: i32[b,n]\nlen: i32[b]\n"
+    "s[b,h,j] = where(j < len[b], sum[d](q[b,h,d] * k[page[b,j//16],j%16,d]), -inf)"
+    + SOFTMAX
+    + "v[page[b,j//16],j%16,e])"
+)
+PACKED = """
+    first: i32[i]
+    s[h,i,j] = where((first[i] <= j) & (j <= i), sum[d](q[i,h,d] * k[j,h,d]), -inf)
+    p[h,i,j] = exp(s[h,i,j] - max[j](s[h,i,j]))
+    o[i,h,e] = sum[j](p[h,i,j] / sum[j](p[h,i,j]) * v[j,h,e])
+    """
+SEGMENTS = "off: i32[n]\ny[s,e] = sum[j](where((off[s] <= j) & (j < off[s+1]), w[j] * v[j,e], 0))"
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """One query per head (heads, width) over the keys (n, width) that there are; NaN where there is none."""
+    weights = torch.softmax(q.double() @ k.double().T, -1)
+    return (weights @ v.double()).float() if len(k) else torch.full(q.shape, NAN)
+
+
+def ragged(lengths: list[int], room: int) -> tuple[Tensors, torch.Tensor]:
+    """A cache with room for more than the lengths, NaN where nothing is, and what attention to the rest gives."""
+    rows = len(lengths)
+    given = {"q": torch.randn(rows, HEADS, WIDTH)} | {n: torch.randn(rows, room, WIDTH) for n in "kv"}
+    for row, length in enumerate(lengths):
+        given["k"][row, length:] = given["v"][row, length:] = NAN
+    parts = [attended(given["q"][b], given["k"][b, :n], given["v"][b, :n]) for b, n in enumerate(lengths)]
+    return given, torch.stack(parts)
+
+
+def decode(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
+    lengths = [0, 1, room, room // 3, room // 2]
+    given, expected = ragged(lengths, room)
+    return {"len": torch.tensor(lengths, dtype=torch.int32), **given}, expected, {}
+
+
+def scalar(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
+    given, expected = ragged([room // 3] * 3, room)
+    return given, expected, {"L": room // 3}
+
+
+def paged(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
+    """Pages in any order; those behind a row's length are nowhere."""
+    lengths = [0, 1, room, room // 3]
+    rows, pages = len(lengths), room // 16
+    given, expected = ragged(lengths, room)
+    order = torch.randperm(rows * pages)
+    for name in "kv":
+        flat = given[name].reshape(rows * pages, 16, WIDTH)
+        given[name] = torch.empty_like(flat).index_copy_(0, order, flat)
+    page = order.reshape(rows, pages).to(torch.int32)
+    for row, length in enumerate(lengths):
+        page[row, -(-length // 16) :] = 10**6
+    return {"page": page, "len": torch.tensor(lengths, dtype=torch.int32), **given}, expected, {}
+
+
+def packed(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
+    """Documents one after the other; what stands before the first is of nobody."""
+    sizes = [5, 1, room // 2, 2, room // 4]
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    total = ends[-1]
+    first = torch.tensor([end - size for end, size in zip(ends, sizes, strict=True) for _ in range(size)])
+    given = {name: torch.randn(total, HEADS, WIDTH) for name in "qkv"}
+    first[:5] = 3  # rows 0 to 2 have nothing
+    given["k"][:3] = given["v"][:3] = NAN
+    rows = [
+        torch.cat(
+            [
+                attended(
+                    given["q"][i, h][None], given["k"][first[i] : i + 1, h], given["v"][first[i] : i + 1, h]
+                )
+                for h in range(HEADS)
+            ]
+        )
+        for i in range(total)
+    ]
+    return {"first": first.to(torch.int32), **given}, torch.stack(rows), {}
+
+
+def segments(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
+    """Rows of a sparse matrix; elements before the first and behind the last are of none."""
+    off = torch.tensor([4, 4, 7, room // 2, room // 2, room - 9], dtype=torch.int32)
+    w, v = torch.randn(room), torch.randn(room, WIDTH)
+    expected = torch.stack([w[a:b] @ v[a:b] for a, b in pairwise(off)])
+    for tensor in (w, v):
+        tensor[:4] = tensor[room - 9 :] = NAN
+    return {"off": off, "w": w, "v": v}, expected, {}
+
+
+Case = tuple[str, Callable[[int], tuple[Tensors, torch.Tensor, dict[str, Any]]]]
+CASES: Mapping[str, Case] = {
+    "decode": (DECODE, decode),
+    "scalar": (SCALAR, scalar),
+    "paged": (PAGED, paged),
+    "packed": (PACKED, packed),
+    "segments": (SEGMENTS, segments),
+}
+
+
+def sizes_of(name: str, given: Tensors) -> dict[str, int]:
+    return {"j": given["page"].shape[1] * 16} if name == "paged" else {}
+
+
+@pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow(but=["paged", "packed-split_k", "packed-rolling", "scalar", "decode-rolling"])
+def test_nothing_outside_is_read_on_a_cpu(name: str, prefer: str) -> None:
+    source, make = CASES[name]
+    torch.manual_seed(0)
+    kernel = eq.compile(source, target="cpu", prefer=prefer)
+    for room in (48, 320):
+        given, expected, scalars = make(room)
+        found = kernel(**given, **scalars, sizes=sizes_of(name, given))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert kernel.certificate.ok
+
+
+@pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow(but=["paged-split_k", "segments-rolling", "scalar-resident"])
+def test_nothing_outside_is_read_on_a_gpu(name: str, prefer: str) -> None:
+    source, make = CASES[name]
+    torch.manual_seed(0)
+    given, expected, scalars = make(48)
+    derived = compiler.derive(source, None, strict_casts=False)
+    shapes = {n: tuple(tensor.shape) for n, tensor in given.items()}
+    extents = bind(derived.program, shapes, sizes_of(name, given), scalars=scalars)
+    compiled = compiler.pipeline(
+        derived, extents, program_dtypes(derived.program), device_named("sm_90"), prefer
+    )
+    module = compiler.emit_triton(derived, compiled, "made")
+    tensors = [given[tensor.name] for tensor in derived.program.tensors]
+    shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
+    found = interpret(module, "made", *tensors, *scalars.values(), sizes={**extents, **shards})
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["decode", "scalar", "paged", "packed"])
+def test_whole_blocks_carry_no_mask(name: str) -> None:
+    kernel = eq.compile(CASES[name][0], target="sm_90", prefer="rolling")
+    whole = str(kernel.triton).split("complete ones: no masks along it")[1].split("# Blocks of")[0]
+    assert "-inf" not in whole and "tl.where" not in whole
+
+
+def programs_of_the_documentation() -> list[str]:
+    text = (Path(__file__).parent.parent / "docs" / "ranges.md").read_text(encoding="utf-8")
+    return text.split("```")[1::2]
+
+
+@pytest.mark.parametrize("source", programs_of_the_documentation())
+def test_the_programs_of_the_documentation_are_cut(source: str) -> None:
+    scalars = {"g": 2} if "//g" in source else {}
+    kernel = eq.compile(source, target="cpu", prefer="rolling", scalars=scalars)
+    assert kernel.certificate.ok
+    text = str(kernel.tile)
+    assert "for j in 0..j_size" not in text and "..j_high masked" in text

@@ -1,0 +1,70 @@
+"""The rooms of the package: `[tool.importlinter]` in pyproject.toml says which may import which, and this that they do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    shown = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-c", LINT],
+        check=False,
+        cwd=folder,
+        env=shown,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_every_contract_is_kept() -> None:
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+UPWARD, APART, CIRCLE = (
+    "No import runs upward",
+    "Printers of tile programs know nothing of each other",
+    "No circle inside a room",
+)
+
+
+@pytest.mark.parametrize(
+    "contract, room, line",
+    [
+        (UPWARD, "errors.py", "from eqfuse.verify.certificate import Certificate"),
+        (UPWARD, "terms/nodes.py", "from eqfuse.rules.merge import Merge"),
+        (APART, "tile/cpu/run.py", "from eqfuse.tile.triton import launch"),
+        (CIRCLE, "loops/nodes.py", "from eqfuse.loops import printer"),
+    ],
+)
+def test_an_import_that_runs_upward_or_in_a_circle_is_found(
+    contract: str, room: str, line: str, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "eqfuse", tmp_path / "eqfuse", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    file = tmp_path / "eqfuse" / room
+    file.write_text(file.read_text() + f"\n\ndef wrong() -> None:\n    {line}\n")
+    done = lint(tmp_path)
+    assert done.returncode == 1 and f"{contract} BROKEN" in done.stdout, done.stdout
+
+
+def test_only_programs_use_the_package_as_users_do() -> None:
+    graph = grimp.build_graph("eqfuse", cache_dir=None)
+    importers = graph.find_modules_that_directly_import("eqfuse")
+    assert importers == {"eqfuse.cli", "eqfuse.demo", "eqfuse.doctor"}
+
+
+def test_nothing_in_the_package_imports_the_benchmarks() -> None:
+    graph = grimp.build_graph("eqfuse", include_external_packages=True, cache_dir=None)
+    assert "bench" not in graph.modules
