@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from eqfuse.compiler import compile_for, derive, device_named
+from eqfuse.compiler import derive, pipeline
+from eqfuse.devices import device_named
 from eqfuse.extract import tile_sizes
 from eqfuse.extract.product_tiles import LEAST, MOST, Lattice, Point
 from eqfuse.terms.types import program_dtypes
@@ -36,7 +37,7 @@ def _chosen(
     monkeypatch.setattr(tile_sizes.Lattice, "best", recorded)
     derived = derive(source, None, False)
     dtypes = dict.fromkeys(program_dtypes(derived.program), dtype)
-    compile_for(derived, sizes, dtypes, H200, None)
+    pipeline(derived, sizes, dtypes, H200, None)
     return found
 
 
