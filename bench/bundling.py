@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.cells import Cell
-from bench.report import installed
 from bench.work import constants_of, work_of
 from eqfuse import compiler
 from eqfuse.compiler import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
+from eqfuse.environment import installed
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import Candidate, configured, shape_of, with_outputs
 from eqfuse.extract.devices import Device

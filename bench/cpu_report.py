@@ -16,17 +16,10 @@ import torch
 from torch._dynamo.utils import counters
 
 import eqfuse as eq
-from bench.measure import (
-    as_tuple,
-    in_fresh_process,
-    interleaved,
-    peak_growth,
-    rounding,
-    time_limit,
-    worst_error,
-)
+from bench.measure import in_fresh_process, peak_growth, rounding, time_limit
 from bench.report import Column, Options, Report, each, geometric_mean, recorded
 from bench.workloads import WORKLOADS, Case, Workload, select
+from eqfuse.measure import as_tuple, interleaved, worst_error
 
 Contestant = Callable[[Mapping[str, torch.Tensor]], Any]
 

@@ -27,11 +27,11 @@ import torch
 import eqfuse as eq
 from bench import judge
 from bench.magnitudes import MAGNITUDES, scaled
-from bench.measure import as_tuple
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import Case, Workload, select
 from eqfuse.errors import ScheduleError
 from eqfuse.loops.plan import SCHEDULES
+from eqfuse.measure import as_tuple
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Reduce, reductions, walk
 from eqfuse.terms.sizes import bind

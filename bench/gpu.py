@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from triton.testing import do_bench, do_bench_cudagraph
 
-from bench.measure import as_tuple, worst_error
 from bench.workloads import WORKLOADS, Case, Workload
+from eqfuse.measure import as_tuple, worst_error
 
 TOLERANCE = {"f16": 2e-3, "bf16": 2e-2, "f8e4m3": 5e-2, "f32": 2e-6}
 """Relative rms errors that are rounding in each dtype; a kernel may also be twice as far off as unfused torch."""

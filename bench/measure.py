@@ -6,101 +6,26 @@ import ctypes
 import gc
 import resource
 import signal
-import statistics
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
+from eqfuse.measure import Tensors
+
 P = ParamSpec("P")
 R = TypeVar("R")
-
-Tensors = tuple[torch.Tensor, ...]
-
-
-def as_tuple(result: Any) -> Tensors:
-    """The outputs of a kernel or a reference as a tuple of tensors, also where it has only one."""
-    return tuple(torch.as_tensor(value) for value in (result if isinstance(result, tuple) else (result,)))
-
-
-def rms_error(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """Root mean square of the difference over that of the reference.
-
-    Infinities and NaN must stand at the same positions with the same sign; otherwise the error is inf.
-    """
-    a, b = value.detach().double(), reference.detach().to(value.device).double()
-    finite = torch.isfinite(b)
-    same_kind = torch.equal(torch.isfinite(a), finite) and torch.equal(
-        a[~finite].nan_to_num(), b[~finite].nan_to_num()
-    )
-    if a.shape != b.shape or not same_kind or not torch.equal(a.isnan(), b.isnan()):
-        return float("inf")
-    difference, size = (a - b)[finite].square().sum().sqrt(), b[finite].square().sum().sqrt()
-    return float(difference / size) if size > 0 else float(difference)
-
-
-def worst_error(values: Tensors, references: Tensors) -> float:
-    """The largest `rms_error` over the outputs; inf where their number differs."""
-    if len(values) != len(references):
-        return float("inf")
-    return max(rms_error(v, r) for v, r in zip(values, references, strict=True))
 
 
 def rounding(values: Tensors) -> float:
     """A unit in the last place of the coarsest output dtype, relative: no result is asked to be better."""
     return max(torch.finfo(v.dtype).eps for v in values if v.dtype.is_floating_point)
-
-
-def synchronize(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize()
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds per call, one list per contestant, in the order of rounds."""
-
-    seconds: Mapping[str, Sequence[float]]
-
-    def median(self, name: str) -> float:
-        return statistics.median(self.seconds[name])
-
-
-def interleaved(
-    contestants: Mapping[str, Callable[[Mapping[str, torch.Tensor]], Any]],
-    inputs: Callable[[int], Mapping[str, torch.Tensor]],
-    *,
-    device: str = "cpu",
-    rounds: int = 9,
-    budget_seconds: float = 6.0,
-) -> Times:
-    """Time the contestants in turn on fresh inputs: one warm-up round, then up to `rounds`.
-
-    Stops early, after three rounds at the least, once `budget_seconds` have passed.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    started = time.perf_counter()
-    for index in range(rounds + 1):
-        values = inputs(index)
-        for name, run in contestants.items():
-            synchronize(device)
-            begin = time.perf_counter()
-            result = run(values)
-            synchronize(device)
-            if index > 0:
-                seconds[name].append(time.perf_counter() - begin)
-            del result
-        if index >= 3 and time.perf_counter() - started > budget_seconds:
-            break
-    return Times(seconds)
 
 
 def resident_bytes() -> int:

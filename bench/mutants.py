@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import mutants_loops, mutants_merges, mutants_terms, mutants_tiles
+from bench import mutants_loops, mutants_merges, mutants_passes, mutants_terms, mutants_tiles
 from bench.mutation import Level, Mutant, Same
 from eqfuse import compiler
 from eqfuse.derived import Derived
@@ -48,6 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *mutants_merges.MUTANTS,
     *mutants_loops.MUTANTS,
     *mutants_tiles.MUTANTS,
+    *mutants_passes.MUTANTS,
 )
 
 SOURCES: Mapping[str, str] = {
@@ -72,6 +73,16 @@ SOURCES: Mapping[str, str] = {
         O[i,e] = sum[j](exp(T[i,j] - m[i]) / Z[i] * V[j,e])
         L[i] = m[i] + log(Z[i])
         return O, L
+        """,
+    "attention with distances": """
+        Q: f32[i, d]
+        K: f32[j, d]
+        V: f32[j, e]
+        S[i,j] = sum[d](Q[i,d] * K[j,d]) / c + slope * (j - i)
+        m[i] = max[j](S[i,j])
+        Z[i] = sum[j](exp(S[i,j] - m[i]))
+        O[i,e] = sum[j](exp(S[i,j] - m[i]) / Z[i] * V[j,e])
+        return m, O
         """,
     "attention, grouped heads": """
         Q: f32[h, i, d]
@@ -161,7 +172,7 @@ TRIALS = 16
 ORDERED = (-np.inf, 0.0, 1.0, np.nan)
 EXACT = 1e-12
 """Relative error in float64 that is rounding."""
-DEVICE = DEVICES["cpu"]
+DEVICE, GPU = DEVICES["cpu"], DEVICES["h200"]
 
 
 @dataclass(frozen=True)
@@ -228,6 +239,10 @@ class Subject:
     def tiles(self) -> list[TileProgram]:
         return compiler.verified_tiles(self.candidate.nest, self.program, self.dtypes, DEVICE)
 
+    @cached_property
+    def after_passes(self) -> list[TileProgram]:
+        return compiler.verified_tiles(self.candidate.nest, self.program, self.dtypes, GPU)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -263,9 +278,10 @@ def mutations(mutant: Mutant, subject: Subject) -> Iterator[Any]:
             yield from _plans(mutant, subject.candidate.plan)
         case "loop":
             yield from mutant.mutate(subject.candidate.nest)
-        case "tile":
+        case "tile" | "pass":
             # The same mistake for every size of block.
-            for tiles in zip(*map(mutant.mutate, subject.tiles), strict=False):
+            programs = subject.tiles if mutant.level == "tile" else subject.after_passes
+            for tiles in zip(*map(mutant.mutate, programs), strict=False):
                 same = [found for found in tiles if isinstance(found, Same)]
                 yield same[0] if same else tiles
 
@@ -398,7 +414,7 @@ def _stages(level: Level, mutated: Any, subject: Subject) -> Iterator[Stage]:
             yield from loop_stages(program, mutated, extents)
             tiles = compiler.verified_tiles(mutated, program, subject.dtypes, DEVICE)
             yield from tile_stages(program, tiles, extents)
-        case "tile":
+        case "tile" | "pass":
             for lowered in mutated:
                 check_tiles(lowered, subject.dtypes)
             yield from tile_stages(program, mutated, extents)

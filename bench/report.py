@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bench.workloads import Workload
+from eqfuse.environment import environment
 from eqfuse.errors import EqfuseError
 
 if TYPE_CHECKING:
@@ -100,34 +98,6 @@ class Report:
             "rows": self.rows,
         }
         self.path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-
-
-def environment() -> dict[str, Any]:
-    """Versions of what was measured and the machine it ran on."""
-    return {
-        "python": platform.python_version(),
-        **{name: installed(name) for name in ("eqfuse", "torch", "triton", "egglog", "numpy")},
-        "machine": platform.machine(),
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
-
-
-def installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (line.split(":", 1)[1].strip() for line in names if line.startswith("model name")), platform.machine()
-    )
 
 
 def each(items: Sequence[Workload]) -> Iterator[Workload]:

@@ -30,8 +30,9 @@ import torch
 
 from bench.cells import Cell, Inputs, Peer, Run
 from bench.gpu import load
-from bench.report import installed, one_line
+from bench.report import one_line
 from bench.workloads import Outputs
+from eqfuse.environment import installed
 from eqfuse.tile.triton.launch import interpret
 from eqfuse.tune.timing import Timing, replayed
 

@@ -15,11 +15,12 @@ import torch
 
 import eqfuse as eq
 from bench.ahead import Ahead, compile_ahead
-from bench.measure import Tensors, as_tuple, rounding, worst_error
+from bench.measure import rounding
 from bench.report import Column, Options, Report, each, one_line, recorded
 from bench.workloads import Case, Number, Workload, select
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.loops.plan import SCHEDULES, Schedule
+from eqfuse.measure import Tensors, as_tuple, worst_error
 from eqfuse.stream.streamer import StreamState
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile import interpreter as tile_interpreter

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
+import subprocess
 import sys
 import zipfile
 import zlib
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import eqfuse as eq
+from eqfuse import debug
 from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.bounds import longer_dimensions
@@ -39,7 +40,11 @@ PIPED_WIDTH = 150
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0, or 1 where a check failed, or 2 for an error of the user's, or 3 for a fault
     of eqfuse's own."""
-    options = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["bench"]:  # its options are its own
+        options = argparse.Namespace(command=_bench, words=words[1:])
+    else:
+        options = _parser().parse_args(words)
     command: Callable[[argparse.Namespace, Console], int] = options.command
     try:
         return command(options, Console(width=None if sys.stdout.isatty() else PIPED_WIDTH))
@@ -53,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        if os.environ.get("EQFUSE_DEBUG"):
+        if debug.level():
             raise
         print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
         print("this is a fault of eqfuse; with EQFUSE_DEBUG=1 it shows where", file=sys.stderr)
@@ -83,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         "--scalar", action="append", default=[], metavar="NAME=X", help="value of a run-time scalar"
     )
     run.add_argument("--inputs", type=Path, metavar="FILE.npz", help="tensors by name; the others are random")
-    run.add_argument("--output", type=_writable, metavar="FILE.npz", help="where to write the results")
-    run.add_argument("--seed", type=_seed, default=0, help="of the random tensors")
+    run.add_argument("--output", type=writable, metavar="FILE.npz", help="where to write the results")
+    run.add_argument("--seed", type=seed, default=0, help="of the random tensors")
     run.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
     run.add_argument("--device", default="cpu", help="where the tensors live: cpu (default) or cuda")
 
@@ -92,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_program(emit)
     emit.add_argument("--target", default="sm_90", help="sm_80, sm_90 (default), sm_100, h200 or gfx942")
     emit.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
-    emit.add_argument("--output", type=_writable, metavar="FILE.py", help="write the source there")
+    emit.add_argument("--output", type=writable, metavar="FILE.py", help="write the source there")
 
     explain = add(
         "explain", _explain, "print how the kernel of a program was derived, every step of it a rule"
@@ -104,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--target", default="auto", help="auto (default: the CPU), or a target of emit")
     explain.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
-    explain.add_argument("--output", type=_writable, metavar="FILE", help="write it there")
+    explain.add_argument("--output", type=writable, metavar="FILE", help="write it there")
 
     verify = add("verify", _verify, "verify the kernel of a program, or that two programs are equivalent")
     _add_program(verify)
@@ -114,33 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--trials", type=int, default=16, metavar="N", help="trials drawn at a time (16)")
 
-    bench = add("bench", _bench, "measure every program of the papers")
-    bench.add_argument(
-        "name",
-        metavar="NAME",
-        help="workloads, compile, emit, explain, verify, errors, fuzz, mutants, attention, reductions or cpu",
-    )
-    bench.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
-    bench.add_argument("--small", action="store_true", help="only the small sizes")
-    bench.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    bench.add_argument(
-        "--output", type=_writable, metavar="FILE.json", help="default: bench/results/NAME.json"
-    )
-    bench.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
-    bench.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
-    bench.add_argument("--examples", type=int, default=500, metavar="N", help="fuzz: how many programs")
-    bench.add_argument("--seed", type=_seed, default=0, help="fuzz: of the programs")
-    bench.add_argument(
-        "--seconds", type=float, default=math.inf, metavar="S", help="fuzz: begin no batch after so long"
-    )
-    bench.add_argument("--resume", action="store_true", help="fuzz: keep the batches that are done")
-    bench.add_argument(
-        "--measured",
-        type=Path,
-        metavar="FILE.json",
-        help="attention, reductions: what bench.NAME wrote on a GPU",
-    )
-
+    add("bench", _bench, "measure every program of the papers (in a checkout): bench NAME, bench --help")
     add("doctor", _doctor, "versions, devices, and what works here")
     rules = add("rules", _rules, "the rewrite rules, and with a program how often each of them matched")
     rules.add_argument("file", metavar="FILE", nargs="?", help="a program, or - for standard input")
@@ -155,13 +134,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seed(text: str) -> int:
+def seed(text: str) -> int:
+    """Of random tensors, as an argument of a command."""
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is no seed: a number from 0 to 2**63 - 1")
     return int(text)
 
 
-def _writable(file: str) -> Path:
+def writable(file: str) -> Path:
     """Where results go; refused before anything is run for them."""
     path = Path(file)
     if path.is_dir():
@@ -267,22 +247,16 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
 
 
 def _bench(options: argparse.Namespace, console: Console) -> int:
-    from bench.report import Options
-    from bench.runner import run
-
-    chosen = Options(
-        only=options.only,
-        device=options.device,
-        small=options.small,
-        torch_compile=not options.no_torch_compile,
-        memory=not options.no_memory,
-        examples=options.examples,
-        seed=options.seed,
-        seconds=options.seconds,
-        resume=options.resume,
-        measured=options.measured,
-    )
-    return run(options.name, chosen, output=options.output, console=console)
+    """The benchmarks are a program beside the package, in a checkout of its source."""
+    checkout = Path(__file__).parent.parent
+    if not (checkout / "bench" / "__main__.py").is_file():
+        raise EqfuseError(
+            f"the benchmarks are not part of the installed package ({Path(__file__).parent})",
+            hint="run `python -m bench NAME` in a checkout of the source, with what `pip install -e '.[bench]'` brings",
+        )
+    path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", "bench", *options.words]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> int:

@@ -215,8 +215,8 @@ def lower_nest(
 
 
 def certify(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate:
-    """The certificate of a compiled shape, which all shapes of its loop nest have in common.
-    Raises VerificationError."""
+    """The certificate of a compiled shape, which all shapes of its loop nest have in common that went through the same
+    passes. Raises VerificationError."""
     key = _certificate_key(compiled, checks)
     if key not in derived.certificates:
         derived.certificates[key] = verify(
@@ -239,7 +239,8 @@ def certified(derived: Derived, compiled: Compiled, checks: Checks) -> Certifica
 
 def _certificate_key(compiled: Compiled, checks: Checks) -> tuple[Any, ...]:
     known = tuple(sorted(checks.scalars.items()))
-    return compiled.chosen.nest, compiled.device.kind, checks.trials, checks.bound, known
+    made = compiled.chosen.nest, compiled.device.kind, compiled.tile.passes
+    return *made, checks.trials, checks.bound, known
 
 
 def verify(
@@ -262,7 +263,7 @@ def verify(
     program, loses = derived.program, plan is not None and plan.loses_infinities
     extents = small_extents(program, scalars)
     with derived.timings.stage("verify"):
-        tiles = verified_tiles(nest, program, dtypes, device)
+        tiles = verified_tiles(nest, program, dtypes, device, plan.configs if plan else ())
         stages = [
             term_stage(program, derived.form(plan.form if plan else "rewritten"), extents),
             *loop_stages(program, nest, extents),
@@ -295,15 +296,29 @@ def verify(
 
 
 def verified_tiles(
-    nest: Nest, program: Program, dtypes: Mapping[str, str], device: Device
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    device: Device,
+    configs: Sequence[KernelConfig] = (),
 ) -> list[TileProgram]:
-    """The tile programs that are verified: the nest lowered to blocks of each of `VERIFIED_BLOCKS`."""
-    return [
-        lower_nest(
-            nest, program, dtypes, [tiny(kernel, block) for kernel in nest.kernels], device, least_dot=1
-        )
-        for block, _ in VERIFIED_BLOCKS
-    ]
+    """The tile programs that are verified: the nest lowered to blocks of each of `VERIFIED_BLOCKS`.
+
+    The last of them has one position per program instance along the axes that have so in `configs`, those of a plan: a
+    batch in blocks is no matrix product for a GPU, and what is printed is.
+    """
+    found = []
+    for block, _ in VERIFIED_BLOCKS:
+        last = block == VERIFIED_BLOCKS[-1][0]
+        single = [_single(config) for config in configs] if configs and last else [()] * len(nest.kernels)
+        small = [tiny(kernel, block, axes) for kernel, axes in zip(nest.kernels, single, strict=True)]
+        found.append(lower_nest(nest, program, dtypes, small, device, least_dot=1))
+    return found
+
+
+def _single(config: KernelConfig) -> tuple[str, ...]:
+    """Axes of the grid with one position per program instance."""
+    return tuple(block.axis for block in config.blocks if block.kind == "grid" and block.size == 1)
 
 
 def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:

@@ -2,32 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import eqfuse as eq
-from bench.measure import as_tuple, interleaved, worst_error
-from bench.workloads import WORKLOADS, Workload
+from eqfuse.measure import as_tuple, interleaved, worst_error
 
-PROGRAMS = ("softmax", "causal_prefill")
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A program, the shapes of its tensors, its scalars, and what it is in torch without being fused."""
+
+    name: str
+    source: str
+    shapes: Mapping[str, tuple[int, ...]]
+    scalars: Mapping[str, float]
+    unfused: Callable[..., torch.Tensor]
+
+    def tensors(self, seed: int) -> dict[str, torch.Tensor]:
+        """Normal float32 values."""
+        generator = torch.Generator().manual_seed(seed)
+        return {name: torch.randn(shape, generator=generator) for name, shape in self.shapes.items()}
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    weights = torch.exp(x - x.amax(-1, keepdim=True))
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def causal_attention(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, scale: float) -> torch.Tensor:
+    scores = Q @ K.transpose(-1, -2) * scale
+    i, j = torch.arange(Q.shape[-2])[:, None], torch.arange(K.shape[-2])
+    return softmax(torch.where(j <= i, scores, -torch.inf)) @ V
+
+
+SOFTMAX = """
+e[r,c] = exp(x[r,c] - max[c](x[r,c]))
+y[r,c] = e[r,c] / sum[c](e[r,c])
+"""
+
+CAUSAL_ATTENTION = """
+S[b,h,i,j] = sum[d](Q[b,h,i,d] * K[b,h,j,d]) * scale
+T[b,h,i,j] = where(j <= i, S[b,h,i,j], -inf)
+P[b,h,i,j] = exp(T[b,h,i,j] - max[j](T[b,h,i,j]))
+O[b,h,i,e] = sum[j](P[b,h,i,j] / sum[j](P[b,h,i,j]) * V[b,h,j,e])
+"""
+
+EXAMPLES = (
+    Example("softmax", SOFTMAX, {"x": (1024, 8192)}, {}, softmax),
+    Example(
+        "causal attention",
+        CAUSAL_ATTENTION,
+        dict.fromkeys("QKV", (1, 8, 1024, 64)),
+        {"scale": 0.125},
+        causal_attention,
+    ),
+)
 
 
 def demo(console: Console) -> int:
     """Print both programs and their kernels; 1 where a kernel's certificate or result is wrong, else 0."""
-    passed = [_show(WORKLOADS[name], console) for name in PROGRAMS]
+    passed = [_show(example, console) for example in EXAMPLES]
     return 0 if all(passed) else 1
 
 
-def _show(workload: Workload, console: Console) -> bool:
-    case = workload.cases["cpu"]
-    inputs = workload.inputs(case)
-    kernel = eq.compile(workload.source, scalars=case.constants, target="cpu")
-    result = as_tuple(kernel(**workload.arguments(case, inputs)))
+def _show(example: Example, console: Console) -> bool:
+    tensors, scalars = example.tensors(0), example.scalars
+    kernel = eq.compile(example.source, target="cpu")
 
-    console.rule(workload.name)
-    sizes = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in inputs.items())
-    _section(console, "program", f"{workload.source}\n\nfloat32 tensors {sizes}")
+    def run(values: Tensors) -> object:
+        given: dict[str, Any] = {**values, **scalars}
+        return kernel(**given)
+
+    result = as_tuple(run(tensors))
+
+    console.rule(example.name)
+    sizes = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in tensors.items())
+    _section(console, "program", f"{example.source.strip()}\n\nfloat32 tensors {sizes}")
     _section(
         console,
         "derived merge: how the states of two parts of the axis become the state of both",
@@ -37,14 +96,15 @@ def _show(workload: Workload, console: Console) -> bool:
     _section(console, f"chosen loop nest ({kernel.plan.schedule})", kernel.loops)
     _section(console, "certificate", kernel.certificate)
 
-    exact = workload.run_exact(case, inputs)
-    error, unfused = worst_error(result, exact), worst_error(workload.run_eager(case, inputs), exact)
+    exact = as_tuple(example.unfused(**{n: x.double() for n, x in tensors.items()}, **scalars))
+    error = worst_error(result, exact)
+    unfused = worst_error(as_tuple(example.unfused(**tensors, **scalars)), exact)
     times = interleaved(
         {
-            "unfused": lambda values: workload.run_eager(case, values),
-            "fused": lambda values: kernel(**workload.arguments(case, values)),
+            "unfused": lambda values: example.unfused(**values, **scalars),
+            "fused": run,
         },
-        lambda index: workload.inputs(case, seed=index),
+        example.tensors,
         budget_seconds=4.0,
     )
     slow, fast = times.median("unfused"), times.median("fused")

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 import eqfuse as eq
-from bench.measure import as_tuple
-from bench.report import environment, recorded
+from eqfuse.environment import environment
+from eqfuse.measure import as_tuple
 
 PROGRAM = "m[i] = max[j](x[i,j])\ns[i] = sum[j](exp(x[i,j] - m[i]))"
 
@@ -33,11 +33,12 @@ def doctor(console: Console) -> int:
 
 
 def _problem(check: Callable[[], str]) -> str:
-    """What stands against a check; empty where it passed."""
-    found: list[str] = []
-    with recorded(found.append):
-        found.append(check())
-    return "".join(found)
+    """What stands against a check, in one line; empty where it passed."""
+    try:
+        return check()
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is what does not work here)
+        first, *_ = str(error).strip().splitlines() or ["no message"]
+        return first if isinstance(error, eq.EqfuseError) else f"{type(error).__name__}: {first}"
 
 
 def _cpu() -> str:

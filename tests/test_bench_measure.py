@@ -13,19 +13,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench.measure import (
-    in_fresh_process,
-    interleaved,
-    peak_growth,
-    rms_error,
-    rounding,
-    time_limit,
-    worst_error,
-)
+from bench.measure import in_fresh_process, peak_growth, rounding, time_limit
 from bench.report import Column, Report, geometric_mean, recorded
 from bench.report import Options as BenchOptions
 from bench.runner import run
 from eqfuse.errors import EqfuseError
+from eqfuse.measure import interleaved, rms_error, worst_error
 
 MEGABYTE = 2**20
 

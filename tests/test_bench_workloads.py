@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import eqfuse as eq
-from bench.measure import as_tuple, rounding, worst_error
+from bench.measure import rounding
 from bench.workloads import WORKLOADS, TensorSpec, Workload, select
+from eqfuse.measure import as_tuple, worst_error
 from eqfuse.terms.parser import parse
 from eqfuse.terms.sizes import bind
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import eqfuse as eq
+from bench.__main__ import main as bench
+from eqfuse import demo
 from eqfuse.cli import main
 from eqfuse.errors import VerificationError
 
@@ -125,7 +133,8 @@ def test_a_benchmark_names_the_package_that_it_needs(
 ) -> None:
     monkeypatch.delitem(sys.modules, "bench.fuzz_report", raising=False)
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    text = error_of(capsys, "bench", "fuzz")
+    assert bench(["fuzz"]) == 2
+    text = capsys.readouterr().err
     assert text.startswith("bench fuzz needs hypothesis, which is not installed\n")
     assert "pip install" in text
 
@@ -175,8 +184,51 @@ def test_rules_lists_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.sub(r"\W", "", rule.name)[:8] in printed
 
 
-def test_unknown_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    assert error_of(capsys, "bench", "cpus") == "unknown benchmark 'cpus'\ndid you mean 'cpu'?\n"
+def test_unknown_benchmark(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "cpus"]) == 2
+    assert capfd.readouterr().err == "unknown benchmark 'cpus'\ndid you mean 'cpu'?\n"
+
+
+def test_benchmarks_have_options_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    assert "usage: eqfuse bench" in capfd.readouterr().out
+
+
+def test_an_installed_package_says_where_the_benchmarks_are(tmp_path: Path) -> None:
+    shutil.copytree(
+        Path(eq.__file__).parent, tmp_path / "eqfuse", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "eqfuse.cli", "bench", "cpu"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("the benchmarks are not part of the installed package")
+    assert "in a checkout of the source" in done.stderr
+
+
+def test_the_demo_shows_every_stage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"x": (5, 33)}, dict.fromkeys("QKV", (1, 2, 9, 4))
+    examples = [replace(e, shapes=shapes) for e, shapes in zip(demo.EXAMPLES, small, strict=True)]
+    monkeypatch.setattr(demo, "EXAMPLES", examples)
+    assert main(["demo"]) == 0
+    shown = capsys.readouterr().out
+    for title in ("program", "derived merge", "plans, by", "chosen loop nest", "certificate", "error  "):
+        assert shown.count(title) >= 2, title
+
+
+def test_the_demo_fails_where_a_result_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    softmax = replace(demo.EXAMPLES[0], shapes={"x": (5, 33)}, unfused=lambda x: torch.softmax(x, 0))
+    monkeypatch.setattr(demo, "EXAMPLES", [softmax])
+    assert main(["demo"]) == 1
 
 
 def test_doctor_says_what_works(

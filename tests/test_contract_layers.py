@@ -63,3 +63,8 @@ def test_only_programs_use_the_package_as_users_do() -> None:
     graph = grimp.build_graph("eqfuse", cache_dir=None)
     importers = graph.find_modules_that_directly_import("eqfuse")
     assert importers == {"eqfuse.cli", "eqfuse.demo", "eqfuse.doctor"}
+
+
+def test_nothing_in_the_package_imports_the_benchmarks() -> None:
+    graph = grimp.build_graph("eqfuse", include_external_packages=True, cache_dir=None)
+    assert "bench" not in graph.modules

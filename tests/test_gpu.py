@@ -18,10 +18,11 @@ from test_api_special import CAUSAL, NAN, ROWS, VARIANCE, X, check, row_inputs
 import eqfuse as eq
 from bench.fuzz_report import explore
 from bench.judge import expected
-from bench.measure import as_tuple, rounding, worst_error
+from bench.measure import rounding
 from bench.workloads import WORKLOADS
 from eqfuse.errors import ScheduleError
 from eqfuse.loops.plan import SCHEDULES
+from eqfuse.measure import as_tuple, worst_error
 from eqfuse.terms.parser import parse
 from eqfuse.terms.types import program_dtypes
 

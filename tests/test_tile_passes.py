@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,33 @@ import pytest
 from triton_nests import Case, attention, softmax, split_log_sum
 
 import eqfuse as eq
+from bench.workloads import select
+from eqfuse import compiler
+from eqfuse.devices import device_named
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
+from eqfuse.terms.sizes import bind
+from eqfuse.terms.types import program_dtypes
 from eqfuse.tile import interpreter
+from eqfuse.tile.check import TileError, check
+from eqfuse.tile.cpu.run import _blocks
 from eqfuse.tile.lower.program import lower
 from eqfuse.tile.nodes import (
+    Align,
     Argument,
-    Block,
+    Cast,
+    Constant,
+    Dot,
     Elementwise,
+    Extent,
+    Fill,
+    For,
     Kernel,
+    LaunchValue,
     Let,
     LoadTile,
     Positions,
@@ -27,9 +45,12 @@ from eqfuse.tile.nodes import (
     TileProgram,
     Value,
 )
-from eqfuse.tile.passes import exp2
-from eqfuse.tile.passes.pipeline import CPU_PASSES, GPU_PASSES, Pass, run_passes
+from eqfuse.tile.passes import exp2, positions, precision, reciprocals
+from eqfuse.tile.passes.draft import changed
+from eqfuse.tile.passes.pipeline import CPU_PASSES, GPU_PASSES, Pass, passes_of, run_passes
 from eqfuse.tile.printer import show
+from eqfuse.tile.storage import launch_value
+from eqfuse.tile.triton.module import emit
 from eqfuse.verify.degrees import DegreeDomain
 from eqfuse.verify.field.domain import FieldDomain
 
@@ -178,3 +199,281 @@ def test_the_certificate_lists_the_passes_that_were_verified() -> None:
     assert "passes that ran and were verified: " in str(kernel.certificate)
     plain = eq.compile("y[i] = sum[j](x[i,j])").certificate
     assert not plain.passes and "passes" not in str(plain)
+
+
+# Positions ---------------------------------------------------------------------------------------
+
+
+def distances(fn: str, scaled: bool) -> tuple[TileProgram, Program]:
+    """y[i, j] = s * (i - j + 3), or without s, in blocks of 4."""
+    dims = ("i", "j")
+    i, j = (Value(axis, (axis,), "i32") for axis in dims)
+    wide = [Value(f"{axis}_wide", dims, "i32") for axis in dims]
+    three, far = Value("three", (), "i32"), Value("far", ("i",), "i32")
+    apart, real, y = (Value("apart", dims, "i32"), Value("real", dims, "f32"), Value("scaled", dims, "f32"))
+    body = [
+        Let(S, Argument("s")),
+        Let(three, Constant(3)),
+        Let(i, Positions("i")),
+        Let(j, Positions("j")),
+        Let(far, Elementwise("add", (i, three))),
+        Let(wide[0], Align(far)),
+        Let(wide[1], Align(j)),
+        Let(apart, Elementwise(fn, (wide[0], wide[1]))),
+        Let(real, Cast(apart)),
+        *([Let(y, Elementwise("mul", (real, S)))] if scaled else []),
+        Store("y", (i, j), y if scaled else real, None),
+    ]
+    kernel = Kernel("k", dims, tuple(Block(axis, "grid", 4) for axis in dims), tuple(body))
+    source = parse(
+        f"y[i,j] = (i + 3 {'-' if fn == 'sub' else '+'} j){' * s' if scaled else ''} + 0 * x[i] * z[j]"
+    )
+    return TileProgram((kernel,), (Buffer("y", dims, "f32", True),)), source
+
+
+@pytest.mark.parametrize("fn", ["add", "sub"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_positions_are_converted_side_by_side(fn: str, scaled: bool) -> None:
+    plain, source = distances(fn, scaled)
+    program = run_passes(plain, GPU_PASSES)
+    assert program.passes == ("split positions",)
+    text = show(program)
+    assert "i32[i, j]" not in text and "lanes(i)" in text and "start(j)" in text
+    scale = float(np.float32(0.3))
+    sizes, domain = {"i": 48, "j": 64}, FloatDomain("float32")
+    found = interpreter.run(program, source, {}, {"s": scale}, sizes, domain, shards={})["y"]
+    i, j = np.arange(48.0)[:, None] + 3, np.arange(64.0)
+    difference = i - j if fn == "sub" else i + j
+    if not scaled:
+        assert (found == difference).all()
+        return
+    bound = [[positions.error(abs(d), 4) for d in row] for row in difference]
+    off = np.abs(found - scale * difference) / scale * 2**24
+    assert (off <= np.array(bound)).all() and off.max() > 0
+
+
+def test_other_conversions_of_integers_stay() -> None:
+    plain, _ = distances("mul", True)
+    assert run_passes(plain, GPU_PASSES) is plain
+
+
+# Reciprocals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [False, True])
+def test_a_product_with_a_reciprocal_rounds_no_worse_than_its_model(factor: bool) -> None:
+    product, result = tile("product"), tile("result")
+    three = Value("three", (), "f32")
+    made: list[tuple[Value, Any]] = [(three, Constant(3.0))]
+    made += [(product, Elementwise("mul", (X, three)))] if factor else []
+    made += [(result, Elementwise("div", (product if factor else X, S)))]
+    plain = pointwise(*made)
+    program = run_passes(plain, GPU_PASSES)
+    assert program.passes == ("reciprocals",)
+    text = show(program)
+    assert ("3.0 / s_arg" in text) == factor and ("1.0 / s_arg" in text) != factor
+    assert text.count(" / ") == 1 and text.count(" * ") == 1
+    x = np.random.default_rng(0).normal(size=4096).astype(np.float32)
+    s = float(np.float32(0.7))
+    exact = x.astype(np.float64) * (3 if factor else 1) / s
+    errors = np.abs(ran(program, x, s) / exact - 1) * 2**24
+    assert (errors <= reciprocals.ERROR).all() and errors.max() > 1
+
+
+def test_by_the_elements_of_a_tensor_there_is_a_division() -> None:
+    plain = pointwise((tile("result"), Elementwise("div", (X, X))))
+    assert run_passes(plain, GPU_PASSES) is plain
+
+
+# Matrix products ---------------------------------------------------------------------------------
+
+
+def product(
+    dtype: str, out: str, *, masked: bool = False, accumulator: bool = False
+) -> tuple[TileProgram, Program]:
+    """y[i, e] = sum[j](x[i, j] * w[j, e]), where j <= i if `masked`."""
+    i, j, e = (Value(axis, (axis,), "i32") for axis in "ije")
+    x, w = Value("x_tile", ("i", "j"), dtype), Value("w_tile", ("j", "e"), dtype)
+    wide = [Value(f"{axis}_wide", ("i", "j"), "i32") for axis in "ij"]
+    mask = Value("mask", ("i", "j"), "bool")
+    start, y = Value("start", ("i", "e"), "f32"), Value("dot", ("i", "e"), "f32")
+    stored = Value("stored", ("i", "e"), out)
+    rounded = [Let(stored, Cast(y))] if out != "f32" else []
+    body = [
+        *(Let(value, Positions(value.name)) for value in (i, j, e)),
+        Let(x, LoadTile("x", (i, j), None, 0.0)),
+        Let(w, LoadTile("w", (j, e), None, 0.0)),
+        Let(wide[0], Align(i)),
+        Let(wide[1], Align(j)),
+        Let(mask, Elementwise("le", (wide[1], wide[0]))),
+        Let(start, Fill(2.0)),
+        Let(y, Dot(x, w, "j", start if accumulator else None, mask if masked else None)),
+        *rounded,
+        Store("y", (i, e), stored if rounded else y, None),
+    ]
+    blocks = (Block("i", "grid", 8), Block("j", "loop", 64), Block("e", "grid", 8))
+    zero, size = Value("zero", (), "i32"), Value("size", (), "i32")
+    loop = For("j", zero, size, (), tuple(body), False)
+    outside = (Let(zero, Constant(0)), Let(size, Extent("j")))
+    kernel = Kernel("k", ("i", "e"), blocks, (*outside, loop))
+    return TileProgram((kernel,), (Buffer("y", ("i", "e"), out, True),)), parse(
+        "y[i,e] = sum[j](x[i,j] * w[j,e])"
+    )
+
+
+def multiplied(program: TileProgram, source: Program, x: Any, w: Any) -> Any:
+    sizes = {"i": x.shape[0], "j": x.shape[1], "e": w.shape[1]}
+    domain = FloatDomain("float32")
+    return interpreter.run(program, source, {"x": x, "w": w}, {}, sizes, domain, shards={})["y"]
+
+
+def test_three_products_of_bf16_round_no_worse_than_their_model() -> None:
+    halves, source = product("f32", "bf16")
+    loads = {"x": "bf16", "w": "bf16"}
+    narrow = replace_loads(halves)
+    program = run_passes(narrow, GPU_PASSES, loads)
+    assert program.passes == ("matrix precision",) and "as bf16x3" in show(program)
+    inexact, _ = product("f32", "f32")
+    inexact = replace(inexact, kernels=tuple(map(as_three_products, inexact.kernels)))
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=size).astype(np.float32) for size in ((16, 64), (64, 8)))
+    exact = x.astype(np.float64) @ w
+    scale = np.abs(x).astype(np.float64) @ np.abs(w)
+    off = np.abs(multiplied(inexact, source, x, w) - exact) / scale
+    plain = np.abs(multiplied(product("f32", "f32")[0], source, x, w) - exact) / scale
+    assert plain.max() < off.max() <= precision.ERROR
+
+
+def replace_loads(program: TileProgram) -> TileProgram:
+    """The program with tensors of bf16, converted to f32 before they are multiplied."""
+
+    def change(let: Let) -> tuple[Let, ...]:
+        if not isinstance(let.op, LoadTile):
+            return (let,)
+        narrow = replace(let.value, name=f"{let.value.name}_half", dtype="bf16")
+        return Let(narrow, let.op), Let(let.value, Cast(narrow))
+
+    (kernel,) = program.kernels
+    return replace(program, kernels=(replace(kernel, body=changed(kernel.body, change)),))
+
+
+def as_three_products(kernel: Kernel) -> Kernel:
+    def change(let: Let) -> tuple[Let]:
+        return (replace(let, op=replace(let.op, precision="bf16x3")) if isinstance(let.op, Dot) else let,)
+
+    return replace(kernel, body=changed(kernel.body, change))
+
+
+def test_products_of_f32_tensors_stay_exact() -> None:
+    plain, _ = product("f32", "f32")
+    assert run_passes(plain, GPU_PASSES) is plain
+
+
+def test_f8_is_summed_by_the_matrix_unit_and_then_added() -> None:
+    plain, source = product("f8e4m3", "f32", accumulator=True)
+    program = run_passes(plain, GPU_PASSES)
+    assert program.passes == ("matrix precision",)
+    assert "dot_dot: f32[i, e] = dot(x_tile, w_tile, over j, 128 summed imprecisely)" in show(program)
+    assert "dot: f32[i, e] = start + dot_dot" in show(program)
+    x, w = np.ones((8, 64), np.float32), np.ones((64, 8), np.float32)
+    assert (multiplied(program, source, x, w) == 66).all()
+
+
+def test_what_is_masked_of_a_product_stays_out_of_it() -> None:
+    plain, source = product("f32", "f32", masked=True)
+    program = run_passes(plain, GPU_PASSES)
+    assert program.passes == ("masked products",)
+    assert "finite_part(w_tile)" in show(
+        program
+    ) and "rest_of_dot(x_tile where mask, w_tile, over j)" in show(program)
+    x = np.tril(np.ones((64, 64), np.float32))
+    w = np.ones((64, 8), np.float32)
+    w[20, 0], w[30, 1], w[31, 1], w[40, 2] = np.nan, np.inf, -np.inf, np.inf
+    rows = np.arange(64)
+    expected = np.repeat(rows[:, None] + 1.0, 8, axis=1)
+    expected[20:, 0] = np.nan
+    expected[30:, 1] = np.inf
+    expected[31:, 1] = np.nan
+    expected[40:, 2] = np.inf
+    np.testing.assert_array_equal(multiplied(program, source, x, w), expected)
+    np.testing.assert_array_equal(multiplied(plain, source, x, w), expected)
+
+
+# Sizes and order ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["split_merge"])
+@pytest.mark.parametrize("passes", [GPU_PASSES, CPU_PASSES], ids=["gpu", "cpu"])
+def test_quotients_of_sizes_are_computed_by_the_launcher(name: str, passes: tuple[Pass, ...]) -> None:
+    program, dtypes = lowered(name)
+    after = run_passes(program, passes, dtypes)
+    assert "launch j_by_c = (N(j) + (N(c) - 1)) // N(c)" in show(after) and "// c_size" not in show(after)
+    (found,) = {
+        stmt.op
+        for k in after.kernels
+        for stmt in k.body
+        if isinstance(stmt, Let) and isinstance(stmt.op, LaunchValue)
+    }
+    assert launch_value(found.expr, {"j": 10, "c": 4}) == 3
+
+
+def test_a_quotient_by_what_may_be_0_stays_where_it_is() -> None:
+    sizes = [Value(f"{axis}_size", (), "i32") for axis in "ij"]
+    less, quotient = Value("less", (), "i32"), Value("quotient", (), "i32")
+    body = (
+        Let(sizes[0], Extent("i")),
+        Let(sizes[1], Extent("j")),
+        Let(less, Elementwise("sub", (sizes[0], sizes[1]))),
+        Let(quotient, Elementwise("floordiv", (sizes[0], less))),
+        Store("y", (), quotient, None),
+    )
+    plain = TileProgram((Kernel("k", (), (), body),), (Buffer("y", (), "i32", True),))
+    assert run_passes(plain, GPU_PASSES) is plain
+
+
+def test_blocks_go_backwards_where_later_ones_take_longer() -> None:
+    program, dtypes = lowered("attention")
+    after = run_passes(program, CPU_PASSES, dtypes)
+    assert [kernel.backwards for kernel in after.kernels] == [("i",)]
+    (kernel,) = after.kernels
+    sizes = {"i": 300, "j": 300, "h": 2, "b": 1, "d": 8, "e": 8}
+    first = _blocks(program.kernels[0], sizes)
+    turned = _blocks(kernel, sizes)
+    assert (
+        sorted(first) == sorted(turned) and [at[0] for at in first[:3]] == [at[0] for at in turned[:3]][::-1]
+    )
+    with pytest.raises(TileError, match="goes backwards"):
+        check(replace(after, kernels=(replace(kernel, backwards=("j",)),)), dtypes)
+
+
+# Boundaries --------------------------------------------------------------------------------------
+
+
+def test_a_pass_that_leaves_nonsense_is_found_out() -> None:
+    def loses_a_value(program: TileProgram) -> TileProgram:
+        (kernel,) = program.kernels
+        return replace(program, kernels=(replace(kernel, body=kernel.body[1:]),))
+
+    wrong = Pass("losing", loses_a_value, "to be wrong", "nothing")
+    with pytest.raises(TileError, match="read where it is not defined"):
+        run_passes(scaled_exponential(), (wrong,))
+
+
+def test_a_printer_for_gpus_takes_no_masked_product() -> None:
+    plain, source = product("f32", "f32", masked=True)
+    with pytest.raises(TileError, match="run the passes first"):
+        emit(plain, source, {"x": "f32", "w": "f32"}, (KernelConfig(()),), name="f")
+
+
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+def test_what_is_verified_has_gone_through_the_passes_of_what_runs(target: str) -> None:
+    for workload in select(None):
+        case = workload.cases["small"]
+        derived = compiler.derive(workload.text(case), case.constants, strict_casts=False)
+        dtypes, device = program_dtypes(derived.program), device_named(target)
+        shapes = {name: workload.shape(name, case) for name in workload.tensors}
+        extents = bind(derived.program, shapes, scalars=case.scalars)
+        made = compiler.pipeline(derived, extents, dtypes, device, None)
+        chosen = made.chosen
+        tiles = compiler.verified_tiles(chosen.nest, derived.program, dtypes, device, chosen.plan.configs)
+        assert set(made.tile.passes) <= set(passes_of(tiles)), workload.name

@@ -14,6 +14,7 @@ CHOSEN = (
     ("softmax", "split_k", False),
     ("variance", "rolling", False),
     ("attention, causal window", "rolling", False),
+    ("attention with distances", "rolling", False),
     ("quantisation and product", "rolling", True),
 )
 """Program, schedule, and whether its casts are opaque."""

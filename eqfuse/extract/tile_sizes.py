@@ -323,11 +323,15 @@ def _unthrottled(kernel: Kernel, config: KernelConfig, shape: Shape, device: Dev
     return doubled if wide != config.blocks and fits else config
 
 
-def tiny(kernel: Kernel, block: int = 2) -> KernelConfig:
-    """Blocks smaller than any axis of a verification run, so that there are several and a ragged last one."""
+def tiny(kernel: Kernel, block: int = 2, single: Collection[str] = ()) -> KernelConfig:
+    """Blocks smaller than any axis of a verification run, so that there are several and a ragged last one; of one
+    position along the axes `single` of the grid."""
     roles = Roles.of(kernel)
     kind_of = kinds(roles, {a for a in roles.inner if a not in roles.steps})
     sizes: dict[BlockKind, int | None] = {"grid": block, "loop": block, "unit": 1, "whole": None}
     return KernelConfig(
-        tuple(Block(a, kind, 1 if a in roles.single else sizes[kind]) for a, kind in kind_of.items())
+        tuple(
+            Block(a, kind, 1 if a in roles.single or (a in single and kind == "grid") else sizes[kind])
+            for a, kind in kind_of.items()
+        )
     )

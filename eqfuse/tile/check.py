@@ -8,7 +8,7 @@ from eqfuse.errors import EqfuseError
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.folds import fold_of, is_ranked
 from eqfuse.terms.functions import ARITY
-from eqfuse.terms.nodes import COMBINE, DTYPES
+from eqfuse.terms.nodes import COMBINE, DTYPES, Call, Const, Expr, Size
 from eqfuse.tile.dtypes import INTEGERS, operand_dtypes, result_dtype
 from eqfuse.tile.nodes import (
     TILE_FUNCTIONS,
@@ -22,10 +22,13 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     Fill,
+    FinitePart,
     FoldTile,
     For,
     Irrational,
     Kernel,
+    Lanes,
+    LaunchValue,
     Let,
     LoadTile,
     MergeTile,
@@ -33,6 +36,7 @@ from eqfuse.tile.nodes import (
     Positions,
     RankTile,
     ReduceTile,
+    RestOfProduct,
     Start,
     Stmt,
     Store,
@@ -87,6 +91,11 @@ class _KernelCheck:
         self._require(
             set(self._kernel.grid) == grid and len(self._kernel.grid) == len(grid),
             f"the grid {self._kernel.grid} is not the axes with grid blocks",
+        )
+        backwards = self._kernel.backwards
+        self._require(
+            set(backwards) <= grid and len(set(backwards)) == len(backwards),
+            f"{backwards} goes backwards, of the grid {self._kernel.grid}",
         )
         self._body(self._kernel.body)
 
@@ -187,10 +196,13 @@ class _KernelCheck:
             case BlockSize(axis):
                 self._block(axis)
                 self._shape(value, (), "i32")
+            case LaunchValue(_, expr):
+                self._launch_value(expr)
+                self._shape(value, (), "i32")
             case Start(axis):
                 self._position(axis)
                 self._shape(value, (), "i32")
-            case Positions(axis):
+            case Positions(axis) | Lanes(axis):
                 self._position(axis)
                 self._shape(value, (axis,), "i32")
             case Fill():
@@ -206,6 +218,9 @@ class _KernelCheck:
                 self._shape(value, value.dims, source.dtype)
             case Cast(source):
                 self._shape(value, source.dims, value.dtype)
+            case FinitePart(source):
+                self._require(source.dtype not in INTEGERS, f"{_typed(source)} is always finite")
+                self._shape(value, source.dims, source.dtype)
             case LoadTile(tensor, index, mask, _):
                 self._access(tensor, index, mask, value)
             case ReduceTile(fold, source, axis):
@@ -221,6 +236,8 @@ class _KernelCheck:
                 self._list(value, fold, right, ranks, ranks)
             case Dot():
                 self._dot(value, op)
+            case RestOfProduct():
+                self._product(value, op.left, op.right, op.axis, op.total, op.left_mask, op.right_mask)
 
     def _fold(self, value: Value, op: str, sources: tuple[Value, ...], axis: str) -> None:
         place = self._folded(op, sources, axis)
@@ -300,8 +317,35 @@ class _KernelCheck:
         dtype = self._dtypes.get(tensor, tile.dtype)
         self._require(tile.dtype == dtype, f"{tensor!r} holds {dtype}, not {tile.dtype}")
 
+    def _launch_value(self, expr: Expr) -> None:
+        match expr:
+            case Size() | Const(int()):
+                pass
+            case Call("add" | "sub" | "mul" | "floordiv", args):
+                for arg in args:
+                    self._launch_value(arg)
+            case _:
+                self._require(False, f"{expr} is not known at a launch")
+
     def _dot(self, value: Value, op: Dot) -> None:
-        left, right, axis, accumulator = op.left, op.right, op.axis, op.accumulator
+        self._product(value, op.left, op.right, op.axis, op.accumulator, op.left_mask, op.right_mask)
+        halves = op.precision == "bf16x3"
+        self._require(
+            not halves or op.left.dtype == "f32", f"{_typed(op.left)} is not multiplied as two bf16"
+        )
+        masked = op.left_mask is not None or op.right_mask is not None
+        self._require(not (halves and masked), f"{_typed(value)} is of two bf16 and masked")
+
+    def _product(
+        self,
+        value: Value,
+        left: Value,
+        right: Value,
+        axis: str,
+        total: Value | None,
+        left_mask: Value | None,
+        right_mask: Value | None,
+    ) -> None:
         batch = tuple(dim for dim in left.dims if dim in right.dims and dim != axis)
         rows = tuple(dim for dim in left.dims if dim not in right.dims)
         columns = tuple(dim for dim in right.dims if dim not in left.dims)
@@ -310,9 +354,9 @@ class _KernelCheck:
         self._require(left.dtype == right.dtype, f"dot of {_typed(left)} and {_typed(right)}")
         self._shape(value, (*batch, *rows, *columns), value.dtype)
         self._require(value.dtype in ("f32", "f64"), f"{_typed(value)} accumulates a dot")
-        if accumulator is not None:
-            self._shape(accumulator, value.dims, value.dtype)
-        for side, mask in ((left, op.left_mask), (right, op.right_mask)):
+        if total is not None:
+            self._shape(total, value.dims, value.dtype)
+        for side, mask in ((left, left_mask), (right, right_mask)):
             if mask is not None:
                 self._shape(mask, side.dims, "bool")
 

@@ -37,10 +37,13 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     Fill,
+    FinitePart,
     FoldTile,
     For,
     Irrational,
     Kernel,
+    Lanes,
+    LaunchValue,
     Let,
     LoadTile,
     MergeTile,
@@ -48,13 +51,14 @@ from eqfuse.tile.nodes import (
     Positions,
     RankTile,
     ReduceTile,
+    RestOfProduct,
     Start,
     Stmt,
     Store,
     TileProgram,
     Value,
 )
-from eqfuse.tile.storage import buffer_dtypes, resolve_extents
+from eqfuse.tile.storage import buffer_dtypes, launch_value, resolve_extents
 
 Integers = npt.NDArray[Any]
 """Integers or truth values, with numpy's own arithmetic."""
@@ -194,7 +198,8 @@ class _Instances:
         rest = np.arange(self.count, dtype=np.int64)[None]
         for axis, count in zip(kernel.grid, counts, strict=True):
             if count:
-                self.starts[axis] = rest % count * steps[axis]
+                place = rest % count
+                self.starts[axis] = (count - 1 - place if axis in kernel.backwards else place) * steps[axis]
                 rest = rest // count
         self.owner: dict[str, npt.NDArray[np.int64]] = {}
 
@@ -259,10 +264,14 @@ class _Instances:
                 return self._integer(self.sizes[axis])
             case BlockSize(axis):
                 return self._integer(self.blocks[axis])
+            case LaunchValue(_, expr):
+                return self._integer(launch_value(expr, self.sizes))
             case Start(axis):
                 return self.starts[axis]
             case Positions(axis):
                 return self._positions(axis, rank)
+            case Lanes(axis):
+                return np.arange(self.blocks[axis], dtype=np.int64).reshape(1, 1, -1)
             case Bound(axis, stop):
                 return self._positions(axis, rank) < self._aligned(stop, value.dims)
             case Align(operand):
@@ -271,6 +280,8 @@ class _Instances:
                 return self._converted(operand, value.dtype, written)
             case Elementwise(fn, args):
                 return self._elementwise(value, fn, args)
+            case FinitePart(operand):
+                return self._finite_part(self.values[operand.name])
             case LoadTile():
                 return self._load(value, op, active)
             case ReduceTile(reduction, operand, axis):
@@ -287,6 +298,8 @@ class _Instances:
                 return merge_states(found, first, second, ranks, self.domain)[place].data
             case Dot():
                 return self._dot(value, op)
+            case RestOfProduct():
+                return self._rest_of_product(value, op)
 
     def _number(self, number: float, dtype: str, shape: tuple[int, ...]) -> Any:
         if dtype in INTEGERS:
@@ -402,16 +415,68 @@ class _Instances:
         return fold, place, parts
 
     def _dot(self, value: Value, op: Dot) -> Any:
-        dims = (*value.dims, op.axis)
-        left, right = (self._real(self._aligned(v, dims), v.dtype) for v in (op.left, op.right))
-        left, right = (self._spread(side, self.blocks[op.axis]) for side in (left, right))
-        left_mask, right_mask = (
-            None if mask is None else self._aligned(mask, dims) for mask in (op.left_mask, op.right_mask)
-        )
-        total = contract_masked(self.domain, left, right, left_mask, right_mask, len(value.dims) + 2)
+        left, right = self._factors(value, op)
+        if op.precision == "bf16x3":
+            total = self._of_halves(left, right, len(value.dims) + 2)
+        else:
+            masks = self._masks(value, op)
+            total = contract_masked(self.domain, left, right, *masks, len(value.dims) + 2)
         if op.accumulator is None:
             return total
         return self.domain.call("add", [self._aligned(op.accumulator, value.dims), total])
+
+    def _factors(self, value: Value, op: Dot | RestOfProduct) -> tuple[Any, Any]:
+        """The operands of a product, with the dims of the result and the axis that is summed over, whole along it."""
+        dims = (*value.dims, op.axis)
+        left, right = (self._real(self._aligned(v, dims), v.dtype) for v in (op.left, op.right))
+        return self._spread(left, self.blocks[op.axis]), self._spread(right, self.blocks[op.axis])
+
+    def _masks(self, value: Value, op: Dot | RestOfProduct) -> tuple[Any, Any]:
+        dims = (*value.dims, op.axis)
+        left, right = (
+            None if mask is None else self._aligned(mask, dims) for mask in (op.left_mask, op.right_mask)
+        )
+        return left, right
+
+    def _of_halves(self, left: Any, right: Any, axis: int) -> Any:
+        """The sum of the products over an axis, of numbers as sums of two bf16, without the products of the lesser
+        ones. In a domain that does not round, the number itself is the greater one."""
+        high, other = (self.domain.rounded("bf16", side) for side in (left, right))
+        if high is left and other is right:
+            return self.domain.contract(left, right, axis)
+        low, rest = (
+            self.domain.rounded("bf16", self.domain.call("sub", [side, part]))
+            for side, part in ((left, high), (right, other))
+        )
+        lesser = [self.domain.contract(a, b, axis) for a, b in ((low, other), (high, rest))]
+        return self.domain.call(
+            "add", [self.domain.call("add", lesser), self.domain.contract(high, other, axis)]
+        )
+
+    def _is_finite(self, array: Any) -> Any:
+        """Which elements are neither an infinity nor NaN: those that are 0 less themselves."""
+        zero = self.domain.full((1,) * len(self.domain.shape(array)), 0.0)
+        return self.domain.compare("eq", self.domain.call("sub", [array, array]), zero)
+
+    def _finite_part(self, array: Any) -> Any:
+        if self.domain.is_finite(array):
+            return array
+        zero = self.domain.full((1,) * len(self.domain.shape(array)), 0.0)
+        return self.domain.where(self._is_finite(array), array, zero)
+
+    def _rest_of_product(self, value: Value, op: RestOfProduct) -> Any:
+        total = self._aligned(op.total, value.dims)
+        left, right = self._factors(value, op)
+        if self.domain.is_finite(left) and self.domain.is_finite(right):
+            return total
+        left_mask, right_mask = self._masks(value, op)
+        axis = len(value.dims) + 2
+        zero = self.domain.full((1,) * (axis + 1), 0.0)
+        one = left if right_mask is None else self.domain.where(right_mask, left, zero)
+        other = right if left_mask is None else self.domain.where(left_mask, right, zero)
+        finite = self._is_finite(one) & self._is_finite(other)
+        products = self.domain.where(finite, zero, self.domain.call("mul", [one, other]))
+        return self.domain.call("add", [total, self.domain.reduce("sum", products, axis)])
 
     def _spread(self, array: Any, count: int) -> Any:
         """The array with so many positions of its last dim."""

@@ -8,12 +8,15 @@
               | Argument(name)                     a run-time scalar
               | Extent(axis)                       the size of an axis, a run-time integer
               | BlockSize(axis)                    positions in a block of an axis, a launch-time constant
+              | LaunchValue(name, expr)            an integer made of sizes, which is passed to the kernel under a name
               | Start(axis)                        first position of the current block of an axis
               | Positions(axis)                    the block's positions, a tile with dims (axis,)
+              | Lanes(axis)                        0, 1, 2, ...: the places in the block, a tile with dims (axis,)
               | Fill(number)                       a tile of one number
               | Elementwise(fn, args)              operands have the result's dims, or none (scalars)
               | Align(value)                       permute and expand a value to the result's dims
               | Cast(value, written)               to the result's dtype; `written`: the program says so
+              | FinitePart(value)                  0 where the value is an infinity or NaN
               | LoadTile(tensor, index, mask, other)
               | ReduceTile(op, value, axis)        drops one dim
               | FoldTile(op, values, axis)         one state variable of a registered fold (`argmax.k`), from
@@ -21,11 +24,13 @@
               | RankTile(op, values, axis, ranks)  one state variable of a registered fold's list: what comes first
                                                    along `axis`, in order, as a dim `ranks` in its place
               | MergeTile(op, left, right, ranks)  one state variable of two such lists as one, of their length
-              | Dot(left, right, axis, accumulator, left_mask, right_mask)
+              | Dot(left, right, axis, accumulator, left_mask, right_mask, precision, imprecise)
                                                    left dims (*batch, *rows, axis), right dims (*batch, axis,
                                                    *columns), result and accumulator (*batch, *rows, *columns);
                                                    where a mask (of the dims of its operand, which is 0 or NaN there)
                                                    is false, the other operand is read as 0: no NaN of it gets through
+              | RestOfProduct(left, right, axis, total, left_mask, right_mask)
+                                                   `total` and the products of a Dot of which a factor is not finite
 
 A `Value` carries its name, its dims (tile axes in order; () is a scalar) and its dtype; every op's
 result is one. Extents of tiles are symbolic: each dim is an axis with a `Block`. Names are unique in
@@ -55,6 +60,7 @@ from typing import Literal
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
+from eqfuse.terms.nodes import Expr
 
 TILE_FUNCTIONS: Mapping[str, int] = {"exp2": 1}
 """Elementwise functions that the language has not, and how many operands they have: exp2(x) = 2 ** x."""
@@ -93,12 +99,26 @@ class BlockSize:
 
 
 @dataclass(frozen=True)
+class LaunchValue:
+    """`expr` is a term over sizes and numbers (+ - * //); as `floordiv` of tiles, a quotient rounds down and its divisor
+    is above 0."""
+
+    name: str
+    expr: Expr
+
+
+@dataclass(frozen=True)
 class Start:
     axis: str
 
 
 @dataclass(frozen=True)
 class Positions:
+    axis: str
+
+
+@dataclass(frozen=True)
+class Lanes:
     axis: str
 
 
@@ -131,6 +151,11 @@ class Align:
 class Cast:
     value: Value
     written: bool = False
+
+
+@dataclass(frozen=True)
+class FinitePart:
+    value: Value
 
 
 @dataclass(frozen=True)
@@ -171,14 +196,33 @@ class MergeTile:
     ranks: str
 
 
+Precision = Literal["exact", "bf16x3"]
+"""How a matrix unit multiplies f32: each number in full, or as the three greatest of the four products of numbers that
+are sums of two bf16."""
+
+
 @dataclass(frozen=True)
 class Dot:
+    """`imprecise` is how many products the unit may sum in fewer bits than f32 has, before f32 takes over."""
+
     left: Value
     right: Value
     axis: str
     accumulator: Value | None
     left_mask: Value | None = None
     right_mask: Value | None = None
+    precision: Precision = "exact"
+    imprecise: int | None = None
+
+
+@dataclass(frozen=True)
+class RestOfProduct:
+    left: Value
+    right: Value
+    axis: str
+    total: Value
+    left_mask: Value | None
+    right_mask: Value | None
 
 
 Op = (
@@ -187,19 +231,23 @@ Op = (
     | Argument
     | Extent
     | BlockSize
+    | LaunchValue
     | Start
     | Positions
+    | Lanes
     | Fill
     | Elementwise
     | Bound
     | Align
     | Cast
+    | FinitePart
     | LoadTile
     | ReduceTile
     | FoldTile
     | RankTile
     | MergeTile
     | Dot
+    | RestOfProduct
 )
 
 
@@ -253,6 +301,7 @@ class Kernel:
     grid: tuple[str, ...]  # axes with grid blocks; the first varies fastest
     blocks: tuple[Block, ...]
     body: tuple[Stmt, ...]
+    backwards: tuple[str, ...] = ()  # axes of the grid of which the last block goes first
 
 
 @dataclass(frozen=True, repr=False)

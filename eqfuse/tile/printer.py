@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from eqfuse.listed import text_of
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.functions import OPERATORS
+from eqfuse.terms.printer import show as show_expr
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -18,10 +19,13 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     Fill,
+    FinitePart,
     FoldTile,
     For,
     Irrational,
     Kernel,
+    Lanes,
+    LaunchValue,
     Let,
     LoadTile,
     MergeTile,
@@ -29,6 +33,7 @@ from eqfuse.tile.nodes import (
     Positions,
     RankTile,
     ReduceTile,
+    RestOfProduct,
     Start,
     Stmt,
     Store,
@@ -58,7 +63,8 @@ class _Printer:
         self._constants: dict[str, str] = {}
 
     def lines(self) -> Iterator[str]:
-        yield f"kernel {self._kernel.name}, grid ({', '.join(self._kernel.grid)}):"
+        axes = (f"{axis} backwards" if axis in self._kernel.backwards else axis for axis in self._kernel.grid)
+        yield f"kernel {self._kernel.name}, grid ({', '.join(axes)}):"
         for block in self._kernel.blocks:
             yield f"    {_block(block)}"
         yield from self._body(self._kernel.body, "    ")
@@ -96,10 +102,14 @@ class _Printer:
                 return f"size({axis})"
             case BlockSize(axis):
                 return f"block({axis})"
+            case LaunchValue(name, expr):
+                return f"launch {name} = {show_expr(expr)}"
             case Start(axis):
                 return f"start({axis})"
             case Positions(axis):
                 return f"positions({axis})"
+            case Lanes(axis):
+                return f"lanes({axis})"
             case Bound(axis, stop):
                 return f"positions({axis}) < {self._name(stop)}"
             case Elementwise(fn, (left, right)) if fn in _INFIX:
@@ -110,6 +120,8 @@ class _Printer:
                 return f"align({self._name(source)}, [{', '.join(value.dims)}])"
             case Cast(source):
                 return f"{value.dtype}({self._name(source)})"
+            case FinitePart(source):
+                return f"finite_part({self._name(source)})"
             case LoadTile(tensor, index, mask, other):
                 otherwise = "" if mask is None else f", else {other:g}"
                 return f"load {tensor}[{self._list(index)}]{self._where(mask)}{otherwise}"
@@ -121,11 +133,17 @@ class _Printer:
                 return f"{fold}({self._list(sources)}, over {axis}, as {ranks})"
             case MergeTile(fold, left, right, ranks):
                 return f"{fold}(({self._list(left)}), ({self._list(right)}), as {ranks})"
-            case Dot(left, right, axis, accumulator, left_mask, right_mask):
+            case Dot(left, right, axis, accumulator, left_mask, right_mask, precision, imprecise):
                 start = "" if accumulator is None else f"{self._name(accumulator)} + "
                 first = f"{self._name(left)}{self._where(left_mask)}"
                 second = f"{self._name(right)}{self._where(right_mask)}"
-                return f"{start}dot({first}, {second}, over {axis})"
+                halves = ", as bf16x3" if precision == "bf16x3" else ""
+                sums = "" if imprecise is None else f", {imprecise} summed imprecisely"
+                return f"{start}dot({first}, {second}, over {axis}{halves}{sums})"
+            case RestOfProduct(left, right, axis, total, left_mask, right_mask):
+                first = f"{self._name(left)}{self._where(left_mask)}"
+                second = f"{self._name(right)}{self._where(right_mask)}"
+                return f"{self._name(total)} + rest_of_dot({first}, {second}, over {axis})"
 
     def _where(self, mask: Value | None) -> str:
         return "" if mask is None else f" where {self._name(mask)}"

@@ -1,9 +1,11 @@
-"""What a tile program needs in memory: the extents of its axes and the dtypes of what it stores."""
+"""What a tile program needs to know of its arguments: sizes of axes, what they make, dtypes of what it stores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 
+from eqfuse.terms.nodes import Call, Const, Expr, Size
 from eqfuse.tile.nodes import Store, TileProgram
 from eqfuse.tile.walk import nested
 
@@ -29,3 +31,23 @@ def buffer_dtypes(program: TileProgram) -> dict[str, str]:
         if isinstance(stmt, Store)
     }
     return {buffer.name: buffer.dtype or stored[buffer.name] for buffer in program.buffers}
+
+
+def launch_value(expr: Expr, extents: Mapping[str, int]) -> int:
+    """What `LaunchValue` stands for at these sizes."""
+    match expr:
+        case Const(int(number)):
+            return number
+        case Size(axis):
+            return extents[axis]
+        case Call(fn, (left, right)):
+            return _INTEGER[fn](launch_value(left, extents), launch_value(right, extents))
+    raise TypeError(f"{expr} is not known at a launch")
+
+
+_INTEGER: Mapping[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+}

@@ -11,6 +11,7 @@ from eqfuse.tile.nodes import (
     Cast,
     Dot,
     Elementwise,
+    FinitePart,
     FoldTile,
     For,
     Let,
@@ -19,6 +20,7 @@ from eqfuse.tile.nodes import (
     Op,
     RankTile,
     ReduceTile,
+    RestOfProduct,
     Stmt,
     Store,
     Value,
@@ -34,12 +36,14 @@ def operands(op: Op) -> tuple[Value, ...]:
             return (*left, *right)
         case Bound(_, stop):
             return (stop,)
-        case Align(value) | Cast(value) | ReduceTile(_, value, _):
+        case Align(value) | Cast(value) | FinitePart(value) | ReduceTile(_, value, _):
             return (value,)
         case LoadTile(_, index, mask, _):
             return index if mask is None else (*index, mask)
-        case Dot(left, right, _, accumulator, left_mask, right_mask):
-            return (left, right, *(v for v in (accumulator, left_mask, right_mask) if v is not None))
+        case Dot(left, right, _, other, left_mask, right_mask) | RestOfProduct(
+            left, right, _, other, left_mask, right_mask
+        ):
+            return (left, right, *(v for v in (other, left_mask, right_mask) if v is not None))
         case _:
             return ()
 
@@ -62,7 +66,7 @@ def with_operands(op: Op, read: Mapping[str, Value]) -> Op:
             return replace(op, left=many(left), right=many(right))
         case Bound(_, stop):
             return replace(op, stop=read[stop.name])
-        case Align(value) | Cast(value) | ReduceTile(_, value, _):
+        case Align(value) | Cast(value) | FinitePart(value) | ReduceTile(_, value, _):
             return replace(op, value=read[value.name])
         case LoadTile(_, index, mask, _):
             return replace(op, index=many(index), mask=maybe(mask))
@@ -72,6 +76,15 @@ def with_operands(op: Op, read: Mapping[str, Value]) -> Op:
                 left=read[op.left.name],
                 right=read[op.right.name],
                 accumulator=maybe(op.accumulator),
+                left_mask=maybe(op.left_mask),
+                right_mask=maybe(op.right_mask),
+            )
+        case RestOfProduct():
+            return replace(
+                op,
+                left=read[op.left.name],
+                right=read[op.right.name],
+                total=read[op.total.name],
                 left_mask=maybe(op.left_mask),
                 right_mask=maybe(op.right_mask),
             )

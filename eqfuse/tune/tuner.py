@@ -6,13 +6,13 @@ import math
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
 from eqfuse import compiler
 from eqfuse.compiler import Compiled
 from eqfuse.derived import Derived
+from eqfuse.environment import installed
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import Candidate, with_outputs
 from eqfuse.extract.neighbours import neighbours, of_other_schedules
@@ -184,7 +184,7 @@ class Tuner:
             "sizes": dict(sorted(base.extents.items())),
             "target": base.device.name,
             "device": device_name(self.place),
-            "versions": {name: _installed(name) for name in ("eqfuse", "torch", "triton")},
+            "versions": {name: installed(name) for name in ("eqfuse", "torch", "triton")},
         }
 
 
@@ -209,10 +209,3 @@ def device_name(place: torch.device) -> str:
     return (
         f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     )
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

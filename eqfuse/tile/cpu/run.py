@@ -103,9 +103,12 @@ class CpuProgram:
 
 
 def _blocks(kernel: Kernel, sizes: Mapping[str, int]) -> Sequence[Starts]:
-    """The first positions of every block of the grid; the first axis varies fastest."""
+    """The first positions of every block of the grid, in the kernel's order; the first axis varies fastest."""
     steps = {block.axis: block.step for block in kernel.blocks}
-    ranges = [range(0, sizes[axis], steps[axis]) for axis in reversed(kernel.grid)]
+    ranges = [
+        range(0, sizes[axis], steps[axis])[:: -1 if axis in kernel.backwards else 1]
+        for axis in reversed(kernel.grid)
+    ]
     return [starts[::-1] for starts in itertools.product(*ranges)]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eqfuse.terms.floats import IRRATIONAL
+from eqfuse.tile.check import TileError
 from eqfuse.tile.cpu.access import load, store
 from eqfuse.tile.cpu.elementwise import dot, elementwise, reduced
 from eqfuse.tile.cpu.factors import known_numbers
@@ -39,10 +40,13 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     Fill,
+    FinitePart,
     FoldTile,
     For,
     Irrational,
     Kernel,
+    Lanes,
+    LaunchValue,
     Let,
     LoadTile,
     MergeTile,
@@ -50,6 +54,7 @@ from eqfuse.tile.nodes import (
     Positions,
     RankTile,
     ReduceTile,
+    RestOfProduct,
     Start,
     Stmt,
     Store,
@@ -184,10 +189,17 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
         case BlockSize(axis):
             size = w.blocks[axis].size
             return w.scalar(value, w.size(axis) if size is None else repr(size))
+        case LaunchValue(name, expr):
+            text = w.at_head(name, w.launch_text(expr))
+            return Item(text, (), value.dtype, affine=Affine(text))
         case Start(axis):
             return replace(w.scalar(value, w.start(axis)), affine=Affine(w.start(axis), pure=axis))
         case Positions(axis):
             return _positions(w, value, axis)
+        case Lanes(axis):
+            text = w.let(value.name, f"torch.arange({w.length(axis)})")
+            affine = Affine("0", {axis: "1"})
+            return Item(text, value.dims, value.dtype, frozenset(value.dims), affine=affine)
         case Bound():
             # A clipped block has no position past its stop: the extent, or the loop's own stop.
             return Item("True", value.dims, "bool", truth=True)
@@ -209,6 +221,8 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
             return merged(w, value, op)
         case Dot():
             return dot(w, value, op)
+        case FinitePart() | RestOfProduct():
+            raise TileError(f"{value.name} is for a matrix unit: a CPU's products have masks")
 
 
 def _elementwise(w: Writer, value: Value, op: Elementwise) -> Item:

@@ -10,6 +10,8 @@ import keyword
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from eqfuse.terms.functions import OPERATORS
+from eqfuse.terms.nodes import Call, Const, Expr, Size
 from eqfuse.tile.check import TileError
 from eqfuse.tile.cpu.factors import direct_stores, dot_factors
 from eqfuse.tile.cpu.values import TORCH, Affine, Item, Line, Storage, join
@@ -115,6 +117,17 @@ class Writer:
         if axis not in self.sizes:
             self.sizes[axis] = self.at_head(f"n_{axis}", f"sizes[{axis!r}]")
         return self.sizes[axis]
+
+    def launch_text(self, expr: Expr) -> str:
+        """An integer made of sizes."""
+        match expr:
+            case Size(axis):
+                return self.size(axis)
+            case Const(number):
+                return repr(number)
+            case Call(fn, args):
+                return f"({f' {OPERATORS[fn]} '.join(map(self.launch_text, args))})"
+        raise TypeError(f"{expr} is not known at a launch")
 
     def constant(self, number: float, dtype: str) -> str:
         """A variable with a tensor of one number, made once."""

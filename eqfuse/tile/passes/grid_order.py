@@ -7,6 +7,7 @@ mask), they go first: what starts last is then short, and the device is not left
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from eqfuse.tile.nodes import (
     Align,
@@ -18,12 +19,26 @@ from eqfuse.tile.nodes import (
     Extent,
     For,
     Kernel,
+    LaunchValue,
     Let,
     Op,
     Start,
+    TileProgram,
     Value,
 )
+from eqfuse.tile.passes.draft import in_kernels
 from eqfuse.tile.walk import nested
+
+
+def longest_first(program: TileProgram) -> TileProgram:
+    """Axes of the grid along which loops get longer are walked from their last block on."""
+    return in_kernels(program, _kernel)
+
+
+def _kernel(kernel: Kernel) -> Kernel:
+    found = last_first(kernel)
+    backwards = tuple(axis for axis in kernel.grid if axis in found)
+    return kernel if backwards == kernel.backwards else replace(kernel, backwards=backwards)
 
 
 def last_first(kernel: Kernel) -> frozenset[str]:
@@ -39,7 +54,7 @@ def _slope(value: Value, axis: str, ops: Mapping[str, Op]) -> int | None:
     match ops.get(value.name):
         case Start(own):
             return 1 if own == axis else 0
-        case Constant() | Argument() | Extent() | BlockSize():
+        case Constant() | Argument() | Extent() | BlockSize() | LaunchValue():
             return 0
         case Align(source) | Cast(source):
             return _slope(source, axis, ops)

@@ -13,6 +13,12 @@ from functools import partial
 from eqfuse.tile.check import check
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.passes.exp2 import base_2
+from eqfuse.tile.passes.grid_order import longest_first
+from eqfuse.tile.passes.launch_values import computed_at_launch
+from eqfuse.tile.passes.masked_products import without_masks
+from eqfuse.tile.passes.positions import split_positions
+from eqfuse.tile.passes.precision import matrix_precision
+from eqfuse.tile.passes.reciprocals import by_reciprocals
 
 
 @dataclass(frozen=True)
@@ -27,26 +33,75 @@ class Pass:
     rounds: str = "exactly the same"
 
 
-_FORMAL = "log2 e is a formal constant: multiplied by and divided by in the right places, or seen"
+_EXACT = "exact there: the same sums, products and quotients of residues"
+
+_LAUNCH_VALUES = Pass(
+    "launch values",
+    computed_at_launch,
+    "quotients of sizes are parameters, which Triton knows to be multiples of 16, or computed once",
+    "the same integers, at the sizes of the run",
+)
+_GRID_ORDER = Pass(
+    "grid order",
+    longest_first,
+    "blocks with longer loops start first, so that the last ones to run are short",
+    "every instance runs at its own place in the order, and all of them are there",
+)
+
+
+def _base_2(*, everywhere: bool, why: str) -> Pass:
+    return Pass(
+        "base-2 exponentials",
+        partial(base_2, everywhere=everywhere),
+        why,
+        "log2 e is a formal constant: multiplied by and divided by in the right places, or seen",
+        "exp2.error: the product with log2 e is rounded",
+    )
+
 
 GPU_PASSES: tuple[Pass, ...] = (
-    Pass(
-        "base-2 exponentials",
-        partial(base_2, everywhere=True),
-        "the special function unit computes powers of 2; the factor log2 e joins a scale that there is",
-        _FORMAL,
-        "see exp2.error",
+    _base_2(
+        everywhere=True,
+        why="the special function unit computes powers of 2; log2 e joins a scale that there is",
     ),
+    Pass(
+        "split positions",
+        split_positions,
+        "conversions of tiles of positions take as long as exponentials; those of one dim are few",
+        _EXACT,
+        "positions.error: each side of a difference is multiplied by itself",
+    ),
+    Pass(
+        "reciprocals",
+        by_reciprocals,
+        "a division takes eight instructions, a product one",
+        _EXACT,
+        "reciprocals.ERROR: the reciprocal is rounded, and the product",
+    ),
+    Pass(
+        "masked products",
+        without_masks,
+        "a matrix unit has no masks: products with what is not finite are added apart",
+        "infinities and NaN of masked operands get where the program has them, and nowhere else",
+    ),
+    Pass(
+        "matrix precision",
+        matrix_precision,
+        "products of f32 as three of bf16, and sums of products of f8, where the tensors are no more precise",
+        _EXACT,
+        "precision.ERROR: the products of the lesser halves are left out",
+    ),
+    _LAUNCH_VALUES,
+    _GRID_ORDER,
 )
 
 CPU_PASSES: tuple[Pass, ...] = (
-    Pass(
-        "base-2 exponentials",
-        partial(base_2, everywhere=False),
-        "powers of 2 take less than those of e where the factor log2 e joins a scale that there is",
-        _FORMAL,
-        "see exp2.error",
+    _base_2(
+        everywhere=False,
+        why="powers of 2 take less than those of e where log2 e joins a scale that there is",
     ),
+    _LAUNCH_VALUES,
+    _GRID_ORDER,
 )
 
 

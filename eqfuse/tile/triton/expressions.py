@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.folds import MAX_RANKS, Fold, fold_of
+from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import (
     Align,
@@ -19,15 +20,19 @@ from eqfuse.tile.nodes import (
     Elementwise,
     Extent,
     Fill,
+    FinitePart,
     FoldTile,
     Irrational,
     Kernel,
+    Lanes,
+    LaunchValue,
     LoadTile,
     MergeTile,
     Op,
     Positions,
     RankTile,
     ReduceTile,
+    RestOfProduct,
     Start,
     Value,
 )
@@ -59,9 +64,6 @@ from eqfuse.tile.triton.functions import (
 )
 from eqfuse.tile.triton.parameters import Names, Parameters, Tables, is_tile, least_blocks
 from eqfuse.tile.walk import operands
-
-IMPRECISE = 128
-"""Products of float8 numbers that a matrix unit may sum in its own precision."""
 
 
 @dataclass(frozen=True)
@@ -127,19 +129,20 @@ class Expressions:
                 return Piece(Text(names.extents[self._tables.root[axis]]))
             case BlockSize(axis):
                 return Piece(Text(names.blocks.get(axis, "1")))
+            case LaunchValue(name, _):
+                return Piece(Text(names.scalars[name][0]))
             case Start(axis):
                 whole = self._blocks[axis].kind == "whole"
                 return Piece(Text("0" if whole else self.starts[axis]))
             case Positions(axis):
                 return Piece(Text(self.positions[axis]), value.dims)
+            case Lanes(axis):
+                return Piece(call("tl.arange", "0", names.blocks[axis]), value.dims)
             case Bound(axis, stop):
                 return self._bound(axis, stop, value)
             case Align(source):
                 return self.aligned(self.read(source), value.dims)
             case Cast(source):
-                apart = self._apart(source) if value.dtype == "f32" else None
-                if apart is not None:
-                    return self._joined(*apart, source.dims)
                 piece = self.read(source)
                 return Piece(self._converted(piece, source.dtype, value.dtype), piece.dims, piece.thin)
             case Elementwise(fn, args):
@@ -152,8 +155,13 @@ class Expressions:
                 return self._fold(op, axis, value)
             case RankTile() | MergeTile():
                 return Piece(Text(f"{self.folds[self.fold_key(op)]}[{_variable(op)}]"), value.dims)
+            case FinitePart(source):
+                self.use("is_finite")
+                return Piece(call(self.use("finite_part"), self.full(self.read(source), source)), value.dims)
             case Dot():
                 return self._dot(op, value)
+            case RestOfProduct():
+                return self._rest_of_product(op, value)
 
     def _converted(self, piece: Piece, dtype: str, wanted: str) -> Text:
         if dtype == wanted:
@@ -162,57 +170,6 @@ class Expressions:
         if {dtype, wanted} == {"f8e4m3", "f64"}:  # there is no direct conversion
             text = convert(text, "f32", scalar=scalar, use=self.use)
         return convert(text, wanted, scalar=scalar, use=self.use)
-
-    def _apart(self, source: Value) -> tuple[str, Piece, Piece] | None:
-        """The sides of a sum or difference of positions along two axes, as reals: first positions and lanes are
-        converted, never the tile, since a conversion takes as long as an exponential. None for anything else."""
-        match self._uses.ops.get(source.name):
-            case Elementwise("add" | "sub" as fn, (left, right)):
-                one, other = self._lanes(left), self._lanes(right)
-            case _:
-                return None
-        if one is None or other is None or one[0] == other[0]:
-            return None
-        first = call("tl.cast", infix(fn, one[1], other[1]), "tl.float32")
-        lanes = infix("add", self._lane_numbers(one[0]), first)
-        return fn, Piece(lanes, (one[0],)), Piece(self._lane_numbers(other[0]), (other[0],))
-
-    def _joined(self, fn: str, one: Piece, other: Piece, dims: tuple[str, ...]) -> Piece:
-        one, other = self.aligned(one, dims), self.aligned(other, dims)
-        return Piece(infix(fn, one.text, other.text), dims, one.thin & other.thin)
-
-    def apart(self, value: Value) -> tuple[str, Piece, Piece] | None:
-        """The sides of what is a sum or difference of positions as reals, where it is read once."""
-        op = self._uses.ops.get(value.name)
-        is_real = isinstance(op, Cast) and value.dtype == "f32" and self._uses.is_inlined(value)
-        return self._apart(op.value) if is_real and isinstance(op, Cast) else None
-
-    def _multiplied_apart(self, args: tuple[Value, ...], texts: Sequence[Text]) -> Piece | None:
-        """A scalar times a difference of positions: times either side of it, so that tiles are only subtracted.
-        Numbers of lanes are small, and the first ones are of the order of the difference: neither product is off
-        by more than that of the difference."""
-        for value, scalar, factor in ((args[0], args[1], texts[1]), (args[1], args[0], texts[0])):
-            if not scalar.dims and (sides := self.apart(value)) is not None:
-                fn, *pieces = sides
-                one, other = (Piece(infix("mul", factor, side.text), side.dims) for side in pieces)
-                return self._joined(fn, one, other, value.dims)
-        return None
-
-    def _lane_numbers(self, axis: str) -> Text:
-        return Text(f"tl.arange(0, {self._parameters.blocks[axis]}).to(tl.float32)")
-
-    def _lanes(self, value: Value) -> tuple[str, Text] | None:
-        """The axis and the first number of consecutive numbers along it; None where a value is anything else."""
-        match self._uses.ops.get(value.name):
-            case Positions(axis):
-                return axis, Text("0" if self._blocks[axis].kind == "whole" else self.starts[axis])
-            case Align(source):
-                return self._lanes(source)
-            case Elementwise("add" | "sub" as fn, (left, right)) if not right.dims:
-                found = self._lanes(left)
-                return found and (found[0], infix(fn, found[1], self.read(right).text))
-            case _:
-                return None
 
     def _bound(self, axis: str, stop: Value, value: Value) -> Piece:
         if not is_tile(self._blocks[axis]):
@@ -266,10 +223,6 @@ class Expressions:
             for piece, arg in zip(pieces, args, strict=True)
         ]
         dtype = args[-1].dtype if value.dtype == "bool" else value.dtype
-        if fn == "mul" and (apart := self._multiplied_apart(args, texts)) is not None:
-            return apart
-        if fn == "div" and dims and dtype == "f32" and self._is_known_at_launch(args[1]):
-            return Piece(self._over(args[0], texts), dims, thin)
         text = elementwise(
             fn,
             texts,
@@ -279,21 +232,6 @@ class Expressions:
             use=self.use,
         )
         return Piece(text, dims, thin)
-
-    def _is_known_at_launch(self, value: Value) -> bool:
-        """Whether a value is a number of the program or of the call."""
-        return _is_number(value, self._uses.ops)
-
-    def _over(self, dividend: Value, texts: Sequence[Text]) -> Text:
-        """A tile over a number: times its reciprocal, which is computed once. Triton's own division rounds no
-        better. A factor of the tile that is a number too joins the reciprocal."""
-        tile, factor = texts[0], Text("1.0")
-        match self._uses.ops.get(dividend.name):
-            case Elementwise("mul", (left, right)) if self._is_known_at_launch(
-                right
-            ) and self._uses.is_inlined(dividend):
-                tile, factor = self.read(left).text, self.read(right).text
-        return infix("mul", tile, infix("div", factor, texts[1]))
 
     def _is_non_negative(self, value: Value) -> bool:
         """Whether an integer is known not to be below 0."""
@@ -475,41 +413,36 @@ class Expressions:
         return Piece(text, value.dims)
 
     def _dot(self, op: Dot, value: Value) -> Piece:
-        dtype = op.left.dtype
-        block = self._parameters.blocks[op.axis]
+        if op.left_mask or op.right_mask:
+            raise TileError(
+                f"{value.name} is a masked product, which no matrix unit has: run the passes first"
+            )
+        dtype, block = op.left.dtype, self._parameters.blocks[op.axis]
         self.least[block] = max(self.least.get(block, 1), 32 if dtype == "f8e4m3" else 16)
-        arguments = [self.full(self.read(side), side).code for side in (op.left, op.right)]
-        before = op.accumulator and self.full(self.read(op.accumulator), op.accumulator)
-        if before and dtype != "f8e4m3":
-            arguments.append(before.code)
-        if dtype in (
-            "f32",
-            "f64",
-        ):  # three products of halves err by 2**-16 where all else is rounded to 2**-11
-            precision = "bf16x3" if dtype == "f32" and self._tables.is_half else "ieee"
-            arguments.append(f'input_precision="{precision}"')
-        if dtype == "f8e4m3":  # so many products are summed in fewer bits than float32 has, as cuBLAS does
-            arguments.append(f"max_num_imprecise_acc=None if {block} <= {IMPRECISE} else {IMPRECISE}")
+        operands = (op.left, op.right, *(() if op.accumulator is None else (op.accumulator,)))
+        arguments = [self.full(self.read(side), side).code for side in operands]
+        if dtype in ("f32", "f64"):
+            arguments.append(f'input_precision="{"ieee" if op.precision == "exact" else op.precision}"')
+        if op.imprecise is not None:
+            most = op.imprecise
+            arguments.append(f"max_num_imprecise_acc=None if {block} <= {most} else {most}")
         if value.dtype == "f64":
             arguments.append("out_dtype=tl.float64")
-        text = call("tl.dot", *arguments)
-        if before and dtype == "f8e4m3":  # an accumulator that is added to so often is waited for every time
-            text = infix("add", before, text)
-        return Piece(text, value.dims)
+        return Piece(call("tl.dot", *arguments), value.dims)
+
+    def _rest_of_product(self, op: RestOfProduct, value: Value) -> Piece:
+        self.use("is_finite")
+        sides = [self.full(self.read(side), side).code for side in (op.left, op.right)]
+        masks = [
+            "None" if mask is None else self.full(self.read(mask), mask).code
+            for mask in (op.left_mask, op.right_mask)
+        ]
+        total = self.full(self.read(op.total), op.total).code
+        return Piece(call(self.use("rest_of_product"), *sides, *masks, total), value.dims)
 
     def _shape(self, dims: Sequence[str]) -> str:
         names = [self._parameters.blocks[axis] for axis in dims]
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
-
-
-def _is_number(value: Value, ops: Mapping[str, Op]) -> bool:
-    match ops.get(value.name):
-        case Constant() | Argument() | Irrational():
-            return True
-        case Elementwise(_, (scalar, factor)) if isinstance(ops.get(factor.name), Irrational):
-            return _is_number(scalar, ops)
-        case _:
-            return False
 
 
 def _along(op: RankTile | MergeTile) -> str:

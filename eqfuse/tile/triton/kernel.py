@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eqfuse.loops.blocks import Block
+from eqfuse.terms.nodes import Expr
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -14,13 +15,14 @@ from eqfuse.tile.nodes import (
     Carried,
     Cast,
     Constant,
-    Dot,
     Extent,
     Fill,
     FoldTile,
     For,
     Irrational,
     Kernel,
+    Lanes,
+    LaunchValue,
     Let,
     LoadTile,
     MergeTile,
@@ -33,8 +35,6 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.def_use import Path, Uses
-from eqfuse.tile.passes.grid_order import last_first
-from eqfuse.tile.passes.launch_invariants import LaunchValue, computed_at_launch
 from eqfuse.tile.triton.expressions import Expressions, Piece
 from eqfuse.tile.triton.functions import Text
 from eqfuse.tile.triton.parameters import Names, Parameters, Tables, is_tile, largest_blocks, parameters_of
@@ -62,13 +62,12 @@ class KernelText:
     combines: Mapping[str, str]
     least: Mapping[str, int]
     most: Mapping[str, int]
-    at_launch: Mapping[str, LaunchValue]
+    at_launch: Mapping[str, Expr]
 
 
 def write_kernel(kernel: Kernel, name: str, tables: Tables, flags: tuple[str, ...] = ()) -> KernelText:
     """The text of one kernel, called `name`; `flags` are those of its parameters."""
-    kernel, at_launch = computed_at_launch(kernel)
-    return _Writer(kernel, name, tables, flags).run(at_launch)
+    return _Writer(kernel, name, tables, flags).run()
 
 
 class _Writer:
@@ -85,7 +84,7 @@ class _Writer:
         self._lines: list[str] = []
         self._indent = 1
 
-    def run(self, at_launch: Mapping[str, LaunchValue]) -> KernelText:
+    def run(self) -> KernelText:
         self._neighbours()
         self._grid()
         outside = ("grid", "whole")
@@ -103,7 +102,7 @@ class _Writer:
             self._text.combines,
             self._text.least,
             largest_blocks(self._kernel, self._parameters),
-            at_launch,
+            {op.name: op.expr for op in self._uses.ops.values() if isinstance(op, LaunchValue)},
         )
 
     def _is_tile(self, axis: str) -> bool:
@@ -132,7 +131,7 @@ class _Writer:
         if len(grid) > 1:
             self._write(f"pid = {rest}")
             rest = "pid"
-        backwards = last_first(self._kernel)
+        backwards = self._kernel.backwards
         for place, axis in enumerate(grid):
             block = self._parameters.blocks.get(axis)
             step = self._blocks[axis].valid or block
@@ -188,9 +187,6 @@ class _Writer:
             text = self._text.folded(op)
             self._text.folds[key] = self._names.local(f"{key[0]}_state")
             self._assign(self._text.folds[key], text)
-        if isinstance(op, Dot) and (op.left_mask or op.right_mask):
-            self._masked_dot(value, op)
-            return
         piece = self._text.op(value, op)
         if value.name in self._variables:  # assigned to the variable that carries it
             self._assign(self._variables[value.name], self._text.full(piece, value))
@@ -202,45 +198,13 @@ class _Writer:
             self._assign(name, piece.text)
             self._text.pieces[value.name] = Piece(Text(name), piece.dims, piece.thin)
 
-    def _masked_dot(self, value: Value, op: Dot) -> None:
-        """A matrix product of what is finite, and what else the masks leave of it."""
-        text = self._text
-        whole: list[str] = []
-        for side, mask in ((op.left, op.right_mask), (op.right, op.left_mask)):
-            name = self._names.local(side.name)
-            self._assign(name, text.full(text.read(side), side))
-            whole.append(name)
-            if mask is not None:
-                finite = self._names.local(f"{side.name}_finite")
-                text.use("is_finite")
-                self._write(f"{finite} = {text.use('finite_part')}({name})")
-                name = finite
-            text.pieces[side.name] = Piece(Text(name), side.dims)
-        masks = [
-            "None" if mask is None else text.full(text.read(mask), mask).code
-            for mask in (op.left_mask, op.right_mask)
-        ]
-        name = self._variables.get(value.name) or self._names.local(value.name)
-        self._assign(name, text.op(value, op).text)
-        self._write(f"{name} = {text.use('rest_of_product')}({', '.join([*whole, *masks, name])})")
-        for side, code in zip((op.left, op.right), whole, strict=True):
-            text.pieces[side.name] = Piece(Text(code), side.dims)
-        text.pieces[value.name] = Piece(Text(name), value.dims)
-
     def _keeps_text(self, value: Value, op: Op, piece: Piece) -> bool:
         """Whether the expression itself stands for the value, without a variable."""
         code = piece.text.code
         match op:
-            case (
-                Constant()
-                | Irrational()
-                | Argument()
-                | Extent()
-                | BlockSize()
-                | Start()
-                | Positions()
-                | Fill()
-            ):
+            case Constant() | Irrational() | Argument() | Extent() | BlockSize() | LaunchValue() | Fill():
+                return True
+            case Start() | Positions() | Lanes():
                 return True
             case Align():
                 return "tl." not in code or len(self._uses.readers(value)) == 1
@@ -248,8 +212,6 @@ class _Writer:
                 return code == "True" or len(self._uses.readers(value)) == 1
             case LoadTile():
                 return self._uses.is_inlined(value)
-            case Cast() if self._text.apart(value) is not None:
-                return True
             case Cast(source) if isinstance(self._uses.ops.get(source.name), LoadTile):
                 return self._uses.is_inlined(value) and "tl.load" not in code
             case _:

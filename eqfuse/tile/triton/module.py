@@ -7,15 +7,16 @@ its arguments, allocates what it has to, and calls the kernels in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from eqfuse.errors import ScheduleError
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.bounds import selected_axes
-from eqfuse.terms.nodes import Program
-from eqfuse.tile.dtypes import INTEGERS, NARROW
+from eqfuse.terms.functions import OPERATORS
+from eqfuse.terms.nodes import Call, Const, Expr, Program, Size
+from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.triton.functions import HELPERS
 from eqfuse.tile.triton.kernel import KernelText, write_kernel
@@ -135,10 +136,7 @@ class _Module:
     def kernels(self) -> list[KernelText]:
         names = Names((self._name, *RUNTIME_NAMES))
         tensors = {name: TensorInfo(self._dtypes[name], _labels(axes)) for name, axes in self._axes.items()}
-        reals = {self._dtypes[name] for name in (*self._inputs, *(b.name for b in self._outputs))} - set(
-            INTEGERS
-        )
-        tables = Tables(tensors, self._root, is_half=reals <= set(NARROW))
+        tables = Tables(tensors, self._root)
         last = len(self._program.kernels) - 1
         found = [
             write_kernel(kernel, names.new(kernel.name), tables, _flags(first=place == 0, last=place == last))
@@ -289,7 +287,7 @@ class _Module:
             *(extent(axis) for axis in parameters.extents),
         ]
         numbers = [
-            kernel.at_launch[name](extent)
+            _launch_text(kernel.at_launch[name], extent)
             if name in kernel.at_launch
             else f"{'int' if dtype in INTEGERS else 'float'}({name})"
             for name, (_, dtype) in parameters.scalars.items()
@@ -366,6 +364,18 @@ def _limits(kernel: KernelText) -> dict[str, str]:
         name for name in kernel.parameters.blocks.values() if name in kernel.least or name in kernel.most
     ]
     return {name: f"({kernel.least.get(name, 1)}, {kernel.most.get(name)})" for name in blocks}
+
+
+def _launch_text(expr: Expr, extent: Callable[[str], str]) -> str:
+    """An integer made of sizes, given the text of a size."""
+    match expr:
+        case Size(axis):
+            return extent(axis)
+        case Const(number):
+            return str(number)
+        case Call(fn, args):
+            return f"({f' {OPERATORS[fn]} '.join(_launch_text(arg, extent) for arg in args)})"
+    raise TypeError(f"{expr} is not known at a launch")
 
 
 def _tuple(items: Sequence[str]) -> str:

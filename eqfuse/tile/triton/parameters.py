@@ -17,12 +17,12 @@ from eqfuse.tile.nodes import (
     Extent,
     For,
     Kernel,
+    LaunchValue,
     Let,
     LoadTile,
     Start,
     Store,
 )
-from eqfuse.tile.passes.grid_order import last_first
 from eqfuse.tile.triton.functions import HELPERS, helper_name
 from eqfuse.tile.walk import nested
 
@@ -73,13 +73,11 @@ class TensorInfo:
 class Tables:
     """Facts about the whole program that every kernel's text depends on.
 
-    `root` maps an axis to the one whose extent it has; `is_half` says that what goes in and comes out has half
-    precision or less.
+    `root` maps an axis to the one whose extent it has.
     """
 
     tensors: Mapping[str, TensorInfo]
     root: Mapping[str, str]
-    is_half: bool = False
 
 
 @dataclass
@@ -124,8 +122,7 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     """The parameters of a kernel, named. Blocks of one position are none."""
     found = Parameters(flags=flags)
     scalars: dict[str, str] = {}
-    counted = last_first(kernel)
-    extents = [*kernel.grid[:-1], *(axis for axis in kernel.grid[-1:] if axis in counted)]
+    extents = [*kernel.grid[:-1], *(axis for axis in kernel.grid[-1:] if axis in kernel.backwards)]
     bounds: list[str] = []
     for stmt in nested(kernel.body):
         match stmt:
@@ -134,7 +131,7 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
                     labels = tables.tensors[tensor].labels
                     found.pointers[tensor] = names.new(f"{tensor}_ptr")
                     found.strides[tensor] = tuple(names.new(f"{tensor}_stride_{label}") for label in labels)
-            case Let(value, Argument(name)):
+            case Let(value, Argument(name) | LaunchValue(name, _)):
                 scalars.setdefault(name, value.dtype)
             case Let(_, Extent(axis)):
                 extents.append(axis)

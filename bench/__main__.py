@@ -1,0 +1,76 @@
+"""`python -m bench NAME`, which `eqfuse bench NAME` runs in a checkout."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.report import Options
+from bench.runner import run
+from eqfuse.cli import PIPED_WIDTH, seed, writable
+from eqfuse.errors import EqfuseError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one benchmark; the exit status: 0, or 1 where something failed, or 2 for an error of the user's."""
+    options = _parser().parse_args(arguments)
+    chosen = Options(
+        only=options.only,
+        device=options.device,
+        small=options.small,
+        torch_compile=not options.no_torch_compile,
+        memory=not options.no_memory,
+        examples=options.examples,
+        seed=options.seed,
+        seconds=options.seconds,
+        resume=options.resume,
+        measured=options.measured,
+    )
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    try:
+        return run(options.name, chosen, output=options.output, console=console)
+    except EqfuseError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="eqfuse bench", description="Measures every program of the papers.")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="workloads, compile, emit, explain, verify, errors, fuzz, mutants, attention, reductions or cpu",
+    )
+    parser.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
+    parser.add_argument("--small", action="store_true", help="only the small sizes")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument(
+        "--output", type=writable, metavar="FILE.json", help="default: bench/results/NAME.json"
+    )
+    parser.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
+    parser.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
+    parser.add_argument("--examples", type=int, default=500, metavar="N", help="fuzz: how many programs")
+    parser.add_argument("--seed", type=seed, default=0, help="fuzz: of the programs")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, metavar="S", help="fuzz: begin no batch after so long"
+    )
+    parser.add_argument("--resume", action="store_true", help="fuzz: keep the batches that are done")
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE.json",
+        help="attention, reductions: what bench.NAME wrote on a GPU",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
