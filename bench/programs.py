@@ -8,7 +8,8 @@ reductions. Nothing is a template of a known program.
 Every expression carries an interval that its values lie in. It keeps values in range: what is put under a
 logarithm or a root is positive there, and nothing grows past `LIMIT`, or `WIDE_LIMIT` in one program out of
 eight, where exponentials overflow float32. One program out of six is called with values of another magnitude,
-denormal to 1e38: then the interval does not hold, and what the unfused program makes of them is what is right.
+denormal to 1e38, and one out of sixteen with infinities and NaN among its values: then the interval does not hold, and
+what the unfused program makes of them is what is right.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Interval = tuple[float, float]
 
 AXES = "ijkl"
 TENSORS = "xyzw"
-DEFINITIONS = "abcdefghmqstvABCDEFGH"
+DEFINITIONS = "abcdefghmsABCDEFGHIJK"
 LIMIT, WIDE_LIMIT = 1e4, 1e60
 NEGLIGIBLE = 0.05
 """A divisor stays this far from 0, mostly."""
@@ -49,11 +50,16 @@ DRAWS: Mapping[str, Interval] = {
     "ties": (-2, 2),
     "zero rows": (-3, 3),
     "scores": (-80, 80),
+    "holes": (-math.inf, 3),
 }
 """Kinds of values of a tensor, and where they lie."""
 INTEGERS: Interval = (-5, 5)
 """Where the values of a tensor of integers lie."""
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
+SPECIAL = (math.inf, -math.inf, math.nan)
+"""What values of a tensor are replaced by where its `magnitude` is "special"."""
+LENGTH = "L"
+"""A scalar that is not declared: it is compared with positions, and thereby an integer."""
 PLACES = ("here",) * 37 + ("a thread", "threads", "a fork")
 """Where a program is compiled and called."""
 
@@ -130,6 +136,12 @@ UNARY: Mapping[str, tuple[Interval, Callable[[float, float], Interval]]] = {
     "f16": ((-3e4, 3e4), lambda low, high: (low, high)),
     "bf16": ((-math.inf, 1e300), lambda low, high: (low, high)),
     "f32": ((-math.inf, 1e300), lambda low, high: (low, high)),
+    "** 2": (FINITE, _square),
+    "** 3": (FINITE, _rising(lambda x: x**3)),
+    "** 0.5": ((0, 1e300), _rising(math.sqrt)),
+    "** -1": ((0.05, 1e300), lambda low, high: (1 / high, 1 / low)),
+    "// 2": (FINITE, _rising(lambda x: x // 2)),
+    "% 3": (FINITE, _between(0, 3)),
 }
 """Functions of one number: where the argument must lie, and where the result lies."""
 
@@ -137,9 +149,12 @@ BINARY = ("+", "*", "-", "/", "*", "-", "/", "max", "min")
 REDUCERS = (
     *("sum", "max", "mean", "sum", "max", "sum", "min"),
     *("var", "std", "logsumexp", "prod", "argmax", "argmin", "any", "all"),
+    *("argmax.v", "softmax_weighted"),
     *USERS,
 )
 """What stands twice is drawn twice as often."""
+ONE_AXIS = ("argmax", "argmin", "last", "argmax.v", "softmax_weighted")
+"""Those of positions, which are along one axis."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +196,7 @@ class Definition:
 class Input:
     """A tensor: the axis of each dimension, how its values are drawn and scaled, how it lies in memory.
 
-    An axis `i+1` stands for one position more than `i` has. `draw` of an integer tensor is `below AXIS` (an index
+    An axis `i+1` stands for one position more than `i` has, `i*2` for twice as many. `draw` of an integer tensor is `below AXIS` (an index
     into it), `up to AXIS` (a length), `parts of AXIS` (where segments begin and end) or `integers`.
     """
 
@@ -194,13 +209,17 @@ class Input:
 
     @property
     def declared(self) -> str:
-        return f"{self.name}: {self.dtype}{_indexed(axis.replace('+', '') for axis in self.axes)}"
+        return f"{self.name}: {self.dtype}{_indexed(re.sub('[+*]', '', axis) for axis in self.axes)}"
 
     def tensor(self, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
         """Fresh values."""
-        shape = tuple(sizes[axis.removesuffix("+1")] + axis.endswith("+1") for axis in self.axes)
+        shape = tuple(_extent(axis, sizes) for axis in self.axes)
         found = self._values(shape, sizes, generator)
-        if self.magnitude:
+        if self.magnitude == "special":
+            places = torch.randint(24, shape, generator=generator)
+            for place, value in enumerate(SPECIAL):
+                found = torch.where(places == place, value, found)
+        elif self.magnitude:
             found = found.double() * factors(self.magnitude, shape, generator)
         found = found.to(TORCH_DTYPES[self.dtype])
         if not shape or self.layout == "contiguous":
@@ -237,10 +256,22 @@ class Input:
             case ["zero", "rows"]:
                 rows = torch.rand(shape[:1], generator=generator) < 0.5
                 return normal * rows.reshape(-1, *[1] * (len(shape) - 1))
+            case ["true"]:
+                return torch.rand(shape, generator=generator) < 0.6
+            case ["holes"]:
+                rows = torch.rand(shape[:1], generator=generator) < 0.2
+                holes = torch.rand(shape, generator=generator) < 0.3
+                return torch.where(holes | rows.reshape(-1, *[1] * (len(shape) - 1)), -math.inf, normal)
             case ["scores"]:
                 return (25 * normal).clamp(-80, 80)
             case _:
                 return normal
+
+
+def _extent(axis: str, sizes: Mapping[str, int]) -> int:
+    if axis.endswith("*2"):
+        return 2 * sizes[axis.removesuffix("*2")]
+    return sizes[axis.removesuffix("+1")] + axis.endswith("+1")
 
 
 @dataclass(frozen=True)
@@ -297,6 +328,7 @@ class _Writer:
     inputs: dict[str, Input] = field(default_factory=dict)
     definitions: list[Definition] = field(default_factory=list)
     scalars: dict[str, float] = field(default_factory=dict)
+    pairs: bool = False
 
     def one_of(self, options: Sequence[T]) -> T:
         """One of the options; a shrunk program has the first."""
@@ -351,13 +383,19 @@ class _Writer:
     def reduced(self, axes: tuple[str, ...], over: tuple[str, ...]) -> tuple[Value, Value | None, bool]:
         """The reduction, what it reduces, and whether it is a truth value."""
         scope = frozenset((*axes, *over))
-        op = self.one_of([op for op in REDUCERS if len(over) == 1 or op not in ("argmax", "argmin", "last")])
+        op = self.one_of([op for op in REDUCERS if len(over) == 1 or op not in ONE_AXIS])
         if op in ("any", "all"):
             return Value(f"{op}[{','.join(over)}]({self.condition(scope)})", 0, 1), None, True
         body = self.expression(scope, 3)
         earlier = self._readable(scope)
         if earlier and self.chance(60):
             body = self.combined(body, self.one_of(earlier))
+        if op == "softmax_weighted" and self.sizes[over[0]]:
+            value = self.expression(scope, 1)
+            if value.low > -math.inf:
+                text = f"{op}[{over[0]}]({body.text}, {value.text})"
+                free = (body.axes | value.axes) - set(over)
+                return Value(text, value.low, value.high, free), body, False
         return self._folded(op, over, body), body, False
 
     def _folded(self, op: str, over: tuple[str, ...], body: Value) -> Value:
@@ -367,6 +405,7 @@ class _Writer:
         spans: dict[str, Interval] = {
             "max": (low, high),
             "argmax": (0, count),
+            "argmax.v": (low, high),
         }
         if low > -math.inf:
             spans["min"] = (low, high)
@@ -390,7 +429,7 @@ class _Writer:
         allowed = [name for name, span in spans.items() if self._fits(*span)]
         if op not in allowed:
             op = next(name for name in ("sum", "mean", "max") if name in allowed)
-        text = f"{op}[{','.join(over)}]({body.text})"
+        text = f"{op}[{','.join(over)}]({body.text}{f', {over[0]}' if op == 'argmax.v' else ''})"
         span = spans[op]
         return Value(text, *span, body.axes - set(over), top=body.text if op == "max" else "")
 
@@ -430,6 +469,8 @@ class _Writer:
         if not spans:
             return value
         name = self.one_of(list(spans))
+        if not name.isidentifier() and name != "-":
+            return Value(f"{value.tight} {name}", *spans[name], value.axes, atom=False)
         text = f"-{value.tight}" if name == "-" else f"{name}({value.text})"
         return Value(text, *spans[name], value.axes, atom=name != "-")
 
@@ -480,6 +521,7 @@ class _Writer:
         if axes:
             options = ["compared", "compared", "affine", "affine", "parity", "length", "data", "both"]
             options += ["segment"] * (len(axes) > 1)
+        options += ["stored"] * (len(axes) > 0)
         options += ["known"] if self._readable(scope, truths=True) else []
         number = self.draw(st.integers(0, 4))
         match self.one_of(options):
@@ -494,8 +536,17 @@ class _Writer:
             case "parity":
                 return f"({' + '.join(axes[:2])}) % 2 == 0"
             case "length":
+                if self.chance(30):
+                    self.scalars[LENGTH] = 3
+                    return f"{first} < {LENGTH}"
                 found = self._integers(scope - {first}, f"up to {first}")
-                return f"{first} < {found}" if found else f"{first} < {number}"
+                if not found:
+                    return f"{first} < {number}"
+                form = self.one_of(
+                    ["{a} < {b}", "{a} < {b}", "{b} <= {a}", "{a} + {n} <= {b}", "{a} == {b}"]
+                    + ["{n} * {a} < {b}", "{a} // 2 < {b}", "{a} < N({a}) - {b}"]
+                )
+                return form.format(a=first, b=found, n=number)
             case "segment":
                 second = self.one_of([axis for axis in axes if axis != first])
                 found = self._parts(second, first)
@@ -503,10 +554,13 @@ class _Writer:
             case "both":
                 joint = self.one_of(["&", "|"])
                 return f"({self.condition(frozenset({first}))}) {joint} ({self.condition(scope)})"
+            case "stored":
+                return self._stored(scope)
             case "known":
                 return self.one_of(self._readable(scope, truths=True)).text
             case _:
-                return f"{self._leaf(scope).tight} > 0"
+                bound = self.one_of(["> 0", "> 0", "< 0.5", ">= -1", "== 0", "> 100"])
+                return f"{self._leaf(scope).tight} {bound}"
 
     # -- leaves --------------------------------------------------------------------------------------
 
@@ -579,7 +633,9 @@ class _Writer:
         given = self.one_of(there)
         index = list(self._at(given.axes, scope) or ())
         low, high = DRAWS.get(given.draw, INTEGERS)
-        way = self.one_of(["plain"] * 12 + ["shifted", "ahead", "backwards", "half", "gathered", "next"])
+        way = self.one_of(
+            ["plain"] * 12 + ["shifted", "ahead", "backwards", "half", "gathered", "next", "pairs"]
+        )
         place = self.draw(st.integers(0, len(index) - 1)) if way != "plain" else 0
         axis = index[place]
         guard = ""
@@ -594,6 +650,8 @@ class _Writer:
                 index[place] = f"{axis}//2"
             case "next":
                 return self._next(axis, scope)
+            case "pairs":
+                return self._pairs(axis)
             case "gathered":
                 index[place] = self._integers(frozenset({axis}), f"below {self._base(axis)}") or axis
         text = given.name + _indexed(index)
@@ -610,7 +668,7 @@ class _Writer:
         else:
             draws = [draw for draw in DRAWS if draw != "scores" or self.chance(50)]
             dtype, draw = self.one_of(self.dtypes), self.one_of(draws)
-            scaled = self.magnitudes if dtype != "f16" else ()
+            scaled = self.magnitudes if dtype != "f16" or "special" in self.magnitudes else ()
             given = Input(name, dtype, axes, draw, layout, self.one_of(("", *scaled)))
         self.inputs[name] = given
         return given
@@ -632,6 +690,27 @@ class _Writer:
         if given.draw != draw or given.axes != (f"{segment}+1",):
             return ""
         return f"(o[{segment}] <= {axis}) & ({axis} < o[{segment} + 1])"
+
+    def _stored(self, scope: frozenset[str]) -> str:
+        """A tensor of truth values."""
+        given = self.inputs.get("t") or Input("t", "bool", self.some(sorted(scope), 1, 2), "true")
+        index = self._at(given.axes, scope)
+        if index is None:
+            return f"{min(scope)} >= 1"
+        self.inputs["t"] = given
+        return f"t{_indexed(index)}"
+
+    def _pairs(self, axis: str) -> Value:
+        """A tensor of two positions for each of the axis, which are added up or read apart."""
+        given = self.inputs.setdefault("v", Input("v", self.dtypes[0], (f"{axis}*2",), "normal"))
+        there = given.axes[0].removesuffix("*2")
+        low, high = DRAWS["normal"]
+        if there != axis:
+            return Value("1", 1, 1)
+        if self.chance(50):
+            return Value(f"v[2*{axis} + {self.one_of('01')}]", low, high, frozenset({axis}))
+        self.pairs = True
+        return Value(f"sum[q](v[{axis}*2 + q])", 2 * low, 2 * high, frozenset({axis}))
 
     def _integers(self, scope: frozenset[str], draw: str) -> str:
         """An integer tensor over some of the axes; empty where there can be none."""
@@ -667,6 +746,7 @@ def programs(draw: st.DrawFn) -> Example:
         sizes = {axis: min(size, max(sizes.values()) // 2) for axis, size in sizes.items()}
     limit = WIDE_LIMIT if draw(st.integers(0, 7)) == 7 else LIMIT
     magnitudes = tuple(MAGNITUDES) if draw(st.integers(0, 5)) == 5 else ()
+    magnitudes = ("special",) if draw(st.integers(0, 15)) == 15 else magnitudes
     writer = _Writer(draw, sizes, aliases, draw(st.sampled_from(DTYPES)), limit, magnitudes)
     main = writer.one_of(list(sizes)[::-1])
     rows = writer.some([axis for axis in sizes if axis != main], 0, 2)
@@ -689,7 +769,8 @@ def _finished(writer: _Writer) -> Example:
     body = "\n".join(lines)
     inputs = tuple(given for given in writer.inputs.values() if _is_read(given.name, lines))
     head = [given.declared for given in inputs]
-    head += [f"{name}: f32" for name in writer.scalars if _is_read(name, lines)]
+    head += [f"{name}: f32" for name in writer.scalars if name != LENGTH and _is_read(name, lines)]
+    head += ["q: axis[2]"] * (writer.pairs and _is_read("q", lines))
     head += [
         f"{axis}: axis[{base}]" for axis, base in writer.aliases.items() if _is_read(axis, (*head, *lines))
     ]

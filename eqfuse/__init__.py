@@ -16,6 +16,7 @@ from eqfuse.errors import EqfuseError
 from eqfuse.extend.reductions import reduction
 from eqfuse.extend.rules import rule, rules
 from eqfuse.extend.shipped import register_shipped
+from eqfuse.grad.certify import certify_gradient
 from eqfuse.grad.gradient import grad
 from eqfuse.kernel import Kernel
 from eqfuse.proof.derivation import Derivation
@@ -86,6 +87,7 @@ __all__ = [
     "EqfuseError",
     "Kernel",
     "Rule",
+    "certify_gradient",
     "compile",
     "equivalent",
     "grad",

@@ -306,3 +306,45 @@ def test_a_declared_extent_is_kept() -> None:
     kernel = eq.compile("k: axis[2]\nv[i, k], p[i, k] = topk[j, k](x[i, j])", verify=False)
     with pytest.raises(eq.EqfuseError, match="axis 'k' has size 2 in the program and 3 in sizes"):
         kernel(x=np.zeros((2, 5), np.float32), sizes={"k": 3})
+
+
+BEYOND_SMALL_NUMBERS = {
+    "limit": ("min(a, 10)", "a", ""),
+    "number of positions": ("sum[j](c)", "7 * c", "fixed(c, j)"),
+    "nothing below a threshold": ("relu(a - 20)", "0 * a", ""),
+    "limit under a maximum": ("max[j](min(a, 500))", "max[j](a)", ""),
+    "a little more": ("a * 1.0000000001", "a", ""),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND_SMALL_NUMBERS)
+def test_rules_are_tried_at_other_sizes_and_around_their_own_numbers(name: str) -> None:
+    left, right, when = BEYOND_SMALL_NUMBERS[name]
+    with pytest.raises(eq.EqfuseError, match="is not true"):
+        eq.rule("too-narrow", left, right, when=when)
+
+
+BEYOND_SMALL_PARTS: dict[str, dict[str, str]] = {
+    "halved after forty": {
+        "state": "s, n",
+        "lift": "x, 1",
+        "identity": "0, 0",
+        "combine": "where(n1 + n2 > 40, (s1 + s2) / 2, s1 + s2), n1 + n2",
+    },
+    "least of what is below thirty": {"identity": "30", "combine": "min(s1, s2)"},
+    "limited sum": {"identity": "0", "combine": "min(s1 + s2, 1000)"},
+    "one more beyond a hundred": {"identity": "0", "combine": "s1 + s2 + where(abs(s1) > 100, 1, 0)"},
+    "greatest of what is above minus fifty": {"identity": "-50", "combine": "max(s1, s2)"},
+    "a counter that starts again": {
+        "lift": "1 + 0 * x",
+        "identity": "0",
+        "combine": "where(s1 + s2 > 8, 0, s1 + s2)",
+    },
+}
+
+
+@pytest.mark.parametrize("name", BEYOND_SMALL_PARTS)
+def test_laws_are_tried_in_long_parts_and_around_the_numbers_of_a_reduction(name: str) -> None:
+    made = {"state": "s", "lift": "x", "result": "s"} | BEYOND_SMALL_PARTS[name]
+    with pytest.raises(eq.EqfuseError, match="is not associative|the identity of reduction"):
+        eq.reduction("narrow", **made)

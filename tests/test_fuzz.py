@@ -139,6 +139,31 @@ def test_the_judge_knows_positions_that_are_right_by_luck() -> None:
     assert "y[1] is 1, not 0" in judged(chosen, x, torch.tensor([0, 1]))
 
 
+def test_the_judge_knows_reals_that_are_right_by_luck() -> None:
+    """The sum of squares of the first row is out of range, and hardly matters."""
+    x = torch.tensor([[3e30, 2e30], [3.0, 2.0]])
+    normed = "y[i] = 100000 + x[i,0] * rsqrt(sum[j](sq(x[i,j])))"
+    right = torch.tensor([100000.83, 100000.83])
+    assert not judged(normed, x, right)
+    assert not judged(normed, x, torch.tensor([torch.nan, right[1]]))
+    assert "y[1] is nan" in judged(normed, x, torch.tensor([right[0], torch.nan]))
+    small = "y[i] = 1 / (1 + sum[j](sq(x[i,j])))"
+    assert "y[0] is 5" in judged(small, x, torch.tensor([5.0, 1 / 14]))
+
+
+def test_the_judge_knows_what_rounding_alone_puts_out_of_range() -> None:
+    """A mean of equal numbers may be a rounding beside them, and its square overflow."""
+    x = torch.tensor([[1.1e37] * 3, [1.1] * 3])
+    assert not judged("y[i] = std[j](x[i,j])", x, torch.tensor([torch.inf, 0.0]))
+    assert "y[1] is inf" in judged("y[i] = std[j](x[i,j])", x, torch.tensor([0.0, torch.inf]))
+
+
+def test_the_judge_allows_a_cast_of_the_terms_of_what_it_is_applied_to() -> None:
+    x, source = torch.tensor([[300.7, 200.0]]), "y[i] = max[j](bf16(x[i,j] - 300))"
+    assert not judged(source, x, torch.tensor([1.0]))
+    assert judged(source, x, torch.tensor([40.0]))
+
+
 def test_the_judge_allows_nan_for_an_infinity_where_a_plan_loses_them() -> None:
     source, x = "y[i] = sum[j](x[i,j])", torch.full((2, 2), torch.inf)
     (output,) = expected(parse(source), {"x": x}, {}, {}, {"x": "f32"})
@@ -159,6 +184,19 @@ def test_tensors_of_every_magnitude_layout_and_draw() -> None:
     assert parts.declared == "o: i64[i1]"
     found = parts.tensor(sizes, generator)
     assert found.shape == (6,) and (found.diff() >= 0).all() and found.max() <= 7
+
+
+def test_tensors_of_pairs_truth_values_holes_and_special_values() -> None:
+    sizes, generator = {"i": 40, "j": 7}, torch.Generator().manual_seed(0)
+    pairs = Input("v", "f32", ("i*2",), "normal")
+    assert pairs.tensor(sizes, generator).shape == (80,) and pairs.declared == "v: f32[i2]"
+    truth = Input("t", "bool", ("i",), "true").tensor(sizes, generator)
+    assert truth.dtype == torch.bool and truth.any() and not truth.all()
+    holes = Input("x", "f16", ("i", "j"), "holes").tensor(sizes, generator)
+    assert holes.isneginf().all(1).any() and not holes.isneginf().all()
+    special = Input("x", "f32", ("i", "j"), "normal", magnitude="special").tensor(sizes, generator)
+    assert special.isnan().any() and special.isposinf().any() and special.isneginf().any()
+    assert special.isfinite().double().mean() > 0.5
 
 
 def test_a_program_runs_in_threads_and_in_a_forked_child(monkeypatch: pytest.MonkeyPatch) -> None:

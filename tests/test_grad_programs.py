@@ -37,6 +37,7 @@ def test_gradient_of_the_gradient_is_that_of_autograd(name: str) -> None:
     assert again.error(parse(eq.grad(source, wrt))) < ROUNDING
 
 
+@pytest.mark.slow(but=["gqa_prefill", "rmsnorm", "softmax", "cross_entropy"])
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_benchmark_programs(workload: Workload) -> None:
     case = workload.cases["small"]

@@ -59,11 +59,11 @@ def test_infinities_that_a_program_is_made_of_are_compared(text: str) -> None:
 @pytest.mark.parametrize(
     ("left", "right", "unseen"),
     [
-        ("y[i] = sum[j](where(j < 1000, x[i,j], 0))", "y[i] = sum[j](x[i,j])", "j < 1000"),
-        ("y[i] = x[i // 1000]", "y[i] = x[0 * i]", "i // 1000"),
-        ("y[i] = x[i] * (i % 1000)", "y[i] = x[i] * i", "i % 1000"),
-        ("y[i] = x[i] * minimum(i, 1000)", "y[i] = x[i] * i", "min(i, 1000)"),
-        ("y[i] = where(i // 100 == 0, x[i], 0)", "y[i] = x[i]", "i // 100 == 0"),
+        ("y[i] = sum[j](where(j < 100000, x[i,j], 0))", "y[i] = sum[j](x[i,j])", "j < 100000"),
+        ("y[i] = x[i // 100000]", "y[i] = x[0 * i]", "i // 100000"),
+        ("y[i] = x[i] * (i % 100000)", "y[i] = x[i] * i", "i % 100000"),
+        ("y[i] = x[i] * minimum(i, 100000)", "y[i] = x[i] * i", "min(i, 100000)"),
+        ("y[i] = where(i // 100000 == 0, x[i], 0)", "y[i] = x[i]", "i // 100000 == 0"),
     ],
 )
 def test_sizes_too_small_to_tell_programs_apart_verify_nothing(left: str, right: str, unseen: str) -> None:

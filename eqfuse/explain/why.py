@@ -18,7 +18,7 @@ from eqfuse.proof.notation import Notation
 from eqfuse.proof.record import Recorder
 from eqfuse.proof.sentences import rule_text, sentence
 from eqfuse.proof.syntax import Term
-from eqfuse.proof.trace import Names, group_claim
+from eqfuse.proof.trace import PlanTerms, group_claim
 from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
@@ -174,7 +174,7 @@ def nearest(
         return None
     tape = recorder.tapes[-1]
     closure = Closure(tape)
-    claim = group_claim(group, Names(strict_casts, frozenset()))
+    claim = group_claim(group, PlanTerms(strict_casts, frozenset()))
     parts = over_parts(axis, ((s.name, s.op, s.body) for s in claim.states))
     values = known_values(parts).update
     shown = {value: name for name, value in values.items()}

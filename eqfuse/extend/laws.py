@@ -1,12 +1,13 @@
-"""The laws of a fold, tried on states that it reaches: of one, two or three positions, the parts in order.
+"""The laws of a fold, tried on states that it reaches: of one to some dozens of positions, the parts in order.
 
 Two arithmetics decide: float64 on readable numbers with ties (and, apart, with infinities), and the field of
-verify/field.py, where equal is exactly equal. A law that some sample breaks is refused with that sample.
+verify/field/, where equal is exactly equal: on residues at random, and on numbers around those that the fold is written
+with, in parts that are long and uneven. A law that some sample breaks is refused with that sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,8 +29,12 @@ SAMPLES = 96
 CLOSE = 1e-7
 """Relative difference of float64 values that are taken for equal."""
 
-LONGEST = 3
-"""Positions of the longest part."""
+SHORT = ((1, 1, 1), (2, 1, 2), (1, 3, 1))
+"""Positions of the three parts that are combined."""
+LONG = ((1, 1, 1), (9, 4, 13), (40, 1, 66))
+"""The same for what counts positions, or sums them up to a limit; beside these, parts that reach a limit together."""
+LONGEST = 64
+"""Limits up to this one are reached by parts of as many positions."""
 
 EXACT = frozenset(
     ("add", "sub", "mul", "div", "neg", "sq", "where", "maximum", "minimum", "abs", *COMPARISONS, *LOGICAL)
@@ -68,9 +73,13 @@ def check(fold: Fold, lift: Sequence[Expr]) -> Verdict:
         broken = _tried(fold, lift, floats, draw)
         if broken is not None:
             return Verdict(broken)
-    field = FieldDomain(seed=1)
     decided: list[bool] = []
-    broken = _tried(fold, lift, field, _plain, decided)
+    broken = _tried(fold, lift, FieldDomain(seed=1), _plain, decided)
+    if broken is None:
+        numbers = _numbers_in(fold, lift)
+        limits = sorted({int(number) for number in numbers if 2 <= number <= LONGEST})
+        reach = [parts for n in limits for parts in ((n // 2, (n + 1) // 2, n // 2 + 1), (n - 1, 2, n))]
+        broken = _tried(fold, lift, FieldDomain(seed=2), Near(numbers), lengths=(*LONG, *reach))
     return Verdict(broken, undecided=not any(decided))
 
 
@@ -98,15 +107,55 @@ def _infinite(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[An
     return np.where(rng.random(shape) < 0.4, rng.choice([-np.inf, np.inf], shape), _tied(rng, shape))
 
 
+@dataclass(frozen=True)
+class Near:
+    """Numbers at and around given ones, others of magnitudes from 0.01 to 10000, and small integers: with three decimals,
+    so that the field has them themselves."""
+
+    numbers: tuple[float, ...]
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        number = rng.choice(np.asarray(self.numbers), shape)
+        step = rng.choice([0.0, 0.0, 1.0, -1.0, 0.05], shape) * rng.uniform(0.5, 1.5, shape)
+        near = number + step * np.maximum(np.abs(number), 1.0)
+        wide = rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-2, 4, shape)
+        small = rng.integers(-3, 4, shape).astype(float)
+        kind = rng.random(shape)
+        return np.round(np.where(kind < 0.5, near, np.where(kind < 0.8, wide, small)), 3)
+
+
+def numbers_around(constants: Iterable[float]) -> tuple[float, ...]:
+    """Numbers of a law, with both signs, that `Near` draws around."""
+    finite = {float(number) for number in constants if np.isfinite(number) and abs(number) < 1e6}
+    return tuple(sorted({0.0, 1.0} | finite | {-number for number in finite}))
+
+
+def drawn_in(domain: Domain, draw: Draw, numbers: np.ndarray[Any, Any], rng: np.random.Generator) -> Any:
+    """Numbers as values of a domain: in the field those of `Near` are themselves, others have residues at random."""
+    if not isinstance(domain, FieldDomain):
+        return numbers
+    return domain.numbers(np.round(numbers, 3)) if isinstance(draw, Near) else domain.draw(numbers, rng)
+
+
+def _numbers_in(fold: Fold, lift: Sequence[Expr]) -> tuple[float, ...]:
+    nodes = walk(*lift, *fold.combine, *fold.identity)
+    return numbers_around(float(node.value) for node in nodes if isinstance(node, Const))
+
+
 def _tried(
-    fold: Fold, lift: Sequence[Expr], domain: Domain, draw: Draw, decided: list[bool] | None = None
+    fold: Fold,
+    lift: Sequence[Expr],
+    domain: Domain,
+    draw: Draw,
+    decided: list[bool] | None = None,
+    lengths: Sequence[Sequence[int]] = SHORT,
 ) -> Broken | None:
     rng = np.random.default_rng(0)
     names = sorted({node.name for node in walk(*lift) if isinstance(node, Local)})
-    for lengths in ((1, 1, 1), (2, 1, 2), (1, LONGEST, 1)):
+    for three in lengths:
         first = 0
         parts: list[State] = []
-        for length in lengths:
+        for length in three:
             parts.append(_part(fold, lift, names, domain, draw, rng, range(first, first + length)))
             first += length
         for broken in _laws(fold, parts, domain, decided):
@@ -129,7 +178,7 @@ def _part(
         values: dict[str, tuple[tuple[str, ...], Any]] = {}
         for name in names:
             numbers = draw(rng, (SAMPLES,))
-            drawn = domain.draw(numbers, rng) if isinstance(domain, FieldDomain) else numbers
+            drawn = drawn_in(domain, draw, numbers, rng)
             values[name] = ((TRIAL,), drawn)
         env = Env(
             domain, {}, {}, {"j": 1}, positions={"j": np.array([position])}, locals=values, batch=SAMPLES
@@ -227,14 +276,18 @@ def _differs(x: Any, y: Any, exact: bool) -> tuple[Truths, bool]:
     return ~same & usable & (exact | ~close), bool((same & usable).any())
 
 
-def differs(domain: Domain, left: Any, right: Any) -> tuple[Truths, Truths]:
-    """Where two arrays differ, and where they have values to compare: elements without one on the left do not count."""
+def differs(domain: Domain, left: Any, right: Any, *, of_numbers: bool = False) -> tuple[Truths, Truths]:
+    """Where two arrays differ, and where they have values to compare: elements without one on the left do not count.
+    In the field, those that are made `of_numbers` themselves differ by their residues alone, if no function was hashed."""
     if isinstance(left, FieldArray):
         shape = np.broadcast_shapes(left.shape, right.shape)
         left, right = (domain.broadcast(side, shape) for side in (left, right))
         close = _close(left.shadow, right.shadow)
         usable, same = _residues(left, right)
-        return (~close if same is None else ~same & ~close) & usable, usable
+        if same is None:
+            return ~close & usable, usable
+        exact = of_numbers and isinstance(domain, FieldDomain) and not domain.opaque
+        return ~same & (exact | ~close) & usable, usable
     x, y = np.broadcast_arrays(_reals(left), _reals(right))
     usable = np.isfinite(x)
     return ~_close(x, y) & usable, usable

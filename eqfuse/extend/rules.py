@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import product
 
 import numpy as np
 
 from eqfuse.errors import EqfuseError, did_you_mean, require_text
-from eqfuse.extend.laws import Draw, differs
+from eqfuse.extend.laws import Draw, Near, differs, numbers_around
 from eqfuse.extend.patterns import Pattern, conditions, expression, named_domains, term
-from eqfuse.extend.worlds import SAMPLES, World
+from eqfuse.extend.worlds import POSITIONS, SAMPLES, World
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.rule import PARTS, Rewrite, to_egglog
 from eqfuse.rules.scope import Rule, Scope, current
@@ -104,13 +105,19 @@ def _check_bound(name: str, source: Source, left: Pattern, right: Pattern, facts
 
 def check(rule: Rule) -> None:
     """Raises EqfuseError for a rule that a sample refutes, or that no sample meets the condition of."""
-    floats, field_ = FloatDomain("float64"), FieldDomain(seed=1)
-    draws: tuple[tuple[Domain, Draw], ...] = ((floats, _readable), (floats, _plain), (field_, _plain))
+    floats, field_, exact = FloatDomain("float64"), FieldDomain(seed=1), FieldDomain(seed=2)
+    near = Near(_numbers_in(rule))
+    draws: tuple[tuple[Domain, Draw], ...] = (
+        (floats, _readable),
+        (floats, _plain),
+        (field_, _plain),
+        (exact, near),
+    )
     met = decided = 0
     with np.errstate(all="ignore"):
-        for domain, draw in draws:
+        for (domain, draw), positions in product(draws, POSITIONS):
             for seed in range(ROUNDS):
-                found, known = _tried(rule, World(rule.rewrite, domain, draw, seed))
+                found, known = _tried(rule, World(rule.rewrite, domain, draw, seed, positions))
                 met, decided = met + found, decided + known
                 if found >= ENOUGH:
                     break
@@ -122,6 +129,12 @@ def check(rule: Rule) -> None:
         raise EqfuseError(f"rule {rule.name!r}: no sample decides it", hint=hint)
 
 
+def _numbers_in(rule: Rule) -> tuple[float, ...]:
+    sides = (ast.walk(parsed(text)) for text in (rule.rewrite.left, rule.rewrite.right))
+    constants = (node.value for side in sides for node in side if isinstance(node, ast.Constant))
+    return numbers_around(float(value) for value in constants if isinstance(value, int | float))
+
+
 def _tried(rule: Rule, world: World) -> tuple[int, int]:
     """How many samples met the condition, and how many of those had values to compare."""
     sides = [parsed(text) for text in (rule.rewrite.left, rule.rewrite.right)]
@@ -131,7 +144,7 @@ def _tried(rule: Rule, world: World) -> tuple[int, int]:
     except ValueError as error:
         hint = 'state variables of registered reductions are not tried; if you are sure, say why: unverified="reason"'
         raise EqfuseError(f"rule {rule.name!r} cannot be tried: {error}", hint=hint) from None
-    wrong, known = differs(world.domain, left, right)
+    wrong, known = differs(world.domain, left, right, of_numbers=isinstance(world.draw, Near))
     wrong, known = wrong & met[:, None, None], known & met[:, None, None]
     if wrong.any():
         raise _refused(rule, world, left, right, wrong)

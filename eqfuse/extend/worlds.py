@@ -1,7 +1,7 @@
 """Instances of a rule: values for its variables that meet its conditions, in any scalar domain.
 
-Every value is an array of `SAMPLES` independent samples of 7 x 5 positions, of length one along an axis that it
-is fixed in. The rule's own axis is the first (its parts A and B are 4 and 3 positions), an axis that must differ from
+Every value is an array of `SAMPLES` independent samples of some positions along two axes, of length one along an axis
+that it is fixed in. The rule's own axis is the first (its parts A and B are halves of it), an axis that must differ from
 it the second. Conditions say how variables are drawn: `factors(e, c, m, X)` draws c fixed along X and m, and makes e
 their product; what cannot be drawn so is drawn freely, and the samples that meet the condition are kept.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from eqfuse.extend.laws import drawn_in
 from eqfuse.rules.relations import RELATIONS
 from eqfuse.rules.rule import Infer, Rule
 from eqfuse.terms.domain import Domain
@@ -22,11 +23,10 @@ from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.interpreter import Value, fold_states
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.terms.python import parsed
-from eqfuse.verify.field.domain import FieldDomain
 
 SAMPLES = 48
-POSITIONS = (7, 5)
-PARTS = {"A": slice(0, 4), "B": slice(4, 7)}
+POSITIONS = ((7, 5), (2, 3), (1, 1), (9, 4))
+"""Positions along both axes: a rule holds at any."""
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -36,8 +36,17 @@ DECOMPOSITIONS = ("factors", "addends", "spread", "shifted", "parallel_axis")
 class World:
     """The instances of one rule. `values` are drawn when they are first read."""
 
-    def __init__(self, rule: Rule, domain: Domain, draw: Draw, seed: int = 0) -> None:
-        self.domain, self.draw = domain, draw
+    def __init__(
+        self,
+        rule: Rule,
+        domain: Domain,
+        draw: Draw,
+        seed: int = 0,
+        positions: tuple[int, int] = POSITIONS[0],
+    ) -> None:
+        self.domain, self.draw, self.positions = domain, draw, positions
+        half = (positions[0] + 1) // 2
+        self.parts = {"A": slice(0, half), "B": slice(half, positions[0])}
         self.rng = np.random.default_rng(seed)
         self.values: dict[str, Any] = {}
         self.second: set[str] = set()
@@ -66,7 +75,7 @@ class World:
         for name, args in self.facts:
             match name, args:
                 case "le" | "within", [small, ast.Name(id=large)] if large not in self.values:
-                    gap = self.domain.call("sq", [self._drawn(POSITIONS)])
+                    gap = self.domain.call("sq", [self._drawn(self.positions)])
                     least = self.value(small) if name == "le" else self._applied("abs", [self.value(small)])
                     self.values[large] = self.domain.call("add", [least, gap])
         self._define_moments()
@@ -148,7 +157,7 @@ class World:
     def _assign(self, name: str, along: str = "") -> None:
         if name in self.values:
             return
-        shape = list(POSITIONS)
+        shape = list(self.positions)
         for fact, args in self.facts:
             match fact, args:
                 case "fixed", [ast.Name(id=about), ast.Name(id=axis)] if about == name:
@@ -174,7 +183,7 @@ class World:
     def _drawn(self, shape: tuple[int, ...], change: Callable[[Any], Any] | None = None) -> Any:
         numbers = self.draw(self.rng, (SAMPLES, *shape))
         numbers = numbers if change is None else change(numbers)
-        return self.domain.draw(numbers, self.rng) if isinstance(self.domain, FieldDomain) else numbers
+        return drawn_in(self.domain, self.draw, numbers, self.rng)
 
     def axis(self, name: str) -> int:
         return 1 if name in self.second else 0
@@ -235,7 +244,7 @@ class World:
                 return domain.call("div", [self._full(1.0), args[0]])
             case "ratio":
                 divisor = np.asarray(getattr(args[1], "shadow", args[1]))
-                self.outside |= np.broadcast_to(divisor == 0, (SAMPLES, *POSITIONS)).any((1, 2))
+                self.outside |= np.broadcast_to(divisor == 0, (SAMPLES, *self.positions)).any((1, 2))
                 return domain.call("div", args)
             case "delta":
                 return domain.call("sub", args)
@@ -263,12 +272,12 @@ class World:
 
     def _whole(self, body: Any, axis: str) -> Any:
         """A body at every position of a domain."""
-        full = self.domain.broadcast(body, (SAMPLES, *POSITIONS))
-        return self.domain.take(full, (slice(None), PARTS[axis])) if axis in PARTS else full
+        full = self.domain.broadcast(body, (SAMPLES, *self.positions))
+        return self.domain.take(full, (slice(None), self.parts[axis])) if axis in self.parts else full
 
     def _kept(self, folded: Any, axis: str) -> Any:
         """What a reduction gives, with one position of its axis."""
-        shape = [SAMPLES, *POSITIONS]
+        shape = [SAMPLES, *self.positions]
         shape[1 + self.axis(axis)] = 1
         return self.domain.reshape(folded, tuple(shape))
 
@@ -294,7 +303,7 @@ class World:
     def _real(self, node: ast.expr) -> np.ndarray[Any, Any]:
         found = self.value(node)
         real = getattr(found, "shadow", found)
-        return np.broadcast_to(np.asarray(real, float), (SAMPLES, *POSITIONS))
+        return np.broadcast_to(np.asarray(real, float), (SAMPLES, *self.positions))
 
     def _meets(self, relation: str, args: Sequence[ast.expr]) -> Truths:
         *about, last = args

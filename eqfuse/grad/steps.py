@@ -16,15 +16,17 @@ from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, locate
 from eqfuse.terms.expressions import Number, Reader
-from eqfuse.terms.folds import fold_of
+from eqfuse.terms.folds import contributions, fold_of
 from eqfuse.terms.nodes import (
     Axis,
     Call,
     Expr,
     Load,
+    Local,
     Program,
     Reduce,
     Scalar,
+    call,
     children,
     free_axes,
     rebuild,
@@ -215,7 +217,9 @@ class Steps:
 
         def visit(node: Expr) -> Expr:
             if node not in memo:
-                if isinstance(node, Reduce):
+                if isinstance(node, Reduce) and (extreme := extreme_of(node)) is not None:
+                    memo[node] = visit(extreme)
+                elif isinstance(node, Reduce):
                     memo[node] = self._reduction(node, scope)
                 else:
                     memo[node] = rebuild(node, tuple(map(visit, children(node))))
@@ -261,6 +265,25 @@ def _renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
         name = names.get(name_of(again) or "")
         memo[node] = again if name is None else read(name, index_of(again))
     return memo[expr]
+
+
+def extreme_of(node: Reduce) -> Expr | None:
+    """A state variable that `max(v1, v2)` or `min` combines as the extreme and its identity; None for any other. So it
+    has one derivative, however its parts are grouped."""
+    found = fold_of(node.op)
+    if found is None or found[0].ranks:
+        return None
+    fold, index = found
+    name = fold.state[index]
+    match fold.combine[index]:
+        case Call("maximum" | "minimum" as fn, (Local(left, _), Local(right, _))) if {left, right} == {
+            f"{name}1",
+            f"{name}2",
+        }:
+            whole = Reduce(fn[:3], node.axis, contributions(node)[index])
+            return call(fn, whole, fold.identity[index])
+        case _:
+            return None
 
 
 def _peeled(node: Reduce) -> tuple[str, tuple[str, ...], Expr]:

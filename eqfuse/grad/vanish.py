@@ -56,7 +56,8 @@ def is_zero(steps: Steps, step: Step, parts: Sequence[Step]) -> bool:
             return False
         for k, value in enumerate(values[1:]):
             nonzero = _nonzero(value)
-            alive[k] = alive[k] | nonzero.any(axis=(0, *range(1 + len(step.axes), nonzero.ndim)))
+            seen = nonzero.any(axis=(0, *range(1 + len(step.axes), nonzero.ndim)))
+            alive[k] = alive[k] | seen | _is_never_a_number(values[0])
     return all(np.all(part) for part in alive)
 
 
@@ -68,7 +69,13 @@ def _usable(value: FieldArray) -> npt.NDArray[np.bool_]:
 def _is_zero(value: FieldArray) -> bool:
     usable = _usable(value)
     assert value.p is not None
-    return bool((usable.sum(0) >= ENOUGH).all()) and not value.p[usable].any()
+    decided = (usable.sum(0) >= ENOUGH) | _is_never_a_number(value)
+    return bool(decided.all()) and bool(usable.any()) and not value.p[usable].any()
+
+
+def _is_never_a_number(value: FieldArray) -> npt.NDArray[np.bool_]:
+    """Positions that no trial makes finite, as those of a row that a mask leaves nothing of: so is all made of them."""
+    return ~np.asarray(np.isfinite(value.shadow).any(0))
 
 
 def _nonzero(value: FieldArray) -> npt.NDArray[np.bool_]:

@@ -24,8 +24,9 @@ from eqfuse.loops.plan import GroupPlan, KernelPlan, Plan
 from eqfuse.loops.share import named, pruned, rename_locals, shared
 from eqfuse.loops.unify import unified
 from eqfuse.loops.walk import axes_of, defined, loaded, rewritten, statements
+from eqfuse.rules.assignments import combines, finishes, updates
 from eqfuse.rules.merge import Combine, Group, Merge, State
-from eqfuse.terms.folds import fold_of, identity, joined, rank_axes, written_out
+from eqfuse.terms.folds import fold_of, identity, joined, rank_axes
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
@@ -292,14 +293,13 @@ class _KernelLowering:
         stop: Expr,
         shard: str | None = None,
     ) -> None:
-        dims = {state.name: state.dims for state in group.states}
         with build.loop(group.axis, start, stop, _carried(build, group.states), shard=shard):
-            for update in merge.update:
-                for part in update.parts:
-                    body = self._exactly(part.body)
-                    build.fold(part.name, dims[update.state], part.op, group.axis, body)
-                value = self._exactly(written_out(update.value))
-                build.let(f"{update.state}_new", dims[update.state], value)
+            for each in updates(group, merge):
+                match self._exactly(each.value):
+                    case Reduce(op, axis, body):
+                        build.fold(each.name, each.dims, op, axis, body)
+                    case value:
+                        build.let(each.name, each.dims, value)
 
     def _merge(self, build: Builder, group: Group, merge: Merge) -> None:
         """Folds the stored states of all shards: at once where each adds to a state what it alone holds and
@@ -313,14 +313,12 @@ class _KernelLowering:
                     body = self._exactly(self._loaded(share, group))
                     build.fold(name, states[name].dims, states[name].op, shard, body)
             return
-        dims = {state.name: state.dims for state in group.states}
         carried = {f"{state.name}_a": state.name for state in group.states}
         with build.loop(shard, Const(0), Size(shard), _carried(build, group.states), unit=True):
             for state in group.states:
                 build.let(f"{state.name}_b", state.dims, self._partials[state.name])
-            for combine in merge.combine:
-                value = rename_locals(self._exactly(written_out(combine.value)), carried)
-                build.let(f"{combine.state}_new", dims[combine.state], value)
+            for each in combines(group, merge):
+                build.let(each.name, each.dims, rename_locals(self._exactly(each.value), carried))
 
     def _loaded(self, share: Expr, group: Group) -> Expr:
         """What a shard adds to a state, read from where its states are stored; merged states by their names."""
@@ -329,11 +327,10 @@ class _KernelLowering:
         return transform(share, lambda node: read.get(node.name, node) if isinstance(node, Local) else node)
 
     def _finish(self, build: Builder, group: Group, merge: Merge) -> None:
-        dims = {state.name: state.dims for state in group.states}
         exact = {state.name: state.name for state in group.states}
-        for finish in merge.finish:
-            exact[finish.state] = f"{finish.state}_final"
-            build.let(exact[finish.state], dims[finish.state], self._exactly(finish.value))
+        for each in finishes(group, merge):
+            exact[each.state] = each.name
+            build.let(each.name, each.dims, self._exactly(each.value))
         self._exact |= exact
 
     def _passes(self, build: Builder, group: Group) -> None:

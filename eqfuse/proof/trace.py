@@ -40,7 +40,7 @@ from eqfuse.terms.nodes import Expr, Output, Program
 
 
 @dataclass(frozen=True)
-class Names:
+class PlanTerms:
     """How expressions of a plan are read as terms."""
 
     strict_casts: bool
@@ -69,11 +69,11 @@ def temporaries(kernels: Sequence[KernelPlan]) -> frozenset[str]:
 
 def claims(plan: Plan, strict_casts: bool) -> tuple[KernelProof, ...]:
     """What a derivation of this plan has to prove: everything of it but the steps."""
-    names = Names(strict_casts, temporaries(plan.kernels))
+    names = PlanTerms(strict_casts, temporaries(plan.kernels))
     return tuple(_kernel(kernel, names) for kernel in plan.kernels)
 
 
-def _kernel(kernel: KernelPlan, names: Names) -> KernelProof:
+def _kernel(kernel: KernelPlan, names: PlanTerms) -> KernelProof:
     leaves: dict[str, Expr] = {}
     groups = tuple(_group(g.group, names, leaves) for g in kernel.groups)
     walks = tuple(Walk(g.group.axis, g.schedule) for g in kernel.groups)
@@ -83,12 +83,12 @@ def _kernel(kernel: KernelPlan, names: Names) -> KernelProof:
     return KernelProof(kernel.name, outputs, named_leaves, groups, walks)
 
 
-def group_claim(group: Group, names: Names) -> GroupProof:
+def group_claim(group: Group, names: PlanTerms) -> GroupProof:
     """What has to be proved of one group."""
     return _group(group, names, {})
 
 
-def _group(group: Group, names: Names, leaves: dict[str, Expr]) -> GroupProof:
+def _group(group: Group, names: PlanTerms, leaves: dict[str, Expr]) -> GroupProof:
     own = frozenset(s.name for s in group.states)
     states = tuple(
         StateProof(s.name, s.op, names.inside(s.body, group.axis, own, leaves), s.auxiliary, None, None, None)
@@ -111,7 +111,7 @@ def _state(
     definition: Term,
     axis: str,
     own: frozenset[str],
-    names: Names,
+    names: PlanTerms,
     leaves: dict[str, Expr],
 ) -> StateProof:
     (update,) = (u for u in merge.update if u.state == state.name)

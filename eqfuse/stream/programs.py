@@ -6,13 +6,13 @@ compiled as any program is, so that chunks are fused too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import KernelPlan
+from eqfuse.rules.assignments import Assignment, combines, finishes, updates
 from eqfuse.rules.merge import Group, Merge, State
-from eqfuse.terms.folds import written_out
 from eqfuse.terms.nodes import (
     Axis,
     Expr,
@@ -142,39 +142,19 @@ class _Writer:
     # Texts ----------------------------------------------------------------------------------------
 
     def _update(self) -> str:
-        lines: list[str] = []
-        exprs: list[Expr] = []
-        dims = dict(self.dims)
-        for update in self.merge.update:
-            parts = [(part.name, Reduce(part.op, self.axis, part.body)) for part in update.parts]
-            for name, value in (*parts, (f"{update.state}_new", written_out(update.value))):
-                dims[name] = dims[update.state]
-                exprs.append(self._within(value, dims))
-                lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
+        lines, exprs = self._written(updates(self.group, self.merge), self.dims)
         return self._text(exprs, lines, list(self.dims))
 
     def _combine(self) -> str:
-        lines: list[str] = []
-        exprs: list[Expr] = []
         dims = {f"{name}{side}": d for name, d in self.dims.items() for side in ("_a", "_b")}
-        for combine in self.merge.combine:
-            name = f"{combine.state}_new"
-            dims[name] = self.dims[combine.state]
-            exprs.append(self._within(written_out(combine.value), dims))
-            lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
-        inputs = [f"{name}{side}" for side in ("_a", "_b") for name in self.dims]
-        return self._text(exprs, lines, inputs)
+        lines, exprs = self._written(combines(self.group, self.merge), dims)
+        return self._text(exprs, lines, [f"{name}{side}" for side in ("_a", "_b") for name in self.dims])
 
     def _finish(self) -> str:
-        exact: dict[str, str] = {}
-        lines: list[str] = []
-        exprs: list[Expr] = []
-        dims = dict(self.dims)
-        for finish in self.merge.finish:
-            exprs.append(self._within(self._counted(self._renamed(finish.value, exact)), dims))
-            name = f"{finish.state}_final"
-            dims[name], exact[finish.state] = dims[finish.state], name
-            lines.append(f"{_left(name, dims[name])} = {show(exprs[-1])}")
+        last = [replace(each, value=self._counted(each.value)) for each in finishes(self.group, self.merge)]
+        lines, exprs = self._written(last, self.dims)
+        exact = {each.state: each.name for each in last}
+        dims = self.dims | {each.name: each.dims for each in last}
         for output in self.kernel.outputs:
             exprs.append(self._within(self._counted(self._renamed(output.expr, exact)), dims))
             lines.append(f"{_left(output.name, output.axes)} = {show(exprs[-1])}")
@@ -206,6 +186,17 @@ class _Writer:
         heads += [f"{axis}: axis[{count}]" for axis, count in self.program.lengths.items() if axis in used]
         names = returned or [f"{state.name}_new" for state in self.group.states]
         return "\n".join([*heads, *lines, f"return {', '.join(names)}"])
+
+    def _written(
+        self, assignments: Iterable[Assignment], dims: Mapping[str, tuple[str, ...]]
+    ) -> tuple[list[str], list[Expr]]:
+        """Assignments as lines, and the expressions in them; `dims` are those of the values that they read."""
+        known, lines, exprs = dict(dims), list[str](), list[Expr]()
+        for each in assignments:
+            known[each.name] = each.dims
+            exprs.append(self._within(each.value, known))
+            lines.append(f"{_left(each.name, each.dims)} = {show(exprs[-1])}")
+        return lines, exprs
 
     # Terms ----------------------------------------------------------------------------------------
 

@@ -102,13 +102,14 @@ class Side:
 @dataclass(frozen=True)
 class Difference:
     """The run of the reference, and what the programs tell: square roots that an element of the reference has at
-    most, values of uninterpreted functions in a difference, and whether all exponents are independent."""
+    most, and one of the second program where there is one; values of uninterpreted functions in a difference, and whether all exponents are independent."""
 
     reference: Counted
     reference_roots: int
     calls: int
     independent: bool
     q: int
+    candidate_roots: float = math.inf
 
     @classmethod
     def of(
@@ -118,12 +119,14 @@ class Difference:
         first one's program is taken to exponentiate sums and differences of what that program does, and to call
         uninterpreted functions no more often."""
         calls = [_values(side, lambda node: _hashes(node, strict_casts)) for side in programs]
+        roots = [_values(side, lambda node: int(node.fn in ("sqrt", "rsqrt"))) for side in programs[:2]]
         return cls(
             reference,
-            _values(programs[0], lambda node: int(node.fn in ("sqrt", "rsqrt"))),
+            roots[0],
             2 * calls[0] if len(calls) == 1 else sum(calls),
             _independent([atom for side in programs for atom in _side_atoms(side)]),
             q,
+            roots[1] if len(roots) > 1 else math.inf,
         )
 
     def worst(self, candidate: Counted) -> Bound:
@@ -139,7 +142,7 @@ class Difference:
     def _bound(self, candidate: Counted, left: Form, right: Form) -> Bound:
         exponent = max(self.reference.exponent, candidate.exponent)
         written = min(left.roots, self.reference_roots)
-        roots = written + (written if right is left else right.roots)
+        roots = written + (written if right is left else min(right.roots, self.candidate_roots))
         terms = left.terms_above * right.terms_below + right.terms_above * left.terms_below
         degree = left.weight + right.weight
         if left.p and right.p:

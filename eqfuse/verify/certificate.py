@@ -106,6 +106,8 @@ class Certificate:
     field had no value for some element; `extremes` counts where the extremes of max and min reductions
     fell (first position, between, last). `unverified` says what registrations declared, or arithmetic left open,
     of the reductions and rules that were used. `passes` changed the tile programs before they were compared.
+    `searched` are the sizes and integer scalars at which a difference was looked for besides, on inputs at the thresholds
+    of both programs; these trials are no part of `trials` nor of the bound.
     """
 
     ok: bool
@@ -132,6 +134,7 @@ class Certificate:
     not_covered: tuple[str, ...] = NOT_COVERED
     unverified: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
+    searched: tuple[Mapping[str, int], ...] = ()
 
     def __bool__(self) -> bool:
         return self.ok
@@ -152,6 +155,11 @@ class Certificate:
             )
         lines.append("stages:")
         lines += ["  " + line for stage in self.stages for line in str(stage).splitlines()]
+        if self.searched:
+            lines.append(
+                "looked for a difference, at inputs near every number of both programs, at sizes and integers:"
+            )
+            lines += ["  " + " ".join(f"{name}={n}" for name, n in sizes.items()) for sizes in self.searched]
         if self.passes:
             lines.append("passes that ran and were verified: " + ", ".join(self.passes))
         for op, (first, between, last) in self.extremes.items():

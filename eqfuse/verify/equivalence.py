@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.errors import EqfuseError
 from eqfuse.progress import progress
 from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.domain import Domain
@@ -17,6 +18,14 @@ from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.intervals import Range
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
+from eqfuse.verify.adversary import (
+    MOST_ELEMENTS,
+    Unseen,
+    constants,
+    hardened,
+    indexing_tensors,
+    settings,
+)
 from eqfuse.verify.bound import REQUESTED, Bound, Difference, Side
 from eqfuse.verify.certificate import NOT_COVERED, Certificate, Counterexample, StageReport
 from eqfuse.verify.degrees import Counted, count
@@ -76,6 +85,16 @@ def _evaluated(
 Special = Literal["kept", "lost", "ignored"]
 """What a stage does with infinities: what the program does, that or NaN, or anything."""
 
+Defined = Literal["reference", "same", "common"]
+"""Where two forms have to have values: the second wherever the first has, both at the same places, or anywhere (what
+is compared is what both define)."""
+
+Domains = Literal["same", "common"]
+"""Of these, what `equivalent` has."""
+
+APART = 1e-6
+"""Relative difference of float64 shadows that no rounding explains at inputs of ordinary size."""
+
 
 @dataclass
 class Tally:
@@ -88,6 +107,7 @@ class Tally:
     twisted: int = 0
     signs: int = 0
     infinite: int = 0
+    apart: int = 0
     # Per output: how often each position agreed, how often in residues without continued roots; whether it ever
     # had a value, and a finite one.
     counts: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
@@ -123,6 +143,7 @@ def compare(
     stage: str = "candidate",
     *,
     special: Special = "kept",
+    defined: Defined = "reference",
 ) -> bool:
     """Adds one round's outputs to the tally; False, with `tally.failure` set, where they differ.
 
@@ -131,7 +152,7 @@ def compare(
     NaN. Unless `special` is "ignored", infinities of the reference must be there too, and NaN where all inputs are finite
     (a tile that a condition rules out may be left out, and with it 0 times an infinity). Where a division by 0 makes
     NaN in the reference, an infinity will do: c in c * sum(m) may be infinite, and some m be 0. Where it is "lost", NaN
-    will do for an infinity.
+    will do for an infinity. `defined` says what to do where one side has a value and the other has none, as 0 / 0 has none.
     """
     if set(reference) != set(candidate):
         tally.failure = (
@@ -144,7 +165,10 @@ def compare(
             shapes = f"{right.shape[1:]} in stage {stage!r}, {left.shape[1:]} in the program"
             tally.failure = f"{name!r} has shape {shapes}"
             return False
-        if not _compare_output(name, left, right, inputs, tally, stage, special):
+        if defined != "reference":
+            # Where reals have left the range of floats, orders tell nothing.
+            left, right = (_without(side, domain.beyond_floats) for side in (left, right))
+        if not _compare_output(name, left, right, inputs, tally, stage, special, defined):
             return False
     return True
 
@@ -158,6 +182,14 @@ def _field_array(value: Any, domain: FieldDomain) -> FieldArray:
     return value if isinstance(value, FieldArray) else domain.lift(np.asarray(value))
 
 
+def _without(value: FieldArray, trials: Truths) -> FieldArray:
+    """The value with some trials left out."""
+    if not trials.any() or not value.shape:
+        return value
+    out = np.broadcast_to(trials.reshape(-1, *(1,) * (len(value.shape) - 1)), value.shape) * UNDEFINED
+    return replace(value, marks=out if value.marks is None else value.marks | out)
+
+
 def _compare_output(
     name: str,
     expected: FieldArray,
@@ -166,6 +198,7 @@ def _compare_output(
     tally: Tally,
     stage: str,
     special: Special,
+    defined: Defined,
 ) -> bool:
     decided = expected.lacks(UNDEFINED) & found.lacks(UNDEFINED)
     straight = expected.lacks(TWISTED) & found.lacks(TWISTED)
@@ -190,7 +223,10 @@ def _compare_output(
     divided = np.isinf(found.shadow) & ~expected.lacks(POLE)
     misplaced |= np.isnan(expected.shadow) & ~np.isnan(found.shadow) & ~divided & plain
     misplaced &= decided & (special != "ignored")
-    wrong = (usable & ~same & ~undecided) | (decided & finite & ~np.isfinite(found.shadow)) | misplaced
+    wrong = (usable & ~same & ~undecided) | misplaced
+    lost = decided & finite & ~np.isfinite(found.shadow)
+    gained = decided & ~finite & ~expected.lacks(POLE) & np.isfinite(found.shadow)
+    wrong |= {"reference": lost, "same": lost | gained, "common": no_elements}[defined]
     agreed = usable & same & (close | straight)
     given = expected.lacks(POLE) & found.lacks(POLE)
     infinite = decided & given & np.isinf(expected.shadow) & (expected.shadow == found.shadow)
@@ -205,10 +241,16 @@ def _compare_output(
     residues = agreed & straight & bool(pairs)
     for counts, elements in ((tally.counts, agreed | infinite), (tally.straight, residues)):
         counts[name] = counts.get(name, 0) + elements[independent].sum(0)
+    if defined != "reference" and not (expected.rooted or found.rooted):
+        with np.errstate(invalid="ignore"):
+            reach = APART * np.maximum(scale, np.abs(found.shadow))
+            tally.apart += int((residues & (np.abs(expected.shadow - found.shadow) > reach)).sum())
     for known, elements in ((tally.alive, finite | infinite), (tally.finite, finite)):
         known[name] = np.logical_or(known.get(name, False), elements.any(0))
     if wrong.any():
         tally.failure = f"stage {stage!r} differs from the program"
+        if not (wrong & ~lost & ~gained).any():
+            tally.failure += ": only one of them has a value there"
         tally.counterexample = _counterexample(name, expected, found, wrong, close, inputs, stage)
         return False
     return True
@@ -272,27 +314,29 @@ def check_stages(
     groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
     for stage in stages:
         groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
-    verification = _Verification(trials, seed, program.strict_casts, bound)
+    verification = Verification(trials, seed, program.strict_casts, bound)
     for key, members in groups.items():
         extents = dict(key)
         specs = input_specs(program, extents, given, dtypes)
         sides = (Side(program, extents),)
-        verification.run(members, _Source(sides, specs, given, extents, special))
-        verification.note_constant(
-            map(str, constant_conditions(program, extents, {**small_integers(program), **given}))
-        )
+        verification.run(members, Source(sides, specs, given, extents, special))
+        integers = {**small_integers(program), **given}
+        verification.note_constant(str(expr) for expr, _ in constant_conditions(program, extents, integers))
     return verification.certificate()
 
 
 @dataclass(frozen=True)
-class _Source:
-    """Where a group's inputs come from."""
+class Source:
+    """Where a group's inputs come from, and what the stages are compared with: the first program, where `expected` is
+    none."""
 
     sides: tuple[Side, ...]
     specs: Mapping[str, InputSpec]
     scalars: Mapping[str, object]
     extents: Mapping[str, int]
     special: Special
+    expected: Stage | None = None
+    defined: Defined = "reference"
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -300,8 +344,8 @@ class _Source:
 
     @property
     def reference(self) -> Stage:
-        """What the stages are compared with: the first program."""
-        return Stage.of_program("program", self.sides[0].program, self.sides[0].extents)
+        """What the stages are compared with."""
+        return self.expected or Stage.of_program("program", self.sides[0].program, self.sides[0].extents)
 
     def bounds(self, stages: Sequence[Stage], strict_casts: bool) -> list[Bound]:
         """What one trial can miss, for every stage."""
@@ -324,6 +368,8 @@ class _Source:
     ) -> tuple[Mapping[str, Any], dict[str, Mapping[str, Any]]]:
         """The outputs of the reference, and by name of those stages that are programs of the same axes and
         integers: what they share is evaluated once."""
+        if self.expected is not None:
+            return self.expected.run(inputs, domain), {}
         first = self.sides[0]
         same = {
             stage.name: stage.program
@@ -377,7 +423,7 @@ class _Source:
         return 2 if any(spec.kind != "real" for spec in self.specs.values()) else 1
 
 
-class _Verification:
+class Verification:
     """Rounds of trials, each in a field of its own, and what they showed."""
 
     def __init__(self, trials: int, seed: int, strict_casts: bool, requested: float) -> None:
@@ -392,10 +438,11 @@ class _Verification:
         self._drawn = self._resampled = 0
         self._bounds: list[tuple[Bound, int, int, int]] = []
         self._constant: set[str] = set()
+        self._searched: list[Mapping[str, int]] = []
         self.reason = ""
         self.counterexample: Counterexample | None = None
 
-    def run(self, stages: Sequence[Stage], source: _Source) -> None:
+    def run(self, stages: Sequence[Stage], source: Source) -> None:
         """Compares the stages with the source until every output position was compared often enough, or
         never will be."""
         bounds = source.bounds(stages, self._strict_casts)
@@ -418,6 +465,7 @@ class _Verification:
                     tallies[stage.name],
                     stage.name,
                     special=source.special,
+                    defined=source.defined,
                 )
                 for stage in stages
             ]
@@ -432,6 +480,26 @@ class _Verification:
             self._report(stage, tallies[stage.name])
             least = tallies[stage.name].least_straight() or 0
             self._bounds.append((bound, least, (number + 1) * full_entropy(self._trials), number + 1))
+
+    def probe(self, stage: Stage, source: Source, numbers: Sequence[float], number: int, trials: int) -> None:
+        """Compares a stage with the source on draws that look for a difference, usual ones and such as are at thresholds;
+        they are no part of the bound."""
+        indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
+        tally = Tally()
+        for kind in ("as usual", "at thresholds"):
+            domain, rng = self._field(ROUNDS + 2 * number + (kind == "at thresholds"))
+            inputs = source.draw(domain, trials, rng, number % 4)
+            if kind == "at thresholds":
+                inputs = hardened(inputs, source.specs, indices, numbers, domain, rng)
+            expected, known = source.evaluate([stage], inputs, domain)
+            found = known[stage.name] if stage.name in known else stage.run(inputs, domain)
+            if not compare(
+                expected, found, inputs, domain, tally, stage.name, special="ignored", defined=source.defined
+            ):
+                self.reason, self.counterexample = tally.failure, tally.counterexample
+                return
+        integers = {name: n for name, n in source.scalars.items() if isinstance(n, int)}
+        self._searched.append({**source.extents, **stage.extents, **integers})
 
     def _enough(self, tally: Tally, bound: Bound, rounds: int) -> bool:
         """Whether every position of a stage was compared, and the bound is reached, or given up."""
@@ -474,6 +542,11 @@ class _Verification:
         )
         if tally.failure and not self.reason:
             self.reason, self.counterexample = tally.failure, tally.counterexample
+        elif tally.apart and not self.reason:
+            self.reason = (
+                f"stage {stage.name!r} agrees with the program modulo both primes, though their real values differ in "
+                f"{tally.apart} elements: a constant is a multiple of a prime, or numbers are too large for float64"
+            )
         elif tally.least() < ENOUGH and not self.reason:
             self.reason = (
                 f"too little could be compared in stage {stage.name!r}: some output position was compared "
@@ -510,6 +583,7 @@ class _Verification:
             undefined=sum(report.undefined for report in self._reports),
             resampled=self._resampled,
             extremes={op: (int(n[0]), int(n[1]), int(n[2])) for op, n in sorted(self._extremes.items())},
+            searched=tuple(self._searched),
             counterexample=self.counterexample,
             reason=self.reason,
             not_covered=(
@@ -527,15 +601,22 @@ def equivalent(
     seed: int = 0,
     scalars: Mapping[str, object] | None = None,
     bound: float = REQUESTED,
+    domain: str = "same",
 ) -> Certificate:
     """Whether two programs (or source texts) compute the same outputs from the same inputs, at any sizes.
 
     Outputs are matched by name. Programs whose outputs differ in name or shape, or which read a tensor
-    differently, are not equivalent, and `reason` says so. Raises EqfuseError for a text that is no program.
+    differently, are not equivalent, and `reason` says so. Both have to have values for the same inputs (`x / z * z` has
+    none at z = 0, `x` has); `domain="common"` compares them where both have. Beside the trials that the bound counts, other
+    sizes, integers and values at the thresholds of both are tried (see `eqfuse.verify.adversary`).
+    Raises EqfuseError for a text that is no program, and for another `domain`.
     """
+    if domain not in get_args(Domains):
+        raise EqfuseError(f"domain is {domain!r}", hint="give 'same' or 'common'")
+    defined: Defined = "same" if domain == "same" else "common"
     first, second = (each if isinstance(each, Program) else parse(each) for each in (left, right))
     given = {**small_integers(first, second), **(scalars or {})}
-    verification = _Verification(trials, seed, first.strict_casts or second.strict_casts, bound)
+    verification = Verification(trials, seed, first.strict_casts or second.strict_casts, bound)
     verification.reason = _interface_difference(first, second)
     if verification.reason:
         return verification.certificate()
@@ -544,26 +625,58 @@ def equivalent(
     if verification.reason:
         return verification.certificate()
 
-    stage = Stage.of_program("second program", second, pair.right)
-    sides = (Side(first, pair.left), Side(second, pair.right))
-    # An infinite input may tell equal functions of real numbers apart: that is left to floats.
+    unseen = Unseen((first, second))
     with progress("verify"):
-        verification.run([stage], _Source(sides, pair.specs, given, pair.left, "ignored"))
-    unseen = [
-        {str(condition) for condition in constant_conditions(program, extents, given)}
-        for program, extents in ((first, pair.left), (second, pair.right))
-    ]
-    if unseen[0] != unseen[1] and not verification.reason:
-        one_sided = ", ".join(sorted(unseen[0] ^ unseen[1]))
+        verification.run(*_of_pair(pair, given, defined))
+        unseen.look((pair.left, pair.right), given)
+        _look_for_difference(verification, unseen, given, scalars or {}, defined, seed, trials)
+    one_sided = unseen.one_sided()
+    if one_sided and not verification.reason:
         verification.reason = (
-            f"the sizes tried are too small to tell the programs apart: only one of them has {one_sided}, "
+            f"the sizes tried are too small to tell the programs apart: only one of them has {', '.join(one_sided)}, "
             f"which does the same at all positions"
         )
-    verification.note_constant(unseen[0] | unseen[1])
+    verification.note_constant(unseen.everywhere())
     made = verification.certificate()
     if made.counterexample is None:
         return made
     return replace(made, counterexample=smallest(first, second, made.counterexample))
+
+
+def _of_pair(
+    pair: JointSizes, scalars: Mapping[str, object], defined: Defined
+) -> tuple[Sequence[Stage], Source]:
+    """The second program as a stage, and where its inputs come from. An infinite input may tell equal functions of real
+    numbers apart: that is left to floats."""
+    sides = (Side(pair.first, pair.left), Side(pair.second, pair.right))
+    stage = Stage.of_program("second program", pair.second, pair.right)
+    return [stage], Source(sides, pair.specs, scalars, pair.left, "ignored", defined=defined)
+
+
+def _look_for_difference(
+    verification: Verification,
+    unseen: Unseen,
+    usual: Mapping[str, object],
+    fixed: Mapping[str, object],
+    defined: Defined,
+    seed: int,
+    trials: int,
+) -> None:
+    """Runs both programs at other sizes and integers, on inputs at the thresholds of both. `usual` are the scalars of
+    the first run, `fixed` those that were given."""
+    first, second = unseen.programs
+    numbers = constants(first, second)
+    for number, setting in enumerate(settings((first, second), fixed, np.random.default_rng(seed))):
+        values = {**usual, **setting.integers, **fixed}
+        try:
+            pair = JointSizes.of(first, second, values, (setting.choice,), setting.least)
+        except EqfuseError:  # a read that is outside its tensor at these sizes
+            continue
+        if verification.reason or pair.output_difference() or 2 * pair.volume > MOST_ELEMENTS:
+            continue
+        (stage,), source = _of_pair(pair, values, defined)
+        verification.probe(stage, source, numbers, number, min(trials, MOST_ELEMENTS // max(1, pair.volume)))
+        unseen.look((pair.left, pair.right), values)
 
 
 def _interface_difference(first: Program, second: Program) -> str:

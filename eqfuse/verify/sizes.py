@@ -323,37 +323,41 @@ def _outside_loads(*roots: Expr) -> set[Expr]:
 
 def constant_conditions(
     program: Program, extents: Mapping[str, int], scalars: Mapping[str, object]
-) -> list[Expr]:
+) -> list[tuple[Expr, object]]:
     """Comparisons of positions that have one value at all positions, and divisions by numbers and limits that do
-    nothing or the same everywhere: what they do at larger sizes is not seen."""
+    nothing or the same everywhere: what they do at larger sizes is not seen. With each, the truth that a comparison has, or
+    "nothing else"."""
     integers = _integers(scalars)
     env = Env(FloatDomain("float64"), {}, integers, extents)
 
     def at_all(expr: Expr) -> npt.NDArray[Any]:
         return np.asarray(evaluate_expr(expr, env).data)
 
-    def is_constant(node: Call) -> bool:
+    def constant(node: Call) -> object:
+        """What the node does everywhere; None where that differs."""
         match node:
             case Call(fn, _) if fn in COMPARISONS:
                 truth = at_all(node)
-                return bool(truth.all() or not truth.any())
+                return bool(truth.all()) if truth.all() or not truth.any() else None
             case Call("floordiv", (_, divisor)) if not _varies_by_size(divisor):
-                return np.unique(at_all(node)).size == 1
+                same = np.unique(at_all(node)).size == 1
             case Call("mod", (operand, divisor)) if not _varies_by_size(divisor):
-                return not at_all(call("sub", node, operand)).any()
+                same = not at_all(call("sub", node, operand)).any()
             case Call("maximum" | "minimum", args) if any(isinstance(arg, Const) for arg in args):
-                return any(not at_all(call("sub", node, arg)).any() for arg in args)
+                same = any(not at_all(call("sub", node, arg)).any() for arg in args)
             case _:
-                return False
+                same = False
+        return "nothing else" if same else None
 
-    found: list[Expr] = []
+    found: list[tuple[Expr, object]] = []
     for node in walk(*roots(program)):
         if isinstance(node, Call):
             parts = list(walk(node))
             known = all(part.name in integers for part in parts if isinstance(part, Scalar))
             positional = any(isinstance(part, Axis) for part in parts)
             if positional and known and not any(isinstance(part, Load | Reduce) for part in parts):
-                found += [node] if is_constant(node) else []
+                value = constant(node)
+                found += [] if value is None else [(node, value)]
     return found
 
 

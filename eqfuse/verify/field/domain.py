@@ -104,7 +104,8 @@ class FieldDomain:
     """Implements `terms.domain.Domain`. `seed` chooses omega and the keys of the uninterpreted functions.
 
     `opaque` collects the functions that were evaluated as hashes; `strict_casts` makes casts opaque
-    (they are identities otherwise). `extremes` counts, per reduction of max or min, how often the extreme
+    (they are identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real
+    value overflowed or vanished, so that orders may be wrong. `extremes` counts, per reduction of max or min, how often the extreme
     was in the first, middle and last part of the axis.
     """
 
@@ -121,6 +122,7 @@ class FieldDomain:
         self.opaque: set[str] = set()
         self.interpreted: set[str] = set()
         self.extremes: dict[str, npt.NDArray[np.int64]] = {}
+        self.beyond_floats: Truths = np.zeros(1, dtype=bool)
         self._seed = seed
         self._log_omega = int(np.random.default_rng(seed).integers(1, q))
         self._floats = FloatDomain("float64")
@@ -171,6 +173,17 @@ class FieldDomain:
 
         p, q = residues(self.p, "log2_e modulo p"), residues(self.q, "log2_e modulo q")
         return FieldArray(p, q, np.full(shape, IRRATIONAL[name]), formal=True)
+
+    def numbers(self, values: Reals) -> FieldArray:
+        """These numbers themselves, each as its shortest decimal."""
+        unique, at = np.unique(values, return_inverse=True)
+        p, q = (
+            np.array([_rational(float(number), modulus) for number in unique], dtype=np.int64)[at].reshape(
+                values.shape
+            )
+            for modulus in (self.p, self.q)
+        )
+        return FieldArray(p, q, np.asarray(values, dtype=np.float64))
 
     def draw(self, shadow: Reals, rng: np.random.Generator) -> FieldArray:
         """Random values with the given shadows: plus or minus a square modulo p, anything modulo q.
@@ -327,6 +340,7 @@ class FieldDomain:
         if p is not None:
             p = np.where(np.isneginf(x.shadow), 0, p)
         underflow = (shadow == 0) & np.isfinite(x.shadow)
+        self._note_beyond_floats(underflow)
         signed = ~x.lacks(SIGNED)
         marks = _joined(_marked(UNDEFINED, underflow), _marked(TWISTED, signed))
         return self._settle(FieldArray(p, None, shadow, marks, rooted=bool(signed.any())), x)
@@ -466,9 +480,15 @@ class FieldDomain:
             for arg in args:
                 made = made & np.isfinite(arg.shadow)
             poles = made & (np.False_ if poles is None else poles)
+            self._note_beyond_floats(made & ~poles)
             marks = _marked(UNDEFINED, made & ~poles), _marked(POLE, poles)
             result.marks = _joined(result.marks, *marks, shape=result.shape)
         return result
+
+    def _note_beyond_floats(self, elements: Truths) -> None:
+        if elements.any():
+            trials = elements.reshape(elements.shape[0], -1).any(1) if elements.ndim else elements.reshape(1)
+            self.beyond_floats = self.beyond_floats | trials
 
     # Order
 
@@ -531,7 +551,7 @@ class FieldDomain:
                 found.split = None  # it would tell of the last factors alone
                 return found
             case "max" | "min":
-                at = np.expand_dims(_extreme(op, value, axis), axis)
+                at = np.expand_dims(extreme(op, value, axis), axis)
                 self._note_extremes(op, at, count)
                 return value.each(lambda part: np.take_along_axis(part, at, axis).reshape(rest))
         raise ValueError(f"{op} is not a reduction")
@@ -647,7 +667,7 @@ def _settled_by_residues(greater: FieldArray, less: FieldArray) -> Truths:
     return np.zeros_like(tied)
 
 
-def _extreme(op: str, value: FieldArray, axis: int) -> npt.NDArray[np.intp]:
+def extreme(op: str, value: FieldArray, axis: int) -> npt.NDArray[np.intp]:
     """Where the greatest or least element of every line is; a NaN counts as such."""
     first = np.argmax if op == "max" else np.argmin
     at: npt.NDArray[np.intp] = first(value.shadow, axis=axis)

@@ -1,0 +1,358 @@
+"""The certificate of a gradient: the adjoint identity, in a finite field.
+
+For a program f and what is said to be its gradient g, for all inputs x, cotangents ȳ and directions v of one input:
+
+    sum over all outputs of ȳ * (J v)  ==  sum of g(x, ȳ) * v
+
+The left side is the tangent of `sum ȳ * f(x)`, which dual numbers give exactly (see `dual`). Both sides are
+polynomials in random values, so a wrong gradient passes a trial with a small chance, which is bounded as it is for any
+two programs (docs/verification.md). Directions of one input at a time tell which gradient is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from eqfuse.errors import EqfuseError
+from eqfuse.grad.dual import Dual, DualDomain
+from eqfuse.grad.gradient import cotangent, differentiable, real_outputs
+from eqfuse.grad.rows import NotLinear, along
+from eqfuse.grad.steps import extreme_of
+from eqfuse.progress import progress
+from eqfuse.terms.domain import Domain
+from eqfuse.terms.expressions import Number
+from eqfuse.terms.folds import rank_axes
+from eqfuse.terms.integers import is_exact
+from eqfuse.terms.interpreter import evaluate
+from eqfuse.terms.nodes import (
+    Axis,
+    Const,
+    Expr,
+    Load,
+    Output,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    Tensor,
+    call,
+    substitute_axes,
+    transform,
+    walk,
+)
+from eqfuse.terms.parser import parse
+from eqfuse.verify.bound import REQUESTED, Side
+from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.equivalence import Source, Stage, Verification
+from eqfuse.verify.joint import JointSizes
+from eqfuse.verify.sampling import Inputs
+from eqfuse.verify.sizes import constant_conditions, small_integers
+
+DIRECTION = "v"
+"""Starts the name of the direction of an input."""
+
+MOST_RANKS = 3
+"""Ranks that lists have at the sizes of a certificate."""
+
+ASSUMED = (
+    "points where the program has no derivative: max(a, b) of equals has the mean of both, a reduction that of the first",
+    "conditions, integers and steps (floor, round, sign): constants to a derivative, as casts are the identity",
+)
+"""What a certificate of a gradient takes for the derivative."""
+
+
+def certify_gradient(
+    source: str,
+    gradient: str,
+    *,
+    scalars: Mapping[str, Number] | None = None,
+    trials: int = 16,
+    seed: int = 0,
+    bound: float = REQUESTED,
+) -> Certificate:
+    """Whether `gradient` is a gradient of `source`: its outputs dQ are those of the inputs Q, its inputs dO the
+    cotangents of the outputs O. It may be written by hand, or edited.
+
+    The certificate says with which chance a wrong one would have passed, and what is assumed where a program has no
+    derivative. Raises EqfuseError for texts that are no programs, and for outputs that are no gradient of an input.
+    """
+    program, adjoint = parse(source, scalars=scalars), parse(gradient, scalars=_read(gradient, scalars))
+    names = _inputs(program, adjoint)
+    program = replace(program, outputs=tuple(_without_folds(output) for output in program.outputs))
+    check = _Check(program, adjoint, names, trials, seed, bound)
+    with progress("verify"):
+        whole = check.compared(*_whole(program, adjoint, names))
+        if not whole.ok and (whole.counterexample is not None or not whole.stages):
+            return whole
+        try:
+            sides = _by_row(program, adjoint, names)
+        except NotLinear as error:
+            why = f"no theorem: {error} is not linear in the cotangents as written"
+            return replace(whole, bound=1.0, theorem=why)
+        rows = check.compared(*sides)
+    return replace(rows, stages=(*whole.stages, *rows.stages), trials=whole.trials + rows.trials)
+
+
+@dataclass(frozen=True)
+class _Check:
+    program: Program
+    adjoint: Program
+    names: tuple[str, ...]
+    trials: int
+    seed: int
+    bound: float
+
+    def compared(self, name: str, primal: Program, dual: Program) -> Certificate:
+        """Compares the tangents of one program with the values of another."""
+        verification = Verification(self.trials, self.seed, self.program.strict_casts, self.bound)
+        verification.reason = _difference(self.program, self.adjoint)
+        if verification.reason:
+            return verification.certificate()
+        given = small_integers(self.program, self.adjoint)
+        pair = JointSizes.of(primal, dual, given)
+        sizes = _ranks(primal, dual)
+        for of, output in zip(self.names, self.adjoint.outputs, strict=True):
+            if of in pair.specs:
+                sizes |= dict(zip(output.axes, pair.specs[of].shape, strict=True))
+        pair = pair.at(sizes, given)
+        expected = Stage("tangent of the program", _Tangents(primal, pair.left, self.names), pair.left)
+        stage = Stage.of_program(name, dual, pair.right)
+        # The functions of derivatives are those of the gradient: they count on both sides.
+        sides = (Side(primal, pair.left), Side(dual, pair.right), Side(dual, pair.right))
+        verification.run([stage], Source(sides, pair.specs, given, pair.left, "ignored", expected))
+        for side, extents in ((primal, pair.left), (dual, pair.right)):
+            verification.note_constant(str(expr) for expr, _ in constant_conditions(side, extents, given))
+        made = verification.certificate()
+        return replace(made, not_covered=(*ASSUMED, *made.not_covered))
+
+
+def _ranks(*programs: Program) -> dict[str, int]:
+    """The lengths of axes of ranks: lists of more ranks than there are positions end with infinities."""
+    found: dict[str, int] = {}
+    for program in programs:
+        axes = rank_axes(*(output.expr for output in program.outputs))
+        bases = {program.domains.get(axis, axis) for axis in axes}
+        copies = {axis: base for axis, base in program.domains.items() if base in bases}
+        for axis, base in {**{base: base for base in bases}, **copies}.items():
+            found[axis] = min(program.lengths[base.rpartition(".")[2]], MOST_RANKS)
+    return found
+
+
+def _without_folds(output: Output) -> Output:
+    """The output with extremes that a registered reduction combines as such: see `extreme_of`."""
+
+    def step(node: Expr) -> Expr:
+        return (extreme_of(node) if isinstance(node, Reduce) else None) or node
+
+    return replace(output, expr=transform(output.expr, step))
+
+
+def _read(text: str, scalars: Mapping[str, Number] | None) -> Mapping[str, Number]:
+    """The constants that a gradient still has by name."""
+    known = parse(text)
+    names = {*known.scalars, *known.domains.values()}
+    return {name: value for name, value in (scalars or {}).items() if name in names}
+
+
+def _inputs(program: Program, adjoint: Program) -> tuple[str, ...]:
+    """The inputs that the outputs of a gradient are of."""
+    known = {cotangent(name): name for name in differentiable(program)}
+    for output in adjoint.outputs:
+        if output.name not in known:
+            hint = "its outputs are " + " ".join(known)
+            raise EqfuseError(f"{output.name!r} is no gradient of an input", hint=hint)
+    return tuple(known[output.name] for output in adjoint.outputs)
+
+
+def _difference(program: Program, adjoint: Program) -> str:
+    """Why a program cannot be the gradient, from its names and ranks alone; empty if it may be."""
+    ranks = {tensor.name: tensor.rank for tensor in program.tensors}
+    axes = {output.name: output.axes for output in program.outputs}
+    wanted = {cotangent(name): len(axes[name]) for name in real_outputs(program)}
+    for output in adjoint.outputs:
+        rank = ranks.get(output.name.removeprefix("d"), 0)
+        if len(output.axes) != rank:
+            return f"{output.name!r} has {len(output.axes)} dimensions, the input has {rank}"
+    known = {**ranks, **dict.fromkeys(program.scalars, 0), **wanted}
+    read = {tensor.name: tensor.rank for tensor in adjoint.tensors} | dict.fromkeys(adjoint.scalars, 0)
+    for name, rank in read.items():
+        if name not in known:
+            return f"the gradient reads {name!r}, which is neither an input of the program nor a cotangent"
+        if known[name] != rank:
+            return f"{name!r} has {rank} dimensions in the gradient, {known[name]} in the program"
+    return ""
+
+
+def _value(name: str, axes: Sequence[str]) -> Expr:
+    return Load(name, tuple(map(Axis, axes))) if axes else Scalar(name)
+
+
+def _summed(body: Expr, axes: Sequence[str]) -> Expr:
+    return reduce(lambda inner, axis: Reduce("sum", axis, inner), reversed(axes), body)
+
+
+def _whole(program: Program, adjoint: Program, names: Sequence[str]) -> tuple[str, Program, Program]:
+    """All cotangents at once: each side is one number for each input."""
+    outputs = {output.name: output for output in program.outputs}
+    terms = [
+        _summed(call("mul", outputs[o].expr, _value(cotangent(o), outputs[o].axes)), outputs[o].axes)
+        for o in real_outputs(program)
+    ]
+    total = reduce(lambda a, b: call("add", a, b), terms)
+    left = [Output(cotangent(name), (), total) for name in names]
+    right = [Output(cotangent(name), (), _product(adjoint, name)) for name in names]
+    return "gradient", *_programs(program, adjoint, names, left, right)
+
+
+def _by_row(program: Program, adjoint: Program, names: Sequence[str]) -> tuple[str, Program, Program]:
+    """The cotangent of one position of one output at a time: each side has that position for its axes. Raises
+    NotLinear."""
+    outputs = {output.name: output for output in program.outputs}
+    left: list[Output] = []
+    right: list[Output] = []
+    bases = {**{axis: axis for axis in adjoint.lengths}, **adjoint.domains}
+    lengths = {axis: adjoint.lengths[of] for axis, of in bases.items() if of in adjoint.lengths}
+    cotangents = frozenset(map(cotangent, real_outputs(program)))
+    for o in real_outputs(program):
+        axes = outputs[o].axes
+        rows = tuple(f"{o}.{axis}" for axis in axes)
+        for name in names:
+            label = f"{cotangent(name)} of {o}"
+            left.append(Output(label, rows, _at_rows(outputs[o], rows)))
+            product = along(_product(adjoint, name), cotangent(o), rows, cotangents - {cotangent(o)}, lengths)
+            right.append(Output(label, rows, product))
+    return "gradient, row by row", *_programs(program, adjoint, names, left, right)
+
+
+def _at_rows(output: Output, rows: Sequence[str]) -> Expr:
+    """The value of an output along axes of other names: equal terms of both sides have equal names."""
+    moved = substitute_axes(
+        output.expr, {axis: Axis(row) for axis, row in zip(output.axes, rows, strict=True)}
+    )
+    bound = {node.axis for node in walk(moved) if isinstance(node, Reduce)}
+    names = {axis: row for axis, row in zip(output.axes, rows, strict=True) if axis not in bound}
+
+    def step(node: Expr) -> Expr:
+        return Size(names[node.axis]) if isinstance(node, Size) and node.axis in names else node
+
+    return transform(moved, step)
+
+
+def _product(adjoint: Program, name: str) -> Expr:
+    """The product of a gradient and a direction."""
+    output = next(each for each in adjoint.outputs if each.name == cotangent(name))
+    return _summed(call("mul", output.expr, _value(DIRECTION + name, output.axes)), output.axes)
+
+
+def _programs(
+    program: Program,
+    adjoint: Program,
+    names: Sequence[str],
+    left: Sequence[Output],
+    right: Sequence[Output],
+) -> tuple[Program, Program]:
+    """Both sides as programs. Zeros that read inputs tell which axes of the second have the size of a dimension."""
+    axes = {cotangent(o.name): o.axes for o in program.outputs}
+    inputs = {tensor.name for tensor in program.tensors}
+    zeros = list(_sizes(adjoint, axes))
+    for output, name in zip(adjoint.outputs, names, strict=True):
+        if name in inputs:
+            zeros += [_zero(each, output.axes) for each in (name, DIRECTION + name)]
+    nothing: Expr = Const(0.0)
+    for zero in zeros:
+        nothing = call("add", nothing, zero)
+    scalars = [name for name in axes if not axes[name]]
+    scalars += [DIRECTION + name for name in names if name not in inputs]
+    left = [replace(each, expr=call("add", each.expr, _nothing(each))) for each in left]
+    return (
+        _made(program, left, scalars),
+        _made(
+            adjoint,
+            [replace(o, expr=call("add", call("add", o.expr, _nothing(o)), nothing)) for o in right],
+            scalars,
+        ),
+    )
+
+
+def _sizes(adjoint: Program, axes: Mapping[str, tuple[str, ...]]) -> Iterator[Expr]:
+    """Zeros that read cotangents along the axes of which a gradient has the size alone."""
+    nodes = list(walk(*(output.expr for output in adjoint.outputs)))
+    run = {
+        index.name
+        for node in nodes
+        if isinstance(node, Load)
+        for index in node.index
+        if isinstance(index, Axis)
+    }
+    for axis in dict.fromkeys(node.axis for node in nodes if isinstance(node, Size) and node.axis not in run):
+        for name, along_axes in axes.items():
+            if axis in along_axes:
+                yield _zero(name, tuple(axis if a == axis else f"{name}.{a}" for a in along_axes))
+                break
+
+
+def _nothing(output: Output) -> Expr:
+    """A zero that reads the cotangent which an output is a row of: it tells the sizes of its axes."""
+    row = output.name.partition(" of ")[2]
+    return call("mul", Const(0.0), _value(cotangent(row), output.axes)) if row else Const(0.0)
+
+
+def _zero(name: str, axes: Sequence[str]) -> Expr:
+    return _summed(call("mul", Const(0.0), _value(name, axes)), axes)
+
+
+def _made(program: Program, outputs: Sequence[Output], scalars: Sequence[str]) -> Program:
+    """A program with other outputs, and with what they read."""
+    nodes = list(walk(*(output.expr for output in outputs)))
+    known = {tensor.name: tensor for tensor in program.tensors}
+    ranks = {node.tensor: len(node.index) for node in nodes if isinstance(node, Load)}
+    tensors = [known.get(name, Tensor(name, rank, None, (None,) * rank)) for name, rank in ranks.items()]
+    every = tuple(dict.fromkeys((*program.scalars, *scalars)))
+    return replace(program, outputs=tuple(outputs), tensors=tuple(tensors), scalars=every)
+
+
+class _Tangents:
+    """The tangent of each output of a program, along the direction of the input that it is named for."""
+
+    def __init__(self, program: Program, extents: Mapping[str, int], names: Sequence[str]) -> None:
+        self.program, self.extents, self.names = program, extents, names
+
+    def __call__(self, inputs: Inputs, domain: Domain) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in self.names:
+            outputs = [o for o in self.program.outputs if o.name.split(" of ")[0] == cotangent(name)]
+            program = replace(self.program, outputs=tuple(outputs))
+            tensors, scalars = (
+                self._duals(values, inputs, name) for values in (inputs.tensors, inputs.scalars)
+            )
+            made = evaluate(program, tensors, scalars, self.extents, DualDomain(domain), batch=inputs.trials)
+            for output in outputs:
+                tangent = self._tangent(made[output.name], domain)
+                row = output.name.partition(" of ")[2]
+                if row:
+                    tangent = domain.call(
+                        "mul", [tangent, {**inputs.tensors, **inputs.scalars}[cotangent(row)]]
+                    )
+                found[output.name] = tangent
+        return {output.name: found[output.name] for output in self.program.outputs}
+
+    def _tangent(self, value: Any, domain: Domain) -> Any:
+        if not isinstance(value, Dual):
+            return domain.full(np.shape(value), 0.0)
+        return domain.full(domain.shape(value.value), 0.0) if value.tangent is None else value.tangent
+
+    def _duals(self, values: Mapping[str, Any], inputs: Inputs, name: str) -> dict[str, Any]:
+        """Values as dual numbers; the input that the derivative is by has its direction for a tangent."""
+        directions = {**inputs.tensors, **inputs.scalars}
+        made: dict[str, Any] = {}
+        for key, value in values.items():
+            if is_exact(value) or isinstance(value, int | float):
+                made[key] = value
+            else:
+                made[key] = Dual(value, directions[DIRECTION + name] if key == name else None)
+        return made

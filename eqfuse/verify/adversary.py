@@ -1,0 +1,266 @@
+"""Draws that look for what tells two programs apart: other sizes, other integers, values at the thresholds of either.
+
+Random residues decide equality at the branches that are taken. Which branches are taken depends on sizes, on integer
+scalars and on the order of real values, and a program that differs in one branch alone passes where none takes it. So
+both programs are also run
+
+- at one position an axis, at a few, at odd sizes, and beyond every number of either program that positions or sizes
+  meet (`j > 100`), as far as `MOST_ELEMENTS` allows;
+- with integer scalars that are 1, that are the numbers of either program and their neighbours, and at random;
+- on real tensors whose elements are those numbers, near them, equal to elements of other tensors or to scalars, nearly
+  equal to one another, small integers, 0, and of magnitudes from 1e-6 to 1e6; and on integer tensors of wide range, where
+  they are no indices.
+
+What is equal has equal residues as well: an element that is 3 has the residue of 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Size, children, walk
+from eqfuse.verify.field.domain import FieldArray, FieldDomain
+from eqfuse.verify.sampling import Inputs
+from eqfuse.verify.sizes import COMPACT, LEAST, Choice, InputSpec, constant_conditions, roots
+
+LARGEST_CONSTANT = 4096
+"""Positions and sizes are taken beyond numbers up to this one."""
+SETTINGS = 6
+"""Runs at other sizes and integers."""
+MOST_ELEMENTS = 2_000_000
+"""Elements of the largest value over all trials of such a run: where it would have more, it has fewer trials."""
+MOST_COPIED = 24
+"""Tensors and scalars that elements are copied from."""
+KINDS = 8
+"""Trials take these kinds of real values in turn (see `_reals`)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes to try, the integer scalars with them, and for each program how long axes are that meet numbers."""
+
+    choice: Choice
+    integers: Mapping[str, int]
+    least: tuple[Mapping[str, int], ...] = ()
+
+
+def constants(*programs: Program) -> tuple[float, ...]:
+    """The numbers in programs, with both signs, without infinities, 0 and 1 included; in order of size."""
+    found = {0.0, 1.0}
+    for program in programs:
+        found |= {float(node.value) for node in walk(*roots(program)) if isinstance(node, Const)}
+    finite = {value for value in found if np.isfinite(value)}
+    return tuple(sorted(finite | {-value for value in finite}, key=lambda value: (abs(value), value)))
+
+
+def met_by_positions(program: Program) -> dict[str, int]:
+    """By axis, the greatest number that its positions or its size meet in a function, outside of indices."""
+    found: dict[str, int] = {}
+    for node in (node for root in roots(program) for node in _outside_loads(root)):
+        if not isinstance(node, Call) or len(node.args) > 2:
+            continue
+        parts = list(_outside_loads(node))
+        numbers = [abs(part.value) for part in parts if isinstance(part, Const) and np.isfinite(part.value)]
+        whole = [int(number) for number in numbers if 1 < number <= LARGEST_CONSTANT]
+        for part in parts:
+            name = part.name if isinstance(part, Axis) else part.axis if isinstance(part, Size) else None
+            if name is not None and whole:
+                axis = program.domains.get(name, name)
+                found[axis] = max(found.get(axis, 0), *whole)
+    return found
+
+
+def _outside_loads(root: Expr) -> Iterator[Expr]:
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += () if isinstance(node, Load) else children(node)
+
+
+def settings(
+    programs: Sequence[Program], fixed: Mapping[str, object], rng: np.random.Generator
+) -> Iterator[Setting]:
+    """Sizes and integer scalars to try besides the usual ones. `fixed` are scalars whose values are given."""
+    names = [n for n in dict.fromkeys(n for program in programs for n in program.integers) if n not in fixed]
+    numbers = sorted({int(abs(c)) for c in constants(*programs) if abs(c) <= LARGEST_CONSTANT})
+    near = sorted({n for number in numbers for n in (number - 1, number, number + 1) if n >= 1})
+
+    def integers(kind: int) -> dict[str, int]:
+        match kind:
+            case 0:
+                return dict.fromkeys(names, 1)
+            case 1 | 2 if near:
+                return {name: int(rng.choice(near)) for name in names}
+            case _:
+                return {name: int(rng.integers(1, 12)) for name in names}
+
+    yield Setting(Choice((1,), (1,), (1,), "none"), integers(0))
+    yield Setting(LEAST, integers(1))
+    for kind in range(2, SETTINGS - 1):
+        yield Setting(_shuffled(rng), integers(kind))
+    met = [met_by_positions(program) for program in programs]
+    if any(met):
+        least = tuple({axis: number + 2 for axis, number in each.items()} for each in met)
+        yield Setting(LEAST, integers(3), least)
+
+
+def _shuffled(rng: np.random.Generator) -> Choice:
+    """Small sizes in another order."""
+    numbers = [int(n) for n in rng.permutation(np.arange(2, 13))]
+    return replace(
+        COMPACT, reduced=tuple(numbers), free=tuple(numbers[::-1]), compared=tuple(sorted(numbers))
+    )
+
+
+def indexing_tensors(program: Program) -> frozenset[str]:
+    """Tensors that stand in an index."""
+    return frozenset(
+        node.tensor
+        for load in walk(*roots(program))
+        if isinstance(load, Load)
+        for node in walk(*load.index)
+        if isinstance(node, Load)
+    )
+
+
+@dataclass
+class Unseen:
+    """Conditions on positions of several programs, with the values that they had at the sizes tried."""
+
+    programs: Sequence[Program]
+
+    def __post_init__(self) -> None:
+        self._had: list[dict[str, set[object]]] = [{} for _ in self.programs]
+        self._looks = 0
+
+    def look(self, extents: Sequence[Mapping[str, int]], scalars: Mapping[str, object]) -> None:
+        """Notes what each condition does at these sizes: one thing at all positions, or several."""
+        self._looks += 1
+        for had, program, sizes in zip(self._had, self.programs, extents, strict=True):
+            constant = {str(expr): value for expr, value in constant_conditions(program, sizes, scalars)}
+            for text in had.keys() - constant.keys():
+                had[text] |= {True, False}
+            for text, value in constant.items():
+                had.setdefault(text, set() if self._looks == 1 else {True, False}).add(value)
+
+    def everywhere(self) -> list[str]:
+        """Conditions of any program that did one thing only."""
+        return sorted({text for had in self._had for text, values in had.items() if len(values) < 2})
+
+    def one_sided(self) -> list[str]:
+        """Those of one program alone."""
+        each = [{text for text, values in had.items() if len(values) < 2} for had in self._had]
+        return sorted({text for one in each for text in one if not all(text in other for other in each)})
+
+
+def hardened(
+    inputs: Inputs,
+    specs: Mapping[str, InputSpec],
+    indices: frozenset[str],
+    numbers: Sequence[float],
+    domain: FieldDomain,
+    rng: np.random.Generator,
+) -> Inputs:
+    """The inputs with many of their values replaced by such as branches turn on. `indices` are integer tensors that
+    must stay where they are; ends of ranges have draws of their own."""
+    tensors: dict[str, Any] = {}
+    for name, value in inputs.tensors.items():
+        if isinstance(value, FieldArray):
+            tensors[name] = _reals(value, numbers, domain, rng)
+        elif specs[name].kind == "integer" and not specs[name].delimits and name not in indices:
+            tensors[name] = _integers(value, numbers, rng)
+        else:
+            tensors[name] = value
+    scalars = {
+        name: _reals(value, numbers, domain, rng) if isinstance(value, FieldArray) and value.shape else value
+        for name, value in inputs.scalars.items()
+    }
+    real = [value for value in (*tensors.values(), *scalars.values()) if isinstance(value, FieldArray)]
+    for name, value in tensors.items():
+        if isinstance(value, FieldArray):
+            tensors[name] = _with_copies(value, real, rng)
+    return replace(inputs, tensors=tensors, scalars=scalars)
+
+
+def _reals(
+    value: FieldArray, numbers: Sequence[float], domain: FieldDomain, rng: np.random.Generator
+) -> FieldArray:
+    """By trial modulo `KINDS`: the numbers of the programs and what is near them (0, 1), magnitudes from 1e-6 to 1e6, of one
+    tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others (5, see `_with_copies`), nearly equal ones (6), and
+    zeros among small integers (7)."""
+    shape = value.shape
+    trial = np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)) % KINDS
+    sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
+    number = rng.choice(np.asarray(numbers), shape)
+    step = rng.choice(np.array([0.0, 1e-3, -1e-3, 0.1, -0.1, 1.0]), shape)
+    # Equal real values have equal residues: what is near a number is near in a way of its own.
+    near = number + step * rng.uniform(0.5, 2.0, shape) * np.maximum(np.abs(number), 0.1)
+    scale = np.where(trial == 2, 10.0 ** rng.uniform(-6, 6, trial.shape), 10.0 ** rng.uniform(-3, 3, shape))
+    wide = sign * scale * rng.uniform(0.5, 2.0, shape)
+    small = rng.integers(-4, 5, shape).astype(np.float64)
+    alike = rng.uniform(0.5, 2.0, (shape[0], *(1,) * (len(shape) - 1))) * (
+        1 + 1e-6 * rng.standard_normal(shape)
+    )
+    zeros = np.where(rng.random(shape) < 0.5, 0.0, small)
+    exact = ((trial < 2) & (step == 0)) | (trial == 4) | (trial == 7)
+    shadow = np.select(
+        [trial < 2, trial < 4, trial == 4, trial == 6, trial == 7],
+        [near, wide, small, alike, zeros],
+        value.shadow,
+    )
+    keep = (rng.random(shape) < 0.3) | (trial == 5)
+    drawn = domain.draw(np.where(exact, 1.0, shadow), rng)
+    whole = domain.numbers(np.where(exact, shadow, 0.0))
+    fresh = domain.where(exact, whole, drawn)
+    return domain.where(keep, value, fresh)
+
+
+def _with_copies(value: FieldArray, others: Sequence[FieldArray], rng: np.random.Generator) -> FieldArray:
+    """In every eighth trial, two thirds of the elements are copies of elements of other tensors and of scalars."""
+    shape = value.shape
+    parts: list[FieldArray] = []
+    size = int(np.prod(shape[1:], dtype=np.int64))
+    if not size:
+        return value
+    for other in others[:MOST_COPIED]:
+        rows = int(np.prod(other.shape[1:], dtype=np.int64))
+        if not rows:
+            continue
+        at = rng.integers(0, rows, (shape[0], size))
+        parts.append(other.each(partial(_picked, at=at, shape=shape)))
+    which = rng.integers(0, len(parts), shape)
+    trial = np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)) % KINDS
+    chosen = (trial == 5) & (rng.random(shape) < 0.66)
+
+    def mixed(own: Any, theirs: Sequence[Any]) -> Any:
+        return np.where(chosen, np.choose(which, theirs), own)
+
+    if value.p is None or value.q is None or any(part.p is None or part.q is None for part in parts):
+        return value
+    return FieldArray(
+        mixed(value.p, [part.p for part in parts]),
+        mixed(value.q, [part.q for part in parts]),
+        mixed(value.shadow, [part.shadow for part in parts]),
+    )
+
+
+def _picked(part: Any, *, at: Any, shape: tuple[int, ...]) -> Any:
+    """Elements of an array by their place in each trial; a number is the same in all trials."""
+    trials = shape[0]
+    flat = part.reshape(trials, -1) if part.ndim else np.full((trials, 1), part)
+    return np.take_along_axis(flat, at, 1).reshape(shape)
+
+
+def _integers(value: Any, numbers: Sequence[float], rng: np.random.Generator) -> Any:
+    """Integers at the numbers of the programs, beside them, and of wide range."""
+    whole = np.array([int(n) for n in numbers if abs(n) <= 2**31], dtype=np.int64)
+    near = rng.choice(whole, value.shape) + rng.integers(-1, 2, value.shape)
+    wide = rng.integers(-1000, 1001, value.shape)
+    kind = rng.random(value.shape)
+    return np.where(kind < 0.4, near, np.where(kind < 0.8, wide, value))

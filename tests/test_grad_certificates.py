@@ -1,0 +1,165 @@
+"""Certificates of gradients: the adjoint identity in the field, and the wrong gradients that it finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from grad_programs import ATTENTION, CASES
+
+import eqfuse as eq
+from bench.workloads import WORKLOADS, Workload
+from eqfuse.grad.certify import certify_gradient
+from eqfuse.grad.dual import Dual, DualDomain
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.functions import FUNCTIONS
+from eqfuse.verify.bound import REQUESTED
+
+WITHOUT_BOUND = ("functions",)
+"""One number is in many exponents."""
+UNBOUNDED = (
+    "paged_decode",
+    "qknorm_attention",
+    "performer",
+    "softmax_entropy",
+    "attention_lse",
+    "moe_routing_logits",
+)
+"""Benchmark programs of whose gradients no theorem tells how surely they are right."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_certified(name: str) -> None:
+    case = CASES[name]
+    case.tensors()
+    found = certify_gradient(case.source, eq.grad(case.source, case.wrt))
+    assert found.ok, found
+    assert (found.bound <= REQUESTED) == (name not in WITHOUT_BOUND), found
+
+
+@pytest.mark.slow(but=["gqa_prefill", "rmsnorm", "softmax", "cross_entropy"])
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_gradients_of_benchmark_programs_are_certified(workload: Workload) -> None:
+    case = workload.cases["small"]
+    wrt = [name for name in workload.tensors if workload.dtype(name, case)[0] in "fb"]
+    gradient = eq.grad(workload.source, wrt, scalars=case.constants)
+    found = certify_gradient(workload.source, gradient, scalars=case.constants)
+    assert found.ok, found
+    assert (found.bound <= REQUESTED) == (workload.name not in UNBOUNDED), found
+
+
+def test_the_gradient_of_a_gradient_is_certified() -> None:
+    source = eq.grad(CASES["softmax"].source)
+    assert certify_gradient(source, eq.grad(source, ("x", "dy"))).reached
+
+
+MUTANTS = {
+    "a dropped term": ("softmax", "dy[i, j] - dsum_x_sum[i]", "dy[i, j]"),
+    "a wrong sign": ("softmax", "dy[i, j] - dsum", "dy[i, j] + dsum"),
+    "the maximum's own": ("softmax", "dx[i, j] = ", "dx[i, j] = where(x[i,j] == max_x[i], dy[i,j], 0) + "),
+    "a factor": ("sum", "2 * dy", "dy"),
+    "a scalar's sum": ("sum", "ds = sum[i](", "ds = 1 / N(i) * sum[i]("),
+    "a missing mask": ("attention", "where(j <= i, ", "where(j <= N(j), "),
+    "a mask off by one": ("attention", "where(j <= i, u", "where(j < i, u"),
+    "a scale left out": ("attention", "K[b, h // g, j, d]) * scale\ndK", "K[b, h // g, j, d])\ndK"),
+    "a group left out": ("attention", "where(h // g == k1, ", "where(h // g == k1 - 1, "),
+    "queries for keys": (
+        "attention",
+        "dS[b, h, i, j] * K[b, h // g, j, d]",
+        "dS[b, h, i, j] * Q[b, h, i, d]",
+    ),
+    "a missing sum over a broadcast axis": ("broadcast", "da[i] = sum[j](", "da[i] = 1 / N(j) * sum[j]("),
+    "a swapped axis": ("transposed", "dy[i] * x[i, j]", "dy[j] * x[i, j]"),
+    "a wrong tie": (
+        "max and min",
+        "where(j == place_max_x[i], ",
+        "where(x[i, j] == max_x[i], ",
+    ),
+    "the last of equals": (
+        "a state variable",
+        "argmax.k[j](x[i, j], j)",
+        "N(j) - 1 - argmax.k[j](x[i, N(j) - 1 - j], j)",
+    ),
+    "the product with itself": ("prod", "where(j_1 != j, x[i, j_1], 1)", "x[i, j_1]"),
+    "a root's derivative": ("std", "/ (y[i] * N(j))", "/ (2 * y[i] * N(j))"),
+    "a mean for a sum": ("rmsnorm", " * N(j))", ")"),
+    "a variance's mean": ("layernorm", " - dsum_x_sum[i] / N(j)", ""),
+    "a gather of the wrong row": ("linear cross-entropy", "where(y[t] == v, ", "where(y[t] == v + 1, "),
+    "a label left out": ("linear cross-entropy", " - W[y[t], d]", ""),
+    "a shift of the window": ("strided window", "(x0 - k) // 2", "(x0 - k + 2) // 2"),
+    "what a mask keeps": ("masked poles", "where(not x[i] > 0, dy[i], 0)", "dy[i]"),
+    "a rank left out": ("topk", "sum[k](", "sum[k](k * "),
+    "a remainder's slope": ("remainders", "dy[i]", "dy[i] * 2"),
+    "a cotangent squared": ("sum", "2 * dy[i]", "2 * sq(dy[i])"),
+    "of another output": ("an output that is read", "dz[i]", "dm[i]"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_wrong_gradients_are_refused(name: str) -> None:
+    program, before, after = MUTANTS[name]
+    case = CASES[program]
+    right = eq.grad(case.source, case.wrt)
+    wrong = right.replace(before, after)
+    assert wrong != right, right
+    found = certify_gradient(case.source, wrong)
+    assert not found.ok
+    assert found.counterexample is not None
+
+
+def test_a_refusal_says_which_gradient_is_wrong() -> None:
+    source = "y[i] = sum[j](x[i,j] * w[j])"
+    found = certify_gradient(
+        source, "dx[i,j] = dy[i] * w[j]\ndw[j] = sum[i](dy[i] * x[i,j] * 2)\nreturn dx, dw"
+    )
+    assert found.counterexample is not None
+    assert found.counterexample.output == "dw"
+
+
+def test_a_gradient_that_is_not_linear_as_written_has_no_bound() -> None:
+    gradient = "dx[i] = log(exp(dy[i])) * 2 * x[i]"
+    found = certify_gradient("y[i] = sq(x[i])", gradient)
+    assert found.bound == 1.0
+    assert "not linear in the cotangents" in found.theorem
+
+
+@pytest.mark.parametrize(
+    ("gradient", "message"),
+    [
+        ("dx[i] = 2 * x[i] * dz[i]", "reads 'dz', which is neither"),
+        ("dx[i,j] = 2 * x[i] * dy[i] * x[j]", "'dx' has 2 dimensions, the input has 1"),
+        ("dx[i] = 2 * x[i] * dy[i,i]", "'dy' has 2 dimensions in the gradient, 1 in the program"),
+    ],
+)
+def test_what_cannot_be_the_gradient_is_said(gradient: str, message: str) -> None:
+    found = certify_gradient("y[i] = sq(x[i])", gradient)
+    assert not found.ok
+    assert message in found.reason
+
+
+def test_outputs_that_are_no_gradients_are_refused() -> None:
+    with pytest.raises(eq.EqfuseError, match="'y' is no gradient of an input"):
+        certify_gradient("y[i] = sq(x[i])", "y[i] = x[i]")
+
+
+def test_the_certificate_says_what_it_assumes() -> None:
+    found = certify_gradient(ATTENTION, eq.grad(ATTENTION, ("Q", "K", "V")))
+    assert found.reached
+    assert "points where the program has no derivative" in str(found)
+
+
+@pytest.mark.parametrize("fn", [fn for fn, row in FUNCTIONS.items() if any(row.derivative) and fn != "where"])
+def test_dual_numbers_agree_with_differences(fn: str) -> None:
+    """Apart from the table of functions, which makes gradients."""
+    domain, step = FloatDomain("float64"), 1e-6
+    values = [np.array([0.7, 1.3, 2.4]), np.array([1.1, 0.4, 0.9])][: len(FUNCTIONS[fn].args)]
+    if fn in ("f8e4m3", "f16", "bf16", "f32"):
+        return  # rounding is no function that has differences
+    tangents = [np.array([0.3, -0.8, 0.5]), np.array([-0.2, 0.6, 0.1])]
+    duals = [Dual(value, tangent) for value, tangent in zip(values, tangents, strict=False)]
+    found = DualDomain(domain).call(fn, duals).tangent
+    ahead, behind = (
+        domain.call(fn, [v + sign * step * t for v, t in zip(values, tangents, strict=False)])
+        for sign in (1, -1)
+    )
+    expected = (ahead - behind) / (2 * step)
+    assert np.allclose(np.zeros(3) if found is None else found, expected, atol=1e-6)

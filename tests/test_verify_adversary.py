@@ -1,0 +1,106 @@
+"""What random residues alone accept: programs that differ at other sizes, integers, branches or magnitudes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import eqfuse as eq
+from eqfuse.errors import EqfuseError
+from eqfuse.terms.parser import parse
+from eqfuse.verify.adversary import constants, met_by_positions
+
+DIFFERENT = {
+    "size": ("sum[j](x[i,j]) / N(j)", "sum[j](x[i,j]) / 7"),
+    "size of a free axis": ("sum[j](x[i,j]) * N(i)", "sum[j](x[i,j]) * 3"),
+    "last position": ("sum[j](x[i,j]) + x[i,N(j)-1]", "sum[j](x[i,j]) + x[i,6]"),
+    "root of a size": ("sum[d](q[i,d]) / sqrt(N(d))", "sum[d](q[i,d]) / sqrt(7)"),
+    "integer scalar in an index": ("K[i // g]", "K[i // 2]"),
+    "integer scalar": ("where(i < n, n * x[i], 0)", "where(i < n, 2 * x[i], 0)"),
+    "scalar at a threshold": ("where(n > 5, 0, x[i])", "x[i]"),
+    "condition on a size": ("where(N(j) > 100, 0, 1) * sum[j](x[i,j])", "sum[j](x[i,j])"),
+    "condition far out": ("sum[j](where(j + g > 100, 0, x[i,j]))", "sum[j](x[i,j])"),
+    "relu of positions": ("sum[j](relu(j - 100) * x[i,j])", "sum[j](0 * x[i,j])"),
+    "sign of positions": ("sum[j](sign(j - 100) * x[i,j])", "sum[j](-1 * x[i,j])"),
+    "quotient of positions": ("sum[j](floor(j / 100) * x[i,j])", "sum[j](0 * x[i,j])"),
+    "remainder of integers": ("n[i] % 300", "n[i]"),
+    "zeros of a polynomial": ("n[i] * (n[i] - 1) * (n[i] - 2)", "0 * n[i]"),
+    "limit": ("min(x[i], 100)", "x[i]"),
+    "limit under a sum": ("sum[j](min(x[i,j], 10))", "sum[j](x[i,j])"),
+    "offset of a relu": ("relu(x[i] - 20)", "0 * x[i]"),
+    "threshold": ("where(x[i] > 0.1, x[i], 0)", "where(x[i] > 0, x[i], 0)"),
+    "small magnitudes": ("where(abs(x[i]) < 0.15, 0, x[i])", "x[i]"),
+    "one number": ("where(x[i] == 3, 1, 0)", "0 * x[i]"),
+    "equality": ("where(x[i] >= c, 1, 0)", "where(x[i] > c, 1, 0)"),
+    "ties made by a limit": ("argmax[j](min(x[i,j], 5))", "argmax[j](x[i,j])"),
+    "logarithm of what is negative": ("exp(log(x[i]))", "x[i]"),
+    "quotient by 0": ("x[i] / z[i] * z[i]", "x[i] + 0 * z[i]"),
+    "nothing times what is undefined": ("x[i] + 0 * log(z[i])", "x[i] + 0 * z[i]"),
+    "multiples of both primes": ("x[i] + 1932740039 * (966370019 * z[i])", "x[i] + 0 * z[i]"),
+}
+DECLARED = {"remainder of integers": "n: i32[i]\n", "zeros of a polynomial": "n: i32[i]\n"}
+
+EQUAL = {
+    "mean": ("sum[j](x[i,j]) / N(j)", "mean[j](x[i,j])"),
+    "inverse exponentials": ("exp(x[i]) * exp(-x[i]) * z[i]", "z[i] + 0 * x[i]"),
+    "shifted softmax": (
+        "sum[j](exp(x[i,j] - max[j](x[i,j])) * v[j]) / sum[j](exp(x[i,j] - max[j](x[i,j])))",
+        "sum[j](exp(x[i,j]) * v[j]) / sum[j](exp(x[i,j]))",
+    ),
+    "moments": ("mean[j](sq(x[i,j] - mean[j](x[i,j])))", "mean[j](sq(x[i,j])) - sq(mean[j](x[i,j]))"),
+    "shift of a maximum": ("max[j](x[i,j] + z[i])", "max[j](x[i,j]) + z[i]"),
+    "root of a maximum": ("max[j](abs(x[i,j]))", "sqrt(max[j](sq(x[i,j])))"),
+    "threshold moved": ("where(x[i] - 3 >= 0, 1, 0)", "where(x[i] >= 3, 1, 0)"),
+    "limit scaled": ("min(2 * x[i], 6)", "2 * min(x[i], 3)"),
+    "parts of a sum": (
+        "sum[j](where(j < 100, x[i,j], 0)) + sum[j](where(j >= 100, x[i,j], 0))",
+        "sum[j](x[i,j])",
+    ),
+    "order kept": ("argmax[j](x[i,j])", "argmax[j](exp(x[i,j]))"),
+    "factor of a maximum": ("max[j](abs(s) * x[i,j])", "abs(s) * max[j](x[i,j])"),
+    "parts by sign": ("relu(x[i]) - relu(-x[i])", "x[i]"),
+    "sign and size": ("sign(x[i]) * abs(x[i])", "x[i]"),
+    "integers": ("(n[i] + 1) * (n[i] - 1)", "n[i] * n[i] - 1"),
+}
+
+
+def _programs(name: str, pair: tuple[str, str]) -> list[str]:
+    declared = "n: i32[i]\n" if name == "integers" else DECLARED.get(name, "")
+    return [f"{declared}y[i] = {text}" for text in pair]
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_somewhere_is_refused_either_way(name: str, turn: int) -> None:
+    left, right = _programs(name, DIFFERENT[name])[::turn]
+    found = eq.equivalent(left, right)
+    assert not found.ok and found.reason
+    assert found.counterexample is not None or name == "multiples of both primes"
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+@pytest.mark.parametrize("name", EQUAL)
+def test_what_is_equal_is_accepted_either_way(name: str, turn: int) -> None:
+    left, right = _programs(name, EQUAL[name])[::turn]
+    found = eq.equivalent(left, right)
+    assert found.ok, found
+    assert len(found.searched) >= 3 and "looked for a difference" in str(found)
+
+
+@pytest.mark.parametrize("name", ["logarithm of what is negative", "quotient by 0"])
+def test_where_both_have_values_they_may_be_equal(name: str) -> None:
+    left, right = _programs(name, DIFFERENT[name])
+    assert eq.equivalent(left, right, domain="common")
+    assert eq.equivalent(right, left, domain="common")
+    assert "only one of them has a value there" in eq.equivalent(left, right).reason
+
+
+def test_another_domain_is_an_error() -> None:
+    with pytest.raises(EqfuseError, match="domain is 'all'"):
+        eq.equivalent("y[i] = x[i]", "y[i] = x[i]", domain="all")
+
+
+def test_numbers_and_what_positions_meet() -> None:
+    program = parse("y[i] = sum[j](where((j > 30) & (N(j) < 200), min(x[i,j + 500], 2.5), inf))")
+    assert {2.5, -2.5, 30.0, 200.0} <= set(constants(program)) and np.isfinite(constants(program)).all()
+    assert met_by_positions(program) == {"j": 200}
