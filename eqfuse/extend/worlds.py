@@ -108,7 +108,7 @@ class World:
         for name, args in self.facts:
             match name, args:
                 case "count", [ast.Name(id=count), ast.Name(id=axis)]:
-                    self.values[count] = self._full(POSITIONS[self.axis(axis)])
+                    self.values[count] = self._full(self.positions[self.axis(axis)])
         for name, args in self.facts:
             if name == "moment":
                 total, weight, body, count, axis = (arg.id for arg in args if isinstance(arg, ast.Name))
