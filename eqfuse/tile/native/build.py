@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from eqfuse.files import cache_home
+from eqfuse.cache.files import cache_home
 from eqfuse.tile.native.nodes import NotNative
 
 FLAGS = (
