@@ -95,6 +95,12 @@ SOURCES: Mapping[str, str] = {
         L[h,i] = m[h,i] + log(Z[h,i])
         return O, L
         """,
+    "positions in groups": """
+        x: f32[i, j]
+        y[i] = sum[j](x[i,j] * ((j - 3) // 2))
+        z[i] = max[j](x[i,j] * ((i - j) % 3))
+        return y, z
+        """,
     "paged sum": """
         K: f32[p, r, d]
         table: i64[b, t]

@@ -209,6 +209,16 @@ def _one_less(expr: Expr) -> Expr | None:
     return call("sub", expr, Const(1))
 
 
+# Divisions ---------------------------------------------------------------------------------------
+
+
+def _signs_ignored(op: Op, _: Ops) -> Op | None:
+    match op:
+        case Elementwise("floordiv" | "mod", _, division) if division != "natural":
+            return replace(op, division="natural")
+    return None
+
+
 def _mutant(name: str, what: str, mutate: Callable[[Any], Any]) -> Mutant:
     return Mutant(name, "pass", what, mutate)
 
@@ -228,6 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("finite part lost", "a matrix unit gets infinities and NaN", _op(_finite_part_lost)),
     _mutant("rest of a product lost", "no infinity gets through", _op(_rest_lost)),
     _mutant("rest of a product unmasked", "masked infinities get through", _op(_rest_unmasked)),
+    _mutant("signs ignored", "what may be below 0 is divided as what is not", _op(_signs_ignored)),
     _mutant("share rounded down", "N // n for (N + n - 1) // n", _launched(_rounded_down)),
     _mutant("share one too small", "(N + n - 1) // n - 1", _launched(_one_less)),
 )

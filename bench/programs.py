@@ -540,7 +540,13 @@ class _Writer:
                     self.scalars[LENGTH] = 3
                     return f"{first} < {LENGTH}"
                 found = self._integers(scope - {first}, f"up to {first}")
-                return f"{first} < {found}" if found else f"{first} < {number}"
+                if not found:
+                    return f"{first} < {number}"
+                form = self.one_of(
+                    ["{a} < {b}", "{a} < {b}", "{b} <= {a}", "{a} + {n} <= {b}", "{a} == {b}"]
+                    + ["{n} * {a} < {b}", "{a} // 2 < {b}", "{a} < N({a}) - {b}"]
+                )
+                return form.format(a=first, b=found, n=number)
             case "segment":
                 second = self.one_of([axis for axis in axes if axis != first])
                 found = self._parts(second, first)

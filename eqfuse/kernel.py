@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from eqfuse.stream.streamer import Streamer, StreamState
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
+from eqfuse.tile.native.host import mode_named
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tune.tuner import Limits, Tuner, Tuning
 from eqfuse.verify.bound import REQUESTED
@@ -52,11 +53,14 @@ class Kernel:
     trials: int
     scalars: Mapping[str, float]
     bound: float = REQUESTED
+    native: str | None = None
 
     def __post_init__(self) -> None:
         checks = Checks(self.trials, self.bound, self.scalars)
         target = Target(self.device, self.auto)
-        self._shapes = Specializations(self.derived, target, self.prefer, self.verify, checks)
+        self._shapes = Specializations(
+            self.derived, target, self.prefer, self.verify, checks, mode_named(self.native)
+        )
         self._tunings: dict[Shape, Tuning] = {}
         self._stream: Streamer | None = None
         self._gradients: Gradients | None = None
@@ -157,7 +161,7 @@ class Kernel:
         """What a search finds for one shape; later calls run the winner."""
 
         def start(candidate: Compiled) -> Callable[[], Results]:
-            return partial(self._shapes.runner(candidate), given.tensors, given.scalars)
+            return partial(self._shapes.runner(candidate, wait=True), given.tensors, given.scalars)
 
         base = self._shapes.planned(compiled)
         tuner = Tuner(self.derived, base, self.prefer, self.scalars, start, place_of(given.tensors))
@@ -255,8 +259,10 @@ class Kernel:
     @property
     def plan(self) -> Plan:
         """The chosen plan: `.schedule`, `.cost` (predicted seconds, by term), `.kernels`, `.configs`, `.shards`, and
-        `.measured`, the seconds of a call where `tune` has found it."""
-        return self.compiled.chosen.plan
+        `.measured`, the seconds of a call where `tune` has found it. `.code` says what the last call on a CPU ran: C++,
+        or torch calls and why."""
+        plan, host = self.compiled.chosen.plan, self._shapes.host(self.compiled)
+        return replace(plan, code=host.code) if host is not None and host.code else plan
 
     def plans(self) -> Plans:
         """Every candidate for the shape, cheapest first; those that `tune` has timed before the others."""
@@ -277,6 +283,16 @@ class Kernel:
     def tile(self) -> TileProgram:
         """The tile program of the chosen plan; `str` prints it."""
         return self.compiled.tile
+
+    @property
+    def cpp(self) -> str:
+        """The C++ of the last call on a CPU. Raises EqfuseError where there is none (yet)."""
+        host = self._shapes.host(self.compiled)
+        text = None if host is None else host.text
+        if text is None:
+            why = "nothing was called on a CPU" if host is None else host.code or "it is switched off"
+            raise EqfuseError(f"there is no C++: {why}", hint='call a kernel compiled with native="wait"')
+        return text
 
     @property
     def triton(self) -> str:

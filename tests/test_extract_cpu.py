@@ -14,6 +14,7 @@ from eqfuse.extract.residuals import CPU as MEASURED
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.tile_sizes_cpu import share_out
 from eqfuse.loops.nodes import Kernel
+from eqfuse.terms.nodes import Axis, Const, Load, call
 from eqfuse.terms.types import program_dtypes
 
 CPU = DEVICES["cpu"]
@@ -156,3 +157,14 @@ def test_sharing_out_stops_where_blocks_are_too_small_or_fixed() -> None:
     assert share_out(kernel, whole, ("i",), shape, 4) == whole
     few = share_out(kernel, whole, (), shape, 1 << 20)["i"]
     assert 1 < few < 1024 and few * 1024 * 3 >= MEASURED.least_work
+
+
+def test_integers_in_masks_and_indices_do_not_make_a_product_one_of_floats() -> None:
+    shape = Shape({}, {"P": "f16", "V": "f16", "page": "i32", "keep": "bool", "W": "f32", "F": "f8e4m3"})
+    i, j = Axis("i"), Axis("j")
+    paged = Load("V", (Load("page", (j,)), i))
+    masked = call("where", Load("keep", (j,)), Load("V", (j, i)), Const(0.0))
+    assert shape.is_half(call("mul", Load("P", (j,)), paged)) and shape.is_half(masked)
+    assert not shape.is_half(call("mul", Load("W", (j,)), paged)) and not shape.is_half(Load("page", (j,)))
+    assert shape.is_narrow(call("where", Load("keep", (j,)), Load("F", (j,)), Const(0.0)))
+    assert not shape.is_narrow(Load("keep", (j,))) and not shape.is_narrow(masked)

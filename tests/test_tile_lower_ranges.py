@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eqfuse.compiler import derive, nominal_extents, pipeline
+from eqfuse.extract.devices import DEVICES
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Store
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Program, Reduce, Size, call, walk
 from eqfuse.terms.parser import parse
+from eqfuse.terms.types import program_dtypes
 from eqfuse.tile import nodes as tile
 from eqfuse.tile.interpreter import run
 from eqfuse.tile.lower.program import lower
@@ -217,3 +220,23 @@ def test_a_guard_that_tells_nothing_of_the_positions_does_not_mask_a_load() -> N
     _, program = program_of("(off[i] <= j) & (j < off[i+1])", {"off": "i32"}, 2)
     inside = [s for part in parts(program) for s in part.body if isinstance(s, tile.Let)]
     assert not any(isinstance(s.op, tile.LoadTile) and s.op.tensor == "off" for s in inside)
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "split_k"])
+def test_a_page_is_one_number_for_a_tile(prefer: str) -> None:
+    """A tile starts at a multiple of its size in shards too, where the positions left to visit start at 0."""
+    source = (
+        "page: i32[b,n]\nlen: i32[b]\ns[b,h,j] = where(j < len[b], sum[d](q[b,h,d] * k[page[b,j//64],j%64,d]), -inf)\n"
+        "p[b,h,j] = exp(s[b,h,j] - max[j](s[b,h,j]))\n"
+        "o[b,h,e] = sum[j](p[b,h,j] * v[page[b,j//64],j%64,e]) / sum[j](p[b,h,j])"
+    )
+    derived = derive(source, None, False)
+    dtypes = {name: dtype or "f16" for name, dtype in program_dtypes(derived.program).items()}
+    sizes = nominal_extents(derived.program) | {"b": 4, "h": 16, "d": 64, "e": 64, "j": 4096}
+    made = pipeline(derived, sizes, dtypes, DEVICES["sm_90"], prefer)
+    pages = [
+        stmt.value.dims
+        for stmt in nested(made.tile.kernels[0].body)
+        if isinstance(stmt, tile.Let) and isinstance(stmt.op, tile.LoadTile) and stmt.op.tensor == "page"
+    ]
+    assert pages and all(dims == () for dims in pages)

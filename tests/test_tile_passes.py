@@ -477,3 +477,72 @@ def test_what_is_verified_has_gone_through_the_passes_of_what_runs(target: str) 
         chosen = made.chosen
         tiles = compiler.verified_tiles(chosen.nest, derived.program, dtypes, device, chosen.plan.configs)
         assert set(made.tile.passes) <= set(passes_of(tiles)), workload.name
+
+
+# Divisions ---------------------------------------------------------------------------------------
+
+
+def grouped(shift: int, divisor: int | str) -> TileProgram:
+    """y[i] = (i + shift) // divisor, of integers; the divisor is a number or a run-time scalar."""
+    by, at = Value("by", (), "i32"), Value("at", ("i",), "i32")
+    amount, moved = Value("amount", (), "i32"), Value("moved", ("i",), "i32")
+    quotient, rest = Value("quotient", ("i",), "i32"), Value("rest", ("i",), "i32")
+    body = (
+        Let(by, Constant(divisor) if isinstance(divisor, int) else Argument(divisor)),
+        Let(amount, Constant(shift)),
+        Let(at, Positions("i")),
+        Let(moved, Elementwise("add", (at, amount))),
+        Let(quotient, Elementwise("floordiv", (moved, by))),
+        Let(rest, Elementwise("mod", (moved, by))),
+        Store("y", (at,), quotient, None),
+        Store("z", (at,), rest, None),
+    )
+    kernel = Kernel("k", ("i",), (Block("i", "grid", 4),), body)
+    return TileProgram((kernel,), tuple(Buffer(name, ("i",), "i32", True) for name in "yz"))
+
+
+@pytest.mark.parametrize(
+    ("shift", "divisor", "known"),
+    [(2, 3, "natural"), (-2, 3, "positive"), (2, -3, ""), (2, "by", "")],
+)
+@pytest.mark.parametrize("passes", [GPU_PASSES, CPU_PASSES], ids=["gpu", "cpu"])
+def test_divisions_are_marked_with_what_is_known(
+    shift: int, divisor: int | str, known: str, passes: tuple[Pass, ...]
+) -> None:
+    plain = grouped(shift, divisor)
+    program = run_passes(plain, passes)
+    assert (program is plain) == (known == "")
+    assert show(program).count(f", {known}" if known else ", natural") == (2 if known else 0)
+    source = parse("by: i32\ny[i] = (i * 1) // by\nz[i] = i % by\nreturn y, z")
+    by = -7 if isinstance(divisor, str) else divisor
+    for each in (plain, program):
+        found = interpreter.run(each, source, {}, {"by": by}, {"i": 12}, FloatDomain("float64"), shards={})
+        assert (found["y"] == (np.arange(12) + shift) // by).all()
+        assert (found["z"] == (np.arange(12) + shift) % by).all()
+
+
+def test_a_wrong_mark_is_seen() -> None:
+    plain = grouped(-2, 3)
+    source = parse("y[i] = (i - 2) // 3\nz[i] = (i - 2) % 3\nreturn y, z")
+
+    def marked(division: Any) -> TileProgram:
+        def change(let: Let) -> tuple[Let]:
+            divides = isinstance(let.op, Elementwise) and let.op.fn in ("floordiv", "mod")
+            return (replace(let, op=replace(let.op, division=division)) if divides else let,)
+
+        (kernel,) = plain.kernels
+        return replace(plain, kernels=(replace(kernel, body=changed(kernel.body, change)),))
+
+    domain = FloatDomain("float64")
+    found = interpreter.run(marked("natural"), source, {}, {}, {"i": 12}, domain, shards={})
+    assert (found["y"] != (np.arange(12) - 2) // 3).any()
+    wrong = replace(grouped(2, -3), passes=())
+    (kernel,) = wrong.kernels
+
+    def natural(let: Let) -> tuple[Let]:
+        divides = isinstance(let.op, Elementwise) and let.op.fn == "floordiv"
+        return (replace(let, op=replace(let.op, division="natural")) if divides else let,)
+
+    wrong = replace(wrong, kernels=(replace(kernel, body=changed(kernel.body, natural)),))
+    with pytest.raises(TileError, match="divides by what is not above 0"):
+        interpreter.run(wrong, source, {}, {}, {"i": 12}, domain, shards={})

@@ -12,6 +12,7 @@ from eqfuse.terms.parser import parse
 
 CHOSEN = (
     ("softmax", "split_k", False),
+    ("positions in groups", "rolling", False),
     ("variance", "rolling", False),
     ("attention, causal window", "rolling", False),
     ("attention with distances", "rolling", False),

@@ -28,10 +28,16 @@ class Shape:
         return BYTES[self.dtypes.get(tensor, "f32")]
 
     def is_narrow(self, expr: Expr) -> bool:
-        """Whether every tensor that an expression reads has elements of one byte."""
-        return {self.itemsize(n.tensor) for n in walk(expr) if isinstance(n, Load)} == {1}
+        """Whether every tensor of reals that an expression reads has elements of one byte."""
+        return {BYTES[dtype] for dtype in self._reals(expr)} == {1}
 
     def is_half(self, expr: Expr) -> bool:
-        """Whether every tensor that an expression reads is of half precision or less."""
-        loads = [n for n in walk(expr) if isinstance(n, Load)]
-        return bool(loads) and all(self.dtypes.get(load.tensor, "f32") in HALF for load in loads)
+        """Whether every tensor of reals that an expression reads is of half precision or less; integers in indices
+        and masks do not count."""
+        reals = self._reals(expr)
+        return bool(reals) and reals <= set(HALF)
+
+    def _reals(self, expr: Expr) -> set[str]:
+        """The dtypes of the reals that an expression reads."""
+        found = {self.dtypes.get(node.tensor, "f32") for node in walk(expr) if isinstance(node, Load)}
+        return found - {"bool", "i32", "i64"}

@@ -207,7 +207,9 @@ class _KernelCheck:
                 self._shape(value, (axis,), "i32")
             case Fill():
                 self._shape(value, value.dims, value.dtype)
-            case Elementwise(fn, args):
+            case Elementwise(fn, args, division):
+                divides = fn in ("floordiv", "mod") and value.dtype in INTEGERS
+                self._require(division == "any" or divides, f"{fn} is no division of integers")
                 self._elementwise(value, fn, args)
             case Bound(axis, stop):
                 self._bound(value, axis, stop)

@@ -278,7 +278,9 @@ class _Instances:
                 return self._aligned(operand, value.dims)
             case Cast(operand, written):
                 return self._converted(operand, value.dtype, written)
-            case Elementwise(fn, args):
+            case Elementwise(fn, args, division):
+                if division != "any":
+                    return self._divided(value, op)
                 return self._elementwise(value, fn, args)
             case FinitePart(operand):
                 return self._finite_part(self.values[operand.name])
@@ -375,6 +377,16 @@ class _Instances:
         if fn in COMPARISONS:
             return self.domain.compare(fn, *reals)
         return self.domain.call(fn, reals)
+
+    def _divided(self, value: Value, op: Elementwise) -> Any:
+        """A division as a machine does it, of what is said to be not below 0, and by what is said to be above it."""
+        left, right = (self._aligned(arg, value.dims) for arg in op.args)
+        if (right <= 0).any():
+            raise TileError(f"{value.name} in {self.kernel.name} divides by what is not above 0")
+        if op.division == "positive":
+            return _INTEGER_FUNCTIONS[op.fn](left, right)
+        quotient = np.sign(left) * (np.abs(left) // right)
+        return quotient if op.fn == "floordiv" else left - quotient * right
 
     def _reduce(self, op: str, value: Value, axis: str) -> Any:
         array = self.values[value.name]

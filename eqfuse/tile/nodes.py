@@ -13,7 +13,7 @@
               | Positions(axis)                    the block's positions, a tile with dims (axis,)
               | Lanes(axis)                        0, 1, 2, ...: the places in the block, a tile with dims (axis,)
               | Fill(number)                       a tile of one number
-              | Elementwise(fn, args)              operands have the result's dims, or none (scalars)
+              | Elementwise(fn, args, division)    operands have the result's dims, or none (scalars)
               | Align(value)                       permute and expand a value to the result's dims
               | Cast(value, written)               to the result's dtype; `written`: the program says so
               | FinitePart(value)                  0 where the value is an infinity or NaN
@@ -127,10 +127,15 @@ class Fill:
     number: float
 
 
+Division = Literal["any", "positive", "natural"]
+"""What is known of the operands of `floordiv` and `mod`: nothing; a divisor above 0; and a dividend not below it."""
+
+
 @dataclass(frozen=True)
 class Elementwise:
     fn: str
     args: tuple[Value, ...]
+    division: Division = "any"
 
 
 @dataclass(frozen=True)

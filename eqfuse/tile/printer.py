@@ -112,8 +112,9 @@ class _Printer:
                 return f"lanes({axis})"
             case Bound(axis, stop):
                 return f"positions({axis}) < {self._name(stop)}"
-            case Elementwise(fn, (left, right)) if fn in _INFIX:
-                return f"{self._name(left)} {_INFIX[fn]} {self._name(right)}"
+            case Elementwise(fn, (left, right), division) if fn in _INFIX:
+                known = "" if division == "any" else f", {division}"
+                return f"{self._name(left)} {_INFIX[fn]} {self._name(right)}{known}"
             case Elementwise(fn, args):
                 return f"{fn}({self._list(args)})"
             case Align(source):

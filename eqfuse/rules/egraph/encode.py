@@ -178,6 +178,8 @@ class Encoder:
                 )
             if isinstance(expr, Size):
                 lines.append(f"(nonneg {term}) (positive {term})")
+                if self.axis is None:
+                    lines.append(f'(count {term} "{expr.axis}" "ALL")')
             if isinstance(expr, Scalar):
                 lines.append(f"(scalar {term})")
         return lines

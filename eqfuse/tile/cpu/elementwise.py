@@ -10,7 +10,7 @@ from eqfuse.tile.cpu.access import place
 from eqfuse.tile.cpu.values import Affine, Item
 from eqfuse.tile.cpu.writer import Writer
 from eqfuse.tile.dtypes import INTEGERS
-from eqfuse.tile.nodes import Dot, Value
+from eqfuse.tile.nodes import Division, Dot, Value
 
 _SIGNS: Mapping[str, str] = {fn: OPERATORS[fn] for fn in (*COMPARISONS, "add", "sub", "mul")}
 _DIVIDED = {"floordiv": "integer_quotient({0}, {1})", "mod": "integer_remainder({0}, {1})"}
@@ -58,7 +58,7 @@ _TAKES_NUMBER = ("add", "sub", "mul", "div", "floordiv", "mod", *COMPARISONS)
 """Functions whose second operand may be a Python number."""
 
 
-def elementwise(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Item:
+def elementwise(w: Writer, value: Value, fn: str, args: Sequence[Item], division: Division = "any") -> Item:
     """An elementwise function of `nodes.ARITY`, in place where an operand dies here."""
     if fn in CASTS:
         return w.converted(w.converted(args[0], fn, value.name), value.dtype, value.name)
@@ -70,15 +70,15 @@ def elementwise(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Item:
     if any(arg.is_real for arg in args) or value.dtype not in INTEGERS:
         return _compared(w, value, fn, args) if fn in COMPARISONS else _real(w, value, fn, args)
     if not value.dims:
-        return w.scalar(value, _template(w, _PYTHON, fn, args), data=_from_data(args))
-    return _integer_tile(w, value, fn, args)
+        return w.scalar(value, _template(_PYTHON, fn, args, division), data=_from_data(args))
+    return _integer_tile(w, value, fn, args, division)
 
 
 def _from_data(args: Sequence[Item]) -> bool:
     return any(arg.affine is None or arg.affine.data for arg in args)
 
 
-def _integer_tile(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Item:
+def _integer_tile(w: Writer, value: Value, fn: str, args: Sequence[Item], division: Division) -> Item:
     affine: Affine | None = None
     match fn, [arg.affine for arg in args]:
         case "add", [Affine() as left, Affine() as right]:
@@ -91,15 +91,13 @@ def _integer_tile(w: Writer, value: Value, fn: str, args: Sequence[Item]) -> Ite
             affine = Affine("0").plus(only, "-")
     if fn in ("maximum", "minimum"):
         args = [w.aligned(arg, value.dims, value.name) for arg in args]
-    text = w.let(value.name, _template(w, INTEGER_TILES, fn, args))
+    text = w.let(value.name, _template(INTEGER_TILES, fn, args, division))
     return Item(text, value.dims, value.dtype, _full(args), affine=affine)
 
 
-def _template(w: Writer, templates: Mapping[str, str], fn: str, args: Sequence[Item]) -> str:
-    """A function of integers; a division is one of Python or torch where its divisor is a size or a number but 0."""
-    if fn in _DIVIDED and (args[1].text in w.sizes.values() or args[1].text.strip("0").isdigit()):
-        templates = _BY_NONZERO
-    return templates[fn].format(*(arg.text for arg in args))
+def _template(templates: Mapping[str, str], fn: str, args: Sequence[Item], division: Division) -> str:
+    """A function of integers; a division is one of Python or torch where its divisor is not 0: they round down."""
+    return (templates if division == "any" else _BY_NONZERO)[fn].format(*(arg.text for arg in args))
 
 
 def _full(args: Sequence[Item]) -> frozenset[str]:

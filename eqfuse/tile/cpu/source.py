@@ -229,7 +229,7 @@ def _elementwise(w: Writer, value: Value, op: Elementwise) -> Item:
     """An elementwise function, or what a matrix product has made of it already."""
     if value.name in w.made:
         return w.made[value.name]
-    return elementwise(w, value, op.fn, [w.read(arg) for arg in op.args])
+    return elementwise(w, value, op.fn, [w.read(arg) for arg in op.args], op.division)
 
 
 def _positions(w: Writer, value: Value, axis: str) -> Item:

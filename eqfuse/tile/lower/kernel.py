@@ -128,8 +128,10 @@ class KernelLowering:
             else:
                 partition = Partition(build, self._types, self._expressions, loop)
                 segments = partition.segments()
-                if partition.starts_anywhere:
+                if partition.at_multiples is not None:
                     self._aligned.discard(loop.axis)
+                if partition.at_multiples:
+                    self._aligned.add(loop.axis)
             for segment in segments:
                 state = self._segment(loop, segment, state)
         for name, value in state.items():
@@ -146,8 +148,7 @@ class KernelLowering:
         if aligned:
             self._aligned.add(loop.axis)
         yield
-        if aligned:
-            self._aligned.discard(loop.axis)
+        self._aligned.discard(loop.axis)
 
     def _segment(self, loop: loops.Loop, segment: Segment, state: Mapping[str, Value]) -> dict[str, Value]:
         build = self._build

@@ -48,8 +48,8 @@ class Partition:
         self._expressions = expressions
         self._loop = loop
         self._regions = Regions(build, types, expressions, loop.axis, _names_inside(loop))
-        self.starts_anywhere = False
-        """Whether blocks start elsewhere than at multiples of their size from the loop's start."""
+        self.at_multiples: bool | None = None
+        """Whether blocks start at multiples of their size; None where the loop's start tells."""
 
     def segments(self) -> tuple[Segment, ...]:
         """The parts of the range, in order; empty ones are found at run time."""
@@ -59,15 +59,17 @@ class Partition:
         region = self._region()
         if self._loop.shard is not None and region.is_data:
             start, stop = self._part(region, self._loop.shard)
-        self.starts_anywhere = region.low_is_data and not self._divides_blocks()
+            self.at_multiples = region.low is None
+        starts_there = region.low_is_data and not self._divides_blocks()
         if region.low is None:
             low = start
-        elif self.starts_anywhere:
+        elif starts_there:
+            self.at_multiples = False
             low = build.integer("maximum", start, region.low, f"{axis}_low")
         else:
             low = self._block_down(start, region.low, block)
         high = stop if region.high is None else build.integer("minimum", stop, region.high, f"{axis}_high")
-        exact = region.low is None or self.starts_anywhere
+        exact = region.low is None or starts_there
         whole = exact and (region.low, region.high) == (region.full_low, region.full_high)
         full_low = low
         if region.full_low is not None and not (exact and region.full_low == region.low):

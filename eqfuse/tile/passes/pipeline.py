@@ -12,6 +12,7 @@ from functools import partial
 
 from eqfuse.tile.check import check
 from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.passes.division import plain_divisions
 from eqfuse.tile.passes.exp2 import base_2
 from eqfuse.tile.passes.grid_order import longest_first
 from eqfuse.tile.passes.launch_values import computed_at_launch
@@ -46,6 +47,12 @@ _GRID_ORDER = Pass(
     longest_first,
     "blocks with longer loops start first, so that the last ones to run are short",
     "every instance runs at its own place in the order, and all of them are there",
+)
+_DIVISIONS = Pass(
+    "plain divisions",
+    plain_divisions,
+    "positions and sizes are not below 0: an instruction divides them",
+    "a machine's quotients and remainders, of all positions",
 )
 
 
@@ -93,6 +100,7 @@ GPU_PASSES: tuple[Pass, ...] = (
     ),
     _LAUNCH_VALUES,
     _GRID_ORDER,
+    _DIVISIONS,
 )
 
 CPU_PASSES: tuple[Pass, ...] = (
@@ -102,6 +110,7 @@ CPU_PASSES: tuple[Pass, ...] = (
     ),
     _LAUNCH_VALUES,
     _GRID_ORDER,
+    _DIVISIONS,
 )
 
 

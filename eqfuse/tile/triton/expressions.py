@@ -16,6 +16,7 @@ from eqfuse.tile.nodes import (
     Bound,
     Cast,
     Constant,
+    Division,
     Dot,
     Elementwise,
     Extent,
@@ -145,8 +146,8 @@ class Expressions:
             case Cast(source):
                 piece = self.read(source)
                 return Piece(self._converted(piece, source.dtype, value.dtype), piece.dims, piece.thin)
-            case Elementwise(fn, args):
-                return self._elementwise(fn, args, value)
+            case Elementwise(fn, args, division):
+                return self._elementwise(fn, args, division, value)
             case LoadTile():
                 return self._load(op, value)
             case ReduceTile(fn, source, axis):
@@ -210,7 +211,7 @@ class Expressions:
             piece = Piece(call("tl.cast", piece.text, dtype), piece.dims, piece.thin)
         return call("tl.broadcast_to", piece.text, self._shape(value.dims)) if piece.thin else piece.text
 
-    def _elementwise(self, fn: str, args: tuple[Value, ...], value: Value) -> Piece:
+    def _elementwise(self, fn: str, args: tuple[Value, ...], division: Division, value: Value) -> Piece:
         pieces = [self.read(arg) for arg in args]
         tiles = [piece for piece in pieces if piece.dims]
         dims = value.dims if tiles else ()
@@ -227,47 +228,10 @@ class Expressions:
             fn,
             texts,
             dtype,
-            non_negative=all(self._is_non_negative(arg) for arg in args),
-            positive=self._is_positive(args[-1]),
+            division=division,
             use=self.use,
         )
         return Piece(text, dims, thin)
-
-    def _is_non_negative(self, value: Value) -> bool:
-        """Whether an integer is known not to be below 0."""
-        match self._uses.ops.get(value.name):
-            case Constant(plain):
-                return plain >= 0
-            case Extent() | BlockSize() | Start() | Positions():
-                return True
-            case Align(source):
-                return self._is_non_negative(source)
-            case Elementwise("add" | "mul" | "floordiv" | "minimum", args):
-                return all(map(self._is_non_negative, args))
-            case Elementwise("maximum", args):
-                return any(map(self._is_non_negative, args))
-            case Elementwise("mod", args):
-                return self._is_non_negative(args[1])
-            case _:
-                return False
-
-    def _is_positive(self, value: Value) -> bool:
-        """Whether an integer is known to be above 0."""
-        match self._uses.ops.get(value.name):
-            case Constant(plain):
-                return plain > 0
-            case Extent() | BlockSize():
-                return True
-            case Align(source):
-                return self._is_positive(source)
-            case Elementwise("add", args):
-                return any(map(self._is_positive, args)) and all(map(self._is_non_negative, args))
-            case Elementwise("mul" | "minimum", args):
-                return all(map(self._is_positive, args))
-            case Elementwise("maximum", args):
-                return any(map(self._is_positive, args))
-            case _:
-                return False
 
     def _is_wide(self, value: Value) -> bool:
         """Whether an integer has at least the bits of INDEX, as positions and what is made of them do."""

@@ -54,8 +54,7 @@ def combine_source(fold: Fold, dtypes: Sequence[str], use: Callable[[str], str])
             fn,
             operands,
             real if kind == "real" else integer,
-            non_negative=False,
-            positive=isinstance(divisor, Const) and divisor.value > 0,
+            division="positive" if isinstance(divisor, Const) and divisor.value > 0 else "any",
             use=use,
         )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from eqfuse.terms.functions import FUNCTIONS
 from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.nodes import Division
 
 COMPARE, OR, AND, ADD, MUL, UNARY, ATOM = range(7)
 """Precedences of Python's operators, loosest first."""
@@ -108,14 +109,13 @@ def elementwise(
     args: Sequence[Text],
     dtype: str,
     *,
-    non_negative: bool,
-    positive: bool,
+    division: Division,
     use: Callable[[str], str],
 ) -> Text:
     """An elementwise function as an expression.
 
-    `dtype` is what it computes in, `non_negative` says that integer operands of `floordiv` and
-    `mod` are known not to be below zero, `positive` that the divisor is above it, `use` registers a helper and returns its name.
+    `dtype` is what it computes in, `division` what is known of the operands of a division of integers, `use`
+    registers a helper and returns its name.
     """
     integer = dtype in INTEGERS
     match fn:
@@ -126,11 +126,11 @@ def elementwise(
             return Text(f"{_PREFIX[fn]}{args[0].at(UNARY)}", UNARY)
     args = [exact(arg, dtype) for arg in args]
     match fn:
-        case "floordiv" | "mod" if integer and non_negative and positive:
+        case "floordiv" | "mod" if integer and division == "natural":
             symbol = "//" if fn == "floordiv" else "%"
             return Text(f"{args[0].at(MUL)} {symbol} {args[1].at(UNARY)}", MUL)
         case "floordiv" | "mod" if integer:
-            return call(use(f"{fn}_int" if positive else f"{fn}_any"), *args)
+            return call(use(f"{fn}_int" if division == "positive" else f"{fn}_any"), *args)
         case "floordiv" | "mod":
             # the other division of float32 may be a rounding below the integer that the quotient is
             quotient = infix("div", *args) if dtype == "f64" else call("tl.div_rn", *args)
