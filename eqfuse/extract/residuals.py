@@ -30,7 +30,7 @@ class Residuals:
     # How terms combine
     hidden: float = 0.2
     """Part of a term that shows beside the bottleneck."""
-    slowdowns: Mapping[str, float] = field(default_factory=lambda: SLOWDOWNS)
+    slowdowns: Mapping[str, float] = field(default_factory=lambda: dict(SLOWDOWNS))
 
     # Bandwidth of few thread blocks
     block_share: float = 4.0
