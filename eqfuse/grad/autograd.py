@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch._C import _functorch  # torch.func has no public name for "is this one of your tensors?"
@@ -24,8 +24,19 @@ from eqfuse.terms.sizes import bind
 from eqfuse.threads import cached
 from eqfuse.verify.certificate import Certificate
 
-if TYPE_CHECKING:
-    from eqfuse.kernel import Kernel
+
+class Kernel(Protocol):
+    """What is asked of a kernel here."""
+
+    bound: float
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def certificate(self) -> Certificate: ...
+
+    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
