@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch._C import _functorch  # torch.func has no public name for "is this one of your tensors?"
@@ -24,8 +24,20 @@ from eqfuse.terms.sizes import bind
 from eqfuse.threads import cached
 from eqfuse.verify.certificate import Certificate
 
-if TYPE_CHECKING:
-    from eqfuse.kernel import Kernel
+
+class Compiled(Protocol):
+    """A kernel, as it is called and differentiated."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def certificate(self) -> Certificate: ...
+
+    @property
+    def bound(self) -> float: ...
+
+    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,7 @@ class Backward:
     program: Program
     constants: Mapping[str, float]
     source: str
-    kernel: Kernel
+    kernel: Compiled
 
     @cached
     def adjoint(self) -> Certificate:
@@ -89,7 +101,7 @@ class Gradients:
     program: Program
     constants: Mapping[str, float]
     verifies: bool
-    compiled: Callable[[str], Kernel]
+    compiled: Callable[[str], Compiled]
     latest: Backward | None = None
     _known: dict[tuple[str, ...], Backward] = field(default_factory=dict)
 
@@ -146,7 +158,7 @@ def _is_of_grad(key: Any) -> bool:
 class _Call:
     """One call: its kernel, its arguments that are no tensors, and the names of those that are."""
 
-    kernel: Kernel
+    kernel: Compiled
     gradients: Gradients
     names: tuple[str, ...]
     constants: Mapping[str, Any]
@@ -157,7 +169,7 @@ class _Call:
 
 
 def differentiably(
-    kernel: Kernel, gradients: Gradients, values: Mapping[str, Any], sizes: Mapping[str, int] | None
+    kernel: Compiled, gradients: Gradients, values: Mapping[str, Any], sizes: Mapping[str, int] | None
 ) -> Any:
     """The outputs of a kernel, as autograd sees them."""
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
