@@ -35,7 +35,7 @@ class Residuals:
     # How terms combine
     hidden: float = 0.2
     """Part of a term that shows beside the bottleneck."""
-    slowdowns: Mapping[str, float] = field(default_factory=lambda: SLOWDOWNS)
+    slowdowns: Mapping[str, float] = field(default_factory=lambda: dict(SLOWDOWNS))
 
     # Bandwidth of few thread blocks
     block_share: float = 4.0
@@ -70,7 +70,7 @@ class Residuals:
     """The same for a contracted axis that is walked in longer steps."""
     few_rows_tile: float = 1.8
     """Rows below a warpgroup's 64 where there are as many: less than `few_rows`, since small grids wait for memory."""
-    stages: Mapping[int, float] = field(default_factory=lambda: STAGES)
+    stages: Mapping[int, float] = field(default_factory=lambda: dict(STAGES))
     no_room: float = 16.0
     """More shared memory than there is."""
     crowded: float = 1.15
