@@ -98,7 +98,7 @@ SOURCES: Mapping[str, str] = {
     "positions in groups": """
         x: f32[i, j]
         y[i] = sum[j](x[i,j] * ((j - 3) // 2))
-        z[i] = max[j](x[i,j] * ((i - j) % 3))
+        z[i] = max[j](x[i,j] * (1 + (i - j) % 3))
         return y, z
         """,
     "paged sum": """
