@@ -29,7 +29,7 @@ from eqfuse.stream.streamer import Streamer, StreamState
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
-from eqfuse.tile.native.host import mode_named
+from eqfuse.tile.host import mode_named
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tune.tuner import Limits, Tuner, Tuning
 from eqfuse.verify.bound import REQUESTED

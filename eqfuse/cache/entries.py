@@ -21,6 +21,7 @@ Key = Mapping[str, Any]
 KINDS: Mapping[str, str] = {
     "tuned": "the fastest plans that `Kernel.tune` has found",
     "triton": "emitted modules, which Triton reads its kernels from",
+    "native": "C++ kernels, compiled for this machine",
 }
 """The folders below `cache_home()`, and what is in them."""
 
