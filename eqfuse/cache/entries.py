@@ -1,4 +1,5 @@
-"""Entries that are kept between processes: one JSON file each, found by what it was made for.
+"""Entries that are kept between processes: one JSON file each, found by what it was made for; compiled libraries beside
+them.
 
 A file is data that anything may have changed: it is checked when it is read, and one that does not fit is as good as
 none. It is written whole, so that no other process sees half.
@@ -20,6 +21,7 @@ Key = Mapping[str, Any]
 
 KINDS: Mapping[str, str] = {
     "tuned": "the fastest plans that `Kernel.tune` has found",
+    "native": "libraries that C++ was compiled to",
     "triton": "emitted modules, which Triton reads its kernels from",
 }
 """The folders below `cache_home()`, and what is in them."""
