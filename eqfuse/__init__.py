@@ -23,7 +23,7 @@ from eqfuse.proof.derivation import Derivation
 from eqfuse.rules.scope import Rule
 from eqfuse.terms.interpreter import reference as _reference
 from eqfuse.terms.parser import parse
-from eqfuse.tile.native.host import mode_named
+from eqfuse.tile.host import mode_named
 from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.equivalence import equivalent

@@ -17,6 +17,7 @@ from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.explain.report import Listings, Report
 from eqfuse.extend.define import admit, registered_in
 from eqfuse.extract.devices import Device
+from eqfuse.grad.autograd import Backward, Gradients, differentiably, wants_gradient
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
@@ -28,7 +29,7 @@ from eqfuse.stream.streamer import Streamer, StreamState
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
-from eqfuse.tile.native.host import mode_named
+from eqfuse.tile.host import mode_named
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tune.tuner import Limits, Tuner, Tuning
 from eqfuse.verify.bound import REQUESTED
@@ -62,13 +63,19 @@ class Kernel:
         )
         self._tunings: dict[Shape, Tuning] = {}
         self._stream: Streamer | None = None
+        self._gradients: Gradients | None = None
         extents = compiler.nominal_extents(self.program)
         self._current = self._shapes.compile(extents, program_dtypes(self.program), self.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device, and with the registered reductions that the program uses."""
         with self._lock:
-            made = {"_shapes": copy(self._shapes), "_tunings": dict(self._tunings), "_stream": None}
+            made = {
+                "_shapes": copy(self._shapes),
+                "_tunings": dict(self._tunings),
+                "_stream": None,
+                "_gradients": None,
+            }
             exprs = (output.expr for output in self.program.outputs)
             return {**self.__dict__, **made, "reductions": registered_in(*exprs)}
 
@@ -96,10 +103,17 @@ class Kernel:
 
         Tensors may be non-contiguous or broadcast. An empty reduced axis gives what the unfused
         program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit,
-        and BindError for tensors that require grad (under `torch.no_grad()` or detached they do not) or are
-        under a transform of `torch.func`: kernels have no derivatives.
+        and BindError for tensors under `torch.vmap` or in forward mode.
+
+        For tensors that require grad, and under `torch.func.grad` and `vjp`, the result is differentiable: `backward`
+        is the gradient's kernel.
         """
         arguments = Arguments(self.program)
+        arguments.all_named(unnamed)
+        if wants_gradient(values):
+            with self._lock:
+                gradients = self._differentiated
+            return differentiably(self, gradients, values, sizes)
         with undisturbed():
             given = arguments.given(values, sizes, unnamed)
             found = self._shapes.of(arguments, given)
@@ -156,6 +170,28 @@ class Kernel:
             self._shapes.certificate(tuned)
         self._shapes.replace(compiled, tuned)
         return tuning
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    @property
+    def backward(self) -> Backward:
+        """The gradient, as of the last backward; before any, by all tensors of real numbers: `.source`, its text,
+        `.plan`, `.merge`, `.explain()` of its kernel, and `.certificate`, of both."""
+        with self._lock:
+            return self._differentiated.shown()
+
+    @property
+    def _differentiated(self) -> Gradients:
+        if self._gradients is None:
+            self._gradients = Gradients(self.program, self.scalars, self.verify, self._gradient)
+        return self._gradients
+
+    def _gradient(self, source: str) -> Kernel:
+        """The kernel of a gradient's text, compiled as this one is."""
+        program = self.program
+        with self.derived.scope.entered():
+            derived = compiler.derive(source, None, program.strict_casts, assume_finite=program.assume_finite)
+        return Kernel(derived, self.device, self.auto, None, self.verify, self.trials, {}, self.bound)
 
     # -- streaming ---------------------------------------------------------------------------------
 

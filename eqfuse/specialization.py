@@ -19,8 +19,8 @@ from eqfuse.extract.devices import Device
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.interpreter import reference
 from eqfuse.threads import Lock
+from eqfuse.tile.host import HostProgram, Mode
 from eqfuse.tile.native.blocks import native_configs
-from eqfuse.tile.native.host import HostProgram, Mode
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.storage import resolve_extents
 from eqfuse.tile.triton.launch import TritonProgram

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.tile.native import build, host, printer
+from eqfuse.tile import host
+from eqfuse.tile.native import build, printer
 from eqfuse.tile.native.nodes import NotNative
 
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"

@@ -23,6 +23,7 @@ KINDS: Mapping[str, str] = {
     "tuned": "the fastest plans that `Kernel.tune` has found",
     "native": "libraries that C++ was compiled to",
     "triton": "emitted modules, which Triton reads its kernels from",
+    "native": "C++ kernels, compiled for this machine",
 }
 """The folders below `cache_home()`, and what is in them."""
 

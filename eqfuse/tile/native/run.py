@@ -13,12 +13,11 @@ import torch
 
 from eqfuse.errors import BindError
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.tile.cpu.run import SMALL_ELEMENTS, buffers_for
 from eqfuse.tile.native.build import library_of, load
 from eqfuse.tile.native.context import Interface
 from eqfuse.tile.native.printer import source_of
 from eqfuse.tile.nodes import Argument, Let, LoadTile, TileProgram
-from eqfuse.tile.storage import buffer_dtypes, resolve_extents
+from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
 from eqfuse.tile.walk import nested
 
 Unit = frozenset[tuple[str, int]]

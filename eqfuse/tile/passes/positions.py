@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.tile.def_use import Uses
 from eqfuse.tile.nodes import (
     Align,
     Cast,
@@ -29,7 +30,6 @@ from eqfuse.tile.nodes import (
     TileProgram,
     Value,
 )
-from eqfuse.tile.passes.def_use import Uses
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
 from eqfuse.tile.prune import pruned
 
