@@ -21,7 +21,6 @@ Key = Mapping[str, Any]
 
 KINDS: Mapping[str, str] = {
     "tuned": "the fastest plans that `Kernel.tune` has found",
-    "native": "libraries that C++ was compiled to",
     "triton": "emitted modules, which Triton reads its kernels from",
     "native": "C++ kernels, compiled for this machine",
 }

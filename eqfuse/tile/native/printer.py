@@ -92,7 +92,7 @@ class _KernelPrinter(Whole):
                 f"static void {name}(void** tensors, const i64* strides, const i64* sizes, const double* reals,",
                 "                    const i64* integers, int threads, i64* failure) {",
                 *head,
-                "  #pragma omp parallel num_threads(threads) if (threads > 1)",
+                "  #pragma omp parallel num_threads(threads) if (threads > 1 && instances > 1)",
                 "  {",
                 *memory,
                 "    #pragma omp for schedule(dynamic, chunk)",
