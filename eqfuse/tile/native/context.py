@@ -14,7 +14,7 @@ from eqfuse.tile.native.nodes import Define, Leaf, Loop, NotNative, Put
 from eqfuse.tile.native.order import nesting
 from eqfuse.tile.native.plain import plain
 from eqfuse.tile.native.text import (
-    kind,
+    kept,
 )
 from eqfuse.tile.native.tree import Tree
 from eqfuse.tile.nodes import (
@@ -221,7 +221,7 @@ class Context:
             raise NotNative(f"{value.name}, which is not at hand")
         buffer = self._buffer(value.name)
         place, step = self._address(buffer)
-        suffix = kind(buffer.dtype)
+        suffix = kept(buffer.dtype)
         vector = self._vector
         if not wide or vector is None or step == "0":
             text = f"get_{suffix}({place})"
@@ -246,7 +246,7 @@ class Context:
         buffer = self._buffer(value.name)
         found = self.register(value.name)
         assert found is not None
-        self._put(kind(buffer.dtype), *self._address(buffer), found[0], wide)
+        self._put(kept(buffer.dtype), *self._address(buffer), found[0], wide)
 
     def _assign(self, buffer: Buffer, value: Value, skip: Container[str] = ()) -> None:
         """Fills a buffer with a value of its dims, or of fewer, at the positions of the loops around."""
@@ -264,7 +264,7 @@ class Context:
                 self._inside(Open(buffer.dims[-1], at)),
             ):
                 place = self._address(buffer)[0]
-                self.emit(f"put_{kind(buffer.dtype)}({place}, {self._scalar(value)});")
+                self.emit(f"put_{kept(buffer.dtype)}({place}, {self._scalar(value)});")
             for _ in range(opened):
                 self.loops.pop()
                 self.depth -= 1

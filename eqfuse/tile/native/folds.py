@@ -12,7 +12,7 @@ from eqfuse.tile.native.nodes import Define, Leaf, Loop
 from eqfuse.tile.native.tensors import Tensors
 from eqfuse.tile.native.text import (
     combination,
-    kind,
+    kept,
     number,
     type_of,
 )
@@ -96,7 +96,7 @@ class Folds(Tensors):
         ]
         count = " * ".join(f"most_{self._c(dim)}" for dim in inner) or "1"
         place = " + ".join([buffer.name, *offset, at])
-        self.emit(f"for (i64 {at} = 0; {at} < {count}; {at}++) put_{kind(buffer.dtype)}({place}, {first});")
+        self.emit(f"for (i64 {at} = 0; {at} < {count}; {at}++) put_{kept(buffer.dtype)}({place}, {first});")
 
     def _fold(self, item: Define) -> None:
         names, dtypes, vector = self._states(item), self._state_dtypes(item), self._vector
@@ -140,7 +140,7 @@ class Folds(Tensors):
             self.emit(f"const {type_of(dtype, wide)} {name} = {text};")
             results.append(name)
         for buffer, result in zip(buffers, results, strict=True):
-            self._put(kind(buffer.dtype), *self._address(buffer), result, wide)
+            self._put(kept(buffer.dtype), *self._address(buffer), result, wide)
 
     def _combined(self, item: Define, states: Sequence[str], others: Sequence[str], wide: bool) -> list[str]:
         if isinstance(item.op, FoldTile):

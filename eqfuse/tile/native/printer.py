@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from eqfuse.terms.floats import IRRATIONAL
+from eqfuse.terms.functions import CASTS
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.native.context import Interface, Names, Open
 from eqfuse.tile.native.folds import UNROLLED, folded_axis, folds_of
@@ -14,6 +15,7 @@ from eqfuse.tile.native.text import (
     SIZES,
     applied,
     converted,
+    kept,
     kind,
     number,
     rounded,
@@ -42,6 +44,7 @@ from eqfuse.tile.nodes import (
     Start,
     Store,
     TileProgram,
+    Value,
 )
 from eqfuse.tile.walk import nested
 
@@ -144,13 +147,13 @@ class _KernelPrinter(Whole):
         for buffer in self.buffers.values():
             count = " * ".join(f"most_{self._c(dim)}" for dim in buffer.dims) or "1"
             lines.append(
-                f"    const i64 bytes_{buffer.name} = ({count} * {SIZES[kind(buffer.dtype)]} + 127) / 64 * 64;"
+                f"    const i64 bytes_{buffer.name} = ({count} * {SIZES[kept(buffer.dtype)]} + 127) / 64 * 64;"
             )
             sizes.append(f"bytes_{buffer.name}")
         lines.append(f"    char* const scratch = (char*)__builtin_malloc({' + '.join(sizes)} + 64);")
         lines.append("    char* free_ = (char*)(((__UINTPTR_TYPE__)scratch + 63) / 64 * 64);")
         for buffer in self.buffers.values():
-            element = ELEMENTS[kind(buffer.dtype)]
+            element = ELEMENTS[kept(buffer.dtype)]
             lines.append(f"    {element}* {buffer.name} = ({element}*)free_; free_ += bytes_{buffer.name};")
         return lines
 
@@ -257,7 +260,7 @@ class _KernelPrinter(Whole):
                     and item.next.name not in names
                 ):
                     held = self.names.fresh("held")
-                    element = ELEMENTS[kind(mine.dtype)]
+                    element = ELEMENTS[kept(mine.dtype)]
                     self.emit(
                         f"{element}* const {held} = {mine.name}; {mine.name} = {other.name}; {other.name} = {held};"
                     )
@@ -291,6 +294,12 @@ class _KernelPrinter(Whole):
         self.bind(value.name, name, wide)
         self._keep(value, wide)
 
+    def _rounded_where_stored(self, value: Value) -> bool:
+        """Whether a value is only ever stored, in its own dtype: then the store rounds it."""
+        return value.name not in self.tree.memory and self.tree.stored_as(value.name, self.stored) == {
+            value.dtype
+        }
+
     def _operation(self, item: Define, wide: bool) -> str:
         value, op = item.value, item.op
         match op:
@@ -321,10 +330,15 @@ class _KernelPrinter(Whole):
                 return self._position(axis, wide)
             case Elementwise(fn, args):
                 texts = [self._read(arg, wide=wide) for arg in args]
+                if fn in CASTS and self._rounded_where_stored(value):
+                    return converted(texts[0], args[0].dtype, value.dtype)
                 return applied(fn, texts, [kind(arg.dtype) for arg in args])
             case Cast(source, written):
                 text = converted(self._read(source, wide=wide), source.dtype, value.dtype)
-                return rounded(text, value.dtype) if written or source.dtype != value.dtype else text
+                is_rounded = (written or source.dtype != value.dtype) and not self._rounded_where_stored(
+                    value
+                )
+                return rounded(text, value.dtype) if is_rounded else text
             case LoadTile():
                 return self._load(value, op, wide)
             case _:

@@ -13,7 +13,7 @@ import torch
 
 from eqfuse.errors import BindError
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.tile.native.build import library_of, load
+from eqfuse.tile.native.build import features, library_of, load
 from eqfuse.tile.native.context import Interface
 from eqfuse.tile.native.printer import source_of
 from eqfuse.tile.nodes import Argument, Let, LoadTile, TileProgram
@@ -121,14 +121,16 @@ def _madvise() -> Any:
 
 
 @lru_cache
-def products() -> tuple[int | None, int | None]:
-    """Addresses of the matrix products of torch's BLAS, of float32 and float64; None where it hides them."""
+def products() -> tuple[int | None, ...]:
+    """Addresses of the matrix products of torch's BLAS, of float32, float64 and bfloat16; None where it hides one, or
+    the processor has no instructions for bfloat16."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ("sgemm_", "dgemm_")]
-    except (OSError, AttributeError):
-        return None, None
-    return found[0], found[1]
+    except OSError:
+        return None, None, None
+    found = [getattr(library, name, None) for name in ("sgemm_", "dgemm_", "gemm_bf16bf16f32_")]
+    single, twice, half = (None if f is None else ctypes.cast(f, ctypes.c_void_p).value for f in found)
+    return single, twice, half if {"amx_bf16", "avx512_bf16"} & set(features().split()) else None
 
 
 def unit_dims(tensors: Mapping[str, torch.Tensor]) -> Unit:

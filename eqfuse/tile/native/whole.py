@@ -12,6 +12,7 @@ from eqfuse.tile.native.folds import Folds
 from eqfuse.tile.native.nodes import Define, NotNative
 from eqfuse.tile.native.text import (
     ELEMENTS,
+    kept,
     kind,
     number,
     type_of,
@@ -136,7 +137,7 @@ class Whole(Folds):
             return "false"
         held = self._buffer_of(accumulator)
         if held is not None and held.dims == out.dims and self.tree.uses(accumulator.name) == 1:
-            element, name = ELEMENTS[kind(out.dtype)], self.names.fresh("held")
+            element, name = ELEMENTS[kept(out.dtype)], self.names.fresh("held")
             self.emit(
                 f"{element}* const {name} = {held.name}; {held.name} = {out.name}; {out.name} = {name};"
             )
@@ -156,6 +157,8 @@ class Whole(Folds):
             ((op.values,), op.axis) if isinstance(op, RankTile) else ((op.left, op.right), op.ranks)
         )
         dtypes = [kind(value.dtype) for value in groups[0]]
+        if any(kept(value.dtype) != kind(value.dtype) for group in groups for value in group):
+            raise NotNative(f"a list of {', '.join(value.dtype for value in groups[0])}")
         names = self.tree.states[item.value.name]
         lists = []
         for k, name in enumerate(names):
