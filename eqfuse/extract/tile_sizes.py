@@ -14,6 +14,7 @@ from functools import lru_cache
 from eqfuse.extract import tile_sizes_cpu
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
+from eqfuse.extract.mask_coverage import ragged
 from eqfuse.extract.resources import (
     WARPGROUP_ROWS,
     bytes_read_again,
@@ -88,6 +89,7 @@ def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> Kern
     }
     packed = packed_axes(kernel)
     limits |= {**dict.fromkeys(roles.single, 1), **{a: power_of_two(n) for a, n in packed.items()}}
+    limits |= _rows_apart(kernel, roles, limits, extents)
     blocks = {a: limits[a] if a in whole or a in packed else 1 for a in limits}
     tiled = _tile_products(kernel, roles, blocks, whole, limits, shape, device)
     rest = [a for a in (*roles.loops, *roles.parallel) if a not in tiled]
@@ -103,6 +105,20 @@ def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> Kern
         warps,
         stages,
     )
+
+
+def _rows_apart(
+    kernel: Kernel, roles: Roles, limits: Mapping[str, int], extents: Mapping[str, int]
+) -> dict[str, int]:
+    """Limits of the axes of rows with ranges of their own that no matrix product takes together: a block walks as far
+    as the longest of its rows, so it has only as many as make up a segment of memory."""
+    sides = {a for c in contractions(kernel) for a in (*c.rows, *c.columns)}
+    found: dict[str, int] = {}
+    for axis, each in ragged(kernel).items():
+        average = max(1, round(each.share({}, extents) * extents[axis]))
+        for row in each.axes & frozenset(roles.parallel) - sides:
+            found[row] = min(limits[row], power_of_two(max(1, GPU_SEGMENT // average)), found.get(row, 1024))
+    return found
 
 
 def _fit_tiles(
