@@ -103,7 +103,7 @@ class Emitter:
             "schedule": plan.schedule,
             "kernels": len(nest.kernels),
             "shards": plan.shards,
-            "configs": [_shown(config) for config in plan.configs],
+            "configs": [shown(config) for config in plan.configs],
             "predicted_ms": 1e3 * cost.seconds if cost else None,
             "read_again_bytes": read_again(nest, shape, [tensor.name for tensor in derived.program.tensors]),
             "terms_ms": {term.name: 1e3 * term.seconds for term in cost.terms} if cost else {},
@@ -149,7 +149,7 @@ def read_again(nest: Nest, shape: Shape, inputs: Sequence[str]) -> int:
     return int(total)
 
 
-def _shown(config: KernelConfig) -> dict[str, int]:
+def shown(config: KernelConfig) -> dict[str, int]:
     """Blocks by axis (whole axes left out), warps and stages."""
     blocks = {b.axis: b.size for b in config.blocks if b.size is not None and b.kind != "unit"}
     return {**blocks, "warps": config.warps, "stages": config.stages}

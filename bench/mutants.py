@@ -315,17 +315,19 @@ def places(mutant: Mutant, subject: Subject, most: int) -> list[Any]:
 
 def rejected(subject: Subject) -> str:
     """Why the right form of a program does not pass what the mutants have to fail; empty where it does."""
-    program, nest = subject.program, subject.candidate.nest
+    program, nest, extents = subject.program, subject.candidate.nest, subject.extents
     stages = [
-        term_stage(program, subject.derived.outputs, subject.extents),
-        *loop_stages(program, nest, subject.extents),
-        *tile_stages(program, subject.tiles, subject.extents),
+        term_stage(program, subject.derived.outputs, extents),
+        *loop_stages(program, nest, extents),
+        *tile_stages(program, subject.tiles, extents),
     ]
-    certificate = check_stages(program, stages, trials=TRIALS, dtypes=subject.dtypes)
-    if not certificate.ok:
-        return certificate.reason
-    gross = _gross_error(stages, subject)
-    return "" if gross is None else str(gross).splitlines()[0]
+    for some in (stages, tile_stages(program, subject.after_passes, extents)):
+        certificate = check_stages(program, some, trials=TRIALS, dtypes=subject.dtypes)
+        if not certificate.ok:
+            return certificate.reason
+        if gross := _gross_error(some, subject):
+            return str(gross).splitlines()[0]
+    return ""
 
 
 def judge(level: Level, mutated: Any, subject: Subject) -> Verdict | Same:

@@ -23,6 +23,7 @@ from eqfuse.proof.derivation import Derivation
 from eqfuse.rules.scope import Rule
 from eqfuse.terms.interpreter import reference as _reference
 from eqfuse.terms.parser import parse
+from eqfuse.tile.host import mode_named
 from eqfuse.verify.bound import REQUESTED
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.equivalence import equivalent
@@ -41,6 +42,7 @@ def compile(
     assume_finite: bool = False,
     trials: int = 16,
     bound: float = REQUESTED,
+    native: str | None = None,
 ) -> Kernel:
     """Derive, choose, lower and verify a fused kernel for a program.
 
@@ -50,7 +52,9 @@ def compile(
     field test until `certificate` is asked for; `trials` are drawn at a time, until the probability of
     accepting a wrong kernel is at most `bound` (2**-40), where a theorem gives one. `strict_casts` makes casts
     opaque to the rules. What a mask excludes never reaches the output, be it NaN; `assume_finite` promises that it is a
-    finite number, which spares matrix products on a GPU a test of it.
+    finite number, which spares matrix products on a GPU a test of it. `native` is whether
+    kernels on the CPU are compiled to C++: "background" (calls run as torch calls until that is done), "wait" (the first
+    call waits), or "off"; `$EQFUSE_NATIVE`, else "background", where it is not given.
 
     Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
     impossible (the text says which factor is in the way), BudgetError where a program is too large
@@ -60,9 +64,12 @@ def compile(
         raise EqfuseError(f"trials is {trials!r}", hint="give a positive integer")
     if not isinstance(bound, int | float) or not 0 < bound < 1:
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
+    mode_named(native)
     device = device_named("cpu" if target == "auto" else target)
     derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
-    return Kernel(derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}), bound)
+    return Kernel(
+        derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}), bound, native
+    )
 
 
 def reference(source: str, *, scalars: Mapping[str, float] | None = None) -> Callable[..., Any]:

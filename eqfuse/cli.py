@@ -121,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add("bench", _bench, "measure every program of the papers (in a checkout): bench NAME, bench --help")
     add("doctor", _doctor, "versions, devices, and what works here")
+    cache = add("cache", _cache, "what is kept between processes: list it, or clear it")
+    cache.add_argument("action", choices=("list", "clear"), help="list, or clear: delete all of it")
     rules = add("rules", _rules, "the rewrite rules, and with a program how often each of them matched")
     rules.add_argument("file", metavar="FILE", nargs="?", help="a program, or - for standard input")
     rules.add_argument(
@@ -263,6 +265,30 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
     from eqfuse.doctor import doctor
 
     return doctor(console)
+
+
+def _cache(options: argparse.Namespace, console: Console) -> int:
+    from eqfuse.cache import entries
+    from eqfuse.cache.files import cache_home
+
+    if options.action == "clear":
+        try:
+            console.print(f"{entries.clear()} files deleted")
+        except OSError as error:
+            raise EqfuseError(
+                f"the cache cannot be cleared: {error}", hint=f"delete {cache_home()}"
+            ) from None
+        return 0
+    table = Table(show_edge=False)
+    for heading in ("kind", "files", "KB", "what"):
+        table.add_column(heading, overflow="fold")
+    found = list(entries.usage())
+    for kind in found:
+        table.add_row(kind.kind, str(kind.files), str(kind.size // 1024), _plain(kind.what))
+    console.print(table)
+    files, size = sum(kind.files for kind in found), sum(kind.size for kind in found)
+    console.print(f"{cache_home()}: {files} files, {size // 1024} KB", markup=False)
+    return 0
 
 
 def _rules(options: argparse.Namespace, console: Console) -> int:

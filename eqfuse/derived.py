@@ -19,7 +19,7 @@ from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.prepare import is_spread, prepare
 from eqfuse.rules.printer import MergeText
-from eqfuse.rules.scope import SHIPPED_ALONE, Scope
+from eqfuse.rules.scope import SHIPPED_ALONE, RuleScope
 from eqfuse.rules.states import axis_order, name_states
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.types import program_dtypes
@@ -58,7 +58,7 @@ class Derived:
     outputs: tuple[Output, ...]
     report: Report
     timings: Timings
-    scope: Scope = SHIPPED_ALONE
+    scope: RuleScope = SHIPPED_ALONE
     unfinished: str = ""
     _apart: tuple[Output, ...] | None = None
     groups: dict[AxisPass, Group] = field(default_factory=dict)

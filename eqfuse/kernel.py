@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.explain.report import Listings, Report
 from eqfuse.extend.define import admit, registered_in
 from eqfuse.extract.devices import Device
+from eqfuse.grad.autograd import Backward, Gradients, differentiably, wants_gradient
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
@@ -28,6 +29,7 @@ from eqfuse.stream.streamer import Streamer, StreamState
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
+from eqfuse.tile.host import mode_named
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tune.tuner import Limits, Tuner, Tuning
 from eqfuse.verify.bound import REQUESTED
@@ -51,20 +53,29 @@ class Kernel:
     trials: int
     scalars: Mapping[str, float]
     bound: float = REQUESTED
+    native: str | None = None
 
     def __post_init__(self) -> None:
         checks = Checks(self.trials, self.bound, self.scalars)
         target = Target(self.device, self.auto)
-        self._shapes = Specializations(self.derived, target, self.prefer, self.verify, checks)
+        self._shapes = Specializations(
+            self.derived, target, self.prefer, self.verify, checks, mode_named(self.native)
+        )
         self._tunings: dict[Shape, Tuning] = {}
         self._stream: Streamer | None = None
+        self._gradients: Gradients | None = None
         extents = compiler.nominal_extents(self.program)
         self._current = self._shapes.compile(extents, program_dtypes(self.program), self.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device, and with the registered reductions that the program uses."""
         with self._lock:
-            made = {"_shapes": copy(self._shapes), "_tunings": dict(self._tunings), "_stream": None}
+            made = {
+                "_shapes": copy(self._shapes),
+                "_tunings": dict(self._tunings),
+                "_stream": None,
+                "_gradients": None,
+            }
             exprs = (output.expr for output in self.program.outputs)
             return {**self.__dict__, **made, "reductions": registered_in(*exprs)}
 
@@ -92,10 +103,17 @@ class Kernel:
 
         Tensors may be non-contiguous or broadcast. An empty reduced axis gives what the unfused
         program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit,
-        and BindError for tensors that require grad (under `torch.no_grad()` or detached they do not) or are
-        under a transform of `torch.func`: kernels have no derivatives.
+        and BindError for tensors under `torch.vmap` or in forward mode.
+
+        For tensors that require grad, and under `torch.func.grad` and `vjp`, the result is differentiable: `backward`
+        is the gradient's kernel.
         """
         arguments = Arguments(self.program)
+        arguments.all_named(unnamed)
+        if wants_gradient(values):
+            with self._lock:
+                gradients = self._differentiated
+            return differentiably(self, gradients, values, sizes)
         with undisturbed():
             given = arguments.given(values, sizes, unnamed)
             found = self._shapes.of(arguments, given)
@@ -143,7 +161,7 @@ class Kernel:
         """What a search finds for one shape; later calls run the winner."""
 
         def start(candidate: Compiled) -> Callable[[], Results]:
-            return partial(self._shapes.runner(candidate), given.tensors, given.scalars)
+            return partial(self._shapes.runner(candidate, wait=True), given.tensors, given.scalars)
 
         base = self._shapes.planned(compiled)
         tuner = Tuner(self.derived, base, self.prefer, self.scalars, start, place_of(given.tensors))
@@ -152,6 +170,28 @@ class Kernel:
             self._shapes.certificate(tuned)
         self._shapes.replace(compiled, tuned)
         return tuning
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    @property
+    def backward(self) -> Backward:
+        """The gradient, as of the last backward; before any, by all tensors of real numbers: `.source`, its text,
+        `.plan`, `.merge`, `.explain()` of its kernel, and `.certificate`, of both."""
+        with self._lock:
+            return self._differentiated.shown()
+
+    @property
+    def _differentiated(self) -> Gradients:
+        if self._gradients is None:
+            self._gradients = Gradients(self.program, self.scalars, self.verify, self._gradient)
+        return self._gradients
+
+    def _gradient(self, source: str) -> Kernel:
+        """The kernel of a gradient's text, compiled as this one is."""
+        program = self.program
+        with self.derived.scope.entered():
+            derived = compiler.derive(source, None, program.strict_casts, assume_finite=program.assume_finite)
+        return Kernel(derived, self.device, self.auto, None, self.verify, self.trials, {}, self.bound)
 
     # -- streaming ---------------------------------------------------------------------------------
 
@@ -219,8 +259,10 @@ class Kernel:
     @property
     def plan(self) -> Plan:
         """The chosen plan: `.schedule`, `.cost` (predicted seconds, by term), `.kernels`, `.configs`, `.shards`, and
-        `.measured`, the seconds of a call where `tune` has found it."""
-        return self.compiled.chosen.plan
+        `.measured`, the seconds of a call where `tune` has found it. `.code` says what the last call on a CPU ran: C++,
+        or torch calls and why."""
+        plan, host = self.compiled.chosen.plan, self._shapes.host(self.compiled)
+        return replace(plan, code=host.code) if host is not None and host.code else plan
 
     def plans(self) -> Plans:
         """Every candidate for the shape, cheapest first; those that `tune` has timed before the others."""
@@ -241,6 +283,16 @@ class Kernel:
     def tile(self) -> TileProgram:
         """The tile program of the chosen plan; `str` prints it."""
         return self.compiled.tile
+
+    @property
+    def cpp(self) -> str:
+        """The C++ of the last call on a CPU. Raises EqfuseError where there is none (yet)."""
+        host = self._shapes.host(self.compiled)
+        text = None if host is None else host.text
+        if text is None:
+            why = "nothing was called on a CPU" if host is None else host.code or "it is switched off"
+            raise EqfuseError(f"there is no C++: {why}", hint='call a kernel compiled with native="wait"')
+        return text
 
     @property
     def triton(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eqfuse import compiler, debug
+from eqfuse import compiler
 from eqfuse.arguments import Arguments, Given, Scalars, Tensors, to_numpy
 from eqfuse.compiler import Checks, Compiled, Shape, shape_of
 from eqfuse.derived import Derived
@@ -19,7 +19,10 @@ from eqfuse.extract.devices import Device
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.interpreter import reference
 from eqfuse.threads import Lock
-from eqfuse.tile.cpu.run import CpuProgram
+from eqfuse.tile.host import HostProgram, Mode
+from eqfuse.tile.native.blocks import native_configs
+from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.storage import resolve_extents
 from eqfuse.tile.triton.launch import TritonProgram
 from eqfuse.verify.certificate import Certificate
 
@@ -47,14 +50,16 @@ class Specializations:
     prefer: str | None
     verifies: bool
     checks: Checks
+    native: Mode = "background"
     _compiled: dict[Shape, Compiled] = field(default_factory=dict)
     _refused: dict[Shape, VerificationError] = field(default_factory=dict)
     _calls: dict[Any, Specialization] = field(default_factory=dict)
     _runners: dict[int, tuple[Compiled, Runner]] = field(default_factory=dict)
+    _hosts: dict[int, tuple[Compiled, HostProgram]] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device."""
-        state = {**self.__dict__, "_runners": {}}
+        state = {**self.__dict__, "_runners": {}, "_hosts": {}}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
 
     @property
@@ -128,6 +133,7 @@ class Specializations:
         """Runs another plan for the shape of an old one from now on."""
         self._compiled[new.shape] = new
         self._runners.pop(id(old), None)
+        self._hosts.pop(id(old), None)
         self._calls = {call: found for call, found in self._calls.items() if found.compiled is not old}
 
     # -- running -----------------------------------------------------------------------------------
@@ -151,13 +157,15 @@ class Specializations:
                         self._runners[id(compiled)] = compiled, runner
         return found[1](given.tensors, given.scalars)
 
-    def runner(self, compiled: Compiled) -> Runner:
-        """What runs a compiled shape on tensors and scalars by name; compiling for a GPU waits for the first run."""
+    def runner(self, compiled: Compiled, *, wait: bool = False) -> Runner:
+        """What runs a compiled shape on tensors and scalars by name; compiling for a GPU waits for the first run. With
+        `wait` the first run on a CPU waits for its C++, unless that is switched off."""
         shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
         if compiled.device.kind == "cpu":
-            program = CpuProgram(compiled.tile, self.derived.program)
-            debug.show(6, "CPU source", lambda: program.text)
-            return lambda tensors, scalars: program(tensors, scalars, compiled.extents, shards)
+            mode: Mode = "wait" if wait and self.native == "background" else self.native
+            host = HostProgram(compiled.tile, lambda: self.tiles(compiled), self.derived.program, mode)
+            self._hosts[id(compiled)] = compiled, host
+            return lambda tensors, scalars: host(tensors, scalars, compiled.extents, shards)
         launcher = TritonProgram(self.triton(compiled), self.derived.name)
         outputs = [output.name for output in self.derived.program.outputs]
         extents = {**compiled.extents, **shards}
@@ -167,6 +175,19 @@ class Specializations:
             return dict(zip(outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
         return run
+
+    def tiles(self, compiled: Compiled) -> TileProgram:
+        """The tile program of a shape in blocks for native code on a CPU."""
+        chosen, program = compiled.chosen, self.derived.program
+        shards = {axis: chosen.plan.shards for axis, _ in chosen.nest.shards}
+        sizes = resolve_extents(compiled.tile, compiled.extents, shards)
+        configs = native_configs(compiled.tile, chosen.plan.configs, sizes)
+        return compiler.lower_nest(chosen.nest, program, compiled.dtypes, configs, compiled.device)
+
+    def host(self, compiled: Compiled) -> HostProgram | None:
+        """What runs a shape on a CPU; None before it is called there."""
+        found = self._hosts.get(id(compiled))
+        return None if found is None else found[1]
 
     def triton(self, compiled: Compiled) -> str:
         """The Triton module of a compiled shape; of a shape on the CPU, that of the plan for sm_90."""

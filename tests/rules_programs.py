@@ -164,7 +164,35 @@ UNFUSED: Mapping[str, tuple[str, str]] = {
 """Programs with a group that has no merge, and how the reduction that is in the way begins."""
 
 
+VARIANCES: Mapping[str, str] = {
+    "of_means": "mean[j](sq(x[i,j])) - sq(mean[j](x[i,j]))",
+    "of_products": "mean[j](x[i,j] * x[i,j]) - mean[j](x[i,j]) * mean[j](x[i,j])",
+    "divided_first": "1 / N(j) * sum[j](sq(x[i,j])) - sq(1 / N(j) * sum[j](x[i,j]))",
+    "divided_inside": "sum[j](sq(x[i,j]) / N(j)) - sq(sum[j](x[i,j] / N(j)))",
+    "of_sums": "(sum[j](sq(x[i,j])) - sq(sum[j](x[i,j])) / N(j)) / N(j)",
+    "of_sums_divided_first": "(sum[j](sq(x[i,j])) - 1 / N(j) * sq(sum[j](x[i,j]))) / N(j)",
+    "count_times_square": "(sum[j](sq(x[i,j])) - N(j) * sq(mean[j](x[i,j]))) / N(j)",
+    "square_times_count": "(sum[j](sq(x[i,j])) - sq(mean[j](x[i,j])) * N(j)) / N(j)",
+    "sum_times_mean": "(sum[j](sq(x[i,j])) - sum[j](x[i,j]) * mean[j](x[i,j])) / N(j)",
+    "mean_times_sum": "(sum[j](sq(x[i,j])) - mean[j](x[i,j]) * sum[j](x[i,j])) / N(j)",
+}
+"""E[x^2] - E[x]^2, as people write it."""
+
+COVARIANCES: Mapping[str, str] = {
+    "of_means": "mean[j](x[i,j] * u[i,j]) - mean[j](x[i,j]) * mean[j](u[i,j])",
+    "reversed": "mean[j](x[i,j] * u[i,j]) - mean[j](u[i,j]) * mean[j](x[i,j])",
+    "of_sums": "(sum[j](x[i,j] * u[i,j]) - sum[j](x[i,j]) * sum[j](u[i,j]) / N(j)) / N(j)",
+    "of_sums_reversed": "(sum[j](x[i,j] * u[i,j]) - sum[j](u[i,j]) * sum[j](x[i,j]) / N(j)) / N(j)",
+}
+"""E[x y] - E[x] E[y], likewise."""
+
 RULE_PROGRAMS: Mapping[str, str] = {
+    **{f"variance_{name}": f"v[i] = {form}" for name, form in VARIANCES.items()},
+    **{f"covariance_{name}": f"v[i] = {form}" for name, form in COVARIANCES.items()},
+    "weighted_variance_with_the_weights_last": """
+        W[i] = sum[j](sq(u[i,j]))
+        v[i] = 1 / W[i] * sum[j](sq(x[i,j]) * sq(u[i,j])) - sq(1 / W[i] * sum[j](sq(u[i,j]) * x[i,j]))
+        """,
     "guards_as_written": "y[i] = sum[j](finite(x[i,j]) * invertible(u[i,j]) * invertible(max[j](x[i,j])))",
     "masked_naive_softmax": """
         e[i,j] = where(u[i,j] > 0, exp(x[i,j]), 0)

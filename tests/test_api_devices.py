@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse import kernel as kernels
+from eqfuse import specialization
+from eqfuse.devices import Target
 from eqfuse.tile.triton.launch import interpret
 
 CHAINED = """
@@ -32,10 +33,10 @@ def emulated(text: str, name: str) -> Callable[..., Any]:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Calls a kernel for a GPU on CPU tensors."""
-    monkeypatch.setattr(kernels, "TritonProgram", emulated)
+    monkeypatch.setattr(specialization, "TritonProgram", emulated)
 
     def run(kernel: eq.Kernel, **tensors: torch.Tensor) -> Any:
-        monkeypatch.setattr(kernel, "_device_of", lambda tensors: kernel.device)
+        monkeypatch.setattr(Target, "of", lambda target, tensors: target.device)
         return kernel(**tensors)
 
     return run

@@ -1,4 +1,4 @@
-"""Calls that ask for derivatives, or are batched by a transform: refused, whatever is called."""
+"""Where derivatives would be lost: refused, whatever is called. What is differentiable is in test_grad_torch.py."""
 
 from __future__ import annotations
 
@@ -81,6 +81,9 @@ def vmap(act: Callable[[torch.Tensor], Any]) -> None:
     torch.vmap(act)(torch.ones(2, 3, 4))
 
 
+DIFFERENTIABLE = ("call", "scalar", "all axes reduced", "one of two")
+"""Entry points of which autograd sees a derivative."""
+
 ASKED = {
     backward: "requires grad",
     of_a_graph: "requires grad",
@@ -93,24 +96,49 @@ ASKED = {
     dual_without_grad: "has a tangent",
     vmap: "is batched by torch.vmap",
 }
+WITHOUT_A_RULE = {
+    jvp: "under a transform of torch.func",
+    jvp_without_grad: "under a transform of torch.func",
+    jacobian: "under a transform of torch.func",
+    dual: "has a tangent",
+    dual_without_grad: "has a tangent",
+    vmap: "is batched by torch.vmap",
+}
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked.__name__)
-@pytest.mark.parametrize("entry", entry_points())
+@pytest.mark.parametrize("entry", [entry for entry in entry_points() if entry not in DIFFERENTIABLE])
 def test_a_derivative_that_would_be_lost_is_refused(entry: str, asked: Callable[..., None]) -> None:
     with pytest.raises(eq.EqfuseError, match=ASKED[asked]) as caught:
         asked(entry_points()[entry])
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("asked", WITHOUT_A_RULE, ids=lambda asked: asked.__name__)
+@pytest.mark.parametrize("entry", DIFFERENTIABLE)
+def test_transforms_without_a_rule_are_refused(entry: str, asked: Callable[..., None]) -> None:
+    with pytest.raises(eq.EqfuseError, match=WITHOUT_A_RULE[asked]) as caught:
+        asked(entry_points()[entry])
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("asked", [backward, of_a_graph, grad, vjp], ids=lambda asked: asked.__name__)
+@pytest.mark.parametrize("entry", DIFFERENTIABLE)
+def test_calls_are_differentiable(entry: str, asked: Callable[..., None]) -> None:
+    asked(entry_points()[entry])
+
+
 def test_the_refusal_shows_the_tensor_and_what_to_do() -> None:
     with pytest.raises(eq.EqfuseError) as caught:
-        kernel(x=torch.ones(3, 4, requires_grad=True), s=1.0)
+        eq.reference(SOURCE)(x=torch.ones(3, 4, requires_grad=True), s=1.0)
+    assert caught.value.message == "'x' requires grad, and only a call of a kernel has a derivative"
+    with pytest.raises(eq.EqfuseError) as caught:
+        torch.vmap(lambda x: kernel(x=x, s=1.0))(torch.ones(2, 3, 4))
     assert str(caught.value).splitlines() == [
-        "'x' requires grad, and kernels have no derivative (line 1)",
+        "'x' is batched by torch.vmap, and kernels have no batching rule (line 1)",
         "    y[i] = sum[j](sq(x[i,j])) * s",
         "                     ^",
-        "call the kernel under torch.no_grad() or torch.inference_mode(), or pass the tensor's .detach()",
+        "give the batch an axis of the program, and call the kernel on the whole batch",
     ]
 
 

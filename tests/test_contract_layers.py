@@ -32,9 +32,10 @@ def test_every_contract_is_kept() -> None:
     assert done.returncode == 0, done.stdout
 
 
-UPWARD, APART, CIRCLE = (
+UPWARD, APART, PASSES, CIRCLE = (
     "No import runs upward",
     "Printers of tile programs know nothing of each other",
+    "Printers of tile programs run no pass",
     "No circle inside a room",
 )
 
@@ -45,6 +46,7 @@ UPWARD, APART, CIRCLE = (
         (UPWARD, "errors.py", "from eqfuse.verify.certificate import Certificate"),
         (UPWARD, "terms/nodes.py", "from eqfuse.rules.merge import Merge"),
         (APART, "tile/cpu/run.py", "from eqfuse.tile.triton import launch"),
+        (PASSES, "tile/triton/kernel.py", "from eqfuse.tile.passes.pipeline import run_passes"),
         (CIRCLE, "loops/nodes.py", "from eqfuse.loops import printer"),
     ],
 )

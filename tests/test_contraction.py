@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eqfuse.compiler import compile_for, derive
+from eqfuse.compiler import derive, pipeline
 from eqfuse.extract.devices import DEVICES
 from eqfuse.loops.contraction import Product, contraction, factors
 from eqfuse.loops.kernel_axes import contractions
@@ -35,7 +35,7 @@ OTHERS = (
 def test_what_is_priced_as_a_matrix_product_is_lowered_to_one(body: str, target: str) -> None:
     derived = derive(f"y[i,j] = sum[k]({body})", None, False)
     dtypes = dict.fromkeys(program_dtypes(derived.program), "f16")
-    found = compile_for(derived, SIZES, dtypes, DEVICES[target], None)
+    found = pipeline(derived, SIZES, dtypes, DEVICES[target])
     vectors = target == "cpu"
     priced = [bool(contractions(kernel, vectors=vectors)) for kernel in found.chosen.nest.kernels]
     lowered = [

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from eqfuse.compiler import Compiled, compile_for, derive, device_named, emit_triton, lower_nest
+from eqfuse.compiler import Compiled, derive, emit_triton, lower_nest, pipeline
+from eqfuse.devices import device_named
 from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
 from eqfuse.extract.resources import shared_bytes
 from eqfuse.extract.roles import power_of_two
@@ -21,7 +22,7 @@ TURNED = "m = max[i](max[j](abs(x[i,j])))\ny[i,j] = x[j,i] / m"
 def _candidates(source: str, sizes: Mapping[str, int]) -> tuple[Compiled, list[Candidate], dict[str, str]]:
     derived = derive(source, None, False)
     dtypes = dict.fromkeys(program_dtypes(derived.program), "f32")
-    compiled = compile_for(derived, sizes, dtypes, H200, None)
+    compiled = pipeline(derived, sizes, dtypes, H200)
     return compiled, list(compiled.candidates), with_outputs(derived.program, dtypes)
 
 

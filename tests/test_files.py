@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.files import write_whole
+from eqfuse.cache.files import write_whole
 from eqfuse.tile.triton.launch import cache_folders, source_file
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,10 @@ import sympy
 from eqfuse.terms import integers
 from eqfuse.terms.definitions import definition, derivatives
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.functions import CASTS, FUNCTIONS, LOGICAL, Function
+from eqfuse.terms.functions import CALLABLE, CASTS, FUNCTIONS, LOGICAL, Function
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import Call, Expr, Scalar
+from eqfuse.terms.printer import show
 from eqfuse.terms.symbolic import to_sympy
 
 NUMERIC = [row for row in FUNCTIONS.values() if row.result != "truth"]
@@ -143,3 +146,40 @@ def test_integers_stay_integers_as_the_table_says() -> None:
     assert set(integers.INTEGER_FUNCTIONS) == {row.name for row in FUNCTIONS.values() if row.result == "like"}
     truths = {row.name for row in FUNCTIONS.values() if row.result == "truth"}
     assert set(integers.TRUTH_FUNCTIONS) == truths and set(LOGICAL) < truths
+
+
+LANGUAGE = Path(__file__).parents[1] / "docs" / "functions.md"
+
+
+def page() -> str:
+    """The page of functions, from the table."""
+    lines = [
+        "# Functions",
+        "",
+        "Every elementwise function of the language, from `eqfuse/terms/functions.py`. The result is a real number, an",
+        "integer where all numbers among the arguments are (like), or a truth value. The field is what verification makes",
+        "of it ([verification.md](verification.md)): arithmetic of residues (exact), decided by the order of values, `exp`,",
+        "`log`, a root, made of exponentials (logistic), a hash. Work is in additions, about.",
+        "",
+        "| function | result | derivatives | defined as | field | work |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in FUNCTIONS.values():
+        written = show(of(row)).replace("|", r"\|")
+        partial = ", ".join(f"`{text}`" for text in row.derivative if text)
+        meaning = f"`{row.definition}`" if row.definition else ""
+        cells = (f"`{written}`", row.result, partial, meaning, row.field, str(row.work))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_of_functions_is_that_of_the_table(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--update-golden"):
+        LANGUAGE.write_text(page(), encoding="utf-8")
+    assert LANGUAGE.read_text(encoding="utf-8") == page()
+
+
+def test_the_readme_names_every_function() -> None:
+    text = LANGUAGE.parents[1].joinpath("README.md").read_text(encoding="utf-8")
+    hidden = {"maximum", "minimum", *REPAIRS}  # written max, min; made by merges
+    assert all(re.search(rf"[`| ]{fn}[`(, ]", text) for fn in CALLABLE if fn not in hidden)

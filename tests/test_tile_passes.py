@@ -465,9 +465,10 @@ def test_a_printer_for_gpus_takes_no_masked_product() -> None:
         emit(plain, source, {"x": "f32", "w": "f32"}, (KernelConfig(()),), name="f")
 
 
+@pytest.mark.parametrize("only", ["causal_prefill", pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", ["cpu", "h200"])
-def test_what_is_verified_has_gone_through_the_passes_of_what_runs(target: str) -> None:
-    for workload in select(None):
+def test_what_is_verified_has_gone_through_the_passes_of_what_runs(target: str, only: str | None) -> None:
+    for workload in select(only):
         case = workload.cases["small"]
         derived = compiler.derive(workload.text(case), case.constants, strict_casts=False)
         dtypes, device = program_dtypes(derived.program), device_named(target)

@@ -12,10 +12,10 @@ import eqfuse as eq
 from eqfuse.errors import BindError
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
-from eqfuse.tile.cpu.run import SMALL_ELEMENTS, CpuProgram, buffers_for
+from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.cpu.torch_ops import FEW_COLUMNS, from_float8, invertible
 from eqfuse.tile.nodes import Argument, Cast, Constant, Dot, Fill, TileProgram, Value
-from eqfuse.tile.storage import resolve_extents
+from eqfuse.tile.storage import SMALL_ELEMENTS, buffers_for, resolve_extents
 
 
 def run(

@@ -40,6 +40,12 @@ def test_right_forms_pass(chosen: list[Subject]) -> None:
     assert [rejected(subject) for subject in chosen] == [""] * len(chosen)
 
 
+def test_a_maximum_that_another_kernel_subtracts_is_kept_as_it_is() -> None:
+    """In float32, x - max x is 0 at the maximum however large it is: no product and its inverse may stand between."""
+    name = "scaled softmax and its maximum"
+    assert [rejected(subject) for subject in subjects(name, SOURCES[name])] == [""] * 4
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[f"{m.level}: {m.name}" for m in MUTANTS])
 def test_a_mutant_is_rejected_wherever_it_is_made(mutant: Mutant, chosen: list[Subject]) -> None:
     for subject in chosen:

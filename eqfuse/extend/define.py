@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from eqfuse.errors import EqfuseError, ParseError, did_you_mean
-from eqfuse.terms.expressions import Names, Reader, Scope
+from eqfuse.terms.expressions import Bindings, ProgramNames, Reader
 from eqfuse.terms.folds import FOLDS, NOWHERE, Fold, folds_in
 from eqfuse.terms.functions import CALLABLE, CONSTANTS
 from eqfuse.terms.inline import Inliner
@@ -227,8 +227,8 @@ def _read(text: str, names: Mapping[str, Expr], *, axis: bool, where: str) -> Ex
     _check_names(source, statement.value, names, axis, where)
     tree = _Arguments(names).visit(statement.value)
     axes = frozenset({AXIS}) if axis or where == "result" else frozenset[str]()
-    reader = Reader(source, Names(axes, frozenset(), {}, {}, {}), Inliner((), {}))
-    return reader.read(tree, Scope(axes, {ARGUMENT + name: value for name, value in names.items()}))
+    reader = Reader(source, ProgramNames(axes, frozenset(), {}, {}, {}), Inliner((), {}))
+    return reader.read(tree, Bindings(axes, {ARGUMENT + name: value for name, value in names.items()}))
 
 
 class _Arguments(ast.NodeTransformer):

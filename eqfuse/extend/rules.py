@@ -15,7 +15,7 @@ from eqfuse.extend.patterns import Pattern, conditions, expression, named_domain
 from eqfuse.extend.worlds import POSITIONS, SAMPLES, World
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.rule import PARTS, Rewrite, to_egglog
-from eqfuse.rules.scope import Rule, Scope, current
+from eqfuse.rules.scope import Rule, RuleScope, current
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.python import parsed
@@ -205,7 +205,7 @@ def shipped() -> dict[str, str]:
     return {rule.name: ruleset.name for ruleset in EVERY for rule in ruleset.rules}
 
 
-def rules(*added: Rule, without: Sequence[str] = ()) -> AbstractContextManager[Scope]:
+def rules(*added: Rule, without: Sequence[str] = ()) -> AbstractContextManager[RuleScope]:
     """A scope: what is compiled inside has these rules too, and not the shipped ones (or sets of them) in `without`.
 
     Scopes nest. A kernel keeps the rules that it was compiled with. Raises EqfuseError for two rules of one name
@@ -221,10 +221,10 @@ def rules(*added: Rule, without: Sequence[str] = ()) -> AbstractContextManager[S
         if name not in known and name not in known.values():
             hint = did_you_mean(name, (*known, *known.values())) or "`eqfuse rules` lists them"
             raise EqfuseError(f"there is no shipped rule {name!r}", hint=hint)
-    return Scope((*outer.added, *added), outer.without.union(without)).entered()
+    return RuleScope((*outer.added, *added), outer.without.union(without)).entered()
 
 
-def taken_on_trust(scope: Scope, matches: Mapping[str, int]) -> tuple[str, ...]:
+def taken_on_trust(scope: RuleScope, matches: Mapping[str, int]) -> tuple[str, ...]:
     """What was declared of the rules of a scope that matched, a line each."""
     return tuple(
         f"rule {each.name}: {each.unverified}"

@@ -78,6 +78,7 @@ class World:
                     gap = self.domain.call("sq", [self._drawn(self.positions)])
                     least = self.value(small) if name == "le" else self._applied("abs", [self.value(small)])
                     self.values[large] = self.domain.call("add", [least, gap])
+        self._define_moments()
         for node in self.conditions:
             match node:
                 case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[right]):
@@ -96,6 +97,33 @@ class World:
                         if isinstance(name, ast.Name) and id(name) not in functions:
                             self._assign(name.id, along=names[-1])
                     self.values[part] = self.value(right)
+
+    def _define_moments(self) -> None:
+        """Sums of what a condition says that they are sums of, and their quotients."""
+        equal = {
+            node.left.id: node.comparators[0]
+            for node in self.conditions
+            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name)
+        }
+        for name, args in self.facts:
+            match name, args:
+                case "count", [ast.Name(id=count), ast.Name(id=axis)]:
+                    self.values[count] = self._full(self.positions[self.axis(axis)])
+        for name, args in self.facts:
+            if name == "moment":
+                total, weight, body, count, axis = (arg.id for arg in args if isinstance(arg, ast.Name))
+                if body in equal:
+                    self.values[body] = self.value(equal[body])
+                product = self.domain.call("mul", [self.variable(weight), self.variable(body)])
+                self.values[total] = self._reduced("sum", axis, product)
+                self.values[count] = self._reduced("sum", axis, self.variable(weight))
+        for name, args in self.facts:
+            if name == "quotient":
+                quotient, above, below = (arg.id for arg in args if isinstance(arg, ast.Name))
+                if above in equal:
+                    self.values[above] = self.value(equal[above])
+                parts = [self.variable(above), self.variable(below)]
+                self.values[quotient] = self.domain.call("div", parts)
 
     def _decompose(self, relation: str, names: Sequence[str]) -> None:
         """The first variable, made as the relation says of the others; the axis comes last."""
@@ -309,6 +337,13 @@ class World:
                     return ~_some((value == 0) & (weight != 0))
                 case "pole_safe", [value, weight]:
                     return ~_some(np.isinf(value) & (weight != 0))
+                case "quotient", [value, above, below]:
+                    return _agree(value, above / below)
+                case "count", [value]:
+                    return _every(value == value.shape[along])
+                case "moment", [total, weight, value, count]:
+                    sums = [np.sum(part, along, keepdims=True) for part in (weight * value, weight)]
+                    return _agree(total, sums[0]) & _agree(count, sums[1])
                 case "masked", [value, mask]:
                     return ~_some(np.isinf(value) & (mask > 0).any(1, keepdims=True))
                 case "factors", [whole, c, m]:

@@ -21,6 +21,11 @@ one_block: shared memory holds one thread block per SM; nothing runs while it wa
 spills: to the power of log2(values / registers of a thread): once where a thread has twice as many as it can hold."""
 
 
+STAGES: Mapping[int, float] = MappingProxyType({2: 1.2, 3: 1.0, 4: 0.995})
+"""Factors of the stages of a loop around matrix products: 2 took 1.06 to 1.22 times as long as 3 in attention (1.7 at
+most), 3 took 1.13 to 1.25 times as long as 4 in products of 16 rows."""
+
+
 @dataclass(frozen=True)
 class Residuals:
     """Times in seconds, factors, and sizes. `measured_on` names the device whose kernels gave them."""
@@ -30,7 +35,7 @@ class Residuals:
     # How terms combine
     hidden: float = 0.2
     """Part of a term that shows beside the bottleneck."""
-    slowdowns: Mapping[str, float] = field(default_factory=lambda: SLOWDOWNS)
+    slowdowns: Mapping[str, float] = field(default_factory=lambda: dict(SLOWDOWNS))
 
     # Bandwidth of few thread blocks
     block_share: float = 4.0
@@ -56,6 +61,25 @@ class Residuals:
     """Times as long as a product takes whose rows do not fill the tensor core's instruction."""
     narrow_rate: float = 2.0
     """Rate of operands of one byte over that of two."""
+
+    # Tiles of matrix products (product_tiles.py); of attention, prefill at lengths 512 to 8192, against its neighbours
+    per_doubling: float = 1.35
+    """Each halving or doubling away from the best size of an axis: 32 keys for 64 took 1.15 to 1.29 times as long, 128 keys
+    1.26, 128 queries by 8 warps 1.18 to 1.27."""
+    per_doubling_depth: float = 1.1
+    """The same for a contracted axis that is walked in longer steps."""
+    few_rows_tile: float = 1.8
+    """Rows below a warpgroup's 64 where there are as many: less than `few_rows`, since small grids wait for memory."""
+    stages: Mapping[int, float] = field(default_factory=lambda: dict(STAGES))
+    no_room: float = 16.0
+    """More shared memory than there is."""
+    crowded: float = 1.15
+    """4 warps with more than `registers_for_4_warps`."""
+    crowded_shared: float = 0.05
+    """What shared memory costs a thread block that is alone on its SM, all of it."""
+    bytes_under_way: float = 48 << 10
+    """Bytes of operands that have to be under way in a thread block for its share of the bandwidth; time goes with the
+    square root of what is missing: with 16 KB a stage, 3 stages took 1.13 to 1.25 times as long as 4."""
 
     # Spilled tiles: traffic of a tile that does not fit on chip, in tile sizes
     spill_traffic: float = 8.0

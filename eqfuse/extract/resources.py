@@ -218,15 +218,14 @@ def two_per_sm(
     if not products(kernel):
         return True
     in_shared = 2 * shared_bytes(kernel, blocks, config.stages, shape) <= device.shared
-    return in_shared and registers_for_two(kernel, blocks, config.warps, shape, device)
+    held = registers(kernel, blocks, config.warps, device, shape)
+    return in_shared and fits_twice(held, config.warps, device)
 
 
-def registers_for_two(
-    kernel: Kernel, blocks: Mapping[str, int], warps: int, shape: Shape, device: Device
-) -> bool:
-    """Whether the registers of an SM hold two thread blocks; half of them are what the device calls a tile."""
-    held = registers(kernel, blocks, warps, device, shape) + device.residuals.addresses
-    return held * warps * device.lanes * REGISTER_BYTES <= device.tile
+def fits_twice(held: float, warps: int, device: Device) -> bool:
+    """Whether the registers of an SM hold two thread blocks whose threads hold so many values; half of them are what the
+    device calls a tile."""
+    return (held + device.residuals.addresses) * warps * device.lanes * REGISTER_BYTES <= device.tile
 
 
 def slowdowns(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> dict[str, float]:

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 from eqfuse.extract import tile_sizes_cpu
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import ragged
+from eqfuse.extract.product_tiles import Lattice, TiledAxis
 from eqfuse.extract.resources import (
     WARPGROUP_ROWS,
     bytes_read_again,
     loads_vectors,
     products,
-    registers,
-    registers_for_two,
     sharded_axes,
-    shared_bytes,
     streamed_bytes,
 )
 from eqfuse.extract.roles import Roles, contiguous_axes, fill, kinds, power_of_two
@@ -78,7 +75,7 @@ def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     """Blocks for one kernel. Every axis that the kernel walks gets one."""
     if device.kind == "cpu":
         return tile_sizes_cpu.configure(kernel, shape, device)
-    return _unthrottled(kernel, _for_gpu(kernel, Roles.of(kernel), shape, device), shape, device)
+    return _for_gpu(kernel, Roles.of(kernel), shape, device)
 
 
 def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> KernelConfig:
@@ -91,20 +88,27 @@ def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> Kern
     limits |= {**dict.fromkeys(roles.single, 1), **{a: power_of_two(n) for a, n in packed.items()}}
     limits |= _rows_apart(kernel, roles, limits, extents)
     blocks = {a: limits[a] if a in whole or a in packed else 1 for a in limits}
-    tiled = _tile_products(kernel, roles, blocks, whole, limits, shape, device)
-    rest = [a for a in (*roles.loops, *roles.parallel) if a not in tiled]
-    if contractions(kernel):
-        blocks |= {a: min(limits[a], GPU_DEPTH) for a in rest if a in roles.loops}
-        warps, stages = _fit_products(kernel, roles, blocks, tiled, limits, shape, device)
-    else:
-        warps, stages = _fit_tiles(kernel, roles, blocks, rest, limits, shape, device)
     kind = kinds(roles, whole)
-    valid = {a: valid_positions(n, blocks[a]) for a, n in packed.items()}
-    return KernelConfig(
-        tuple(Block(a, kind[a], None if a in whole else blocks[a], valid.get(a)) for a in blocks),
-        warps,
-        stages,
-    )
+
+    def configured(blocks: Mapping[str, int], warps: int = 4, stages: int = 2) -> KernelConfig:
+        valid = {a: valid_positions(n, blocks[a]) for a, n in packed.items()}
+        return KernelConfig(
+            tuple(Block(a, kind[a], None if a in whole else blocks[a], valid.get(a)) for a in blocks),
+            warps,
+            stages,
+        )
+
+    if not contractions(kernel):
+        rest = [a for a in (*roles.loops, *roles.parallel) if a not in packed]
+        return configured(blocks, *_fit_tiles(kernel, roles, blocks, rest, limits, shape, device))
+    axes = _tiled_axes(kernel, roles, whole, limits, shape, device)
+    tiled = {*packed, *(a.axis for a in axes)}
+    blocks |= {a: min(limits[a], GPU_DEPTH) for a in roles.loops if a not in tiled}
+    lattice = Lattice(kernel, shape, device, blocks, axes, overlaps=_loops_over_sides(kernel, roles))
+    if _throttles(kernel, configured(lattice.start), shape, device):
+        lattice = lattice.with_rows(GPU_ROWS)
+    point = lattice.best()
+    return configured(point.blocks, point.warps, point.stages)
 
 
 def _rows_apart(
@@ -203,35 +207,42 @@ def folds_rows_and_columns(kernel: Kernel) -> bool:
     return False
 
 
-def _tile_products(
+def _tiled_axes(
     kernel: Kernel,
     roles: Roles,
-    blocks: dict[str, int],
     whole: Collection[str],
     limits: Mapping[str, int],
     shape: Shape,
     device: Device,
-) -> list[str]:
-    """Gives every matrix product a row and a column axis, and its own axis steps; returns these axes."""
-    tiled = [*packed_axes(kernel)]
+) -> list[TiledAxis]:
+    """A row and a column axis of every matrix product, and its own axis where that is walked in steps."""
+    overlaps, packed = _loops_over_sides(kernel, roles), packed_axes(kernel)
+    two = (
+        (WARPGROUP_ROWS, GPU_ROWS),
+        (WARPGROUP_ROWS, WARPGROUP_ROWS),
+    )  # two thread blocks overlap each other's phases
+    rows, columns = two if overlaps else ((GPU_ROWS, GPU_ROWS), (GPU_COLUMNS, GPU_COLUMNS))
+    found: dict[str, TiledAxis] = {}
     for c in contractions(kernel):
-        for side, size in ((c.rows, GPU_ROWS), (c.columns, GPU_COLUMNS)):
-            if any(a in whole or a in tiled for a in side):
+        for side, best in ((c.rows, rows), (c.columns, columns)):
+            if any(a in whole or a in found or a in packed for a in side):
                 continue
             options = [a for a in (*roles.parallel, *roles.loops) if a in side and a not in roles.single]
             wide = [a for a in options if shape.extents[a] > 1] or options
             if wide:
-                axis = wide[-1]
-                tiled.append(axis)
-                blocks[axis] = max(TENSOR_CORE_MIN, min(limits[axis], size))
-        if c.axis not in whole and c.axis not in tiled:
-            tiled.append(c.axis)
-            blocks[c.axis] = max(TENSOR_CORE_MIN, min(limits[c.axis], _depth(kernel, c.axis, shape)))
-    if _loops_over_sides(kernel, roles):  # two thread blocks overlap each other's phases
-        for axis in (a for a in tiled if a not in roles.steps):
-            rows = device.rows if axis in roles.parallel and 2 * limits[axis] >= device.rows else 1
-            blocks[axis] = max(rows, min(blocks[axis], GPU_DEPTH))
-    return tiled
+                axis, limit = wide[-1], limits[wide[-1]]
+                is_rows = side is c.rows and axis in roles.parallel
+                if overlaps and is_rows and device.rows <= 2 * limit:
+                    limit = max(
+                        limit, device.rows
+                    )  # half of the rows padded are better than none for a warpgroup
+                found[axis] = TiledAxis(axis, best, limit, axis in roles.parallel, is_rows)
+        if c.axis not in whole and c.axis not in found and c.axis not in packed:
+            depth = _depth(kernel, c.axis, shape)
+            found[c.axis] = TiledAxis(
+                c.axis, (depth, depth), limits[c.axis], False, is_depth=c.axis in roles.steps
+            )
+    return list(found.values())
 
 
 def _depth(kernel: Kernel, axis: str, shape: Shape) -> int:
@@ -240,64 +251,6 @@ def _depth(kernel: Kernel, axis: str, shape: Shape) -> int:
     found = (p.node for p in products(kernel) if p.contraction.axis == axis)
     sizes = {shape.itemsize(n.tensor) for n in walk(*found) if isinstance(n, Load)}
     return 2 * GPU_DEPTH if sizes == {1} else GPU_DEPTH
-
-
-def _fit_products(
-    kernel: Kernel,
-    roles: Roles,
-    blocks: dict[str, int],
-    tiled: Sequence[str],
-    limits: Mapping[str, int],
-    shape: Shape,
-    device: Device,
-) -> tuple[int, int]:
-    """Shrinks blocks of matrix products until they fit and every SM has work; returns warps and stages."""
-    limit = device.residuals
-
-    def warps() -> int | None:
-        needed = {w: registers(kernel, blocks, w, device, shape) for w in (4, 8)}
-        if needed[4] <= (limit.registers if rows() == WARPGROUP_ROWS else limit.registers_for_4_warps):
-            return 4
-        return 8 if needed[8] <= limit.registers else None
-
-    def rows() -> int:
-        return max((blocks[a] for a in tiled if a in roles.parallel), default=1)
-
-    def stages(share: int = 1) -> int | None:
-        found = (s for s in (4, 3, 2) if shared_bytes(kernel, blocks, s, shape) * share <= device.shared)
-        return next(found, None)
-
-    def halve(axes: Sequence[str]) -> bool:
-        # Loops shrink before rows: what a row of blocks loads again is what it does not share.
-        wide = [a for a in axes if blocks[a] > TENSOR_CORE_MIN]
-        if wide:
-            blocks[max(wide, key=lambda a: (blocks[a], a not in roles.parallel))] //= 2
-        return bool(wide)
-
-    while warps() is None or stages() is None:
-        if not halve(tiled):
-            break
-    parallel = [a for a in tiled if a in roles.parallel]
-    if warps() == 8 and rows() == WARPGROUP_ROWS:  # eight warps are two groups: of 64 rows each, better
-        before = dict(blocks)
-        blocks |= {a: min(2 * blocks[a], limits[a]) for a in parallel if blocks[a] == WARPGROUP_ROWS}
-        while warps() is None or stages() is None:
-            if not halve([a for a in tiled if a not in parallel]):
-                blocks.update(before)
-                break
-    apart = [a for a in parallel if a not in packed_axes(kernel)]  # what is packed would be loaded again
-    while 2 * _grid(roles.parallel, blocks, shape.extents) <= device.sms and halve(apart):
-        pass
-    for axis in (a for a in tiled if a in roles.steps and min(blocks[t] for t in tiled) < WARPGROUP_ROWS):
-        while (
-            blocks[axis] < min(limits[axis], GPU_WHOLE)
-            and shared_bytes(kernel, blocks, 1, shape) < GPU_STREAM
-        ):
-            blocks[axis] *= 2
-    chosen = warps() or 8
-    if not (_loops_over_sides(kernel, roles) or registers_for_two(kernel, blocks, chosen, shape, device)):
-        return chosen, min(device.stages, stages() or 2)  # no second thread block could use the rest
-    return chosen, min(device.stages, stages(2) or min(3, stages() or 2))
 
 
 def _loops_over_sides(kernel: Kernel, roles: Roles) -> bool:
@@ -313,30 +266,12 @@ def _widest(values: Sequence[frozenset[str]], blocks: Mapping[str, int]) -> int:
     return max(math.prod(blocks.get(a, 1) for a in v) for v in values)
 
 
-def _unthrottled(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> KernelConfig:
-    """The configuration of a kernel that runs long enough for a GPU's power limit to lower its clock, with twice the rows
-    that share an operand, and twice the warps: operands are read from shared memory half as often, which takes power.
-    Itself where those do not fit, or where there are no warpgroups with rows of their own."""
-    if not products(kernel):
-        return config
+def _throttles(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> bool:
+    """Whether a kernel runs long enough for a GPU's power limit to lower its clock: with more rows that share an operand,
+    operands are read less often from shared memory, which takes power."""
     alone, limit = KernelCost(kernel, shape, device).alone(config), device.residuals
     few_others = alone["special"] <= limit.throttled_special * alone["matrix"]
-    if alone["matrix"] < limit.throttled_after or not few_others:
-        return config
-    sides = frozenset[str]().union(*(p.contraction.apart for p in products(kernel)))
-    wide = tuple(
-        replace(b, size=2 * b.size)
-        if b.axis in sides and b.axis in kernel.parallel and b.size == WARPGROUP_ROWS == device.rows
-        else b
-        for b in config.blocks
-    )
-    doubled = replace(config, blocks=wide, warps=2 * config.warps)
-    blocks = doubled.sizes(shape.extents)
-    fits = (
-        shared_bytes(kernel, blocks, config.stages, shape) <= device.shared
-        and registers(kernel, blocks, doubled.warps, device, shape) <= limit.registers
-    )
-    return doubled if wide != config.blocks and fits else config
+    return few_others and alone["matrix"] >= limit.throttled_after
 
 
 def tiny(kernel: Kernel, block: int = 2, single: Collection[str] = ()) -> KernelConfig:

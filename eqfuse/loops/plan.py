@@ -8,7 +8,7 @@ as `Local(state, dims)`, and a temporary of an earlier kernel as `Load(name, axe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from eqfuse.loops.blocks import Block
@@ -103,7 +103,7 @@ class KernelConfig:
 class Plan:
     """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k. `measured` are
     the seconds of one call where a search has timed the plan on the device. `form` is the form of the program that it
-    runs, `sizes` what its cost was predicted for."""
+    runs, `sizes` what its cost was predicted for. `code` is what a call on a CPU ran: "C++", or "torch calls" and why."""
 
     schedule: Schedule
     kernels: tuple[KernelPlan, ...]
@@ -114,6 +114,7 @@ class Plan:
     measured: float | None = None
     form: Form = "rewritten"
     sizes: tuple[tuple[str, int], ...] = ()
+    code: str = field(default="", compare=False)
 
     @property
     def loses_infinities(self) -> bool:
@@ -134,5 +135,5 @@ class Plan:
         shards = f", {self.shards} shards" if self.shards > 1 else ""
         cost = f", {1e3 * self.cost.seconds:.3g} ms{self.at_sizes}" if self.cost else ""
         timed = f", measured {1e3 * self.measured:.3g} ms" if self.measured is not None else ""
-        notes = "".join(f", {note}" for note in (FORMS[self.form], self.reason) if note)
+        notes = "".join(f", {note}" for note in (FORMS[self.form], self.reason, self.code) if note)
         return f"<Plan {self.schedule}: {kernels}{shards}{cost}{timed}{notes}>"

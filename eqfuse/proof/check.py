@@ -210,6 +210,8 @@ class Ground:
                 }[relation]
             case (("positive" | "nonneg"), (Term(head="Leaf", words=(text,)),)):
                 return text.startswith("N(") and text[2:-1].isidentifier()
+            case "count", (Term(head="Leaf", words=(text,)), str(axis), "ALL"):
+                return text == f"N({axis})"
             case "scalar", (Term(head="Leaf", words=(text,)),):
                 return text in self.scalars
             case "state", (Term() as a,):

@@ -10,7 +10,7 @@ from eqfuse.proof.congruence import Classes
 from eqfuse.proof.examine import Verdict, examine
 from eqfuse.proof.nodes import KernelProof, Proof
 from eqfuse.proof.serialise import from_json, to_json
-from eqfuse.rules.scope import Scope, current
+from eqfuse.rules.scope import RuleScope, current
 from eqfuse.terms.parser import parse
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Derivation:
     proof: Proof
     claims: tuple[KernelProof, ...] | None = None
     classes: Mapping[str, Classes] = field(default_factory=dict)
-    scope: Scope | None = None
+    scope: RuleScope | None = None
 
     @property
     def rules(self) -> tuple[str, ...]:

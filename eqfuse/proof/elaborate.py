@@ -13,26 +13,12 @@ from dataclasses import dataclass
 
 from eqfuse.proof.syntax import Term, number, term, transform, walk
 from eqfuse.terms.folds import PAIR, is_ranked
-from eqfuse.terms.functions import CASTS
+from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Reduce, Size
 from eqfuse.terms.nodes import walk as subexpressions
 from eqfuse.terms.python import parsed
 
-NAMES: Mapping[str, str] = {
-    "neg": "Neg",
-    "exp": "Exp",
-    "log": "Log",
-    "sqrt": "Sqrt",
-    "abs": "Abs",
-    "sq": "Sq",
-    "finite": "Finite",
-    "invertible": "Invertible",
-    "add": "Add",
-    "mul": "Mul",
-    "maximum": "Max",
-    "minimum": "Min",
-    "where": "Where",
-}
+NAMES: Mapping[str, str] = {row.name: row.constructor for row in FUNCTIONS.values() if row.constructor}
 """Functions that have a constructor of their own."""
 
 ONE, ZERO = number("1"), number("0")

@@ -8,22 +8,17 @@ from dataclasses import dataclass, field
 
 from eqfuse.proof.elaborate import ONE
 from eqfuse.proof.syntax import Position, Term
-from eqfuse.terms.functions import OPERATORS
+from eqfuse.terms.functions import FUNCTIONS, OPERATORS, VARIADIC
 from eqfuse.terms.printer import ATOM, COMPARE, OR, PRODUCT, STRENGTH, SUM, UNARY
 from eqfuse.terms.python import parsed
 
-FUNCTIONS: Mapping[str, str] = {
-    "Exp": "exp",
-    "Log": "log",
-    "Sqrt": "sqrt",
-    "Abs": "abs",
-    "Sq": "sq",
-    "Max": "max",
-    "Min": "min",
-    "Where": "where",
-    "Finite": "finite",
-    "Invertible": "invertible",
+_SHORT = {fn: name for name, fn in VARIADIC.items()}
+WRITTEN: Mapping[str, str] = {
+    row.constructor: _SHORT.get(row.name, row.name)
+    for row in FUNCTIONS.values()
+    if row.constructor and not row.symbol
 }
+"""The name that each constructor is written with."""
 
 BEGIN, END = "\ue000", "\ue001"
 """Around what is marked, in text that is still to be laid out (private-use characters)."""
@@ -95,7 +90,7 @@ class Notation:
         args = [arg(index) for index in range(len(node.args))]
         if node.head in ("Cast", "Apply1", "Apply2"):
             return self.function(node.words[0], (), args)
-        return self.function(FUNCTIONS[node.head], node.words, args)
+        return self.function(WRITTEN[node.head], node.words, args)
 
     # -- how pieces look ---------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ from eqfuse.rules.tables.algebra import EXPAND, LOGARITHMS, SIMPLIFY
 from eqfuse.rules.tables.distribute import DISTRIBUTE
 from eqfuse.rules.tables.facts import DEPENDENCE, SIGNS, ZEROS
 from eqfuse.rules.tables.hoist import HOIST
-from eqfuse.rules.tables.moments import MOMENTS
+from eqfuse.rules.tables.moments import MEANS, MOMENTS
 from eqfuse.rules.tables.rescale import RESCALE
 from eqfuse.rules.tables.separation import MASKED, MASKED_PARTS, SEPARATION
 from eqfuse.rules.tables.stabilise import STABILISE
 from eqfuse.rules.tables.union import UNION
 
-PREPARE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, MASKED, ZEROS, HOIST, STABILISE)
+PREPARE = (SIMPLIFY, DEPENDENCE, SIGNS, LOGARITHMS, SEPARATION, MASKED, ZEROS, HOIST, STABILISE, MEANS)
 """Rule sets over whole axes: the best equal program before anything is split."""
 
 DISTRIBUTED = (*PREPARE, DISTRIBUTE)

@@ -65,6 +65,9 @@ _ROWS = (
     Relation("addends", "e, c, m, X", "{0} = {1} + {2}, where {1} does not vary with {3}"),
     Relation("spread", "e, f, g, X", "{0} = {1} + {2}"),
     Relation("shifted", "e, s, m, X", "{0} = exp({2}) * {1}, where {2} does not vary with {3}"),
+    Relation("quotient", "q, a, n", "{0} = {1} / {2}"),
+    Relation("count", "n, P", "{0} is the number of positions of {1}"),
+    Relation("moment", "s, w, x, n, P", "{0} and {3} are the sums over {4} of {1} * {2} and of {1}"),
     Relation("written", "e", "{0} is written so in the program", is_claim=False),
     # States of a merge
     Relation("state", "s", "{0} is a state", is_claim=False),

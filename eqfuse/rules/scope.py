@@ -31,7 +31,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Scope:
+class RuleScope:
     """What a program is derived with: `added` rules, and the shipped ones but the rules and sets in `without`."""
 
     added: tuple[Rule, ...] = ()
@@ -65,7 +65,7 @@ class Scope:
         return f"; rule {', '.join(named)}" if named else ""
 
     @contextmanager
-    def entered(self) -> Iterator[Scope]:
+    def entered(self) -> Iterator[RuleScope]:
         """Everything inside is derived, and checked, with these rules."""
         token = _CURRENT.set(self)
         try:
@@ -78,10 +78,10 @@ def _is_of_parts(rule: Rewrite) -> bool:
     return any(f"[{part}]" in text for part in PARTS for text in (rule.left, rule.right))
 
 
-SHIPPED_ALONE = Scope()
-_CURRENT: ContextVar[Scope] = ContextVar("rules", default=SHIPPED_ALONE)
+SHIPPED_ALONE = RuleScope()
+_CURRENT: ContextVar[RuleScope] = ContextVar("rules", default=SHIPPED_ALONE)
 
 
-def current() -> Scope:
+def current() -> RuleScope:
     """The scope that is in force here."""
     return _CURRENT.get()

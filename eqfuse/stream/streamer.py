@@ -13,6 +13,7 @@ from eqfuse.devices import place_of
 from eqfuse.errors import EqfuseError
 from eqfuse.rules.merge import State
 from eqfuse.stream.programs import COUNT, START, TOTAL, Stream
+from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.folds import identity
@@ -191,8 +192,13 @@ class Streamer:
 
 
 def _torch(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises BindError where a derivative is asked for: what was streamed has none."""
     return {
-        name: torch.from_numpy(value) if hasattr(value, "__array_interface__") and value.ndim else value
+        name: detached(name, value)
+        if isinstance(value, torch.Tensor)
+        else torch.from_numpy(value)
+        if hasattr(value, "__array_interface__") and value.ndim
+        else value
         for name, value in values.items()
     }
 

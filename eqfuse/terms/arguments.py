@@ -11,7 +11,7 @@ from eqfuse.errors import BindError, locate
 
 def detached(name: str, tensor: torch.Tensor, source: str = "") -> torch.Tensor:
     """The tensor without its graph. Raises BindError where a derivative is asked for, or a transform of
-    `torch.func` is under way: what eqfuse computes is not differentiable, and the derivative would be 0."""
+    `torch.func` is under way: what is computed from it is not differentiable, and the derivative would be 0."""
     found = _transformed(tensor)
     if found:
         what, hint = found
@@ -28,23 +28,24 @@ def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
                 "give the batch an axis of the program, and call the kernel on the whole batch",
             )
         return (
-            "is under a transform of torch.func (grad, vjp, jvp), and kernels have no derivative",
-            "call the kernel outside the transform, or differentiate the program written in torch",
+            "is under a transform of torch.func, of which a call of a kernel knows grad and vjp alone",
+            "use torch.func.grad or vjp of a call, or call the kernel outside of the transform",
+        )
+    if has_tangent(tensor):
+        return (
+            "has a tangent (forward-mode differentiation), and kernels have backward derivatives alone",
+            "pass the tensor's .detach(), or its primal: torch.autograd.forward_ad.unpack_dual(tensor).primal",
         )
     if tensor.requires_grad and torch.is_grad_enabled():
         return (
-            "requires grad, and kernels have no derivative",
-            "call the kernel under torch.no_grad() or torch.inference_mode(), or pass the tensor's .detach()",
-        )
-    if _has_tangent(tensor):
-        return (
-            "has a tangent (forward-mode differentiation), and kernels have no derivative",
-            "pass the tensor's .detach(), or its primal: torch.autograd.forward_ad.unpack_dual(tensor).primal",
+            "requires grad, and only a call of a kernel has a derivative",
+            "call it under torch.no_grad() or torch.inference_mode(), or pass the tensor's .detach()",
         )
     return None
 
 
-def _has_tangent(tensor: torch.Tensor) -> bool:
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is under forward-mode differentiation."""
     return (
         forward_ad._current_level >= 0
         and not torch.is_inference_mode_enabled()

@@ -54,7 +54,7 @@ Number = float | int | bool
 
 
 @dataclass(frozen=True)
-class Names:
+class ProgramNames:
     """What the names of one program are, known before its expressions are read.
 
     `axes`: every name that some definition, reduction or declaration binds; `subscripted`: every name
@@ -75,7 +75,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Scope:
+class Bindings:
     """The axes bound here; inside the text of a registered reduction also its arguments, by name, and the axis of its
     ranks."""
 
@@ -83,9 +83,9 @@ class Scope:
     arguments: Mapping[str, Expr] = field(default_factory=dict)
     ranks: tuple[str, ...] = ()
 
-    def bind(self, axes: tuple[str, ...]) -> Scope:
+    def bind(self, axes: tuple[str, ...]) -> Bindings:
         """This scope inside a reduction over `axes`."""
-        return Scope(self.axes.union(axes), self.arguments, self.ranks)
+        return Bindings(self.axes.union(axes), self.arguments, self.ranks)
 
 
 @dataclass
@@ -94,14 +94,14 @@ class Reader:
     `read_names` every name that some definition read, `ranks` the ranks of the tensors met."""
 
     source: Source
-    names: Names
+    names: ProgramNames
     inliner: Inliner
     current: str = ""
     done: dict[str, Expr] = field(default_factory=dict)
     read_names: set[str] = field(default_factory=set)
     ranks: dict[str, int] = field(default_factory=dict)
 
-    def read(self, node: ast.expr, scope: Scope) -> Expr:
+    def read(self, node: ast.expr, scope: Bindings) -> Expr:
         """The term that `node` stands for. Raises ParseError and TypeCheckError."""
         match node:
             case ast.Constant():
@@ -164,7 +164,7 @@ class Reader:
             case _:
                 return call("not", operand)
 
-    def _comparison(self, node: ast.Compare, scope: Scope) -> Expr:
+    def _comparison(self, node: ast.Compare, scope: Bindings) -> Expr:
         parts = [self.read(part, scope) for part in (node.left, *node.comparators)]
         links: list[Expr] = []
         for op, left, right in zip(node.ops, parts, parts[1:], strict=False):
@@ -173,7 +173,7 @@ class Reader:
             links.append(call(COMPARE[type(op)], left, right))
         return reduce(lambda a, b: call("and", a, b), links)
 
-    def _power(self, node: ast.BinOp, scope: Scope) -> Expr:
+    def _power(self, node: ast.BinOp, scope: Bindings) -> Expr:
         base, exponent = self.read(node.left, scope), self.read(node.right, scope)
         if not isinstance(exponent, Const) or isinstance(exponent.value, bool):
             hint = "write exp(y * log(x)) for an exponent that is not a constant"
@@ -186,7 +186,7 @@ class Reader:
         power = _power(base, abs(exponent.value))
         return power if exponent.value >= 0 else call("div", Const(1), power)
 
-    def _name(self, node: ast.Name, scope: Scope) -> Expr:
+    def _name(self, node: ast.Name, scope: Bindings) -> Expr:
         name, names = node.id, self.names
         if name in scope.arguments:
             return scope.arguments[name]
@@ -216,7 +216,7 @@ class Reader:
         hint = f"reduce over it, as in sum[{axis}](...), or add it to the axes on the left side"
         return self._error(f"axis {axis!r} is not bound here", node, hint)
 
-    def _load(self, node: ast.Subscript, scope: Scope) -> Expr:
+    def _load(self, node: ast.Subscript, scope: Bindings) -> Expr:
         match node.value:
             case ast.Name(id=name) if name in self.names.axes or self.names.is_scalar(name):
                 what = "an axis" if name in self.names.axes else "a scalar"
@@ -240,7 +240,7 @@ class Reader:
         self.read_names.add(name)
         return Load(name, index)
 
-    def _index(self, node: ast.expr, scope: Scope) -> Expr:
+    def _index(self, node: ast.expr, scope: Bindings) -> Expr:
         if isinstance(node, ast.Name) and node.id not in scope.axes:
             names = self.names
             if node.id not in names.definitions and not names.is_scalar(node.id):
@@ -291,7 +291,7 @@ class Reader:
             message = f"N({error.axis}) in {name!r} has no meaning where {error.axis!r} is a computed index"
             raise self._error(message, node, hint, TypeCheckError) from None
 
-    def _call(self, node: ast.Call, scope: Scope) -> Expr:
+    def _call(self, node: ast.Call, scope: Bindings) -> Expr:
         for argument in (*node.args, *node.keywords):
             if isinstance(argument, ast.keyword | ast.Starred):
                 raise self._error("arguments are given by position, one by one", node)
@@ -307,7 +307,7 @@ class Reader:
             case _:
                 raise self._error("only names can be called", node)
 
-    def _function(self, name: str, node: ast.Call, scope: Scope) -> Expr:
+    def _function(self, name: str, node: ast.Call, scope: Bindings) -> Expr:
         if name == "N":
             return self._size(node)
         if name in VARIADIC:
@@ -342,7 +342,7 @@ class Reader:
                 hint = "N(j) is the number of positions of axis 'j'"
                 raise self._error("N takes the name of one axis", node, hint)
 
-    def _reduction(self, name: str, index: ast.expr, node: ast.Call, scope: Scope) -> Expr:
+    def _reduction(self, name: str, index: ast.expr, node: ast.Call, scope: Bindings) -> Expr:
         if name in REGISTERED:
             values = self._registered(REGISTERED[name], index, node, scope)
             if len(values) > 1:
@@ -360,7 +360,7 @@ class Reader:
         body = self.read(node.args[0], scope.bind(axes))
         return reduce(lambda inner, axis: Reduce(name, axis, inner), reversed(axes), body)
 
-    def values(self, node: ast.expr, scope: Scope) -> tuple[Expr, ...]:
+    def values(self, node: ast.expr, scope: Bindings) -> tuple[Expr, ...]:
         """The terms of what may be a reduction with several values."""
         match node:
             case ast.Call(func=ast.Subscript(value=ast.Name(id=name), slice=index)) if name in REGISTERED:
@@ -369,7 +369,7 @@ class Reader:
                 return (self.read(node, scope),)
 
     def _registered(
-        self, reduction: Reduction, index: ast.expr, node: ast.Call, scope: Scope
+        self, reduction: Reduction, index: ast.expr, node: ast.Call, scope: Bindings
     ) -> tuple[Expr, ...]:
         axes = axis_names(self.source, index, "a reduction")
         self._check_count(f"{reduction.name}[{', '.join(axes)}]", len(reduction.args), node)
@@ -388,10 +388,10 @@ class Reader:
         for value, arg in zip(given, node.args, strict=True):
             self._check_same_along(ranks, value, arg)
         arguments = {ARGUMENT + name: value for name, value in zip(reduction.args, given, strict=True)}
-        text = Scope(inside.axes, arguments, ranks)
+        text = Bindings(inside.axes, arguments, ranks)
         return tuple(self.read(instance(result, reduction.args, axes), text) for result in reduction.results)
 
-    def _check_ranks(self, name: str, ranks: str, node: ast.AST, scope: Scope) -> None:
+    def _check_ranks(self, name: str, ranks: str, node: ast.AST, scope: Bindings) -> None:
         """Raises ParseError for an axis along which there can be no list."""
         if ranks not in scope.axes:
             raise self._unbound(ast.copy_location(ast.Name(ranks), node))
@@ -408,7 +408,7 @@ class Reader:
             hint = f"all ranks list the same values: leave {axis!r} out"
             raise self._error(f"this depends on {axis!r}, the axis of its ranks", node, hint)
 
-    def _variable(self, name: str, variable: str, index: ast.expr, node: ast.Call, scope: Scope) -> Expr:
+    def _variable(self, name: str, variable: str, index: ast.expr, node: ast.Call, scope: Bindings) -> Expr:
         """A state variable of a fold, from what a position contributes to each of them."""
         found = fold_of(f"{name}.{variable}")
         if found is None:

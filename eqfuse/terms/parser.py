@@ -11,7 +11,7 @@ import numpy as np
 
 from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean, locate
 from eqfuse.terms.bounds import reads_beyond
-from eqfuse.terms.expressions import Names, Number, Reader, Scope
+from eqfuse.terms.expressions import Bindings, Number, ProgramNames, Reader
 from eqfuse.terms.functions import CASTS, CONSTANTS
 from eqfuse.terms.inline import Inliner
 from eqfuse.terms.integers import fits
@@ -84,7 +84,7 @@ class Texts:
 
     source: Source
     statements: Sequence[Statement]
-    names: Names
+    names: ProgramNames
     domains: dict[str, str]
     reader: Reader
 
@@ -162,7 +162,7 @@ def _constants(scalars: Mapping[str, Number]) -> dict[str, Number]:
     return constants
 
 
-def _names(source: Source, found: Sequence[Statement], constants: Mapping[str, Number]) -> Names:
+def _names(source: Source, found: Sequence[Statement], constants: Mapping[str, Number]) -> ProgramNames:
     definitions: dict[str, Definition] = {}
     declared: dict[str, Declaration] = {}
     for statement in found:
@@ -179,7 +179,7 @@ def _names(source: Source, found: Sequence[Statement], constants: Mapping[str, N
             declared[statement.name] = statement
     axes, subscripted = _bound_and_subscripted(found)
     lengths = _lengths(source, found)
-    names = Names(frozenset(axes), frozenset(subscripted), definitions, declared, constants, lengths)
+    names = ProgramNames(frozenset(axes), frozenset(subscripted), definitions, declared, constants, lengths)
     for name, node in [(name, statement.node) for name, statement in (declared | definitions).items()]:
         if name in CONSTANTS:
             raise source.error(f"{name!r} is a constant of the language", node, "choose another name")
@@ -212,7 +212,7 @@ def _lengths(source: Source, found: Sequence[Statement]) -> dict[str, int]:
     return lengths
 
 
-def _check_constants(source: Source, names: Names, read: set[str]) -> None:
+def _check_constants(source: Source, names: ProgramNames, read: set[str]) -> None:
     scalars = read - names.subscripted - names.definitions.keys()
     for name, value in names.constants.items():
         if name in names.axes:
@@ -264,7 +264,7 @@ def _aliases(source: Source, found: Sequence[Statement]) -> dict[str, str]:
 
 
 def _defined(source: Source, reader: Reader, definition: Definition) -> Expr:
-    values = reader.values(definition.value, Scope(frozenset(definition.axes)))
+    values = reader.values(definition.value, Bindings(frozenset(definition.axes)))
     if len(values) != definition.count:
         given = "1 name" if definition.count == 1 else f"{definition.count} names"
         of = "1 value" if len(values) == 1 else f"{len(values)} values"
@@ -309,7 +309,7 @@ def _check_reserved(source: Source, inputs: Collection[str]) -> None:
         )
 
 
-def _check_all_used(source: Source, names: Names, read: set[str]) -> None:
+def _check_all_used(source: Source, names: ProgramNames, read: set[str]) -> None:
     for name, declaration in names.declared.items():
         if name not in read and name not in names.definitions:
             guess = did_you_mean(name, read - names.declared.keys())
@@ -317,7 +317,9 @@ def _check_all_used(source: Source, names: Names, read: set[str]) -> None:
             raise source.error(f"{name!r} is declared but never read", declaration.node, hint)
 
 
-def _output_names(source: Source, found: Sequence[Statement], names: Names, read: set[str]) -> list[str]:
+def _output_names(
+    source: Source, found: Sequence[Statement], names: ProgramNames, read: set[str]
+) -> list[str]:
     last = found[-1]
     if not isinstance(last, Return):
         return [name for name in names.definitions if name not in read]
@@ -336,14 +338,17 @@ def _output_names(source: Source, found: Sequence[Statement], names: Names, read
     return returned
 
 
-def _output(definition: Definition, expr: Expr, names: Names) -> Output:
+def _output(definition: Definition, expr: Expr, names: ProgramNames) -> Output:
     declaration = names.declared.get(definition.name)
     cast = expr.fn if isinstance(expr, Call) and expr.fn in CASTS else None
     return Output(definition.name, definition.axes, expr, declaration.dtype if declaration else cast)
 
 
 def _tensors(
-    nodes: Sequence[Expr], names: Names, domains: Mapping[str, str], beyond: Collection[tuple[str, int, str]]
+    nodes: Sequence[Expr],
+    names: ProgramNames,
+    domains: Mapping[str, str],
+    beyond: Collection[tuple[str, int, str]],
 ) -> tuple[Tensor, ...]:
     """The tensors that are read. `beyond` are the dimensions that are longer than an axis that indexes them."""
     loads: dict[str, list[Load]] = {}
@@ -374,7 +379,7 @@ def _plain_axis(
 
 
 def _integers(
-    outputs: Sequence[Output], tensors: Sequence[Tensor], names: Names, made: bool
+    outputs: Sequence[Output], tensors: Sequence[Tensor], names: ProgramNames, made: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The scalars that hold integers, and the undeclared tensors that do."""
     declared = {name: each.dtype in INTEGER_DTYPES for name, each in names.declared.items()}

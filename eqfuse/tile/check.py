@@ -101,7 +101,10 @@ class _KernelCheck:
 
     def _require(self, holds: bool, message: str) -> None:
         if not holds:
-            raise TileError(f"kernel {self._kernel.name!r}: {message}")
+            raise self._error(message)
+
+    def _error(self, message: str) -> TileError:
+        return TileError(f"kernel {self._kernel.name!r}: {message}")
 
     # Statements ---------------------------------------------------------------------------------
 
@@ -155,22 +158,27 @@ class _KernelCheck:
     # Values -------------------------------------------------------------------------------------
 
     def _define(self, value: Value) -> None:
-        self._require(value.name not in self._names, f"{value.name!r} is defined twice")
-        self._require(value.dtype in DTYPES, f"{value.name!r} has the unknown dtype {value.dtype!r}")
-        self._require(len(set(value.dims)) == len(value.dims), f"{_typed(value)} repeats a dim")
+        if value.name in self._names:
+            raise self._error(f"{value.name!r} is defined twice")
+        if value.dtype not in DTYPES:
+            raise self._error(f"{value.name!r} has the unknown dtype {value.dtype!r}")
+        if len(set(value.dims)) != len(value.dims):
+            raise self._error(f"{_typed(value)} repeats a dim")
         for axis in value.dims:
             block = self._block(axis)
-            tiled = block.kind in ("loop", "whole") or (block.kind == "grid" and block.size != 1)
-            self._require(tiled, f"{_typed(value)} has the dim {axis!r}, which is a scalar position")
-            walked = block.kind != "loop" or any(loop.axis == axis for loop in self._open)
-            self._require(walked, f"{_typed(value)} has the dim {axis!r} outside a loop over it")
+            if block.kind == "unit" or (block.kind == "grid" and block.size == 1):
+                raise self._error(f"{_typed(value)} has the dim {axis!r}, which is a scalar position")
+            if block.kind == "loop" and all(loop.axis != axis for loop in self._open):
+                raise self._error(f"{_typed(value)} has the dim {axis!r} outside a loop over it")
         self._names.add(value.name)
         self._visible[value.name] = value
 
     def _read(self, value: Value) -> None:
         found = self._visible.get(value.name)
-        self._require(found is not None, f"{value.name!r} is read where it is not defined")
-        self._require(found == value, f"{value.name!r} is read as {_typed(value)}")
+        if found is None:
+            raise self._error(f"{value.name!r} is read where it is not defined")
+        if found is not value and found != value:
+            raise self._error(f"{value.name!r} is read as {_typed(value)}")
 
     def _scalar_integer(self, value: Value) -> None:
         self._read(value)
@@ -178,7 +186,8 @@ class _KernelCheck:
         self._require(fits, f"{_typed(value)} is not a scalar integer")
 
     def _block(self, axis: str) -> Block:
-        self._require(axis in self._blocks, f"axis {axis!r} has no block")
+        if axis not in self._blocks:
+            raise self._error(f"axis {axis!r} has no block")
         return self._blocks[axis]
 
     # Ops ----------------------------------------------------------------------------------------
@@ -208,15 +217,14 @@ class _KernelCheck:
             case Fill():
                 self._shape(value, value.dims, value.dtype)
             case Elementwise(fn, args, division):
-                divides = fn in ("floordiv", "mod") and value.dtype in INTEGERS
-                self._require(division == "any" or divides, f"{fn} is no division of integers")
+                if division != "any" and (fn not in ("floordiv", "mod") or value.dtype not in INTEGERS):
+                    raise self._error(f"{fn} is no division of integers")
                 self._elementwise(value, fn, args)
             case Bound(axis, stop):
                 self._bound(value, axis, stop)
             case Align(source):
-                self._require(
-                    set(source.dims) <= set(value.dims), f"{_typed(value)} loses dims of {_typed(source)}"
-                )
+                if not set(source.dims) <= set(value.dims):
+                    raise self._error(f"{_typed(value)} loses dims of {_typed(source)}")
                 self._shape(value, value.dims, source.dtype)
             case Cast(source):
                 self._shape(value, source.dims, value.dtype)
@@ -266,8 +274,10 @@ class _KernelCheck:
         return place
 
     def _shape(self, value: Value, dims: tuple[str, ...], dtype: str) -> None:
-        self._require(value.dims == dims, f"{_typed(value)} should have the dims {list(dims)}")
-        self._require(value.dtype == dtype, f"{_typed(value)} should be {dtype}")
+        if value.dims != dims:
+            raise self._error(f"{_typed(value)} should have the dims {list(dims)}")
+        if value.dtype != dtype:
+            raise self._error(f"{_typed(value)} should be {dtype}")
 
     def _position(self, axis: str) -> None:
         block = self._block(axis)
@@ -287,14 +297,13 @@ class _KernelCheck:
 
     def _elementwise(self, value: Value, fn: str, args: tuple[Value, ...]) -> None:
         arity = ARITY.get(fn, TILE_FUNCTIONS.get(fn))
-        self._require(arity == len(args), f"{fn} of {len(args)} operands")
+        if arity != len(args):
+            raise self._error(f"{fn} of {len(args)} operands")
         for arg in args:
-            self._require(
-                arg.dims in ((), value.dims), f"operand {_typed(arg)} of {_typed(value)} is not reconciled"
-            )
-        self._require(
-            any(arg.dims == value.dims for arg in args), f"{_typed(value)} has dims that no operand has"
-        )
+            if arg.dims and arg.dims != value.dims:
+                raise self._error(f"operand {_typed(arg)} of {_typed(value)} is not reconciled")
+        if all(arg.dims != value.dims for arg in args):
+            raise self._error(f"{_typed(value)} has dims that no operand has")
         dtypes = [arg.dtype for arg in args]
         accumulate = "f64" if "f64" in (*dtypes, value.dtype) else "f32"
         wanted = list(operand_dtypes(fn, dtypes, accumulate))
@@ -302,7 +311,8 @@ class _KernelCheck:
             wanted = ["bool", value.dtype, value.dtype]
         else:
             self._shape(value, value.dims, result_dtype(fn, dtypes, accumulate))
-        self._require(dtypes == wanted, f"{fn} of {', '.join(dtypes)} should be of {', '.join(wanted)}")
+        if dtypes != wanted:
+            raise self._error(f"{fn} of {', '.join(dtypes)} should be of {', '.join(wanted)}")
 
     def _access(self, tensor: str, index: tuple[Value, ...], mask: Value | None, tile: Value) -> None:
         for value in index:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 
+import torch
+
+from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Call, Const, Expr, Size
 from eqfuse.tile.nodes import Store, TileProgram
 from eqfuse.tile.walk import nested
+
+SMALL_ELEMENTS = 1 << 16
+"""Programs whose tensors have fewer elements than this are not worth waking a pool for."""
 
 
 def resolve_extents(
@@ -51,3 +57,17 @@ _INTEGER: Mapping[str, Callable[[int, int], int]] = {
     "mul": operator.mul,
     "floordiv": operator.floordiv,
 }
+
+
+def buffers_for(
+    program: TileProgram, sizes: Mapping[str, int], dtypes: Mapping[str, str]
+) -> dict[str, torch.Tensor]:
+    """Uninitialised CPU tensors for everything that `program` writes, outputs and temporaries, given the size
+    of every axis. `dtypes` decides where the program leaves a buffer's dtype open.
+    """
+    return {
+        buffer.name: torch.empty(
+            [sizes[axis] for axis in buffer.axes], dtype=TORCH_DTYPES[buffer.dtype or dtypes[buffer.name]]
+        )
+        for buffer in program.buffers
+    }

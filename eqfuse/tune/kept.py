@@ -1,35 +1,30 @@
 """Settings that a search has found, kept between processes: one JSON file for each program, shape and device.
 
-A file is data that anything may have changed: it is checked against the candidates of the program that it is
-read for, and one that does not fit is as good as none. The merges are never in it: the loop nest of its plan is
+What a file says is checked against the candidates of the program that it is read for, and one that does not fit is as
+good as none. The merges are never in it: the loop nest of its plan is
 derived and certified as any other.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from eqfuse.cache import entries
+from eqfuse.cache.entries import Key, Unfit
 from eqfuse.extract.candidates import MAX_SHARDS, Candidate, shape_of
 from eqfuse.extract.devices import Device
 from eqfuse.extract.neighbours import STAGES, WARPS, changed, may_become
 from eqfuse.extract.shape import Shape
-from eqfuse.files import cache_home, write_whole
 from eqfuse.loops.nodes import Kernel, Nest
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.printer import show
 
-Key = Mapping[str, Any]
-"""What settings were found for: as JSON, and compared whole with the one that a file has."""
-
-
-class Unfit(Exception):
-    """Why a file is not used."""
+KIND = "tuned"
 
 
 @dataclass(frozen=True)
@@ -43,15 +38,13 @@ class Found:
 
 def place(key: Key) -> Path:
     """The file for a key; need not exist."""
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    return cache_home() / "tuned" / f"{digest}.json"
+    return entries.place(KIND, key)
 
 
 def keep(key: Key, found: Found) -> None:
     """Writes the file. Raises OSError."""
     plan = found.candidate.plan
     content = {
-        "key": key,
         "nest": _digest(found.candidate.nest),
         "schedule": plan.schedule,
         "shards": plan.shards,
@@ -66,9 +59,7 @@ def keep(key: Key, found: Found) -> None:
         "seconds": found.seconds,
         "chosen_seconds": found.chosen_seconds,
     }
-    path = place(key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(content, indent=1))
+    entries.keep(KIND, key, content)
 
 
 def read(
@@ -82,19 +73,9 @@ def read(
 
     Raises Unfit for one that cannot be read or says something that no search would have written.
     """
-    path = place(key)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    content = entries.read(KIND, key)
+    if content is None:
         return None
-    except (OSError, ValueError) as error:
-        raise Unfit(f"it cannot be read: {error}") from None
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Unfit(f"it is not JSON: {error}") from None
-    if not isinstance(content, dict) or content.get("key") != key:
-        raise Unfit("it was made for something else")
     same = [
         c
         for c in candidates

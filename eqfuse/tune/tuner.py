@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from eqfuse import compiler
+from eqfuse.cache.entries import Key, Unfit
 from eqfuse.compiler import Compiled
 from eqfuse.derived import Derived
 from eqfuse.environment import installed
@@ -101,7 +102,7 @@ class Tuner:
                 return None
             candidate = timed(found.candidate, found.seconds)
             compiled = replace(self._compiled(candidate), candidates=(candidate, *self.base.candidates))
-        except (kept.Unfit, EqfuseError) as error:
+        except (Unfit, EqfuseError) as error:
             self.notes.append(f"{kept.place(self._key)} is not used: {error}")
             return None
         return compiled, Tuning(candidate.plan, found.chosen_seconds)
@@ -172,7 +173,7 @@ class Tuner:
         )
 
     @property
-    def _key(self) -> kept.Key:
+    def _key(self) -> Key:
         program, base = self.derived.program, self.base
         return {
             "program": program.source,

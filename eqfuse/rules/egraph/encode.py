@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 from eqfuse.rules.guards import guarded
 from eqfuse.rules.scope import current
 from eqfuse.terms.folds import PAIR, fold_of, packed
-from eqfuse.terms.functions import CASTS
+from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, Scalar, Size, call, children, free_axes, walk
 
-_UNARY = {"neg": "Neg", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs", "sq": "Sq"}
-_UNARY |= {"finite": "Finite", "invertible": "Invertible"}
-_BINARY = {"add": "Add", "mul": "Mul", "maximum": "Max", "minimum": "Min"}
-_DECODE_UNARY = {v: k for k, v in _UNARY.items()}
-_DECODE_BINARY = {v: k for k, v in _BINARY.items()}
+_HEADS = {row.name: row.constructor for row in FUNCTIONS.values() if row.constructor}
+_FUNCTIONS = {head: fn for fn, head in _HEADS.items()}
 
 ONE = '(Num "1")'
 ZERO = '(Num "0")'
@@ -136,12 +133,8 @@ class Encoder:
                 return f"(Inv (Sqrt {args[0]}))"
             case "relu":
                 return f"(Max {args[0]} {ZERO})"
-            case "where":
-                return f"(Where {' '.join(args)})"
-        if fn in _UNARY:
-            return f"({_UNARY[fn]} {args[0]})"
-        if fn in _BINARY and not (fn == "mul" and _has_zero(expr)):
-            return f"({_BINARY[fn]} {args[0]} {args[1]})"
+        if fn in _HEADS and not (fn == "mul" and _has_zero(expr)):
+            return f"({_HEADS[fn]} {' '.join(args)})"
         if fn in CASTS and not self.strict_casts:
             return f'(Cast "{fn}" {args[0]})'
         if fn != PAIR and not _reads_reduction(expr):
@@ -178,6 +171,8 @@ class Encoder:
                 )
             if isinstance(expr, Size):
                 lines.append(f"(nonneg {term}) (positive {term})")
+                if self.axis is None:
+                    lines.append(f'(count {term} "{expr.axis}" "ALL")')
             if isinstance(expr, Scalar):
                 lines.append(f"(scalar {term})")
         return lines
@@ -203,8 +198,6 @@ class Encoder:
                 return call("div", Const(1), a)
             case "Max", (), (a, Const(0)):
                 return call("relu", a)
-            case "Where", (), (p, a, b):
-                return call("where", p, a, b)
             case "Cast", (fn,), (a,):
                 return call(fn, a)
             case "Ratio", (), (a, b):  # total: where a factor is 0 or infinite, 1 stands for it
@@ -223,9 +216,7 @@ class Encoder:
                 return Size(axis)
             case "Red", (op, axis, _), (body,):
                 return Reduce(op, axis, body)
-        if head in _DECODE_UNARY:
-            return call(_DECODE_UNARY[head], *args)
-        return call(_DECODE_BINARY[head], *args)
+        return call(_FUNCTIONS[head], *args)
 
 
 def _folds(expr: Expr, axis: str, local: Mapping[str, str]) -> bool:

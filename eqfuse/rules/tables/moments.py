@@ -2,6 +2,9 @@
 
 `parallel_axis(e, s, d, c, k, P)` says e = s + (c - k) d, with c and k fixed along P: one factor m + c of the product e is
 m + k in s and left out in d. Then k is the reference that a state has, and the sum of e is that of s, and of d times c - k.
+
+`moment(s, w, x, n, D)` says s = sum of w x over D and n = sum of w, `quotient(q, a, n)` that q = a / n, in whichever order
+it is written: then s / n is a mean. `count(n, D)` says that n is the number of positions.
 """
 
 from __future__ import annotations
@@ -114,3 +117,75 @@ def _moments() -> tuple[Rule, ...]:
 
 MOMENTS = RuleSet("recentre", _moments())
 """Moments: a shift inside a product becomes the shift that the state has, plus a difference that leaves."""
+
+
+def _about_means() -> tuple[Rule, ...]:
+    squares = ("moment(p, w, s, n, D)", "s == sq(x)")
+    products = ("moment(p, w, s, n, D)", "s == x * y")
+    sum_x, sum_y = ("moment(r, w, x, g, D)",), ("moment(t, w, y, h, D)",)
+    mean_x, mean_y = (*sum_x, "quotient(m, r, g)"), (*sum_y, "quotient(k, t, h)")
+    average = ("quotient(a, p, n)",)
+    variance, covariance = "sum[D](w * sq(x - m))", "sum[D](w * ((x - m) * (y - k)))"
+    of_sums = {"m": "r * inv(g)", "k": "t * inv(h)"}
+
+    def with_sums(text: str) -> str:
+        for name, value in of_sums.items():
+            text = text.replace(f"- {name})", f"- {value})")
+        return text
+
+    rules: list[Rule] = [
+        Infer("quotient-right", "quotient(a * inv(n), a, n)", (), "a (1/n) = a/n"),
+        Infer("quotient-left", "quotient(inv(n) * a, a, n)", (), "(1/n) a = a/n"),
+        Infer("count-positions", "count(sum[D](1), D)", (), "one for each position"),
+        Infer("moment-plain", "moment(sum[D](x), 1, x, n, D)", ("count(n, D)",), "all weights are 1"),
+        Infer("moment-left", "moment(sum[D](w * x), w, x, n, D)", ("n == sum[D](w)",), "a weighted sum"),
+        Infer("moment-right", "moment(sum[D](x * w), w, x, n, D)", ("n == sum[D](w)",), "a weighted sum"),
+    ]
+    why = "E[x^2] - E[x]^2 = E[(x - E[x])^2]"
+    rules.append(Rewrite("variance", "a - sq(m)", f"{variance} * inv(n)", (*average, *squares, *mean_x), why))
+    why = "sum of x^2 - (sum of x)^2 / n = sum of (x - E[x])^2"
+    rules += [
+        Rewrite(f"squares-less-{name}", f"p - {less}", variance, (*squares, *mean_x), why)
+        for name, less in (
+            ("count-mean-squared", "n * sq(m)"),
+            ("mean-squared-count", "sq(m) * n"),
+            ("sum-mean", "r * m"),
+            ("mean-sum", "m * r"),
+        )
+    ]
+    rules.append(
+        Rewrite(
+            "squares-less-squared-sum",
+            "p - b",
+            with_sums(variance),
+            (*squares, *sum_x, "quotient(b, q, n)", "q == sq(r)"),
+            why,
+        )
+    )
+    why = "E[x y] - E[x] E[y] = E[(x - E[x]) (y - E[y])]"
+    rules += [
+        Rewrite(
+            f"covariance-{name}",
+            f"a - {less}",
+            f"{covariance} * inv(n)",
+            (*average, *products, *mean_x, *mean_y),
+            why,
+        )
+        for name, less in (("in-order", "m * k"), ("reversed", "k * m"))
+    ]
+    why = "sum of x y - (sum of x)(sum of y) / n = sum of (x - E[x]) (y - E[y])"
+    rules += [
+        Rewrite(
+            f"products-less-{name}",
+            "p - b",
+            with_sums(covariance),
+            (*products, *sum_x, *sum_y, "quotient(b, q, n)", f"q == {less}"),
+            why,
+        )
+        for name, less in (("sums-in-order", "r * t"), ("sums-reversed", "t * r"))
+    ]
+    return tuple(rules)
+
+
+MEANS = RuleSet("means", _about_means())
+"""Differences of moments, which cancel, as the moments of differences from a mean."""

@@ -95,41 +95,6 @@ STABILISE = RuleSet(
             ("shifted(e, z, m, ALL)",),
             "log(e^M s k) = M + log(s k)",
         ),
-        Rewrite(
-            "variance-of-moments",
-            "sum[D](sq(x)) * inv(n) - sq(sum[D](x) * inv(n))",
-            "sum[D](sq(x - sum[D](x) * inv(n))) * inv(n)",
-            ("n == sum[D](1)",),
-            "E[x^2] - E[x]^2 = E[(x - E[x])^2]",
-        ),
-        Rewrite(
-            "weighted-variance-of-moments",
-            "sum[D](w * sq(x)) * inv(n) - sq(sum[D](w * x) * inv(n))",
-            "sum[D](w * sq(x - sum[D](w * x) * inv(n))) * inv(n)",
-            ("n == sum[D](w)",),
-            "E[x^2] - E[x]^2 = E[(x - E[x])^2], weighted",
-        ),
-        Rewrite(
-            "squares-less-squared-sum",
-            "sum[D](sq(x)) - sq(sum[D](x)) * inv(n)",
-            "sum[D](sq(x - sum[D](x) * inv(n)))",
-            ("n == sum[D](1)",),
-            "sum of x^2 - (sum of x)^2 / n = sum of (x - mean)^2",
-        ),
-        Rewrite(
-            "squares-less-squared-mean",
-            "sum[D](sq(x)) - n * sq(sum[D](x) * inv(n))",
-            "sum[D](sq(x - sum[D](x) * inv(n)))",
-            ("n == sum[D](1)",),
-            "sum of x^2 - n mean^2 = sum of (x - mean)^2",
-        ),
-        Rewrite(
-            "covariance-of-moments",
-            "sum[D](x * y) * inv(n) - (sum[D](x) * inv(n)) * (sum[D](y) * inv(n))",
-            "sum[D]((x - sum[D](x) * inv(n)) * (y - sum[D](y) * inv(n))) * inv(n)",
-            ("n == sum[D](1)",),
-            "E[xy] - E[x]E[y] = E[(x - E[x])(y - E[y])]",
-        ),
     ),
 )
 """Equal forms that do not overflow or cancel; extraction prefers them."""

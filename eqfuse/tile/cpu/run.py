@@ -28,7 +28,7 @@ from eqfuse.terms.nodes import Program
 from eqfuse.threads import count, undisturbed
 from eqfuse.tile.cpu.source import source_of
 from eqfuse.tile.nodes import Kernel, Let, LoadTile, TileProgram
-from eqfuse.tile.storage import buffer_dtypes, resolve_extents
+from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
 from eqfuse.tile.walk import nested
 
 Tensors = Mapping[str, torch.Tensor]
@@ -39,9 +39,6 @@ _Launch = tuple[Mapping[str, int], tuple[Sequence[Starts], ...]]
 """What calls on the same extents share: the size of every axis, and the blocks of every kernel."""
 
 KernelFunction = Callable[[Tensors, Scalars, Mapping[str, int], Iterable[Starts]], None]
-
-SMALL_ELEMENTS = 1 << 16
-"""Programs whose tensors have fewer elements than this are not worth waking a pool for."""
 
 
 class CpuProgram:
@@ -180,18 +177,4 @@ def _loaded_dtypes(program: TileProgram) -> dict[str, torch.dtype]:
         for kernel in program.kernels
         for stmt in nested(kernel.body)
         if isinstance(stmt, Let) and isinstance(stmt.op, LoadTile)
-    }
-
-
-def buffers_for(
-    program: TileProgram, sizes: Mapping[str, int], dtypes: Mapping[str, str]
-) -> dict[str, torch.Tensor]:
-    """Uninitialised CPU tensors for everything that `program` writes, outputs and temporaries, given the size
-    of every axis. `dtypes` decides where the program leaves a buffer's dtype open.
-    """
-    return {
-        buffer.name: torch.empty(
-            [sizes[axis] for axis in buffer.axes], dtype=TORCH_DTYPES[buffer.dtype or dtypes[buffer.name]]
-        )
-        for buffer in program.buffers
     }

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from eqfuse.terms.assume import conjuncts
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, Size, walk
 from eqfuse.tile.lower.builder import Builder
-from eqfuse.tile.lower.expressions import Expressions, may_keep_inside, may_miss
+from eqfuse.tile.lower.expressions import Expressions, is_shift, may_keep_inside, may_miss
 from eqfuse.tile.lower.types import Types
 from eqfuse.tile.nodes import Value
 
@@ -32,7 +32,8 @@ Interval = tuple[Value, Value]
 class Region:
     """Positions of an axis where a predicate may be true, [low, high), and where it is true for every position of
     the other axes, [full_low, full_high). None is unbounded. `proven` are the truth values of its parts in the
-    latter; `low_is_data`, that `low` is known at run time alone, `is_data`, that `low` or `high` is."""
+    latter, which is where it is true as a whole if it `is_certain`; `low_is_data`, that `low` is known at run time
+    alone, `is_data`, that `low` or `high` is."""
 
     low: Value | None
     high: Value | None
@@ -41,6 +42,7 @@ class Region:
     proven: Mapping[Expr, bool]
     low_is_data: bool = False
     is_data: bool = False
+    is_certain: bool = True
 
 
 EVERYWHERE = Region(None, None, None, None, {})
@@ -70,7 +72,8 @@ class Regions:
     def both(self, left: Region | None, right: Region | None) -> Region | None:
         """Where both of two predicates hold."""
         if left is None or right is None:
-            return left or right
+            known = left or right
+            return known and replace(known, is_certain=False)
         return Region(
             self._pick("maximum", left.low, right.low),
             self._pick("minimum", left.high, right.high),
@@ -79,6 +82,7 @@ class Regions:
             {**left.proven, **right.proven},
             left.low_is_data or right.low_is_data,
             left.is_data or right.is_data,
+            left.is_certain and right.is_certain,
         )
 
     def _where(self, predicate: Expr, wanted: bool) -> Region | None:
@@ -96,7 +100,7 @@ class Regions:
             case Call("eq" | "ne" as fn, (left, right)) if (fn == "eq") == wanted:
                 low = self._compared(predicate, wanted, "ge", left, right)
                 hull = self.both(low, self._compared(predicate, wanted, "le", left, right))
-                return hull and replace(hull, full_low=None, full_high=None, proven={})
+                return hull and replace(hull, full_low=None, full_high=None, proven={}, is_certain=False)
             case Call("lt" | "le" | "gt" | "ge" as fn, (left, right)):
                 return self._compared(predicate, wanted, fn if wanted else _NEGATED[fn], left, right)
             case _:
@@ -104,28 +108,35 @@ class Regions:
 
     def _either(self, whole: Expr, wanted: bool, left: Region | None, right: Region | None) -> Region | None:
         """Where one of two predicates holds: the hull of where they may, and where one certainly does."""
-        proven = {whole: wanted}
+        certain = [region for region in (left, right) if region is not None and region.is_certain]
         if left is None or right is None:
-            known = left or right
-            return known and Region(None, None, known.full_low, known.full_high, proven)
+            return (
+                Region(None, None, certain[0].full_low, certain[0].full_high, {whole: wanted})
+                if certain
+                else None
+            )
         hull = Region(
             None if left.low is None or right.low is None else self._pick("minimum", left.low, right.low),
             None if left.high is None or right.high is None else self._pick("maximum", left.high, right.high),
-            left.full_low,
-            left.full_high,
-            proven,
+            None,
+            None,
+            {},
             left.low_is_data or right.low_is_data,
             left.is_data or right.is_data,
+            is_certain=False,
         )
-        if left.full_low is None and right.full_low is None:
-            either = (
-                None if right.full_high is None else self._pick("maximum", left.full_high, right.full_high)
-            )
-            return replace(hull, full_high=None if left.full_high is None else either)
-        if left.full_high is None and right.full_high is None:
-            either = None if right.full_low is None else self._pick("minimum", left.full_low, right.full_low)
-            return replace(hull, full_low=None if left.full_low is None else either)
-        return hull
+        if not certain:
+            return hull
+        full_low, full_high = certain[0].full_low, certain[0].full_high
+        if len(certain) == 2 and left.full_low is None and right.full_low is None:
+            full_high = self._furthest("maximum", left.full_high, right.full_high)
+        elif len(certain) == 2 and left.full_high is None and right.full_high is None:
+            full_low = self._furthest("minimum", left.full_low, right.full_low)
+        return replace(hull, full_low=full_low, full_high=full_high, proven={whole: wanted}, is_certain=True)
+
+    def _furthest(self, fn: str, left: Value | None, right: Value | None) -> Value | None:
+        """The end of two ranges that is further out; None where one of them has none."""
+        return None if left is None or right is None else self._build.integer(fn, left, right)
 
     def _pick(self, fn: str, left: Value | None, right: Value | None) -> Value | None:
         if left is None or right is None:
@@ -275,9 +286,12 @@ class Regions:
             known = [guard for guard in relevant if self._is_known(guard)]
             dims = self._types.dims(load)
             own = [guard for guard in known if self._types.dims(guard) <= dims]
-            if not own and known != relevant:
+            if own or not any(map(is_shift, walk(*load.index))):
+                needed |= dict.fromkeys(own)
+            elif known == relevant:
+                needed |= dict.fromkeys(known)
+            else:
                 return None
-            needed |= dict.fromkeys(own or known)
         return tuple(guard for guard in self._guards if guard in needed)
 
     def _is_known(self, expr: Expr) -> bool:

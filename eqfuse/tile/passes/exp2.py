@@ -5,6 +5,10 @@ with a scalar (a scaled score, its maximum, their difference), the scalar takes 
 the values in between are kept multiplied: the result is rounded as often as before. Values that would
 need a multiplication of their own at full size (a tile that is loaded) are left alone: there the
 difference of two exact numbers is better taken first.
+
+The same holds where a kernel takes exponentials of differences between what it computes from inputs and what another
+kernel has stored, a maximum as a rule: `x - max x` is exactly 0 at the maximum, and it has to stay so. There, neither
+what is stored nor what is subtracted is kept multiplied, for a product and its inverse are rounded.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Literal
 from eqfuse.tile.nodes import (
     Align,
     Carried,
+    Cast,
     Constant,
     Elementwise,
     Fill,
@@ -24,6 +29,7 @@ from eqfuse.tile.nodes import (
     Irrational,
     Kernel,
     Let,
+    LoadTile,
     Op,
     ReduceTile,
     Stmt,
@@ -48,7 +54,47 @@ _UNCHANGED = (0.0, math.inf, -math.inf)
 
 def base_2(program: TileProgram, *, everywhere: bool) -> TileProgram:
     """Exponentials of f32 as those to the base 2: `everywhere`, or only where no multiplication is added."""
-    return in_kernels(program, lambda kernel: _Base2(kernel, everywhere).run())
+    exact = _met_again(program)
+    return in_kernels(program, lambda kernel: _Base2(kernel, everywhere, exact).run())
+
+
+def _met_again(program: TileProgram) -> frozenset[str]:
+    """Buffers that are part of an exponent together with inputs."""
+    made = {buffer.name for buffer in program.buffers}
+    found: set[str] = set()
+    for kernel in program.kernels:
+        sources = _Sources(kernel)
+        for stmt in nested(kernel.body):
+            if isinstance(stmt, Let) and _is_exponential(stmt):
+                read = sources.of(operands(stmt.op)[0])
+                found |= read & made if read - made else set()
+    return frozenset(found)
+
+
+class _Sources:
+    """The tensors that each value of a kernel is made of."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._reads: dict[str, tuple[Value, ...]] = {}
+        self._loads: dict[str, str] = {}
+        for stmt in nested(kernel.body):
+            match stmt:
+                case Let(value, op):
+                    self._reads[value.name] = operands(op)
+                    if isinstance(op, LoadTile):
+                        self._loads[value.name] = op.tensor
+                case For(carried=items):
+                    for item in items:
+                        self._reads[item.value.name] = (item.init, item.next)
+
+    def of(self, value: Value) -> set[str]:
+        seen, stack = {value.name}, [value.name]
+        while stack:
+            for part in self._reads.get(stack.pop(), ()):
+                if part.name not in seen:
+                    seen.add(part.name)
+                    stack.append(part.name)
+        return {self._loads[name] for name in seen if name in self._loads}
 
 
 def error(x: float, rounded: int) -> float:
@@ -84,10 +130,10 @@ def scaled_operands(op: Op) -> tuple[Value, ...]:
 class _Base2:
     """One kernel. A value of `scaled` keeps its name and is log2 e times what it was."""
 
-    def __init__(self, kernel: Kernel, everywhere: bool) -> None:
+    def __init__(self, kernel: Kernel, everywhere: bool, exact: frozenset[str]) -> None:
         self._kernel = kernel
         self._everywhere = everywhere
-        self._scaled = log2_scaled(kernel)
+        self._scaled = log2_scaled(kernel, exact)
         self._draft = Draft(kernel)
         self._ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
         self._constants: dict[str, Value] = {}
@@ -191,18 +237,43 @@ def _is_exponential(let: Let) -> bool:
     return isinstance(let.op, Elementwise) and let.op.fn == "exp" and let.value.dtype == "f32"
 
 
-def log2_scaled(kernel: Kernel) -> frozenset[str]:
-    """Names of the values of `kernel` to keep multiplied by log2(e)."""
+def log2_scaled(kernel: Kernel, exact: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Names of the values of `kernel` to keep multiplied by log2(e): none that is loaded from a buffer of `exact` or
+    stored in one."""
     flow = _Flow()
     for stmt in nested(kernel.body):
         flow.add(stmt)
     found: set[str] = set()
+    kept = _kept_exact(kernel, exact)
     for group in flow.groups():
+        if group & kept:
+            continue
         removed = sum(_elements(arg) for arg in flow.exponents if arg.name in group)
         added = sum(_elements(flow.values[name]) for name in group if flow.costs(name, group))
         if removed >= _WORTH * added:
             found |= group
     return frozenset(found)
+
+
+def _kept_exact(kernel: Kernel, exact: frozenset[str]) -> set[str]:
+    """Names of the values that are loaded from these buffers or stored in them, as another shape or dtype or as they
+    are."""
+    found: set[str] = set()
+    alike: dict[str, str] = {}
+    for stmt in nested(kernel.body):
+        match stmt:
+            case Let(value, LoadTile(tensor, _, _, _)) if tensor in exact:
+                found.add(value.name)
+            case Let(value, Align(source) | Cast(source)):
+                alike[value.name] = source.name
+                if source.name in found:
+                    found.add(value.name)
+            case Store(tensor, _, value, _) if tensor in exact:
+                name: str | None = value.name
+                while name is not None:
+                    found.add(name)
+                    name = alike.get(name)
+    return found
 
 
 def _elements(value: Value) -> int:

@@ -11,9 +11,11 @@ to either side, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.tile.def_use import Uses
+from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import (
     Align,
     Cast,
@@ -29,9 +31,9 @@ from eqfuse.tile.nodes import (
     TileProgram,
     Value,
 )
-from eqfuse.tile.passes.def_use import Uses
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
 from eqfuse.tile.prune import pruned
+from eqfuse.tile.walk import nested
 
 EXACT = 2**24
 """Up to this size integers are exact in f32."""
@@ -39,7 +41,7 @@ EXACT = 2**24
 
 def split_positions(program: TileProgram) -> TileProgram:
     """Sums and differences of positions along two axes are converted to f32 side by side."""
-    return in_kernels(program, lambda kernel: _Split(kernel).run())
+    return in_kernels(program, lambda kernel: _Split(kernel).run() if any(_converted(kernel)) else kernel)
 
 
 def error(difference: float, block: float) -> float:
@@ -47,6 +49,13 @@ def error(difference: float, block: float) -> float:
     most the difference and the block, and is rounded with the product; so is the result. Positions are below `EXACT`;
     without a scalar nothing is rounded."""
     return (difference + block) + block + difference + 1
+
+
+def _converted(kernel: Kernel) -> Iterator[bool]:
+    """For every value of a kernel whether it is a tile of integers as reals."""
+    for stmt in nested(kernel.body):
+        if isinstance(stmt, Let) and isinstance(stmt.op, Cast):
+            yield len(stmt.value.dims) > 1 and stmt.value.dtype == "f32" and stmt.op.value.dtype in INTEGERS
 
 
 @dataclass(frozen=True)

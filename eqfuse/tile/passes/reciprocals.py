@@ -8,9 +8,10 @@ number outside 2**-126 to 2**126 is no normal number: a divisor is taken to be i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from eqfuse.tile.def_use import Uses
 from eqfuse.tile.nodes import (
     Argument,
     Constant,
@@ -22,9 +23,9 @@ from eqfuse.tile.nodes import (
     TileProgram,
     Value,
 )
-from eqfuse.tile.passes.def_use import Uses
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
 from eqfuse.tile.prune import pruned
+from eqfuse.tile.walk import nested
 
 ERROR = 2.01
 """How far a product with a reciprocal in f32 may be from the quotient, relative to it, in units of 2**-24: both are
@@ -33,7 +34,14 @@ rounded, by one unit each. A quotient of a product with a number is rounded as o
 
 def by_reciprocals(program: TileProgram) -> TileProgram:
     """Divisions of f32 tiles by numbers become products."""
-    return in_kernels(program, lambda kernel: _Reciprocals(kernel).run())
+    return in_kernels(program, lambda kernel: _Reciprocals(kernel).run() if any(_divided(kernel)) else kernel)
+
+
+def _divided(kernel: Kernel) -> Iterator[bool]:
+    """For every value of a kernel whether it is a tile over a scalar."""
+    for stmt in nested(kernel.body):
+        if isinstance(stmt, Let) and isinstance(stmt.op, Elementwise) and stmt.op.fn == "div":
+            yield stmt.value.dims != () and stmt.op.args[1].dims == ()
 
 
 class _Reciprocals:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.folds import MAX_RANKS, Fold, fold_of
 from eqfuse.tile.check import TileError
+from eqfuse.tile.def_use import Uses
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import (
     Align,
@@ -37,7 +38,6 @@ from eqfuse.tile.nodes import (
     Start,
     Value,
 )
-from eqfuse.tile.passes.def_use import Uses
 from eqfuse.tile.triton.folds import (
     SWAP,
     SWAP_SOURCE,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.nodes import Expr
+from eqfuse.tile.def_use import Path, Uses
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -34,7 +35,6 @@ from eqfuse.tile.nodes import (
     Store,
     Value,
 )
-from eqfuse.tile.passes.def_use import Path, Uses
 from eqfuse.tile.triton.expressions import Expressions, Piece
 from eqfuse.tile.triton.functions import Text
 from eqfuse.tile.triton.parameters import Names, Parameters, Tables, is_tile, largest_blocks, parameters_of

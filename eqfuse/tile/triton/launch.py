@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from eqfuse.cache.files import cache_home, write_whole
 from eqfuse.errors import BindError, EqfuseError
-from eqfuse.files import cache_home, write_whole
 from eqfuse.threads import Lock
 
 

@@ -1,0 +1,92 @@
+"""Entries that are kept between processes: one JSON file each, found by what it was made for.
+
+A file is data that anything may have changed: it is checked when it is read, and one that does not fit is as good as
+none. It is written whole, so that no other process sees half.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eqfuse.cache.files import cache_home, write_whole
+
+Key = Mapping[str, Any]
+"""What an entry is for: as JSON, and compared whole with the one that its file has."""
+
+KINDS: Mapping[str, str] = {
+    "tuned": "the fastest plans that `Kernel.tune` has found",
+    "triton": "emitted modules, which Triton reads its kernels from",
+    "native": "C++ kernels, compiled for this machine",
+}
+"""The folders below `cache_home()`, and what is in them."""
+
+
+class Unfit(Exception):
+    """Why an entry is not used."""
+
+
+def place(kind: str, key: Key) -> Path:
+    """The file for a key; need not exist."""
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    return cache_home() / kind / f"{digest}.json"
+
+
+def keep(kind: str, key: Key, content: Mapping[str, Any]) -> None:
+    """Writes the entry. Raises OSError."""
+    path = place(kind, key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps({"key": key, **content}, indent=1))
+
+
+def read(kind: str, key: Key) -> dict[str, Any] | None:
+    """The content of the entry for a key, where there is one. Raises Unfit for one that cannot be read, or was made
+    for another key."""
+    try:
+        text = place(kind, key).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise Unfit(f"it cannot be read: {error}") from None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Unfit(f"it is not JSON: {error}") from None
+    if not isinstance(content, dict) or content.get("key") != key:
+        raise Unfit("it was made for something else")
+    return content
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How many files of a kind there are, and their bytes."""
+
+    kind: str
+    what: str
+    files: int
+    size: int
+
+
+def usage() -> Iterator[Usage]:
+    """What is kept, kind by kind."""
+    for kind, what in KINDS.items():
+        sizes = [path.stat().st_size for path in _files(kind)]
+        yield Usage(kind, what, len(sizes), sum(sizes))
+
+
+def clear() -> int:
+    """Deletes everything that is kept; the number of files. Raises OSError where one cannot be deleted. A process that
+    runs a kernel has it in memory."""
+    found = [path for kind in KINDS for path in _files(kind)]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return len(found)
+
+
+def _files(kind: str) -> list[Path]:
+    folder = cache_home() / kind
+    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []

@@ -1,0 +1,151 @@
+"""A tile program on the CPU: as C++ once that is compiled, as torch calls until then and where it cannot be."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+
+from eqfuse import debug
+from eqfuse.errors import EqfuseError
+from eqfuse.terms.nodes import Program
+from eqfuse.tile.cpu.run import CpuProgram
+from eqfuse.tile.native.build import compiler
+from eqfuse.tile.native.nodes import NotNative
+from eqfuse.tile.native.run import NativeProgram, Unit, loaded_dtypes, prepared, unit_dims
+from eqfuse.tile.nodes import TileProgram
+
+Mode = Literal["background", "wait", "off"]
+"""Whether kernels become C++: compiled in the background while calls run as torch calls, before the first call
+returns, or never."""
+
+
+def mode_named(name: str | None) -> Mode:
+    """A mode by its name; `$EQFUSE_NATIVE`, or "background", where that is None. Raises EqfuseError for another name."""
+    name = os.environ.get("EQFUSE_NATIVE", "background") if name is None else name
+    for mode in get_args(Mode):
+        if mode == name:
+            return mode  # type: ignore[no-any-return]
+    raise EqfuseError(f"native is {name!r}", hint=f"choose one of {', '.join(get_args(Mode))}")
+
+
+class HostProgram:
+    """`torch_form` is the tile program in blocks for torch calls, `native_form` makes the one in blocks for C++.
+    One library is compiled per layout of the tensors: see `Unit`."""
+
+    def __init__(
+        self, torch_form: TileProgram, native_form: Callable[[], TileProgram], source: Program, mode: Mode
+    ) -> None:
+        self._source, self._mode = source, mode
+        self._tiles = torch_form
+        self._loaded = loaded_dtypes(torch_form)
+        self._torch: CpuProgram | None = None
+        self._native_tiles: TileProgram | NotNative | None = None
+        self._native_form = native_form
+        self._made: dict[Unit, NativeProgram | NotNative | None] = {}
+        self._last: NativeProgram | NotNative | None = None
+
+    def __call__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        scalars: Mapping[str, Any],
+        extents: Mapping[str, int],
+        shards: Mapping[str, int],
+    ) -> dict[str, torch.Tensor]:
+        """The outputs by name. Raises BindError where an index tensor points outside."""
+        tensors = {name: prepared(tensor, self._loaded.get(name)) for name, tensor in tensors.items()}
+        self._last = found = self._native(tensors, extents, shards)
+        if isinstance(found, NativeProgram):
+            return found(tensors, scalars, extents, shards)
+        if self._torch is None:
+            program = self._torch = CpuProgram(self._tiles, self._source)
+            debug.show(6, "CPU source", lambda: program.text)
+        return self._torch(tensors, scalars, extents, shards)
+
+    @property
+    def code(self) -> str:
+        """What the last call ran, and why not C++ where it did not; empty where C++ is switched off."""
+        if self._mode == "off":
+            return ""
+        match self._last:
+            case NativeProgram():
+                return "C++"
+            case NotNative() as why:
+                return f"torch calls: {why}"
+            case None if self._made:
+                return "torch calls until C++ is compiled"
+            case _:
+                return ""
+
+    @property
+    def text(self) -> str | None:
+        """The C++ of the last call's layout; None where there is none (yet)."""
+        return self._last.text if isinstance(self._last, NativeProgram) else None
+
+    def _native(
+        self, tensors: Mapping[str, torch.Tensor], extents: Mapping[str, int], shards: Mapping[str, int]
+    ) -> NativeProgram | NotNative | None:
+        unit = unit_dims(tensors)
+        if unit in self._made:
+            return self._made[unit]
+        found: NativeProgram | NotNative
+        if self._mode == "off":
+            found = NotNative("it is switched off")
+        elif compiler() is None:
+            found = NotNative("there is no C++ compiler (g++, clang++ or $CXX)")
+        else:
+            tiles = self._lowered()
+            if not isinstance(tiles, NotNative):
+                ranks = {name: tensor.dim() for name, tensor in tensors.items()}
+
+                def make() -> NativeProgram | NotNative:
+                    try:
+                        return NativeProgram(tiles, ranks, unit, extents, shards)
+                    except NotNative as why:
+                        return why
+
+                if self._mode == "background":
+                    self._made[unit] = None
+                    _background(lambda: self._made.__setitem__(unit, make()))
+                    return None
+                tiles_or_why = make()
+                self._made[unit] = tiles_or_why
+                return tiles_or_why
+            found = tiles
+        self._made[unit] = found
+        return found
+
+    def _lowered(self) -> TileProgram | NotNative:
+        if self._native_tiles is None:
+            try:
+                self._native_tiles = self._native_form()
+            except NotNative as why:
+                self._native_tiles = why
+        return self._native_tiles
+
+
+class _Worker:
+    """One thread that compiles what is asked for, in order. It does not keep the process from ending."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="eqfuse-native", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self.jobs.get()()
+
+
+_worker: _Worker | None = None
+
+
+def _background(job: Callable[[], None]) -> None:
+    global _worker
+    if _worker is None or _worker.process != os.getpid():  # a fork has none of its parent's threads
+        _worker = _Worker()
+    _worker.jobs.put(job)

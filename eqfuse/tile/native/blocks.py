@@ -1,0 +1,90 @@
+"""Sizes of blocks for native kernels, from those of the plan.
+
+A thread's tiles should stay in its second-level cache. One position at a time is enough along axes of the grid that
+are neither rows nor columns of a matrix product nor walked in vectors: a row stays in the cache between the passes
+over it, and nothing but what later passes read is kept in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+
+from eqfuse.loops.blocks import Block
+from eqfuse.loops.plan import KernelConfig
+from eqfuse.tile.native.nodes import Define
+from eqfuse.tile.native.order import LANES, flat, nesting
+from eqfuse.tile.native.plain import plain
+from eqfuse.tile.nodes import Dot, Kernel, TileProgram
+
+USUAL_CACHE = 1 << 20
+"""Bytes of a core's second-level cache where the system does not say."""
+
+SHARE = 0.25
+"""How much of the cache the widest tile may take: beside it are others, and what is streamed past."""
+
+VECTORS = 64
+"""Vectors of a block along an axis of the grid that is walked in vectors: long runs in memory."""
+
+FOLDED = 0.1
+"""The part of a kernel's elements from which an axis counts as one that is walked in vectors."""
+
+
+@lru_cache
+def cache_bytes() -> int:
+    """Bytes of a core's second-level cache."""
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, size = ((index / name).read_text(encoding="ascii").strip() for name in ("level", "size"))
+        except OSError:
+            continue
+        if level == "2" and size.endswith("K"):
+            return int(size[:-1]) << 10
+    return USUAL_CACHE
+
+
+def native_configs(
+    program: TileProgram, configs: Sequence[KernelConfig], sizes: Mapping[str, int]
+) -> list[KernelConfig]:
+    """The configurations of a plan's kernels with blocks for native code. `sizes` has every axis."""
+    return [
+        _configured(kernel, config, sizes) for kernel, config in zip(program.kernels, configs, strict=True)
+    ]
+
+
+def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) -> KernelConfig:
+    items = plain(kernel)
+    lengths = {b.axis: max(1, min(b.size or sizes[b.axis], sizes[b.axis])) for b in kernel.blocks}
+    depth = nesting(items, lengths)
+    matrix: set[str] = set()
+    elements: dict[str, int] = {}
+    widest = 1
+    for item in flat(items):
+        if isinstance(item, Define) and isinstance(item.op, Dot):
+            matrix |= set(item.value.dims) - set(item.dims)
+            widest = max(widest, prod(lengths[d] for d in item.value.dims if d not in item.dims))
+        if item.dims:
+            inner = max(item.dims, key=depth.__getitem__)
+            elements[inner] = elements.get(inner, 0) + prod(lengths[d] for d in item.dims)
+    total = sum(elements.values())
+    vectors = {axis for axis, count in elements.items() if count >= FOLDED * total}
+    most = int(SHARE * cache_bytes()) // 4
+
+    def block(of: Block) -> Block:
+        if of.kind != "grid" or not of.size or of.size == 1:
+            return of
+        if of.axis in matrix:
+            size = of.size
+            while size > LANES and widest // of.size * size > most:
+                size //= 2
+            return of if size == of.size else replace(of, size=size, valid=None)
+        if of.axis in vectors:
+            others = prod(n for axis, n in lengths.items() if axis != of.axis and axis in depth)
+            size = min(of.size, VECTORS * LANES, max(LANES, most // others // LANES * LANES))
+            return replace(of, size=size, valid=None)
+        return replace(of, size=1, valid=None)
+
+    return replace(config, blocks=tuple(map(block, config.blocks)))

@@ -1,0 +1,131 @@
+"""Runs a tile program as compiled C++."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqfuse.errors import BindError
+from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.tile.native.build import library_of, load
+from eqfuse.tile.native.printer import Interface, source_of
+from eqfuse.tile.nodes import Argument, Let, LoadTile, TileProgram
+from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
+from eqfuse.tile.walk import nested
+
+Unit = frozenset[tuple[str, int]]
+
+
+class NativeProgram:
+    """A tile program as C++, compiled for tensors of these ranks and one layout: `unit` are the dimensions along which
+    neighbours are neighbours in memory. The sizes are given at each call; `extents` only decide how loops are nested."""
+
+    def __init__(
+        self,
+        program: TileProgram,
+        ranks: Mapping[str, int],
+        unit: Unit,
+        extents: Mapping[str, int],
+        shards: Mapping[str, int],
+        flags: tuple[str, ...] = (),
+    ) -> None:
+        self.program = program
+        self.dtypes = buffer_dtypes(program)
+        self.loaded = loaded_dtypes(program)
+        self.sizes = resolve_extents(program, extents, shards)
+        names = (*sorted(ranks), *(buffer.name for buffer in program.buffers))
+        ranks = {**ranks, **{buffer.name: len(buffer.axes) for buffer in program.buffers}}
+        arguments = {
+            stmt.op.name: stmt.value.dtype
+            for kernel in program.kernels
+            for stmt in nested(kernel.body)
+            if isinstance(stmt, Let) and isinstance(stmt.op, Argument)
+        }
+        integers = tuple(sorted(n for n, d in arguments.items() if d in ("bool", "i32", "i64")))
+        reals = tuple(sorted(n for n in arguments if n not in integers))
+        buffers = frozenset((b.name, len(b.axes) - 1) for b in program.buffers if b.axes)
+        self.interface = Interface(
+            names, ranks, tuple(sorted(self.sizes)), reals, integers, unit | buffers, self.loaded
+        )
+        self.text = source_of(program, self.interface, self.sizes)
+        self._library = load(library_of(self.text, flags))
+        self._library.use_products(*map(ctypes.c_void_p, products()))
+        self._run = self._library.run
+        self._run.restype = None
+
+    def __call__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        scalars: Mapping[str, Any],
+        extents: Mapping[str, int],
+        shards: Mapping[str, int],
+        threads: int | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The outputs by name, of tensors that are `prepared`. Raises BindError where an index tensor points outside."""
+        sizes = resolve_extents(self.program, extents, shards)
+        buffers = buffers_for(self.program, sizes, self.dtypes)
+        memory = {**tensors, **buffers}
+        order = self.interface
+        ordered = [memory[name] for name in order.tensors]
+        layout = [n for t in ordered for pair in zip(t.stride(), t.shape, strict=True) for n in pair]
+        failure = (ctypes.c_longlong * 4)()
+        small = sum(tensor.numel() for tensor in ordered) < SMALL_ELEMENTS
+        self._run(
+            (ctypes.c_void_p * len(ordered))(*(t.data_ptr() for t in ordered)),
+            (ctypes.c_longlong * len(layout))(*layout),
+            (ctypes.c_longlong * len(order.axes))(*(sizes[axis] for axis in order.axes)),
+            (ctypes.c_double * len(order.reals))(*(float(scalars[name]) for name in order.reals)),
+            (ctypes.c_longlong * len(order.integers))(*(int(scalars[name]) for name in order.integers)),
+            ctypes.c_int(1 if small else threads or torch.get_num_threads()),
+            failure,
+        )
+        if failure[0]:
+            name = order.tensors[failure[1]]
+            raise BindError(
+                f"{name!r}: position {failure[2]} is outside a dimension of {failure[3]}",
+                hint=f"check the index tensors and sizes: positions run from 0 to {failure[3] - 1}",
+            )
+        return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
+
+
+@lru_cache
+def products() -> tuple[int | None, int | None]:
+    """Addresses of the matrix products of torch's BLAS, of float32 and float64; None where it hides them."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ("sgemm_", "dgemm_")]
+    except (OSError, AttributeError):
+        return None, None
+    return found[0], found[1]
+
+
+def unit_dims(tensors: Mapping[str, torch.Tensor]) -> Unit:
+    """The dimensions of tensors, by name and place, whose stride is one element."""
+    return frozenset(
+        (name, place)
+        for name, tensor in tensors.items()
+        for place, stride in enumerate(tensor.stride())
+        if stride == 1
+    )
+
+
+def prepared(tensor: torch.Tensor, wanted: str | None) -> torch.Tensor:
+    """The tensor in the dtype that the program loads."""
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    dtype = tensor.dtype if wanted is None else TORCH_DTYPES[wanted]
+    return tensor if dtype == tensor.dtype else tensor.to(dtype)
+
+
+def loaded_dtypes(program: TileProgram) -> dict[str, str]:
+    """The dtype that each tensor is loaded in."""
+    return {
+        stmt.op.tensor: stmt.value.dtype
+        for kernel in program.kernels
+        for stmt in nested(kernel.body)
+        if isinstance(stmt, Let) and isinstance(stmt.op, LoadTile)
+    }

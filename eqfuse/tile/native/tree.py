@@ -1,0 +1,440 @@
+"""From the items of a kernel to its loop tree.
+
+Every item is put into the first loop over its dims that comes late enough, so that loops are shared wherever what is
+read is already there. What a later loop reads of an earlier one is kept in memory, or computed again where that is
+cheaper than a store and a load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from eqfuse.terms.folds import fold_of
+from eqfuse.terms.functions import FUNCTIONS
+from eqfuse.tile.native.nodes import Blocks, Define, Item, Leaf, Loop, Node, NotNative, Put, Walk
+from eqfuse.tile.nodes import (
+    Cast,
+    Constant,
+    Dot,
+    Elementwise,
+    FoldTile,
+    Lanes,
+    LoadTile,
+    MergeTile,
+    Op,
+    Positions,
+    RankTile,
+    ReduceTile,
+    Value,
+)
+from eqfuse.tile.walk import operands
+
+Path = tuple[Loop, ...]
+
+AGAIN = 6.0
+"""Vector operations that may be done again rather than keep their result in memory."""
+
+EXP2 = 8.0
+GATHER = 12.0
+
+
+@dataclass(eq=False)
+class Scope:
+    """The body of a kernel or of a walk while it is built. `paths` are the loops around each definition."""
+
+    parent: Scope | None
+    body: list[Node] = field(default_factory=list)
+    paths: dict[str, Path] = field(default_factory=dict)
+    copies: dict[tuple[str, int], Value] = field(default_factory=dict)
+
+
+class Tree:
+    """`memory` are the values that are kept in memory, with the loops that all of their reads share; `direct` the loads
+    that a matrix product reads where they are; `states` the names of the state variables that one fold computes."""
+
+    def __init__(self, items: Sequence[Item], depth: Mapping[str, int]) -> None:
+        self.depth = depth
+        self.memory: dict[str, Path] = {}
+        self.direct: set[str] = set()
+        self.states: dict[str, list[str]] = {}
+        self.defined: dict[str, Define] = {}
+        self._folds: dict[object, str] = {}
+        self._scopes: dict[str, Scope] = {}
+        self._count = 0
+        self.carried: set[str] = set()
+        root = Scope(None)
+        self._place_all(items, root)
+        self.body = root.body
+        _prune(self.body, self._needed())
+
+    # Placing ---------------------------------------------------------------------------------------
+
+    def _place_all(self, items: Sequence[Item], scope: Scope) -> None:
+        for item in items:
+            if isinstance(item, Blocks):
+                self._walk(item, scope)
+            else:
+                self._place(item, scope)
+
+    def _walk(self, blocks: Blocks, scope: Scope) -> None:
+        walk, inner = Walk(blocks), Scope(scope)
+        for carried in blocks.loop.carried:
+            value = carried.value
+            self.carried.add(value.name)
+            self.defined[value.name] = Define(value, Constant(0), value.dims)
+            scope.paths[value.name] = ()
+            self._scopes[value.name] = scope
+            if value.dims:
+                self.memory[value.name] = ()
+                self._keep(carried.init, (), scope)
+        scope.body.append(walk)
+        self._place_all(blocks.items, inner)
+        walk.body = inner.body
+        for carried in blocks.loop.carried:
+            if carried.value.dims:
+                self._keep(carried.next, (), inner)
+
+    def _place(self, item: Define | Put, scope: Scope) -> None:
+        if isinstance(item, Define):
+            self.defined[item.value.name] = item
+            if self._is_sibling(item, scope):
+                return
+        dims = sorted(item.dims, key=self.depth.__getitem__)
+        path, body = self._loops(dims, self._reads(item), scope)
+        item = self._with_reads(item, path, body, scope)
+        body.append(Leaf(item))
+        if isinstance(item, Define):
+            self._register(item, path, scope)
+
+    def _register(self, item: Define, path: Path, scope: Scope) -> None:
+        name = item.value.name
+        self.defined[name] = item
+        scope.paths[name] = path
+        self._scopes[name] = scope
+        match item.op:
+            case ReduceTile(axis=axis) | FoldTile(axis=axis):
+                if path[-1].axis != axis:
+                    for state in self.states.get(name, [name]):
+                        self.memory[state] = self._home(name)
+            case Dot() | RankTile() | MergeTile():
+                for state in self.states.get(name, [name]):
+                    self.memory[state] = path
+            case _:
+                pass
+
+    def _is_sibling(self, item: Define, scope: Scope) -> bool:
+        """Whether a fold is computed by another item already, of which it is a state variable."""
+        op = item.op
+        if not isinstance(op, FoldTile | RankTile | MergeTile):
+            return False
+        found = fold_of(op.op)
+        assert found is not None  # checked
+        fold, place = found
+        key = (fold.name, replace(op, op=""), id(scope))
+        name = item.value.name
+        if key not in self._folds:
+            self._folds[key] = name
+            self.states[name] = ["" for _ in fold.state]
+            self.states[name][place] = name
+            return False
+        first = self._folds[key]
+        self.states[first][place] = name
+        scope.paths[name] = scope.paths[first]
+        self._scopes[name] = scope
+        if first in self.memory:
+            self.memory[name] = self.memory[first]
+        return True
+
+    def _reads(self, item: Define | Put) -> tuple[Value, ...]:
+        """The values that an item waits for: a matrix product reads plain tiles of tensors where they are."""
+        if isinstance(item, Put):
+            store = item.store
+            return (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
+        if isinstance(item.op, Dot):
+            return tuple(read for v in operands(item.op) for read in self._read_of(v, item.op))
+        return operands(item.op)
+
+    def _read_of(self, value: Value, dot: Dot) -> tuple[Value, ...]:
+        """What a matrix product waits for of an operand: of a plain tile of a tensor where it begins."""
+        if not self._is_direct(value) or value is dot.accumulator:
+            return (value,)
+        load = self.defined[value.name].op
+        assert isinstance(load, LoadTile)
+        return tuple(at for at in load.index if not at.dims)
+
+    def _is_direct(self, value: Value) -> bool:
+        item = self.defined.get(value.name)
+        if item is None or not isinstance(item.op, LoadTile) or item.op.mask is not None:
+            return False
+        axes = [self._axis_of(at) for at in item.op.index if at.dims]
+        return value.dtype in ("f32", "f64") and None not in axes and len(set(axes)) == len(axes)
+
+    def _axis_of(self, value: Value) -> str | None:
+        op = self.defined[value.name].op
+        return op.axis if isinstance(op, Positions) else None
+
+    def _loops(self, dims: list[str], reads: Iterable[Value], scope: Scope) -> tuple[Path, list[Node]]:
+        """The loops over these dims, and their body, after everything that is read."""
+        path: Path = ()
+        body = scope.body
+        for dim in dims:
+            least, after = 0, -1
+            for read in reads:
+                for name, leaf in self._leaves(read, scope):
+                    if leaf[: len(path)] != path:
+                        continue
+                    at = _index(body, leaf[len(path)] if len(leaf) > len(path) else None, name)
+                    node = body[at]
+                    shared = (
+                        isinstance(node, Loop) and node.axis == dim and dim in self.defined[name].value.dims
+                    )
+                    if shared:
+                        least = max(least, at)
+                    else:
+                        after = max(after, at)
+            first = max(least, after + 1)
+            loop = next((n for n in body[first:] if isinstance(n, Loop) and n.axis == dim), None)
+            if loop is None:
+                loop = Loop(dim)
+                body.append(loop)
+            path, body = (*path, loop), loop.body
+        return path, body
+
+    def _leaves(self, read: Value, scope: Scope) -> Iterable[tuple[str, Path]]:
+        """Where in this scope a value is computed: nowhere if it comes from outside."""
+        name = read.name
+        if name in scope.paths:
+            first = next((n for n, states in self.states.items() if name in states), name)
+            yield first, scope.paths[name]
+
+    def _home(self, name: str) -> Path:
+        """The loops inside which a definition's value is known: for a reduction those outside its axis."""
+        path = self._scopes[name].paths[name]
+        op = self.defined[name].op
+        if isinstance(op, ReduceTile | FoldTile):
+            return path[: [loop.axis for loop in path].index(op.axis)]
+        return path
+
+    # Reading ---------------------------------------------------------------------------------------
+
+    def _with_reads(self, item: Define | Put, path: Path, body: list[Node], scope: Scope) -> Define | Put:
+        """The item with what it reads at hand: in a register, in memory, or computed again."""
+        if isinstance(item, Put):
+            store = item.store
+            return replace(
+                item,
+                store=replace(
+                    store,
+                    index=tuple(self._at_hand(v, path, body, scope) for v in store.index),
+                    value=self._at_hand(store.value, path, body, scope),
+                    mask=None if store.mask is None else self._at_hand(store.mask, path, body, scope),
+                ),
+            )
+        match item.op:
+            case Dot() as op:
+                for value in operands(op):
+                    if self._is_direct(value) and value is not op.accumulator:
+                        self.direct.add(value.name)
+                    else:
+                        self._keep(value, path, scope)
+                return item
+            case RankTile() | MergeTile() as op:
+                for value in operands(op):
+                    self._keep(value, path, scope)
+                return item
+            case _:
+                hand = {v.name: self._at_hand(v, path, body, scope) for v in operands(item.op)}
+                return replace(item, op=_renamed(item.op, hand))
+
+    def _at_hand(self, value: Value, path: Path, body: list[Node], scope: Scope) -> Value:
+        if self._is_register(value, path, scope):
+            return value
+        cost = self._again(value, path, body, scope)
+        if cost > AGAIN:
+            self._keep(value, path, scope)
+            return value
+        return self._copy(value, path, body, scope)
+
+    def _is_register(self, value: Value, path: Path, scope: Scope) -> bool:
+        """Whether a value is computed in a body around this place, so that it is in a register."""
+        name = value.name
+        owner = self._scopes[name]
+        if not value.dims and name not in self.memory:
+            return True
+        if owner is not scope or name in self.memory:
+            return False
+        home = self._home(name)
+        return path[: len(home)] == home
+
+    def _again(self, value: Value, path: Path, body: list[Node], scope: Scope) -> float:
+        """Vector operations to compute a value in a body that does not have it."""
+        name = value.name
+        if (name, id(body)) in scope.copies or self._is_register(value, path, scope):
+            return 0.0
+        if name in self.memory:
+            return 1.0
+        item = self.defined[name]
+        match item.op:
+            case Elementwise(fn, _):
+                own = float(FUNCTIONS[fn].work) if fn in FUNCTIONS else EXP2
+            case LoadTile(index=index, mask=mask):
+                plain = mask is None and all(not at.dims or self._axis_of(at) for at in index)
+                return 1.0 if plain else GATHER
+            case Cast() | Positions() | Lanes():
+                own = 1.0
+            case _:
+                return float("inf")
+        return own + sum(self._again(arg, path, body, scope) for arg in operands(item.op))
+
+    def _copy(self, value: Value, path: Path, body: list[Node], scope: Scope) -> Value:
+        """The value, computed once more in a body that does not have it."""
+        name = value.name
+        if self._is_register(value, path, scope) or name in self.memory:
+            return (
+                self._at_hand(value, path, body, scope)
+                if name not in self.memory
+                else self._kept(value, path, scope)
+            )
+        key = (name, id(body))
+        if key not in scope.copies:
+            item = self.defined[name]
+            hand = {v.name: self._copy(v, path, body, scope) for v in operands(item.op)}
+            self._count += 1
+            again = replace(value, name=f"{name}%{self._count}")
+            copy = Define(again, _renamed(item.op, hand), item.dims)
+            body.append(Leaf(copy))
+            # A copy may lack loops of the body: it is computed in all of them.
+            scope.copies[key] = again
+            self._register(copy, path, scope)
+        return scope.copies[key]
+
+    def _kept(self, value: Value, path: Path, scope: Scope) -> Value:
+        self._keep(value, path, scope)
+        return value
+
+    def _keep(self, value: Value, path: Path, scope: Scope) -> None:
+        """Keeps a value in memory for a read inside these loops."""
+        name = value.name
+        if not value.dims:
+            return
+        shared = self._home(name) if name not in self.memory else self.memory[name]
+        if self._scopes[name] is not scope:
+            shared = ()
+        common = 0
+        while common < min(len(shared), len(path)) and shared[common] is path[common]:
+            common += 1
+        self.memory[name] = shared[:common]
+        if name in self.carried:
+            self.memory[name] = ()
+
+    def uses(self, name: str) -> int:
+        """How often a value is read."""
+        reads = [v.name for item in _leaves(self.body) for v in _all_reads(item)]
+        for walk in _walks(self.body):
+            reads += [v.name for c in walk.blocks.loop.carried for v in (c.init, c.next)]
+        return reads.count(name)
+
+    # What is needed ----------------------------------------------------------------------------------
+
+    def _needed(self) -> set[str]:
+        """Names of the values that stores and walks depend on."""
+        leaves = {i.value.name: i for i in _leaves(self.body) if isinstance(i, Define)}
+        primary = {state: name for name, states in self.states.items() for state in states}
+        pending = [v.name for i in _leaves(self.body) if isinstance(i, Put) for v in self._reads(i)]
+        for walk in _walks(self.body):
+            loop = walk.blocks.loop
+            pending += [loop.start.name, loop.stop.name]
+            pending += [v.name for c in loop.carried for v in (c.init, c.next)]
+        needed: set[str] = set()
+        while pending:
+            name = pending.pop()
+            name = primary.get(name, name)
+            if name in needed:
+                continue
+            needed.add(name)
+            if name in leaves:
+                item = leaves[name]
+                pending += [v.name for v in operands(item.op)] if not isinstance(item.op, Dot) else []
+                if isinstance(item.op, Dot):
+                    for value in operands(item.op):
+                        if value.name in self.direct:
+                            load = self.defined[value.name].op
+                            assert isinstance(load, LoadTile)
+                            pending += [at.name for at in load.index if not at.dims]
+                        else:
+                            pending.append(value.name)
+        return needed
+
+
+def _all_reads(item: Define | Put) -> tuple[Value, ...]:
+    if isinstance(item, Define):
+        return operands(item.op)
+    store = item.store
+    return (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
+
+
+def _renamed(op: Op, hand: Mapping[str, Value]) -> Op:
+    """The op with other operands."""
+    match op:
+        case Elementwise(fn, args):
+            return Elementwise(fn, tuple(hand[v.name] for v in args))
+        case FoldTile(fold, values, axis):
+            return FoldTile(fold, tuple(hand[v.name] for v in values), axis)
+        case ReduceTile(fold, value, axis):
+            return ReduceTile(fold, hand[value.name], axis)
+        case Cast(value, written):
+            return Cast(hand[value.name], written)
+        case LoadTile(tensor, index, mask, other):
+            at = tuple(hand[v.name] for v in index)
+            return LoadTile(tensor, at, None if mask is None else hand[mask.name], other)
+        case _:
+            return op
+
+
+def _index(body: Sequence[Node], loop: Loop | None, name: str) -> int:
+    for at, node in enumerate(body):
+        if node is loop or (loop is None and name in _made(node)):
+            return at
+    raise NotNative(f"{name} is read before it is computed")
+
+
+def _made(node: Node) -> list[str]:
+    """The values that a node itself gives to what stands after it."""
+    match node:
+        case Leaf(Define(value)):
+            return [value.name]
+        case Walk(blocks):
+            return [carried.value.name for carried in blocks.loop.carried]
+        case _:
+            return []
+
+
+def _leaves(body: Sequence[Node]) -> Iterable[Define | Put]:
+    for node in body:
+        if isinstance(node, Leaf):
+            yield node.item
+        else:
+            yield from _leaves(node.body)
+
+
+def _walks(body: Sequence[Node]) -> Iterable[Walk]:
+    for node in body:
+        if isinstance(node, Walk):
+            yield node
+        if not isinstance(node, Leaf):
+            yield from _walks(node.body)
+
+
+def _prune(body: list[Node], needed: set[str]) -> None:
+    """Removes what nothing needs, and loops around nothing."""
+    kept: list[Node] = []
+    for node in body:
+        if isinstance(node, Leaf):
+            if isinstance(node.item, Put) or node.item.value.name in needed:
+                kept.append(node)
+            continue
+        _prune(node.body, needed)
+        if node.body or isinstance(node, Walk):
+            kept.append(node)
+    body[:] = kept

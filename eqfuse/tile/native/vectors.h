@@ -1,0 +1,230 @@
+// Vectors of LANES elements by the compiler's own vector extension, and the language's functions on them.
+// No header is included: a kernel compiles in a fraction of a second.
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define VECTOR(type, name) typedef type name __attribute__((vector_size(LANES * sizeof(type))))
+#define INLINE static inline __attribute__((always_inline))
+#define CONVERT(x, type) __builtin_convertvector(x, type)
+#define EACH for (int lane = 0; lane < LANES; lane++)
+
+typedef long long i64;
+typedef unsigned short u16;
+typedef unsigned char u8;
+VECTOR(float, F);
+VECTOR(double, D);
+VECTOR(int, I);  // integers of 32 bits, and truth values: 0 or -1
+VECTOR(i64, L);
+VECTOR(unsigned, U);
+VECTOR(u16, U16);
+VECTOR(u8, U8);
+VECTOR(_Float16, H);
+
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
+
+// Scalars and vectors ------------------------------------------------------------------------------------------
+
+INLINE F splat(float x) { return x - F{}; }
+INLINE D splat(double x) { return x - D{}; }
+INLINE I splat(int x) { return x + I{}; }
+INLINE L splat(i64 x) { return x + L{}; }
+INLINE I splat(bool x) { return I{} - (int)x; }
+
+INLINE I bits(F x) { return (I)x; }
+INLINE F floats(I x) { return (F)x; }
+INLINE I lanes() { I x; EACH x[lane] = lane; return x; }
+
+// Truth values of a vector of 64-bit elements are narrowed to those of 32 bits.
+#define COMPARISON(name, sign)                                        \
+  INLINE bool name(float x, float y) { return x sign y; }             \
+  INLINE bool name(double x, double y) { return x sign y; }           \
+  INLINE bool name(int x, int y) { return x sign y; }                 \
+  INLINE bool name(i64 x, i64 y) { return x sign y; }                 \
+  INLINE I name(F x, F y) { return x sign y; }                        \
+  INLINE I name(I x, I y) { return x sign y; }                        \
+  INLINE I name(D x, D y) { return CONVERT(x sign y, I); }            \
+  INLINE I name(L x, L y) { return CONVERT(x sign y, I); }
+COMPARISON(lt, <)
+COMPARISON(le, <=)
+COMPARISON(gt, >)
+COMPARISON(ge, >=)
+COMPARISON(eq, ==)
+COMPARISON(ne, !=)
+
+INLINE bool both(bool x, bool y) { return x & y; }
+INLINE I both(I x, I y) { return x & y; }
+INLINE bool either(bool x, bool y) { return x | y; }
+INLINE I either(I x, I y) { return x | y; }
+INLINE bool negated(bool x) { return !x; }
+INLINE I negated(I x) { return ~x; }
+INLINE bool any(I x) { int found = 0; EACH found |= x[lane]; return found; }
+
+#define CHOICE(scalar, vector, mask)                                                    \
+  INLINE scalar choose(bool c, scalar x, scalar y) { return c ? x : y; }                \
+  INLINE vector choose(I c, vector x, vector y) { return CONVERT(c, mask) ? x : y; }
+CHOICE(float, F, I)
+CHOICE(int, I, I)
+CHOICE(double, D, L)
+CHOICE(i64, L, L)
+INLINE bool choose(bool c, bool x, bool y) { return c ? x : y; }
+
+// NaN is kept: from either side.
+#define EXTREMES(scalar, vector)                                                                       \
+  INLINE scalar maximum(scalar x, scalar y) { return x > y || x != x ? x : y; }                        \
+  INLINE scalar minimum(scalar x, scalar y) { return x < y || x != x ? x : y; }                        \
+  INLINE vector maximum(vector x, vector y) { vector m = x > y ? x : y; return x != x ? x : m; }       \
+  INLINE vector minimum(vector x, vector y) { vector m = x < y ? x : y; return x != x ? x : m; }
+EXTREMES(float, F)
+EXTREMES(double, D)
+#define INTEGER_EXTREMES(scalar, vector)                                          \
+  INLINE scalar maximum(scalar x, scalar y) { return x > y ? x : y; }             \
+  INLINE scalar minimum(scalar x, scalar y) { return x < y ? x : y; }             \
+  INLINE vector maximum(vector x, vector y) { return x > y ? x : y; }             \
+  INLINE vector minimum(vector x, vector y) { return x < y ? x : y; }             \
+  INLINE scalar absolute(scalar x) { return x < 0 ? -x : x; }                     \
+  INLINE vector absolute(vector x) { return x < 0 ? -x : x; }                     \
+  INLINE scalar sign(scalar x) { return (x > 0) - (x < 0); }                      \
+  INLINE vector sign(vector x) { return (x < 0) - (x > 0); }                      \
+  INLINE scalar relu(scalar x) { return x > 0 ? x : 0; }                          \
+  INLINE vector relu(vector x) { return x > 0 ? x : vector{}; }                   \
+  INLINE scalar floor_quotient(scalar x, scalar y) {                              \
+    if (y == 0) return 0;                                                         \
+    if (y == -1) return -x;                                                       \
+    scalar q = x / y;                                                             \
+    return q - ((x % y != 0) & ((x < 0) != (y < 0)));                             \
+  }                                                                               \
+  INLINE scalar floor_remainder(scalar x, scalar y) { return y ? x - floor_quotient(x, y) * y : 0; }      \
+  INLINE vector floor_quotient(vector x, vector y) { EACH x[lane] = floor_quotient(x[lane], y[lane]); return x; } \
+  INLINE vector floor_remainder(vector x, vector y) { EACH x[lane] = floor_remainder(x[lane], y[lane]); return x; }
+INTEGER_EXTREMES(int, I)
+INTEGER_EXTREMES(i64, L)
+
+#define SQUARE(type) INLINE type square(type x) { return x * x; }
+SQUARE(float) SQUARE(double) SQUARE(int) SQUARE(i64) SQUARE(F) SQUARE(D) SQUARE(I) SQUARE(L)
+
+INLINE int units(bool x) { return x; }
+INLINE I units(I x) { return x & 1; }
+
+// The first `n` lanes of one vector, the others of another one.
+INLINE I first(i64 n) { return lanes() < (int)n; }
+
+// What the lanes fold to.
+#define FOLD(name, text)                                                                              \
+  INLINE float name(F v) { float x = v[0]; for (int k = 1; k < LANES; k++) { float y = v[k]; x = text; } return x; }    \
+  INLINE double name(D v) { double x = v[0]; for (int k = 1; k < LANES; k++) { double y = v[k]; x = text; } return x; } \
+  INLINE int name(I v) { int x = v[0]; for (int k = 1; k < LANES; k++) { int y = v[k]; x = text; } return x; }          \
+  INLINE i64 name(L v) { i64 x = v[0]; for (int k = 1; k < LANES; k++) { i64 y = v[k]; x = text; } return x; }
+FOLD(fold_sum, x + y)
+FOLD(fold_prod, x * y)
+FOLD(fold_max, maximum(x, y))
+FOLD(fold_min, minimum(x, y))
+
+// Conversions --------------------------------------------------------------------------------------------------
+
+#define CONVERSION(name, scalar, vector)                                \
+  INLINE scalar name(float x) { return (scalar)x; }                     \
+  INLINE scalar name(double x) { return (scalar)x; }                    \
+  INLINE scalar name(int x) { return (scalar)x; }                       \
+  INLINE scalar name(i64 x) { return (scalar)x; }                       \
+  INLINE scalar name(bool x) { return (scalar)x; }                      \
+  INLINE vector name(F x) { return CONVERT(x, vector); }                \
+  INLINE vector name(D x) { return CONVERT(x, vector); }                \
+  INLINE vector name(I x) { return CONVERT(x, vector); }                \
+  INLINE vector name(L x) { return CONVERT(x, vector); }
+CONVERSION(to_f32, float, F)
+CONVERSION(to_f64, double, D)
+CONVERSION(to_i32, int, I)
+CONVERSION(to_i64, i64, L)
+
+INLINE F from_f16(H x) { return CONVERT(x, F); }
+INLINE H to_f16(F x) { return CONVERT(x, H); }
+INLINE F from_bf16(U16 x) { return (F)(CONVERT(x, U) << 16); }
+INLINE U16 to_bf16(F x) {  // to nearest, ties to even
+  U b = (U)x, rounded = (b + 0x7fff + (b >> 16 & 1)) >> 16;
+  return CONVERT((U)(x == x) ? rounded : rounded - rounded + 0x7fc0, U16);
+}
+INLINE F from_f8e4m3(U8 x) {  // the exponent's bias is put right by a product, which also makes denormals
+  I b = CONVERT(x, I), magnitude = b & 0x7f;
+  F y = floats(magnitude << 20) * 0x1p120f;
+  y = magnitude == 0x7f ? splat(NAN) : y;
+  return floats(bits(y) | (b & 0x80) << 24);
+}
+INLINE U8 to_f8e4m3(F x) {  // to nearest, ties to even; beyond the largest number is that number
+  I b = bits(x) & 0x7fffffff, low = bits(floats(b) + floats(splat(141 << 23))) - (141 << 23);
+  I high = (b - (120 << 23) + 0x7ffff + (b >> 20 & 1)) >> 20;
+  I found = b < (121 << 23) ? low : high;
+  found = (found > 0x7e) | (b >= (1087 << 20)) ? splat(0x7e) : found;
+  found = b > 0x7f800000 ? splat(0x7f) : found;
+  return CONVERT((found & 0x7f) | (bits(x) >> 24 & 0x80), U8);
+}
+
+// Memory -------------------------------------------------------------------------------------------------------
+
+// `put` and `scatter` write, `n` is how many lanes there are, `step` the distance of neighbours.
+#define MEMORY(dtype, element, raw, vector, scalar, from, to)                                                 \
+  INLINE vector load_##dtype(const element* p) { raw x; __builtin_memcpy(&x, p, sizeof x); return from; }     \
+  INLINE vector load_##dtype(const element* p, i64 n) {                                                       \
+    raw x = raw{}; __builtin_memcpy(&x, p, n * sizeof(element)); return from; }                               \
+  INLINE vector gather_##dtype(const element* p, i64 step, i64 n) {                                           \
+    raw x = raw{}; for (i64 k = 0; k < n; k++) x[k] = p[k * step]; return from; }                             \
+  INLINE vector gather_##dtype(const element* p, L at, I wanted) {                                            \
+    raw x = raw{}; EACH if (wanted[lane]) x[lane] = p[at[lane]]; return from; }                               \
+  INLINE scalar get_##dtype(const element* p) { raw x = raw{}; x[0] = *p; return (scalar)(from)[0]; }         \
+  INLINE void put_##dtype(element* p, vector v) { raw x = to; __builtin_memcpy(p, &x, sizeof x); }            \
+  INLINE void put_##dtype(element* p, vector v, i64 n) {                                                      \
+    raw x = to; __builtin_memcpy(p, &x, n * sizeof(element)); }                                               \
+  INLINE void scatter_##dtype(element* p, vector v, i64 step, i64 n) {                                        \
+    raw x = to; for (i64 k = 0; k < n; k++) p[k * step] = x[k]; }                                             \
+  INLINE void scatter_##dtype(element* p, vector v, L at, I wanted) {                                         \
+    raw x = to; EACH if (wanted[lane]) p[at[lane]] = x[lane]; }                                               \
+  INLINE void put_##dtype(element* p, scalar s) { vector v = splat(s); raw x = to; *p = x[0]; }
+MEMORY(f32, float, F, F, float, x, v)
+MEMORY(f64, double, D, D, double, x, v)
+MEMORY(i32, int, I, I, int, x, v)
+MEMORY(i64, i64, L, L, i64, x, v)
+MEMORY(bool, u8, U8, I, bool, (I)(CONVERT(x, I) != 0), CONVERT(v & 1, U8))
+MEMORY(f16, _Float16, H, F, float, from_f16(x), to_f16(v))
+MEMORY(bf16, u16, U16, F, float, from_bf16(x), to_bf16(v))
+MEMORY(f8e4m3, u8, U8, F, float, from_f8e4m3(x), to_f8e4m3(v))
+
+// The value of a written cast: rounded to a narrower dtype, in float32.
+INLINE F rounded_f16(F x) { return from_f16(to_f16(x)); }
+INLINE F rounded_bf16(F x) { return from_bf16(to_bf16(x)); }
+INLINE F rounded_f8e4m3(F x) { return from_f8e4m3(to_f8e4m3(x)); }
+INLINE float rounded_f16(float x) { return rounded_f16(splat(x))[0]; }
+INLINE float rounded_bf16(float x) { return rounded_bf16(splat(x))[0]; }
+INLINE float rounded_f8e4m3(float x) { return rounded_f8e4m3(splat(x))[0]; }
+
+// Positions ----------------------------------------------------------------------------------------------------
+
+INLINE i64 least(i64 x, i64 y) { return x < y ? x : y; }
+
+// Notes the first position that is wanted and outside a dimension (tensor, position, extent), and wants it no more.
+INLINE void note(i64* failure, i64 tensor, i64 at, i64 extent) {
+  if (!__atomic_exchange_n(failure, 1, __ATOMIC_RELAXED)) { failure[1] = tensor; failure[2] = at; failure[3] = extent; }
+}
+INLINE void inside(bool& wanted, i64 at, i64 extent, i64 tensor, i64* failure) {
+  if (wanted && (at < 0 || at >= extent)) { note(failure, tensor, at, extent); wanted = false; }
+}
+INLINE void inside(I& wanted, L at, i64 extent, i64 tensor, i64* failure) {
+  I outside = wanted & CONVERT((at < 0) | (at >= extent), I);
+  if (any(outside)) {
+    EACH if (outside[lane]) note(failure, tensor, at[lane], extent);
+    wanted &= ~outside;
+  }
+}
+
+// Whether a state comes before another one in a list: NaN before all numbers; where the keys are equal, as `next` says.
+#define PRECEDES(type)                                                                       \
+  INLINE bool precedes(type x, type y, bool greatest, bool next) {                           \
+    bool odd = x != x, other = y != y;                                                       \
+    if (odd || other) return odd == other ? next : odd;                                      \
+    return x == y ? next : greatest ? x > y : x < y;                                         \
+  }
+PRECEDES(float) PRECEDES(double) PRECEDES(int) PRECEDES(i64)

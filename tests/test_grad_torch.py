@@ -1,0 +1,218 @@
+"""Kernels under torch's autograd: `backward`, `torch.func.grad`, second derivatives, and `k.backward`."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from typing import Any
+
+import pytest
+import torch
+from grad_programs import ATTENTION, CASES, Case
+from torch.utils.checkpoint import checkpoint
+
+import eqfuse as eq
+
+SOFTMAX = CASES["softmax"].source
+softmax = eq.compile(SOFTMAX)
+
+
+def tensors_of(case: Case) -> dict[str, torch.Tensor]:
+    """Inputs; those that gradients are by require grad, scalars among them."""
+    made = {name: torch.from_numpy(array) for name, array in case.tensors().items()}
+    made |= {
+        name: torch.tensor(float(case.scalars[name])).double() for name in case.wrt if name in case.scalars
+    }
+    return {name: tensor.requires_grad_() if name in case.wrt else tensor for name, tensor in made.items()}
+
+
+def called(kernel: eq.Kernel, case: Case, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The differentiable outputs."""
+    axes = {"i": case.extents["i"]} if "strided" in case.source or "2*i" in case.source else None
+    scalars = {name: value for name, value in case.scalars.items() if name not in tensors}
+    found = kernel(**tensors, **scalars, sizes=axes)
+    every = found if isinstance(found, tuple) else (found,)
+    return tuple(value for value in every if value.is_floating_point())
+
+
+NEEDS_SIZES = ("strided window", "split positions", "one more", "an offset from a tensor", "pages")
+STEPPED = ("casts", "remainders", "steps")
+"""Functions with steps: differences do not see their derivative."""
+
+
+@pytest.mark.slow(but=["softmax", "attention", "max and min", "topk, what"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in (*NEEDS_SIZES, *STEPPED)])
+def test_gradients_agree_with_differences(name: str) -> None:
+    case = CASES[name]
+    tensors = tensors_of(case)
+    kernel = eq.compile(case.source)
+    wrt = [tensors[name] for name in case.wrt]
+
+    def call(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return called(kernel, case, {**tensors, **dict(zip(case.wrt, given, strict=True))})
+
+    assert torch.autograd.gradcheck(call, wrt, fast_mode=True)
+
+
+@pytest.mark.slow(but=["sum"])
+@pytest.mark.parametrize("name", ["sum", "softmax", "rmsnorm", "weighted"])
+def test_second_derivatives(name: str) -> None:
+    case = CASES[name]
+    tensors = tensors_of(case)
+    kernel = eq.compile(case.source)
+
+    def call(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return called(kernel, case, {**tensors, **dict(zip(case.wrt, given, strict=True))})
+
+    assert torch.autograd.gradgradcheck(call, [tensors[name] for name in case.wrt], fast_mode=True)
+
+
+def test_inputs_that_are_broadcast_or_not_contiguous() -> None:
+    x = torch.randn(7, 1, dtype=torch.float64, requires_grad=True)
+    for view in (lambda x: x.expand(7, 5), lambda x: x.T.expand(3, 7), lambda x: x.repeat(1, 4)[::2, 1:]):
+        weights = torch.randn(view(x).shape, dtype=torch.float64)
+        found, exact = (
+            torch.autograd.grad((f(view(x)) * weights).sum(), x)[0]
+            for f in (lambda v: softmax(x=v), lambda v: torch.softmax(v, 1))
+        )
+        assert torch.allclose(found, exact, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gradients_have_the_dtype_of_their_inputs(dtype: torch.dtype) -> None:
+    x = torch.randn(6, 300).to(dtype).requires_grad_()
+    weights = torch.randn(6, 300).to(dtype)
+    (found,) = torch.autograd.grad(softmax(x=x), x, weights)
+    assert found.dtype == dtype
+    exact = x.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad(torch.softmax(exact, 1), exact, weights.double())
+    tolerance = {2: 8 * torch.finfo(dtype).eps, 4: 1e-5, 8: 1e-13}[dtype.itemsize]
+    assert (found.double() - wanted).abs().max() <= tolerance * wanted.abs().max()
+
+
+def test_the_same_gradient_every_time() -> None:
+    x = torch.randn(40, 2000, requires_grad=True)
+    found = [torch.autograd.grad(softmax(x=x).square().sum(), x)[0] for _ in range(2)]
+    assert torch.equal(*found)
+
+
+def test_only_what_requires_grad_gets_a_gradient() -> None:
+    kernel = eq.compile("y[i] = sum[j](x[i,j] * w[j])")
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4)
+    kernel(x=x, w=w).sum().backward()
+    assert torch.allclose(x.grad, w.expand(3, 4))
+    assert w.grad is None
+    assert kernel.backward.source == "dx[i, j] = dy[i] * w[j]\nreturn dx"
+
+
+def test_outputs_that_nobody_asks_for() -> None:
+    kernel = eq.compile(
+        "m[i] = max[j](x[i,j])\nk[i] = argmax[j](x[i,j])\ns[i] = sum[j](x[i,j])\nreturn m, k, s"
+    )
+    x = torch.tensor([[1.0, 3.0, 2.0]], requires_grad=True)
+    m, k, s = kernel(x=x)
+    assert not k.requires_grad
+    assert torch.autograd.grad(m, x, retain_graph=True)[0].tolist() == [[0, 1, 0]]
+    assert torch.autograd.grad((m.sum() + 2 * s.sum()), x)[0].tolist() == [[2, 3, 2]]
+
+
+def test_a_module_trains() -> None:
+    torch.manual_seed(0)
+    attention = eq.compile(ATTENTION, scalars={"g": 1})
+    layer = torch.nn.Linear(8, 24)
+    data = torch.randn(2, 1, 10, 8)
+
+    def loss(fused: bool) -> torch.Tensor:
+        q, k, v = layer(data).chunk(3, -1)
+        if fused:
+            return attention(Q=q, K=k, V=v, scale=8**-0.5).square().mean()
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).square().mean()
+
+    found, exact = (torch.autograd.grad(loss(fused), list(layer.parameters())) for fused in (True, False))
+    for one, other in zip(found, exact, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_checkpoints_and_hooks() -> None:
+    x = torch.randn(4, 9, dtype=torch.float64, requires_grad=True)
+    y: Any = checkpoint(lambda x: softmax(x=x), x, use_reentrant=False)
+    seen: list[torch.Tensor] = []
+    y.register_hook(seen.append)
+    y.square().sum().backward()
+    assert len(seen) == 1
+    exact = x.detach().requires_grad_()
+    torch.softmax(exact, 1).square().sum().backward()
+    assert torch.allclose(x.grad, exact.grad)
+
+
+def test_func_grad_and_vjp() -> None:
+    x = torch.randn(4, 9, dtype=torch.float64)
+
+    def loss(function: Any) -> Any:
+        return lambda x: function(x).pow(3).sum()
+
+    fused, plain = loss(lambda x: softmax(x=x)), loss(lambda x: torch.softmax(x, 1))
+    assert torch.allclose(torch.func.grad(fused)(x), torch.func.grad(plain)(x))
+    again = [torch.func.grad(lambda x, f=f: torch.func.grad(f)(x).square().sum())(x) for f in (fused, plain)]
+    assert torch.allclose(*again)
+    y, pull = torch.func.vjp(lambda x: softmax(x=x), x)
+    assert torch.allclose(pull(y)[0], torch.func.vjp(lambda x: torch.softmax(x, 1), x)[1](y)[0])
+
+
+def test_backward_shows_the_gradient() -> None:
+    kernel = eq.compile(SOFTMAX)
+    before = kernel.backward  # by all tensors, before any call
+    assert before.source == eq.grad(SOFTMAX)
+    x = torch.randn(4, 9, requires_grad=True)
+    kernel(x=x).sum().backward()
+    shown = kernel.backward
+    assert shown.source == before.source
+    assert shown.plan.schedule in ("resident", "rolling", "multi_pass", "split_k")
+    assert "dsum_x_sum" in shown.source and "sum_j" in str(shown.merge)
+    assert shown.certificate.ok and shown.certificate.bound < 2**-40
+    assert "the gradient's program:" in str(shown.certificate)
+    assert shown.derivation.check()
+    with pytest.raises(AttributeError):
+        shown.unknown  # noqa: B018
+
+
+def test_a_gradient_that_is_wrong_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = "dx[i, j] = 3 * dy[i] * x[i, j]\nreturn dx"
+    monkeypatch.setattr(sys.modules["eqfuse.grad.autograd"], "grad", lambda *_, **__: wrong)
+    kernel = eq.compile("y[i] = sum[j](sq(x[i,j]))")
+    y = kernel(x=torch.ones(2, 3, requires_grad=True))
+    with pytest.raises(eq.EqfuseError, match="the gradient by x was not verified"):
+        y.sum().backward()
+
+
+def test_empty_axes_and_sizes_of_the_call() -> None:
+    kernel = eq.compile("y[i] = sum[j](x[i,j] * x[i,j]) + sum[t](t)")
+    for shape in ((3, 0), (0, 4), (2, 2)):
+        x = torch.randn(shape, requires_grad=True)
+        kernel(x=x, sizes={"t": 3}).sum().backward()
+        assert torch.allclose(x.grad, 2 * x)
+
+
+def test_kernels_are_copied_and_pickled_with_gradients() -> None:
+    kernel = eq.compile("y[i] = sum[j](sq(x[i,j]))")
+    x = torch.randn(3, 4, requires_grad=True)
+    kernel(x=x).sum().backward()
+    for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+        (found,) = torch.autograd.grad(other(x=x).sum(), x)
+        assert torch.allclose(found, 2 * x)
+
+
+def test_constants_of_the_kernel_are_those_of_its_gradient() -> None:
+    kernel = eq.compile("y[i] = sum[j](x[i,j]) * c", scalars={"c": 3.0})
+    x = torch.randn(3, 4, requires_grad=True)
+    kernel(x=x).sum().backward()
+    assert x.grad.tolist() == [[3.0] * 4] * 3
+
+
+def test_arrays_and_plain_tensors_are_as_ever() -> None:
+    x = torch.randn(3, 4)
+    assert not softmax(x=x).requires_grad
+    assert softmax(x=x.numpy()).shape == (3, 4)
+    with torch.no_grad():
+        assert not softmax(x=x.requires_grad_()).requires_grad

@@ -1,0 +1,167 @@
+"""Native kernels through the public interface: when they run, what is said where they do not, and their cache."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse.tile import host
+from eqfuse.tile.native import build, printer
+from eqfuse.tile.native.nodes import NotNative
+
+SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
+compiling = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "eqfuse" / "native"
+
+
+def softmax(native: str | None, source: str = SOFTMAX) -> tuple[eq.Kernel, torch.Tensor]:
+    kernel = eq.compile(source, native=native, verify=False)
+    x = torch.randn(33, 71)
+    torch.testing.assert_close(kernel(x=x), x.softmax(1))
+    return kernel, x
+
+
+@compiling
+def test_waiting_runs_cpp_at_once() -> None:
+    kernel, _ = softmax("wait")
+    assert kernel.plan.code == "C++" and "C++" in repr(kernel.plan)
+    assert "kernel1" in kernel.cpp and "exponential" in kernel.cpp
+
+
+@compiling
+def test_the_first_call_does_not_wait_for_the_compiler(own_cache: Path) -> None:
+    kernel, x = softmax("background")
+    deadline = time.monotonic() + 60
+    assert kernel.plan.code in ("torch calls until C++ is compiled", "C++")
+    while kernel.plan.code != "C++" and time.monotonic() < deadline:
+        time.sleep(0.05)
+        torch.testing.assert_close(kernel(x=x), x.softmax(1))
+    assert kernel.plan.code == "C++"
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, _ = softmax("off")
+    assert kernel.plan.code == ""
+    with pytest.raises(eq.EqfuseError, match="there is no C\\+\\+: it is switched off"):
+        _ = kernel.cpp
+    monkeypatch.setenv("EQFUSE_NATIVE", "off")
+    assert softmax(None)[0].plan.code == ""
+
+
+def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(eq.EqfuseError, match="native is 'now'"):
+        eq.compile(SOFTMAX, native="now")
+    monkeypatch.setenv("EQFUSE_NATIVE", "sometimes")
+    with pytest.raises(eq.EqfuseError, match="native is 'sometimes'"):
+        eq.compile(SOFTMAX)
+
+
+def test_without_a_compiler_the_torch_form_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "compiler", lambda: None)
+    assert "no C++ compiler" in softmax("wait")[0].plan.code
+
+
+@compiling
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-include", "there_is_no_such_header.h"))
+    kernel, _ = softmax("wait")
+    assert "there_is_no_such_header.h" in kernel.plan.code
+
+
+@compiling
+def test_what_has_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise NotNative("the function exp2 of f32")
+
+    monkeypatch.setattr(printer, "applied", refuse)
+    assert softmax("wait")[0].plan.code == "torch calls: the function exp2 of f32"
+
+
+@compiling
+def test_libraries_are_kept_by_content(own_cache: Path) -> None:
+    softmax("wait")
+    (first,) = own_cache.glob("*.so")
+    made = first.stat().st_mtime_ns
+    softmax("wait")
+    assert [path.stat().st_mtime_ns for path in own_cache.glob("*.so")] == [made]
+    eq.compile("y[i] = sum[j](x[i,j])", native="wait", verify=False)(x=torch.randn(3, 4))
+    assert len(list(own_cache.glob("*.so"))) == 2
+
+
+def test_a_damaged_library_is_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.so"
+    path.write_bytes(b"nothing")
+    with pytest.raises(NotNative, match="cannot be loaded"):
+        build.load(path)
+    assert not path.exists()
+
+
+@compiling
+@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded", "offset"])
+def test_any_layout_of_the_tensors(layout: str) -> None:
+    kernel, _ = softmax("wait")
+    x = {
+        "transposed": torch.randn(71, 33).t(),
+        "strided": torch.randn(66, 142)[::2, ::2],
+        "expanded": torch.randn(33, 1).expand(33, 71),
+        "offset": torch.randn(40, 90)[3:36, 7:78],
+    }[layout]
+    before = x.clone()
+    torch.testing.assert_close(kernel(x=x), x.softmax(1))
+    assert kernel.plan.code == "C++" and torch.equal(x, before)
+
+
+@compiling
+def test_one_library_for_every_size(own_cache: Path) -> None:
+    kernel = eq.compile(SOFTMAX, native="wait", verify=False, prefer="resident")
+    for shape in ((33, 71), (1, 16), (5, 1), (64, 300)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(kernel(x=x), x.softmax(1))
+    assert len(list(own_cache.glob("*.so"))) <= 2
+
+
+@compiling
+def test_a_position_outside_is_the_caller_s_error() -> None:
+    kernel = eq.compile("y[i] = sum[j](x[i,j]) * t[k[i]]", native="wait", verify=False)
+    x, t = torch.randn(9, 20), torch.randn(4)
+    k = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0])
+    torch.testing.assert_close(kernel(x=x, t=t, k=k), x.sum(1) * t[k])
+    k[7] = 4
+    with pytest.raises(eq.EqfuseError, match="'t': position 4 is outside a dimension of 4"):
+        kernel(x=x, t=t, k=k)
+    assert kernel.plan.code == "C++"
+
+
+@compiling
+def test_a_forked_child_computes_alone() -> None:
+    kernel = eq.compile(SOFTMAX, native="wait", verify=False)
+    x = torch.randn(300, 700)
+    wanted = kernel(x=x).numpy()
+    child = os.fork()
+    if not child:
+        os._exit(0 if (kernel(x=x).numpy() == wanted).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@compiling
+@pytest.mark.parametrize("rows", [3, 700])
+def test_any_number_of_threads_gives_one_result(rows: int) -> None:
+    kernel = eq.compile(SOFTMAX, native="wait", verify=False)
+    x = torch.randn(rows, 300)
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(kernel(x=x))
+    torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])

@@ -1,0 +1,172 @@
+"""Tile programs as C++: what they compute against the tile interpreter in float32, special values among it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_api_special import CAUSAL, INF, NAN, ROWS, X, row_inputs
+
+import eqfuse as eq
+from bench.workloads import WORKLOADS
+from eqfuse.arguments import Arguments
+from eqfuse.loops.plan import SCHEDULES
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.tile import interpreter
+from eqfuse.tile.native.build import compiler
+from eqfuse.tile.native.run import NativeProgram, loaded_dtypes, prepared, unit_dims
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+
+
+def bound(
+    kernel: eq.Kernel, values: Mapping[str, Any]
+) -> tuple[Any, dict[str, torch.Tensor], dict[str, Any]]:
+    """What a kernel compiles for these arguments, and the arguments sorted."""
+    arguments = Arguments(kernel.program)
+    given = arguments.given(dict(values), None, ())
+    return kernel._shapes.of(arguments, given).compiled, dict(given.tensors), dict(given.scalars)
+
+
+def both(
+    kernel: eq.Kernel, values: Mapping[str, Any], flags: tuple[str, ...] = ()
+) -> list[tuple[torch.Tensor, np.ndarray]]:
+    """The outputs of the native kernel, and those of the tile interpreter in float32 from the same tile program."""
+    compiled, tensors, scalars = bound(kernel, values)
+    tiles, program = kernel._shapes.tiles(compiled), kernel.program
+    shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
+    loaded = loaded_dtypes(tiles)
+    given = {name: prepared(tensor, loaded.get(name)) for name, tensor in tensors.items()}
+    ranks = {name: tensor.dim() for name, tensor in given.items()}
+    native = NativeProgram(tiles, ranks, unit_dims(given), compiled.extents, shards, flags)
+    found = native(given, scalars, compiled.extents, shards, 2)
+    arrays = {
+        name: tensor.numpy()
+        if tensor.dtype in (torch.int32, torch.int64, torch.bool)
+        else tensor.float().numpy()
+        for name, tensor in given.items()
+    }
+    domain = FloatDomain("float64" if torch.float64 in {t.dtype for t in given.values()} else "float32")
+    wanted = interpreter.run(tiles, program, arrays, scalars, compiled.extents, domain, shards=shards)
+    return [(found[output.name], np.asarray(wanted[output.name])) for output in program.outputs]
+
+
+def check(pairs: list[tuple[torch.Tensor, np.ndarray]], relative: float = 1e-5) -> None:
+    for found, wanted in pairs:
+        got = found.double().numpy()
+        if found.dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn):
+            wanted = torch.as_tensor(wanted).to(found.dtype).double().numpy()
+            relative = max(relative, 2.0 * torch.finfo(found.dtype).eps)
+        wanted = wanted.astype(np.float64)
+        assert (np.isnan(got) == np.isnan(wanted)).all()
+        infinite = np.isinf(got) | np.isinf(wanted)
+        assert (got[infinite] == wanted[infinite]).all()
+        rest = ~(infinite | np.isnan(got))
+        scale = max(np.abs(wanted[rest]).max(initial=0.0), 1e-30)
+        np.testing.assert_allclose(got[rest], wanted[rest], rtol=relative, atol=relative * min(scale, 1.0))
+
+
+@pytest.mark.slow(
+    but=["softmax", "moe_routing", "window_prefill", "quant_gemm", "inertia", "mla", "layernorm"]
+)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_benchmark_programs(name: str) -> None:
+    workload = WORKLOADS[name]
+    case = workload.cases["small"]
+    kernel = eq.compile(workload.text(case), scalars=case.constants, verify=False)
+    check(both(kernel, workload.arguments(case, workload.inputs(case))), 2e-5)
+
+
+@pytest.mark.slow(but=["softmax", "cross-entropy"])
+@pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.parametrize("name", ROWS)
+def test_special_rows(name: str, prefer: str) -> None:
+    kernel = eq.compile(ROWS[name], prefer=prefer, verify=False)
+    check(both(kernel, {"x": X, **row_inputs(ROWS[name])}))
+
+
+@pytest.mark.slow(but=["rolling"])
+@pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30])
+@pytest.mark.parametrize("prefer", SCHEDULES)
+def test_masked_products_of_special_values(prefer: str, value: float) -> None:
+    """Values behind the mask do not get through; those before it do."""
+    generator = torch.Generator().manual_seed(4)
+    Q, K, V = (torch.randn(29, n, generator=generator) for n in (2, 2, 7))
+    Q[9, 1] = value
+    V[11, 3] = value
+    V[28] = value
+    kernel = eq.compile(CAUSAL, prefer=prefer, verify=False)
+    check(both(kernel, {"Q": Q, "K": K, "V": V}), 2e-5)
+
+
+PROGRAMS = {
+    "column sums": ("y[j] = sum[i](x[i,j] * w[i])", {"x": (37, 70), "w": (37,)}),
+    "batch norm": (
+        (
+            "m[c] = mean[n, p](x[n,c,p])\nv[c] = mean[n, p](sq(x[n,c,p] - m[c]))\n"
+            "y[n,c,p] = (x[n,c,p] - m[c]) * rsqrt(v[c] + 1e-5)"
+        ),
+        {"x": (5, 6, 49)},
+    ),
+    "squared distances": (
+        "D[i,k] = sum[d](sq(x[i,d] - c[k,d]))\nb[i] = argmin[k](D[i,k])",
+        {"x": (33, 5), "c": (21, 5)},
+    ),
+    "smallest and where": (
+        "m[i] = min[j](x[i,j])\nk[i] = argmin[j](x[i,j])\nl[i] = argmax[j](x[i,j])\nreturn m, k, l",
+        {"x": (9, 70)},
+    ),
+    "largest few": ("v[i,k], p[i,k] = topk[j,k](x[i,j])\nk: axis[5]\nreturn v, p", {"x": (9, 70)}),
+    "transposed": ("y[j,i] = exp(x[i,j]) / sum[j](exp(x[i,j]))", {"x": (19, 70)}),
+    "window": ("y[i] = sum[k](where(i + k < N(i), x[i + k], 0) * w[k]) + x[i]", {"x": (70,), "w": (5,)}),
+    "product of three": ("y[i] = prod[j](x[i,j])", {"x": (7, 40)}),
+    "any and all": ("a[i] = any[j](x[i,j] > 2)\nb[i] = all[j](x[i,j] > -1)\nreturn a, b", {"x": (7, 40)}),
+    "functions": (
+        (
+            "y[i,j] = tanh(x[i,j]) + erf(x[i,j]) * sigmoid(x[i,j]) - silu(x[i,j]) + gelu(x[i,j]) * sin(x[i,j])"
+            " + cos(x[i,j]) + floor(x[i,j]) - round(x[i,j]) + sign(x[i,j]) * relu(x[i,j]) + log(abs(x[i,j]))"
+        ),
+        {"x": (7, 40)},
+    ),
+    "positions": ("y[i] = sum[j](where((i + j) % 3 == 1, x[i,j] * (j // 2), 0))", {"x": (7, 40)}),
+    "float64": ("x: f64[i, j]\ny[i] = log(sum[j](exp(x[i,j] - max[j](x[i,j]))))", {"x": (7, 40)}),
+    "half": ("x: f16[i, j]\ny[i,j] = f16(x[i,j] / sum[j](abs(x[i,j])))", {"x": (7, 40)}),
+    "bfloat16": (
+        "x: bf16[i, j]\nw: bf16[j, k]\ny[i,k] = bf16(sum[j](x[i,j] * w[j,k]))",
+        {"x": (7, 40), "w": (40, 9)},
+    ),
+    "int32": (
+        "x: i32[i, j]\ny[i] = sum[j](x[i,j] * x[i,j])\nm[i] = max[j](x[i,j] // 3)\nreturn y, m",
+        {"x": (7, 40)},
+    ),
+}
+"""Programs of every kind of access, dtype and fold: sources and shapes."""
+
+
+def drawn(source: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    kinds = {"f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
+    found = {}
+    for name, shape in shapes.items():
+        dtype = next(
+            (
+                line.split(": ")[1][:4].split("[")[0]
+                for line in source.splitlines()
+                if line.startswith(f"{name}: ")
+            ),
+            "",
+        )
+        if dtype == "i32":
+            found[name] = torch.randint(-50, 50, shape, generator=generator, dtype=torch.int32)
+        else:
+            found[name] = torch.randn(shape, generator=generator).to(kinds.get(dtype, torch.float32))
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_accesses_dtypes_and_folds(name: str) -> None:
+    source, shapes = PROGRAMS[name]
+    check(both(eq.compile(source, verify=False), drawn(source, shapes)), 2e-5)
