@@ -30,9 +30,9 @@ Interval = tuple[Value, Value]
 
 @dataclass(frozen=True)
 class Region:
-    """Positions of an axis where a predicate may be true, [low, high), and where it is true for every position of
-    the other axes, [full_low, full_high). None is unbounded. `proven` are the truth values of its parts in the
-    latter, which is where it is true as a whole if it `is_certain`; `low_is_data`, that `low` is known at run time
+    """Positions of an axis where a predicate may be true, [low, high), and where those of its parts that are `proven`
+    have their truth values for every position of the other axes, [full_low, full_high). None is unbounded.
+    `is_proven` tells whether these parts make the whole predicate true; `low_is_data`, that `low` is known at run time
     alone, `is_data`, that `low` or `high` is."""
 
     low: Value | None
@@ -42,7 +42,7 @@ class Region:
     proven: Mapping[Expr, bool]
     low_is_data: bool = False
     is_data: bool = False
-    is_certain: bool = True
+    is_proven: bool = True
 
 
 EVERYWHERE = Region(None, None, None, None, {})
@@ -73,7 +73,7 @@ class Regions:
         """Where both of two predicates hold."""
         if left is None or right is None:
             known = left or right
-            return known and replace(known, is_certain=False)
+            return known and replace(known, is_proven=False)
         return Region(
             self._pick("maximum", left.low, right.low),
             self._pick("minimum", left.high, right.high),
@@ -82,7 +82,7 @@ class Regions:
             {**left.proven, **right.proven},
             left.low_is_data or right.low_is_data,
             left.is_data or right.is_data,
-            left.is_certain and right.is_certain,
+            left.is_proven and right.is_proven,
         )
 
     def _where(self, predicate: Expr, wanted: bool) -> Region | None:
@@ -100,7 +100,7 @@ class Regions:
             case Call("eq" | "ne" as fn, (left, right)) if (fn == "eq") == wanted:
                 low = self._compared(predicate, wanted, "ge", left, right)
                 hull = self.both(low, self._compared(predicate, wanted, "le", left, right))
-                return hull and replace(hull, full_low=None, full_high=None, proven={}, is_certain=False)
+                return hull and replace(hull, full_low=None, full_high=None, proven={}, is_proven=False)
             case Call("lt" | "le" | "gt" | "ge" as fn, (left, right)):
                 return self._compared(predicate, wanted, fn if wanted else _NEGATED[fn], left, right)
             case _:
@@ -108,35 +108,33 @@ class Regions:
 
     def _either(self, whole: Expr, wanted: bool, left: Region | None, right: Region | None) -> Region | None:
         """Where one of two predicates holds: the hull of where they may, and where one certainly does."""
-        certain = [region for region in (left, right) if region is not None and region.is_certain]
-        if left is None or right is None:
-            return (
-                Region(None, None, certain[0].full_low, certain[0].full_high, {whole: wanted})
-                if certain
-                else None
+        hull = EVERYWHERE
+        if left is not None and right is not None:
+            hull = Region(
+                None if left.low is None or right.low is None else self._pick("minimum", left.low, right.low),
+                None
+                if left.high is None or right.high is None
+                else self._pick("maximum", left.high, right.high),
+                None,
+                None,
+                {},
+                left.low_is_data or right.low_is_data,
+                left.is_data or right.is_data,
             )
-        hull = Region(
-            None if left.low is None or right.low is None else self._pick("minimum", left.low, right.low),
-            None if left.high is None or right.high is None else self._pick("maximum", left.high, right.high),
-            None,
-            None,
-            {},
-            left.low_is_data or right.low_is_data,
-            left.is_data or right.is_data,
-            is_certain=False,
-        )
+        certain = [region for region in (left, right) if region is not None and region.is_proven]
         if not certain:
-            return hull
-        full_low, full_high = certain[0].full_low, certain[0].full_high
-        if len(certain) == 2 and left.full_low is None and right.full_low is None:
-            full_high = self._furthest("maximum", left.full_high, right.full_high)
-        elif len(certain) == 2 and left.full_high is None and right.full_high is None:
-            full_low = self._furthest("minimum", left.full_low, right.full_low)
-        return replace(hull, full_low=full_low, full_high=full_high, proven={whole: wanted}, is_certain=True)
-
-    def _furthest(self, fn: str, left: Value | None, right: Value | None) -> Value | None:
-        """The end of two ranges that is further out; None where one of them has none."""
-        return None if left is None or right is None else self._build.integer(fn, left, right)
+            return replace(hull, is_proven=False)
+        left, right = certain[0], certain[-1]
+        hull = replace(hull, full_low=left.full_low, full_high=left.full_high, proven={whole: wanted})
+        if left.full_low is None and right.full_low is None:
+            either = (
+                None if right.full_high is None else self._pick("maximum", left.full_high, right.full_high)
+            )
+            return replace(hull, full_high=None if left.full_high is None else either)
+        if left.full_high is None and right.full_high is None:
+            either = None if right.full_low is None else self._pick("minimum", left.full_low, right.full_low)
+            return replace(hull, full_low=None if left.full_low is None else either)
+        return hull
 
     def _pick(self, fn: str, left: Value | None, right: Value | None) -> Value | None:
         if left is None or right is None:
