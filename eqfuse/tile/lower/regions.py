@@ -30,9 +30,10 @@ Interval = tuple[Value, Value]
 
 @dataclass(frozen=True)
 class Region:
-    """Positions of an axis where a predicate may be true, [low, high), and where it is true for every position of
-    the other axes, [full_low, full_high). None is unbounded. `proven` are the truth values of its parts in the
-    latter; `low_is_data`, that `low` is known at run time alone, `is_data`, that `low` or `high` is."""
+    """Positions of an axis where a predicate may be true, [low, high), and where those of its parts that are `proven`
+    have their truth values for every position of the other axes, [full_low, full_high). None is unbounded.
+    `is_proven` tells whether these parts make the whole predicate true; `low_is_data`, that `low` is known at run time
+    alone, `is_data`, that `low` or `high` is."""
 
     low: Value | None
     high: Value | None
@@ -41,6 +42,7 @@ class Region:
     proven: Mapping[Expr, bool]
     low_is_data: bool = False
     is_data: bool = False
+    is_proven: bool = True
 
 
 EVERYWHERE = Region(None, None, None, None, {})
@@ -70,7 +72,8 @@ class Regions:
     def both(self, left: Region | None, right: Region | None) -> Region | None:
         """Where both of two predicates hold."""
         if left is None or right is None:
-            return left or right
+            known = left or right
+            return known and replace(known, is_proven=False)
         return Region(
             self._pick("maximum", left.low, right.low),
             self._pick("minimum", left.high, right.high),
@@ -79,6 +82,7 @@ class Regions:
             {**left.proven, **right.proven},
             left.low_is_data or right.low_is_data,
             left.is_data or right.is_data,
+            left.is_proven and right.is_proven,
         )
 
     def _where(self, predicate: Expr, wanted: bool) -> Region | None:
@@ -96,7 +100,7 @@ class Regions:
             case Call("eq" | "ne" as fn, (left, right)) if (fn == "eq") == wanted:
                 low = self._compared(predicate, wanted, "ge", left, right)
                 hull = self.both(low, self._compared(predicate, wanted, "le", left, right))
-                return hull and replace(hull, full_low=None, full_high=None, proven={})
+                return hull and replace(hull, full_low=None, full_high=None, proven={}, is_proven=False)
             case Call("lt" | "le" | "gt" | "ge" as fn, (left, right)):
                 return self._compared(predicate, wanted, fn if wanted else _NEGATED[fn], left, right)
             case _:
@@ -104,19 +108,24 @@ class Regions:
 
     def _either(self, whole: Expr, wanted: bool, left: Region | None, right: Region | None) -> Region | None:
         """Where one of two predicates holds: the hull of where they may, and where one certainly does."""
-        proven = {whole: wanted}
-        if left is None or right is None:
-            known = left or right
-            return known and Region(None, None, known.full_low, known.full_high, proven)
-        hull = Region(
-            None if left.low is None or right.low is None else self._pick("minimum", left.low, right.low),
-            None if left.high is None or right.high is None else self._pick("maximum", left.high, right.high),
-            left.full_low,
-            left.full_high,
-            proven,
-            left.low_is_data or right.low_is_data,
-            left.is_data or right.is_data,
-        )
+        hull = EVERYWHERE
+        if left is not None and right is not None:
+            hull = Region(
+                None if left.low is None or right.low is None else self._pick("minimum", left.low, right.low),
+                None
+                if left.high is None or right.high is None
+                else self._pick("maximum", left.high, right.high),
+                None,
+                None,
+                {},
+                left.low_is_data or right.low_is_data,
+                left.is_data or right.is_data,
+            )
+        certain = [region for region in (left, right) if region is not None and region.is_proven]
+        if not certain:
+            return replace(hull, is_proven=False)
+        left, right = certain[0], certain[-1]
+        hull = replace(hull, full_low=left.full_low, full_high=left.full_high, proven={whole: wanted})
         if left.full_low is None and right.full_low is None:
             either = (
                 None if right.full_high is None else self._pick("maximum", left.full_high, right.full_high)
