@@ -193,6 +193,14 @@ MEMORY(f16, _Float16, H, F, float, from_f16(x), to_f16(v))
 MEMORY(bf16, u16, U16, F, float, from_bf16(x), to_bf16(v))
 MEMORY(f8e4m3, u8, U8, F, float, from_f8e4m3(x), to_f8e4m3(v))
 
+#if defined(__AVX512F__) && !defined(__clang__)
+// The processor's own gather, where offsets fit 32 bits; all lanes.
+INLINE F gather_f32(const float* p, i64 step, int) {
+  if (step > (1 << 26) || step < -(1 << 26)) return gather_f32(p, step, (i64)LANES);
+  return (F)__builtin_ia32_gathersiv16sf(F{}, p, lanes() * (int)step, (u16)-1, 4);
+}
+#endif
+
 // The value of a written cast: rounded to a narrower dtype, in float32.
 INLINE F rounded_f16(F x) { return from_f16(to_f16(x)); }
 INLINE F rounded_bf16(F x) { return from_bf16(to_bf16(x)); }
