@@ -63,7 +63,11 @@ INLINE bool either(bool x, bool y) { return x | y; }
 INLINE I either(I x, I y) { return x | y; }
 INLINE bool negated(bool x) { return !x; }
 INLINE I negated(I x) { return ~x; }
+#if defined(__AVX512F__) && !defined(__clang__)
+INLINE bool any(I x) { return __builtin_ia32_ptestmd512(x, x, (u16)-1); }
+#else
 INLINE bool any(I x) { int found = 0; EACH found |= x[lane]; return found; }
+#endif
 
 #define CHOICE(scalar, vector, mask)                                                    \
   INLINE scalar choose(bool c, scalar x, scalar y) { return c ? x : y; }                \
