@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 
 from eqfuse.errors import BindError, locate
 from eqfuse.terms.arguments import detached
@@ -24,6 +26,35 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_D
 Tensors = Mapping[str, torch.Tensor]
 Scalars = Mapping[str, Any]
 Sizes = Mapping[str, int] | None
+
+
+CallKey = tuple[Any, ...]
+"""What the checks of a call depend on: names, shapes, dtypes and devices of tensors, integers, kinds of numbers."""
+
+
+def call_key(values: Mapping[str, Any], sizes: Sizes) -> CallKey | None:
+    """The key of a call with plain dense tensors and numbers; None for any other, which has to be looked at: tensors that
+    require grad or are under a transform, arrays, subclasses. Integers are part of it, for they may bound what is read."""
+    if maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return None
+    parts: list[Any] = []
+    for name, value in values.items():
+        kind = type(value)
+        if kind is torch.Tensor:
+            if value.requires_grad or value.layout is not torch.strided or value.is_nested:
+                return None
+            parts += name, value.shape, value.dtype, value.device
+        elif kind is float:
+            parts.append(name)
+        elif kind is int:
+            parts += name, value
+        else:
+            return None
+    if sizes:
+        if type(sizes) is not dict:
+            return None
+        parts.append(tuple(sizes.items()))
+    return tuple(parts)
 
 
 @dataclass(frozen=True)

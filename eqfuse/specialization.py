@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from eqfuse import compiler
-from eqfuse.arguments import Arguments, Given, Scalars, Tensors, to_numpy
+from eqfuse.arguments import Arguments, CallKey, Given, Scalars, Tensors, to_numpy
 from eqfuse.compiler import Checks, Compiled, Shape, shape_of
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, device_named, place_of
@@ -58,6 +58,23 @@ class Specialization:
         return shape_of(self.extents, self.dtypes, self.compiled.device)
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What runs calls like one that was checked."""
+
+    special: Specialization
+    tensors: tuple[str, ...]
+    scalars: tuple[str, ...]
+    outputs: tuple[str, ...]
+    runner: Runner
+
+    def __call__(self, values: Mapping[str, Any]) -> Results:
+        """The outputs by name, for the values of a call by name."""
+        tensors = {name: values[name] for name in self.tensors}
+        scalars = {name: values[name] for name in self.scalars}
+        return self.runner(tensors, scalars, self.special.extents, self.special.shards)
+
+
 @dataclass
 class Specializations:
     """The plans of one program, compiled where a call's sizes are in no region of another. With `verifies`, what is not
@@ -74,13 +91,14 @@ class Specializations:
     _tuned: dict[Shape, Compiled] = field(default_factory=dict)
     _counts: dict[tuple[int, tuple[tuple[str, int], ...]], int] = field(default_factory=dict)
     _refused: dict[Shape, VerificationError] = field(default_factory=dict)
+    _launches: dict[CallKey, Launch] = field(default_factory=dict)
     _calls: dict[Any, Specialization] = field(default_factory=dict)
     _runners: dict[int, tuple[Compiled, Runner]] = field(default_factory=dict)
     _programs: dict[int, tuple[Compiled, HostProgram | TritonProgram]] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device."""
-        state = {**self.__dict__, "_runners": {}, "_programs": {}, "_counts": {}}
+        state = {**self.__dict__, "_runners": {}, "_programs": {}, "_counts": {}, "_launches": {}}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
 
     @property
@@ -213,7 +231,24 @@ class Specializations:
     def tuned(self, new: Compiled) -> None:
         """Runs another plan for a shape from now on."""
         self._tuned[new.shape] = new
+        self._launches.clear()
         self._calls = {call: found for call, found in self._calls.items() if found.shape != new.shape}
+
+    # -- known calls ------------------------------------------------------------------------------
+
+    def launch(self, key: CallKey | None) -> Launch | None:
+        """What runs calls of a key, once one of them was checked and run."""
+        return None if key is None else self._launches.get(key)
+
+    def remember(self, key: CallKey | None, special: Specialization, given: Given) -> None:
+        """Keeps what runs calls of a key, but for those that are run in another way: with arrays, or empty axes."""
+        if key is None or given.numpy or special.is_empty:
+            return
+        if len(self._launches) >= MOST_CALLS:
+            self._launches.clear()
+        outputs = tuple(output.name for output in self.derived.program.outputs)
+        runner = self._runners[id(special.compiled)][1]
+        self._launches[key] = Launch(special, tuple(given.tensors), tuple(given.scalars), outputs, runner)
 
     # -- running -----------------------------------------------------------------------------------
 

@@ -107,7 +107,9 @@ def _compile(
     aligned = [
         place
         for place, kind in enumerate(signature.values())
-        if divisible and (kind.startswith("*") or kind in ("i32", "i64"))
+        if divisible
+        and not kernel.params[place].do_not_specialize
+        and (kind.startswith("*") or kind in ("i32", "i64"))
     ]
     source = ASTSource(
         kernel,

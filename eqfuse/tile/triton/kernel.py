@@ -97,13 +97,19 @@ class _Writer:
             self._name,
             self._kernel,
             self._parameters,
-            ("@triton.jit", *head, *self._lines),
+            (*self._decorator(), *head, *self._lines),
             frozenset(self._text.helpers),
             self._text.combines,
             self._text.least,
             largest_blocks(self._kernel, self._parameters),
             {op.name: op.expr for op in self._uses.ops.values() if isinstance(op, LaunchValue)},
         )
+
+    def _decorator(self) -> list[str]:
+        if not self._parameters.any_size:
+            return ["@triton.jit"]
+        names = ", ".join(f'"{name}"' for name in self._parameters.any_size)
+        return wrap(f"@triton.jit(do_not_specialize=[{names}])")
 
     def _is_tile(self, axis: str) -> bool:
         return is_tile(self._blocks[axis])

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from eqfuse.cache.files import cache_home, write_whole
 from eqfuse.errors import BindError, EqfuseError
-from eqfuse.threads import Lock
+from eqfuse.threads import Lock, cached
 
 
 def cache_folders() -> tuple[Path, Path]:
@@ -82,21 +83,26 @@ class TritonProgram:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs on the GPU that holds the tensors. Raises BindError where the arguments do not fit,
         and EqfuseError where Triton does not compile a kernel for the device."""
-        from triton.errors import TritonError
-
-        module = load(self.source_text)
         try:
-            return getattr(module, self.name)(*args, **kwargs)
+            return self._function(*args, **kwargs)
         except ValueError as error:
             raise BindError(str(error)) from error
-        except (TritonError, RuntimeError) as error:
+        except Exception as error:
+            from triton.errors import TritonError
+
+            if not isinstance(error, TritonError | RuntimeError):
+                raise
             if not isinstance(error, TritonError) and "PassManager" not in str(error):
                 raise
-            kernels = ", ".join(module.CONFIGS)
+            kernels = ", ".join(load(self.source_text).CONFIGS)
             raise EqfuseError(
                 f"Triton refused a kernel of {self.name} ({kernels}): {error}",
                 hint="smaller blocks or fewer stages may fit, see config=",
             ) from error
+
+    @cached
+    def _function(self) -> Callable[..., Any]:
+        return getattr(load(self.source_text), self.name)  # type: ignore[no-any-return]
 
     @property
     def compilations(self) -> int:

@@ -88,6 +88,8 @@ class Parameters:
     that loops, is the depth to which loops prefetch; left to itself, Triton prefetches for dots alone.
     `flags` are WAITS, of a kernel after another one: it is launched before that one has ended, and so waits for
     what that has written, and LEADS, of a kernel before another one: the next may be launched from now on.
+    `any_size` are the extents that Triton compiles nothing apart for: of axes along which no memory is contiguous, so that
+    it does not matter whether they are divisible by 16.
     The last parameter is INDEX, the dtype of positions: int64 where some offset of an element needs it.
     """
 
@@ -99,6 +101,7 @@ class Parameters:
     even: dict[str, str] = field(default_factory=dict)
     stages: str | None = None
     flags: tuple[str, ...] = ()
+    any_size: tuple[str, ...] = ()
 
     def signature(self) -> list[str]:
         return [
@@ -124,7 +127,11 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     scalars: dict[str, str] = {}
     extents = [*kernel.grid[:-1], *(axis for axis in kernel.grid[-1:] if axis in kernel.backwards)]
     bounds: list[str] = []
+    last: set[str] = set()
     for stmt in nested(kernel.body):
+        match stmt:
+            case Let(_, LoadTile(index=(*_, at))) | Store(index=(*_, at)):
+                last.update(tables.root[axis] for axis in at.dims)
         match stmt:
             case Let(_, LoadTile(tensor, _, _, _)) | Store(tensor, _, _, _):
                 if tensor not in found.pointers:
@@ -141,6 +148,7 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
         root = tables.root[axis]
         if root not in found.extents:
             found.extents[root] = names.new(f"N_{root}")
+    found.any_size = tuple(name for axis, name in found.extents.items() if axis not in last)
     found.scalars = {name: (names.new(name), dtype) for name, dtype in scalars.items()}
     for block in filter(is_tile, kernel.blocks):
         upper = f"BLOCK_{block.axis.upper()}"
