@@ -25,6 +25,7 @@ REPORTS: Mapping[str, str] = {
     "reductions": "row kernels and cascades beside torch and torch.compile on a GPU: ratios, bandwidth, launches",
     "verify": "every program: milliseconds of verification, its part of compiling, trials, bound reached",
     "errors": "every program: errors of fused and unfused against float64, over kinds of inputs, special values, magnitudes",
+    "lengths": "64 lengths of one kernel: regions, binaries, milliseconds of a new length, regret",
     "cpu": "fused against torch eager and torch.compile on the CPU: times, errors, peak memory",
 }
 """Names of benchmarks and what each one shows; `<name>_report.py` holds it."""

@@ -10,10 +10,12 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler, derived
+from eqfuse.arguments import Arguments
 from eqfuse.devices import device_named
+from eqfuse.errors import BindError
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.regions import Regions
-from eqfuse.tile.triton.launch import interpret
+from eqfuse.tile.triton.launch import interpret, load
 
 DECODE = """
     s[h,j] = sum[d](q[h,d] * k[h//4,j,d])
@@ -105,7 +107,7 @@ def test_a_module_of_one_length_is_right_for_others(name: str, prefer: str) -> N
     kernel = eq.compile(source, target="sm_90", prefer=prefer)
     shapes = kernel._shapes
     dtypes = dict.fromkeys(inputs(1), "f32")
-    for length in (1500, 1, 9, 1025, 2048, 2049, 3001):
+    for length in (300, 1, 9, 257, 512, 513):
         given = inputs(length)
         extents = {"h": 8, "d": 16, "e": 16, "i": 4, "j": length}
         extents = {axis: extents[axis] for axis in kernel.compiled.extents}
@@ -159,3 +161,41 @@ def test_a_region_is_followed_to_where_its_plan_is_worse(border: int) -> None:
         assert found is compile_at({"j": length})
     assert len(regions.found) <= 3
     assert len(priced) <= 24
+
+
+def test_a_known_call_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = eq.compile(DECODE, native="off")
+    given = decode_inputs(33)
+    first = kernel(**given)
+    checked: list[object] = []
+    original = Arguments.given
+
+    def counted(self: Arguments, *args: Any) -> Any:
+        checked.append(args)
+        return original(self, *args)
+
+    monkeypatch.setattr(Arguments, "given", counted)
+    assert torch.equal(kernel(**given), first)
+    assert not checked
+    kernel(**decode_inputs(34))
+    assert len(checked) == 1
+    assert kernel(**{**given, "q": given["q"].double()}).dtype == torch.float64
+    assert torch.equal(kernel(**given), first)
+    with pytest.raises(BindError, match="torch tensors and numpy arrays are mixed"):
+        kernel(**{**given, "q": given["q"].numpy()})
+    soft, x = eq.compile(SOFTMAX), torch.randn(3, 5)
+    soft(x=x)
+    soft(x=x.requires_grad_()).square().sum().backward()
+    assert x.grad is not None and x.grad.abs().max() > 0
+
+
+def test_lengths_are_compiled_for_once() -> None:
+    """Triton compiles nothing apart for a length that memory is not contiguous along."""
+    kernel = eq.compile("y[i] = sum[j](x[j,i])", target="sm_90", prefer="rolling")
+    module = load(kernel.triton)
+    found = [p for name in module.CONFIGS for p in getattr(module, name).params]
+    assert {p.name: p.do_not_specialize for p in found if p.name in ("N_i", "N_j")} == {
+        "N_i": False,
+        "N_j": True,
+    }
+    assert not any(p.do_not_specialize for p in found if "stride" in p.name)

@@ -1,0 +1,156 @@
+"""`eqfuse bench lengths`: many lengths, one kernel: regions, binaries, what a new length costs, and regret.
+
+Each program is called at 64 lengths: 32 of them next to each other, the others odd ones up to the largest. What the first
+call of a new length takes is measured without the call itself: the time of the second one is subtracted. Regret is the time
+of a call beside that of a kernel which is compiled for that very length alone, at `SAMPLES` of the lengths, medians.
+On a CPU lengths are `CPU_SCALE` times shorter, rows fewer, and C++ is compiled at the first call.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+import eqfuse as eq
+from bench.report import Column, Options, Report, recorded
+
+LARGEST = 65536
+CPU_SCALE = 16
+SAMPLES = 8
+REPEATS = 7
+
+ATTENTION = """
+    S[h,i,j] = sum[d](Q[h,i,d] * K[h//g,j,d]) * scale
+    P[h,i,j] = exp(S[h,i,j] - max[j](S[h,i,j]))
+    O[h,i,e] = sum[j](P[h,i,j] / sum[j](P[h,i,j]) * V[h//g,j,e])
+    """
+SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
+QUANTISE = """
+    n[i,j] = x[i,j] * rsqrt(mean[j](sq(x[i,j])) + 1e-6) * w[j]
+    s[i] = max[j](abs(n[i,j])) / 448
+    q[i,j] = f8e4m3(n[i,j] / s[i])
+    """
+
+Inputs = Callable[[int, str], Mapping[str, Any]]
+
+
+def _attention(queries: int | None) -> Inputs:
+    def inputs(length: int, device: str) -> Mapping[str, Any]:
+        on_gpu = device == "cuda"
+        heads, width, dtype = (32, 128, torch.float16) if on_gpu else (8, 32, torch.float32)
+        kind: dict[str, Any] = {"device": device, "dtype": dtype}
+        q = torch.randn(heads, queries or length, width, **kind)
+        k, v = (torch.randn(heads // 8, length, width, **kind) for _ in range(2))
+        return {"Q": q, "K": k, "V": v, "scale": width**-0.5}
+
+    return inputs
+
+
+def _rows(length: int, device: str) -> Mapping[str, Any]:
+    return {"x": torch.randn(1024 if device == "cuda" else 16, length, device=device)}
+
+
+def _weighted(length: int, device: str) -> Mapping[str, Any]:
+    return {**_rows(length, device), "w": torch.randn(length, device=device)}
+
+
+PROGRAMS: Mapping[str, tuple[str, dict[str, float], Inputs, int]] = {
+    "decode": (ATTENTION, {"g": 8}, _attention(1), 1),
+    "prefill": (ATTENTION, {"g": 8}, _attention(None), 8),
+    "softmax": (SOFTMAX, {}, _rows, 1),
+    "RMSNorm + quantise": (QUANTISE, {}, _weighted, 1),
+}
+"""Text, constants, inputs of a length, and by how much lengths are shorter."""
+
+TITLE = "64 lengths, one kernel"
+COLUMNS = (
+    Column("program", lambda row: str(row["program"])),
+    Column("lengths", lambda row: f"{row['lengths'][0]}..{row['lengths'][-1]}"),
+    Column("regions", lambda row: str(row["regions"])),
+    Column("plans", lambda row: str(row["plans"])),
+    Column("binaries", lambda row: str(row["binaries"])),
+    Column("first ms", lambda row: f"{row['new_ms'][0]:.0f}"),
+    Column("new length ms", lambda row: f"{row['new_median_ms']:.3f}"),
+    Column("over 5 ms", lambda row: str(row["slow"])),
+    Column("known us", lambda row: f"{row['known_us']:.0f}"),
+    Column("regret", lambda row: f"{row['regret_median']:.2f}"),
+    Column("worst", lambda row: f"{row['regret_worst']:.2f}"),
+)
+
+
+def lengths(largest: int) -> list[int]:
+    """32 neighbours, and 32 odd lengths in geometric steps up to the largest."""
+    first = max(2, largest // 64)
+    return [first + n for n in range(32)] + [round(2 * first * 32 ** (n / 31)) | 1 for n in range(32)]
+
+
+def run(options: Options, report: Report) -> None:
+    """Failures: a program that does not run."""
+    scale = 1 if options.device == "cuda" else CPU_SCALE
+    for name in PROGRAMS:
+        with recorded(report.failing(name)):
+            report.add(measure(name, LARGEST // scale, options))
+    report.summary += [
+        f"{row['program']}: {row['regions']} regions, median regret {row['regret_median']:.2f}"
+        for row in report.rows
+    ]
+
+
+def measure(name: str, largest: int, options: Options) -> dict[str, Any]:
+    """One program at all lengths: milliseconds of compiling, microseconds of a known call, ratios of times."""
+    text, constants, inputs, shorter = PROGRAMS[name]
+    wanted = lengths(largest // shorter // (8 if options.small else 1))
+
+    def compiled() -> eq.Kernel:
+        return eq.compile(text, scalars=constants, native="wait")
+
+    kernel, new_ms = compiled(), []
+    for length in wanted:
+        given = inputs(length, options.device)
+        first, second = (_seconds(kernel, given, options.device) for _ in range(2))
+        new_ms.append(1e3 * max(0.0, first - second))
+    regions, binaries = kernel.regions, kernel.compilations
+    regrets = []
+    for length in wanted[:: len(wanted) // SAMPLES]:
+        given, alone = inputs(length, options.device), compiled()
+        regrets.append(_ratio(kernel, alone, given, options.device))
+    given = inputs(wanted[0], options.device)
+    known = min(_seconds(kernel, given, options.device) for _ in range(20))
+    return {
+        "program": name,
+        "lengths": wanted,
+        "regions": len(regions),
+        "plans": len({id(region.compiled) for region in regions}),
+        "binaries": binaries,
+        "new_ms": new_ms,
+        "new_median_ms": statistics.median(new_ms[1:]),
+        "slow": sum(ms > 5 for ms in new_ms[1:]),
+        "known_us": 1e6 * known,
+        "regrets": regrets,
+        "regret_median": statistics.median(regrets),
+        "regret_worst": max(regrets),
+        "sizes": [str(region) for region in regions],
+    }
+
+
+def _seconds(kernel: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
+    """One call, to its end."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    kernel(**given)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _ratio(kernel: eq.Kernel, alone: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
+    """The time of a call of `kernel` over one of `alone`, taken in turns."""
+    for each in (kernel, alone):
+        _seconds(each, given, device)
+    pairs = [[_seconds(each, given, device) for each in (kernel, alone)] for _ in range(REPEATS)]
+    return min(a for a, _ in pairs) / min(b for _, b in pairs)
