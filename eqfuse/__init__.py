@@ -7,28 +7,63 @@ y = kernel(x=tensor)
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from eqfuse import compiler
-from eqfuse.devices import device_named
-from eqfuse.errors import EqfuseError
-from eqfuse.extend.reductions import reduction
-from eqfuse.extend.rules import rule, rules
-from eqfuse.extend.shipped import register_shipped
-from eqfuse.grad.certify import certify_gradient
-from eqfuse.grad.gradient import grad
-from eqfuse.kernel import Kernel
-from eqfuse.proof.derivation import Derivation
-from eqfuse.rules.scope import Rule
-from eqfuse.terms.interpreter import reference as _reference
-from eqfuse.terms.parser import parse
-from eqfuse.tile.host import mode_named
-from eqfuse.verify.bound import REQUESTED
-from eqfuse.verify.certificate import Certificate
-from eqfuse.verify.equivalence import equivalent
+_collects = gc.isenabled()
+gc.disable()  # modules make no garbage, and a collection here would walk all that torch has made: 70 ms
+try:
+    from eqfuse import compiler
+    from eqfuse.devices import device_named
+    from eqfuse.errors import EqfuseError
+    from eqfuse.extend.shipped import register_shipped
+    from eqfuse.kernel import Kernel
+    from eqfuse.rules.scope import Rule
+    from eqfuse.terms.parser import parse
+    from eqfuse.tile.modes import mode_named
+    from eqfuse.verify.certificate import REQUESTED, Certificate
+finally:
+    if _collects:
+        gc.enable()
+
+if TYPE_CHECKING:
+    from eqfuse.extend.reductions import reduction
+    from eqfuse.extend.rules import rule, rules
+    from eqfuse.grad.certify import certify_gradient
+    from eqfuse.grad.gradient import grad
+    from eqfuse.proof.derivation import Derivation
+    from eqfuse.verify.equivalence import equivalent
 
 __version__ = "0.1.0"
+
+_AT_FIRST_USE = {
+    "Derivation": "proof.derivation",
+    "certify_gradient": "grad.certify",
+    "equivalent": "verify.equivalence",
+    "grad": "grad.gradient",
+    "reduction": "extend.reductions",
+    "rule": "extend.rules",
+    "rules": "extend.rules",
+}
+"""Public names that a start does not wait for, and the modules that have them."""
+
+for _package in ("grad", "rules"):
+    # Importing a package sets its name here, once: afterwards the function of that name may.
+    import_module(f"eqfuse.{_package}")
+    del globals()[_package]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _AT_FIRST_USE:
+        raise AttributeError(f"module 'eqfuse' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"eqfuse.{_AT_FIRST_USE[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def compile(
@@ -75,13 +110,15 @@ def compile(
 def reference(source: str, *, scalars: Mapping[str, float] | None = None) -> Callable[..., Any]:
     """The unfused program in float64: a function of tensors, scalars and `sizes` by name, giving numpy arrays.
     `scalars` are constants known now, as in `compile`."""
+    from eqfuse.terms.interpreter import reference as interpreted
+
     program = parse(source, scalars=scalars)
     names = {tensor.name for tensor in program.tensors}
 
     def run(*, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
         tensors = {n: v for n, v in values.items() if n in names}
         scalars = {n: v for n, v in values.items() if n not in names}
-        return _reference(program, tensors, scalars, sizes)
+        return interpreted(program, tensors, scalars, sizes)
 
     return run
 

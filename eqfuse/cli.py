@@ -28,7 +28,7 @@ from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.terms.registry import REGISTERED
 from eqfuse.terms.types import program_dtypes
-from eqfuse.verify.bound import REQUESTED
+from eqfuse.verify.certificate import REQUESTED
 from eqfuse.verify.note import float_note
 
 Number = int | float

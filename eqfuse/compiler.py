@@ -13,14 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eqfuse import debug
 from eqfuse.derived import Derived, Timings
 from eqfuse.errors import VerificationError
-from eqfuse.extend.laws import keeps_infinities
-from eqfuse.extend.reductions import assumptions
-from eqfuse.extend.rules import taken_on_trust
 from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
 from eqfuse.extract.devices import Device
 from eqfuse.extract.partition import Partition
@@ -28,11 +25,6 @@ from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN, tiny
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import SCHEDULES, KernelConfig, Plan
 from eqfuse.loops.printer import show as show_nest
-from eqfuse.proof.derivation import Derivation
-from eqfuse.proof.nodes import Origin
-from eqfuse.proof.trace import claims, trace
-from eqfuse.rules.egraph import client
-from eqfuse.rules.prepare import prepare
 from eqfuse.rules.scope import current
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.inline import check_written_size
@@ -44,12 +36,11 @@ from eqfuse.tile.lower.program import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.passes.pipeline import passes_for, passes_of, run_passes
 from eqfuse.tile.printer import show as show_tiles
-from eqfuse.tile.triton.module import emit
-from eqfuse.verify.bound import REQUESTED
-from eqfuse.verify.certificate import Certificate
-from eqfuse.verify.equivalence import Special, check_stages
-from eqfuse.verify.sizes import small_extents
-from eqfuse.verify.stages import VERIFIED_BLOCKS, loop_stages, term_stage, tile_stages
+from eqfuse.verify.certificate import REQUESTED, Certificate
+
+if TYPE_CHECKING:  # loaded at first use: every start would wait for them
+    from eqfuse.proof.derivation import Derivation
+    from eqfuse.verify.equivalence import Special
 
 NOMINAL_EXTENT = 256
 """Extent that a plan assumes for an axis while no tensor has given one."""
@@ -105,6 +96,9 @@ def derive(
 ) -> Derived:
     """Parse and rewrite: what depends on no size. The size of a program that was `made` of another one is not limited:
     it has no longer terms, however often it reads them."""
+    from eqfuse.rules.egraph import client
+    from eqfuse.rules.prepare import prepare
+
     client.start()
     timings = Timings()
     with timings.stage("parse"):
@@ -260,6 +254,13 @@ def verify(
     several and uneven.
     Raises VerificationError with the counterexample where a stage differs.
     """
+    from eqfuse.extend.laws import keeps_infinities
+    from eqfuse.extend.reductions import assumptions
+    from eqfuse.extend.rules import taken_on_trust
+    from eqfuse.verify.equivalence import check_stages
+    from eqfuse.verify.sizes import small_extents
+    from eqfuse.verify.stages import loop_stages, term_stage, tile_stages
+
     program, loses = derived.program, plan is not None and plan.loses_infinities
     extents = small_extents(program, scalars)
     with derived.timings.stage("verify"):
@@ -307,6 +308,8 @@ def verified_tiles(
     The last of them has one position per program instance along the axes that have so in `configs`, those of a plan: a
     batch in blocks is no matrix product for a GPU, and what is printed is.
     """
+    from eqfuse.verify.stages import VERIFIED_BLOCKS
+
     found = []
     for block, _ in VERIFIED_BLOCKS:
         last = block == VERIFIED_BLOCKS[-1][0]
@@ -323,6 +326,8 @@ def _single(config: KernelConfig) -> tuple[str, ...]:
 
 def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
     """The self-contained Triton module of a compiled shape."""
+    from eqfuse.tile.triton.module import emit
+
     program, plan = derived.program, compiled.chosen.plan
     with derived.timings.stage("emit"):
         nest = compiled.chosen.nest
@@ -335,6 +340,10 @@ def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
 
 def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> Derivation:
     """The derivation of a plan. The saturations are run again, recorded."""
+    from eqfuse.proof.derivation import Derivation
+    from eqfuse.proof.nodes import Origin
+    from eqfuse.proof.trace import claims, trace
+
     program = derived.program
     if plan.kernels not in derived.derivations:
         origin = Origin(program.source, scalars, program.strict_casts)

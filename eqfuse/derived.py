@@ -6,18 +6,15 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eqfuse import debug
 from eqfuse.extract.partition import AxisPass, Merges, Structure
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Form, KernelPlan
 from eqfuse.progress import progress
-from eqfuse.proof.derivation import Derivation
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
-from eqfuse.rules.merge_search import derive_group
-from eqfuse.rules.prepare import is_spread, prepare
 from eqfuse.rules.printer import MergeText
 from eqfuse.rules.scope import SHIPPED_ALONE, RuleScope
 from eqfuse.rules.states import axis_order, name_states
@@ -25,6 +22,9 @@ from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock
 from eqfuse.verify.certificate import Certificate
+
+if TYPE_CHECKING:
+    from eqfuse.proof.derivation import Derivation
 
 AS_WRITTEN = "its passes were asked for as the program has them"
 """Why the groups of `prefer="multi_pass"` have no merge."""
@@ -88,6 +88,8 @@ class Derived:
 
     def taken_apart(self) -> tuple[Output, ...]:
         """The outputs with the terms of sums taken apart; none where that changes nothing."""
+        from eqfuse.rules.prepare import is_spread, prepare
+
         if self._apart is None:
             reduces = reductions(*(output.expr for output in self.outputs))
             found: tuple[Output, ...] = ()
@@ -110,6 +112,8 @@ class Derived:
     def group(self, each: AxisPass) -> Group:
         """The group of one pass."""
         if each not in self.groups:
+            from eqfuse.rules.merge_search import derive_group
+
             with self.timings.stage("derive"), self.scope.entered():
                 strict, dtypes = self.program.strict_casts, program_dtypes(self.program)
                 group, report = derive_group(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eqfuse import compiler
 from eqfuse.arguments import Arguments, Given
@@ -14,26 +14,27 @@ from eqfuse.compiler import Checks, Compiled, Shape
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, place_of
 from eqfuse.errors import EqfuseError, VerificationError
-from eqfuse.explain.report import Listings, Report
 from eqfuse.extend.define import admit, registered_in
 from eqfuse.extract.devices import Device
-from eqfuse.grad.autograd import Backward, Gradients, differentiably, wants_gradient
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
-from eqfuse.proof.derivation import Derivation
 from eqfuse.rules.printer import MergeText
 from eqfuse.specialization import Results, Specializations
-from eqfuse.stream.programs import stream_of
-from eqfuse.stream.streamer import Streamer, StreamState
+from eqfuse.terms.arguments import wants_gradient
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
-from eqfuse.tile.host import mode_named
+from eqfuse.tile.modes import mode_named
 from eqfuse.tile.nodes import TileProgram
-from eqfuse.tune.tuner import Limits, Tuner, Tuning
-from eqfuse.verify.bound import REQUESTED
-from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.certificate import REQUESTED, Certificate
+
+if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
+    from eqfuse.explain.report import Listings, Report
+    from eqfuse.grad.autograd import Backward, Gradients
+    from eqfuse.proof.derivation import Derivation
+    from eqfuse.stream.streamer import Streamer, StreamState
+    from eqfuse.tune.tuner import Limits, Tuning
 
 
 @dataclass
@@ -111,6 +112,8 @@ class Kernel:
         arguments = Arguments(self.program)
         arguments.all_named(unnamed)
         if wants_gradient(values):
+            from eqfuse.grad.autograd import differentiably
+
             with self._lock:
                 gradients = self._differentiated
             return differentiably(self, gradients, values, sizes)
@@ -138,6 +141,8 @@ class Kernel:
         The winner is kept in `$XDG_CACHE_HOME/eqfuse/tuned`, by program, dtypes, sizes, device and versions, and
         taken from there at the next request, with nothing timed unless `again`.
         """
+        from eqfuse.tune.tuner import Limits
+
         arguments = Arguments(self.program)
         for name in ("seconds", "plans", "again"):
             if name in arguments.names:
@@ -159,6 +164,8 @@ class Kernel:
 
     def _searched(self, compiled: Compiled, given: Given, limits: Limits, again: bool) -> Tuning:
         """What a search finds for one shape; later calls run the winner."""
+
+        from eqfuse.tune.tuner import Tuner
 
         def start(candidate: Compiled) -> Callable[[], Results]:
             return partial(self._shapes.runner(candidate, wait=True), given.tensors, given.scalars)
@@ -182,6 +189,8 @@ class Kernel:
 
     @property
     def _differentiated(self) -> Gradients:
+        from eqfuse.grad.autograd import Gradients
+
         if self._gradients is None:
             self._gradients = Gradients(self.program, self.scalars, self.verify, self._gradient)
         return self._gradients
@@ -201,6 +210,9 @@ class Kernel:
 
         Raises EqfuseError where the program has no fused merge over one axis that its outputs do not have.
         """
+        from eqfuse.stream.programs import stream_of
+        from eqfuse.stream.streamer import Streamer
+
         with self._lock:
             if self._stream is None:
                 merged = next(plan for plan in (self.plan, *self.plans()) if plan.form != "written")
@@ -344,6 +356,8 @@ class Kernel:
     @property
     def report(self) -> Report:
         """What explanations are made of."""
+        from eqfuse.explain.report import Report
+
         derived, compiled = self.derived, self.compiled
         return Report(
             self.name,
@@ -370,6 +384,8 @@ class Kernel:
             return explain(self.report, lambda: self.derivation, self._listings, format, detail)
 
     def _listings(self) -> Listings:
+        from eqfuse.explain.report import Listings
+
         return Listings(str(self.loops), str(self.tile), self.triton, str(self.certificate))
 
     def why_not(self) -> tuple[str, ...]:

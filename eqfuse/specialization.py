@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,14 +17,14 @@ from eqfuse.devices import Target, device_named, place_of
 from eqfuse.errors import VerificationError
 from eqfuse.extract.devices import Device
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.terms.interpreter import reference
 from eqfuse.threads import Lock
-from eqfuse.tile.host import HostProgram, Mode
-from eqfuse.tile.native.blocks import native_configs
+from eqfuse.tile.modes import Mode
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.storage import resolve_extents
-from eqfuse.tile.triton.launch import TritonProgram
 from eqfuse.verify.certificate import Certificate
+
+if TYPE_CHECKING:
+    from eqfuse.tile.host import HostProgram
 
 Results = Mapping[str, torch.Tensor]
 Runner = Callable[[Tensors, Scalars], Results]
@@ -162,10 +162,14 @@ class Specializations:
         `wait` the first run on a CPU waits for its C++, unless that is switched off."""
         shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
         if compiled.device.kind == "cpu":
+            from eqfuse.tile.host import HostProgram
+
             mode: Mode = "wait" if wait and self.native == "background" else self.native
             host = HostProgram(compiled.tile, lambda: self.tiles(compiled), self.derived.program, mode)
             self._hosts[id(compiled)] = compiled, host
             return lambda tensors, scalars: host(tensors, scalars, compiled.extents, shards)
+        from eqfuse.tile.triton.launch import TritonProgram
+
         launcher = TritonProgram(self.triton(compiled), self.derived.name)
         outputs = [output.name for output in self.derived.program.outputs]
         extents = {**compiled.extents, **shards}
@@ -178,6 +182,8 @@ class Specializations:
 
     def tiles(self, compiled: Compiled) -> TileProgram:
         """The tile program of a shape in blocks for native code on a CPU."""
+        from eqfuse.tile.native.blocks import native_configs
+
         chosen, program = compiled.chosen, self.derived.program
         shards = {axis: chosen.plan.shards for axis, _ in chosen.nest.shards}
         sizes = resolve_extents(compiled.tile, compiled.extents, shards)
@@ -197,6 +203,8 @@ class Specializations:
 
     def _unfused(self, compiled: Compiled, given: Given) -> Results:
         """The unfused program, which is all there is to run where an axis is empty."""
+        from eqfuse.terms.interpreter import reference
+
         program = self.derived.program
         arrays = {name: to_numpy(tensor.cpu()) for name, tensor in given.tensors.items()}
         found = reference(program, arrays, given.scalars, given.sizes)

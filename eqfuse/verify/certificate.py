@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+REQUESTED = 2.0**-40
+"""Bound that verification goes on for, where a theorem gives one."""
+
 NOT_COVERED = (
     "rounding: written casts and the kernel's precision are identities in the field (float errors are apart)",
     "overflow and underflow of floating-point numbers",
