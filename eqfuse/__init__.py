@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 _collects = gc.isenabled()
 gc.disable()  # modules make no garbage, and a collection here would walk all that torch has made: 70 ms
@@ -72,7 +72,7 @@ def compile(
     scalars: Mapping[str, float] | None = None,
     target: str = "auto",
     prefer: str | None = None,
-    verify: bool = True,
+    verify: bool | Literal["again"] = True,
     strict_casts: bool = False,
     assume_finite: bool = False,
     trials: int = 16,
@@ -84,7 +84,8 @@ def compile(
     `scalars` are constants known now (others are given at each call). `target` is "auto" (the CPU, or
     the GPU that the tensors are on), "cpu", "sm_80", "sm_90", "h200", "sm_100" or "gfx942". `prefer`
     forces a schedule: "rolling", "split_k", "resident" or "multi_pass". `verify=False` skips the
-    field test until `certificate` is asked for; `trials` are drawn at a time, until the probability of
+    field test until `certificate` is asked for, and `verify="again"` runs it where an earlier process did too, and kept
+    the certificate; `trials` are drawn at a time, until the probability of
     accepting a wrong kernel is at most `bound` (2**-40), where a theorem gives one. `strict_casts` makes casts
     opaque to the rules. What a mask excludes never reaches the output, be it NaN; `assume_finite` promises that it is a
     finite number, which spares matrix products on a GPU a test of it. `native` is whether
@@ -95,6 +96,8 @@ def compile(
     impossible (the text says which factor is in the way), BudgetError where a program is too large
     once its temporaries are written out, VerificationError with a counterexample where a stage is wrong.
     """
+    if verify not in (True, False, "again"):
+        raise EqfuseError(f"verify is {verify!r}", hint='give True, False, or "again"')
     if not isinstance(trials, int) or trials < 1:
         raise EqfuseError(f"trials is {trials!r}", hint="give a positive integer")
     if not isinstance(bound, int | float) or not 0 < bound < 1:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from eqfuse import compiler
 from eqfuse.arguments import Arguments, Given
@@ -50,17 +50,17 @@ class Kernel:
     device: Device
     auto: bool
     prefer: str | None
-    verify: bool
+    verify: bool | Literal["again"]
     trials: int
     scalars: Mapping[str, float]
     bound: float = REQUESTED
     native: str | None = None
 
     def __post_init__(self) -> None:
-        checks = Checks(self.trials, self.bound, self.scalars)
+        checks = Checks(self.trials, self.bound, self.scalars, self.verify == "again")
         target = Target(self.device, self.auto)
         self._shapes = Specializations(
-            self.derived, target, self.prefer, self.verify, checks, mode_named(self.native)
+            self.derived, target, self.prefer, bool(self.verify), checks, mode_named(self.native)
         )
         self._tunings: dict[Shape, Tuning] = {}
         self._stream: Streamer | None = None
@@ -192,7 +192,7 @@ class Kernel:
         from eqfuse.grad.autograd import Gradients
 
         if self._gradients is None:
-            self._gradients = Gradients(self.program, self.scalars, self.verify, self._gradient)
+            self._gradients = Gradients(self.program, self.scalars, bool(self.verify), self._gradient)
         return self._gradients
 
     def _gradient(self, source: str) -> Kernel:
