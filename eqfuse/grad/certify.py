@@ -83,7 +83,7 @@ def certify_gradient(
     """
     program, adjoint = parse(source, scalars=scalars), parse(gradient, scalars=_read(gradient, scalars))
     names = _inputs(program, adjoint)
-    program = replace(program, outputs=tuple(_without_folds(output) for output in program.outputs))
+    program = replace(program, outputs=tuple(without_folds(output) for output in program.outputs))
     check = _Check(program, adjoint, names, trials, seed, bound)
     with progress("verify"):
         whole = check.compared(*_whole(program, adjoint, names))
@@ -143,7 +143,7 @@ def _ranks(*programs: Program) -> dict[str, int]:
     return found
 
 
-def _without_folds(output: Output) -> Output:
+def without_folds(output: Output) -> Output:
     """The output with extremes that a registered reduction combines as such: see `extreme_of`."""
 
     def step(node: Expr) -> Expr:

@@ -523,11 +523,8 @@ class FieldDomain:
         result = FieldArray(p, q, np.where(condition, left.shadow, right.shadow))
         if left.marks is not None or right.marks is not None:
             none = np.uint8(0)
-            result.marks = np.where(
-                condition,
-                none if left.marks is None else left.marks,
-                none if right.marks is None else right.marks,
-            )
+            marks = (none if side.marks is None else side.marks for side in (left, right))
+            result.marks = np.broadcast_to(np.where(condition, *marks), result.shape)
         if left.split is not None or right.split is not None:
             sides = [_terms(side) if q is None else side.split or _whole(side) for side in (left, right)]
             if sides[0] is not None and sides[1] is not None:
