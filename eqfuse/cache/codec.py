@@ -65,7 +65,7 @@ class _Writer:
         self._numbers: dict[str, int] = {}
         self._seen: dict[int, tuple[object, Any]] = {}
 
-    def value(self, value: object) -> Any:
+    def value(self, value: Any) -> Any:
         if type(value) in _PLAIN:
             return value
         if isinstance(value, tuple):
@@ -85,7 +85,7 @@ class _Writer:
             found = self._seen[id(value)]
         return found[1]
 
-    def _written(self, value: object) -> Any:
+    def _written(self, value: Any) -> Any:
         name = type(value).__name__
         if self.classes.get(name) is not type(value):
             raise Uncodable(f"a {name} is none of the classes")
@@ -97,11 +97,11 @@ class _Writer:
         return {"node": self._numbers[text]}
 
 
-def _below(root: object) -> list[object]:
+def _below(root: Any) -> list[Any]:
     """The instances that a value is made of, itself included, what is below one before it."""
-    found: list[object] = []
+    found: list[Any] = []
     seen: set[int] = set()
-    stack: list[tuple[object, bool]] = [(root, False)]
+    stack: list[tuple[Any, bool]] = [(root, False)]
     while stack:
         value, expanded = stack.pop()
         if expanded:
@@ -140,7 +140,7 @@ class _Reader:
         ]
         self._made.append(self._classes[name](*given))
 
-    def value(self, value: object) -> Any:
+    def value(self, value: Any) -> Any:
         match value:
             case list():
                 return tuple(map(self.value, value))
@@ -195,7 +195,6 @@ def _fits(value: object, hint: Hint) -> bool:
     return isinstance(hint, type) and isinstance(value, hint)
 
 
-@cache
 def _names(kind: type) -> tuple[str, ...]:
     if not is_dataclass(kind):
         raise Uncodable(f"a {kind.__name__} is none of the classes")
