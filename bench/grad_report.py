@@ -5,7 +5,8 @@ A program counts as
   refused      a reduction has no gradient: the reason is told
   constant     no output is a real number, or no tensor is
 and fails where a gradient is another one (mismatch), or something breaks. Written casts are left out: to a gradient they
-are the identity, and autograd rounds on the way. hypothesis shrinks what fails.
+are the identity, and autograd rounds on the way. Infinities and NaN among the inputs are made 0: what they spread to is
+decided by the order of operations. hypothesis shrinks what fails.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ COLUMNS = (
     Column("programs", lambda row: str(row["programs"])),
 )
 
+PHASES = (Phase.generate, Phase.shrink)
 BATCH = 50
 MOST_SECONDS = 60
 MOST_ELEMENTS = 2_000
@@ -72,7 +74,9 @@ def _judged(example: Example) -> Outcome:
     program = parse(source)
     names = {tensor.name for tensor in program.tensors}
     tensors = {
-        name: tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy()
+        name: np.nan_to_num(tensor.double().numpy(), nan=0.0, posinf=0.0, neginf=0.0)
+        if tensor.is_floating_point()
+        else tensor.numpy()
         for name, tensor in example.tensors().items()
         if name in names
     }
@@ -120,7 +124,7 @@ def _batch(seed: int, examples: int, outcomes: Counter[str], report: Report) -> 
         max_examples=examples,
         deadline=None,
         database=None,
-        phases=(Phase.generate, Phase.shrink),
+        phases=PHASES,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )

@@ -38,6 +38,11 @@ SOURCE = "\n".join(
 }}"""
     for name in (*FUNCTIONS, *(f"rounded_{dtype}" for dtype in ROUNDED))
 )
+SOURCE += """
+extern "C" void divide(const float* x, const float* by, float* y, i64 n, i64 m) {
+  for (i64 k = 0; k < m; k++) for (i64 j = 0; j < n; j += LANES)
+    put_f32(y + k * n + j, quotient(load_f32(x + j), by[k]));
+}"""
 WIDTHS = {"native": (), "avx2": ("-mno-avx512f",), "sse": ("-mno-avx512f", "-mno-avx", "-mno-fma")}
 """Vectors of 16, 8 and 4 lanes, where the processor has them."""
 
@@ -128,3 +133,22 @@ def test_narrow_dtypes_are_rounded_as_torch_rounds(library: Any, dtype: str) -> 
     wanted = (x.clamp(-448, 448) if dtype == "f8e4m3" else x).to(ROUNDED[dtype]).float().numpy()
     found = called(library, f"rounded_{dtype}")
     assert ((found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
+
+
+def test_quotients_by_one_number_are_those_of_divisions(library: Any) -> None:
+    generator = np.random.default_rng(1)
+    drawn = np.exp2(generator.uniform(-24, 62, 40)) * generator.choice([-1, 1], 40)
+    by = np.array(
+        [3, -7, 1 / 3, 0, -0.0, np.inf, np.nan, 1e-45, 1e-30, 1e38, 1.9999999, 8191, *drawn], np.float32
+    )
+    x = X[:: len(X) // (1 << 15)]
+    x = np.concatenate([x[: len(x) // 16 * 16], X[-1024:]])
+    y = np.empty((len(by), len(x)), np.float32)
+    library.divide(
+        *(ctypes.c_void_p(array.ctypes.data) for array in (x, by, y)),
+        ctypes.c_longlong(len(x)),
+        ctypes.c_longlong(len(by)),
+    )
+    with np.errstate(all="ignore"):
+        wanted = x[None] / by[:, None]
+    assert ((y.view(np.int32) == wanted.view(np.int32)) | (np.isnan(y) & np.isnan(wanted))).all()

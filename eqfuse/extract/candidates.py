@@ -171,7 +171,8 @@ class Search:
 
 def _turns(kernel: LoopKernel, axes: Iterable[str], counts: Mapping[str, int]) -> int:
     """How many shards take turns on an SM: where blocks have lengths of their own, more than run at once."""
-    data = frozenset[str]().union(*(ragged(kernel).get(axis, frozenset()) for axis in axes))
+    found = ragged(kernel)
+    data = frozenset[str]().union(*(found[axis].axes for axis in axes if axis in found))
     return min(RAGGED_TURNS, math.prod(counts.get(axis, 1) for axis in data))
 
 

@@ -50,9 +50,9 @@ def _is_computed(step: Step) -> bool:
 
 
 def _with_sizes(step: Step, steps: Steps, moved: dict[str, str]) -> Step:
-    """The step with the sizes of its axes read from copies of them: these have the size that is meant, whatever is put
-    for the axis where the step is read."""
-    sizes = {node.axis for node in walk(step.body) if isinstance(node, Size)} & set(step.axes)
+    """The step with sizes read from copies of their axes: these have the size that is meant, whatever is put for the axis
+    where the step, or one that reads it, is read."""
+    sizes = {node.axis for node in walk(step.body) if isinstance(node, Size)}
     for axis in sorted(sizes - moved.keys()):
         base = steps.domains.get(axis, axis)
         moved[axis] = steps.names.numbered(base)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from eqfuse.terms.assume import conjuncts
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, Size, walk
 from eqfuse.tile.lower.builder import Builder
-from eqfuse.tile.lower.expressions import Expressions, may_keep_inside, may_miss
+from eqfuse.tile.lower.expressions import Expressions, is_shift, may_keep_inside, may_miss
 from eqfuse.tile.lower.types import Types
 from eqfuse.tile.nodes import Value
 
@@ -284,9 +284,12 @@ class Regions:
             known = [guard for guard in relevant if self._is_known(guard)]
             dims = self._types.dims(load)
             own = [guard for guard in known if self._types.dims(guard) <= dims]
-            if not own and known != relevant:
+            if own or not any(map(is_shift, walk(*load.index))):
+                needed |= dict.fromkeys(own)
+            elif known == relevant:
+                needed |= dict.fromkeys(known)
+            else:
                 return None
-            needed |= dict.fromkeys(own or known)
         return tuple(guard for guard in self._guards if guard in needed)
 
     def _is_known(self, expr: Expr) -> bool:

@@ -104,7 +104,7 @@ class Context:
             axis: min(block.size or extents[self._axis(axis)], max(1, extents[self._axis(axis)]))
             for axis, block in self.blocks.items()
         }
-        items = plain(kernel)
+        items = plain(kernel, lengths)
         self.tree = Tree(items, nesting(items, lengths))
         self.lines: list[str] = []
         self.depth = 1

@@ -294,6 +294,11 @@ class _KernelPrinter(Whole):
         self.bind(value.name, name, wide)
         self._keep(value, wide)
 
+    def _is_number(self, value: Value) -> bool:
+        """Whether a value is one number for all lanes of a vector, in a register."""
+        found = self.register(value.name)
+        return found is not None and not found[1]
+
     def _rounded_where_stored(self, value: Value) -> bool:
         """Whether a value is only ever stored, in its own dtype: then the store rounds it."""
         return value.name not in self.tree.memory and self.tree.stored_as(value.name, self.stored) == {
@@ -329,6 +334,8 @@ class _KernelPrinter(Whole):
             case Positions(axis):
                 return self._position(axis, wide)
             case Elementwise(fn, args):
+                if fn == "div" and wide and value.dtype in ("f32", "f64") and self._is_number(args[1]):
+                    return f"quotient({self._read(args[0], wide=True)}, {self._scalar(args[1])})"
                 texts = [self._read(arg, wide=wide) for arg in args]
                 if fn in CASTS and self._rounded_where_stored(value):
                     return converted(texts[0], args[0].dtype, value.dtype)

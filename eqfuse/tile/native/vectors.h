@@ -63,7 +63,11 @@ INLINE bool either(bool x, bool y) { return x | y; }
 INLINE I either(I x, I y) { return x | y; }
 INLINE bool negated(bool x) { return !x; }
 INLINE I negated(I x) { return ~x; }
+#if defined(__AVX512F__) && !defined(__clang__)
+INLINE bool any(I x) { return __builtin_ia32_ptestmd512(x, x, (u16)-1); }
+#else
 INLINE bool any(I x) { int found = 0; EACH found |= x[lane]; return found; }
+#endif
 
 #define CHOICE(scalar, vector, mask)                                                    \
   INLINE scalar choose(bool c, scalar x, scalar y) { return c ? x : y; }                \
@@ -192,6 +196,14 @@ MEMORY(bool, u8, U8, I, bool, (I)(CONVERT(x, I) != 0), CONVERT(v & 1, U8))
 MEMORY(f16, _Float16, H, F, float, from_f16(x), to_f16(v))
 MEMORY(bf16, u16, U16, F, float, from_bf16(x), to_bf16(v))
 MEMORY(f8e4m3, u8, U8, F, float, from_f8e4m3(x), to_f8e4m3(v))
+
+#if defined(__AVX512F__) && !defined(__clang__)
+// The processor's own gather, where offsets fit 32 bits; all lanes.
+INLINE F gather_f32(const float* p, i64 step, int) {
+  if (step > (1 << 26) || step < -(1 << 26)) return gather_f32(p, step, (i64)LANES);
+  return (F)__builtin_ia32_gathersiv16sf(F{}, p, lanes() * (int)step, (u16)-1, 4);
+}
+#endif
 
 // The value of a written cast: rounded to a narrower dtype, in float32.
 INLINE F rounded_f16(F x) { return from_f16(to_f16(x)); }
