@@ -34,14 +34,14 @@ CallKey = tuple[Any, ...]
 
 def call_key(values: Mapping[str, Any], sizes: Sizes) -> CallKey | None:
     """The key of a call with plain dense tensors and numbers; None for any other, which has to be looked at: tensors that
-    require grad or are under a transform, arrays, subclasses. Integers are part of it, for they may bound what is read."""
+    require grad or are under a transform, arrays, subclasses, tensors that may stand for numbers. Integers are part of it, for they may bound what is read."""
     if maybe_current_level() is not None or forward_ad._current_level >= 0:
         return None
     parts: list[Any] = []
     for name, value in values.items():
         kind = type(value)
         if kind is torch.Tensor:
-            if value.requires_grad or value.layout is not torch.strided or value.is_nested:
+            if value.requires_grad or value.layout is not torch.strided or value.is_nested or not value.ndim:
                 return None
             parts += name, value.shape, value.dtype, value.device
         elif kind is float:
