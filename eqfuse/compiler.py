@@ -337,7 +337,7 @@ def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> De
     """The derivation of a plan. The saturations are run again, recorded."""
     program = derived.program
     if plan.kernels not in derived.derivations:
-        origin = Origin(program.source, scalars, program.strict_casts)
+        origin = Origin.of(program, scalars)
         with derived.timings.stage("explain"), derived.scope.entered():
             proof, classes = trace(program, derived.order, derived.groups, plan, origin)
         derived.derivations[plan.kernels] = Derivation(
