@@ -18,6 +18,7 @@ REPORTS: Mapping[str, str] = {
     "emit": "every program compiled for sm_90 and gfx942: registers, spills, shared memory, instructions",
     "explain": "every program's derivation: steps, milliseconds, JSON size, checked, with each rule removed",
     "mutants": "wrong transformations of terms, merges, loops and tiles: what rejects each, at which trial",
+    "pairs": "random programs and edits of them: what equivalence accepts and refuses wrongly",
     "fuzz": "random programs: fused, fallen back, refused, mismatches of any schedule against float64",
     "attention": "attention beside torch's libraries and compilers on a GPU; ranks and regrets of the cost model",
     "reductions": "row kernels and cascades beside torch and torch.compile on a GPU: ratios, bandwidth, launches",

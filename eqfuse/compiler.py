@@ -20,7 +20,7 @@ from eqfuse.derived import Derived, Timings
 from eqfuse.errors import VerificationError
 from eqfuse.extend.laws import keeps_infinities
 from eqfuse.extend.reductions import assumptions
-from eqfuse.extend.rules import taken_on_trust
+from eqfuse.extend.rules import taken_on_trust, taking_part
 from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
 from eqfuse.extract.devices import Device
 from eqfuse.extract.partition import Partition
@@ -285,7 +285,8 @@ def verify(
         trusted = taken_on_trust(derived.scope, derived.report.matches)
         lost = (INFINITIES_LOST,) if loses else ()
         unverified, passes = assumptions(exprs) + trusted + lost, passes_of(tiles)
-        certificate = replace(certificate, unverified=unverified, passes=passes)
+        added = taking_part(derived.scope, derived.report.matches)
+        certificate = replace(certificate, unverified=unverified, rules=added, passes=passes)
     if not certificate.ok:
         raise VerificationError(
             f"the fused program was not verified: {certificate.reason}",

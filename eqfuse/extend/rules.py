@@ -224,6 +224,11 @@ def rules(*added: Rule, without: Sequence[str] = ()) -> AbstractContextManager[R
     return RuleScope((*outer.added, *added), outer.without.union(without)).entered()
 
 
+def taking_part(scope: RuleScope, matches: Mapping[str, int]) -> tuple[str, ...]:
+    """The rules of a scope that matched, as they were written."""
+    return tuple(str(each) for each in scope.added if matches.get(each.name))
+
+
 def taken_on_trust(scope: RuleScope, matches: Mapping[str, int]) -> tuple[str, ...]:
     """What was declared of the rules of a scope that matched, a line each."""
     return tuple(

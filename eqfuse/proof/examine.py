@@ -171,9 +171,11 @@ class _Examiner:
         for state in (state for group in kernel.groups for state in group.states):
             local = term("Local", (state.name,))
             where = f"{state.name} in {kernel.name}"
-            if state.auxiliary and local in read:
-                raise Refused(where, "it is auxiliary, and an output reads it")
-            if not state.auxiliary and expanded(local, values) not in program:
+            needed = expanded(local, values) in program
+            # what is the same at every position, as a count, may be in the program without being read
+            if state.auxiliary and (local in read or (needed and state.body.head != "Num")):
+                raise Refused(where, "it is auxiliary, and an output needs it")
+            if not state.auxiliary and not needed:
                 raise Refused(where, "no output needs it, and it is not auxiliary")
 
     def _outputs(self) -> None:
@@ -232,6 +234,7 @@ class _Examiner:
                     raise Refused(where, "it does not start at the definition of the state")
                 replay.chain(merged.definition, merged.steps, merged.derived, where)
                 _is_derived(merged, group.axis, known, fresh, where)
+                _guards(merged.value, state, group.axis, where)
             _finishes(state, f"{state.name} in {kernel.name}")
         for kind in ("update", "combine"):
             _in_some_order(group, kind, kernel.name)
@@ -272,6 +275,18 @@ def _finishes(state: StateProof, where: str) -> None:
         return
     if normal(state.finish, guards=False) is not term("Local", (state.name,)):
         raise Refused(where, "its final value is not the state, but for guards")
+    _guards(state.finish, state, None, where)
+
+
+def _guards(value: Term, state: StateProof, axis: str | None, where: str) -> None:
+    """That guards are around factors and terms by which a state is moved, not around the state or what a tile adds."""
+    own = {state.name + end for end in ("", "_a", "_b", "_new")}
+    for guard in (node for node in walk(value) if node.head in ("Finite", "Invertible")):
+        for node in walk(guard):
+            if node.head == "Local" and node.words[0] in own:
+                raise Refused(where, "a guard is around the state itself")
+            if node.head == "Red" and node.words[1] == axis:
+                raise Refused(where, f"a guard is around what a part of {axis} gives")
 
 
 def _in_some_order(group: GroupProof, kind: str, kernel: str) -> None:

@@ -378,9 +378,11 @@ class _Reader:
 
     def proof(self, value: Any) -> Proof:
         keys = "format", "version", "program", "terms", "inferences", "outputs", "kernels", "gaps"
-        form, version, origin, terms, inferred, outputs, kernels, gaps = self.record(value, *keys)
-        if form != FORMAT or type(version) is not int or version != VERSION:
-            raise self.fail(f"this is not version {VERSION} of the format {FORMAT!r}")
+        if isinstance(value, dict) and "format" in value and "version" in value:
+            form, version = value["format"], value["version"]
+            if form != FORMAT or type(version) is not int or version != VERSION:
+                raise self.fail(f"this is not version {VERSION} of the format {FORMAT!r}")
+        _, _, origin, terms, inferred, outputs, kernels, gaps = self.record(value, *keys)
         self.each(terms, "term", self.read_term)
         self.each(inferred, "inference", self.read_inference)
         return Proof(

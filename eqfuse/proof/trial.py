@@ -68,6 +68,13 @@ class Trial:
         return tuple(sorted(bound | ranks))
 
     @cached_property
+    def extremes(self) -> frozenset[str]:
+        """Leaves of which the group has the greatest or least: they may be infinite, as scores that are masked out are.
+        Where others are, a merge may have 0 * inf behind a mask that the program has not."""
+        bodies = [s.body for s in self.group.states if s.op in ("max", "min")]
+        return frozenset(node.words[0] for node in walk(*bodies) if node.head == "Leaf")
+
+    @cached_property
     def others(self) -> int:
         """Positions of the other axes."""
         return OTHER_AXES if len(self.axes) <= FEW else 1
@@ -231,13 +238,13 @@ class _Reader:
         key = f"leaf {text}"
         if key not in self.tensors:
             shape = tuple(self.size if axis == self.trial.group.axis else self.trial.others for axis in dims)
-            self.tensors[key] = _drawn((TRIALS, *shape), self.rng)
+            self.tensors[key] = _drawn((TRIALS, *shape), self.rng, text in self.trial.extremes)
         return Load(key, tuple(Axis(axis) for axis in dims))
 
 
-def _drawn(shape: tuple[int, ...], rng: np.random.Generator) -> Reals:
+def _drawn(shape: tuple[int, ...], rng: np.random.Generator, infinite: bool) -> Reals:
     """By trial: ordinary numbers; small integers, many 0; positive ones; zeros and few others; some -inf; some inf; lines of
-    -inf; 0 and 1."""
+    -inf; 0 and 1. Without `infinite`, ordinary ones for infinities."""
     kinds = 8
     kind = np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)) % kinds
     ordinary = rng.uniform(-2, 2, shape)
@@ -246,7 +253,7 @@ def _drawn(shape: tuple[int, ...], rng: np.random.Generator) -> Reals:
     few = np.where(rng.random(shape) < 0.7, 0.0, whole)
     some = rng.random(shape)
     alike = rng.random((shape[0], *(1,) * (len(shape) - 1)))
-    return np.select(
+    drawn = np.select(
         [kind == k for k in range(kinds)],
         [
             ordinary,
@@ -259,6 +266,7 @@ def _drawn(shape: tuple[int, ...], rng: np.random.Generator) -> Reals:
             (some < 0.5).astype(np.float64),
         ],
     )
+    return drawn if infinite else np.where(np.isinf(drawn), ordinary, drawn)
 
 
 class Untried(Exception):

@@ -105,7 +105,7 @@ class Certificate:
     (docs/verification.md). `resampled` counts trials drawn again because the
     field had no value for some element; `extremes` counts where the extremes of max and min reductions
     fell (first position, between, last). `unverified` says what registrations declared, or arithmetic left open,
-    of the reductions and rules that were used. `passes` changed the tile programs before they were compared.
+    of the reductions and rules that were used; `rules` are the added ones that matched. `passes` changed the tile programs before they were compared.
     `searched` are the sizes and integer scalars at which a difference was looked for besides, on inputs at the thresholds
     of both programs; these trials are no part of `trials` nor of the bound.
     """
@@ -133,6 +133,7 @@ class Certificate:
     reason: str = ""
     not_covered: tuple[str, ...] = NOT_COVERED
     unverified: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
     searched: tuple[Mapping[str, int], ...] = ()
 
@@ -169,6 +170,9 @@ class Certificate:
             lines.append(f"{self.resampled} further trials were drawn for them")
         if self.ok:
             lines += self._bound_text()
+        if self.rules:
+            lines.append("added rules that took part:")
+            lines += [f"  {rule}" for rule in self.rules]
         if self.unverified:
             lines.append("taken on trust:")
             lines += [f"  {what}" for what in self.unverified]

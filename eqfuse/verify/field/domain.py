@@ -57,6 +57,8 @@ PIECE = 4096
 _APART = 1e-6
 """How far, relative to it, the shadow of an uninterpreted function may be from the true value: arguments that it takes
 to one number (2.1 and 2.9 rounded down) give values in an order that sums and multiples keep."""
+STEPS = frozenset({"floor", "round"})
+"""Functions whose values are whole numbers, which they leave as they are: values are in the order of the arguments."""
 
 _NEAR_ZERO = 1e-9
 """A shadow this small relative to the operands is rounding where the residue is exactly 0."""
@@ -69,6 +71,8 @@ class FieldArray:
     `split`: how the value was written as a sum or a difference, or a multiple of one.
     `rooted`: a principal root was taken on the way, so the sign of the residue is a convention.
     `formal`: this is log2 e or its inverse, by which a sum is multiplied term by term.
+    `whole`: every value is one of a function of `STEPS`.
+    `root`: of a square, what its root is modulo q.
     """
 
     p: Residues | None
@@ -78,6 +82,8 @@ class FieldArray:
     split: Split | None = None
     rooted: bool = False
     formal: bool = False
+    whole: bool = False
+    root: Residues | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,6 +99,7 @@ class FieldArray:
             None if self.split is None else self.split.each(change),
             self.rooted,
             self.formal,
+            self.whole,
         )
 
     def lacks(self, mark: np.uint8) -> Truths:
@@ -261,7 +268,7 @@ class FieldDomain:
     def _neg(self, x: FieldArray) -> FieldArray:
         p = None if x.p is None else -x.p % self.p
         q = None if x.q is None else -x.q % self.q
-        result = FieldArray(p, q, -x.shadow, x.marks, rooted=x.rooted)
+        result = FieldArray(p, q, -x.shadow, x.marks, rooted=x.rooted, whole=x.whole)
         if x.split is not None:
             result.split = x.split.negated(self.p, self.q)
         elif x.p is not None:
@@ -270,6 +277,8 @@ class FieldDomain:
 
     def _mul(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._settle(self._product(x, y, x.shadow * y.shadow), x, y)
+        if x is y and x.q is not None:
+            result.root = np.where(x.shadow < 0, -x.q % self.q, x.q)
         if result.marks is not None:  # 0 times a number is 0, whether the field has that number or not
             nothing = _is_zero(x) & np.isfinite(y.shadow) | _is_zero(y) & np.isfinite(x.shadow)
             result.marks = np.where(nothing, np.uint8(0), result.marks)
@@ -385,7 +394,7 @@ class FieldDomain:
         # A variance of equal values may be -1e-17 in float64 where it is exactly 0.
         real = np.where((x.p == 0) & np.isfinite(x.shadow), np.maximum(x.shadow, 0.0), x.shadow)
         twisted = (root * root % self.p != x.p) & (real >= 0) & np.isfinite(real)
-        result = FieldArray(root, None, np.sqrt(real), _marked(TWISTED, twisted), rooted=True)
+        result = FieldArray(root, x.root, np.sqrt(real), _marked(TWISTED, twisted), rooted=True)
         return self._settle(result, x, poles=real < 0)
 
     def _finite(self, x: FieldArray) -> FieldArray:
@@ -426,6 +435,8 @@ class FieldDomain:
         infinite, the result is the true value itself.
         """
         self.opaque.add(fn)
+        if fn in STEPS and args[0].whole:
+            return args[0]
         shadow = self._floats.call(fn, [arg.shadow for arg in args])
         result = FieldArray(None, None, np.asarray(shadow, dtype=np.float64))
         mixed = self._hashes(fn, args)
@@ -439,7 +450,12 @@ class FieldDomain:
             p, q = root * root % self.p, scramble(mixed, self._key(fn)) % self.q
             result.p = np.where(hashed, np.where(negative, self.p - p, p), whole.p)
             result.q = np.where(hashed, np.where(negative, -q % self.q, q), whole.q)
-            result.shadow = np.where(hashed, result.shadow * _apart(mixed), result.shadow)
+            if fn in STEPS:  # in the order of the arguments
+                apart = result.shadow + _APART * (args[0].shadow - result.shadow)
+            else:
+                apart = result.shadow * _apart(mixed)
+            result.shadow = np.where(hashed, apart, result.shadow)
+        result.whole = fn in STEPS
         return self._settle(result, *args, poles=np.True_)
 
     def _hashes(self, fn: str, args: Sequence[FieldArray]) -> Residues | None:
@@ -533,6 +549,7 @@ class FieldDomain:
             if sides[0] is not None and sides[1] is not None:
                 result.split = chosen(condition, sides[0], sides[1]).spread(result.shape)
         result.rooted = left.rooted or right.rooted
+        result.whole = left.whole and right.whole
         return result
 
     def reduce(self, op: str, value: FieldArray, axis: int) -> FieldArray:
@@ -626,6 +643,7 @@ class FieldDomain:
             target.marks = _put(target.marks, index, none if value.marks is None else value.marks)
         target.split = None
         target.rooted = target.rooted or value.rooted
+        target.whole, target.root = target.whole and value.whole, None
 
 
 def _put(target: Any, index: tuple[Any, ...], value: Any) -> Any:
