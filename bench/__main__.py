@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="workloads, compile, emit, explain, verify, errors, fuzz, pairs, mutants, attention, reductions or cpu",
+        help="workloads, compile, emit, explain, verify, errors, fuzz, pairs, grad, backward, mutants, attention, reductions or cpu",
     )
     parser.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
     parser.add_argument("--small", action="store_true", help="only the small sizes")

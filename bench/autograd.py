@@ -7,12 +7,13 @@ cast counts as the identity, as in `eq.grad`; everything else is what torch make
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from eqfuse.grad.certify import without_folds
 from eqfuse.terms.floats import IRRATIONAL, TORCH_DTYPES
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate, reference
@@ -175,7 +176,10 @@ class Differentiated:
             name: value[None] if batch and isinstance(value, torch.Tensor) else value
             for name, value in values.items()
         }
-        found = evaluate(program, lifted, numbers, extents, TorchDomain(), batch=batch)
+        outputs = tuple(map(without_folds, program.outputs))
+        found = evaluate(
+            replace(program, outputs=outputs), lifted, numbers, extents, TorchDomain(), batch=batch
+        )
         rng = np.random.default_rng(seed)
         cotangents: dict[str, np.ndarray] = {}
         total = torch.zeros((), dtype=torch.float64)

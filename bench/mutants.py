@@ -18,6 +18,7 @@ import numpy as np
 
 from bench import mutants_loops, mutants_merges, mutants_passes, mutants_terms, mutants_tiles
 from bench.mutation import Level, Mutant, Same
+from bench.stability import Uncast, draw_floats, first_gross_error
 from eqfuse import compiler
 from eqfuse.derived import Derived
 from eqfuse.errors import EqfuseError
@@ -40,7 +41,6 @@ from eqfuse.verify.certificate import Counterexample
 from eqfuse.verify.equivalence import Stage, check_stages
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import input_specs, roots, small_extents
-from eqfuse.verify.stability import Uncast, draw_floats, first_gross_error
 from eqfuse.verify.stages import loop_stages, term_stage, tile_stages
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -98,7 +98,7 @@ SOURCES: Mapping[str, str] = {
     "positions in groups": """
         x: f32[i, j]
         y[i] = sum[j](x[i,j] * ((j - 3) // 2))
-        z[i] = max[j](x[i,j] * ((i - j) % 3))
+        z[i] = max[j](x[i,j] * (1 + (i - j) % 3))
         return y, z
         """,
     "paged sum": """

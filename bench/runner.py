@@ -20,6 +20,8 @@ REPORTS: Mapping[str, str] = {
     "mutants": "wrong transformations of terms, merges, loops and tiles: what rejects each, at which trial",
     "pairs": "random programs and edits of them: what equivalence accepts and refuses wrongly",
     "fuzz": "random programs: fused, fallen back, refused, mismatches of any schedule against float64",
+    "grad": "gradients of random programs against autograd of the float64 reference",
+    "backward": "gradients of every program: kernels, schedule, what is not fused and why",
     "attention": "attention beside torch's libraries and compilers on a GPU; ranks and regrets of the cost model",
     "reductions": "row kernels and cascades beside torch and torch.compile on a GPU: ratios, bandwidth, launches",
     "verify": "every program: milliseconds of verification, its part of compiling, trials, bound reached",

@@ -133,7 +133,31 @@ def pipeline(
     Raises ScheduleError where `prefer` is impossible, VerificationError where a stage is wrong. The passes of
     `prefer="multi_pass"` are those of the program as it is written, whatever it was rewritten to.
     """
-    program, timings = derived.program, derived.timings
+    timings = derived.timings
+    found, chosen = choose(derived, extents, dtypes, device, prefer)
+    debug.show(4, "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
+    debug.show(4, "loops", lambda: show_nest(chosen.nest))
+
+    with timings.stage("lower"):
+        tile = lower_nest(chosen.nest, derived.program, dtypes, chosen.plan.configs, device)
+    debug.show(5, "tiles", lambda: show_tiles(tile))
+
+    compiled = Compiled(tuple(found), chosen, tile, dtypes, extents, device)
+    if checks is not None:
+        certificate = certify(derived, compiled, checks)
+        debug.show(6, "certificate", lambda: certificate)
+    return compiled
+
+
+def choose(
+    derived: Derived,
+    extents: Mapping[str, int],
+    dtypes: Mapping[str, str],
+    device: Device,
+    prefer: str | None = None,
+) -> tuple[list[Candidate], Candidate]:
+    """The candidates for one shape, cheapest first, and the one to run. Raises ScheduleError."""
+    program = derived.program
     search = Search(program, dtypes, device, derived.nests)
     partition = Partition(derived.order, extents)
 
@@ -145,20 +169,7 @@ def pipeline(
         apart = plans(derived, derived.taken_apart(), partition, search)
         merged = (c for c in apart if c.plan.schedule in ("rolling", "split_k") and not _is_stuck(c))
         found = by_cost([*found, *(of_form(c, "apart") for c in merged)])
-    debug.show(4, "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
-
-    chosen = pick(found, prefer, tuple(derived.groups.values()))
-    debug.show(4, "loops", lambda: show_nest(chosen.nest))
-
-    with timings.stage("lower"):
-        tile = lower_nest(chosen.nest, program, dtypes, chosen.plan.configs, device)
-    debug.show(5, "tiles", lambda: show_tiles(tile))
-
-    compiled = Compiled(tuple(found), chosen, tile, dtypes, extents, device)
-    if checks is not None:
-        certificate = certify(derived, compiled, checks)
-        debug.show(6, "certificate", lambda: certificate)
-    return compiled
+    return found, pick(found, prefer, tuple(derived.groups.values()))
 
 
 def plans(

@@ -22,8 +22,9 @@ from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
 from eqfuse.proof.derivation import Derivation
+from eqfuse.regions import Region
 from eqfuse.rules.printer import MergeText
-from eqfuse.specialization import Results, Specializations
+from eqfuse.specialization import Results, Specialization, Specializations
 from eqfuse.stream.programs import stream_of
 from eqfuse.stream.streamer import Streamer, StreamState
 from eqfuse.terms.nodes import Program
@@ -151,24 +152,26 @@ class Kernel:
                 raise EqfuseError(
                     "an axis is empty: there is nothing to time", hint="tune with other tensors"
                 )
-            shape = found.compiled.shape
+            shape = found.shape
             if again or shape not in self._tunings:
-                self._tunings[shape] = self._searched(found.compiled, given, limits, again)
-            self._current = self._shapes.known(shape)
+                self._tunings[shape] = self._searched(found, given, limits, again)
+            self._current = self._shapes.of(arguments, given).compiled
             return self._tunings[shape]
 
-    def _searched(self, compiled: Compiled, given: Given, limits: Limits, again: bool) -> Tuning:
+    def _searched(self, special: Specialization, given: Given, limits: Limits, again: bool) -> Tuning:
         """What a search finds for one shape; later calls run the winner."""
 
         def start(candidate: Compiled) -> Callable[[], Results]:
-            return partial(self._shapes.runner(candidate, wait=True), given.tensors, given.scalars)
+            shards = {axis: candidate.chosen.plan.shards for axis, _ in candidate.chosen.nest.shards}
+            sizes = candidate.extents, shards
+            return partial(self._shapes.runner(candidate, wait=True), given.tensors, given.scalars, *sizes)
 
-        base = self._shapes.planned(compiled)
+        base = self._shapes.planned(special)
         tuner = Tuner(self.derived, base, self.prefer, self.scalars, start, place_of(given.tensors))
         tuned, tuning = tuner.tune(limits, again)
         if self.verify:
             self._shapes.certificate(tuned)
-        self._shapes.replace(compiled, tuned)
+        self._shapes.tuned(tuned)
         return tuning
 
     # -- gradients ---------------------------------------------------------------------------------
@@ -267,6 +270,19 @@ class Kernel:
     def plans(self) -> Plans:
         """Every candidate for the shape, cheapest first; those that `tune` has timed before the others."""
         return Plans(candidate.plan for candidate in self.compiled.candidates)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The regions of sizes that calls have found so far, each with its plan: a call inside one compiles nothing."""
+        with self._lock:
+            return tuple(self._shapes.regions)
+
+    @property
+    def compilations(self) -> int:
+        """How many binaries calls have needed so far. On a GPU, those of Triton, each kernel's counted: one where lengths
+        are odd, one where they are divisible by 16. On a CPU, libraries of C++, and forms made of torch calls."""
+        with self._lock:
+            return self._shapes.compilations
 
     @property
     def merge(self) -> MergeText:

@@ -1,7 +1,8 @@
-"""What a kernel has for each shape that it was called with: a compiled plan, and what runs it."""
+"""What a kernel has for the sizes that it was called with: a compiled plan for each region of them, and what runs it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,10 @@ from eqfuse.arguments import Arguments, Given, Scalars, Tensors, to_numpy
 from eqfuse.compiler import Checks, Compiled, Shape, shape_of
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, device_named, place_of
-from eqfuse.errors import VerificationError
+from eqfuse.errors import ScheduleError, VerificationError
+from eqfuse.extract.candidates import Search
 from eqfuse.extract.devices import Device
+from eqfuse.regions import Region, Regions
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.interpreter import reference
 from eqfuse.threads import Lock
@@ -27,23 +30,38 @@ from eqfuse.tile.triton.launch import TritonProgram
 from eqfuse.verify.certificate import Certificate
 
 Results = Mapping[str, torch.Tensor]
-Runner = Callable[[Tensors, Scalars], Results]
-"""The outputs by name, from tensors and scalars by name."""
+Runner = Callable[[Tensors, Scalars, Mapping[str, int], Mapping[str, int]], Results]
+"""The outputs by name, from tensors and scalars by name, the extents of axes and the numbers of shards."""
+
+Kinds = tuple[str, tuple[tuple[str, str], ...]]
+"""A device's name, and the dtypes of tensors."""
+
+
+MOST_CALLS = 1024
+"""How many kinds of calls are remembered."""
 
 
 @dataclass(frozen=True)
 class Specialization:
-    """What is run for the like of one call's arguments. Where an axis is empty, there is nothing but the unfused program
-    to run; what is `compiled` is then for one position of it."""
+    """What is run for the like of one call's arguments: a plan of the region that the sizes are in, and the sizes. Where
+    an axis is empty, there is nothing but the unfused program to run; what is `compiled` is then for one position of it."""
 
     compiled: Compiled
+    extents: Mapping[str, int]
+    shards: Mapping[str, int]
+    dtypes: Mapping[str, str]
     is_empty: bool
+
+    @property
+    def shape(self) -> Shape:
+        """What a search for a faster plan is for: these very sizes."""
+        return shape_of(self.extents, self.dtypes, self.compiled.device)
 
 
 @dataclass
 class Specializations:
-    """The shapes of one program, compiled at the first call of each. With `verifies`, what is not verified is not
-    handed out. Several threads may ask at once: the first compiles, under the program's lock."""
+    """The plans of one program, compiled where a call's sizes are in no region of another. With `verifies`, what is not
+    verified is not handed out. Several threads may ask at once: the first compiles, under the program's lock."""
 
     derived: Derived
     target: Target
@@ -52,14 +70,17 @@ class Specializations:
     checks: Checks
     native: Mode = "background"
     _compiled: dict[Shape, Compiled] = field(default_factory=dict)
+    _regions: dict[Kinds, Regions] = field(default_factory=dict)
+    _tuned: dict[Shape, Compiled] = field(default_factory=dict)
+    _counts: dict[tuple[int, tuple[tuple[str, int], ...]], int] = field(default_factory=dict)
     _refused: dict[Shape, VerificationError] = field(default_factory=dict)
     _calls: dict[Any, Specialization] = field(default_factory=dict)
     _runners: dict[int, tuple[Compiled, Runner]] = field(default_factory=dict)
-    _hosts: dict[int, tuple[Compiled, HostProgram]] = field(default_factory=dict)
+    _programs: dict[int, tuple[Compiled, HostProgram | TritonProgram]] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device."""
-        state = {**self.__dict__, "_runners": {}, "_hosts": {}}
+        state = {**self.__dict__, "_runners": {}, "_programs": {}, "_counts": {}}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
 
     @property
@@ -69,7 +90,17 @@ class Specializations:
 
     @property
     def was_called(self) -> bool:
-        return bool(self._calls)
+        return any(regions.found for regions in self._regions.values())
+
+    @property
+    def regions(self) -> list[Region]:
+        """The regions of sizes that were found so far, in the order of the calls that they were found for."""
+        return [region for regions in self._regions.values() for region in regions.found]
+
+    @property
+    def compilations(self) -> int:
+        """How many programs were compiled to be run: see `Kernel.compilations`."""
+        return sum(program.compilations for _, program in self._programs.values())
 
     def of(self, arguments: Arguments, given: Given) -> Specialization:
         """What to run for these arguments, which are checked at the first call with their like."""
@@ -82,12 +113,65 @@ class Specializations:
         found = self._calls.get(key)
         if found is None:
             extents, dtypes = arguments.bound(given)
-            some = {axis: max(1, extent) for axis, extent in extents.items()}
-            device = self.target.of(given.tensors)
             with self.lock:
-                compiled = self.compile(some, dtypes, device)
-                found = self._calls[key] = Specialization(compiled, 0 in extents.values())
+                if len(self._calls) >= MOST_CALLS:
+                    self._calls.clear()
+                found = self._calls[key] = self._special(extents, dtypes, self.target.of(given.tensors))
         return found
+
+    def _special(
+        self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device
+    ) -> Specialization:
+        """What to run for these sizes and dtypes."""
+        some = {axis: max(1, extent) for axis, extent in extents.items()}
+        compiled, sizes = self._tuned.get(shape_of(some, dtypes, device)), some
+        if compiled is None:
+            regions = self._regions_of(dtypes, device)
+            sizes = regions.sizes(regions.corner(some))
+            compiled = regions.at(some) or regions.add(
+                some,
+                lambda extents: self.compile(extents, dtypes, device),
+                lambda extents: self._seconds(extents, dtypes, device),
+                lambda compiled, extents: self._seconds_of(compiled, extents),
+            )
+        shards = self._shards(compiled, sizes)
+        return Specialization(compiled, extents, shards, dtypes, 0 in extents.values())
+
+    def _regions_of(self, dtypes: Mapping[str, str], device: Device) -> Regions:
+        kinds = device.name, tuple(sorted(dtypes.items()))
+        if kinds not in self._regions:
+            self._regions[kinds] = Regions(frozenset(self.derived.program.lengths))
+        return self._regions[kinds]
+
+    def _seconds(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> float:
+        """The predicted seconds of the best plan for a shape; none at all where there is no plan."""
+        try:
+            chosen = compiler.choose(self.derived, extents, dtypes, device, self.prefer)[1]
+        except ScheduleError:
+            return 0.0
+        return chosen.plan.cost.seconds if chosen.plan.cost else math.inf
+
+    def _seconds_of(self, compiled: Compiled, extents: Mapping[str, int]) -> float:
+        """The predicted seconds of a plan at other sizes; infinite where it does not fit."""
+        plan = self._search(compiled).at(compiled.chosen, extents).plan
+        return plan.cost.seconds if plan.cost and not plan.reason else math.inf
+
+    def _search(self, compiled: Compiled) -> Search:
+        return Search(self.derived.program, compiled.dtypes, compiled.device, self.derived.nests)
+
+    def _shards(self, compiled: Compiled, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The number of shards for sizes of a plan's region: that of the plan for those that it was chosen for."""
+        nest, plan = compiled.chosen.nest, compiled.chosen.plan
+        if not nest.shards:
+            return {}
+        regions = self._regions_of(compiled.dtypes, compiled.device)
+        corner = regions.corner(sizes)
+        if corner == regions.corner(compiled.extents):
+            return {axis: plan.shards for axis, _ in nest.shards}
+        key = id(compiled), tuple(corner.items())
+        if key not in self._counts:
+            self._counts[key] = self._search(compiled).shards(nest, sizes, plan.configs)
+        return {axis: self._counts[key] for axis, _ in nest.shards}
 
     def compile(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Compiled:
         """The plan for a shape. The program runs as written where what was derived of it is not verified; raises
@@ -120,21 +204,16 @@ class Specializations:
         """The certificate of a shape, where there is one already."""
         return compiler.certified(self.derived, compiled, self.checks)
 
-    def known(self, shape: Shape) -> Compiled:
-        """What was compiled for a shape."""
-        return self._compiled[shape]
+    def planned(self, special: Specialization) -> Compiled:
+        """The plan that the cost model chooses for the very sizes of a call, whatever runs now."""
+        return compiler.pipeline(
+            self.derived, special.extents, special.dtypes, special.compiled.device, self.prefer
+        )
 
-    def planned(self, compiled: Compiled) -> Compiled:
-        """The plan that the cost model chooses for a shape, whatever runs now."""
-        shape = self.derived, compiled.extents, compiled.dtypes, compiled.device
-        return compiler.pipeline(*shape, self.prefer)
-
-    def replace(self, old: Compiled, new: Compiled) -> None:
-        """Runs another plan for the shape of an old one from now on."""
-        self._compiled[new.shape] = new
-        self._runners.pop(id(old), None)
-        self._hosts.pop(id(old), None)
-        self._calls = {call: found for call, found in self._calls.items() if found.compiled is not old}
+    def tuned(self, new: Compiled) -> None:
+        """Runs another plan for a shape from now on."""
+        self._tuned[new.shape] = new
+        self._calls = {call: found for call, found in self._calls.items() if found.shape != new.shape}
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -143,6 +222,7 @@ class Specializations:
         compiled = special.compiled
         if special.is_empty:
             return self._unfused(compiled, given)
+        arguments = given.tensors, given.scalars, special.extents, special.shards
         found = self._runners.get(id(compiled))
         if found is None:
             with self.lock:
@@ -150,28 +230,27 @@ class Specializations:
                 if found is None:
                     runner = self.runner(compiled)
                     try:
-                        return runner(
-                            given.tensors, given.scalars
-                        )  # others wait: it may be compiled for a GPU now
+                        return runner(*arguments)  # others wait: it may be compiled for a GPU now
                     finally:
                         self._runners[id(compiled)] = compiled, runner
-        return found[1](given.tensors, given.scalars)
+        return found[1](*arguments)
 
     def runner(self, compiled: Compiled, *, wait: bool = False) -> Runner:
-        """What runs a compiled shape on tensors and scalars by name; compiling for a GPU waits for the first run. With
+        """What runs a plan on tensors and scalars by name, at any sizes; compiling for a GPU waits for the first run. With
         `wait` the first run on a CPU waits for its C++, unless that is switched off."""
-        shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
         if compiled.device.kind == "cpu":
             mode: Mode = "wait" if wait and self.native == "background" else self.native
             host = HostProgram(compiled.tile, lambda: self.tiles(compiled), self.derived.program, mode)
-            self._hosts[id(compiled)] = compiled, host
-            return lambda tensors, scalars: host(tensors, scalars, compiled.extents, shards)
+            self._programs[id(compiled)] = compiled, host
+            return host
         launcher = TritonProgram(self.triton(compiled), self.derived.name)
+        self._programs[id(compiled)] = compiled, launcher
         outputs = [output.name for output in self.derived.program.outputs]
-        extents = {**compiled.extents, **shards}
 
-        def run(tensors: Tensors, scalars: Scalars) -> Results:
-            made = launcher(**tensors, **scalars, sizes=extents)
+        def run(
+            tensors: Tensors, scalars: Scalars, extents: Mapping[str, int], shards: Mapping[str, int]
+        ) -> Results:
+            made = launcher(**tensors, **scalars, sizes={**extents, **shards})
             return dict(zip(outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
         return run
@@ -186,8 +265,8 @@ class Specializations:
 
     def host(self, compiled: Compiled) -> HostProgram | None:
         """What runs a shape on a CPU; None before it is called there."""
-        found = self._hosts.get(id(compiled))
-        return None if found is None else found[1]
+        found = self._programs.get(id(compiled))
+        return found[1] if found is not None and isinstance(found[1], HostProgram) else None
 
     def triton(self, compiled: Compiled) -> str:
         """The Triton module of a compiled shape; of a shape on the CPU, that of the plan for sm_90."""

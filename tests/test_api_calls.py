@@ -147,7 +147,7 @@ def test_undeclared_masks_are_truth_values() -> None:
     assert near(kernel(x=x, m=m), (x * m).sum(1))
 
 
-def test_planning_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_is_good_enough_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = []
     pipeline = compiler.pipeline
 
@@ -162,7 +162,8 @@ def test_planning_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
         for columns in range(1, 20):
             x = torch.randn(3, columns)
             assert near(kernel(x=x), torch.softmax(x, 1))
-    assert [extents["j"] for extents in planned] == list(range(1, 20))
+    assert planned[0]["j"] == 1
+    assert len(planned) <= 5
 
 
 MEMORY = """

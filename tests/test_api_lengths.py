@@ -17,6 +17,7 @@ from eqfuse.devices import device_named
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.native.build import compiler as cxx
 from eqfuse.tile.triton.launch import interpret
 
 NAN = math.nan
@@ -146,6 +147,19 @@ def test_nothing_outside_is_read_on_a_cpu(name: str, prefer: str) -> None:
         found = kernel(**given, **scalars, sizes=sizes_of(name, given))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
     assert kernel.certificate.ok
+
+
+@pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow(but=["segments-rolling"])
+@pytest.mark.skipif(cxx() is None, reason="there is no C++ compiler")
+def test_nothing_outside_is_read_by_compiled_code(name: str, prefer: str) -> None:
+    source, make = CASES[name]
+    torch.manual_seed(0)
+    kernel = eq.compile(source, target="cpu", prefer=prefer, verify=False, native="wait")
+    given, expected, scalars = make(320)
+    found = kernel(**given, **scalars, sizes=sizes_of(name, given))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -251,3 +252,29 @@ def test_strict_casts_are_those_that_are_written(columns: int) -> None:
     found = kernel(**halves)
     assert kernel.certificate.ok
     assert np.allclose(found, eq.reference(source)(**halves), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("change", ["- x[i]", "* abs(x[i])"])
+def test_an_extreme_is_not_made_of_another_by_a_factor_of_the_data(op: str, change: str) -> None:
+    """x may be 0 or infinite, which a repair takes for a state that has seen nothing."""
+    body = "max(y[k], x[i])" if change.startswith("-") else "abs(y[k] + x[i])"
+    source = f"b[i] = {op}[k]({body})\nc[i] = {op}[k]({body} {change})"
+    given = {"x": torch.tensor([0.0, -math.inf, 2.0]), "y": torch.tensor([3.0, 1.0, -4.0])}
+    found = eq.compile(source, prefer="rolling", verify=False)(**given)
+    for value, exact in zip(found, eq.reference(source)(**given), strict=True):
+        np.testing.assert_allclose(value, exact)
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "split_k", "resident", "multi_pass"])
+def test_a_state_is_folded_along_its_own_axis_inside_another_reduction(prefer: str) -> None:
+    source = "a[i] = sum[j](x[i,j])\nb[l] = sum[i](y[i,l] + a[i])\nc[i] = sum[l](a[i] + b[l])"
+    given = {"x": torch.randn(3, 4), "y": torch.randn(3, 5)}
+    found = eq.compile(source, prefer=prefer, verify=False)(**given)
+    np.testing.assert_allclose(found, eq.reference(source)(**given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "split_k"])
+def test_positions_that_a_loop_carries_are_integers_when_it_is_verified(prefer: str) -> None:
+    source = "b = argmin[k](x[k])\nc = sum[k]((b // 2) * y[k])"
+    assert eq.compile(source, prefer=prefer, trials=16).certificate.ok

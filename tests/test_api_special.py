@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ import pytest
 import torch
 
 import eqfuse as eq
+from eqfuse import compiler
 from eqfuse.extract import candidates as choose
-from eqfuse.extract import partition as structure
 from eqfuse.extract.devices import Device
+from eqfuse.extract.partition import Partition
 from eqfuse.loops.nodes import Kernel, Loop
 from eqfuse.loops.plan import SCHEDULES, KernelConfig
 from eqfuse.loops.walk import statements
@@ -53,7 +54,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return replace(config, blocks=tuple(blocks))
 
     monkeypatch.setattr(choose, "configure", smaller)
-    monkeypatch.setattr(structure, "LIFT_LIMIT", 1)
+    monkeypatch.setattr(compiler, "Partition", partial(Partition, lift_limit=1))
     yield
 
 

@@ -79,7 +79,8 @@ def test_emit(tmp_path: Path) -> None:
 def test_cpu(tmp_path: Path) -> None:
     assert run("cpu", ONE, output=tmp_path / "x.json") == 0
     (row,) = rows_of(tmp_path / "x.json")
-    assert set(row["median_ms"]) == {"eager", "fused"} == set(row["memory"])
+    assert set(row["median_ms"]) == {"eager", "fused", "copy"} and set(row["memory"]) == {"eager", "fused"}
+    assert row["code"] in ("C++", "torch calls: there is no C++ compiler (g++, clang++ or $CXX)")
     assert row["errors"]["fused"] <= row["errors"]["bound"]
     assert row["torch_compile_skipped"] == "not asked for"
 
@@ -100,6 +101,7 @@ def test_cpu_says_which_programs_torch_compile_did_not_run() -> None:
         "geometric mean over torch.compile 0.50x, 1 programs",
         "where torch.compile calls torch's own attention (*): 0.50x, 1 programs",
         "under 0.8x of torch.compile: a 0.50x",
+        "not C++: none",
         "torch.compile did not run: TimeoutError: not done after 180 s (b, c)",
         "under 0.8x of eager: none",
     ]

@@ -84,6 +84,23 @@ def test_predicates_of_reals_count_as_true(condition: str) -> None:
     assert Coverage(kernel, Shape(SIZES, {})).visited(blocks) == {}
 
 
+def test_segments_share_an_axis_out() -> None:
+    source = "y[s,d] = sum[j](where((off[s] <= j) & (j < off[s+1]), x[j,d], 0))"
+    sizes = {"s": 512, "j": 32768, "d": 16}
+    kernel, blocks = only_kernel(compiled(source, sizes, "rolling"))
+    assert blocks["s"] <= 16
+    assert Coverage(kernel, Shape(sizes, {})).visited({**blocks, "s": 8}) == {"j": 512}
+
+
+@pytest.mark.parametrize(("rows", "most"), [(64, 1), (1 << 15, 1), (1 << 18, 8)])
+def test_rows_with_ranges_of_their_own_are_blocks_of_their_own_on_a_gpu(rows: int, most: int) -> None:
+    """As many in a block as have a segment of memory together."""
+    derived = derive("y[s,d] = sum[j](where((off[s] <= j) & (j < off[s+1]), x[j,d], 0))", None, False)
+    dtypes = {name: dtype or "f32" for name, dtype in program_dtypes(derived.program).items()}
+    made = pipeline(derived, {"s": rows, "j": 1 << 20, "d": 64}, dtypes, DEVICES["h200"], "rolling")
+    assert {b.axis: b.size for b in made.chosen.plan.configs[0].blocks}["s"] == most
+
+
 def test_few_blocks_of_different_lengths_leave_sms_idle() -> None:
     kernel, blocks = only_kernel(compiled(attention("j <= n[h]"), SIZES, "rolling"))
     coverage = Coverage(kernel, Shape(SIZES, {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -106,6 +107,14 @@ def test_the_judge_allows_rounding_as_far_as_the_program_is_sensitive_to_it() ->
     wide = "y = sum[i](x[i] * 1e4) - sum[i](x[i] * 1e4 - 1)"
     assert not judged(wide, x, torch.tensor(40.05))
     assert judged(wide, x, torch.tensor(41.0))
+
+
+def test_what_is_exact_in_float64_has_no_rounding_of_its_own() -> None:
+    """numpy adds the rows of a matrix one by one."""
+    x = torch.full((2100, 3), 0.1, dtype=torch.float64)
+    exact = torch.tensor([math.fsum(column) for column in x.t().tolist()], dtype=torch.float64)
+    assert not judged("y[j] = sum[i](x[i,j])", x, exact, "f64")
+    assert judged("y[j] = sum[i](x[i,j])", x, exact + 1e-10, "f64")
 
 
 def test_the_judge_tells_special_values_apart() -> None:

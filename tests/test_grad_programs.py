@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from grad_programs import ATTENTION, CASES, Case
 
 import eqfuse as eq
 from bench.autograd import Differentiated
+from bench.grad_report import run
+from bench.report import Options, Report
 from bench.workloads import WORKLOADS, Workload
 from eqfuse.terms.parser import parse
 
@@ -140,3 +144,17 @@ def test_a_fold_that_does_not_say_what_it_keeps_is_refused() -> None:
 
 def test_the_text_is_the_same_every_time() -> None:
     assert eq.grad(ATTENTION, ("Q", "V")) == eq.grad(ATTENTION, ("Q", "V"))
+
+
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_random_programs(seed: int, tmp_path: Path) -> None:
+    """More of them: `eqfuse bench grad`."""
+    report = Report("", (), path=tmp_path / "grad.json")
+    run(Options(examples=200 if seed == 0 else 20, seed=seed), report)
+    assert not report.failures
+
+
+def test_sizes_stay_those_of_axes_where_steps_are_read_elsewhere() -> None:
+    source = "a[j] = where(j >= 1, x[j-1], 0) * mean[j](x[j])\nb[j] = a[j] + mean[j](sq(a[j]))"
+    known = Differentiated.of(source, {"x": np.arange(4.0)}, {}, {}, ["x"])
+    assert known.error(parse(eq.grad(source))) < ROUNDING

@@ -28,6 +28,7 @@ ZERO = Const(0.0)
 i, j = Axis("i"), Axis("j")
 m, new = Local("m", ()), Local("m_new", ())
 x = Load("x", (i, j))
+even = call("eq", call("mod", j, Const(2)), Const(0))
 RNG = np.random.default_rng(3)
 
 
@@ -98,6 +99,21 @@ MASKS: dict[str, tuple[Expr, str, Any]] = {
     "size": (call("lt", j, call("sub", Size("j"), i)), "j < N(j) - i", lambda i, j: j < j.size - i),
     "nothing": (call("lt", j, Const(0)), "j < 0", lambda i, j: (j < 0) & (i >= 0)),
     "diagonal": (call("eq", j, i), "j == i", lambda i, j: j == i),
+    "or the diagonal": (
+        call("or", call("lt", j, call("sub", i, Const(4))), call("eq", j, i)),
+        "(j < i - 4) | (j == i)",
+        lambda i, j: (j < i - 4) | (j == i),
+    ),
+    "or half": (
+        call("or", call("lt", j, Const(2)), call("and", call("lt", j, Const(9)), even)),
+        "(j < 2) | ((j < 9) & (j % 2 == 0))",
+        lambda i, j: ((j < 2) | ((j < 9) & (j % 2 == 0))) & (i >= 0),
+    ),
+    "half or a part": (
+        call("or", call("and", even, call("ge", j, i)), call("gt", j, Const(8))),
+        "((j % 2 == 0) & (j >= i)) | (j > 8)",
+        lambda i, j: ((j % 2 == 0) & (j >= i)) | (j > 8),
+    ),
 }
 
 

@@ -103,6 +103,26 @@ CASES: Mapping[str, tuple[str, Given, Callable[[Any, Any], Any]]] = {
         {"len": LENGTHS // 4, "first": FIRST},
         lambda i, j: (j < LENGTHS[i] // 4) | (j >= FIRST[i]),
     ),
+    "one position or a range": (
+        "(j == at[i]) | (j < len[i])",
+        {"at": FIRST % COLUMNS, "len": LENGTHS // 4},
+        lambda i, j: (j == FIRST[i] % COLUMNS) | (j < LENGTHS[i] // 4),
+    ),
+    "either, one in part": (
+        "((j < len[i]) & (j % 2 == 0)) | (j < first[i])",
+        {"len": LENGTHS, "first": FIRST // 2},
+        lambda i, j: ((j < LENGTHS[i]) & (j % 2 == 0)) | (j < FIRST[i] // 2),
+    ),
+    "either in part": (
+        "((j < len[i]) & (j % 2 == 0)) | ((j >= first[i]) & (j % 3 == 0))",
+        {"len": LENGTHS // 4, "first": FIRST},
+        lambda i, j: ((j < LENGTHS[i] // 4) & (j % 2 == 0)) | ((j >= FIRST[i]) & (j % 3 == 0)),
+    ),
+    "neither": (
+        "~((j >= len[i]) | (j < first[i]) | (j % 2 == 0))",
+        {"len": LENGTHS, "first": FIRST // 4},
+        lambda i, j: (j < LENGTHS[i]) & (j >= FIRST[i] // 4) & (j % 2 == 1),
+    ),
     "not": ("~(j >= len[i])", {"len": LENGTHS}, lambda i, j: j < LENGTHS[i]),
     "scalar": ("j < L", {"L": 9}, lambda i, j: j < 9 + 0 * i),
     "no position": ("j < L", {"L": 0}, lambda i, j: (j < 0) & (i < 0)),
@@ -113,8 +133,15 @@ CASES: Mapping[str, tuple[str, Given, Callable[[Any, Any], Any]]] = {
         lambda i, j: (j <= i + 2) & (j > i - 3),
     ),
 }
-LOOSE = ("all positions", "either")
-"""Of two ranges joined by `or` what lies between is visited."""
+LOOSE = (
+    "all positions",
+    "either",
+    "one position or a range",
+    "either, one in part",
+    "either in part",
+    "neither",
+)
+"""What a part that is no range leaves, or lies between two that are joined by `or`, is visited."""
 POSITIONS = ("packed", "window")
 """Ends that are made of positions are those of the whole block, rows past the last one included."""
 

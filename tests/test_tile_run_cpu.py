@@ -574,3 +574,18 @@ def test_exponents_kept_as_powers_of_two_are_read_plain_elsewhere(name: str, pre
     for found, exact in zip(kernel(s=1.7, **used), expected, strict=True):
         torch.testing.assert_close(found.double(), torch.as_tensor(exact), rtol=2e-6, atol=2e-6)
     assert "exp2(" in CpuProgram(kernel.compiled.tile, kernel.derived.program).text
+
+
+def test_a_scalar_that_several_loops_carry_on_is_kept_plain_and_multiplied() -> None:
+    """Each body that reads the other form of a carried value makes it for itself."""
+    text = "d = logsumexp[i](w[i] * sum[i](z[i]))"
+    w, z = torch.randn(5), torch.randn(5)
+    found = eq.compile(text, prefer="multi_pass", verify=False)(w=w, z=z)
+    torch.testing.assert_close(found, torch.logsumexp(w * z.sum(), 0))
+
+
+@pytest.mark.parametrize("length", [0, 2, 3])
+def test_truths_are_loaded_under_a_mask(length: int) -> None:
+    kernel = eq.compile("t: bool[j]\na = sum[j](where(j < L, where(t[j], x[j], 0), 0))", verify=False)
+    t, x = torch.tensor([True, False, True]), torch.tensor([1.0, 2.0, 4.0])
+    assert kernel(t=t, x=x, L=length) == (t * x)[:length].sum()

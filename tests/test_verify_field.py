@@ -228,6 +228,10 @@ def test_marks_travel_with_elements(domain: FieldDomain) -> None:
     domain.put(target, (slice(1, 4),), value)
     assert target.lacks(UNDEFINED).tolist() == [True, True, False, True]
     assert target.q is None
+    row, column = domain.full((1, 4), 1.0), domain.full((3, 1), 2.0)
+    column.marks = np.array([[0], [1], [0]], np.uint8)
+    chosen = domain.where(np.array([[False], [False], [True]]), row, column)
+    assert domain.take(chosen, (slice(None), 3)).lacks(UNDEFINED).tolist() == [True, False, True]
 
 
 def test_cancelled_differences_are_exactly_zero(domain: FieldDomain, rng: np.random.Generator) -> None:

@@ -1,4 +1,5 @@
-"""Entries that are kept between processes: one JSON file each, found by what it was made for.
+"""Entries that are kept between processes: one JSON file each, found by what it was made for; compiled libraries beside
+them.
 
 A file is data that anything may have changed: it is checked when it is read, and one that does not fit is as good as
 none. It is written whole, so that no other process sees half.

@@ -25,6 +25,7 @@ from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import (
     SCHEDULES,
+    Cost,
     Form,
     GroupPlan,
     KernelConfig,
@@ -117,11 +118,35 @@ class Search:
         nest = self.nests.get(plans)
         if nest is None:
             nest = self.nests[plans] = lower(Plan(name, plans), self.program)
-        shards = self._shards(nest, extents) if nest.shards else 1
+        shards = self.shards(nest, extents) if nest.shards else 1
         plan = Plan(name, plans, shards=shards)
         shape = shape_of(nest, extents, self._kinds, shards)
         kernels_here = configured(nest, shape, self.device)
         configs = tuple(configure(k, shape, self.device) for k in kernels_here)
+        return self._with_cost(Candidate(plan, nest), configs, extents)
+
+    def at(self, candidate: Candidate, extents: Mapping[str, int]) -> Candidate:
+        """The plan with its blocks, warps and stages, priced for other sizes; its shards are those for them. Its cost is
+        infinite where an axis that had one position, and so got no block, has more."""
+        nest, plan = candidate.nest, candidate.plan
+        shards = self.shards(nest, extents, plan.configs) if nest.shards else 1
+        found = replace(plan, shards=shards, measured=None)
+        shape = shape_of(nest, extents, self._kinds, shards)
+        for kernel, config in zip(configured(nest, shape, self.device), plan.configs, strict=True):
+            missing = set(kernel.parallel) - {block.axis for block in config.blocks}
+            if missing:
+                reason = f"{kernel.name} has no block of {', '.join(sorted(missing))}"
+                cost = Cost((Term("does not fit", math.inf),))
+                return Candidate(replace(found, cost=cost, reason=reason), nest)
+        return self._with_cost(Candidate(found, nest), plan.configs, extents)[0]
+
+    def _with_cost(
+        self, candidate: Candidate, configs: tuple[KernelConfig, ...], extents: Mapping[str, int]
+    ) -> tuple[Candidate, dict[str, float]]:
+        """The candidate with these configurations of its kernels and their price, and the seconds of each kernel."""
+        nest, plan = candidate.nest, candidate.plan
+        plans, shape = plan.kernels, shape_of(nest, extents, self._kinds, plan.shards)
+        kernels_here = configured(nest, shape, self.device)
         seconds = dict.fromkeys((k.name for k in plans), 0.0)
         terms: list[list[Term]] = []
         reason = ""
@@ -144,20 +169,23 @@ class Search:
         """The extents that are an axis's own, as they are shown."""
         return tuple((axis, size) for axis, size in extents.items() if axis not in self.program.domains)
 
-    def _shards(self, nest: Nest, extents: Mapping[str, int]) -> int:
+    def shards(
+        self, nest: Nest, extents: Mapping[str, int], configs: Sequence[KernelConfig] | None = None
+    ) -> int:
         """As many shards as the device runs at once, two thread blocks to an SM where both fit (more of few warps), none
-        shorter than a tile: one more would wait for an SM to be free, and each has to be merged."""
+        shorter than a tile: one more would wait for an SM to be free, and each has to be merged. `configs` are those of the kernels where
+        they are chosen."""
         shape = shape_of(nest, extents, self._kinds, MAX_SHARDS)
         most = 2
-        for kernel in configured(nest, shape, self.device):
+        for place, kernel in enumerate(configured(nest, shape, self.device)):
             divided = {shard: axis for shard, axis in nest.shards if shard in kernel.parallel}
             if divided:
-                config = configure(kernel, shape, self.device)
+                config = configs[place] if configs else configure(kernel, shape, self.device)
                 counts = {
                     b.axis: math.ceil(shape.extents[b.axis] / (b.valid or b.size)) if b.size else 1
                     for b in config.blocks
                 }
-                grid = math.prod(counts[a] for a in kernel.parallel if a not in divided)
+                grid = math.prod(counts.get(a, 1) for a in kernel.parallel if a not in divided)
                 blocks = config.sizes(shape.extents)
                 both = two_per_sm(kernel, blocks, config, shape, self.device)
                 # What is folded along both axes is merged with its columns: each part more costs.
@@ -171,7 +199,8 @@ class Search:
 
 def _turns(kernel: LoopKernel, axes: Iterable[str], counts: Mapping[str, int]) -> int:
     """How many shards take turns on an SM: where blocks have lengths of their own, more than run at once."""
-    data = frozenset[str]().union(*(ragged(kernel).get(axis, frozenset()) for axis in axes))
+    found = ragged(kernel)
+    data = frozenset[str]().union(*(found[axis].axes for axis in axes if axis in found))
     return min(RAGGED_TURNS, math.prod(counts.get(axis, 1) for axis in data))
 
 

@@ -2,13 +2,15 @@
 
 What a predicate of data leaves (`j < len[b]`) is known at the call alone, and the plan is made before. Lengths are
 taken to be independent and uniform, from none of the axis to all of it: of n rows the longest, up to which their block
-walks, has n / (n + 1) of the axis on average, half of it where a block has one row.
+walks, has n / (n + 1) of the axis on average, half of it where a block has one row. Where data gives both ends of a range
+(`(off[s] <= j) & (j < off[s+1])`), the rows are taken to be segments that share the axis out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +22,7 @@ from eqfuse.loops.kernel_axes import KEPT
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.walk import loops_in
 from eqfuse.terms.assume import conjuncts
-from eqfuse.terms.bounds import tells
+from eqfuse.terms.bounds import NEGATED, tells
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.interpreter import Env, evaluate_expr
@@ -53,30 +55,62 @@ def covering(kernel: Kernel) -> Mapping[str, Predicates]:
     return {axis: mine for axis, mine in found.items() if mine}
 
 
+@dataclass(frozen=True)
+class Ragged:
+    """Ranges of an axis that data narrows. `axes` are those at whose positions the data is read; a `segment` has both
+    its ends from data."""
+
+    axes: frozenset[str]
+    segment: bool
+
+    def share(self, blocks: Mapping[str, int], extents: Mapping[str, int]) -> float:
+        """The average part of the axis that a block walks: as far as the longest of its rows, or all its segments."""
+        rows = math.prod(blocks.get(axis, 1) for axis in self.axes)
+        if self.segment and self.axes:
+            return min(1.0, rows / math.prod(extents[axis] for axis in self.axes))
+        return rows / (rows + 1)
+
+    def spread(self, blocks: Mapping[str, int]) -> float:
+        """How much longer than the average the longest range of a block is, in averages."""
+        if not self.axes:
+            return 0.0
+        return 1.0 if self.segment else 1 / math.prod(blocks.get(axis, 1) for axis in self.axes)
+
+
 @lru_cache(KEPT)
-def ragged(kernel: Kernel) -> Mapping[str, frozenset[str]]:
-    """The looped axes whose range is narrowed by a comparison of their positions with data, with the axes at whose
-    positions the data is read."""
-    found: dict[str, frozenset[str]] = {}
+def ragged(kernel: Kernel) -> Mapping[str, Ragged]:
+    """The looped axes whose range is narrowed by a comparison of their positions with data."""
+    found: dict[str, Ragged] = {}
     for loop in (loop for loop in loops_in(kernel.body) if not loop.unit):
+        ends: set[str] = set()
+        loads: list[Load] = []
         for predicate in predicates(loop):
             for wanted in (True, False):
-                parts = [part for part in conjuncts(predicate, wanted) if _is_of_data(part, loop.axis)]
+                parts = {part: _ends(part, loop.axis) for part in conjuncts(predicate, wanted)}
+                parts = {part: ends for part, ends in parts.items() if ends}
                 if parts and vanishes(loop, predicate, not wanted):
-                    loads = [node for node in walk(*parts) if isinstance(node, Load)]
-                    axes = frozenset[str]().union(*map(free_axes, loads)) - {loop.axis}
-                    found[loop.axis] = found.get(loop.axis, axes) | axes
+                    ends = ends.union(*parts.values())
+                    loads += [node for node in walk(*parts) if isinstance(node, Load)]
+        if ends:
+            axes = frozenset[str]().union(*map(free_axes, loads)) - {loop.axis}
+            before = found.get(loop.axis, Ragged(frozenset(), segment=True))
+            found[loop.axis] = Ragged(axes | before.axes, before.segment and len(ends) == 2)
     return found
 
 
-def _is_of_data(condition: Expr, axis: str) -> bool:
-    is_data = any(isinstance(node, Load | Scalar) for node in walk(condition))
-    return isinstance(condition, Call) and condition.fn in COMPARISONS and is_data and tells(condition, axis)
-
-
-def ragged_share(rows: int) -> float:
-    """The average part of an axis that a block of so many rows walks where each has a length of its own."""
-    return rows / (rows + 1)
+def _ends(condition: Expr, axis: str) -> frozenset[str]:
+    """Which ends of a range along the axis a comparison with data gives."""
+    match condition:
+        case Call("not", (Call(fn, (left, right)),)) if fn in NEGATED:
+            condition = Call(NEGATED[fn], (left, right))
+    if not isinstance(condition, Call) or condition.fn not in COMPARISONS:
+        return frozenset()
+    if not any(isinstance(node, Load | Scalar) for node in walk(condition)) or not tells(condition, axis):
+        return frozenset()
+    if condition.fn in ("eq", "ne"):
+        return frozenset(("start", "stop") if condition.fn == "eq" else ())
+    is_below = (condition.fn in ("lt", "le")) == tells(condition.args[0], axis)
+    return frozenset({"stop" if is_below else "start"})
 
 
 class Coverage:
@@ -101,17 +135,14 @@ class Coverage:
                 self._known[key] = max(1, round(share * self._shape.extents[axis]))
             found[axis] = self._known[key]
         for axis, data in self._ragged.items():
-            share = ragged_share(math.prod(blocks.get(a, 1) for a in data))
+            share = data.share(blocks, self._shape.extents)
             found[axis] = max(1, round(share * found.get(axis, self._shape.extents[axis])))
         return found
 
     def evenness(self, blocks: Mapping[str, int], per_sm: float) -> float:
         """The part of the time in which an SM has work, of `per_sm` thread blocks of different lengths: the last one
         may be the longest."""
-        shares = [
-            ragged_share(math.prod(blocks.get(a, 1) for a in data)) for data in self._ragged.values() if data
-        ]
-        longer = 1 / min(shares) - 1 if shares else 0.0
+        longer = max((data.spread(blocks) for data in self._ragged.values()), default=0.0)
         return per_sm / (per_sm + longer) if per_sm else 1.0
 
 

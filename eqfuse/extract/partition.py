@@ -135,6 +135,16 @@ def _stages(members: Collection[Reduce]) -> dict[Reduce, int]:
     return stages
 
 
+def _folded_in_place(exprs: Iterable[Expr]) -> set[str]:
+    """Axes that expressions fold states along: all positions of these states are needed at once."""
+    return {
+        node.axis
+        for node in walk(*exprs)
+        if isinstance(node, Reduce)
+        and any(isinstance(part, Local) and node.axis in part.dims for part in walk(node.body))
+    }
+
+
 def _makers_first(outputs: Sequence[Output]) -> list[Output]:
     """The outputs, each after those that it reads: one that was found early may read what was cut later."""
     by_name = {output.name: output for output in outputs}
@@ -419,9 +429,10 @@ class Partition:
         holders += [frozenset(s.dims) - group_axes for g in groups for s in g.states if not s.auxiliary]
         used = [a for a in self.order if any(a in h for h in holders)]
         everywhere = [a for a in used if all(a in h for h in holders)]
+        folded = _folded_in_place(made)
         whole = []
         for axis in used:
-            if axis in lists:
+            if axis in lists or axis in folded:
                 whole.append(axis)
                 continue
             if axis in everywhere:

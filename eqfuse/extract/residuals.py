@@ -1,7 +1,9 @@
-"""What the roofline leaves out, measured: the one table of fitted constants, per device.
+"""What the roofline leaves out: the one table of fitted constants, per device.
 
-Every number is of kernels that ran on an H200 (141 GB, sm_90, Triton 3.6; docs/attention.md has the runs); other devices are
-given the same ones and say so (`measured_on`). `python -m bench.calibrate` fits the slowdown factors to kept measurements.
+Every number goes back to kernels that ran on an H200 (141 GB, sm_90, Triton 3.6; docs/attention.md has the runs); other devices
+are given the same ones and say so (`measured_on`). `python -m bench.calibrate` fits the slowdown factors. The penalties of
+the lattice of tiles are not measurements: they were set so that the choices over the kept cells stay what was measured to be
+best (`python -m bench.choices`), and tell little of shapes far from those.
 """
 
 from __future__ import annotations
@@ -62,19 +64,21 @@ class Residuals:
     narrow_rate: float = 2.0
     """Rate of operands of one byte over that of two."""
 
-    # Tiles of matrix products (product_tiles.py); of attention, prefill at lengths 512 to 8192, against its neighbours
+    # Tiles of matrix products (product_tiles.py): set, not measured, so that the kept choices stay (see above)
     per_doubling: float = 1.35
-    """Each halving or doubling away from the best size of an axis: 32 keys for 64 took 1.15 to 1.29 times as long, 128 keys
-    1.26, 128 queries by 8 warps 1.18 to 1.27."""
+    """Each halving or doubling away from the best size of an axis. Attention, prefill at lengths 512 to 8192, was measured
+    against its neighbours: 32 keys for 64 took 1.15 to 1.29 times as long, 128 keys 1.26, 128 queries by 8 warps 1.18 to 1.27;
+    with 1.3 a product of 16 rows gets another tile."""
     per_doubling_depth: float = 1.1
     """The same for a contracted axis that is walked in longer steps."""
     few_rows_tile: float = 1.8
-    """Rows below a warpgroup's 64 where there are as many: less than `few_rows`, since small grids wait for memory."""
+    """Rows below a warpgroup's 64 where there are as many: less than `few_rows`, so that MLA's decode and the router keep
+    the tiles that were measured to be best."""
     stages: Mapping[int, float] = field(default_factory=lambda: dict(STAGES))
     no_room: float = 16.0
     """More shared memory than there is."""
     crowded: float = 1.15
-    """4 warps with more than `registers_for_4_warps`."""
+    """4 warps with more than `registers_for_4_warps`; set as the others here."""
     crowded_shared: float = 0.05
     """What shared memory costs a thread block that is alone on its SM, all of it."""
     bytes_under_way: float = 48 << 10

@@ -13,6 +13,7 @@ from functools import lru_cache
 from eqfuse.extract import tile_sizes_cpu
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
+from eqfuse.extract.mask_coverage import ragged
 from eqfuse.extract.product_tiles import Lattice, TiledAxis
 from eqfuse.extract.resources import (
     WARPGROUP_ROWS,
@@ -85,6 +86,7 @@ def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> Kern
     }
     packed = packed_axes(kernel)
     limits |= {**dict.fromkeys(roles.single, 1), **{a: power_of_two(n) for a, n in packed.items()}}
+    limits |= _rows_apart(kernel, roles, limits, extents)
     blocks = {a: limits[a] if a in whole or a in packed else 1 for a in limits}
     kind = kinds(roles, whole)
 
@@ -107,6 +109,20 @@ def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> Kern
         lattice = lattice.with_rows(GPU_ROWS)
     point = lattice.best()
     return configured(point.blocks, point.warps, point.stages)
+
+
+def _rows_apart(
+    kernel: Kernel, roles: Roles, limits: Mapping[str, int], extents: Mapping[str, int]
+) -> dict[str, int]:
+    """Limits of the axes of rows with ranges of their own that no matrix product takes together: a block walks as far
+    as the longest of its rows, so it has only as many as make up a segment of memory."""
+    sides = {a for c in contractions(kernel) for a in (*c.rows, *c.columns)}
+    found: dict[str, int] = {}
+    for axis, each in ragged(kernel).items():
+        average = max(1, round(each.share({}, extents) * extents[axis]))
+        for row in each.axes & frozenset(roles.parallel) - sides:
+            found[row] = min(limits[row], power_of_two(max(1, GPU_SEGMENT // average)), found.get(row, 1024))
+    return found
 
 
 def _fit_tiles(

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 
 from eqfuse.extract.devices import Device
-from eqfuse.extract.mask_coverage import covering
+from eqfuse.extract.mask_coverage import covering, ragged
 from eqfuse.extract.residuals import CPU
 from eqfuse.extract.roles import Roles, contiguous_axes, fill, kinds
 from eqfuse.extract.shape import Shape
@@ -36,6 +36,9 @@ BLOCKS_PER_THREAD = 4
 MATRIX = 256
 """Block of each axis of a matrix product on the CPU: enough for the library's full rate."""
 
+RAGGED = 16
+"""Rows of a block that have lengths of their own, where no matrix product wants more: it walks as far as the longest."""
+
 CONTIGUOUS = 2048
 """Positions along which memory is contiguous that a block starts from."""
 
@@ -54,6 +57,12 @@ def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     for predicates in covering(kernel).values():  # wide blocks would have next to no tile that is empty
         for axis in frozenset(roles.parallel).intersection(*map(free_axes, predicates)):
             limits[axis] = min(limits[axis], MATRIX)
+    sides = {a for c in contractions(kernel, vectors=True) for a in (*c.rows, *c.columns)}
+    for axis in (
+        frozenset(roles.parallel)
+        & frozenset[str]().union(*(each.axes for each in ragged(kernel).values())) - sides
+    ):
+        limits[axis] = min(limits[axis], RAGGED)
     near = [a for a in contiguous_axes(kernel) if a in blocks and a not in whole]
     walked = [
         a for a in blocks if a not in whole and a not in roles.units and a not in packed and limits[a] > 1

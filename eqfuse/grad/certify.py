@@ -83,7 +83,7 @@ def certify_gradient(
     """
     program, adjoint = parse(source, scalars=scalars), parse(gradient, scalars=_read(gradient, scalars))
     names = _inputs(program, adjoint)
-    program = replace(program, outputs=tuple(_without_folds(output) for output in program.outputs))
+    program = replace(program, outputs=tuple(without_folds(output) for output in program.outputs))
     check = _Check(program, adjoint, names, trials, seed, bound)
     with progress("verify"):
         whole = check.compared(*_whole(program, adjoint, names))
@@ -143,7 +143,7 @@ def _ranks(*programs: Program) -> dict[str, int]:
     return found
 
 
-def _without_folds(output: Output) -> Output:
+def without_folds(output: Output) -> Output:
     """The output with extremes that a registered reduction combines as such: see `extreme_of`."""
 
     def step(node: Expr) -> Expr:
@@ -280,16 +280,10 @@ def _programs(
 
 
 def _sizes(adjoint: Program, axes: Mapping[str, tuple[str, ...]]) -> Iterator[Expr]:
-    """Zeros that read cotangents along the axes of which a gradient has the size alone."""
-    nodes = list(walk(*(output.expr for output in adjoint.outputs)))
-    run = {
-        index.name
-        for node in nodes
-        if isinstance(node, Load)
-        for index in node.index
-        if isinstance(index, Axis)
-    }
-    for axis in dict.fromkeys(node.axis for node in nodes if isinstance(node, Size) and node.axis not in run):
+    """Zeros that read cotangents along the axes of which a gradient reads the size."""
+    nodes = walk(*(output.expr for output in adjoint.outputs))
+    sizes = (node.axis for node in nodes if isinstance(node, Size))
+    for axis in dict.fromkeys(adjoint.domains.get(axis, axis) for axis in sizes):
         for name, along_axes in axes.items():
             if axis in along_axes:
                 yield _zero(name, tuple(axis if a == axis else f"{name}.{a}" for a in along_axes))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
 
-from eqfuse.terms.nodes import Call, Const, Expr, call, free_axes, substitute_axes
+from eqfuse.terms.nodes import Call, Const, Expr, Load, call, free_axes, substitute_axes, walk
 
 ZERO, ONE = Const(0), Const(1)
 
@@ -152,9 +152,12 @@ def expression(polynomial: Polynomial) -> Expr:
 
 
 def _guarded(masks: tuple[Expr, ...], value: Expr) -> Expr:
-    if not masks:
-        return value
-    return call("where", reduce(lambda a, b: call("and", a, b), masks), value, ZERO)
+    """Masks of positions stand outside of those that read something: they guard what is read."""
+    reading = tuple(mask for mask in masks if any(isinstance(node, Load) for node in walk(mask)))
+    for group in (reading, tuple(mask for mask in masks if mask not in reading)):
+        if group:
+            value = call("where", reduce(lambda a, b: call("and", a, b), group), value, ZERO)
+    return value
 
 
 def _factored(terms: list[Monomial]) -> Expr:

@@ -56,6 +56,9 @@ from eqfuse.terms.nodes import (
 MOST_TERMS = 2
 """A cotangent of more terms than this is given a name before it is used."""
 
+MOST_MASKED = 4
+"""So is one inside of an expression: each maximum in it would double the terms."""
+
 
 @dataclass
 class Reverse:
@@ -147,6 +150,8 @@ class Reverse:
                 self._read(step, node, terms)
                 continue
             assert isinstance(node, Call)
+            if len(terms) > MOST_MASKED:
+                terms = self._named(f"d{step.name}", step.loops, terms)
             for part, factors in self._partials(node, terms, own):
                 found.setdefault(part, []).extend(factors)
 
@@ -240,6 +245,9 @@ class Reverse:
             return terms
         common = shared(terms)
         fixed = {factor: n for factor, n in common.powers.items() if not free_axes(factor) & set(over)}
+        if any(free_axes(mask) & set(over) for term in terms for mask in term.masks):
+            # What a mask leaves nothing of is 0, whatever the factors are: those that may be infinite stay behind it.
+            fixed = {factor: n for factor, n in fixed.items() if n > 0 and self._is_given(factor)}
         masks = tuple(
             mask
             for mask in terms[0].masks
@@ -263,6 +271,11 @@ class Reverse:
             return ()
         step = self.steps.add(step)
         return tuple(term.times(front) for term in atom(step.itself))
+
+    def _is_given(self, factor: Expr) -> bool:
+        """Whether a factor is an input or a cotangent of an output, or made of sizes."""
+        made = {step.name for step in self.steps.steps}
+        return not any(name_of(node) in made or isinstance(node, Call) for node in walk(factor))
 
     def _named(self, name: str, axes: tuple[str, ...], terms: Polynomial) -> Polynomial:
         """The polynomial as the value of a step."""

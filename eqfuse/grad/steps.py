@@ -176,6 +176,8 @@ class Steps:
 
     def define(self, name: str, axes: tuple[str, ...], expr: Expr) -> None:
         """Adds a definition of the text, and the steps that it is made of."""
+        if isinstance(expr, Reduce):
+            expr = extreme_of(expr) or expr
         if (
             isinstance(expr, Reduce)
             and free_axes(expr) == set(axes)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from eqfuse.grad.steps import Step, Steps, name_of
-from eqfuse.terms.nodes import Expr, Load, Reduce, Scalar, Size, children, rebuild, walk
+from eqfuse.terms.nodes import Axis, Expr, Load, Reduce, Scalar, Size, children, rebuild, walk
 from eqfuse.terms.printer import show
 
 LONGEST_INLINED = 48
@@ -16,13 +17,20 @@ LONGEST_INLINED = 48
 def text_of(steps: Steps, outputs: Sequence[Step], notes: Sequence[str] = ()) -> str:
     """The text of a program with these outputs, made of all other steps that they need."""
     needed = _needed({step.name: step for step in steps.steps}, outputs)
+    moved: dict[str, str] = {}
     written = _inlined(needed, outputs)
+    if any(map(_is_computed, written)):
+        written = [_with_sizes(step, steps, moved) for step in written]
     exprs = [step.value for step in written]
     axes = {axis for step in written for axis in step.axes}
     axes |= {node.axis for node in walk(*exprs) if isinstance(node, Reduce)}
     sizes = {node.axis: None for node in walk(*exprs) if isinstance(node, Size)}
     # The size of an axis that nothing runs along: a copy of the axis makes its name known.
-    copies = {steps.names.numbered(axis): axis for axis in sizes if steps.domains.get(axis, axis) not in axes}
+    copies = {
+        steps.names.numbered(axis): axis
+        for axis in sizes
+        if steps.domains.get(axis, axis) not in axes and axis not in moved.values()
+    }
     axes |= sizes.keys()
     reads = {name_of(node) for node in walk(*exprs)}
     lines = [text for name, text in steps.declared.items() if name in reads]
@@ -33,6 +41,24 @@ def text_of(steps: Steps, outputs: Sequence[Step], notes: Sequence[str] = ()) ->
     lines += [_line(step) for step in written]
     lines += [f"# {note}" for note in dict.fromkeys(notes)]
     return "\n".join([*lines, f"return {', '.join(step.name for step in outputs)}"])
+
+
+def _is_computed(step: Step) -> bool:
+    """Whether a step reads something at a computed position."""
+    reads = (node for node in walk(step.body) if isinstance(node, Load))
+    return any(not isinstance(part, Axis) for read in reads for part in read.index)
+
+
+def _with_sizes(step: Step, steps: Steps, moved: dict[str, str]) -> Step:
+    """The step with sizes read from copies of their axes: these have the size that is meant, whatever is put for the axis
+    where the step, or one that reads it, is read."""
+    sizes = {node.axis for node in walk(step.body) if isinstance(node, Size)}
+    for axis in sorted(sizes - moved.keys()):
+        base = steps.domains.get(axis, axis)
+        moved[axis] = steps.names.numbered(base)
+        steps.domains[moved[axis]] = base
+    values: dict[Expr, Expr] = {Size(axis): Size(moved[axis]) for axis in sizes}
+    return replace(step, body=_replaced(step.body, values)) if sizes else step
 
 
 def _line(step: Step) -> str:
@@ -68,7 +94,7 @@ def _inlined(steps: Sequence[Step], outputs: Sequence[Step]) -> list[Step]:
     short: dict[Expr, Expr] = {}
     for step in steps:
         body = _replaced(step.body, short)
-        made = Step(step.name, step.axes, body, step.op, step.over, step.written)
+        made = replace(step, body=body)
         once = reads[step.name] == 1 and not step.written and step.name not in final
         is_all = once and any(reader.body is step.itself for reader in steps)
         if is_all or (once and len(show(made.value)) <= LONGEST_INLINED and _is_read_plainly(step, steps)):

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.loops.check import NestError
+from eqfuse.loops.integers import carried_integers
 from eqfuse.loops.nodes import Buffer, Kernel, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.walk import statements
 from eqfuse.terms.domain import Domain, total
-from eqfuse.terms.integers import is_exact
+from eqfuse.terms.integers import identity, is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, aligned, evaluate_expr, expand
-from eqfuse.terms.nodes import Call, Expr, Program, free_axes
+from eqfuse.terms.nodes import Call, Const, Expr, Program, free_axes
 
 Locals = Mapping[str, tuple[tuple[str, ...], Any]]
 
@@ -84,6 +85,11 @@ def _run_loop(loop: Loop, env: Env, memory: _Memory, tiles: Mapping[str, int]) -
     state: dict[str, tuple[tuple[str, ...], Any]] = {
         carried.name: evaluate_expr(carried.init, env) for carried in loop.carried
     }
+    for name, dtype in carried_integers(loop, _integer_dtypes(env)).items():
+        if not is_exact(state[name][1]):
+            (init,) = (carried.init for carried in loop.carried if carried.name == name)
+            assert isinstance(init, Const)
+            state[name] = (), np.asarray(identity(init.value, dtype))
     totals = {
         stmt.name
         for stmt in loop.body
@@ -109,6 +115,14 @@ def _run_loop(loop: Loop, env: Env, memory: _Memory, tiles: Mapping[str, int]) -
         if loop.unit:
             state = {name: _without(Value(*value), loop.axis, env.domain) for name, value in state.items()}
     return _with(env, state)
+
+
+def _integer_dtypes(env: Env) -> dict[str, str]:
+    """dtypes of the tensors, scalars and values at hand that are no reals."""
+    arrays = {**env.tensors, **{name: data for name, (_, data) in env.locals.items()}}
+    names = {np.dtype(np.int32): "i32", np.dtype(bool): "bool"}
+    found = {name: names.get(data.dtype, "i64") for name, data in arrays.items() if is_exact(data)}
+    return found | {name: "i64" for name, number in env.scalars.items() if isinstance(number, int)}
 
 
 def _with(env: Env, values: Locals) -> Env:

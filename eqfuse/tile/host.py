@@ -82,6 +82,12 @@ class HostProgram:
                 return ""
 
     @property
+    def compilations(self) -> int:
+        """How many forms were made: libraries of C++, one for each layout of tensors, and the one of torch calls."""
+        made = [found for found in self._made.values() if isinstance(found, NativeProgram)]
+        return len(made) + (self._torch is not None)
+
+    @property
     def text(self) -> str | None:
         """The C++ of the last call's layout; None where there is none (yet)."""
         return self._last.text if isinstance(self._last, NativeProgram) else None

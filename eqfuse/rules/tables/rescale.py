@@ -18,14 +18,28 @@ RESCALE = RuleSet(
             "reshift-max",
             "max[P](e)",
             "delta(c, k) + s",
-            ("addends(e, c, m, P)", "s == max[P](f)", "state(s)", "addends(f, k, m, P)", "e != f"),
+            (
+                "addends(e, c, m, P)",
+                "reduces(c, P)",
+                "s == max[P](f)",
+                "state(s)",
+                "addends(f, k, m, P)",
+                "e != f",
+            ),
             "max(c + m) = (c - k) + max(k + m)",
         ),
         Rewrite(
             "reshift-min",
             "min[P](e)",
             "delta(c, k) + s",
-            ("addends(e, c, m, P)", "s == min[P](f)", "state(s)", "addends(f, k, m, P)", "e != f"),
+            (
+                "addends(e, c, m, P)",
+                "reduces(c, P)",
+                "s == min[P](f)",
+                "state(s)",
+                "addends(f, k, m, P)",
+                "e != f",
+            ),
             "min(c + m) = (c - k) + min(k + m)",
         ),
         Rewrite(
@@ -34,6 +48,7 @@ RESCALE = RuleSet(
             "ratio(c, k) * s",
             (
                 "factors(e, c, m, P)",
+                "reduces(c, P)",
                 "s == max[P](f)",
                 "state(s)",
                 "factors(f, k, m, P)",
@@ -49,6 +64,7 @@ RESCALE = RuleSet(
             "ratio(c, k) * s",
             (
                 "factors(e, c, m, P)",
+                "reduces(c, P)",
                 "s == min[P](f)",
                 "state(s)",
                 "factors(f, k, m, P)",
@@ -61,4 +77,5 @@ RESCALE = RuleSet(
     ),
 )
 """Tag update (Neptune section 4.1): a state computed with old values of its producers becomes the state
-computed with new ones."""
+computed with new ones. Of an extreme only what producers gave is taken out and put in: an infinite or zero input could
+not be told from what a producer is so far."""

@@ -31,9 +31,9 @@ def load(w: Writer, value: Value, op: LoadTile) -> Item:
     else:
         item = _gathered(w, value, source, op.tensor, index, tile_mask)
     integer = value.dtype in INTEGERS
-    other = repr(int(op.other)) if integer else repr(float(op.other))
+    kind = "bool" if value.dtype == "bool" else "int" if integer else "float"
+    other = repr({"bool": bool, "int": int, "float": float}[kind](op.other))
     if integer and not value.dims:
-        kind = "bool" if value.dtype == "bool" else "int"
         text = f"{kind}({item.text})"
         return w.scalar(value, text if mask is None else f"({text} if {mask.text} else {other})", data=True)
     text = item.text + (f".to({TORCH[value.dtype]})" if integer or op.tensor in w.buffers else "")

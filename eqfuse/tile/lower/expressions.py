@@ -223,7 +223,7 @@ class Expressions:
         own = [guard for guard in guards if self._types.dims(guard) <= set(dims)]
         if not any(map(_may_be_outside, walk(*index))):
             return [guard for guard in own if _cuts(guard, index)]
-        if own or not any(map(_is_shift, walk(*index))):
+        if own or not any(map(is_shift, walk(*index))):
             return own
         return [guard for guard in guards if may_keep_inside(guard, index)]
 
@@ -526,7 +526,7 @@ def may_miss(expr: Expr) -> bool:
 
 
 def _may_be_outside(part: Expr) -> bool:
-    return isinstance(part, Load) or _is_shift(part)
+    return isinstance(part, Load) or is_shift(part)
 
 
 def _cuts(guard: Expr, index: Sequence[Expr]) -> bool:
@@ -536,5 +536,5 @@ def _cuts(guard: Expr, index: Sequence[Expr]) -> bool:
     return is_data and any(tells(guard, axis) for axis in axes)
 
 
-def _is_shift(part: Expr) -> bool:
+def is_shift(part: Expr) -> bool:
     return isinstance(part, Call) and part.fn in ("add", "sub", "neg", "mul")

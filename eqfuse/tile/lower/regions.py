@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from eqfuse.terms.assume import conjuncts
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, Size, walk
 from eqfuse.tile.lower.builder import Builder
-from eqfuse.tile.lower.expressions import Expressions, may_keep_inside, may_miss
+from eqfuse.tile.lower.expressions import Expressions, is_shift, may_keep_inside, may_miss
 from eqfuse.tile.lower.types import Types
 from eqfuse.tile.nodes import Value
 
@@ -30,9 +30,10 @@ Interval = tuple[Value, Value]
 
 @dataclass(frozen=True)
 class Region:
-    """Positions of an axis where a predicate may be true, [low, high), and where it is true for every position of
-    the other axes, [full_low, full_high). None is unbounded. `proven` are the truth values of its parts in the
-    latter; `low_is_data`, that `low` is known at run time alone, `is_data`, that `low` or `high` is."""
+    """Positions of an axis where a predicate may be true, [low, high), and where those of its parts that are `proven`
+    have their truth values for every position of the other axes, [full_low, full_high). None is unbounded.
+    `is_proven` tells whether these parts make the whole predicate true; `low_is_data`, that `low` is known at run time
+    alone, `is_data`, that `low` or `high` is."""
 
     low: Value | None
     high: Value | None
@@ -41,6 +42,7 @@ class Region:
     proven: Mapping[Expr, bool]
     low_is_data: bool = False
     is_data: bool = False
+    is_proven: bool = True
 
 
 EVERYWHERE = Region(None, None, None, None, {})
@@ -70,7 +72,8 @@ class Regions:
     def both(self, left: Region | None, right: Region | None) -> Region | None:
         """Where both of two predicates hold."""
         if left is None or right is None:
-            return left or right
+            known = left or right
+            return known and replace(known, is_proven=False)
         return Region(
             self._pick("maximum", left.low, right.low),
             self._pick("minimum", left.high, right.high),
@@ -79,6 +82,7 @@ class Regions:
             {**left.proven, **right.proven},
             left.low_is_data or right.low_is_data,
             left.is_data or right.is_data,
+            left.is_proven and right.is_proven,
         )
 
     def _where(self, predicate: Expr, wanted: bool) -> Region | None:
@@ -96,7 +100,7 @@ class Regions:
             case Call("eq" | "ne" as fn, (left, right)) if (fn == "eq") == wanted:
                 low = self._compared(predicate, wanted, "ge", left, right)
                 hull = self.both(low, self._compared(predicate, wanted, "le", left, right))
-                return hull and replace(hull, full_low=None, full_high=None, proven={})
+                return hull and replace(hull, full_low=None, full_high=None, proven={}, is_proven=False)
             case Call("lt" | "le" | "gt" | "ge" as fn, (left, right)):
                 return self._compared(predicate, wanted, fn if wanted else _NEGATED[fn], left, right)
             case _:
@@ -104,19 +108,24 @@ class Regions:
 
     def _either(self, whole: Expr, wanted: bool, left: Region | None, right: Region | None) -> Region | None:
         """Where one of two predicates holds: the hull of where they may, and where one certainly does."""
-        proven = {whole: wanted}
-        if left is None or right is None:
-            known = left or right
-            return known and Region(None, None, known.full_low, known.full_high, proven)
-        hull = Region(
-            None if left.low is None or right.low is None else self._pick("minimum", left.low, right.low),
-            None if left.high is None or right.high is None else self._pick("maximum", left.high, right.high),
-            left.full_low,
-            left.full_high,
-            proven,
-            left.low_is_data or right.low_is_data,
-            left.is_data or right.is_data,
-        )
+        hull = EVERYWHERE
+        if left is not None and right is not None:
+            hull = Region(
+                None if left.low is None or right.low is None else self._pick("minimum", left.low, right.low),
+                None
+                if left.high is None or right.high is None
+                else self._pick("maximum", left.high, right.high),
+                None,
+                None,
+                {},
+                left.low_is_data or right.low_is_data,
+                left.is_data or right.is_data,
+            )
+        certain = [region for region in (left, right) if region is not None and region.is_proven]
+        if not certain:
+            return replace(hull, is_proven=False)
+        left, right = certain[0], certain[-1]
+        hull = replace(hull, full_low=left.full_low, full_high=left.full_high, proven={whole: wanted})
         if left.full_low is None and right.full_low is None:
             either = (
                 None if right.full_high is None else self._pick("maximum", left.full_high, right.full_high)
@@ -275,9 +284,12 @@ class Regions:
             known = [guard for guard in relevant if self._is_known(guard)]
             dims = self._types.dims(load)
             own = [guard for guard in known if self._types.dims(guard) <= dims]
-            if not own and known != relevant:
+            if own or not any(map(is_shift, walk(*load.index))):
+                needed |= dict.fromkeys(own)
+            elif known == relevant:
+                needed |= dict.fromkeys(known)
+            else:
                 return None
-            needed |= dict.fromkeys(own or known)
         return tuple(guard for guard in self._guards if guard in needed)
 
     def _is_known(self, expr: Expr) -> bool:

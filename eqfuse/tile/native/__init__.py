@@ -1,0 +1,12 @@
+"""Tile programs as C++ for CPUs.
+
+plain.py      operands without alignments, and without the conditions that hold in clipped blocks
+order.py      which dim stands inside which
+tree.py       loops that operations share; what later loops read is kept in memory or computed again
+context.py, tensors.py, folds.py, whole.py, printer.py      the tree as text
+vectors.h, functions.h, products.h                          what the text calls
+build.py      the system's compiler, and libraries that are kept
+run.py        one library on torch tensors
+host.py       C++ where it is there, else torch calls, and why
+blocks.py     sizes of blocks for caches
+"""

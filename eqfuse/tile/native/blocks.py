@@ -56,8 +56,8 @@ def native_configs(
 
 
 def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) -> KernelConfig:
-    items = plain(kernel)
     lengths = {b.axis: max(1, min(b.size or sizes[b.axis], sizes[b.axis])) for b in kernel.blocks}
+    items = plain(kernel, lengths)
     depth = nesting(items, lengths)
     matrix: set[str] = set()
     elements: dict[str, int] = {}

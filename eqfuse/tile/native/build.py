@@ -42,6 +42,16 @@ def prelude() -> str:
 
 
 @lru_cache
+def features() -> str:
+    """The names of the processor's instruction sets, as the system lists them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+@lru_cache
 def _machine() -> str:
     """What the compiled code depends on besides its source: the compiler and the processor."""
     path = compiler()
@@ -50,12 +60,7 @@ def _machine() -> str:
     version = subprocess.run(
         [path, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False
     )
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-    return f"{path}\n{version.stdout}\n{platform.machine()}\n{features}"
+    return f"{path}\n{version.stdout}\n{platform.machine()}\n{features()}"
 
 
 def library_of(source: str, flags: tuple[str, ...] = ()) -> Path:

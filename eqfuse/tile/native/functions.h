@@ -24,6 +24,15 @@ INLINE F fma(F x, float y, float z) { return fma(x, splat(y), splat(z)); }
 INLINE F fma(F x, F y, float z) { return fma(x, y, splat(z)); }
 INLINE F fma(float x, F y, F z) { return fma(splat(x), y, z); }
 
+// Clamped from above and below; NaN stays.
+#if defined(__AVX512F__) && !defined(__clang__)
+INLINE F at_most(F x, float y) { return (F)__builtin_ia32_minps512_mask(splat(y), x, x, FULL, 4); }
+INLINE F at_least(F x, float y) { return (F)__builtin_ia32_maxps512_mask(splat(y), x, x, FULL, 4); }
+#else
+INLINE F at_most(F x, float y) { return x > y ? splat(y) : x; }
+INLINE F at_least(F x, float y) { return x < y ? splat(y) : x; }
+#endif
+
 INLINE F absolute(F x) { return floats(bits(x) & 0x7fffffff); }
 INLINE F with_sign_of(F x, F y) { return floats(bits(x) | (bits(y) & (int)0x80000000)); }
 
@@ -35,10 +44,26 @@ INLINE F scaled(F y, F, I n) {
 }
 #endif
 
+// x / y for a y that a loop does not change: with its reciprocal r (rounded to nearest) the product q = x r is put right
+// by its remainder, q + (x - q y) r, which is the quotient rounded to nearest (Markstein's theorem) where no step
+// underflows. Divided where one may, or a number is not finite: a division takes as long as sixteen such operations.
+INLINE F quotient(F x, float y) {
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
+  if (__builtin_fabsf(y) >= 0x1p-20f && __builtin_fabsf(y) <= 0x1p60f) {
+    float r = 1.f / y;
+    F q = x * r, a = absolute(q);
+    F better = fma(fma(-q, splat(y), x), splat(r), q);
+    I zero = x == 0.f, plain = (a >= 0x1p-80f) & (a <= 0x1p126f);
+    if (__builtin_expect(!any(~(plain | zero)), 1)) return zero ? q : better;
+  }
+#endif
+  return x / splat(y);
+}
+INLINE D quotient(D x, double y) { return x / splat(y); }
+
 #define ROUNDING 12582912.f  // 1.5 * 2^23: what is added to it is rounded to an integer, in its low bits
 INLINE F exponential(F x) {
-  x = x > 89.f ? splat(89.f) : x;
-  x = x < -104.f ? splat(-104.f) : x;
+  x = at_least(at_most(x, 89.f), -104.f);
   F shifted = fma(x, 1.44269502f, ROUNDING), n = shifted - ROUNDING;
   F f = fma(n, splat(-6.93145752e-1f), x);
   f = fma(n, splat(-1.42860677e-6f), f);
@@ -51,8 +76,7 @@ INLINE F exponential(F x) {
   return scaled(r, n, bits(shifted) - bits(splat(ROUNDING)));
 }
 INLINE F exponential2(F x) {
-  x = x > 129.f ? splat(129.f) : x;
-  x = x < -151.f ? splat(-151.f) : x;
+  x = at_least(at_most(x, 129.f), -151.f);
   F shifted = x + ROUNDING, n = shifted - ROUNDING, f = x - n;
   F r = fma(f, 1.53720379e-4f, 1.33903872e-3f);
   r = fma(r, f, 9.61817801e-3f);

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from eqfuse.tile.native.nodes import Blocks, Define, Item, Put
 from eqfuse.tile.nodes import (
@@ -32,10 +33,14 @@ from eqfuse.tile.nodes import (
     Value,
 )
 
+FEW_COLUMNS = 16
+"""Columns of a matrix below which a vector times it is a loop: the library adds one product after the other."""
 
-def plain(kernel: Kernel) -> tuple[Item, ...]:
-    """The statements of a kernel with plain operands, in order."""
-    return _Plain(kernel).items(kernel.body)
+
+def plain(kernel: Kernel, lengths: Mapping[str, int]) -> tuple[Item, ...]:
+    """The statements of a kernel with plain operands, in order. `lengths` are positions of a block: whether products are
+    work for a matrix library depends on them."""
+    return _Plain(kernel, lengths).items(kernel.body)
 
 
 def union(values: Iterable[Value | None]) -> tuple[str, ...]:
@@ -44,8 +49,8 @@ def union(values: Iterable[Value | None]) -> tuple[str, ...]:
 
 
 class _Plain:
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self, kernel: Kernel, lengths: Mapping[str, int]) -> None:
+        self._lengths = lengths
         self._values: dict[str, Value] = {}
         self._truths: dict[str, bool] = {}
 
@@ -159,7 +164,35 @@ class _Plain:
         batch = tuple(dim for dim in value.dims if dim in op.left.dims and dim in op.right.dims)
         accumulator = None if op.accumulator is None else self._plain(op.accumulator)
         masks = (self._mask(op.left_mask), self._mask(op.right_mask))
+        columns = prod(self._lengths[dim] for dim in value.dims if dim not in op.left.dims)
+        if set(op.left.dims) <= {*batch, op.axis} and columns < FEW_COLUMNS and masks == (None, None):
+            return self._sum_of_products(value, left, right, op.axis, accumulator)
         return [Define(value, Dot(left, right, op.axis, accumulator, *masks), batch)]
+
+    def _sum_of_products(
+        self, value: Value, left: Value, right: Value, axis: str, accumulator: Value | None
+    ) -> list[Item]:
+        """A product of a vector and a matrix of few columns as a loop, which others may share."""
+        items: list[Item] = []
+        sides = []
+        for side, operand in enumerate((left, right)):
+            if operand.dtype != value.dtype:
+                wide = Value(f"{value.name}%side{side}", operand.dims, value.dtype)
+                items.append(Define(wide, Cast(operand), operand.dims))
+                operand = wide
+            sides.append(operand)
+        dims = union(sides)
+        product = Value(f"{value.name}%product", dims, value.dtype)
+        items.append(Define(product, Elementwise("mul", tuple(sides)), dims))
+        own = tuple(dim for dim in dims if dim != axis)
+        total = Value(value.name if accumulator is None else f"{value.name}%sum", own, value.dtype)
+        items.append(Define(total, ReduceTile("sum", product, axis), (*own, axis)))
+        if accumulator is not None:
+            both = (accumulator, total)
+            total = replace(value, dims=union(both))
+            items.append(Define(total, Elementwise("add", both), total.dims))
+        self._values[value.name] = total
+        return items
 
     def _known(self, value: Value, truth: bool) -> list[Item]:
         self._truths[value.name] = truth

@@ -83,6 +83,11 @@ def kind(dtype: str) -> str:
     return KINDS.get(dtype, "f32")
 
 
+def kept(dtype: str) -> str:
+    """The dtype that memory of a thread keeps values of a dtype in, exactly. bfloat16 holds every float8."""
+    return "bf16" if dtype in ("bf16", "f8e4m3") else kind(dtype)
+
+
 def type_of(dtype: str, wide: bool) -> str:
     return (VECTORS if wide else SCALARS)[kind(dtype)]
 

@@ -168,7 +168,7 @@ class Tree:
         if item is None or not isinstance(item.op, LoadTile) or item.op.mask is not None:
             return False
         axes = [self._axis_of(at) for at in item.op.index if at.dims]
-        return value.dtype in ("f32", "f64") and None not in axes and len(set(axes)) == len(axes)
+        return value.dtype in ("f32", "f64", "bf16") and None not in axes and len(set(axes)) == len(axes)
 
     def _axis_of(self, value: Value) -> str | None:
         op = self.defined[value.name].op
@@ -334,6 +334,16 @@ class Tree:
         for walk in _walks(self.body):
             reads += [v.name for c in walk.blocks.loop.carried for v in (c.init, c.next)]
         return reads.count(name)
+
+    def stored_as(self, name: str, dtypes: Mapping[str, str]) -> set[str]:
+        """The dtypes in which a value is stored to tensors; "" among them where it is read otherwise."""
+        found: set[str] = set()
+        for item in _leaves(self.body):
+            if isinstance(item, Put) and item.store.value.name == name:
+                found.add(dtypes[item.store.tensor])
+            elif any(read.name == name for read in _all_reads(item)):
+                found.add("")
+        return found
 
     # What is needed ----------------------------------------------------------------------------------
 

@@ -127,6 +127,14 @@ def scaled_operands(op: Op) -> tuple[Value, ...]:
             return ()
 
 
+@dataclass
+class _Body:
+    """Statements as they are made. `converted` are the other forms of what loops carry, made in this body."""
+
+    stmts: list[Stmt] = field(default_factory=list)
+    converted: dict[tuple[str, str], Value] = field(default_factory=dict)
+
+
 class _Base2:
     """One kernel. A value of `scaled` keeps its name and is log2 e times what it was."""
 
@@ -137,45 +145,47 @@ class _Base2:
         self._draft = Draft(kernel)
         self._ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
         self._constants: dict[str, Value] = {}
-        self._made: dict[tuple[str, str, int], Value] = {}
+        self._converted: dict[tuple[str, str], Value] = {}
 
     def run(self) -> Kernel:
         if not self._scaled and not (self._everywhere and any(map(_is_exponential, self._lets()))):
             return self._kernel
-        return self._draft.kernel_of(self._body(self._kernel.body))
+        return self._draft.kernel_of(self._body(self._kernel.body).stmts)
 
     def _lets(self) -> Iterator[Let]:
         return (stmt for stmt in nested(self._kernel.body) if isinstance(stmt, Let))
 
-    def _body(self, body: Iterable[Stmt]) -> tuple[Stmt, ...]:
-        made: list[Stmt] = []
+    def _body(self, body: Iterable[Stmt]) -> _Body:
+        made = _Body()
         for stmt in body:
             match stmt:
                 case Let():
                     self._let(stmt, made)
                 case For():
-                    made.append(self._loop(stmt, made))
+                    made.stmts.append(self._loop(stmt, made))
                 case Store():
-                    made.append(replace(stmt, value=self._read(stmt.value, False, made)))
-        return tuple(made)
+                    made.stmts.append(replace(stmt, value=self._read(stmt.value, False, made)))
+        return made
 
-    def _loop(self, loop: For, before: list[Stmt]) -> For:
+    def _loop(self, loop: For, before: _Body) -> For:
         inits = [self._read(item.init, item.value.name in self._scaled, before) for item in loop.carried]
-        body = list(self._body(loop.body))
+        body = self._body(loop.body)
         carried = tuple(
             Carried(item.value, init, self._read(item.next, item.value.name in self._scaled, body))
             for item, init in zip(loop.carried, inits, strict=True)
         )
-        return replace(loop, carried=carried, body=tuple(body))
+        return replace(loop, carried=carried, body=tuple(body.stmts))
 
-    def _let(self, let: Let, here: list[Stmt]) -> None:
+    def _let(self, let: Let, here: _Body) -> None:
         value, op = let.value, let.op
         if _is_exponential(let) and (self._everywhere or operands(op)[0].name in self._scaled):
-            here.append(Let(value, Elementwise("exp2", (self._read(operands(op)[0], True, here),))))
+            here.stmts.append(Let(value, Elementwise("exp2", (self._read(operands(op)[0], True, here),))))
         elif value.name not in self._scaled:
-            here.append(Let(value, self._plain(op, here)))
+            here.stmts.append(Let(value, self._plain(op, here)))
         elif scaled := scaled_operands(op):
-            here.append(Let(value, self._with(op, {v.name: self._read(v, True, here) for v in scaled}, here)))
+            here.stmts.append(
+                Let(value, self._with(op, {v.name: self._read(v, True, here) for v in scaled}, here))
+            )
         elif (place := scalar_factor(op)) is not None:
             assert isinstance(op, Elementwise)
             scalar = op.args[place]
@@ -183,21 +193,21 @@ class _Base2:
             factor = self._over(scalar, here) if op.fn == "div" else self._read(scalar, True, here)
             args = [self._read(arg, False, here) for arg in op.args]
             args[place] = factor
-            here.append(Let(value, replace(op, args=tuple(args))))
+            here.stmts.append(Let(value, replace(op, args=tuple(args))))
         else:
             plain = self._draft.new(f"{value.name}_plain", value.dims, value.dtype)
-            here.append(Let(plain, self._plain(op, here)))
-            here.append(Let(value, Elementwise("mul", (plain, self._constant("log2_e", value.dtype)))))
+            here.stmts.append(Let(plain, self._plain(op, here)))
+            here.stmts.append(Let(value, Elementwise("mul", (plain, self._constant("log2_e", value.dtype)))))
 
-    def _plain(self, op: Op, here: list[Stmt]) -> Op:
+    def _plain(self, op: Op, here: _Body) -> Op:
         return self._with(op, {}, here)
 
-    def _with(self, op: Op, known: Mapping[str, Value], here: list[Stmt]) -> Op:
+    def _with(self, op: Op, known: Mapping[str, Value], here: _Body) -> Op:
         """The op of these operands, of plain ones where none is given."""
         read = {v.name: known.get(v.name) or self._read(v, False, here) for v in operands(op)}
         return with_operands(op, read)
 
-    def _read(self, value: Value, scaled: bool, here: list[Stmt]) -> Value:
+    def _read(self, value: Value, scaled: bool, here: _Body) -> Value:
         """The value times log2 e if `scaled` and plain if not, whichever of the two it is kept as."""
         if scaled == (value.name in self._scaled):
             return value
@@ -206,25 +216,26 @@ class _Base2:
             return value
         constant = self._constant("log2_e" if scaled else "ln_2", value.dtype)
         product = Elementwise("mul", (value, constant))
-        return self._converted(value, "log2" if scaled else "plain", product, here)
+        return self._form(value, "log2" if scaled else "plain", product, here)
 
-    def _over(self, scalar: Value, here: list[Stmt]) -> Value:
+    def _over(self, scalar: Value, here: _Body) -> Value:
         quotient = Elementwise(
             "div", (self._read(scalar, False, here), self._constant("log2_e", scalar.dtype))
         )
-        return self._converted(scalar, "over_log2", quotient, here)
+        return self._form(scalar, "over_log2", quotient, here)
 
-    def _converted(self, value: Value, suffix: str, op: Op, here: list[Stmt]) -> Value:
+    def _form(self, value: Value, suffix: str, op: Op, here: _Body) -> Value:
         """A form of a value, behind its definition; of one that a loop carries, where it is first read in a body."""
         is_carried = value.name not in self._ops
-        key = value.name, suffix, id(here) if is_carried else 0
-        if key not in self._made:
+        made = here.converted if is_carried else self._converted
+        key = value.name, suffix
+        if key not in made:
             if is_carried:
-                self._made[key] = self._draft.new(f"{value.name}_{suffix}", value.dims, value.dtype)
-                here.append(Let(self._made[key], op))
+                made[key] = self._draft.new(f"{value.name}_{suffix}", value.dims, value.dtype)
+                here.stmts.append(Let(made[key], op))
             else:
-                self._made[key] = self._draft.behind(value, f"{value.name}_{suffix}", op)
-        return self._made[key]
+                made[key] = self._draft.behind(value, f"{value.name}_{suffix}", op)
+        return made[key]
 
     def _constant(self, name: Literal["log2_e", "ln_2"], dtype: str) -> Value:
         if name not in self._constants:

@@ -98,6 +98,13 @@ class TritonProgram:
                 hint="smaller blocks or fewer stages may fit, see config=",
             ) from error
 
+    @property
+    def compilations(self) -> int:
+        """How many binaries Triton has compiled, or loaded, of the module's kernels, on all devices."""
+        module = load(self.source_text)
+        kernels = [getattr(module, name) for name in module.CONFIGS]
+        return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
 
 def interpret(source_text: str, name: str, *args: Any, **kwargs: Any) -> Any:
     """Calls function `name` of an emitted module in Triton's interpreter, on CPU tensors."""

@@ -72,7 +72,7 @@ class FieldArray:
     `rooted`: a principal root was taken on the way, so the sign of the residue is a convention.
     `formal`: this is log2 e or its inverse, by which a sum is multiplied term by term.
     `whole`: every value is one of a function of `STEPS`.
-    `root`: of a square, what its root is modulo q.
+    `square_of`: what this is the square of, where it was made as one.
     """
 
     p: Residues | None
@@ -83,7 +83,7 @@ class FieldArray:
     rooted: bool = False
     formal: bool = False
     whole: bool = False
-    root: Residues | None = None
+    square_of: FieldArray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -277,8 +277,7 @@ class FieldDomain:
 
     def _mul(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._settle(self._product(x, y, x.shadow * y.shadow), x, y)
-        if x is y and x.q is not None:
-            result.root = np.where(x.shadow < 0, -x.q % self.q, x.q)
+        result.square_of = x if x is y else None
         if result.marks is not None:  # 0 times a number is 0, whether the field has that number or not
             nothing = _is_zero(x) & np.isfinite(y.shadow) | _is_zero(y) & np.isfinite(x.shadow)
             result.marks = np.where(nothing, np.uint8(0), result.marks)
@@ -394,7 +393,10 @@ class FieldDomain:
         # A variance of equal values may be -1e-17 in float64 where it is exactly 0.
         real = np.where((x.p == 0) & np.isfinite(x.shadow), np.maximum(x.shadow, 0.0), x.shadow)
         twisted = (root * root % self.p != x.p) & (real >= 0) & np.isfinite(real)
-        result = FieldArray(root, x.root, np.sqrt(real), _marked(TWISTED, twisted), rooted=True)
+        q = None
+        if x.square_of is not None and x.square_of.q is not None:
+            q = np.where(x.square_of.shadow < 0, -x.square_of.q % self.q, x.square_of.q)
+        result = FieldArray(root, q, np.sqrt(real), _marked(TWISTED, twisted), rooted=True)
         return self._settle(result, x, poles=real < 0)
 
     def _finite(self, x: FieldArray) -> FieldArray:
@@ -539,11 +541,8 @@ class FieldDomain:
         result = FieldArray(p, q, np.where(condition, left.shadow, right.shadow))
         if left.marks is not None or right.marks is not None:
             none = np.uint8(0)
-            result.marks = np.where(
-                condition,
-                none if left.marks is None else left.marks,
-                none if right.marks is None else right.marks,
-            )
+            marks = (none if side.marks is None else side.marks for side in (left, right))
+            result.marks = np.broadcast_to(np.where(condition, *marks), result.shape)
         if left.split is not None or right.split is not None:
             sides = [_terms(side) if q is None else side.split or _whole(side) for side in (left, right)]
             if sides[0] is not None and sides[1] is not None:
@@ -643,7 +642,7 @@ class FieldDomain:
             target.marks = _put(target.marks, index, none if value.marks is None else value.marks)
         target.split = None
         target.rooted = target.rooted or value.rooted
-        target.whole, target.root = target.whole and value.whole, None
+        target.whole, target.square_of = target.whole and value.whole, None
 
 
 def _put(target: Any, index: tuple[Any, ...], value: Any) -> Any:

@@ -1,7 +1,7 @@
 """What residues cannot see of a form of a program: overflow, underflow and cancellation in float32.
 
 Any shift is right in exact arithmetic for a softmax, and only the maximum keeps its exponentials finite.
-So every stage also runs in float32, on inputs of many magnitudes, where the program as written comes out
+So the mutants of `bench mutants` also run in float32, on inputs of many magnitudes, where the program as written comes out
 well in float32. Only gross errors count: rounding has a budget of its own (see `budget`).
 """
 

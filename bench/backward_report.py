@@ -1,0 +1,63 @@
+"""`eqfuse bench backward`: what becomes of the gradients of the benchmark programs: kernels, schedule, what is not fused.
+
+Each gradient is compiled for an H200 as one program for all inputs, and as one for each input; plans are those of nominal
+sizes. A gradient is `fused` where every reduction of it has a merge, or needs none.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import eqfuse as eq
+from bench.report import Column, Options, Report, each, recorded
+from bench.workloads import Workload, select
+from eqfuse.errors import EqfuseError
+
+TARGET = "h200"
+TITLE = f"Gradients of the benchmark programs, compiled for {TARGET}"
+COLUMNS = (
+    Column("program", lambda row: str(row["program"])),
+    Column("by", lambda row: " ".join(row["wrt"])),
+    Column("kernels", lambda row: str(row["kernels"])),
+    Column("schedule", lambda row: str(row["schedule"])),
+    Column("fused", lambda row: "yes" if not row["why_not"] else f"no ({len(row['why_not'])})"),
+    Column("s", lambda row: f"{row['seconds']:.1f}"),
+)
+
+
+def run(options: Options, report: Report) -> None:
+    for workload in each(select(options.only)):
+        with recorded(report.failing(workload.name)):
+            for wrt in _groups(workload):
+                report.add(_row(workload, wrt))
+    whole = [row for row in report.rows if row["all"]]
+    fused = [row for row in whole if not row["why_not"]]
+    report.summary.append(f"{len(fused)} of {len(whole)} gradients by all inputs are fused")
+    one = [row for row in whole if row["kernels"] == 1]
+    report.summary.append(f"{len(one)} of them are one kernel")
+
+
+def _groups(workload: Workload) -> list[tuple[str, ...]]:
+    case = workload.cases["small"]
+    real = tuple(name for name in workload.tensors if workload.dtype(name, case)[0] in "fb")
+    return [real] if len(real) == 1 else [real, *((name,) for name in real)]
+
+
+def _row(workload: Workload, wrt: tuple[str, ...]) -> dict[str, Any]:
+    started = time.perf_counter()
+    source = eq.grad(workload.source, wrt, scalars=workload.cases["small"].constants)
+    row: dict[str, Any] = {"program": workload.name, "wrt": wrt, "all": wrt == _groups(workload)[0]}
+    try:
+        kernel = eq.compile(source, target=TARGET, verify=False)
+    except EqfuseError as error:
+        refused = {"kernels": 0, "schedule": "refused", "why_not": [str(error)]}
+        return {**row, **refused, "seconds": time.perf_counter() - started, "source": source}
+    return {
+        **row,
+        "kernels": len(kernel.plan.kernels),
+        "schedule": kernel.plan.schedule,
+        "why_not": [text.partition("\n")[0] for text in kernel.why_not()],
+        "seconds": time.perf_counter() - started,
+        "source": source,
+    }

@@ -1,0 +1,145 @@
+"""`eqfuse bench grad`: gradients of random programs against torch's autograd over the float64 reference.
+
+A program counts as
+  right        every gradient by every tensor of real numbers is autograd's, wherever that is a number
+  refused      a reduction has no gradient: the reason is told
+  constant     no output is a real number, or no tensor is
+and fails where a gradient is another one (mismatch), or something breaks. Written casts are left out: to a gradient they
+are the identity, and autograd rounds on the way. Infinities and NaN among the inputs are made 0: what they spread to is
+decided by the order of operations. hypothesis shrinks what fails.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import hypothesis
+import numpy as np
+from hypothesis import HealthCheck, Phase
+
+from bench.autograd import Differentiated
+from bench.measure import time_limit
+from bench.programs import Example, programs, registered
+from bench.report import Column, Options, Report
+from eqfuse.errors import EqfuseError
+from eqfuse.grad.gradient import grad, real_outputs
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.parser import axes_of, parse
+
+TITLE = "Gradients of random programs, against autograd of the float64 reference"
+COLUMNS = (
+    Column("outcome", lambda row: str(row["outcome"])),
+    Column("programs", lambda row: str(row["programs"])),
+)
+
+PHASES = (Phase.generate, Phase.shrink)
+BATCH = 50
+MOST_SECONDS = 60
+MOST_ELEMENTS = 2_000
+"""Of the axes together: autograd keeps every value of the unfused program."""
+ROUNDING = 1e-6
+"""Relative to the largest element of a gradient."""
+FAILED = ("mismatch", "broken")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    kind: str
+    why: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.kind in FAILED
+
+
+def check(example: Example) -> Outcome:
+    """The gradient of one program, and autograd's."""
+    registered(example.source)
+    try:
+        return _judged(example)
+    except EqfuseError as error:
+        return Outcome("refused" if "keeps one of two states" in error.message else "broken", str(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  (whatever it is, a valid program must not cause it)
+        return Outcome("broken", f"{type(error).__name__}: {error}")
+
+
+def _judged(example: Example) -> Outcome:
+    source = re.sub(rf"\b({'|'.join(CASTS)})\(", "(", example.source)
+    program = parse(source)
+    names = {tensor.name for tensor in program.tensors}
+    tensors = {
+        name: np.nan_to_num(tensor.double().numpy(), nan=0.0, posinf=0.0, neginf=0.0)
+        if tensor.is_floating_point()
+        else tensor.numpy()
+        for name, tensor in example.tensors().items()
+        if name in names
+    }
+    wrt = [name for name, value in tensors.items() if value.dtype.kind == "f"]
+    if not wrt or not real_outputs(program):
+        return Outcome("constant")
+    axes = axes_of(program.outputs)
+    sizes = {axis: size for axis, size in example.sizes.items() if axis in axes}
+    scalars = {name: number for name, number in example.scalars.items() if name in program.scalars}
+    with np.errstate(all="ignore"):
+        known = Differentiated.of(source, tensors, scalars, sizes, wrt, seed=example.seed)
+        error = known.error(parse(grad(source, wrt)))
+    if error > ROUNDING:
+        return Outcome("mismatch", f"a gradient is off by {error:.2g} of the largest one")
+    return Outcome("right")
+
+
+def _small(example: Example) -> bool:
+    count = 1
+    for size in example.sizes.values():
+        count *= size
+    return 0 < count <= MOST_ELEMENTS
+
+
+def run(options: Options, report: Report) -> None:
+    outcomes: Counter[str] = Counter()
+    started = time.monotonic()
+    for batch, start in enumerate(range(0, options.examples, BATCH)):
+        if time.monotonic() - started > options.seconds:
+            break
+        _batch(options.seed + batch, min(BATCH, options.examples - start), outcomes, report)
+        print(
+            f"{sum(outcomes.values())} programs, {len(report.failures)} failed", file=sys.stderr, flush=True
+        )
+    report.add(*({"outcome": kind, "programs": count} for kind, count in sorted(outcomes.items())))
+    report.summary.append(f"{sum(outcomes.values())} programs of seed {options.seed}")
+
+
+def _batch(seed: int, examples: int, outcomes: Counter[str], report: Report) -> None:
+    """One run of hypothesis; the first failure of it is shrunk and reported."""
+    failing: list[tuple[Example, Outcome]] = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=PHASES,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @hypothesis.given(programs().filter(_small))
+    def is_right(example: Example) -> None:
+        with time_limit(MOST_SECONDS):
+            outcome = check(example)
+        if not failing:
+            outcomes[outcome.kind] += 1
+        if outcome.failed:
+            failing.append((example, outcome))
+            raise AssertionError(outcome.kind)
+
+    try:
+        is_right()
+    except AssertionError:
+        example, outcome = failing[-1]
+        report.failures.append(f"seed {seed}, {outcome.kind}: {outcome.why}\n{example}")

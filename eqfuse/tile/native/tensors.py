@@ -1,0 +1,134 @@
+"""Loads and stores: vectors where neighbours in a loop are neighbours in memory, else lane by lane, each checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eqfuse.tile.native.context import Context
+from eqfuse.tile.native.text import (
+    converted,
+    kind,
+    number,
+)
+from eqfuse.tile.nodes import (
+    Cast,
+    Elementwise,
+    LoadTile,
+    Positions,
+    Store,
+    Value,
+)
+
+
+class Tensors(Context):
+    """Accesses of tensors."""
+
+    def _steps(self, at: Value, axis: str) -> tuple[str, str] | None:
+        """An index as a number where the vector of an axis begins and its step from lane to lane; None if it has none."""
+        if axis not in at.dims:
+            return self._scalar(at), "0"
+        item = self.tree.defined[at.name]
+        match item.op:
+            case Positions():
+                return self._position(axis, False), "1"
+            case Elementwise("add" | "sub" as fn, (left, right)) if at.dtype in ("i32", "i64"):
+                first, second = self._steps(left, axis), self._steps(right, axis)
+                if first is None or second is None:
+                    return None
+                sign = "+" if fn == "add" else "-"
+                if second[1] == "0":
+                    step = first[1]
+                elif first[1] == "0" and sign == "+":
+                    step = second[1]
+                else:
+                    step = f"({first[1]} {sign} {second[1]})"
+                return f"((i64){first[0]} {sign} {second[0]})", step
+            case Elementwise("mul", (left, right)) if at.dtype in ("i32", "i64"):
+                if axis in left.dims and axis in right.dims:
+                    return None
+                moving, fixed = (left, right) if axis in left.dims else (right, left)
+                inner = self._steps(moving, axis)
+                factor = self._scalar(fixed)
+                if inner is None:
+                    return None
+                return f"((i64){inner[0]} * {factor})", f"((i64){inner[1]} * {factor})"
+            case Cast(source) if source.dtype in ("i32", "i64"):
+                return self._steps(source, axis)
+            case _:
+                return None
+
+    def _access(self, tensor: str, index: Sequence[Value], mask: str, wide: bool) -> tuple[str, str, str]:
+        """Where a tensor is read or written: a pointer with the step of its lanes; or a pointer, the offsets of lanes
+        and which of them are wanted, if there is no step. Positions outside are noted as a failure, and not touched."""
+        self.used.add(tensor)
+        name, vector = self._tensor(tensor), self._vector
+        checked = [k for k, at in enumerate(index) if not self._is_position(at)]
+        if not wide or vector is None:
+            texts = [self._scalar(at) for at in index]
+            offset = " + ".join(f"(i64)({t}) * {self._stride(tensor, k)}" for k, t in enumerate(texts)) or "0"
+            if not checked and not mask:
+                return f"{name} + {offset}", "0", ""
+            wanted = self.names.fresh("wanted")
+            self.emit(f"bool {wanted} = {mask or 'true'};")
+            for k in checked:
+                self.emit(
+                    f"inside({wanted}, {texts[k]}, {self._extent(tensor, k)}, {self.interface.tensors.index(tensor)}, failure);"
+                )
+            return f"{name} + {offset}", "0", wanted
+        steps = [self._steps(at, vector.axis) for at in index]
+        if not mask and not checked and all(step is not None for step in steps):
+            known = [step for step in steps if step is not None]
+            offset = (
+                " + ".join(
+                    f"(i64)({first}) * {self._stride(tensor, k)}" for k, (first, _) in enumerate(known)
+                )
+                or "0"
+            )
+            moving = [k for k, (_, step) in enumerate(known) if step != "0"]
+            if len(moving) == 1 and known[moving[0]][1] == "1" and (tensor, moving[0]) in self.interface.unit:
+                return f"{name} + {offset}", "1", ""
+            step = " + ".join(f"{known[k][1]} * {self._stride(tensor, k)}" for k in moving) or "0"
+            return f"{name} + {offset}", f"({step})", ""
+        wanted, offset = self.names.fresh("wanted"), self.names.fresh("offset")
+        on = f"first({vector.left})" if vector.left else "splat(true)"
+        self.emit(f"I {wanted} = {f'both({mask}, {on})' if mask else on};")
+        self.emit(f"L {offset} = L{{}};")
+        for k, at in enumerate(index):
+            place = self.names.fresh("place")
+            self.emit(f"const L {place} = to_i64({self._read(at, wide=True)});")
+            if k in checked:
+                self.emit(
+                    f"inside({wanted}, {place}, {self._extent(tensor, k)}, {self.interface.tensors.index(tensor)}, failure);"
+                )
+            self.emit(f"{offset} += {place} * {self._stride(tensor, k)};")
+        return name, offset, wanted
+
+    def _load(self, value: Value, op: LoadTile, wide: bool) -> str:
+        dtype, vector = self._dtype(op.tensor), self._vector
+        mask = "" if op.mask is None else self._read(op.mask, wide=wide)
+        place, step, wanted = self._access(op.tensor, op.index, mask, wide)
+        other = number(op.other, value.dtype)
+        if not wide or vector is None:
+            text = f"get_{dtype}({place})"
+            return f"({wanted} ? {text} : {other})" if wanted else text
+        if wanted:
+            text = f"gather_{dtype}({place}, {step}, {wanted})"
+            return f"choose({wanted}, {text}, splat({other}))"
+        if step == "1":
+            return f"load_{dtype}({place}{f', {vector.left}' if vector.left else ''})"
+        return f"gather_{dtype}({place}, {step}, {vector.left or 'LANES'})"
+
+    def _store(self, store: Store) -> None:
+        dtype, vector = self._dtype(store.tensor), self._vector
+        used = (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
+        wide = vector is not None and any(vector.axis in v.dims for v in used)
+        mask = "" if store.mask is None else self._read(store.mask, wide=wide)
+        with self.block():
+            text = converted(self._read(store.value, wide=wide), store.value.dtype, kind(dtype))
+            place, step, wanted = self._access(store.tensor, store.index, mask, wide)
+            if not wide or vector is None:
+                self.emit(f"{f'if ({wanted}) ' if wanted else ''}put_{dtype}({place}, {text});")
+            elif wanted:
+                self.emit(f"scatter_{dtype}({place}, {text}, {step}, {wanted});")
+            else:
+                self._put(dtype, place, step, text, True)

@@ -1,0 +1,209 @@
+"""What is made at once: matrix products, by the library, and lists of what comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from eqfuse.terms.folds import Fold, fold_of
+from eqfuse.tile.dtypes import identity
+from eqfuse.tile.native.context import Buffer
+from eqfuse.tile.native.folds import Folds
+from eqfuse.tile.native.nodes import Define, NotNative
+from eqfuse.tile.native.text import (
+    ELEMENTS,
+    kept,
+    kind,
+    number,
+    type_of,
+)
+from eqfuse.tile.nodes import (
+    Constant,
+    Dot,
+    LoadTile,
+    MergeTile,
+    Positions,
+    RankTile,
+    Value,
+)
+
+
+class Whole(Folds):
+    """Operations on whole tiles."""
+
+    def _strides(self, buffer: Buffer) -> dict[str, str]:
+        return {
+            dim: " * ".join(f"most_{self._c(d)}" for d in buffer.dims[place + 1 :]) or "1"
+            for place, dim in enumerate(buffer.dims)
+        }
+
+    def _place(self, value: Value) -> tuple[str, dict[str, str]]:
+        """A pointer to a value at the loops around, and the distance of neighbours along its other dims."""
+        open_ = {loop.axis: loop.at for loop in self.loops}
+        if value.name in self.tree.direct:
+            return self._direct(value, open_)
+        if value.name not in self.tree.memory:
+            held = self.names.fresh("held")
+            self.emit(f"{ELEMENTS[kind(value.dtype)]} {held} = {self._scalar(value)};")
+            return f"&{held}", {}
+        buffer = self._buffer(value.name)
+        strides = self._strides(buffer)
+        terms = [f"{open_[dim]} * {stride}" for dim, stride in strides.items() if dim in open_]
+        return " + ".join([buffer.name, *terms]), {d: s for d, s in strides.items() if d not in open_}
+
+    def _direct(self, value: Value, open_: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+        op = self.tree.defined[value.name].op
+        assert isinstance(op, LoadTile)
+        self.used.add(op.tensor)
+        terms, strides = [self._tensor(op.tensor)], {}
+        for place, at in enumerate(op.index):
+            stride = self._stride(op.tensor, place)
+            position = self.tree.defined[at.name].op
+            if at.dims and isinstance(position, Positions):
+                axis = position.axis
+                first = f"start_{self._c(axis)}"
+                if axis in open_:
+                    first = f"({first} + {open_[axis]})"
+                else:
+                    strides[axis] = stride
+                terms.append(f"{first} * {stride}")
+            elif self._is_position(at):
+                terms.append(f"{self._scalar(at)} * {stride}")
+            else:
+                inside, safe = self.names.fresh("inside"), self.names.fresh("safe")
+                self.emit(f"bool {inside} = true;")
+                where = f"{self._extent(op.tensor, place)}, {self.interface.tensors.index(op.tensor)}"
+                self.emit(f"inside({inside}, {self._scalar(at)}, {where}, failure);")
+                self.emit(f"const i64 {safe} = {inside} ? {self._scalar(at)} : 0;")
+                terms.append(f"{safe} * {stride}")
+        return " + ".join(terms), strides
+
+    def _dot(self, item: Define, op: Dot) -> None:
+        if op.precision != "exact":
+            raise NotNative(f"a product in precision {op.precision}")
+        value, open_ = item.value, {loop.axis for loop in self.loops}
+        out = self._buffer(value.name)
+        keep = self._accumulate(out, op.accumulator)
+        (left, left_steps), (right, right_steps) = self._place(op.left), self._place(op.right)
+        masks = [None if mask is None else self._place(mask) for mask in (op.left_mask, op.right_mask)]
+        place, out_steps = self._place(value)
+        mine = [dim for dim in value.dims if dim not in open_]
+        rows = [dim for dim in mine if dim in left_steps]
+        columns = [dim for dim in mine if dim not in left_steps]
+        # The dims that the library walks: the last ones in memory; loops around it walk the others.
+        row, column = (max(dims, key=out.dims.index, default=None) for dims in (rows, columns))
+        offsets = ["", "", "", *("" for _ in masks)]
+        opened = 0
+        for dim in mine:
+            if dim in (row, column):
+                continue
+            at, c = self.names.fresh("at"), self._c(dim)
+            self.emit(f"for (i64 {at} = 0; {at} < length_{c}; {at}++) {{")
+            self.depth += 1
+            opened += 1
+            steps = [left_steps, right_steps, out_steps, *({} if mask is None else mask[1] for mask in masks)]
+            for k, of in enumerate(steps):
+                if dim in of:
+                    offsets[k] += f" + {at} * {of[dim]}"
+
+        def step(steps: Mapping[str, str], dim: str | None) -> str:
+            return "0" if dim is None else steps.get(dim, "0")
+
+        def length(dim: str | None) -> str:
+            return "1" if dim is None else f"length_{self._c(dim)}"
+
+        given = [
+            *(left + offsets[0], step(left_steps, row), step(left_steps, op.axis)),
+            *(right + offsets[1], step(right_steps, op.axis), step(right_steps, column)),
+            *(place + offsets[2], step(out_steps, row), step(out_steps, column)),
+            *(length(row), length(op.axis), length(column), keep),
+        ]
+        if any(mask is not None for mask in masks):
+            sides = ((row, op.axis), (op.axis, column))
+            for k, (mask, dims) in enumerate(zip(masks, sides, strict=True)):
+                pointer = "(const u8*)0" if mask is None else mask[0] + offsets[3 + k]
+                given += [pointer, *(step({} if mask is None else mask[1], dim) for dim in dims)]
+        self.emit(f"product({', '.join(given)});")
+        for _ in range(opened):
+            self.depth -= 1
+            self.emit("}")
+
+    def _accumulate(self, out: Buffer, accumulator: Value | None) -> str:
+        """Puts what a product is added to into the product's place: "true", or "false" where that is nothing."""
+        if accumulator is None:
+            return "false"
+        found = self.tree.defined[accumulator.name].op
+        if isinstance(found, Constant) and not found.number and accumulator.name not in self.tree.carried:
+            return "false"
+        held = self._buffer_of(accumulator)
+        if held is not None and held.dims == out.dims and self.tree.uses(accumulator.name) == 1:
+            element, name = ELEMENTS[kept(out.dtype)], self.names.fresh("held")
+            self.emit(
+                f"{element}* const {name} = {held.name}; {held.name} = {out.name}; {out.name} = {name};"
+            )
+        else:
+            open_ = {loop.axis for loop in self.loops}
+            self._assign(replace(out, dims=out.dims), accumulator, skip=open_)
+        return "true"
+
+    def _ranked(self, item: Define) -> None:
+        """A list of what comes first: every state is put into its place among those so far."""
+        op = item.op
+        assert isinstance(op, RankTile | MergeTile)
+        found = fold_of(op.op)
+        assert found is not None
+        fold = found[0]
+        groups, axis = (
+            ((op.values,), op.axis) if isinstance(op, RankTile) else ((op.left, op.right), op.ranks)
+        )
+        dtypes = [kind(value.dtype) for value in groups[0]]
+        if any(kept(value.dtype) != kind(value.dtype) for group in groups for value in group):
+            raise NotNative(f"a list of {', '.join(value.dtype for value in groups[0])}")
+        names = self.tree.states[item.value.name]
+        lists = []
+        for k, name in enumerate(names):
+            if not name:
+                name = f"{item.value.name} {k}"
+                self.tree.memory[name] = self.tree.memory[item.value.name]
+                value = replace(item.value, name=name, dtype=dtypes[k])
+                self.tree.defined[name] = replace(item, value=value)
+            pointer, steps = self._place(replace(item.value, name=name, dtype=dtypes[k]))
+            lists.append((pointer, steps[op.ranks]))
+        with self.block():
+            self.emit(f"const i64 ranks = length_{self._c(op.ranks)};")
+            for k, ((pointer, _), dtype) in enumerate(zip(lists, dtypes, strict=True)):
+                self.emit(f"{ELEMENTS[dtype]}* const list{k} = {pointer};")
+            first = "".join(
+                f" list{k}[r * {step}] = {number(identity(o, dtype), dtype)};"
+                for k, ((_, step), dtype, o) in enumerate(zip(lists, dtypes, fold.ops, strict=True))
+            )
+            self.emit(f"for (i64 r = 0; r < ranks; r++) {{{first} }}")
+            for group in groups:
+                with self.block():
+                    self._insert(fold, group, axis, lists, dtypes)
+
+    def _insert(
+        self,
+        fold: Fold,
+        group: Sequence[Value],
+        axis: str,
+        lists: Sequence[tuple[str, str]],
+        dtypes: Sequence[str],
+    ) -> None:
+        places = [self._place(value) for value in group]
+        with self.block(f"for (i64 n = 0; n < length_{self._c(axis)}; n++)"):
+            for k, ((pointer, steps), dtype) in enumerate(zip(places, dtypes, strict=True)):
+                self.emit(f"const {type_of(dtype, False)} x{k} = ({pointer})[n * {steps.get(axis, '0')}];")
+            before = "false"
+            for name, greatest in reversed(fold.order):
+                k = fold.state.index(name)
+                before = (
+                    f"precedes(x{k}, list{k}[(r - 1) * {lists[k][1]}], {str(greatest).lower()}, {before})"
+                )
+            self.emit("i64 r = ranks;")
+            self.emit(f"while (r > 0 && {before}) r--;")
+            self.emit("if (r == ranks) continue;")
+            moved = "".join(f" list{k}[q * {s}] = list{k}[(q - 1) * {s}];" for k, (_, s) in enumerate(lists))
+            self.emit(f"for (i64 q = ranks - 1; q > r; q--) {{{moved} }}")
+            for k, (_, step) in enumerate(lists):
+                self.emit(f"list{k}[r * {step}] = x{k};")

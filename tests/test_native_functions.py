@@ -1,0 +1,154 @@
+"""Functions of native kernels on vectors of float32 against float64, over all kinds of numbers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eqfuse.tile.native.build import compiler, library_of, load
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+
+Exact = Callable[[torch.Tensor], torch.Tensor]
+FUNCTIONS: dict[str, tuple[Exact, float]] = {
+    "exponential": (torch.exp, 1.0),
+    "exponential2": (torch.exp2, 1.0),
+    "logarithm": (torch.log, 1.0),
+    "tangent_hyperbolic": (torch.tanh, 1.6),
+    "error_function": (torch.erf, 1.0),
+    "logistic": (torch.sigmoid, 2.3),
+    "sine": (torch.sin, 1.6),
+    "cosine": (torch.cos, 1.6),
+    "root": (torch.sqrt, 0.5),
+    "reciprocal_root": (torch.rsqrt, 1.5),
+    "floor": (torch.floor, 0.0),
+    "nearest": (torch.round, 0.0),
+}
+"""Each function in float64, and how many units in the last place of float32 it may be off."""
+ROUNDED = {"f16": torch.float16, "bf16": torch.bfloat16, "f8e4m3": torch.float8_e4m3fn}
+
+SOURCE = "\n".join(
+    f"""extern "C" void call_{name}(const float* x, float* y, i64 n) {{
+  for (i64 k = 0; k < n; k += LANES) put_f32(y + k, {name}(load_f32(x + k)));
+}}"""
+    for name in (*FUNCTIONS, *(f"rounded_{dtype}" for dtype in ROUNDED))
+)
+SOURCE += """
+extern "C" void divide(const float* x, const float* by, float* y, i64 n, i64 m) {
+  for (i64 k = 0; k < m; k++) for (i64 j = 0; j < n; j += LANES)
+    put_f32(y + k * n + j, quotient(load_f32(x + j), by[k]));
+}"""
+WIDTHS = {"native": (), "avx2": ("-mno-avx512f",), "sse": ("-mno-avx512f", "-mno-avx", "-mno-fma")}
+"""Vectors of 16, 8 and 4 lanes, where the processor has them."""
+
+
+def inputs() -> np.ndarray:
+    generator = np.random.default_rng(0)
+    special = [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1,
+        -1,
+        1e-45,
+        -1e-45,
+        1.1754944e-38,
+        3.4e38,
+        88.72,
+        88.73,
+        -87.4,
+    ]
+    special += [
+        -103.9,
+        -103.98,
+        127.99,
+        128,
+        -149,
+        -149.5,
+        -150,
+        np.pi,
+        65535.9,
+        65536,
+        1e5,
+        448,
+        464,
+        465,
+        480,
+    ]
+    drawn = [
+        generator.integers(0, 2**32, 1 << 18, dtype=np.uint64).astype(np.uint32).view(np.float32),
+        generator.uniform(-110, 95, 1 << 17).astype(np.float32),
+        np.linspace(-152, 130, 1 << 17).astype(np.float32),
+        generator.normal(size=1 << 17).astype(np.float32),
+        generator.uniform(0.5, 2, 1 << 16).astype(np.float32),
+        np.resize(np.array(special, np.float32), 1 << 10),
+    ]
+    return np.concatenate(drawn)
+
+
+X = inputs()
+
+
+@pytest.fixture(scope="module", params=WIDTHS)
+def library(request: pytest.FixtureRequest) -> Any:
+    return load(library_of(SOURCE, WIDTHS[request.param]))
+
+
+def called(library: Any, name: str) -> np.ndarray:
+    y = np.empty_like(X)
+    getattr(library, f"call_{name}")(
+        ctypes.c_void_p(X.ctypes.data), ctypes.c_void_p(y.ctypes.data), ctypes.c_longlong(len(X))
+    )
+    return y
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_right_to_a_few_units(library: Any, name: str) -> None:
+    exact, units = FUNCTIONS[name]
+    found = called(library, name)
+    wanted = exact(torch.from_numpy(X).double()).numpy()
+    with np.errstate(over="ignore"):
+        single = wanted.astype(np.float32)
+    assert (np.isnan(found) == np.isnan(single)).all()
+    infinite = np.isinf(found) | np.isinf(single)
+    assert (found[infinite] == single[infinite]).all()
+    known = ~np.isnan(single)
+    assert (np.signbit(found) == np.signbit(single))[known].all()
+    rest = known & ~infinite
+    unit = np.spacing(np.abs(single[rest])).astype(np.float64)
+    error = np.abs(found[rest] - wanted[rest]) / unit
+    assert error.max() <= units, f"{error.max()} units at {X[rest][error.argmax()]}"
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_narrow_dtypes_are_rounded_as_torch_rounds(library: Any, dtype: str) -> None:
+    x = torch.from_numpy(X)
+    wanted = (x.clamp(-448, 448) if dtype == "f8e4m3" else x).to(ROUNDED[dtype]).float().numpy()
+    found = called(library, f"rounded_{dtype}")
+    assert ((found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
+
+
+def test_quotients_by_one_number_are_those_of_divisions(library: Any) -> None:
+    generator = np.random.default_rng(1)
+    drawn = np.exp2(generator.uniform(-24, 62, 40)) * generator.choice([-1, 1], 40)
+    by = np.array(
+        [3, -7, 1 / 3, 0, -0.0, np.inf, np.nan, 1e-45, 1e-30, 1e38, 1.9999999, 8191, *drawn], np.float32
+    )
+    x = X[:: len(X) // (1 << 15)]
+    x = np.concatenate([x[: len(x) // 16 * 16], X[-1024:]])
+    y = np.empty((len(by), len(x)), np.float32)
+    library.divide(
+        *(ctypes.c_void_p(array.ctypes.data) for array in (x, by, y)),
+        ctypes.c_longlong(len(x)),
+        ctypes.c_longlong(len(by)),
+    )
+    with np.errstate(all="ignore"):
+        wanted = x[None] / by[:, None]
+    assert ((y.view(np.int32) == wanted.view(np.int32)) | (np.isnan(y) & np.isnan(wanted))).all()

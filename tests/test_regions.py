@@ -1,0 +1,161 @@
+"""One plan for many sizes: few plans over many lengths, and right results at the borders of their regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse import compiler, derived
+from eqfuse.devices import device_named
+from eqfuse.loops.plan import SCHEDULES
+from eqfuse.regions import Regions
+from eqfuse.tile.triton.launch import interpret
+
+DECODE = """
+    s[h,j] = sum[d](q[h,d] * k[h//4,j,d])
+    p[h,j] = exp(s[h,j] - max[j](s[h,j]))
+    o[h,e] = sum[j](p[h,j] / sum[j](p[h,j]) * v[h//4,j,e])
+    """
+SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
+LENGTHS = (*range(1000, 1032), *(round(2000 * 2 ** (5 * step / 31)) | 1 for step in range(31)), 65536)
+
+
+def decode_inputs(length: int) -> dict[str, torch.Tensor]:
+    return {"q": torch.randn(8, 16), "k": torch.randn(2, length, 16), "v": torch.randn(2, length, 16)}
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    keys, values = (x.double().repeat_interleave(4, 0) for x in (k, v))
+    weights = torch.softmax(torch.einsum("hd,hjd->hj", q.double(), keys), -1)
+    return torch.einsum("hj,hje->he", weights, values)
+
+
+def softmax_inputs(length: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(4, length)}
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x.double(), -1)
+
+
+Case = tuple[str, Callable[[int], dict[str, torch.Tensor]], Callable[..., torch.Tensor]]
+CASES: dict[str, Case] = {
+    "decode": (DECODE, decode_inputs, attended),
+    "softmax": (SOFTMAX, softmax_inputs, softmax),
+}
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often a plan was compiled, a loop nest verified, a merge derived, and sizes priced."""
+    counts = dict.fromkeys(("pipeline", "verify", "derive_group", "choose"), 0)
+
+    def count(module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return original(*args, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    for name in ("pipeline", "verify", "choose"):
+        count(compiler, name)
+    count(derived, "derive_group")
+    return counts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_many_lengths_are_few_plans(name: str, counted: dict[str, int]) -> None:
+    source, inputs, right = CASES[name]
+    kernel = eq.compile(source, native="off")
+    for length in LENGTHS:
+        given = inputs(length)
+        assert torch.allclose(kernel(**given).double(), right(**given), atol=1e-5)
+    assert len({id(region.compiled) for region in kernel.regions}) <= 6
+    assert 1 <= kernel.compilations <= 6
+    before = dict(counted)
+    for length in LENGTHS:
+        kernel(**inputs(length + (length < 65536)))
+    assert counted == before
+    assert counted["pipeline"] <= 8
+    assert counted["verify"] <= 8
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("native", ["off", "wait"])
+def test_lengths_around_borders(name: str, native: str) -> None:
+    source, inputs, right = CASES[name]
+    kernel = eq.compile(source, native=native)
+    for length in (513, 700, 1024, 1025, 1, 2, 3, 5, 63, 64, 65, 2047, 2049, 8191, 40001):
+        given = inputs(length)
+        assert torch.allclose(kernel(**given).double(), right(**given), atol=1e-5), length
+
+
+@pytest.mark.parametrize(
+    ("name", "prefer"),
+    [(name, prefer) for name in CASES for prefer in SCHEDULES if (name, prefer) != ("decode", "resident")],
+)
+def test_a_module_of_one_length_is_right_for_others(name: str, prefer: str) -> None:
+    source, inputs, right = CASES[name]
+    kernel = eq.compile(source, target="sm_90", prefer=prefer)
+    shapes = kernel._shapes
+    dtypes = dict.fromkeys(inputs(1), "f32")
+    for length in (1500, 1, 9, 1025, 2048, 2049, 3001):
+        given = inputs(length)
+        extents = {"h": 8, "d": 16, "e": 16, "i": 4, "j": length}
+        extents = {axis: extents[axis] for axis in kernel.compiled.extents}
+        special = shapes._special(extents, dtypes, device_named("sm_90"))
+        text = shapes.triton(special.compiled)
+        found = interpret(text, kernel.name, **given, sizes={**extents, **special.shards})
+        assert torch.allclose(found.double(), right(**given), atol=1e-5), length
+
+
+def test_regions_are_shown() -> None:
+    kernel = eq.compile(SOFTMAX)
+    assert kernel.regions == ()
+    kernel(x=torch.randn(4, 1000))
+    (region,) = kernel.regions
+    assert region.sizes == {"i": (3, 4), "j": (513, 1024)}
+    assert str(region).startswith("3 <= i <= 4, 513 <= j <= 1024: <Plan ")
+    kernel(x=torch.randn(3, 600))
+    assert kernel.regions == (region,)
+
+
+def test_declared_sizes_are_not_rounded() -> None:
+    regions = Regions(frozenset("d"))
+    assert regions.sizes(regions.corner({"d": 80, "j": 80})) == {"d": 80, "j": 128}
+
+
+class Plan:
+    """Stands for a plan that is best up to a size, and `slower` times the best beyond."""
+
+    def __init__(self, most: int, slower: float) -> None:
+        self.most, self.slower = most, slower
+
+
+@pytest.mark.parametrize("border", [11, 12, 15, 17])
+def test_a_region_is_followed_to_where_its_plan_is_worse(border: int) -> None:
+    priced: list[int] = []
+    regions = Regions(frozenset())
+    plans = [Plan(1 << 10, 2.0), Plan(1 << border, 2.0), Plan(1 << 30, 2.0)]
+
+    def compile_at(extents: Any) -> Any:
+        return next(plan for plan in plans if extents["j"] <= plan.most)
+
+    def best(extents: Any) -> float:
+        priced.append(extents["j"])
+        return 1.0
+
+    def of(plan: Any, extents: Any) -> float:
+        return 1.0 if extents["j"] <= plan.most and compile_at(extents) is plan else plan.slower
+
+    for length in range(1000, 1 << 17, 999):
+        found = regions.at({"j": length}) or regions.add({"j": length}, compile_at, best, of)
+        assert found is compile_at({"j": length})
+    assert len(regions.found) <= 3
+    assert len(priced) <= 24
