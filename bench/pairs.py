@@ -55,11 +55,13 @@ Node = tuple[Expr, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Edit:
-    """What stands for a subexpression; `least` are sizes that show it, `near` the number that values come close to."""
+    """What stands for a subexpression; `least` are sizes that show it, `near` the number that values come close to;
+    `renames` is the axis that has another name in it."""
 
     expr: Expr
     least: Mapping[str, int]
     near: float = 0.0
+    renames: str = ""
 
 
 Make = Callable[[Expr, tuple[str, ...], random.Random], Edit | None]
@@ -75,6 +77,7 @@ class Pair:
     right: str
     least: Mapping[str, int]
     near: float
+    renames: str = ""
 
     def differ(self, seed: int) -> bool | None:
         """Whether the programs have different values at some point; None where rounding or the range of float64
@@ -104,8 +107,8 @@ def _difference(
     for program in (first, second):
         sizes |= {axis: sizes.get(of, 3) for axis, of in program.domains.items()}
         sizes |= program.lengths
-    if NEW_AXIS in sizes and NEW_AXIS not in second.domains:
-        sizes[NEW_AXIS] = sizes.get(_renamed(first, second), 3)
+    if pair.renames:
+        sizes[NEW_AXIS] = sizes[pair.renames]
     scalars = dict(small_integers(first, second))
     specs = input_specs(first, sizes, scalars)
     if sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in specs.values()) > MOST_ELEMENTS:
@@ -130,13 +133,8 @@ def _difference(
         known = np.isfinite(a) & np.isfinite(b)
         if known.any():
             size = np.maximum(np.maximum(np.abs(a), np.abs(b)), 1e-3)[known]
-            worst = max(worst or 0.0, float((np.abs(a - b)[known] / size).max()))
+            worst = max(worst or 0.0, float((np.abs(a[known] - b[known]) / size).max()))
     return worst
-
-
-def _renamed(first: Program, second: Program) -> str:
-    gone = set(axes_of(first.outputs)) - set(axes_of(second.outputs))
-    return min(gone, default="")
 
 
 # -- where -----------------------------------------------------------------------------------------
@@ -277,10 +275,12 @@ def _split_sum(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | 
 
 def _renamed_axis(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
     match node:
-        case Reduce(op, axis, body) if not any(
-            isinstance(n, Size | Reduce) and n.axis == axis for n in walk(body)
+        case Reduce(op, axis, body) if (
+            "." not in op
+            and not any(isinstance(n, Size | Reduce) and n.axis == axis for n in walk(body))
+            and any(isinstance(n, Load) and Axis(axis) in n.index for n in walk(body))
         ):
-            return Edit(Reduce(op, NEW_AXIS, substitute_axes(body, {axis: Axis(NEW_AXIS)})), {})
+            return Edit(Reduce(op, NEW_AXIS, substitute_axes(body, {axis: Axis(NEW_AXIS)})), {}, renames=axis)
     return None
 
 
@@ -342,7 +342,7 @@ def pairs_of(source: str, seed: int) -> Iterator[Pair]:
             made = _edited(program, places, edits[kind], rng)
             if made is not None:
                 right, edit = made
-                yield Pair(kind, equal, left, right, edit.least, edit.near)
+                yield Pair(kind, equal, left, right, edit.least, edit.near, edit.renames)
                 break
 
 

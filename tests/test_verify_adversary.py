@@ -135,3 +135,22 @@ def test_roots_of_squares_and_steps_are_known(left: str, right: str) -> None:
 )
 def test_what_only_resembles_them_is_refused(left: str, right: str) -> None:
     assert not eq.equivalent(f"o[i] = {left}", f"o[i] = {right}")
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 17, 100, 3000])
+def test_a_difference_at_one_size_is_found(size: int) -> None:
+    left = "o[i] = sum[j](x[i, j])"
+    assert not eq.equivalent(left, f"o[i] = sum[j](where(N(j) == {size}, x[i, j] + 1, x[i, j]))")
+    both = f"o[i] = sum[j](where(N(j) == {size}, x[i, j] + 1, x[i, j]))"
+    assert eq.equivalent(both, both.replace(f"N(j) == {size}", f"{size} == N(j)"))
+
+
+def test_a_size_that_is_out_of_reach_is_told() -> None:
+    certificate = eq.equivalent("o[i] = sum[j](x[i, j])", "o[i] = sum[j](where(N(j) > 5000, 0, x[i, j]))")
+    assert not certificate and "too small to tell the programs apart" in certificate.reason
+
+
+def test_one_condition_in_two_spellings_is_one() -> None:
+    assert eq.equivalent(
+        "o[i] = sum[j](where(j > 5000, 0, x[i, j]))", "o[i] = sum[j](where(5000 < j, 0, x[i, j]))"
+    )
