@@ -7,28 +7,63 @@ y = kernel(x=tensor)
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
-from eqfuse import compiler
-from eqfuse.devices import device_named
-from eqfuse.errors import EqfuseError
-from eqfuse.extend.reductions import reduction
-from eqfuse.extend.rules import rule, rules
-from eqfuse.extend.shipped import register_shipped
-from eqfuse.grad.certify import certify_gradient
-from eqfuse.grad.gradient import grad
-from eqfuse.kernel import Kernel
-from eqfuse.proof.derivation import Derivation
-from eqfuse.rules.scope import Rule
-from eqfuse.terms.interpreter import reference as _reference
-from eqfuse.terms.parser import parse
-from eqfuse.tile.host import mode_named
-from eqfuse.verify.bound import REQUESTED
-from eqfuse.verify.certificate import Certificate
-from eqfuse.verify.equivalence import equivalent
+_collects = gc.isenabled()
+gc.disable()  # modules make no garbage, and a collection here would walk all that torch has made: 70 ms
+try:
+    from eqfuse import compiler
+    from eqfuse.devices import device_named
+    from eqfuse.errors import EqfuseError
+    from eqfuse.extend.shipped import register_shipped
+    from eqfuse.kernel import Kernel
+    from eqfuse.rules.scope import Rule
+    from eqfuse.terms.parser import parse
+    from eqfuse.tile.modes import mode_named
+    from eqfuse.verify.certificate import REQUESTED, Certificate
+finally:
+    if _collects:
+        gc.enable()
+
+if TYPE_CHECKING:
+    from eqfuse.extend.reductions import reduction
+    from eqfuse.extend.rules import rule, rules
+    from eqfuse.grad.certify import certify_gradient
+    from eqfuse.grad.gradient import grad
+    from eqfuse.proof.derivation import Derivation
+    from eqfuse.verify.equivalence import equivalent
 
 __version__ = "0.1.0"
+
+_AT_FIRST_USE = {
+    "Derivation": "proof.derivation",
+    "certify_gradient": "grad.certify",
+    "equivalent": "verify.equivalence",
+    "grad": "grad.gradient",
+    "reduction": "extend.reductions",
+    "rule": "extend.rules",
+    "rules": "extend.rules",
+}
+"""Public names that a start does not wait for, and the modules that have them."""
+
+for _package in ("grad", "rules"):
+    # Importing a package sets its name here, once: afterwards the function of that name may.
+    import_module(f"eqfuse.{_package}")
+    del globals()[_package]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _AT_FIRST_USE:
+        raise AttributeError(f"module 'eqfuse' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"eqfuse.{_AT_FIRST_USE[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def compile(
@@ -37,7 +72,7 @@ def compile(
     scalars: Mapping[str, float] | None = None,
     target: str = "auto",
     prefer: str | None = None,
-    verify: bool = True,
+    verify: bool | Literal["again"] = True,
     strict_casts: bool = False,
     assume_finite: bool = False,
     trials: int = 16,
@@ -49,7 +84,8 @@ def compile(
     `scalars` are constants known now (others are given at each call). `target` is "auto" (the CPU, or
     the GPU that the tensors are on), "cpu", "sm_80", "sm_90", "h200", "sm_100" or "gfx942". `prefer`
     forces a schedule: "rolling", "split_k", "resident" or "multi_pass". `verify=False` skips the
-    field test until `certificate` is asked for; `trials` are drawn at a time, until the probability of
+    field test until `certificate` is asked for, and `verify="again"` runs it where an earlier process did too, and kept
+    the certificate; `trials` are drawn at a time, until the probability of
     accepting a wrong kernel is at most `bound` (2**-40), where a theorem gives one. `strict_casts` makes casts
     opaque to the rules. What a mask excludes never reaches the output, be it NaN; `assume_finite` promises that it is a
     finite number, which spares matrix products on a GPU a test of it. `native` is whether
@@ -60,6 +96,8 @@ def compile(
     impossible (the text says which factor is in the way), BudgetError where a program is too large
     once its temporaries are written out, VerificationError with a counterexample where a stage is wrong.
     """
+    if verify not in (True, False, "again"):
+        raise EqfuseError(f"verify is {verify!r}", hint='give True, False, or "again"')
     if not isinstance(trials, int) or trials < 1:
         raise EqfuseError(f"trials is {trials!r}", hint="give a positive integer")
     if not isinstance(bound, int | float) or not 0 < bound < 1:
@@ -75,13 +113,15 @@ def compile(
 def reference(source: str, *, scalars: Mapping[str, float] | None = None) -> Callable[..., Any]:
     """The unfused program in float64: a function of tensors, scalars and `sizes` by name, giving numpy arrays.
     `scalars` are constants known now, as in `compile`."""
+    from eqfuse.terms.interpreter import reference as interpreted
+
     program = parse(source, scalars=scalars)
     names = {tensor.name for tensor in program.tensors}
 
     def run(*, sizes: Mapping[str, int] | None = None, **values: Any) -> Any:
         tensors = {n: v for n, v in values.items() if n in names}
         scalars = {n: v for n, v in values.items() if n not in names}
-        return _reference(program, tensors, scalars, sizes)
+        return interpreted(program, tensors, scalars, sizes)
 
     return run
 

@@ -28,7 +28,7 @@ from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.terms.registry import REGISTERED
 from eqfuse.terms.types import program_dtypes
-from eqfuse.verify.bound import REQUESTED
+from eqfuse.verify.certificate import REQUESTED
 from eqfuse.verify.note import float_note
 
 Number = int | float
@@ -121,8 +121,14 @@ def _parser() -> argparse.ArgumentParser:
 
     add("bench", _bench, "measure every program of the papers (in a checkout): bench NAME, bench --help")
     add("doctor", _doctor, "versions, devices, and what works here")
-    cache = add("cache", _cache, "what is kept between processes: list it, or clear it")
-    cache.add_argument("action", choices=("list", "clear"), help="list, or clear: delete all of it")
+    cache = add("cache", _cache, "what is kept between processes")
+    actions = (
+        "list; clear: delete all of it; pack: copy what serves here to FOLDER; verify: make it once more"
+    )
+    cache.add_argument("action", choices=("list", "clear", "pack", "verify"), help=actions)
+    cache.add_argument(
+        "folder", metavar="FOLDER", nargs="?", type=Path, help="of pack: for EQFUSE_CACHE_PATH"
+    )
     rules = add("rules", _rules, "the rewrite rules, and with a program how often each of them matched")
     rules.add_argument("file", metavar="FILE", nargs="?", help="a program, or - for standard input")
     rules.add_argument(
@@ -240,7 +246,7 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
             console.print(str(float_note(source, other, constants)), markup=False, highlight=False)
         return 0 if certificate.ok else 1
     try:
-        certificate = eq.compile(source, **chosen).certificate
+        certificate = eq.compile(source, verify="again", **chosen).certificate
     except VerificationError as error:
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         return 1
@@ -271,6 +277,12 @@ def _cache(options: argparse.Namespace, console: Console) -> int:
     from eqfuse.cache import entries
     from eqfuse.cache.files import cache_home
 
+    if (options.folder is None) == (options.action == "pack"):
+        raise EqfuseError("pack takes a folder, and nothing else does", hint="eqfuse cache pack FOLDER")
+    if options.action == "pack":
+        return _pack(options.folder, console)
+    if options.action == "verify":
+        return _audit(console)
     if options.action == "clear":
         try:
             console.print(f"{entries.clear()} files deleted")
@@ -289,6 +301,36 @@ def _cache(options: argparse.Namespace, console: Console) -> int:
     files, size = sum(kind.files for kind in found), sum(kind.size for kind in found)
     console.print(f"{cache_home()}: {files} files, {size // 1024} KB", markup=False)
     return 0
+
+
+def _pack(folder: Path, console: Console) -> int:
+    from eqfuse import results
+
+    try:
+        copied, left = results.pack(folder)
+    except OSError as error:
+        raise EqfuseError(f"{folder} cannot be written: {error}", hint="give another folder") from None
+    others = f"; {left} that no process here would use were left" if left else ""
+    console.print(f"{copied} entries in {folder}, for EQFUSE_CACHE_PATH{others}", markup=False)
+    return 0
+
+
+def _audit(console: Console) -> int:
+    """0 where every entry that is used is right."""
+    from eqfuse.audit import audit
+
+    right = unused = wrong = 0
+    for finding in audit():
+        if finding.wrong:
+            wrong += 1
+            console.print(f"WRONG {finding.path}: {finding.wrong}", markup=False, soft_wrap=True)
+        elif finding.fault:
+            unused += 1
+            console.print(f"unused {finding.path}: {finding.fault}", markup=False, soft_wrap=True)
+        else:
+            right += 1
+    console.print(f"{right} entries made once more and right, {wrong} wrong, {unused} unused")
+    return 1 if wrong else 0
 
 
 def _rules(options: argparse.Namespace, console: Console) -> int:

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eqfuse import debug
-from eqfuse.derived import Derived, Timings
+from eqfuse import debug, results
+from eqfuse.derived import Derived, Timings, rewritten
 from eqfuse.errors import VerificationError
-from eqfuse.extend.laws import keeps_infinities
-from eqfuse.extend.reductions import assumptions
-from eqfuse.extend.rules import taken_on_trust, taking_part
 from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
 from eqfuse.extract.devices import Device
 from eqfuse.extract.partition import Partition
@@ -28,11 +25,8 @@ from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN, tiny
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import SCHEDULES, KernelConfig, Plan
 from eqfuse.loops.printer import show as show_nest
-from eqfuse.proof.derivation import Derivation
-from eqfuse.proof.nodes import Origin
-from eqfuse.proof.trace import claims, trace
+from eqfuse.results import Certifying
 from eqfuse.rules.egraph import client
-from eqfuse.rules.prepare import prepare
 from eqfuse.rules.scope import current
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.inline import check_written_size
@@ -44,12 +38,11 @@ from eqfuse.tile.lower.program import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.passes.pipeline import passes_for, passes_of, run_passes
 from eqfuse.tile.printer import show as show_tiles
-from eqfuse.tile.triton.module import emit
-from eqfuse.verify.bound import REQUESTED
-from eqfuse.verify.certificate import Certificate
-from eqfuse.verify.equivalence import Special, check_stages
-from eqfuse.verify.sizes import small_extents
-from eqfuse.verify.stages import VERIFIED_BLOCKS, loop_stages, term_stage, tile_stages
+from eqfuse.verify.certificate import REQUESTED, Certificate
+
+if TYPE_CHECKING:  # loaded at first use: every start would wait for them
+    from eqfuse.proof.derivation import Derivation
+    from eqfuse.verify.equivalence import Special
 
 NOMINAL_EXTENT = 256
 """Extent that a plan assumes for an axis while no tensor has given one."""
@@ -63,11 +56,12 @@ INFINITIES_LOST = (
 @dataclass(frozen=True)
 class Checks:
     """How a kernel is verified: `trials` drawn at a time, until the probability of accepting a wrong one is at most
-    `bound`, with the scalars that are known."""
+    `bound`, with the scalars that are known; `again` where an earlier process did."""
 
     trials: int
     bound: float = REQUESTED
     scalars: Mapping[str, float] = field(default_factory=dict)
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,8 @@ def derive(
 ) -> Derived:
     """Parse and rewrite: what depends on no size. The size of a program that was `made` of another one is not limited:
     it has no longer terms, however often it reads them."""
-    client.start()
+    if not results.has_any("rewritten"):
+        client.start()  # it takes as long as reading the program
     timings = Timings()
     with timings.stage("parse"):
         program = parse(source, scalars=scalars, strict_casts=strict_casts, made=made)
@@ -115,7 +110,7 @@ def derive(
         check_indices(program, program_dtypes(program))
     debug.show(2, "program", lambda: show_program(program))
     with timings.stage("derive"):
-        outputs, report = prepare(program)
+        outputs, report = rewritten(program, current())
     debug.show(2, "rewritten", lambda: show_program(replace(program, outputs=outputs)))
     return Derived(program, outputs, report, timings, current(), report.stopped)
 
@@ -230,16 +225,15 @@ def certify(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate
     passes. Raises VerificationError."""
     key = _certificate_key(compiled, checks)
     if key not in derived.certificates:
-        derived.certificates[key] = verify(
-            derived,
-            compiled.chosen.nest,
-            compiled.dtypes,
-            compiled.device,
-            plan=compiled.chosen.plan,
-            trials=checks.trials,
-            scalars=checks.scalars,
-            bound=checks.bound,
-        )
+        plan, nest, device = compiled.chosen.plan, compiled.chosen.nest, compiled.device
+        given: dict[str, Any] = {"trials": checks.trials, "scalars": checks.scalars, "bound": checks.bound}
+        subject = certifying(derived, nest, compiled.dtypes, device, plan, **given)
+
+        def make() -> Certificate:
+            return verify(derived, nest, compiled.dtypes, device, plan=plan, **given)
+
+        certificate, was_kept = results.kept("certified", subject, make, again=checks.again)
+        derived.certificates[key] = replace(certificate, cached=was_kept)
     return derived.certificates[key]
 
 
@@ -271,33 +265,9 @@ def verify(
     several and uneven.
     Raises VerificationError with the counterexample where a stage differs.
     """
-    program, loses = derived.program, plan is not None and plan.loses_infinities
-    extents = small_extents(program, scalars)
+    subject = certifying(derived, nest, dtypes, device, plan, trials=trials, scalars=scalars, bound=bound)
     with derived.timings.stage("verify"):
-        tiles = verified_tiles(nest, program, dtypes, device, plan.configs if plan else ())
-        stages = [
-            term_stage(program, derived.form(plan.form if plan else "rewritten"), extents),
-            *loop_stages(program, nest, extents),
-            *tile_stages(program, tiles, extents),
-        ]
-        exprs = [output.expr for output in program.outputs]
-        special: Special = "lost" if loses else "kept"
-        if not all(map(keeps_infinities, folds_in(*exprs))):
-            special = "ignored"
-        certificate = check_stages(
-            program,
-            stages,
-            trials=trials,
-            dtypes=dtypes,
-            scalars=scalars,
-            special=special,
-            bound=bound,
-        )
-        trusted = taken_on_trust(derived.scope, derived.report.matches)
-        lost = (INFINITIES_LOST,) if loses else ()
-        unverified, passes = assumptions(exprs) + trusted + lost, passes_of(tiles)
-        added = taking_part(derived.scope, derived.report.matches)
-        certificate = replace(certificate, unverified=unverified, rules=added, passes=passes)
+        certificate = examined(replace(subject, program=derived.program), device)
     if not certificate.ok:
         raise VerificationError(
             f"the fused program was not verified: {certificate.reason}",
@@ -305,6 +275,74 @@ def verify(
             certificate=certificate,
         )
     return certificate
+
+
+def certifying(
+    derived: Derived,
+    nest: Nest,
+    dtypes: Mapping[str, str],
+    device: Device,
+    plan: Plan | None,
+    *,
+    trials: int,
+    scalars: Mapping[str, Any] | None,
+    bound: float,
+) -> Certifying:
+    """What `verify` examines."""
+    program = derived.program
+    return Certifying(
+        replace(program, source=""),
+        derived.form(plan.form if plan else "rewritten"),
+        nest,
+        dtypes,
+        device.name,
+        tuple(map(_single, plan.configs)) if plan else (),
+        plan is not None and plan.loses_infinities,
+        derived.scope.trusted(derived.report.matches),
+        derived.scope.taking_part(derived.report.matches),
+        trials,
+        bound,
+        scalars or {},
+        results.folds_in_order(*(output.expr for output in program.outputs)),
+    )
+
+
+def examined(subject: Certifying, device: Device) -> Certificate:
+    """The certificate of a nest on a device, whatever it says."""
+    from eqfuse.extend.laws import keeps_infinities
+    from eqfuse.extend.reductions import assumptions
+    from eqfuse.verify.equivalence import check_stages
+    from eqfuse.verify.sizes import small_extents
+    from eqfuse.verify.stages import loop_stages, term_stage, tile_stages
+
+    program = subject.program
+    extents = small_extents(program, subject.scalars)
+    tiles = _examined_tiles(subject.nest, program, subject.dtypes, device, subject.single)
+    stages = [
+        term_stage(program, subject.outputs, extents),
+        *loop_stages(program, subject.nest, extents),
+        *tile_stages(program, tiles, extents),
+    ]
+    exprs = [output.expr for output in program.outputs]
+    special: Special = "lost" if subject.loses_infinities else "kept"
+    if not all(map(keeps_infinities, folds_in(*exprs))):
+        special = "ignored"
+    certificate = check_stages(
+        program,
+        stages,
+        trials=subject.trials,
+        dtypes=subject.dtypes,
+        scalars=subject.scalars,
+        special=special,
+        bound=subject.bound,
+    )
+    lost = (INFINITIES_LOST,) if subject.loses_infinities else ()
+    return replace(
+        certificate,
+        unverified=assumptions(exprs) + subject.trusted + lost,
+        rules=subject.added,
+        passes=passes_of(tiles),
+    )
 
 
 def verified_tiles(
@@ -319,11 +357,23 @@ def verified_tiles(
     The last of them has one position per program instance along the axes that have so in `configs`, those of a plan: a
     batch in blocks is no matrix product for a GPU, and what is printed is.
     """
+    return _examined_tiles(nest, program, dtypes, device, tuple(map(_single, configs)))
+
+
+def _examined_tiles(
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    device: Device,
+    single: tuple[tuple[str, ...], ...],
+) -> list[TileProgram]:
+    from eqfuse.verify.stages import VERIFIED_BLOCKS
+
     found = []
     for block, _ in VERIFIED_BLOCKS:
         last = block == VERIFIED_BLOCKS[-1][0]
-        single = [_single(config) for config in configs] if configs and last else [()] * len(nest.kernels)
-        small = [tiny(kernel, block, axes) for kernel, axes in zip(nest.kernels, single, strict=True)]
+        axes = single if single and last else ((),) * len(nest.kernels)
+        small = [tiny(kernel, block, each) for kernel, each in zip(nest.kernels, axes, strict=True)]
         found.append(lower_nest(nest, program, dtypes, small, device, least_dot=1))
     return found
 
@@ -335,6 +385,8 @@ def _single(config: KernelConfig) -> tuple[str, ...]:
 
 def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
     """The self-contained Triton module of a compiled shape."""
+    from eqfuse.tile.triton.module import emit
+
     program, plan = derived.program, compiled.chosen.plan
     with derived.timings.stage("emit"):
         nest = compiled.chosen.nest
@@ -347,6 +399,10 @@ def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
 
 def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> Derivation:
     """The derivation of a plan. The saturations are run again, recorded."""
+    from eqfuse.proof.derivation import Derivation
+    from eqfuse.proof.nodes import Origin
+    from eqfuse.proof.trace import claims, trace
+
     program = derived.program
     if plan.kernels not in derived.derivations:
         origin = Origin.of(program, scalars)

@@ -6,18 +6,15 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eqfuse import debug
+from eqfuse import debug, results
 from eqfuse.extract.partition import AxisPass, Merges, Structure
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Form, KernelPlan
 from eqfuse.progress import progress
-from eqfuse.proof.derivation import Derivation
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
-from eqfuse.rules.merge_search import derive_group
-from eqfuse.rules.prepare import is_spread, prepare
 from eqfuse.rules.printer import MergeText
 from eqfuse.rules.scope import SHIPPED_ALONE, RuleScope
 from eqfuse.rules.states import axis_order, name_states
@@ -26,8 +23,24 @@ from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock
 from eqfuse.verify.certificate import Certificate
 
+if TYPE_CHECKING:
+    from eqfuse.proof.derivation import Derivation
+
 AS_WRITTEN = "its passes were asked for as the program has them"
 """Why the groups of `prefer="multi_pass"` have no merge."""
+
+
+def rewritten(
+    program: Program, scope: RuleScope, *, apart: bool = False
+) -> tuple[tuple[Output, ...], Report]:
+    """What `prepare` makes of a program under the rules of `scope`, which are in force: as it is kept, or made now."""
+
+    def make() -> tuple[tuple[Output, ...], Report]:
+        from eqfuse.rules.prepare import prepare
+
+        return prepare(program, apart=apart)
+
+    return results.kept("rewritten", results.rewriting(program, apart, scope), make)[0]
 
 
 @dataclass
@@ -88,12 +101,14 @@ class Derived:
 
     def taken_apart(self) -> tuple[Output, ...]:
         """The outputs with the terms of sums taken apart; none where that changes nothing."""
+        from eqfuse.rules.prepare import is_spread
+
         if self._apart is None:
             reduces = reductions(*(output.expr for output in self.outputs))
             found: tuple[Output, ...] = ()
             if any(map(is_spread, reduces)):
                 with self.timings.stage("derive"), self.scope.entered():
-                    found, report = prepare(self.program, apart=True)
+                    found, report = rewritten(self.program, self.scope, apart=True)
                 self.report.add(report)
             self._apart = () if found == self.outputs else found
         return self._apart
@@ -111,14 +126,26 @@ class Derived:
         """The group of one pass."""
         if each not in self.groups:
             with self.timings.stage("derive"), self.scope.entered():
-                strict, dtypes = self.program.strict_casts, program_dtypes(self.program)
-                group, report = derive_group(
-                    each.axis, each.reduces, self.order, strict, each.suffix, dtypes=dtypes
-                )
+                group, report = self._merged(each)
             self.report.add(report)
             self.groups[each] = group
             debug.show(3, f"merge over {each.axis}", lambda: MergeText((group,)))
         return self.groups[each]
+
+    def _merged(self, each: AxisPass) -> tuple[Group, Report]:
+        """The group of one pass, as it is kept, or derived now."""
+        strict, dtypes, order = self.program.strict_casts, program_dtypes(self.program), self.order
+
+        def make() -> tuple[Group, Report]:
+            from eqfuse.rules.merge_search import derive_group
+
+            return derive_group(each.axis, each.reduces, order, strict, each.suffix, dtypes=dtypes)
+
+        folds = results.folds_in_order(*each.reduces)
+        subject = results.Merging(
+            each.axis, each.reduces, order, strict, each.suffix, dtypes, self.scope, folds
+        )
+        return results.kept("merged", subject, make)[0]
 
     def unmerged(self, structure: Structure) -> Merges:
         """The group of every pass of a structure that walks them one by one, which needs no merge."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from eqfuse import compiler
 from eqfuse.arguments import Arguments, Given
@@ -14,27 +14,28 @@ from eqfuse.compiler import Checks, Compiled, Shape
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, place_of
 from eqfuse.errors import EqfuseError, VerificationError
-from eqfuse.explain.report import Listings, Report
 from eqfuse.extend.define import admit, registered_in
 from eqfuse.extract.devices import Device
-from eqfuse.grad.autograd import Backward, Gradients, differentiably, wants_gradient
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
-from eqfuse.proof.derivation import Derivation
 from eqfuse.regions import Region
 from eqfuse.rules.printer import MergeText
 from eqfuse.specialization import Results, Specialization, Specializations
-from eqfuse.stream.programs import stream_of
-from eqfuse.stream.streamer import Streamer, StreamState
+from eqfuse.terms.arguments import wants_gradient
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
-from eqfuse.tile.host import mode_named
+from eqfuse.tile.modes import mode_named
 from eqfuse.tile.nodes import TileProgram
-from eqfuse.tune.tuner import Limits, Tuner, Tuning
-from eqfuse.verify.bound import REQUESTED
-from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.certificate import REQUESTED, Certificate
+
+if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
+    from eqfuse.explain.report import Listings, Report
+    from eqfuse.grad.autograd import Backward, Gradients
+    from eqfuse.proof.derivation import Derivation
+    from eqfuse.stream.streamer import Streamer, StreamState
+    from eqfuse.tune.tuner import Limits, Tuning
 
 
 @dataclass
@@ -50,17 +51,17 @@ class Kernel:
     device: Device
     auto: bool
     prefer: str | None
-    verify: bool
+    verify: bool | Literal["again"]
     trials: int
     scalars: Mapping[str, float]
     bound: float = REQUESTED
     native: str | None = None
 
     def __post_init__(self) -> None:
-        checks = Checks(self.trials, self.bound, self.scalars)
+        checks = Checks(self.trials, self.bound, self.scalars, self.verify == "again")
         target = Target(self.device, self.auto)
         self._shapes = Specializations(
-            self.derived, target, self.prefer, self.verify, checks, mode_named(self.native)
+            self.derived, target, self.prefer, bool(self.verify), checks, mode_named(self.native)
         )
         self._tunings: dict[Shape, Tuning] = {}
         self._stream: Streamer | None = None
@@ -112,6 +113,8 @@ class Kernel:
         arguments = Arguments(self.program)
         arguments.all_named(unnamed)
         if wants_gradient(values):
+            from eqfuse.grad.autograd import differentiably
+
             with self._lock:
                 gradients = self._differentiated
             return differentiably(self, gradients, values, sizes)
@@ -139,6 +142,8 @@ class Kernel:
         The winner is kept in `$XDG_CACHE_HOME/eqfuse/tuned`, by program, dtypes, sizes, device and versions, and
         taken from there at the next request, with nothing timed unless `again`.
         """
+        from eqfuse.tune.tuner import Limits
+
         arguments = Arguments(self.program)
         for name in ("seconds", "plans", "again"):
             if name in arguments.names:
@@ -160,6 +165,8 @@ class Kernel:
 
     def _searched(self, special: Specialization, given: Given, limits: Limits, again: bool) -> Tuning:
         """What a search finds for one shape; later calls run the winner."""
+
+        from eqfuse.tune.tuner import Tuner
 
         def start(candidate: Compiled) -> Callable[[], Results]:
             shards = {axis: candidate.chosen.plan.shards for axis, _ in candidate.chosen.nest.shards}
@@ -185,8 +192,10 @@ class Kernel:
 
     @property
     def _differentiated(self) -> Gradients:
+        from eqfuse.grad.autograd import Gradients
+
         if self._gradients is None:
-            self._gradients = Gradients(self.program, self.scalars, self.verify, self._gradient)
+            self._gradients = Gradients(self.program, self.scalars, bool(self.verify), self._gradient)
         return self._gradients
 
     def _gradient(self, source: str) -> Kernel:
@@ -204,6 +213,9 @@ class Kernel:
 
         Raises EqfuseError where the program has no fused merge over one axis that its outputs do not have.
         """
+        from eqfuse.stream.programs import stream_of
+        from eqfuse.stream.streamer import Streamer
+
         with self._lock:
             if self._stream is None:
                 merged = next(plan for plan in (self.plan, *self.plans()) if plan.form != "written")
@@ -360,6 +372,8 @@ class Kernel:
     @property
     def report(self) -> Report:
         """What explanations are made of."""
+        from eqfuse.explain.report import Report
+
         derived, compiled = self.derived, self.compiled
         return Report(
             self.name,
@@ -386,6 +400,8 @@ class Kernel:
             return explain(self.report, lambda: self.derivation, self._listings, format, detail)
 
     def _listings(self) -> Listings:
+        from eqfuse.explain.report import Listings
+
         return Listings(str(self.loops), str(self.tile), self.triton, str(self.certificate))
 
     def why_not(self) -> tuple[str, ...]:

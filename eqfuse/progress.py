@@ -7,9 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from rich.console import Console
-from rich.status import Status
-
 PATIENCE = 2.0
 """Seconds after which work shows itself."""
 
@@ -49,6 +46,9 @@ def progress(stage: str) -> Iterator[None]:
 
 @contextmanager
 def _shown(text: str) -> Iterator[None]:
+    from rich.console import Console  # only a terminal needs it
+    from rich.status import Status
+
     status = Status(f"eqfuse: {text}", console=Console(stderr=True))
     done = threading.Event()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,14 +20,15 @@ from eqfuse.extract.candidates import Search
 from eqfuse.extract.devices import Device
 from eqfuse.regions import Region, Regions
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.terms.interpreter import reference
 from eqfuse.threads import Lock
-from eqfuse.tile.host import HostProgram, Mode
-from eqfuse.tile.native.blocks import native_configs
+from eqfuse.tile.modes import Mode
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.storage import resolve_extents
-from eqfuse.tile.triton.launch import TritonProgram
 from eqfuse.verify.certificate import Certificate
+
+if TYPE_CHECKING:
+    from eqfuse.tile.host import HostProgram
+    from eqfuse.tile.triton.launch import TritonProgram
 
 Results = Mapping[str, torch.Tensor]
 Runner = Callable[[Tensors, Scalars, Mapping[str, int], Mapping[str, int]], Results]
@@ -239,10 +240,14 @@ class Specializations:
         """What runs a plan on tensors and scalars by name, at any sizes; compiling for a GPU waits for the first run. With
         `wait` the first run on a CPU waits for its C++, unless that is switched off."""
         if compiled.device.kind == "cpu":
+            from eqfuse.tile.host import HostProgram
+
             mode: Mode = "wait" if wait and self.native == "background" else self.native
             host = HostProgram(compiled.tile, lambda: self.tiles(compiled), self.derived.program, mode)
             self._programs[id(compiled)] = compiled, host
             return host
+        from eqfuse.tile.triton.launch import TritonProgram
+
         launcher = TritonProgram(self.triton(compiled), self.derived.name)
         self._programs[id(compiled)] = compiled, launcher
         outputs = [output.name for output in self.derived.program.outputs]
@@ -257,6 +262,8 @@ class Specializations:
 
     def tiles(self, compiled: Compiled) -> TileProgram:
         """The tile program of a shape in blocks for native code on a CPU."""
+        from eqfuse.tile.native.blocks import native_configs
+
         chosen, program = compiled.chosen, self.derived.program
         shards = {axis: chosen.plan.shards for axis, _ in chosen.nest.shards}
         sizes = resolve_extents(compiled.tile, compiled.extents, shards)
@@ -266,7 +273,11 @@ class Specializations:
     def host(self, compiled: Compiled) -> HostProgram | None:
         """What runs a shape on a CPU; None before it is called there."""
         found = self._programs.get(id(compiled))
-        return found[1] if found is not None and isinstance(found[1], HostProgram) else None
+        if found is None:
+            return None
+        from eqfuse.tile.host import HostProgram
+
+        return found[1] if isinstance(found[1], HostProgram) else None
 
     def triton(self, compiled: Compiled) -> str:
         """The Triton module of a compiled shape; of a shape on the CPU, that of the plan for sm_90."""
@@ -276,6 +287,8 @@ class Specializations:
 
     def _unfused(self, compiled: Compiled, given: Given) -> Results:
         """The unfused program, which is all there is to run where an axis is empty."""
+        from eqfuse.terms.interpreter import reference
+
         program = self.derived.program
         arrays = {name: to_numpy(tensor.cpu()) for name, tensor in given.tensors.items()}
         found = reference(program, arrays, given.scalars, given.sizes)

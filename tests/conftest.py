@@ -15,6 +15,8 @@ from eqfuse.terms.registry import REGISTERED
 
 # Kernels that tests compile by the thousand run as torch calls; those of C++ ask for it.
 os.environ.setdefault("EQFUSE_NATIVE", "off")
+# Every test derives and verifies for itself; those of the cache ask for it.
+os.environ["EQFUSE_CACHE"] = "off"
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import cpu_report, errors_report, workloads_report
+from bench import cpu_report, errors_report, start_report, workloads_report
 from bench.magnitudes import MAGNITUDES
 from bench.report import Options, Report
 from bench.runner import REPORTS, run
@@ -111,6 +111,15 @@ def test_verify(tmp_path: Path) -> None:
     run("verify", ONE, output=tmp_path / "x.json")
     (row,) = rows_of(tmp_path / "x.json")
     assert row["ok"] and row["reached"] and 0 < row["share"] < 1
+
+
+@pytest.mark.slow
+def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_report, "PROCESSES", 1)
+    assert run("start", ONE, output=tmp_path / "x.json") == 0
+    (row,) = json.loads((tmp_path / "x.json").read_text())["rows"]
+    assert row["found"] and row["processes"] == 1
+    assert set(row["warm"]["wall_ms"]) == {"torch", "eqfuse", "compile", "call"}
 
 
 def test_errors(tmp_path: Path) -> None:

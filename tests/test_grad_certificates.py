@@ -12,7 +12,7 @@ from eqfuse.grad.certify import certify_gradient
 from eqfuse.grad.dual import Dual, DualDomain
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import FUNCTIONS
-from eqfuse.verify.bound import REQUESTED
+from eqfuse.verify.certificate import REQUESTED
 
 WITHOUT_BOUND = ("functions",)
 """One number is in many exponents."""

@@ -11,7 +11,8 @@ import pytest
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.parser import parse
-from eqfuse.verify.bound import MIRAGE, REQUESTED, SCHWARTZ_ZIPPEL, Bound, Difference, Side
+from eqfuse.verify.bound import MIRAGE, SCHWARTZ_ZIPPEL, Bound, Difference, Side
+from eqfuse.verify.certificate import REQUESTED
 from eqfuse.verify.degrees import LOGISTIC, UNINTERPRETED, Counted, count
 from eqfuse.verify.equivalence import equivalent
 from eqfuse.verify.field.domain import FieldDomain, P, Q

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eqfuse.cache.files import cache_home, write_whole
+from eqfuse.cache.files import cache_home, searched, write_whole
 
 Key = Mapping[str, Any]
 """What an entry is for: as JSON, and compared whole with the one that its file has."""
 
 KINDS: Mapping[str, str] = {
+    "rewritten": "programs, as rules rewrote them",
+    "merged": "derived merges, and why there is none",
+    "certified": "certificates of loop nests",
     "tuned": "the fastest plans that `Kernel.tune` has found",
     "triton": "emitted modules, which Triton reads its kernels from",
     "native": "C++ kernels, compiled for this machine",
@@ -32,9 +35,12 @@ class Unfit(Exception):
 
 
 def place(kind: str, key: Key) -> Path:
-    """The file for a key; need not exist."""
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    return cache_home() / kind / f"{digest}.json"
+    """The file for a key; need not exist. Raises OSError where there is no home."""
+    return cache_home() / kind / _name(key)
+
+
+def _name(key: Key) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32] + ".json"
 
 
 def keep(kind: str, key: Key, content: Mapping[str, Any]) -> None:
@@ -45,11 +51,27 @@ def keep(kind: str, key: Key, content: Mapping[str, Any]) -> None:
 
 
 def read(kind: str, key: Key) -> dict[str, Any] | None:
-    """The content of the entry for a key, where there is one. Raises Unfit for one that cannot be read, or was made
-    for another key."""
+    """The content of the entry for a key, where some folder has one. Raises Unfit where none has but one that cannot be
+    read, or was made for another key."""
+    unfit: Unfit | None = None
+    for folder in searched():
+        try:
+            found = read_file(folder / kind / _name(key), key)
+        except Unfit as why:
+            unfit = unfit or why
+        else:
+            if found is not None:
+                return found
+    if unfit is not None:
+        raise unfit
+    return None
+
+
+def read_file(path: Path, key: Key | None = None) -> dict[str, Any] | None:
+    """The content of a file, of this key where one is given; None where there is no such file. Raises Unfit."""
     try:
-        text = place(kind, key).read_text(encoding="utf-8")
-    except FileNotFoundError:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise Unfit(f"it cannot be read: {error}") from None
@@ -57,7 +79,9 @@ def read(kind: str, key: Key) -> dict[str, Any] | None:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Unfit(f"it is not JSON: {error}") from None
-    if not isinstance(content, dict) or content.get("key") != key:
+    if not isinstance(content, dict) or not isinstance(content.get("key"), dict):
+        raise Unfit("it is no entry")
+    if key is not None and json.dumps(content["key"], sort_keys=True) != json.dumps(key, sort_keys=True):
         raise Unfit("it was made for something else")
     return content
 
@@ -75,19 +99,20 @@ class Usage:
 def usage() -> Iterator[Usage]:
     """What is kept, kind by kind."""
     for kind, what in KINDS.items():
-        sizes = [path.stat().st_size for path in _files(kind)]
+        sizes = [path.stat().st_size for path in files(kind)]
         yield Usage(kind, what, len(sizes), sum(sizes))
 
 
 def clear() -> int:
     """Deletes everything that is kept; the number of files. Raises OSError where one cannot be deleted. A process that
     runs a kernel has it in memory."""
-    found = [path for kind in KINDS for path in _files(kind)]
+    found = [path for kind in KINDS for path in files(kind)]
     for path in found:
         path.unlink(missing_ok=True)
     return len(found)
 
 
-def _files(kind: str) -> list[Path]:
-    folder = cache_home() / kind
+def files(kind: str, home: Path | None = None) -> list[Path]:
+    """The files of a kind in a folder of entries, or in the one that is written to."""
+    folder = (home or cache_home()) / kind
     return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
 def cache_home() -> Path:
-    """`$XDG_CACHE_HOME/eqfuse`, or `~/.cache/eqfuse`; need not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eqfuse"
+    """`$XDG_CACHE_HOME/eqfuse`, or `~/.cache/eqfuse`; need not exist. Raises OSError where nobody knows what `~` is."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eqfuse"
+    except RuntimeError as error:
+        raise OSError(f"there is no home: {error}") from None
+
+
+def searched() -> list[Path]:
+    """Where entries are looked for, in order: the folders of `$EQFUSE_CACHE_PATH`, which are only read (see
+    `eqfuse cache pack`), then `cache_home()`, where there is one."""
+    folders = [Path(part) for part in os.environ.get("EQFUSE_CACHE_PATH", "").split(os.pathsep) if part]
+    with suppress(OSError):
+        folders.append(cache_home())
+    return folders
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import product
 
@@ -222,17 +222,3 @@ def rules(*added: Rule, without: Sequence[str] = ()) -> AbstractContextManager[R
             hint = did_you_mean(name, (*known, *known.values())) or "`eqfuse rules` lists them"
             raise EqfuseError(f"there is no shipped rule {name!r}", hint=hint)
     return RuleScope((*outer.added, *added), outer.without.union(without)).entered()
-
-
-def taking_part(scope: RuleScope, matches: Mapping[str, int]) -> tuple[str, ...]:
-    """The rules of a scope that matched, as they were written."""
-    return tuple(str(each) for each in scope.added if matches.get(each.name))
-
-
-def taken_on_trust(scope: RuleScope, matches: Mapping[str, int]) -> tuple[str, ...]:
-    """What was declared of the rules of a scope that matched, a line each."""
-    return tuple(
-        f"rule {each.name}: {each.unverified}"
-        for each in scope.added
-        if each.unverified is not None and matches.get(each.name)
-    )

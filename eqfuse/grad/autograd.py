@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch._C import _functorch  # torch.func has no public name for "is this one of your tensors?"
 
 from eqfuse.errors import VerificationError
 from eqfuse.grad.certify import certify_gradient
 from eqfuse.grad.gradient import cotangent, differentiable, grad, real_outputs
-from eqfuse.terms.arguments import has_tangent
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import axes_of
 from eqfuse.terms.sizes import bind
@@ -128,30 +126,6 @@ class Gradients:
             return self.latest
         tensors = {tensor.name for tensor in self.program.tensors}
         return self.by(tuple(name for name in differentiable(self.program) if name in tensors))
-
-
-def wants_gradient(values: Mapping[str, Any]) -> bool:
-    """Whether a call has to be seen by autograd: some tensor requires grad, or is under `torch.func.grad` or `vjp`. Under
-    `vmap`, and in forward mode, kernels have no rule."""
-    tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
-    if not any(map(_is_tracked, tensors)):
-        return False
-    return not any(map(has_tangent, tensors)) and all(map(_is_of_grad, _transforms()))
-
-
-def _is_tracked(tensor: torch.Tensor) -> bool:
-    if not tensor.is_floating_point():
-        return False
-    requires = tensor.requires_grad and torch.is_grad_enabled()
-    return requires or _functorch.is_functorch_wrapped_tensor(tensor)
-
-
-def _transforms() -> Sequence[Any]:
-    return [level.key() for level in _functorch.get_interpreter_stack() or ()]
-
-
-def _is_of_grad(key: Any) -> bool:
-    return bool(key == _functorch.TransformType.Grad)
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import parse
-from eqfuse.verify.bound import REQUESTED, Side
-from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.bound import Side
+from eqfuse.verify.certificate import REQUESTED, Certificate
 from eqfuse.verify.equivalence import Source, Stage, Verification
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sampling import Inputs

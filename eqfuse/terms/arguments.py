@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch._C import _functorch  # torch.func has no public name for "is this one of your tensors?"
 from torch.autograd import forward_ad
@@ -52,3 +55,27 @@ def has_tangent(tensor: torch.Tensor) -> bool:
         and tensor.is_floating_point()
         and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
     )
+
+
+def wants_gradient(values: Mapping[str, Any]) -> bool:
+    """Whether a call has to be seen by autograd: some tensor requires grad, or is under `torch.func.grad` or `vjp`. Under
+    `vmap`, and in forward mode, kernels have no rule."""
+    tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
+    if not any(map(_is_tracked, tensors)):
+        return False
+    return not any(map(has_tangent, tensors)) and all(map(_is_of_grad, _transforms()))
+
+
+def _is_tracked(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point():
+        return False
+    requires = tensor.requires_grad and torch.is_grad_enabled()
+    return requires or _functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _transforms() -> Sequence[Any]:
+    return [level.key() for level in _functorch.get_interpreter_stack() or ()]
+
+
+def _is_of_grad(key: Any) -> bool:
+    return bool(key == _functorch.TransformType.Grad)

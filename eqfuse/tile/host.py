@@ -6,31 +6,18 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
 from eqfuse import debug
-from eqfuse.errors import EqfuseError
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.cpu.run import CpuProgram
+from eqfuse.tile.modes import Mode
 from eqfuse.tile.native.build import compiler
 from eqfuse.tile.native.nodes import NotNative
 from eqfuse.tile.native.run import NativeProgram, Unit, loaded_dtypes, prepared, unit_dims
 from eqfuse.tile.nodes import TileProgram
-
-Mode = Literal["background", "wait", "off"]
-"""Whether kernels become C++: compiled in the background while calls run as torch calls, before the first call
-returns, or never."""
-
-
-def mode_named(name: str | None) -> Mode:
-    """A mode by its name; `$EQFUSE_NATIVE`, or "background", where that is None. Raises EqfuseError for another name."""
-    name = os.environ.get("EQFUSE_NATIVE", "background") if name is None else name
-    for mode in get_args(Mode):
-        if mode == name:
-            return mode  # type: ignore[no-any-return]
-    raise EqfuseError(f"native is {name!r}", hint=f"choose one of {', '.join(get_args(Mode))}")
 
 
 class HostProgram:

@@ -133,8 +133,8 @@ def settings(
         if number < SMALL:
             yield Setting(Choice((number,), (number,), (number,), "none"), integers(3))
         else:
-            least = {axis: number for axis, numbers in exact.items() if number in numbers}
-            yield Setting(LEAST, integers(3), (least, least))
+            reached = {axis: number for axis, numbers in exact.items() if number in numbers}
+            yield Setting(LEAST, integers(3), (reached, reached))
 
 
 def _shuffled(rng: np.random.Generator) -> Choice:
@@ -227,7 +227,7 @@ def hardened(
 def _reals(
     value: FieldArray, numbers: Sequence[float], domain: FieldDomain, rng: np.random.Generator
 ) -> FieldArray:
-    """By trial modulo `KINDS`: the numbers of the programs and what is near them (0, 1), magnitudes from 1e-6 to 1e6, of one
+    """By trial modulo `KINDS`: the numbers of the programs and what is near them (0), these numbers themselves (1), magnitudes from 1e-6 to 1e6, of one
     tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others (5, see `_with_copies`), nearly equal ones (6), and
     zeros among small integers (7)."""
     shape = value.shape
@@ -235,6 +235,7 @@ def _reals(
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
     number = rng.choice(np.asarray(numbers), shape)
     step = rng.choice(np.array([0.0, 1e-3, -1e-3, 0.1, -0.1, 1.0]), shape)
+    step = np.where(trial == 1, 0.0, step)
     # Equal real values have equal residues: what is near a number is near in a way of its own.
     near = number + step * rng.uniform(0.5, 2.0, shape) * np.maximum(np.abs(number), 0.1)
     scale = np.where(trial == 2, 10.0 ** rng.uniform(-6, 6, trial.shape), 10.0 ** rng.uniform(-3, 3, shape))
@@ -250,7 +251,7 @@ def _reals(
         [near, wide, small, alike, zeros],
         value.shadow,
     )
-    keep = (rng.random(shape) < 0.3) | (trial == 5)
+    keep = ((rng.random(shape) < 0.3) & (trial != 1)) | (trial == 5)
     drawn = domain.draw(np.where(exact, 1.0, shadow), rng)
     whole = domain.numbers(np.where(exact, shadow, 0.0))
     fresh = domain.where(exact, whole, drawn)

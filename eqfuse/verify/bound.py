@@ -38,9 +38,6 @@ OPAQUE = ("sign", *(row.name for row in FUNCTIONS.values() if row.field in ("has
 """Functions whose values are sources of randomness of their own where they stand in an exponent."""
 TRANSPARENT = ("finite", "invertible", "abs", "neg", "relu", *CASTS)
 
-REQUESTED = 2.0**-40
-"""Bound that verification goes on for, where a theorem gives one."""
-
 SCHWARTZ_ZIPPEL = (
     "Schwartz-Zippel: a non-zero polynomial of degree d is 0 at a random point with probability at most d / (q - 1); "
     "exponentials of independent exponents of degree m are variables, which costs a factor of 2 m, "

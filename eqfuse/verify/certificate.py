@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+REQUESTED = 2.0**-40
+"""Bound that verification goes on for, where a theorem gives one."""
+
 NOT_COVERED = (
     "rounding: written casts and the kernel's precision are identities in the field (float errors are apart)",
     "overflow and underflow of floating-point numbers",
@@ -106,6 +109,7 @@ class Certificate:
     field had no value for some element; `extremes` counts where the extremes of max and min reductions
     fell (first position, between, last). `unverified` says what registrations declared, or arithmetic left open,
     of the reductions and rules that were used; `rules` are the added ones that matched. `passes` changed the tile programs before they were compared.
+    `cached` says that an earlier process ran the trials: the certificate was read from a file (docs/cache.md).
     `searched` are the sizes and integer scalars at which a difference was looked for besides, on inputs at the thresholds
     of both programs; these trials are no part of `trials` nor of the bound.
     """
@@ -136,6 +140,7 @@ class Certificate:
     rules: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
     searched: tuple[Mapping[str, int], ...] = ()
+    cached: bool = False
 
     def __bool__(self) -> bool:
         return self.ok
@@ -143,6 +148,8 @@ class Certificate:
     def __str__(self) -> str:
         p, q = self.primes
         lines = [f"verified in {self.trials} trials" if self.ok else f"not verified: {self.reason}"]
+        if self.cached:
+            lines.append('  by an earlier process, and kept since: verify="again" runs the trials now')
         if self.counterexample is not None:
             lines += ["  " + line for line in str(self.counterexample).splitlines()]
         if not self.stages:

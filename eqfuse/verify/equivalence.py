@@ -26,8 +26,8 @@ from eqfuse.verify.adversary import (
     indexing_tensors,
     settings,
 )
-from eqfuse.verify.bound import REQUESTED, Bound, Difference, Side
-from eqfuse.verify.certificate import NOT_COVERED, Certificate, Counterexample, StageReport
+from eqfuse.verify.bound import Bound, Difference, Side
+from eqfuse.verify.certificate import NOT_COVERED, REQUESTED, Certificate, Counterexample, StageReport
 from eqfuse.verify.degrees import Counted, count
 from eqfuse.verify.field.domain import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.field.modular import Truths

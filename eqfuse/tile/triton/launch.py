@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +18,13 @@ from eqfuse.errors import BindError, EqfuseError
 from eqfuse.threads import Lock
 
 
-def cache_folders() -> tuple[Path, Path]:
+def cache_folders() -> list[Path]:
     """Where emitted modules are kept: `$XDG_CACHE_HOME/eqfuse/triton`, or a folder of temporary files where that
     cannot be written to."""
-    return cache_home() / "triton", Path(tempfile.gettempdir()) / f"eqfuse-{os.getuid()}" / "triton"
+    folders = []
+    with suppress(OSError):
+        folders.append(cache_home() / "triton")
+    return [*folders, Path(tempfile.gettempdir()) / f"eqfuse-{os.getuid()}" / "triton"]
 
 
 def source_file(source_text: str) -> Path:

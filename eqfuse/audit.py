@@ -1,0 +1,72 @@
+"""Kept results, made once more: what the files say is derived and verified again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eqfuse import results
+from eqfuse.compiler import examined
+from eqfuse.errors import EqfuseError
+from eqfuse.extract.devices import DEVICES
+from eqfuse.results import Certifying, Merging, Rewriting, Subject
+from eqfuse.rules.merge_search import derive_group
+from eqfuse.rules.prepare import prepare
+from eqfuse.terms.folds import FOLDS, Fold
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Of one file. `fault` is why it is never used, `wrong` what was found to be otherwise than it says; both are empty
+    where it is right."""
+
+    kind: str
+    path: Path
+    fault: str = ""
+    wrong: str = ""
+
+
+def audit() -> Iterator[Finding]:
+    """Every entry of the search path, derived or verified again."""
+    for kind in results.KINDS:
+        for path, subject, value, fault in results.found(kind):
+            if subject is None:
+                yield Finding(kind, path, fault=fault)
+                continue
+            try:
+                wrong = _wrong(subject, value)
+            except EqfuseError as error:
+                wrong = f"it cannot be made again: {error}"
+            yield Finding(kind, path, wrong=wrong)
+
+
+def _wrong(subject: Subject, value: Any) -> str:
+    _know(subject.folds)
+    match subject:
+        case Rewriting(program, apart, scope):
+            with scope.entered():
+                again, _ = prepare(program, apart=apart)
+            return "" if again == value[0] else "the program is rewritten to something else"
+        case Merging(axis, reduces, order, strict_casts, suffix, dtypes, scope):
+            with scope.entered():
+                group, _ = derive_group(axis, reduces, order, strict_casts, suffix, dtypes=dtypes)
+            return "" if group == value[0] else "another merge is derived"
+        case Certifying(device=device):
+            if device not in DEVICES:
+                return f"no device is named {device!r}"
+            certificate = examined(subject, DEVICES[device])
+            if not certificate.ok:
+                return f"it is not verified: {certificate.reason}"
+            same = certificate.bound == value.bound and certificate.stages == value.stages
+            return "" if same else "the certificate is another one"
+
+
+def _know(folds: tuple[Fold, ...]) -> None:
+    """Makes the folds of an entry known. Raises EqfuseError where a name stands for another one here."""
+    for fold in folds:
+        if FOLDS.setdefault(fold.name, fold) != fold:
+            raise EqfuseError(
+                f"the fold {fold.name!r} is not the one registered here", hint="register the same one"
+            )

@@ -1,0 +1,243 @@
+"""What compiling keeps between processes: rewritten programs, derived merges, certificates (docs/cache.md).
+
+An entry is found by everything that its value follows from: the program as it was parsed, the rules in force, the folds
+that it reads, eqfuse's own source files and the version of Python. The version of egglog stands beside: an entry that
+another one made is no hit, unless none is installed here. What is read is checked, and any fault is a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from eqfuse import debug
+from eqfuse.cache import entries
+from eqfuse.cache.codec import Codec, Malformed, Uncodable
+from eqfuse.cache.entries import Key, Unfit
+from eqfuse.cache.files import searched, write_whole
+from eqfuse.environment import installed
+from eqfuse.loops import nodes as loops
+from eqfuse.loops.nodes import Nest
+from eqfuse.rules import merge
+from eqfuse.rules.egraph.saturate import Report
+from eqfuse.rules.merge import Group
+from eqfuse.rules.rule import Rewrite
+from eqfuse.rules.scope import Rule, RuleScope
+from eqfuse.terms import nodes as terms
+from eqfuse.terms.folds import Fold, folds_in
+from eqfuse.terms.nodes import Expr, Output, Program, Reduce
+from eqfuse.verify.certificate import Certificate, StageReport
+
+OFF = "off"
+"""`$EQFUSE_CACHE` that keeps and reads nothing."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """What the outputs of a program are rewritten from."""
+
+    program: Program
+    apart: bool
+    scope: RuleScope
+    folds: tuple[Fold, ...]
+
+
+@dataclass(frozen=True)
+class Merging:
+    """What the merge of one pass is derived from: the arguments of `merge_search.derive_group`."""
+
+    axis: str
+    reduces: tuple[Reduce, ...]
+    order: tuple[str, ...]
+    strict_casts: bool
+    suffix: str
+    dtypes: Mapping[str, str]
+    scope: RuleScope
+    folds: tuple[Fold, ...]
+
+
+@dataclass(frozen=True)
+class Certifying:
+    """What is verified: the nest, and the outputs that it was made of, against the program. `single` are for each kernel
+    the axes that have one position per program instance; `loses_infinities` is the plan's; `trusted` is declared of rules
+    that were used, `added` are those that somebody added."""
+
+    program: Program
+    outputs: tuple[Output, ...]
+    nest: Nest
+    dtypes: Mapping[str, str]
+    device: str
+    single: tuple[tuple[str, ...], ...]
+    loses_infinities: bool
+    trusted: tuple[str, ...]
+    added: tuple[str, ...]
+    trials: int
+    bound: float
+    scalars: Mapping[str, float]
+    folds: tuple[Fold, ...]
+
+
+Subject = Rewriting | Merging | Certifying
+
+KINDS: Mapping[str, tuple[type[Subject], Any]] = {
+    "rewritten": (Rewriting, tuple[tuple[Output, ...], Report]),
+    "merged": (Merging, tuple[Group, Report]),
+    "certified": (Certifying, Certificate),
+}
+"""Kinds of entries: what each is found by, and the type of what it holds."""
+
+_TERMS = (
+    terms.Axis,
+    terms.Call,
+    terms.Const,
+    terms.Load,
+    terms.Local,
+    terms.Reduce,
+    terms.Scalar,
+    terms.Size,
+)
+_LOOPS = (loops.Buffer, loops.Carried, loops.Kernel, loops.Let, loops.Loop, loops.Nest, loops.Store)
+_MERGES = (merge.Combine, merge.Finish, merge.Group, merge.Merge, merge.Obstacle, merge.Part, merge.State)
+CODEC = Codec(
+    (*_TERMS, terms.Output, terms.Program, terms.Tensor, *_LOOPS, *_MERGES, merge.Update)
+    + (Fold, Report, Rewrite, Rule, RuleScope, Certificate, StageReport, Rewriting, Merging, Certifying)
+)
+
+
+def rewriting(program: Program, apart: bool, scope: RuleScope) -> Rewriting:
+    """The program apart from how it is written: spaces, comments, and names of temporaries."""
+    exprs = (output.expr for output in program.outputs)
+    return Rewriting(replace(program, source=""), apart, scope, folds_in_order(*exprs))
+
+
+def folds_in_order(*exprs: Expr) -> tuple[Fold, ...]:
+    """The folds that expressions read, by name."""
+    return tuple(sorted(folds_in(*exprs), key=lambda fold: fold.name))
+
+
+def is_off() -> bool:
+    """Whether nothing is kept, nor read."""
+    return os.environ.get("EQFUSE_CACHE") == OFF
+
+
+def has_any(kind: str) -> bool:
+    """Whether there may be entries of a kind."""
+    return not is_off() and any((folder / kind).is_dir() for folder in searched())
+
+
+def kept(
+    kind: str, subject: Subject, make: Callable[[], Value], *, again: bool = False
+) -> tuple[Value, bool]:
+    """The value of an entry, or what `make` gives, which is kept then; and whether it was there. With `again` it is
+    made in any case."""
+    if is_off():
+        return make(), False
+    try:
+        key = _key(subject)
+    except Uncodable as why:
+        debug.note(f"{kind}: not kept: {why}")
+        return make(), False
+    if not again:
+        try:
+            content = entries.read(kind, key)
+            if content is not None:
+                return _value(kind, content), True
+        except Unfit as why:
+            debug.note(f"{kind}: an entry is not used: {why}")
+    value = make()
+    try:
+        _keep(kind, key, value)
+    except (OSError, Uncodable) as why:
+        debug.note(f"{kind}: not kept: {why}")
+    return value, False
+
+
+def decoded(kind: str, content: Mapping[str, Any]) -> tuple[Subject, Any]:
+    """What an entry was found by, and its value. Raises Unfit."""
+    key, value = content["key"], _value(kind, content)
+    if {name: part for name, part in key.items() if name != "subject"} != _made_here():
+        raise Unfit("another version of eqfuse or Python made it")
+    try:
+        return CODEC.decode(key.get("subject"), KINDS[kind][0]), value
+    except Malformed as why:
+        raise Unfit(f"its key cannot be read: {why}") from None
+
+
+def _key(subject: Subject) -> Key:
+    return {**_made_here(), "subject": CODEC.encode(subject)}
+
+
+def _made_here() -> dict[str, Any]:
+    return {"eqfuse": source_digest(), "python": platform.python_version()}
+
+
+def _keep(kind: str, key: Key, value: object) -> None:
+    content = {"egglog": installed("egglog"), "value": CODEC.encode(value)}
+    entries.keep(kind, key, {**content, "digest": _digest({"key": key, **content})})
+
+
+def _value(kind: str, content: Mapping[str, Any]) -> Any:
+    body = {name: part for name, part in content.items() if name != "digest"}
+    if content.get("digest") != _digest(body):
+        raise Unfit("its digest is not that of what it holds")
+    here = installed("egglog")
+    if here is not None and content.get("egglog") != here:
+        raise Unfit(f"egglog {content.get('egglog')} made it, and {here} is installed")
+    try:
+        return CODEC.decode(content.get("value"), KINDS[kind][1])
+    except Malformed as why:
+        raise Unfit(f"it cannot be read: {why}") from None
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def source_digest() -> str:
+    """The digest of eqfuse's own source files, as they are at the first call."""
+    home = Path(__file__).parent
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(home.rglob("*.py")):
+        text = path.read_bytes()
+        found.update(f"{path.relative_to(home).as_posix()} {len(text)}\n".encode())
+        found.update(text)
+    return found.hexdigest()
+
+
+def found(kind: str) -> Iterator[tuple[Path, Subject | None, Any, str]]:
+    """Every entry of a kind, in the order of the search path: its file, what it was found by, its value, and why it is not
+    used, where it is not (the others are then None)."""
+    for folder in searched():
+        for path in entries.files(kind, folder):
+            try:
+                content = entries.read_file(path)
+                if content is not None:
+                    yield path, *decoded(kind, content), ""
+            except Unfit as why:
+                yield path, None, None, str(why)
+
+
+def pack(target: Path) -> tuple[int, int]:
+    """Copies the entries that would be used here into a folder for `$EQFUSE_CACHE_PATH`: how many, and how many others
+    were left. Raises OSError."""
+    copied: set[str] = set()
+    left = 0
+    for kind in KINDS:
+        (target / kind).mkdir(parents=True, exist_ok=True)
+        for path, _, _, fault in found(kind):
+            if fault:
+                left += 1
+            elif f"{kind}/{path.name}" not in copied:
+                write_whole(target / kind / path.name, path.read_text(encoding="utf-8"))
+                copied.add(f"{kind}/{path.name}")
+    return len(copied), left

@@ -1,0 +1,342 @@
+"""Programs, merges and certificates that an earlier process has made: found, refused, and made once more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse import results
+from eqfuse.cli import main
+from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.extend.define import forget
+from eqfuse.rules.egraph import client
+
+SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
+SUM = "y[i] = sum[j](2 * x[i,j])"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("EQFUSE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "eqfuse"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each e-graph that is opened, and with each process that is started for one."""
+    found: list[int] = []
+    taken, started = client._taken, client.start
+
+    def take() -> client.Graphs:
+        found.append(1)
+        return taken()
+
+    def start() -> None:
+        found.append(1)
+        started()
+
+    monkeypatch.setattr(client, "_taken", take)
+    monkeypatch.setattr(client, "start", start)
+    return found
+
+
+def files(home: Path) -> list[Path]:
+    return sorted(path for kind in results.KINDS for path in (home / kind).glob("*") if path.is_file())
+
+
+def is_right(kernel: eq.Kernel) -> bool:
+    x = torch.randn(3, 70)
+    return torch.allclose(kernel(x=x), torch.softmax(x, 1), atol=1e-6)
+
+
+def test_a_hit_opens_no_e_graph(home: Path, opened: list[int]) -> None:
+    first = eq.compile(SOFTMAX)
+    assert opened and not first.certificate.cached
+    before = files(home)
+    assert {path.parent.name for path in before} == set(results.KINDS)
+    opened.clear()
+    second = eq.compile(SOFTMAX)
+    assert not opened
+    assert second.certificate.cached and second.certificate.ok
+    assert "by an earlier process" in str(second.certificate)
+    assert str(second.merge) == str(first.merge) and second.rule_counts == first.rule_counts
+    assert str(second.loops) == str(first.loops) and second.plan == first.plan
+    assert files(home) == before
+    assert is_right(second)
+
+
+def test_a_hit_loads_neither_egglog_nor_the_verifier(home: Path) -> None:
+    code = f"""
+import sys, eqfuse as eq
+from eqfuse.rules.egraph import client
+kernel = eq.compile({SOFTMAX!r})
+late = [name for name in ("egglog", "sympy", "eqfuse.rules.merge_search", "eqfuse.verify.equivalence") if name in sys.modules]
+print(kernel.certificate.cached, *client.processes(), *late)
+"""
+    eq.compile(SOFTMAX)
+    assert run(code) == ["True"]
+
+
+def run(code: str) -> list[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
+def test_how_a_program_is_written_does_not_matter(home: Path, opened: list[int]) -> None:
+    eq.compile(SOFTMAX)
+    opened.clear()
+    eq.compile("# the same\nm[i] = max[j](x[i,j])\ny[i,j] = exp(x[i,j]-m[i]) / sum[j](exp(x[i,j] - m[i]))")
+    assert not opened
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: eq.compile(SOFTMAX.replace("exp(x[i,j] - ", "exp(2 * x[i,j] - ")),
+        lambda: eq.compile(SOFTMAX, strict_casts=True),
+        lambda: eq.compile(SOFTMAX, assume_finite=True),
+    ],
+)
+def test_other_programs_and_options_miss(
+    home: Path, opened: list[int], other: Callable[[], eq.Kernel]
+) -> None:
+    eq.compile(SOFTMAX)
+    before = len(files(home))
+    opened.clear()
+    assert not other().certificate.cached
+    assert opened
+    assert len(files(home)) > before
+
+
+def test_checks_are_part_of_a_certificate(home: Path) -> None:
+    eq.compile(SOFTMAX)
+    assert not eq.compile(SOFTMAX, trials=20).certificate.cached
+    assert not eq.compile(SOFTMAX, bound=1e-30).certificate.cached
+    assert not eq.compile(SOFTMAX, target="sm_90").certificate.cached
+    assert eq.compile(SOFTMAX, trials=20).certificate.cached
+
+
+def test_scalars_that_are_known_now_are_part_of_a_program(home: Path) -> None:
+    source = "y[i] = sum[j](a * x[i,j])"
+    eq.compile(source, scalars={"a": 2})
+    assert not eq.compile(source, scalars={"a": 3}).certificate.cached
+    assert eq.compile(source, scalars={"a": 2}).certificate.cached
+
+
+def test_other_rules_miss(home: Path, opened: list[int]) -> None:
+    eq.compile(SUM)
+    mine = eq.rule("twice", "a + a", "2 * a", why="addition")
+    theirs = eq.rule("twice", "a + a", "a * 2", why="addition")
+    for scope in (lambda: eq.rules(mine), lambda: eq.rules(theirs), lambda: eq.rules(without=["hoist"])):
+        for is_hit in (False, True):
+            opened.clear()
+            with scope():
+                kernel = eq.compile(SUM)
+            assert kernel.certificate.ok
+            assert is_hit == (not opened)
+
+
+def test_other_reductions_of_one_name_miss(home: Path) -> None:
+    def kernel(combine: str) -> eq.Kernel:
+        eq.reduction(
+            "farthest", state="v", lift="abs(x)", identity="0", combine=combine, result="v", commutative=True
+        )
+        try:
+            return eq.compile("y[i] = farthest[j](x[i,j])")
+        finally:
+            forget("farthest")
+
+    assert not kernel("max(v1, v2)").certificate.cached
+    assert kernel("max(v1, v2)").certificate.cached
+    assert not kernel("v1 + v2").certificate.cached
+
+
+def test_a_derivation_is_recorded_when_it_is_asked_for(home: Path, opened: list[int]) -> None:
+    eq.compile(SOFTMAX)
+    opened.clear()
+    kernel = eq.compile(SOFTMAX)
+    assert not opened
+    assert kernel.derivation.check().ok
+    assert opened
+
+
+def test_again_runs_the_trials(home: Path) -> None:
+    eq.compile(SOFTMAX)
+    again = eq.compile(SOFTMAX, verify="again").certificate
+    assert again.ok and not again.cached
+    assert eq.compile(SOFTMAX, verify=False).certificate.cached
+    with pytest.raises(EqfuseError, match="verify is 'never'"):
+        eq.compile(SOFTMAX, verify="never")  # type: ignore[arg-type]
+
+
+def _changed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return damage
+
+
+def _foreign_class(content: dict[str, Any]) -> None:
+    """A value that is well sealed, and made of what no entry holds."""
+    content["value"] = {"rows": [["Popen", "true"]], "root": {"node": 0}}
+    body = {name: part for name, part in content.items() if name != "digest"}
+    content["digest"] = results._digest(body)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "empty": lambda path: path.write_text(""),
+    "half": lambda path: path.write_text(path.read_text()[: path.stat().st_size // 2]),
+    "no JSON": lambda path: path.write_text("{"),
+    "nested": lambda path: path.write_text("[" * 100_000),
+    "a list": lambda path: path.write_text("[]"),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+    "a folder": lambda path: (path.unlink(), path.mkdir())[0],
+    "one letter": lambda path: path.write_text(path.read_text().replace('"egglog": "', '"egglog": "9', 1)),
+    "no digest": _changed(lambda content: content.pop("digest")),
+    "no key": _changed(lambda content: content.pop("key")),
+    "another value": _changed(lambda content: content["value"]["rows"].pop()),
+    "another key": _changed(lambda content: content["key"].update(python="2.7")),
+    "a foreign class": _changed(_foreign_class),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_a_miss(damage: str, home: Path, opened: list[int]) -> None:
+    text = str(eq.compile(SOFTMAX).merge)
+    for path in files(home):
+        DAMAGES[damage](path)
+    opened.clear()
+    kernel = eq.compile(SOFTMAX)
+    assert opened and not kernel.certificate.cached
+    assert str(kernel.merge) == text
+    assert is_right(kernel)
+    if damage != "a folder":  # what was damaged is written anew
+        assert eq.compile(SOFTMAX).certificate.cached
+
+
+def test_another_egglog_misses_and_none_serves(
+    home: Path, opened: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eq.compile(SOFTMAX)
+    opened.clear()
+    monkeypatch.setattr(results, "installed", lambda package: None)
+    assert eq.compile(SOFTMAX).certificate.cached and not opened
+    monkeypatch.setattr(results, "installed", lambda package: "0.1")
+    assert not eq.compile(SOFTMAX).certificate.cached and opened
+
+
+def test_another_source_of_eqfuse_misses(
+    home: Path, opened: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eq.compile(SOFTMAX)
+    opened.clear()
+    monkeypatch.setattr(results, "source_digest", lambda: "another")
+    assert not eq.compile(SOFTMAX).certificate.cached and opened
+
+
+def test_off_keeps_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQFUSE_CACHE", "off")
+    assert not eq.compile(SOFTMAX).certificate.cached
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("where", ["a file", "nowhere"])
+def test_a_home_that_takes_nothing_is_no_error(
+    where: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "a file":
+        home.write_text("")
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+
+        def nobody() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "home", nobody)
+    assert is_right(eq.compile(SOFTMAX))
+    assert not eq.compile(SOFTMAX).certificate.cached
+
+
+def test_a_packed_folder_serves_and_is_only_read(
+    home: Path,
+    tmp_path: Path,
+    opened: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    eq.compile(SOFTMAX)
+    eq.compile(SUM)
+    packed = tmp_path / "packed"
+    files(home)[0].write_text("damaged")
+    assert main(["cache", "pack", str(packed)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{len(files(home)) - 1} entries in" in shown and "; 1 that no process here would use" in shown
+    eq.compile(SOFTMAX)
+    eq.compile(SUM)
+    assert main(["cache", "pack", str(packed)]) == 0
+    before = {path: path.read_bytes() for path in files(packed)}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    monkeypatch.setenv("EQFUSE_CACHE_PATH", os.pathsep.join([str(tmp_path / "not there"), str(packed)]))
+    monkeypatch.setattr(results, "installed", lambda package: None)
+    opened.clear()
+    assert eq.compile(SOFTMAX).certificate.cached and eq.compile(SUM).certificate.cached
+    assert not opened
+    assert {path: path.read_bytes() for path in files(packed)} == before
+    assert not files(tmp_path / "other" / "eqfuse")
+
+
+def test_entries_are_made_once_more(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eq.compile(SOFTMAX)
+    count = len(files(home))
+    assert main(["cache", "verify"]) == 0
+    assert f"{count} entries made once more and right, 0 wrong, 0 unused" in capsys.readouterr().out
+    (merged,) = (home / "merged").iterdir()
+    _changed(_swapped_sum)(merged)
+    (rewritten,) = (home / "rewritten").iterdir()
+    rewritten.write_text("{")
+    assert main(["cache", "verify"]) == 1
+    shown = capsys.readouterr().out
+    assert f"WRONG {merged}: another merge is derived" in shown
+    assert f"unused {rewritten}: it is not JSON" in shown
+    assert f"{count - 2} entries made once more and right, 1 wrong, 1 unused" in shown
+
+
+def _swapped_sum(content: dict[str, Any]) -> None:
+    """Somebody seals a merge that is wrong: its sums become products."""
+    for row in content["value"]["rows"]:
+        if row[:2] == ["Call", "add"]:
+            row[1] = "mul"
+    body = {name: part for name, part in content.items() if name != "digest"}
+    content["digest"] = results._digest(body)
+
+
+def test_a_wrong_merge_is_not_covered_by_the_certificate_of_the_right_one(home: Path) -> None:
+    source = "y[i] = sum[j](x[i,j] * exp(x[i,j] - max[j](x[i,j])))"
+    eq.compile(source, prefer="rolling")
+    for path in (home / "merged").iterdir():
+        _changed(_swapped_sum)(path)
+    with pytest.raises(VerificationError):
+        eq.compile(source, prefer="rolling")
+
+
+def test_processes_that_write_at_once(home: Path) -> None:
+    code = f"import eqfuse as eq; print(eq.compile({SOFTMAX!r}).certificate.ok)"
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    assert [process.communicate()[0].split() for process in started] == [["True"]] * 4
+    assert sorted(path for path in home.rglob("*") if path.is_file()) == files(home)  # nothing half is left
+    assert eq.compile(SOFTMAX).certificate.cached
