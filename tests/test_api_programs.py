@@ -278,3 +278,24 @@ def test_a_state_is_folded_along_its_own_axis_inside_another_reduction(prefer: s
 def test_positions_that_a_loop_carries_are_integers_when_it_is_verified(prefer: str) -> None:
     source = "b = argmin[k](x[k])\nc = sum[k]((b // 2) * y[k])"
     assert eq.compile(source, prefer=prefer, trials=16).certificate.ok
+
+
+GUARDS = {
+    "a choice between the data and a state": (
+        "a[l] = sum[k](w[l,k])\ne[k] = sum[l](where(k % 2 == 0, z[k], max[l](w[l,k])) - a[l])",
+        {"z": torch.tensor([-math.inf, 2.0, 1.0]), "w": normal(4, 3)},
+    ),
+    "what is NaN and kept by no mask": (
+        "c = sum[i](z[i])\ne = max[i](where(i < 0, tanh(c - c // 2), -inf))",
+        {"z": torch.tensor([-math.inf, 2.0, 1.0])},
+    ),
+}
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "split_k"])
+@pytest.mark.parametrize("name", GUARDS)
+def test_what_guards_take_out_of_a_reduction_comes_back(name: str, prefer: str) -> None:
+    source, given = GUARDS[name]
+    kernel = eq.compile(source, prefer=prefer, trials=16)
+    assert kernel.certificate.ok
+    np.testing.assert_allclose(kernel(**given), eq.reference(source)(**given), rtol=1e-5)

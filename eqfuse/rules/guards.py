@@ -71,6 +71,9 @@ def guarded(fn: str, value: Expr) -> Expr:
         case Call("mul", (a, b)) if reads_state(a) and reads_state(b):
             # a maximum of nothing times a sum of nothing would be NaN
             return call(fn, call("mul", guarded(fn, a), guarded(fn, b)))
+        case _ if fn == "finite" and _may_be_undefined(value, ("add", "sub")):
+            # inside another function an infinite state is not told from one that is infinite so far
+            return guarded(fn, call(fn, value))
         case _:
             return call(fn, value)
 
@@ -86,12 +89,10 @@ def _is_guard(expr: Expr) -> bool:
             return False
 
 
-def _may_be_undefined(expr: Expr) -> bool:
+def _may_be_undefined(expr: Expr, joints: Collection[str] = ("add", "sub", "mul", "div")) -> bool:
     """Whether `expr` combines two values of states that nothing guards, as inf - inf or inf * 0."""
     return any(
-        isinstance(node, Call)
-        and node.fn in ("add", "sub", "mul", "div")
-        and all(map(_accumulates, node.args))
+        isinstance(node, Call) and node.fn in joints and all(map(_accumulates, node.args))
         for node in walk(expr)
     )
 
@@ -393,7 +394,7 @@ def kept(body: Expr, op: str, split: Split) -> Expr | None:
     for node in walk(body):
         below = dict.fromkeys(found[child] for child in children(node))
         match node:
-            case Local():
+            case _ if split.hoists(node):  # it is guarded as a whole, with all that it chooses among
                 found[node] = always
             case Call("where", (mask, a, b)) if not split.reads(mask) and split.reads(node):
                 found[node] = call("where", mask, found[a], found[b])
