@@ -170,7 +170,8 @@ def _judged(example: Example, device: str) -> Outcome:
         call = Call.of(example)
         return _on_cpu(example, call) if device == "cpu" else _as_a_user(call, device)
     except VerificationError as error:
-        if call is not None and call.is_never_a_number() and _found_nothing(error.certificate):
+        found_nothing = call is not None and call.is_never_a_number() and _found_nothing(error.certificate)
+        if found_nothing or _is_always_special(error.certificate):
             return Outcome("refused", "an output is infinite or NaN whatever the inputs")
         return Outcome("not verified", str(error))
     except BindError as error:
@@ -188,6 +189,14 @@ def _judged(example: Example, device: str) -> Outcome:
 def _found_nothing(certificate: Certificate | None) -> bool:
     """Whether a certificate has no counterexample."""
     return certificate is not None and certificate.counterexample is None
+
+
+def _is_always_special(certificate: Certificate | None) -> bool:
+    """Whether some position of an output was infinite or NaN in every trial, of sizes other than those of the call."""
+    if certificate is None or certificate.counterexample is not None or "0 times" not in certificate.reason:
+        return False
+    stages = certificate.stages
+    return any(stage.special for stage in stages) and not any(s.undefined or s.signs for s in stages)
 
 
 def _is_of_what_is_behind(error: BindError, example: Example) -> bool:

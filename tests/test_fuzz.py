@@ -63,6 +63,9 @@ def test_what_cannot_be_fused_and_what_is_refused_rightly_or_wrongly() -> None:
     assert check(replace(SOFTMAX, source="x: f32[i,j]\ny[i] = sum[j](x[i])")).kind == "refused wrongly"
     never = check(replace(SOFTMAX, source="x: f32[i,j]\ny[i] = sum[j](sqrt(-1 - sq(x[i,j])))"))
     assert (never.kind, never.why) == ("refused", "an output is infinite or NaN whatever the inputs")
+    dropped = "x: f32[i,j]\ny[i] = sin(sum[j](where(j == 0, x[i,j], -inf)))"
+    empty = check(replace(SOFTMAX, source=dropped, sizes={"i": 3, "j": 0}))  # 0 at the sizes of the call
+    assert (empty.kind, empty.why) == (never.kind, never.why)
 
 
 def test_a_tensor_that_is_read_behind_an_axis_under_a_condition_on_it() -> None:

@@ -217,6 +217,17 @@ def test_elements_without_a_value_are_marked(domain: FieldDomain) -> None:
     assert not root.lacks(TWISTED).any() and domain.call("sqrt", [domain.full((), 64.0)]).lacks(TWISTED).all()
 
 
+def test_tanh_has_a_value_where_an_exponential_has_none(
+    domain: FieldDomain, rng: np.random.Generator
+) -> None:
+    x = domain.draw(np.array([1e5, -1e5, 2.0]), rng)
+    assert not domain.call("exp", [x]).lacks(UNDEFINED)[:2].any()
+    for fn in ("tanh", "sigmoid"):
+        assert domain.call(fn, [x]).lacks(UNDEFINED).all()
+    odd = domain.call("add", [domain.call("tanh", [x]), domain.call("tanh", [domain.call("neg", [x])])])
+    assert not odd.p.any() and not odd.shadow.any()
+
+
 def test_marks_travel_with_elements(domain: FieldDomain) -> None:
     value = FieldArray(np.array([1, 2, 3]), None, np.array([1.0, 2.0, 3.0]), np.array([0, 1, 0], np.uint8))
     other = domain.full((3,), 2.5)

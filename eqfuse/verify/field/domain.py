@@ -25,7 +25,7 @@ Infinities and NaN live in the shadow alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial, reduce
 from typing import Any
@@ -57,6 +57,9 @@ PIECE = 4096
 _APART = 1e-6
 """How far, relative to it, the shadow of an uninterpreted function may be from the true value: arguments that it takes
 to one number (2.1 and 2.9 rounded down) give values in an order that sums and multiples keep."""
+
+_SATURATED = 300.0
+"""From here on, and long before, tanh is 1 in float64; exp of twice as much is a number."""
 
 _NEAR_ZERO = 1e-9
 """A shadow this small relative to the operands is rounding where the residue is exactly 0."""
@@ -399,7 +402,9 @@ class FieldDomain:
     def _tanh(self, x: FieldArray) -> FieldArray:
         """2 / (1 + exp(-2 x)) - 1 modulo p; uninterpreted modulo q, so that it can stand in an exponent."""
         one, two = self.full((), 1.0), self.full((), 2.0)
-        halves = self._add(one, self._exp(self._neg(self._mul(two, x))))
+        # Where the exponential leaves the range of float64 its shadow is of no use here, and its residues are.
+        within = np.where(np.isfinite(x.shadow), np.clip(x.shadow, -_SATURATED, _SATURATED), x.shadow)
+        halves = self._add(one, self._exp(self._neg(self._mul(two, replace(x, shadow=within)))))
         result = self._sub(self._div(two, halves), one)
         opaque = self._opaque("tanh", [x])
         result.q, result.shadow = opaque.q, self._unsaturated("tanh", x)
