@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="workloads, compile, emit, explain, verify, errors, fuzz, grad, backward, mutants, attention, reductions or cpu",
+        help="workloads, compile, emit, explain, verify, errors, fuzz, pairs, grad, backward, mutants, attention, reductions or cpu",
     )
     parser.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
     parser.add_argument("--small", action="store_true", help="only the small sizes")
@@ -57,10 +57,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-torch-compile", action="store_true", help="cpu: leave torch.compile out")
     parser.add_argument("--no-memory", action="store_true", help="cpu: do not measure peak memory")
-    parser.add_argument("--examples", type=int, default=500, metavar="N", help="fuzz: how many programs")
-    parser.add_argument("--seed", type=seed, default=0, help="fuzz: of the programs")
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, metavar="S", help="fuzz: begin no batch after so long"
+        "--examples", type=int, default=500, metavar="N", help="fuzz, pairs: how many programs"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="fuzz, pairs: of the programs")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="fuzz, pairs: begin no batch after so long",
     )
     parser.add_argument("--resume", action="store_true", help="fuzz: keep the batches that are done")
     parser.add_argument(

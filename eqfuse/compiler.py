@@ -299,6 +299,7 @@ def certifying(
         tuple(map(_single, plan.configs)) if plan else (),
         plan is not None and plan.loses_infinities,
         derived.scope.trusted(derived.report.matches),
+        derived.scope.taking_part(derived.report.matches),
         trials,
         bound,
         scalars or {},
@@ -337,7 +338,10 @@ def examined(subject: Certifying, device: Device) -> Certificate:
     )
     lost = (INFINITIES_LOST,) if subject.loses_infinities else ()
     return replace(
-        certificate, unverified=assumptions(exprs) + subject.trusted + lost, passes=passes_of(tiles)
+        certificate,
+        unverified=assumptions(exprs) + subject.trusted + lost,
+        rules=subject.added,
+        passes=passes_of(tiles),
     )
 
 
@@ -401,7 +405,7 @@ def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> De
 
     program = derived.program
     if plan.kernels not in derived.derivations:
-        origin = Origin(program.source, scalars, program.strict_casts)
+        origin = Origin.of(program, scalars)
         with derived.timings.stage("explain"), derived.scope.entered():
             proof, classes = trace(program, derived.order, derived.groups, plan, origin)
         derived.derivations[plan.kernels] = Derivation(

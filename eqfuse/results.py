@@ -69,7 +69,7 @@ class Merging:
 class Certifying:
     """What is verified: the nest, and the outputs that it was made of, against the program. `single` are for each kernel
     the axes that have one position per program instance; `loses_infinities` is the plan's; `trusted` is declared of rules
-    that were used."""
+    that were used, `added` are those that somebody added."""
 
     program: Program
     outputs: tuple[Output, ...]
@@ -79,6 +79,7 @@ class Certifying:
     single: tuple[tuple[str, ...], ...]
     loses_infinities: bool
     trusted: tuple[str, ...]
+    added: tuple[str, ...]
     trials: int
     bound: float
     scalars: Mapping[str, float]

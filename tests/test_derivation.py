@@ -202,7 +202,7 @@ def data(name: str = "softmax") -> dict[str, Any]:
 
 MALFORMED: dict[str, tuple[Any, str]] = {
     "empty": ("", "not JSON"),
-    "not an object": ([], "there is no 'format'"),
+    "not an object": ([], "an object was expected"),
     "another format": ({"format": "x", "version": 1}, "not version 1"),
     "another version": (data() | {"version": 2}, "not version 1"),
     "no outputs": ({k: v for k, v in data().items() if k != "outputs"}, "there is no 'outputs'"),

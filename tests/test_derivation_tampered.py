@@ -168,3 +168,89 @@ def test_a_repair_that_is_left_out_is_refused() -> None:
     state["update"]["value"] = len(data["terms"]) - 1
     verdict = eq.Derivation.from_json(json.dumps(data)).check()
     assert not verdict and verdict.why.startswith("update of sum_c in kernel1: what is run")
+
+
+def states(data: Data) -> list[Data]:
+    return [s for kernel in data["kernels"] for group in kernel["groups"] for s in group["states"]]
+
+
+def verdict_of(data: Data) -> eq.Verdict:
+    return eq.Derivation.from_json(json.dumps(data)).check()
+
+
+@pytest.mark.parametrize("head", ["Finite", "Invertible"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_guard_around_a_whole_new_value_is_refused(name: str, head: str) -> None:
+    for place in range(len(states(json.loads(text(name))))):
+        for kind in ("update", "combine", "finish"):
+            data = json.loads(text(name))
+            state = states(data)[place]
+            if state[kind] is None:
+                continue
+            holder, key = (state, kind) if kind == "finish" else (state[kind], "value")
+            data["terms"].append([head, [], [holder[key]]])
+            holder[key] = len(data["terms"]) - 1
+            verdict = verdict_of(data)
+            assert not verdict and "a guard is around" in verdict.why, (state["name"], kind)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_state_without_its_final_value_is_refused(name: str) -> None:
+    finished = [n for n, state in enumerate(states(json.loads(text(name)))) if state["finish"] is not None]
+    for place in finished:
+        data = json.loads(text(name))
+        states(data)[place]["finish"] = None
+        verdict = verdict_of(data)
+        assert not verdict and "where leaves are 0, infinite or masked" in verdict.why
+
+
+def test_what_stands_beside_the_steps_is_checked() -> None:
+    def changed(change: Callable[[Data], object], name: str = "softmax") -> str:
+        data = json.loads(text(name))
+        change(data)
+        return verdict_of(data).why
+
+    def first_output(data: Data) -> Data:
+        found: Data = data["kernels"][0]["outputs"][0]
+        return found
+
+    assert "other axes than the output" in changed(lambda data: first_output(data)["axes"].reverse())
+    assert "casts are strict" in changed(lambda data: data["program"].update(strict_casts=True))
+    assert "the name of kernel 1" in changed(lambda data: data["kernels"][0].update(name="kernel2"))
+    assert "nothing reads the leaf" in changed(lambda data: data["kernels"][0]["leaves"].update(y=0))
+    assert "auxiliary, and an output" in changed(lambda data: states(data)[0].update(auxiliary=True))
+    assert "not auxiliary" in changed(lambda data: states(data)[3].update(auxiliary=False), "variance")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda good: good.replace('"gaps":[]', '"gaps":[],"gaps":[]'),
+        lambda good: good.replace('"gaps":[]', '"gaps":[],"more":1'),
+        lambda good: good.replace('"version":1', '"version":true'),
+        lambda good: good.replace('"version":1', '"version":' + "9" * 6000),
+        lambda good: "[" * 100_000,
+        lambda good: '{"format":' * 100_000,
+        lambda good: good.replace('"gaps":[]', '"gaps":' + "[" * 20_000 + "]" * 20_000),
+        lambda good: "",
+        lambda good: "null",
+        lambda good: good[:-5],
+    ],
+)
+def test_text_that_is_no_derivation_raises_an_error_of_eqfuse(broken: Callable[[str], str]) -> None:
+    with pytest.raises(eq.EqfuseError):
+        eq.Derivation.from_json(broken(text("softmax")))
+
+
+@pytest.mark.parametrize("head", ["Leaf", "Red", "Cast", "Apply1", "Num", "Local"])
+def test_a_name_that_is_empty_is_refused(head: str) -> None:
+    """Or the derivation is malformed: either way it is said."""
+    for name in ("softmax", "quant_gemm"):
+        data = json.loads(text(name))
+        rows = [row for row in data["terms"] if row[0] == head]
+        for row in rows[:3]:
+            row[1][:] = [""] * len(row[1])
+            try:
+                assert not verdict_of(data)
+            except eq.EqfuseError as error:
+                assert "malformed" in str(error)

@@ -216,6 +216,8 @@ def test_what_is_taken_on_trust_is_in_the_certificate() -> None:
     with eq.rules(trusted, mute):
         kernel = eq.compile("y[i] = sum[j](erf(-(x[i, j] - max[j](x[i, j]))))", verify=False)
     assert kernel.certificate.unverified == ("rule trusted: erf is odd",)
+    assert kernel.certificate.rules == ("trusted: erf(-a) = -erf(a)",)
+    assert "added rules that took part:\n  trusted: erf(-a) = -erf(a)\n" in str(kernel.certificate)
     assert "  rule trusted: erf is odd" in str(kernel.certificate).splitlines()
 
 

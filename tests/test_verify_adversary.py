@@ -104,3 +104,53 @@ def test_numbers_and_what_positions_meet() -> None:
     program = parse("y[i] = sum[j](where((j > 30) & (N(j) < 200), min(x[i,j + 500], 2.5), inf))")
     assert {2.5, -2.5, 30.0, 200.0} <= set(constants(program)) and np.isfinite(constants(program)).all()
     assert met_by_positions(program) == {"j": 200}
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("exp(sqrt(x[i] * x[i]))", "exp(abs(x[i]))"),
+        ("sqrt(sq(x[i] + z[i]))", "abs(x[i] + z[i])"),
+        ("floor(floor(x[i]))", "floor(x[i])"),
+        ("floor(-round(x[i]))", "-round(x[i])"),
+        ("max[j](floor(y[i, j]))", "floor(max[j](y[i, j]))"),
+        ("min[j](round(y[i, j]))", "round(min[j](y[i, j]))"),
+        ("max(floor(x[i]), floor(z[i]))", "floor(max(x[i], z[i]))"),
+    ],
+)
+def test_roots_of_squares_and_steps_are_known(left: str, right: str) -> None:
+    for one, two in ((left, right), (right, left)):
+        assert eq.equivalent(f"o[i] = {one}", f"o[i] = {two}"), (one, two)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("floor(x[i])", "round(x[i])"),
+        ("round(x[i] + z[i])", "round(x[i]) + round(z[i])"),
+        ("max[j](floor(y[i, j]))", "floor(min[j](y[i, j]))"),
+        ("sqrt(sq(x[i] + z[i]))", "x[i] + z[i]"),
+        ("floor(2 * floor(x[i]))", "floor(2 * x[i])"),
+    ],
+)
+def test_what_only_resembles_them_is_refused(left: str, right: str) -> None:
+    assert not eq.equivalent(f"o[i] = {left}", f"o[i] = {right}")
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 17, 100, 3000])
+def test_a_difference_at_one_size_is_found(size: int) -> None:
+    left = "o[i] = sum[j](x[i, j])"
+    assert not eq.equivalent(left, f"o[i] = sum[j](where(N(j) == {size}, x[i, j] + 1, x[i, j]))")
+    both = f"o[i] = sum[j](where(N(j) == {size}, x[i, j] + 1, x[i, j]))"
+    assert eq.equivalent(both, both.replace(f"N(j) == {size}", f"{size} == N(j)"))
+
+
+def test_a_size_that_is_out_of_reach_is_told() -> None:
+    certificate = eq.equivalent("o[i] = sum[j](x[i, j])", "o[i] = sum[j](where(N(j) > 5000, 0, x[i, j]))")
+    assert not certificate and "too small to tell the programs apart" in certificate.reason
+
+
+def test_one_condition_in_two_spellings_is_one() -> None:
+    assert eq.equivalent(
+        "o[i] = sum[j](where(j > 5000, 0, x[i, j]))", "o[i] = sum[j](where(5000 < j, 0, x[i, j]))"
+    )

@@ -64,12 +64,15 @@ class Derivation:
     def blocks(self, detail: Detail = "short") -> list[Block]:
         """What the derivation says, to be printed, and whether its replay agrees."""
         from eqfuse.proof.check import known_rules
-        from eqfuse.proof.outline import Heading, Outline, Prose  # printing is for those who ask
+        from eqfuse.proof.outline import Code, Heading, Outline, Prose  # printing is for those who ask
 
         found = list(Outline(self.proof, known_rules(self.proof), detail).blocks())
         verdict = self.check()
         said = f"{verdict.why}, each replayed without the e-graph" if verdict else f"REFUSED: {verdict.why}"
-        return [*found, Heading("checked"), Prose(said)]
+        used = frozenset(self.rules)
+        added = [str(rule) for rule in (self.scope or current()).added if rule.name in used]
+        mine: list[Block] = [Heading("added rules"), Code("\n".join(added))] if added else []
+        return [*found, *mine, Heading("checked"), Prose(said)]
 
     def _repr_html_(self) -> str:
         """Whether the derivation holds, and behind a heading its steps."""

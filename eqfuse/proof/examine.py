@@ -16,9 +16,11 @@ from eqfuse.proof.nodes import (
     Origin,
     Proof,
     StateProof,
+    has_casts,
     inferences,
 )
 from eqfuse.proof.syntax import Term, term, walk
+from eqfuse.proof.trial import Untried, tried
 from eqfuse.rules.rule import Rule
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
@@ -101,6 +103,20 @@ def _compare(proved: Sequence[KernelProof], claims: Sequence[KernelProof]) -> No
             raise Refused(kernel.name, "the compiled program has another kernel there")
 
 
+def _loaded(name: str, axes: Sequence[str]) -> str:
+    """How a kernel reads what another has stored."""
+    return f"{name}[{', '.join(axes)}]" if axes else name
+
+
+def _leaves(kernel: KernelProof) -> Iterator[str]:
+    """Texts of the leaves of what a kernel runs, and of what its leaves stand for."""
+    roots = [*(o.value for o in kernel.outputs), *kernel.leaves.values()]
+    for state in (state for group in kernel.groups for state in group.states):
+        merged = [m.value for m in (state.update, state.combine) if m is not None]
+        roots += [state.body, *merged, *([state.finish] if state.finish else [])]
+    yield from (node.words[0] for node in walk(*roots) if node.head == "Leaf")
+
+
 @dataclass(frozen=True)
 class _Examiner:
     proof: Proof
@@ -109,27 +125,58 @@ class _Examiner:
 
     def run(self) -> None:
         self._outputs()
+        if self.proof.origin.strict_casts and not has_casts(self.program):
+            raise Refused("the program", "casts are strict, and there is none in it")
         stored: dict[str, Term] = {}
+        outputs = {o.name: o for o in self.proof.outputs}
         made: set[str] = set()
-        for kernel in self.proof.kernels:
+        for number, kernel in enumerate(self.proof.kernels, start=1):
+            if kernel.name != f"kernel{number}":
+                raise Refused(kernel.name, f"the name of kernel {number} is kernel{number}")
             values = self._values(kernel, stored)
             for group in kernel.groups:
                 self._group(kernel, group, values)
             self._walks(kernel)
+            self._auxiliaries(kernel, values)
             for output in kernel.outputs:
+                where = f"{output.name} in {kernel.name}"
+                if output.name in made:
+                    raise Refused(where, "it is computed twice")
                 whole = expanded(output.value, values)
-                prepared = {o.name: o.prepared for o in self.proof.outputs}
-                if output.name not in prepared:
-                    stored[f"{output.name}[{', '.join(output.axes)}]" if output.axes else output.name] = whole
-                elif normal(whole) is not normal(prepared[output.name]):
-                    raise Refused(
-                        f"{output.name} in {kernel.name}",
-                        "it does not compute the prepared form of the output",
-                    )
+                if output.name not in outputs:
+                    if len(set(output.axes)) < len(output.axes):
+                        raise Refused(where, "an axis of it is named twice")
+                    stored[_loaded(output.name, output.axes)] = whole
+                elif output.axes != outputs[output.name].axes:
+                    raise Refused(where, "it has other axes than the output of the program")
+                elif normal(whole) is not normal(outputs[output.name].prepared):
+                    raise Refused(where, "it does not compute the prepared form of the output")
                 made.add(output.name)
-        missing = [o.name for o in self.proof.outputs if o.name not in made]
+        missing = [name for name in outputs if name not in made]
         if missing:
             raise Refused("the derivation", f"no kernel computes {missing[0]}")
+        self._read(stored)
+
+    def _read(self, stored: Mapping[str, Term]) -> None:
+        """That every temporary is read, as it is stored."""
+        read = {text for kernel in self.proof.kernels for text in _leaves(kernel)}
+        for loaded in stored:
+            if loaded not in read:
+                raise Refused(loaded, "no kernel reads it so")
+
+    def _auxiliaries(self, kernel: KernelProof, values: Mapping[str, Term]) -> None:
+        """That no output reads an auxiliary state, which has no exact value, and that the others are of the program."""
+        read = set(walk(*(output.value for output in kernel.outputs)))
+        program = {node for output in kernel.outputs for node in walk(expanded(output.value, values))}
+        for state in (state for group in kernel.groups for state in group.states):
+            local = term("Local", (state.name,))
+            where = f"{state.name} in {kernel.name}"
+            needed = expanded(local, values) in program
+            # what is the same at every position, as a count, may be in the program without being read
+            if state.auxiliary and (local in read or (needed and state.body.head != "Num")):
+                raise Refused(where, "it is auxiliary, and an output needs it")
+            if not state.auxiliary and not needed:
+                raise Refused(where, "no output needs it, and it is not auxiliary")
 
     def _outputs(self) -> None:
         defined = _definitions(self.program)
@@ -152,7 +199,10 @@ class _Examiner:
             if state.name in values:
                 raise Refused(kernel.name, f"{state.name} is defined twice")
             values[state.name] = term("Red", (state.op, axis, "ALL"), (state.body,))
+        read = set(_leaves(kernel))
         for name, meaning in kernel.leaves.items():
+            if name not in read:
+                raise Refused(kernel.name, f"nothing reads the leaf {name!r:.40}")
             values.setdefault(name, meaning)
         return values
 
@@ -184,9 +234,16 @@ class _Examiner:
                     raise Refused(where, "it does not start at the definition of the state")
                 replay.chain(merged.definition, merged.steps, merged.derived, where)
                 _is_derived(merged, group.axis, known, fresh, where)
+                _guards(merged.value, state, group.axis, where)
             _finishes(state, f"{state.name} in {kernel.name}")
         for kind in ("update", "combine"):
             _in_some_order(group, kind, kernel.name)
+        try:
+            found = tried(group, values)
+        except Untried as error:
+            raise Refused(f"the group over {group.axis} in {kernel.name}", str(error)) from None
+        if found is not None:
+            raise Refused(f"{found.kind} of {found.state} in {kernel.name}", str(found))
 
     def _walks(self, kernel: KernelProof) -> None:
         axes = [group.axis for group in kernel.groups]
@@ -218,6 +275,18 @@ def _finishes(state: StateProof, where: str) -> None:
         return
     if normal(state.finish, guards=False) is not term("Local", (state.name,)):
         raise Refused(where, "its final value is not the state, but for guards")
+    _guards(state.finish, state, None, where)
+
+
+def _guards(value: Term, state: StateProof, axis: str | None, where: str) -> None:
+    """That guards are around factors and terms by which a state is moved, not around the state or what a tile adds."""
+    own = {state.name + end for end in ("", "_a", "_b", "_new")}
+    for guard in (node for node in walk(value) if node.head in ("Finite", "Invertible")):
+        for node in walk(guard):
+            if node.head == "Local" and node.words[0] in own:
+                raise Refused(where, "a guard is around the state itself")
+            if node.head == "Red" and node.words[1] == axis:
+                raise Refused(where, f"a guard is around what a part of {axis} gives")
 
 
 def _in_some_order(group: GroupProof, kind: str, kernel: str) -> None:

@@ -22,7 +22,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from eqfuse.proof.syntax import Position, Term
-from eqfuse.terms.nodes import post_order
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Call, Program, post_order
+from eqfuse.terms.nodes import walk as subexpressions
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,21 @@ class KernelProof:
 
 @dataclass(frozen=True)
 class Origin:
-    """The program that a derivation is of."""
+    """The program that a derivation is of. Casts are strict only where the program has one."""
 
     source: str
     scalars: Mapping[str, float]
     strict_casts: bool
+
+    @staticmethod
+    def of(program: Program, scalars: Mapping[str, float]) -> Origin:
+        return Origin(program.source, scalars, program.strict_casts and has_casts(program))
+
+
+def has_casts(program: Program) -> bool:
+    """Whether a cast is written in the program."""
+    roots = (output.expr for output in program.outputs)
+    return any(isinstance(node, Call) and node.fn in CASTS for node in subexpressions(*roots))
 
 
 @dataclass(frozen=True)

@@ -226,10 +226,14 @@ class _Reader:
             raise self.fail(f"a number was expected, not {value!r}")
         return value
 
-    def of(self, value: Any, key: str) -> Any:
-        if not isinstance(value, dict) or key not in value:
-            raise self.fail(f"there is no {key!r}")
-        return value[key]
+    def record(self, value: Any, *keys: str) -> tuple[Any, ...]:
+        """The values of an object that has these keys, and no others."""
+        if not isinstance(value, dict):
+            raise self.fail("an object was expected")
+        for key in (*keys, *value):
+            if key not in value or key not in keys:
+                raise self.fail(f"there is no {key!r}" if key in keys else f"{key!r:.40} means nothing")
+        return tuple(value[key] for key in keys)
 
     def entry(self, value: Any, table: Sequence[Item], what: str) -> Item:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(table):
@@ -318,83 +322,86 @@ class _Reader:
         if value is None:
             return None
         with self.at(what):
-            return Merged(
-                self.term(self.of(value, "definition")),
-                self.chain(self.of(value, "steps")),
-                self.term(self.of(value, "value")),
-            )
+            definition, steps, run = self.record(value, "definition", "steps", "value")
+            return Merged(self.term(definition), self.chain(steps), self.term(run))
 
     def output(self, value: Any) -> OutputProof:
-        name = self.as_text(self.of(value, "name"))
-        with self.at(f"output {name}"):
-            return OutputProof(
-                name,
-                self.words(self.of(value, "axes")),
-                self.term(self.of(value, "definition")),
-                self.chain(self.of(value, "steps")),
-            )
+        name, axes, definition, steps = self.record(value, "name", "axes", "definition", "steps")
+        with self.at(f"output {self.as_text(name)}"):
+            return OutputProof(name, self.words(axes), self.term(definition), self.chain(steps))
 
     def state(self, value: Any) -> StateProof:
-        name = self.as_text(self.of(value, "name"))
-        finish = self.of(value, "finish")
-        with self.at(f"state {name}"):
+        keys = "name", "op", "body", "auxiliary", "update", "combine", "finish"
+        name, op, body, auxiliary, update, combine, finish = self.record(value, *keys)
+        with self.at(f"state {self.as_text(name)}"):
             return StateProof(
                 name,
-                self.as_text(self.of(value, "op")),
-                self.term(self.of(value, "body")),
-                self.as_flag(self.of(value, "auxiliary")),
-                self.merged(self.of(value, "update"), "update"),
-                self.merged(self.of(value, "combine"), "combine"),
+                self.as_text(op),
+                self.term(body),
+                self.as_flag(auxiliary),
+                self.merged(update, "update"),
+                self.merged(combine, "combine"),
                 None if finish is None else self.term(finish),
             )
 
     def group(self, value: Any) -> GroupProof:
-        return GroupProof(
-            self.as_text(self.of(value, "axis")),
-            self.each(self.of(value, "states"), "state", self.state),
-            self.words(self.of(value, "obstacles")),
-        )
+        axis, states, obstacles = self.record(value, "axis", "states", "obstacles")
+        return GroupProof(self.as_text(axis), self.each(states, "state", self.state), self.words(obstacles))
 
     def walk(self, value: Any) -> Walk:
-        return Walk(self.as_text(self.of(value, "axis")), self.as_text(self.of(value, "schedule")))
+        axis, schedule = self.record(value, "axis", "schedule")
+        return Walk(self.as_text(axis), self.as_text(schedule))
 
     def stored(self, value: Any) -> Stored:
-        return Stored(
-            self.as_text(self.of(value, "name")),
-            self.words(self.of(value, "axes")),
-            self.term(self.of(value, "value")),
-        )
+        name, axes, run = self.record(value, "name", "axes", "value")
+        return Stored(self.as_text(name), self.words(axes), self.term(run))
 
     def kernel(self, value: Any) -> KernelProof:
-        name = self.as_text(self.of(value, "name"))
-        with self.at(name):
+        name, outputs, leaves, groups, walks = self.record(
+            value, "name", "outputs", "leaves", "groups", "walks"
+        )
+        with self.at(self.as_text(name)):
             return KernelProof(
                 name,
-                self.each(self.of(value, "outputs"), "output", self.stored),
-                self.mapping(self.of(value, "leaves"), self.term),
-                self.each(self.of(value, "groups"), "group", self.group),
-                self.each(self.of(value, "walks"), "walk", self.walk),
+                self.each(outputs, "output", self.stored),
+                self.mapping(leaves, self.term),
+                self.each(groups, "group", self.group),
+                self.each(walks, "walk", self.walk),
             )
 
     def origin(self, value: Any) -> Origin:
         with self.at("the program"):
+            source, scalars, strict_casts = self.record(value, "source", "scalars", "strict_casts")
             return Origin(
-                self.as_text(self.of(value, "source")),
-                self.mapping(self.of(value, "scalars"), self.as_number),
-                self.as_flag(self.of(value, "strict_casts")),
+                self.as_text(source), self.mapping(scalars, self.as_number), self.as_flag(strict_casts)
             )
 
     def proof(self, value: Any) -> Proof:
-        if self.of(value, "format") != FORMAT or self.of(value, "version") != VERSION:
-            raise self.fail(f"this is not version {VERSION} of the format {FORMAT!r}")
-        for what, read in (("term", self.read_term), ("inference", self.read_inference)):
-            self.each(self.of(value, f"{what}s"), what, read)
+        keys = "format", "version", "program", "terms", "inferences", "outputs", "kernels", "gaps"
+        if isinstance(value, dict) and "format" in value and "version" in value:
+            form, version = value["format"], value["version"]
+            if form != FORMAT or type(version) is not int or version != VERSION:
+                raise self.fail(f"this is not version {VERSION} of the format {FORMAT!r}")
+        _, _, origin, terms, inferred, outputs, kernels, gaps = self.record(value, *keys)
+        self.each(terms, "term", self.read_term)
+        self.each(inferred, "inference", self.read_inference)
         return Proof(
-            self.origin(self.of(value, "program")),
-            self.each(self.of(value, "outputs"), "output", self.output),
-            self.each(self.of(value, "kernels"), "kernel", self.kernel),
-            self.words(self.of(value, "gaps")),
+            self.origin(origin),
+            self.each(outputs, "output", self.output),
+            self.each(kernels, "kernel", self.kernel),
+            self.words(gaps),
         )
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, whose keys are there once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Malformed(
+            "the text", f"an object has {next(k for k in keys if keys.count(k) > 1)!r:.40} twice"
+        )
+    return found
 
 
 def _is_number(text: str) -> bool:
@@ -418,7 +425,7 @@ def from_json(text: str) -> Proof:
     anything is for the checker to say."""
     hint = "give the text that Derivation.to_json wrote"
     try:
-        return _Reader().proof(json.loads(text))
+        return _Reader().proof(json.loads(text, object_pairs_hook=_once))
     except (
         ValueError,
         TypeError,

@@ -64,6 +64,10 @@ class RuleScope:
         named = [f"{name!r} matched {count} times" for count, name in mine if count]
         return f"; rule {', '.join(named)}" if named else ""
 
+    def taking_part(self, matches: Mapping[str, int]) -> tuple[str, ...]:
+        """The added rules that matched, as they were written."""
+        return tuple(str(each) for each in self.added if matches.get(each.name))
+
     def trusted(self, matches: Mapping[str, int]) -> tuple[str, ...]:
         """What was declared of the added rules that matched, a line each."""
         return tuple(

@@ -4,7 +4,7 @@ Random residues decide equality at the branches that are taken. Which branches a
 scalars and on the order of real values, and a program that differs in one branch alone passes where none takes it. So
 both programs are also run
 
-- at one position an axis, at a few, at odd sizes, and beyond every number of either program that positions or sizes
+- at one position an axis, at a few, at odd sizes, at the numbers that sizes are compared with, and beyond every number of either program that positions or sizes
   meet (`j > 100`), as far as `MOST_ELEMENTS` allows;
 - with integer scalars that are 1, that are the numbers of either program and their neighbours, and at random;
 - on real tensors whose elements are those numbers, near them, equal to elements of other tensors or to scalars, nearly
@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Size, children, walk
 from eqfuse.verify.field.domain import FieldArray, FieldDomain
 from eqfuse.verify.sampling import Inputs
@@ -34,6 +35,8 @@ SETTINGS = 6
 """Runs at other sizes and integers."""
 MOST_ELEMENTS = 2_000_000
 """Elements of the largest value over all trials of such a run: where it would have more, it has fewer trials."""
+EXACT_SIZES, SMALL = 6, 9
+"""Of the numbers that sizes are compared with, how many are taken as sizes; those below the second for all axes."""
 MOST_COPIED = 24
 """Tensors and scalars that elements are copied from."""
 KINDS = 8
@@ -75,6 +78,23 @@ def met_by_positions(program: Program) -> dict[str, int]:
     return found
 
 
+def sizes_met(*programs: Program) -> dict[str, tuple[int, ...]]:
+    """By axis, the numbers that its size is compared with."""
+    found: dict[str, set[int]] = {}
+    for program in programs:
+        for node in walk(*roots(program)):
+            if isinstance(node, Call) and node.fn in COMPARISONS:
+                parts = list(_outside_loads(node))
+                numbers = [
+                    abs(part.value) for part in parts if isinstance(part, Const) and np.isfinite(part.value)
+                ]
+                whole = {int(number) for number in numbers if 1 < number <= LARGEST_CONSTANT}
+                for part in parts:
+                    if isinstance(part, Size) and whole:
+                        found.setdefault(program.domains.get(part.axis, part.axis), set()).update(whole)
+    return {axis: tuple(sorted(numbers)) for axis, numbers in found.items()}
+
+
 def _outside_loads(root: Expr) -> Iterator[Expr]:
     stack = [root]
     while stack:
@@ -108,6 +128,13 @@ def settings(
     if any(met):
         least = tuple({axis: number + 2 for axis, number in each.items()} for each in met)
         yield Setting(LEAST, integers(3), least)
+    exact = sizes_met(*programs)
+    for number in sorted({n for numbers in exact.values() for n in numbers}, reverse=True)[:EXACT_SIZES]:
+        if number < SMALL:
+            yield Setting(Choice((number,), (number,), (number,), "none"), integers(3))
+        else:
+            reached = {axis: number for axis, numbers in exact.items() if number in numbers}
+            yield Setting(LEAST, integers(3), (reached, reached))
 
 
 def _shuffled(rng: np.random.Generator) -> Choice:
@@ -116,6 +143,14 @@ def _shuffled(rng: np.random.Generator) -> Choice:
     return replace(
         COMPACT, reduced=tuple(numbers), free=tuple(numbers[::-1]), compared=tuple(sorted(numbers))
     )
+
+
+def _flipped(expr: Expr) -> Expr:
+    """A comparison in one of its two spellings."""
+    match expr:
+        case Call("gt" | "ge" as fn, (a, b)):
+            return Call("lt" if fn == "gt" else "le", (b, a))
+    return expr
 
 
 def indexing_tensors(program: Program) -> frozenset[str]:
@@ -143,7 +178,8 @@ class Unseen:
         """Notes what each condition does at these sizes: one thing at all positions, or several."""
         self._looks += 1
         for had, program, sizes in zip(self._had, self.programs, extents, strict=True):
-            constant = {str(expr): value for expr, value in constant_conditions(program, sizes, scalars)}
+            found = constant_conditions(program, sizes, scalars)
+            constant = {str(_flipped(expr)): value for expr, value in found}
             for text in had.keys() - constant.keys():
                 had[text] |= {True, False}
             for text, value in constant.items():
@@ -191,7 +227,7 @@ def hardened(
 def _reals(
     value: FieldArray, numbers: Sequence[float], domain: FieldDomain, rng: np.random.Generator
 ) -> FieldArray:
-    """By trial modulo `KINDS`: the numbers of the programs and what is near them (0, 1), magnitudes from 1e-6 to 1e6, of one
+    """By trial modulo `KINDS`: the numbers of the programs and what is near them (0), these numbers themselves (1), magnitudes from 1e-6 to 1e6, of one
     tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others (5, see `_with_copies`), nearly equal ones (6), and
     zeros among small integers (7)."""
     shape = value.shape
@@ -199,6 +235,7 @@ def _reals(
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
     number = rng.choice(np.asarray(numbers), shape)
     step = rng.choice(np.array([0.0, 1e-3, -1e-3, 0.1, -0.1, 1.0]), shape)
+    step = np.where(trial == 1, 0.0, step)
     # Equal real values have equal residues: what is near a number is near in a way of its own.
     near = number + step * rng.uniform(0.5, 2.0, shape) * np.maximum(np.abs(number), 0.1)
     scale = np.where(trial == 2, 10.0 ** rng.uniform(-6, 6, trial.shape), 10.0 ** rng.uniform(-3, 3, shape))
@@ -214,7 +251,7 @@ def _reals(
         [near, wide, small, alike, zeros],
         value.shadow,
     )
-    keep = (rng.random(shape) < 0.3) | (trial == 5)
+    keep = ((rng.random(shape) < 0.3) & (trial != 1)) | (trial == 5)
     drawn = domain.draw(np.where(exact, 1.0, shadow), rng)
     whole = domain.numbers(np.where(exact, shadow, 0.0))
     fresh = domain.where(exact, whole, drawn)

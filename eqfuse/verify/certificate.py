@@ -108,7 +108,7 @@ class Certificate:
     (docs/verification.md). `resampled` counts trials drawn again because the
     field had no value for some element; `extremes` counts where the extremes of max and min reductions
     fell (first position, between, last). `unverified` says what registrations declared, or arithmetic left open,
-    of the reductions and rules that were used. `passes` changed the tile programs before they were compared.
+    of the reductions and rules that were used; `rules` are the added ones that matched. `passes` changed the tile programs before they were compared.
     `cached` says that an earlier process ran the trials: the certificate was read from a file (docs/cache.md).
     `searched` are the sizes and integer scalars at which a difference was looked for besides, on inputs at the thresholds
     of both programs; these trials are no part of `trials` nor of the bound.
@@ -137,6 +137,7 @@ class Certificate:
     reason: str = ""
     not_covered: tuple[str, ...] = NOT_COVERED
     unverified: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
     searched: tuple[Mapping[str, int], ...] = ()
     cached: bool = False
@@ -176,6 +177,9 @@ class Certificate:
             lines.append(f"{self.resampled} further trials were drawn for them")
         if self.ok:
             lines += self._bound_text()
+        if self.rules:
+            lines.append("added rules that took part:")
+            lines += [f"  {rule}" for rule in self.rules]
         if self.unverified:
             lines.append("taken on trust:")
             lines += [f"  {what}" for what in self.unverified]

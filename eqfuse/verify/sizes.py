@@ -324,7 +324,7 @@ def _outside_loads(*roots: Expr) -> set[Expr]:
 def constant_conditions(
     program: Program, extents: Mapping[str, int], scalars: Mapping[str, object]
 ) -> list[tuple[Expr, object]]:
-    """Comparisons of positions that have one value at all positions, and divisions by numbers and limits that do
+    """Comparisons of positions or sizes that have one value at all positions, and divisions by numbers and limits that do
     nothing or the same everywhere: what they do at larger sizes is not seen. With each, the truth that a comparison has, or
     "nothing else"."""
     integers = _integers(scalars)
@@ -355,6 +355,8 @@ def constant_conditions(
             parts = list(walk(node))
             known = all(part.name in integers for part in parts if isinstance(part, Scalar))
             positional = any(isinstance(part, Axis) for part in parts)
+            # what a comparison of sizes does at one size is the same at all positions
+            positional |= node.fn in COMPARISONS and any(isinstance(part, Size) for part in parts)
             if positional and known and not any(isinstance(part, Load | Reduce) for part in parts):
                 value = constant(node)
                 found += [] if value is None else [(node, value)]

@@ -57,6 +57,8 @@ PIECE = 4096
 _APART = 1e-6
 """How far, relative to it, the shadow of an uninterpreted function may be from the true value: arguments that it takes
 to one number (2.1 and 2.9 rounded down) give values in an order that sums and multiples keep."""
+STEPS = frozenset({"floor", "round"})
+"""Functions whose values are whole numbers, which they leave as they are: values are in the order of the arguments."""
 
 _SATURATED = 300.0
 """From here on, and long before, tanh is 1 in float64; exp of twice as much is a number."""
@@ -72,6 +74,8 @@ class FieldArray:
     `split`: how the value was written as a sum or a difference, or a multiple of one.
     `rooted`: a principal root was taken on the way, so the sign of the residue is a convention.
     `formal`: this is log2 e or its inverse, by which a sum is multiplied term by term.
+    `whole`: every value is one of a function of `STEPS`.
+    `square_of`: what this is the square of, where it was made as one.
     """
 
     p: Residues | None
@@ -81,6 +85,8 @@ class FieldArray:
     split: Split | None = None
     rooted: bool = False
     formal: bool = False
+    whole: bool = False
+    square_of: FieldArray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,6 +102,7 @@ class FieldArray:
             None if self.split is None else self.split.each(change),
             self.rooted,
             self.formal,
+            self.whole,
         )
 
     def lacks(self, mark: np.uint8) -> Truths:
@@ -264,7 +271,7 @@ class FieldDomain:
     def _neg(self, x: FieldArray) -> FieldArray:
         p = None if x.p is None else -x.p % self.p
         q = None if x.q is None else -x.q % self.q
-        result = FieldArray(p, q, -x.shadow, x.marks, rooted=x.rooted)
+        result = FieldArray(p, q, -x.shadow, x.marks, rooted=x.rooted, whole=x.whole)
         if x.split is not None:
             result.split = x.split.negated(self.p, self.q)
         elif x.p is not None:
@@ -273,6 +280,7 @@ class FieldDomain:
 
     def _mul(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._settle(self._product(x, y, x.shadow * y.shadow), x, y)
+        result.square_of = x if x is y else None
         if result.marks is not None:  # 0 times a number is 0, whether the field has that number or not
             nothing = _is_zero(x) & np.isfinite(y.shadow) | _is_zero(y) & np.isfinite(x.shadow)
             result.marks = np.where(nothing, np.uint8(0), result.marks)
@@ -388,7 +396,10 @@ class FieldDomain:
         # A variance of equal values may be -1e-17 in float64 where it is exactly 0.
         real = np.where((x.p == 0) & np.isfinite(x.shadow), np.maximum(x.shadow, 0.0), x.shadow)
         twisted = (root * root % self.p != x.p) & (real >= 0) & np.isfinite(real)
-        result = FieldArray(root, None, np.sqrt(real), _marked(TWISTED, twisted), rooted=True)
+        q = None
+        if x.square_of is not None and x.square_of.q is not None:
+            q = np.where(x.square_of.shadow < 0, -x.square_of.q % self.q, x.square_of.q)
+        result = FieldArray(root, q, np.sqrt(real), _marked(TWISTED, twisted), rooted=True)
         return self._settle(result, x, poles=real < 0)
 
     def _finite(self, x: FieldArray) -> FieldArray:
@@ -431,6 +442,8 @@ class FieldDomain:
         infinite, the result is the true value itself.
         """
         self.opaque.add(fn)
+        if fn in STEPS and args[0].whole:
+            return args[0]
         shadow = self._floats.call(fn, [arg.shadow for arg in args])
         result = FieldArray(None, None, np.asarray(shadow, dtype=np.float64))
         mixed = self._hashes(fn, args)
@@ -444,7 +457,12 @@ class FieldDomain:
             p, q = root * root % self.p, scramble(mixed, self._key(fn)) % self.q
             result.p = np.where(hashed, np.where(negative, self.p - p, p), whole.p)
             result.q = np.where(hashed, np.where(negative, -q % self.q, q), whole.q)
-            result.shadow = np.where(hashed, result.shadow * _apart(mixed), result.shadow)
+            if fn in STEPS:  # in the order of the arguments
+                apart = result.shadow + _APART * (args[0].shadow - result.shadow)
+            else:
+                apart = result.shadow * _apart(mixed)
+            result.shadow = np.where(hashed, apart, result.shadow)
+        result.whole = fn in STEPS
         return self._settle(result, *args, poles=np.True_)
 
     def _hashes(self, fn: str, args: Sequence[FieldArray]) -> Residues | None:
@@ -535,6 +553,7 @@ class FieldDomain:
             if sides[0] is not None and sides[1] is not None:
                 result.split = chosen(condition, sides[0], sides[1]).spread(result.shape)
         result.rooted = left.rooted or right.rooted
+        result.whole = left.whole and right.whole
         return result
 
     def reduce(self, op: str, value: FieldArray, axis: int) -> FieldArray:
@@ -628,6 +647,7 @@ class FieldDomain:
             target.marks = _put(target.marks, index, none if value.marks is None else value.marks)
         target.split = None
         target.rooted = target.rooted or value.rooted
+        target.whole, target.square_of = target.whole and value.whole, None
 
 
 def _put(target: Any, index: tuple[Any, ...], value: Any) -> Any:

@@ -1,0 +1,383 @@
+"""Pairs of programs: a random one, and what an edit makes of it, of which it is known whether it changes anything.
+
+An edit is made at one subexpression of an output. Edits that differ do so at one size, on one branch, at one magnitude, at one
+position or by one constant; the others are identities of real numbers. `Pair.differ` decides in float64, at points built
+for the edit: sizes that reach it, values on both sides of its threshold, large and small ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from eqfuse.errors import EqfuseError
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.interpreter import evaluate
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    call,
+    children,
+    free_axes,
+    post_order,
+    replaced,
+    substitute_axes,
+    walk,
+)
+from eqfuse.terms.parser import axes_of, parse
+from eqfuse.terms.printer import show_program
+from eqfuse.terms.types import kinds, program_dtypes
+from eqfuse.verify.sizes import input_specs, small_integers
+
+POINTS = 12
+"""Where a pair is evaluated."""
+SCALES = (1.0, 1.0, 30.0, 1000.0)
+"""Magnitudes of the values of a point, in turn."""
+CLOSE, APART = 1e-7, 1e-4
+"""Relative differences: below the first, rounding; above the second, none that rounding makes."""
+MOST_ELEMENTS = 200_000
+NEW_AXIS = "r9"
+
+Node = tuple[Expr, tuple[str, ...]]
+"""A subexpression, and the axes that it may be written with."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What stands for a subexpression; `least` are sizes that show it, `near` the number that values come close to;
+    `renames` is the axis that has another name in it."""
+
+    expr: Expr
+    least: Mapping[str, int]
+    near: float = 0.0
+    renames: str = ""
+
+
+Make = Callable[[Expr, tuple[str, ...], random.Random], Edit | None]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two programs as text; `kind` says what was done to the first, `equal` whether it should be the same function."""
+
+    kind: str
+    equal: bool
+    left: str
+    right: str
+    least: Mapping[str, int]
+    near: float
+    renames: str = ""
+
+    def differ(self, seed: int) -> bool | None:
+        """Whether the programs have different values at some point; None where rounding or the range of float64
+        leaves that open."""
+        rng = np.random.default_rng(seed)
+        first, second = parse(self.left), parse(self.right)
+        open_, seen = False, False
+        for number in range(POINTS):
+            found = _difference(first, second, self, rng, SCALES[number % len(SCALES)], number)
+            if found is None:
+                continue
+            seen = True
+            if found > APART:
+                return True
+            open_ |= found > CLOSE
+        return None if open_ or not seen else False
+
+
+def _difference(
+    first: Program, second: Program, pair: Pair, rng: np.random.Generator, scale: float, number: int
+) -> float | None:
+    """The largest relative difference at one point; None where nothing finite is there to compare."""
+    names = dict.fromkeys((*axes_of(first.outputs), *axes_of(second.outputs)))
+    sizes = {axis: int(rng.integers(2, 8)) for axis in names}
+    if number % 3:
+        sizes |= {axis: least for axis, least in pair.least.items() if axis in sizes}
+    for program in (first, second):
+        sizes |= {axis: sizes.get(of, 3) for axis, of in program.domains.items()}
+        sizes |= program.lengths
+    if pair.renames:
+        sizes[NEW_AXIS] = sizes[pair.renames]
+    scalars = dict(small_integers(first, second))
+    specs = input_specs(first, sizes, scalars)
+    if sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in specs.values()) > MOST_ELEMENTS:
+        return None
+    tensors = {}
+    for name, spec in specs.items():
+        if spec.kind == "real":
+            drawn = scale * rng.uniform(-1, 1, spec.shape)
+            near = pair.near + rng.choice([0.0, 0.5, -0.5], spec.shape)
+            tensors[name] = np.where(rng.random(spec.shape) < 0.3, near, drawn)
+        elif spec.kind == "truth":
+            tensors[name] = rng.random(spec.shape) < 0.5
+        else:
+            low, high = spec.values
+            tensors[name] = rng.integers(low, high + 1, spec.shape)
+    reals = {name: scale * rng.uniform(0.2, 1) for name in (*first.scalars, *second.scalars)}
+    numbers = {**reals, **scalars}
+    left, right = (evaluate(p, tensors, numbers, sizes, FloatDomain()) for p in (first, second))
+    worst: float | None = None
+    for name, expected in left.items():
+        a, b = np.asarray(expected, np.float64), np.asarray(right[name], np.float64)
+        known = np.isfinite(a) & np.isfinite(b)
+        if known.any():
+            size = np.maximum(np.maximum(np.abs(a), np.abs(b)), 1e-3)[known]
+            worst = max(worst or 0.0, float((np.abs(a[known] - b[known]) / size).max()))
+    return worst
+
+
+# -- where -----------------------------------------------------------------------------------------
+
+
+def _places(program: Program) -> Iterator[Node]:
+    """Real subexpressions that are no part of an index, a condition or a registered reduction, with the axes around."""
+    found = kinds([output.expr for output in program.outputs], program_dtypes(program))
+
+    def below(node: Expr) -> Sequence[Expr]:
+        match node:
+            case Load():
+                return ()
+            case Reduce(op, _, _) if "." in op or found[node] != "real":
+                return ()
+            case Call(fn, _) if fn in COMPARISONS or "." in fn:
+                return ()
+        return children(node)
+
+    for output in program.outputs:
+        scope = frozenset(output.axes) | {n.axis for n in walk(output.expr) if isinstance(n, Reduce)}
+        for node in post_order([output.expr], below):
+            if found[node] == "real" and not isinstance(node, Const):
+                yield node, tuple(sorted(free_axes(node) & scope))
+
+
+# -- edits that change the function -------------------------------------------------------------------
+
+
+def _one_size(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    if not axes:
+        return None
+    axis, size = rng.choice(axes), rng.choice((1, 2, 9, 17, 40, 100))
+    fn = rng.choice(("eq", "gt"))
+    hit = call("where", call(fn, Size(axis), Const(size)), call("add", node, Const(1)), node)
+    return Edit(hit, {axis: size + (fn == "gt")})
+
+
+def _size_for_number(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    sizes = [n for n in walk(node) if isinstance(n, Size)]
+    if not sizes:
+        return None
+    return Edit(replaced(node, {rng.choice(sizes): Const(rng.choice((3, 5, 7, 11, 16)))}), {})
+
+
+def _one_branch(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    number = rng.choice((0.25, 1.5, 2, 3, 10, 50))
+    condition = call(rng.choice(("gt", "eq", "ge")), node, Const(number))
+    return Edit(call("where", condition, call("mul", node, Const(2)), node), {}, number)
+
+
+def _equality(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    """What a threshold does at equality."""
+    found = [
+        (n, n.args[1].value)
+        for n in walk(node)
+        if isinstance(n, Call) and n.fn in ("lt", "le", "gt", "ge") and isinstance(n.args[1], Const)
+    ]
+    if not found:
+        return None
+    old, value = rng.choice(found)
+    other = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}[old.fn]
+    return Edit(replaced(node, {old: call(other, *old.args)}), {}, float(value))
+
+
+def _one_magnitude(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    number = rng.choice((5, 100, 500))
+    if rng.random() < 0.5:
+        return Edit(call("minimum", node, Const(number)), {}, number)
+    return Edit(call("maximum", node, Const(-number)), {}, -number)
+
+
+def _one_position(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    if not axes:
+        return None
+    axis, at = rng.choice(axes), rng.choice((0, 1, 5, 37, 100, -1))
+    place: Expr = Const(at) if at >= 0 else call("sub", Size(axis), Const(1))
+    hit = call("where", call("eq", Axis(axis), place), call("add", node, Const(1)), node)
+    return Edit(hit, {axis: at + 2})
+
+
+def _one_constant(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    numbers = [n for n in walk(node) if isinstance(n, Const) and not isinstance(n.value, bool)]
+    numbers = [n for n in numbers if np.isfinite(n.value)]
+    if not numbers or rng.random() < 0.3:
+        return Edit(call("mul", node, Const(rng.choice((1.01, 0.999, 2)))), {})
+    old = rng.choice(numbers)
+    new = Const(old.value + 1) if isinstance(old.value, int) else Const(old.value * 1.01 + 0.01)
+    return Edit(replaced(node, {old: new}), {})
+
+
+# -- edits that do not -----------------------------------------------------------------------------
+
+
+def _commuted(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    match node:
+        case Call("add" | "mul" | "maximum" | "minimum" as fn, (a, b)) if a is not b:
+            return Edit(call(fn, b, a), {})
+    return None
+
+
+def _associated(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    match node:
+        case Call("add" | "mul" as fn, (Call(inner, (a, b)), c)) if fn == inner:
+            return Edit(call(fn, a, call(fn, b, c)), {})
+        case Call("sub", (a, b)):
+            return Edit(call("add", a, call("neg", b)), {})
+        case Call("div", (a, b)) if not isinstance(b, Const):
+            return Edit(call("mul", a, call("div", Const(1), b)), {})
+    return None
+
+
+def _distributed(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    match node:
+        case Call("mul", (Call("add" | "sub" as fn, (a, b)), c)) | Call(
+            "mul", (c, Call("add" | "sub" as fn, (a, b)))
+        ):
+            return Edit(call(fn, call("mul", a, c), call("mul", b, c)), {})
+    return None
+
+
+def _split_sum(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    match node:
+        case Reduce("sum", axis, Call("add" | "sub" as fn, (a, b))):
+            return Edit(call(fn, Reduce("sum", axis, a), Reduce("sum", axis, b)), {})
+        case Reduce("sum", axis, body):
+            first = call("lt", Axis(axis), Const(rng.choice((1, 2, 4))))
+            kept = call("where", first, body, Const(0)), call("where", first, Const(0), body)
+            return Edit(call("add", Reduce("sum", axis, kept[0]), Reduce("sum", axis, kept[1])), {})
+        case Reduce("max" | "min" as op, axis, body):
+            first = call("lt", Axis(axis), Const(2))
+            nothing = Const(-np.inf if op == "max" else np.inf)
+            kept = call("where", first, body, nothing), call("where", first, nothing, body)
+            both = Reduce(op, axis, kept[0]), Reduce(op, axis, kept[1])
+            return Edit(call("maximum" if op == "max" else "minimum", *both), {})
+    return None
+
+
+def _renamed_axis(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    match node:
+        case Reduce(op, axis, body) if (
+            "." not in op
+            and not any(isinstance(n, Size | Reduce) and n.axis == axis for n in walk(body))
+            and any(isinstance(n, Load) and Axis(axis) in n.index for n in walk(body))
+        ):
+            return Edit(Reduce(op, NEW_AXIS, substitute_axes(body, {axis: Axis(NEW_AXIS)})), {}, renames=axis)
+    return None
+
+
+def _shifted(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    match node:
+        case Call("exp", (a,)):
+            number = Const(rng.choice((1, 2, 0.5)))
+            return Edit(call("mul", call("exp", call("sub", a, number)), call("exp", number)), {})
+        case Reduce("max" | "min" as op, axis, body):
+            number = Const(rng.choice((1, 3, 0.5)))
+            return Edit(call("sub", Reduce(op, axis, call("add", body, number)), number), {})
+    return None
+
+
+def _equal_threshold(node: Expr, axes: tuple[str, ...], rng: random.Random) -> Edit | None:
+    match node:
+        case Call("where", (Call("lt" | "le" | "gt" | "ge" as fn, (a, b)), x, y)):
+            other = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}[fn]
+            return Edit(call("where", call(other, b, a), x, y), {})
+        case Call("where", (condition, x, y)):
+            return Edit(call("where", call("not", condition), y, x), {})
+        case Call("relu", (a,)):
+            return Edit(call("where", call("gt", a, Const(0)), a, Const(0)), {})
+        case Call("abs", (a,)):
+            return Edit(call("maximum", a, call("neg", a)), {})
+    return None
+
+
+DIFFERENT: Mapping[str, Make] = {
+    "one size": _one_size,
+    "a number for a size": _size_for_number,
+    "one branch": _one_branch,
+    "a threshold at equality": _equality,
+    "one magnitude": _one_magnitude,
+    "one position": _one_position,
+    "one constant": _one_constant,
+}
+SAME: Mapping[str, Make] = {
+    "commuted": _commuted,
+    "associated": _associated,
+    "distributed": _distributed,
+    "split sums": _split_sum,
+    "renamed axis": _renamed_axis,
+    "shifted": _shifted,
+    "equal threshold": _equal_threshold,
+}
+
+
+def pairs_of(source: str, seed: int) -> Iterator[Pair]:
+    """A pair of each sort from a random program: one that differs, one that does not."""
+    rng = random.Random(seed)
+    whole = parse(source)
+    one = replace(whole, outputs=(rng.choice(whole.outputs),))
+    left = _declared(one)
+    program = parse(left)
+    places = list(_places(program))
+    for equal, edits in ((False, DIFFERENT), (True, SAME)):
+        for kind in rng.sample(sorted(edits), len(edits)):
+            made = _edited(program, places, edits[kind], rng)
+            if made is not None:
+                right, edit = made
+                yield Pair(kind, equal, left, right, edit.least, edit.near, edit.renames)
+                break
+
+
+def _declared(program: Program) -> str:
+    """The text of a program, of the tensors that it still reads."""
+    nodes = list(walk(*(output.expr for output in program.outputs)))
+    read = {n.tensor for n in nodes if isinstance(n, Load)}
+    scalars = {n.name for n in nodes if isinstance(n, Scalar)}
+    axes = set(axes_of(program.outputs))
+    return show_program(
+        replace(
+            program,
+            tensors=tuple(tensor for tensor in program.tensors if tensor.name in read),
+            scalars=tuple(name for name in program.scalars if name in scalars),
+            integers=tuple(name for name in program.integers if name in scalars),
+            lengths={axis: size for axis, size in program.lengths.items() if axis in axes},
+            domains={axis: of for axis, of in program.domains.items() if axis in axes},
+        )
+    )
+
+
+def _edited(
+    program: Program, places: Sequence[Node], make: Make, rng: random.Random
+) -> tuple[str, Edit] | None:
+    """The text of the program with one edit of a kind; None where it has no place for one."""
+    for node, axes in rng.sample(places, len(places)):
+        edit = make(node, axes, rng)
+        if edit is None or edit.expr is node:
+            continue
+        (output,) = program.outputs
+        made = replace(program, outputs=(replace(output, expr=replaced(output.expr, {node: edit.expr})),))
+        try:
+            text = _declared(made)
+            parse(text)
+        except EqfuseError:
+            continue
+        return text, edit
+    return None

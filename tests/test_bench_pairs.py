@@ -1,0 +1,42 @@
+"""The pairs that equivalence is tried on: what an edit says is what float64 finds, and verdicts are counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.pairs import DIFFERENT, SAME, Pair, pairs_of
+from bench.pairs_report import judge
+from eqfuse.terms.parser import parse
+
+PROGRAM = """x: f32[i, j]
+o[i] = sum[j](where(x[i, j] > 2, exp(x[i, j] - 1) * (x[i, j] + 3), relu(x[i, j]))) / N(j) + max[j](x[i, j])"""
+
+
+def made() -> list[Pair]:
+    return [pair for seed in range(40) for pair in pairs_of(PROGRAM, seed)]
+
+
+def test_every_kind_of_edit_finds_a_place_and_parses() -> None:
+    pairs = made()
+    assert {pair.kind for pair in pairs} == {*DIFFERENT, *SAME}
+    for pair in pairs:
+        assert parse(pair.left) and parse(pair.right) and pair.left != pair.right
+
+
+def test_edits_that_keep_the_function_keep_its_values() -> None:
+    for pair in made():
+        if pair.equal:
+            assert pair.differ(0) is not True, pair
+
+
+@pytest.mark.parametrize("kind", ["one size", "one position", "one magnitude", "one constant"])
+def test_edits_that_change_the_function_are_seen_where_they_say(kind: str) -> None:
+    pairs = [pair for pair in made() if pair.kind == kind]
+    assert pairs and any(pair.differ(0) for pair in pairs)
+
+
+def test_a_pair_is_judged_against_what_float64_finds() -> None:
+    left = "x: f32[i]\no[i] = x[i] + 1"
+    assert judge(Pair("same", True, left, "x: f32[i]\no[i] = 1 + x[i]", {}, 0), 0)[0] == "right"
+    assert judge(Pair("differs", False, left, "x: f32[i]\no[i] = x[i] + 2", {}, 0), 0)[0] == "right"
+    assert judge(Pair("differs", False, left, "x: f32[i]\no[i] = 1 + x[i]", {}, 0), 0)[0] == "left out"
