@@ -90,6 +90,14 @@ CASES: Mapping[str, Case] = {
     ),
     "a fold with a state": Case("m[i], s[i] = mean_var[j](x[i,j])", X),
     "a fold that is not commutative": Case("y[i] = last[j](sq(x[i,j]))", X),
+    "a fold of what does not vary": Case(
+        "a = sum[i](x[i])\nb = sum[i](sq(x[i]))\nd = last[i](b - a) + sum[i](a * x[i])", X
+    ),
+    "masks that cancel": Case(
+        "y[i] = sum[j](where(i > 1, where(j > 1, x[i], 0), 0) - where(j > 1, where(i > 1, x[i], 0), 0)"
+        " + z[i,j])",
+        ("x", "z"),
+    ),
     "extremes of a user": Case("y[i] = span[j](x[i,j]) * absmax[j](x[i,j]) + sumsq[j](x[i,j])", X),
     "steps": Case("y[i] = sum[j](round(x[i,j]) * x[i,j] * floor(z[i]) * sign(z[i]))", ("x", "z")),
     "functions": Case(

@@ -202,6 +202,32 @@ def test_integer_states_follow_the_trial() -> None:
     np.testing.assert_array_equal(y, x.argmax(2))
 
 
+def test_loop_bounds_follow_the_trial() -> None:
+    """A loop up to a position that another kernel computed: it ends elsewhere in every trial."""
+    b = Body()
+    i, n_i = b.positions("i"), b.extent("i")
+    x = b.load("x", [i, b.integer(0)], b.bound("i", n_i), "i")
+    stop = b.call(
+        "where", b.call("gt", x, b.let(Fill(0.0), "i")), *(b.let(Fill(n), "i", "i64") for n in (2, 5))
+    )
+    b.store("stop", [i], stop, b.bound("i", n_i))
+    first = b.kernel("stops", ("i",), Block("i", "grid", 4))
+    b = Body()
+    zero, at = b.integer(0), b.start("i")
+    total0 = b.let(Constant(0.0), "", "f32")
+    total = b.carried("total", total0)
+    c = b.inner()
+    step = c.call("add", total, c.load("x", [at, c.start("j")], None, ""))
+    b.loop("j", zero, b.load("stop", [at], None, "", "i64"), [(total, total0, step)], c)
+    b.store("y", [at], total, None)
+    second = b.kernel("sums", ("i",), Block("i", "unit", 1), Block("j", "unit", 1))
+    buffers = [Buffer("stop", ("i",), "i64", False), Buffer("y", ("i",), "f32", True)]
+    x = real(6, 5, 7)
+    y = interpret(program([first, second], buffers), ROWS, {"x": x}, {"i": 5, "j": 7}, batch=6)
+    shown = np.where(x[:, :, :1] > 0, np.arange(7) < 2, np.arange(7) < 5)
+    np.testing.assert_allclose(y, (x * shown).sum(2))
+
+
 def test_scalars_may_differ_by_trial() -> None:
     given = {"q": real(2, 4, 7, 3), "k": real(2, 2, 7, 3), "v": real(2, 2, 7, 5)}
     o = interpret(attention(4, 4), QKV, given, ATTENTION, batch=2, scalars={"scale": np.array([0.3, 0.0])})

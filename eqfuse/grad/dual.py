@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.errors import EqfuseError
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.functions import CASTS
 from eqfuse.verify.field.domain import FieldArray, extreme
@@ -150,7 +151,8 @@ class DualDomain:
                 return None
             case _, (x,) if fn in self._rules:
                 return self._rules[fn](x.value, value, x.tangent)
-        raise ValueError(f"{fn} has no rule for dual numbers")
+        hint = "no certificate is made of it; compare the gradient with differences"
+        raise EqfuseError(f"{fn!r} has no rule for dual numbers", hint=hint)
 
     def _scaled(self, value: Any, tangent: Any) -> Any:
         return None if tangent is None else self._call("mul", value, tangent)

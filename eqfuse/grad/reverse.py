@@ -146,10 +146,12 @@ class Reverse:
             terms = collected(found.pop(node, ()))
             if not terms or not steps.is_active(node) or not steps.is_real(node):
                 continue
-            if name_of(node) is not None:
-                self._read(step, node, terms)
+            if (name := name_of(node)) is not None:
+                self._read(step, name, node, terms)
                 continue
-            assert isinstance(node, Call)
+            if not isinstance(node, Call):
+                hint = "give its value a name, and take the gradient of what is made of it"
+                raise refused(steps.program, node, f"{_short(node)} has no gradient here", hint)
             if len(terms) > MOST_MASKED:
                 terms = self._named(f"d{step.name}", step.loops, terms)
             for part, factors in self._partials(node, terms, own):
@@ -217,10 +219,8 @@ class Reverse:
 
     # -- reads ---------------------------------------------------------------------------------------
 
-    def _read(self, step: Step, node: Expr, terms: Polynomial) -> None:
+    def _read(self, step: Step, name: str, node: Expr, terms: Polynomial) -> None:
         """Adds the cotangent of a read to that of what is read."""
-        name = name_of(node)
-        assert name is not None
         target = self.targets.get(name)
         if target is None:
             return
@@ -231,16 +231,15 @@ class Reverse:
             over = tuple(axis for axis in made.over if axis in term.axes)
             groups.setdefault(over, []).append(term)
         for over, members in groups.items():
-            count = [Size(axis) for axis in made.over if axis not in over]
             summed = self._summed(name, over, target, collected(members))
-            for size in count:
-                summed = multiplied(summed, size)
+            summed = _times_sizes(summed, [axis for axis in made.over if axis not in over])
             self.found[name] = collected((*self.found.get(name, ()), *self._shortened(summed)))
 
     def _summed(
         self, name: str, over: tuple[str, ...], target: Sequence[str], terms: Polynomial
     ) -> Polynomial:
-        """The sum over some axes, what does not depend on them in front of it."""
+        """The sum over some axes, what does not depend on them in front of it. An axis that nothing is left to depend on
+        counts as often as it has positions."""
         if not over or not terms:
             return terms
         common = shared(terms)
@@ -262,10 +261,13 @@ class Reverse:
             for term in terms
         )
         body = expression(inner)
-        if not free_axes(body) & set(over):
-            raise AssertionError("what does not depend on an axis is not summed over it")
+        left = tuple(axis for axis in over if axis in free_axes(body))
+        (front,) = _times_sizes((front,), [axis for axis in over if axis not in left])
+        if not left:
+            rest = atom(body) if any(term.axes & set(over) for term in inner) else inner
+            return collected(term.times(front) for term in rest)
         axes = tuple(axis for axis in target if axis in free_axes(body))
-        step = Step(self.steps.names.fresh(f"d{name}_sum"), axes, body, "sum", over)
+        step = Step(self.steps.names.fresh(f"d{name}_sum"), axes, body, "sum", left)
         parts = [self._try((*axes, *over), (term,)) for term in inner]
         if self._reads_sums(inner) and is_zero(self.steps, step, parts):
             return ()
@@ -315,14 +317,15 @@ class Reverse:
     def _fold(self, step: Step, cotangent: Polynomial) -> None:
         """A state variable of a registered reduction."""
         found = fold_of(step.op)
-        assert found is not None
+        if found is None:
+            hint = "write it with sum, max, min, prod or a registered reduction"
+            raise refused(self.steps.program, step.value, f"the reduction {step.op!r} has no gradient", hint)
         fold, index = found
         (axis,) = step.over
         ranks = ranks_of(step.value)
         body = step.body
         if ranks is not None:
-            assert isinstance(body, Call)
-            body = body.args[1]
+            body = children(body)[1]
         parts = unpacked(body, len(fold.state))
         if fold.order:
             place = next((k for k, part in enumerate(parts) if _is_position(part, axis)), None)
@@ -430,6 +433,13 @@ class Reverse:
                         if partial is not None and any(isinstance(p, Local) for p in walk(part)):
                             found.setdefault(part, []).extend(multiplied(terms, replaced(partial, values)))
         return leaves
+
+
+def _times_sizes(terms: Polynomial, axes: Iterable[str]) -> Polynomial:
+    """The sum of what does not depend on some axes over them."""
+    for axis in axes:
+        terms = multiplied(terms, Size(axis))
+    return terms
 
 
 def _is_position(part: Expr, axis: str) -> bool:

@@ -180,12 +180,10 @@ def _both(left: Expr, right: Expr) -> Expr:
 
 def _joined(left: _Linear, right: _Linear) -> tuple[dict[str, Expr], tuple[Expr, Expr]]:
     """What both are at, and their values where they are at more."""
-    assert left.value is not None and right.value is not None
     common = {axis: row for axis, row in left.at.items() if right.at.get(axis) is row}
     sides = [
-        _where(side.value, {axis: row for axis, row in side.at.items() if axis not in common})
+        _where(side.value or Const(0), {axis: row for axis, row in side.at.items() if axis not in common})
         for side in (left, right)
-        if side.value is not None
     ]
     return common, (sides[0], sides[1])
 

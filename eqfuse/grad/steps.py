@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, locate
 from eqfuse.terms.expressions import Number, Reader
-from eqfuse.terms.folds import contributions, fold_of
+from eqfuse.terms.folds import PAIR, contributions, fold_of
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -239,8 +239,11 @@ class Steps:
         return memo[node]
 
     def _is_repeated(self, node: Expr, scope: tuple[str, ...]) -> bool:
-        """Whether broadcasting repeats an expression of which several values have derivatives."""
-        if not isinstance(node, Call) or not free_axes(node) < set(scope) or not self.is_real(node):
+        """Whether broadcasting repeats an expression of which several values have derivatives. A state of several
+        variables is no value that a step has."""
+        if not isinstance(node, Call) or node.fn == PAIR:
+            return False
+        if not free_axes(node) < set(scope) or not self.is_real(node):
             return False
         return len([part for part in walk(node) if name_of(part) in self.active]) > 1
 

@@ -67,8 +67,9 @@ def _usable(value: FieldArray) -> npt.NDArray[np.bool_]:
 
 
 def _is_zero(value: FieldArray) -> bool:
+    if value.p is None:
+        return False
     usable = _usable(value)
-    assert value.p is not None
     decided = (usable.sum(0) >= ENOUGH) | _is_never_a_number(value)
     return bool(decided.all()) and bool(usable.any()) and not value.p[usable].any()
 
@@ -79,6 +80,5 @@ def _is_never_a_number(value: FieldArray) -> npt.NDArray[np.bool_]:
 
 
 def _nonzero(value: FieldArray) -> npt.NDArray[np.bool_]:
-    assert value.p is not None
-    found: npt.NDArray[np.bool_] = value.p != 0
-    return found & _usable(value)
+    usable = _usable(value)
+    return np.zeros_like(usable) if value.p is None else usable & (value.p != 0)

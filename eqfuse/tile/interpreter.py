@@ -131,6 +131,11 @@ def run(
     return outputs
 
 
+def _tiled(active: npt.NDArray[np.bool_], rank: int) -> npt.NDArray[np.bool_]:
+    """Instances (1, count), or (trials, count) where a loop's bounds are computed, as a mask of tiles of a rank."""
+    return active.reshape(*active.shape, *(1,) * rank)
+
+
 def _accumulates(op: Op) -> bool:
     return isinstance(op, Dot) or (isinstance(op, Elementwise) and op.fn in ("add", "mul"))
 
@@ -245,7 +250,7 @@ class _Instances:
                 following = total(self.domain, following)
             if not everywhere:
                 where = np.where if carried.value.dtype in INTEGERS else self.domain.where
-                following = where(running.reshape(1, -1, *(1,) * rank), following, self.values[name])
+                following = where(_tiled(running, rank), following, self.values[name])
             advanced[name] = following
         self.values |= advanced
 
@@ -522,7 +527,7 @@ class _Instances:
         tensor = self.memory[op.tensor]
         rank = len(value.dims)
         index = [self._aligned(v, value.dims) for v in op.index]
-        required: npt.NDArray[np.bool_] = active.reshape(1, -1, *(1,) * rank)
+        required = _tiled(active, rank)
         mask = None
         if op.mask is not None:
             mask = self._aligned(op.mask, value.dims)
@@ -561,7 +566,7 @@ class _Instances:
         array = self._converted(value, tensor.dtype) if tensor.dtype else self.values[value.name]
         index = [self._aligned(v, value.dims) for v in stmt.index]
         shape = (self._trials(tensor), self.count, *(self.blocks[d] for d in value.dims))
-        selected = np.broadcast_to(active.reshape(1, -1, *(1,) * len(value.dims)), shape)
+        selected = np.broadcast_to(_tiled(active, len(value.dims)), shape)
         if stmt.mask is not None:
             selected = selected & self._aligned(stmt.mask, value.dims)
         safe = self._guarded(what, tensor, index, selected)
