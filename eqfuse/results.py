@@ -181,7 +181,7 @@ def _made_here() -> dict[str, Any]:
 
 
 def _keep(kind: str, key: Key, value: object) -> None:
-    content = {"egglog": installed("egglog"), "value": CODEC.encode(value)}
+    content = {"egglog": egglog_here(), "value": CODEC.encode(value)}
     entries.keep(kind, key, {**content, "digest": _digest({"key": key, **content})})
 
 
@@ -189,7 +189,7 @@ def _value(kind: str, content: Mapping[str, Any]) -> Any:
     body = {name: part for name, part in content.items() if name != "digest"}
     if content.get("digest") != _digest(body):
         raise Unfit("its digest is not that of what it holds")
-    here = installed("egglog")
+    here = egglog_here()
     if here is not None and content.get("egglog") != here:
         raise Unfit(f"egglog {content.get('egglog')} made it, and {here} is installed")
     try:
@@ -205,13 +205,24 @@ def _digest(body: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=1)
 def source_digest() -> str:
     """The digest of eqfuse's own source files, as they are at the first call."""
-    home = Path(__file__).parent
+    home = os.path.dirname(__file__)
     found = hashlib.blake2b(digest_size=16)
-    for path in sorted(home.rglob("*.py")):
-        text = path.read_bytes()
-        found.update(f"{path.relative_to(home).as_posix()} {len(text)}\n".encode())
-        found.update(text)
+    for folder, inner, names in os.walk(home):
+        inner.sort()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                with open(path, "rb", buffering=0) as file:
+                    text = file.read()
+                found.update(f"{os.path.relpath(path, home)} {len(text)}\n".encode())
+                found.update(text)
     return found.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def egglog_here() -> str | None:
+    """The version of egglog that is installed."""
+    return installed("egglog")
 
 
 def found(kind: str) -> Iterator[tuple[Path, Subject | None, Any, str]]:

@@ -232,9 +232,9 @@ def test_another_egglog_misses_and_none_serves(
 ) -> None:
     eq.compile(SOFTMAX)
     opened.clear()
-    monkeypatch.setattr(results, "installed", lambda package: None)
+    monkeypatch.setattr(results, "egglog_here", lambda: None)
     assert eq.compile(SOFTMAX).certificate.cached and not opened
-    monkeypatch.setattr(results, "installed", lambda package: "0.1")
+    monkeypatch.setattr(results, "egglog_here", lambda: "0.1")
     assert not eq.compile(SOFTMAX).certificate.cached and opened
 
 
@@ -245,6 +245,19 @@ def test_another_source_of_eqfuse_misses(
     opened.clear()
     monkeypatch.setattr(results, "source_digest", lambda: "another")
     assert not eq.compile(SOFTMAX).certificate.cached and opened
+
+
+def test_the_digest_is_of_every_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(files: dict[str, str]) -> str:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return results.source_digest.__wrapped__()
+
+    monkeypatch.setattr(results, "__file__", str(tmp_path / "results.py"))
+    first = digest({"results.py": "a = 1", "inner/b.py": "b = 2"})
+    assert digest({"notes.txt": "no source"}) == first == digest({"inner/b.py": "b = 2"})
+    assert len({first, digest({"inner/b.py": "b = 3"}), digest({"inner/c.py": ""})}) == 3
 
 
 def test_off_keeps_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +303,7 @@ def test_a_packed_folder_serves_and_is_only_read(
     before = {path: path.read_bytes() for path in files(packed)}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     monkeypatch.setenv("EQFUSE_CACHE_PATH", os.pathsep.join([str(tmp_path / "not there"), str(packed)]))
-    monkeypatch.setattr(results, "installed", lambda package: None)
+    monkeypatch.setattr(results, "egglog_here", lambda: None)
     opened.clear()
     assert eq.compile(SOFTMAX).certificate.cached and eq.compile(SUM).certificate.cached
     assert not opened
