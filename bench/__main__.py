@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=options.seed,
         seconds=options.seconds,
         resume=options.resume,
+        native=options.native,
         measured=options.measured,
     )
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         help="fuzz, pairs: begin no batch after so long",
     )
     parser.add_argument("--resume", action="store_true", help="fuzz: keep the batches that are done")
+    parser.add_argument("--native", action="store_true", help="fuzz: on the CPU, run compiled C++ as well")
     parser.add_argument(
         "--measured",
         type=Path,

@@ -10,7 +10,9 @@ infinite or NaN whatever the inputs, of which float64 gives no finite value eith
 tensor that is read behind an axis has a position more than that, but not where a condition on the axis guards it.)
 
 Each schedule runs twice: the plan for these sizes in its own tiles, and the plan for long axes in tiles of
-2 to 8 positions (more where an axis is long); so does the program as it is written. With `--device cuda` it runs as a user's does: `eq.compile`
+2 to 8 positions (more where an axis is long); so does the program as it is written. On the CPU tiles run as torch
+calls. With `--native` compiled C++ runs them too: the chosen plan in blocks for C++, and every schedule in tiny tiles,
+with 1 or 2 threads; what has no C++ is counted, with the reason. With `--device cuda` it runs as a user's does: `eq.compile`
 on CUDA tensors, with no schedule asked for and with each. Some programs run in a thread of their own, in several
 at once, or in a forked child. hypothesis shrinks what fails. `judge` says what is right.
 
@@ -34,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -63,6 +65,9 @@ from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.cpu.run import CpuProgram
+from eqfuse.tile.native.nodes import NotNative
+from eqfuse.tile.native.run import NativeProgram, loaded_dtypes, prepared, unit_dims
+from eqfuse.tile.nodes import TileProgram
 from eqfuse.verify.certificate import Certificate
 
 BATCH = 50
@@ -92,9 +97,17 @@ COLUMNS = (
 )
 
 
+Form = Callable[
+    [Mapping[str, torch.Tensor], Mapping[str, float], Mapping[str, int], Mapping[str, int]],
+    Mapping[str, torch.Tensor],
+]
+"""The outputs by name, from tensors and scalars by name, the extents of axes and the numbers of shards."""
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one program: see the module's text. `ran` are the schedules that it has."""
+    """What became of one program: see the module's text. `ran` are the schedules that it has, and with `--native`
+    what they ran as: "C++", or torch calls and why."""
 
     kind: str
     why: str
@@ -149,10 +162,10 @@ class Call:
         return Outcome(kind, why, tuple(dict.fromkeys(ran)), judged, positions)
 
 
-def check(example: Example, device: str = "cpu") -> Outcome:
-    """Compile, force every schedule, run, compare; where the example says."""
+def check(example: Example, device: str = "cpu", native: bool = False) -> Outcome:
+    """Compile, force every schedule, run, compare; where the example says. `native`: compiled C++ as well."""
     registered(example.source)
-    run = partial(_judged, example, device)
+    run = partial(_judged, example, device, native)
     match example.place:
         case "a thread":
             return _in_threads(run, 1)
@@ -164,11 +177,11 @@ def check(example: Example, device: str = "cpu") -> Outcome:
             return run()
 
 
-def _judged(example: Example, device: str) -> Outcome:
+def _judged(example: Example, device: str, native: bool) -> Outcome:
     call: Call | None = None
     try:
         call = Call.of(example)
-        return _on_cpu(example, call) if device == "cpu" else _as_a_user(call, device)
+        return _on_cpu(example, call, native) if device == "cpu" else _as_a_user(call, device)
     except VerificationError as error:
         found_nothing = call is not None and call.is_never_a_number() and _found_nothing(error.certificate)
         if found_nothing or _is_always_special(error.certificate):
@@ -210,20 +223,24 @@ def _is_of_what_is_behind(error: BindError, example: Example) -> bool:
     return False
 
 
-def _on_cpu(example: Example, call: Call) -> Outcome:
+def _on_cpu(example: Example, call: Call, native: bool) -> Outcome:
     derived = compiler.derive(call.source, None, strict_casts=False)
     program, device = derived.program, device_named("cpu")
-    kernel = Kernel(derived, device, True, None, False, TRIALS, {})
+    mode = "wait" if native else "off"
+    kernel = Kernel(derived, device, True, None, False, TRIALS, {}, native=mode)
     for_long_axes = kernel.compiled
     wrong = call.wrong(
         kernel(**call.tensors, **call.scalars, sizes=call.sizes), not kernel.plan.loses_infinities
     )
     if wrong:
-        return Outcome("mismatch", f"{kernel.plan.schedule}, chosen: {wrong}")
+        code = f" as {kernel.plan.code}" if kernel.plan.code else ""
+        return Outcome("mismatch", f"{kernel.plan.schedule}, chosen{code}: {wrong}")
     kernel.certificate  # noqa: B018  (raises VerificationError)
     verified = {kernel.compiled.chosen.nest}
     extents = kernel.compiled.extents
-    ran: list[str] = []
+    # OpenMP's threads do not outlive a fork
+    threads = 1 if example.place == "a fork" else 1 + example.seed % 2
+    ran: list[str] = [kernel.plan.code] if native and kernel.plan.code else []
     tile = example.block
     while MOST_TILES * tile < max(extents.values(), default=0):
         tile *= 2
@@ -243,12 +260,40 @@ def _on_cpu(example: Example, call: Call) -> Outcome:
             if 0 in call.sizes.values():  # the call above has run the unfused program, which is all there is
                 continue
             shards = {axis: example.shards for axis, _ in nest.shards}
-            outputs = CpuProgram(tiles, program)(call.tensors, call.scalars, extents, shards)
-            values = tuple(outputs[output.name] for output in program.outputs)
-            if wrong := call.wrong(values, not plan.loses_infinities):
-                where = f" in tiles of {block}" if block else ""
-                return Outcome("mismatch", f"{name}{where}: {wrong}")
+            forms: list[tuple[str, Form]] = [("", CpuProgram(tiles, program))]
+            if native and block:
+                try:
+                    forms.append((" as C++", _native(tiles, call.tensors, extents, shards, threads)))
+                    ran.append("C++")
+                except NotNative as why:
+                    ran.append(f"torch calls: {why}")
+            for form, run in forms:
+                outputs = run(call.tensors, call.scalars, extents, shards)
+                values = tuple(outputs[output.name] for output in program.outputs)
+                if wrong := call.wrong(values, not plan.loses_infinities):
+                    where = f" in tiles of {block}" if block else ""
+                    return Outcome("mismatch", f"{name}{where}{form}: {wrong}")
     return call.outcome(derived, ran)
+
+
+def _native(
+    tiles: TileProgram,
+    tensors: Mapping[str, torch.Tensor],
+    extents: Mapping[str, int],
+    shards: Mapping[str, int],
+    threads: int,
+) -> Form:
+    """A tile program as C++ for the layout of these tensors. Raises NotNative where it has none."""
+    loaded = loaded_dtypes(tiles)
+
+    def given(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: prepared(tensor, loaded.get(name)) for name, tensor in tensors.items()}
+
+    ranks = {name: tensor.dim() for name, tensor in tensors.items()}
+    compiled = NativeProgram(tiles, ranks, unit_dims(given(tensors)), extents, shards)
+    return lambda tensors, scalars, extents, shards: compiled(
+        given(tensors), scalars, extents, shards, threads
+    )
 
 
 def _candidates(compiled: compiler.Compiled) -> Iterator[tuple[str, Candidate]]:
@@ -369,15 +414,16 @@ class Tally:
         self.positions += other.positions
 
 
-def explore(seed: int, examples: int, device: str = "cpu") -> Tally:
+def explore(seed: int, examples: int, device: str = "cpu", native: bool = False) -> Tally:
     """Try that many programs. What fails is shrunk, and others are tried in place of the rest."""
     tally, attempt = Tally(), 0
     while tally.programs < examples:
         before = tally.programs
-        failure = _explore(tally, f"{seed} {attempt}", examples - before, device)
+        failure = _explore(tally, f"{seed} {attempt}", examples - before, device, native)
         if failure is not None:
             example, outcome = failure
             again = f"eqfuse bench fuzz --seed {seed} --examples {examples} --device {device}"
+            again += " --native" * native
             tally.failures.append(f"{outcome.kind}: {outcome.why}\n{example}\n# again: {again}")
             if LOST in outcome.why:
                 break
@@ -387,7 +433,9 @@ def explore(seed: int, examples: int, device: str = "cpu") -> Tally:
     return tally
 
 
-def _explore(tally: Tally, seed: str, examples: int, device: str) -> tuple[Example, Outcome] | None:
+def _explore(
+    tally: Tally, seed: str, examples: int, device: str, native: bool
+) -> tuple[Example, Outcome] | None:
     """One run of hypothesis: counts into the tally, and returns the first failure, shrunk."""
     smallest: list[tuple[Example, Outcome]] = []
     found = 0.0
@@ -407,7 +455,7 @@ def _explore(tally: Tally, seed: str, examples: int, device: str) -> tuple[Examp
         if smallest and time.monotonic() - found > SHRINK_SECONDS:
             raise Enough
         with time_limit(2 * MOST_SECONDS):
-            outcome = check(example, device)
+            outcome = check(example, device, native)
         if not smallest:
             tally.count(example, outcome)
         if outcome.failed:
@@ -451,13 +499,14 @@ class Batch:
     seed: int
     examples: int
     device: str
+    native: bool = False
 
 
 def _batches(options: Options, path: Path | None) -> Iterator[Tally]:
     size = BATCH if options.device == "cpu" else GPU_BATCH
     starts = range(0, options.examples, size)
     batches = [
-        Batch(options.seed + n, min(size, options.examples - start), options.device)
+        Batch(options.seed + n, min(size, options.examples - start), options.device, options.native)
         for n, start in enumerate(starts)
     ]
     kept = path.with_suffix(".batches.jsonl") if path else None
@@ -507,7 +556,7 @@ def _explored(batches: list[Batch], deadline: float) -> Iterator[tuple[Batch, Ta
             while queue or running:
                 while queue and len(running) < workers and time.monotonic() < deadline:
                     batch = queue.pop(0)
-                    running[batch] = pool.submit(explore, batch.seed, batch.examples, batch.device)
+                    running[batch] = pool.submit(explore, *astuple(batch))
                 if not running:
                     return
                 done = next((b for b, future in running.items() if future.done()), None)
@@ -570,9 +619,11 @@ def _summary(total: Tally, options: Options) -> list[str]:
     mismatches = f"{kinds['mismatch']} mismatches"
     broken = [f"{kinds[kind]} {kind}" for kind in FAILED[1:]]
     schedules = ", ".join(f"{name} {total.schedules[name]}" for name in SCHEDULES)
+    forms = [f"{name} {count}" for name, count in total.schedules.items() if name not in SCHEDULES]
     share = 100 * total.judged / max(1, total.positions)
     return [
         f"{total.programs} programs: {', '.join([*outcomes, mismatches, *broken])}; seed {options.seed}",
         f"schedules run: {schedules}",
+        *([f"of programs compiled for the CPU: {'; '.join(forms)}"] if forms else []),
         f"{share:.1f}% of {total.positions} output positions are well-conditioned enough to judge",
     ]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -165,3 +170,86 @@ def test_any_number_of_threads_gives_one_result(rows: int) -> None:
         results.append(kernel(x=x))
     torch.set_num_threads(before)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def source_of_a_library(number: int) -> str:
+    return f'extern "C" int number() {{ return {number}; }}\n'
+
+
+@compiling
+def test_a_cache_folder_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "cannot be kept ($XDG_CACHE_HOME)" in softmax("wait")[0].plan.code
+
+
+@compiling
+def test_threads_that_compile_one_source_at_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, run = threading.Barrier(2), subprocess.run
+
+    def both_at_once(*arguments: Any, **options: Any) -> Any:
+        done = run(*arguments, **options)
+        together.wait(60)
+        return done
+
+    build._machine()
+    monkeypatch.setattr(build.subprocess, "run", both_at_once)
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(build.library_of, [source_of_a_library(71)] * 2))
+    assert paths[0] == paths[1] and build.load(paths[0]).number() == 71
+    assert list(own_cache.iterdir()) == [paths[0]]
+
+
+def until_compiled(kernel: eq.Kernel, x: torch.Tensor) -> str:
+    deadline = time.monotonic() + 100
+    while kernel.plan.code.endswith("until C++ is compiled") and time.monotonic() < deadline:
+        time.sleep(0.05)
+        kernel(x=x)
+    return kernel.plan.code
+
+
+@compiling
+def test_what_breaks_in_the_background_is_told_and_stops_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    def breaks(*_: object) -> str:
+        raise KeyError("a dim")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(printer, "applied", breaks)
+        assert until_compiled(*softmax("background")) == "torch calls: KeyError: 'a dim'"
+    assert until_compiled(*softmax("background")) == "C++"
+
+
+@compiling
+def test_a_forked_child_compiles_what_its_parent_had_begun(
+    monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    monkeypatch.setattr(host, "_background", lambda job: None)  # a parent that never gets to it
+    kernel, x = softmax("background")
+    monkeypatch.undo()
+    assert kernel.plan.code == "torch calls until C++ is compiled"
+    child = os.fork()
+    if not child:
+        kernel(x=x)
+        os._exit(0 if until_compiled(kernel, x) == "C++" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@compiling
+def test_a_process_that_ends_while_it_compiles_leaves_no_file(own_cache: Path) -> None:
+    child = (
+        "import torch, eqfuse as eq\n"
+        "k = eq.compile('y[i] = sum[j](x[i,j] * 3)', native='background', verify=False)\n"
+        "k(x=torch.randn(3, 4))\n"
+        "print(k.plan.code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", child], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert "C++" in done.stdout and not done.stderr
+    assert {path.suffix for path in own_cache.glob("*")} <= {".so"}
+    for path in own_cache.glob("*.so"):
+        build.load(path)

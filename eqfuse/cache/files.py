@@ -25,12 +25,12 @@ def searched() -> list[Path]:
     return folders
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file, of which another process never sees half. Raises OSError, and leaves nothing then."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file, of which no other thread or process ever sees half. Raises OSError, and leaves nothing then."""
     descriptor, name = tempfile.mkstemp(dir=path.parent)
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)

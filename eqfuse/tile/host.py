@@ -33,7 +33,7 @@ class HostProgram:
         self._torch: CpuProgram | None = None
         self._native_tiles: TileProgram | NotNative | None = None
         self._native_form = native_form
-        self._made: dict[Unit, NativeProgram | NotNative | None] = {}
+        self._made: dict[Unit, NativeProgram | NotNative | int] = {}  # an int: the process that compiles it
         self._last: NativeProgram | NotNative | None = None
 
     def __call__(
@@ -83,8 +83,11 @@ class HostProgram:
         self, tensors: Mapping[str, torch.Tensor], extents: Mapping[str, int], shards: Mapping[str, int]
     ) -> NativeProgram | NotNative | None:
         unit = unit_dims(tensors)
-        if unit in self._made:
-            return self._made[unit]
+        known = self._made.get(unit)
+        if isinstance(known, NativeProgram | NotNative):
+            return known
+        if known == os.getpid():
+            return None
         found: NativeProgram | NotNative
         if self._mode == "off":
             found = NotNative("it is switched off")
@@ -101,9 +104,15 @@ class HostProgram:
                     except NotNative as why:
                         return why
 
+                def kept() -> None:
+                    try:
+                        self._made[unit] = make()
+                    except Exception as error:  # noqa: BLE001  (nobody calls this thread: `code` tells what is wrong)
+                        self._made[unit] = NotNative(f"{type(error).__name__}: {error}")
+
                 if self._mode == "background":
-                    self._made[unit] = None
-                    _background(lambda: self._made.__setitem__(unit, make()))
+                    self._made[unit] = os.getpid()
+                    _background(kept)
                     return None
                 tiles_or_why = make()
                 self._made[unit] = tiles_or_why

@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from eqfuse.cache.files import cache_home
+from eqfuse.cache.files import cache_home, write_whole
 from eqfuse.tile.native.nodes import NotNative
 
 FLAGS = (
@@ -57,20 +57,27 @@ def _machine() -> str:
     path = compiler()
     if path is None:
         raise NotNative("there is no C++ compiler (g++, clang++ or $CXX)")
-    version = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    try:
+        version = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotNative(f"{path} failed: {error}") from None
     return f"{path}\n{version.stdout}\n{platform.machine()}\n{features()}"
 
 
 def library_of(source: str, flags: tuple[str, ...] = ()) -> Path:
-    """The compiled library of a source, from the disk where it is there. Raises NotNative with what the compiler said."""
+    """The compiled library of a source, from the disk where it is there. Raises NotNative with what the compiler said, or
+    where the cache folder or the folder for temporary files cannot be written."""
     text = f"{prelude()}\n{source}"
     key = hashlib.sha256("\0".join([_machine(), *FLAGS, *flags, text]).encode()).hexdigest()[:32]
     path = cache_home() / "native" / f"{key}.so"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _compile(text, path, flags)
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _compile(text, path, flags)
+    except OSError as error:
+        raise NotNative(f"the compiled kernel cannot be kept ($XDG_CACHE_HOME): {error}") from None
     return path
 
 
@@ -93,10 +100,7 @@ def _compile(text: str, path: Path, flags: tuple[str, ...]) -> None:
         if done.returncode:
             said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:300])
             raise NotNative(f"{found} failed: {said.strip()}")
-        # Another process never sees half of it.
-        beside = path.with_suffix(f".{os.getpid()}")
-        shutil.copyfile(made, beside)
-        os.replace(beside, path)
+        write_whole(path, made.read_bytes())
 
 
 def load(path: Path) -> ctypes.CDLL:

@@ -68,7 +68,7 @@ class NativeProgram:
         shards: Mapping[str, int],
         threads: int | None = None,
     ) -> dict[str, torch.Tensor]:
-        """The outputs by name, of tensors that are `prepared`. Raises BindError where an index tensor points outside."""
+        """The outputs by name, of tensors that are `prepared`; on as many threads as torch uses, unless told. Raises BindError where an index tensor points outside."""
         sizes = resolve_extents(self.program, extents, shards)
         buffers = buffers_for(self.program, sizes, self.dtypes)
         for buffer in buffers.values():
@@ -85,7 +85,7 @@ class NativeProgram:
             (ctypes.c_longlong * len(order.axes))(*(sizes[axis] for axis in order.axes)),
             (ctypes.c_double * len(order.reals))(*(float(scalars[name]) for name in order.reals)),
             (ctypes.c_longlong * len(order.integers))(*(int(scalars[name]) for name in order.integers)),
-            ctypes.c_int(1 if small else threads or torch.get_num_threads()),
+            ctypes.c_int(threads or (1 if small else torch.get_num_threads())),
             failure,
         )
         if failure[0]:
