@@ -24,6 +24,8 @@ from bench.report import Options
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.parser import parse
 from eqfuse.tile.cpu.run import CpuProgram
+from eqfuse.tile.native.build import compiler
+from eqfuse.tile.native.run import NativeProgram
 
 SOFTMAX = Example(
     "x: f32[i,j]\na[i] = max[j](x[i,j])\nb[i,j] = exp(x[i,j] - a[i])\nc[i,j] = b[i,j] / sum[j](b[i,j])",
@@ -244,7 +246,7 @@ def test_batches_are_kept_and_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_process_that_has_lost_its_gpu_tries_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Outcome("broken", "AcceleratorError: CUDA error: an illegal memory access was encountered")
-    monkeypatch.setattr(fuzz_report, "check", lambda example, device: lost)
+    monkeypatch.setattr(fuzz_report, "check", lambda example, device, native: lost)
     tally = explore(seed=0, examples=5, device="cuda")
     assert tally.programs == len(tally.failures) == 1
 
@@ -256,3 +258,17 @@ def test_a_program_as_a_user_runs_it() -> None:
         call, outputs=tuple(replace(o, exact=o.exact + 1, unfused=o.exact + 1) for o in call.outputs)
     )
     assert fuzz_report._as_a_user(wrong, "cpu").kind == "mismatch"
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+def test_compiled_cpp_is_held_against_float64_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "C++" in check(SOFTMAX, native=True).ran
+    original = NativeProgram.__call__
+
+    def wrong(self: NativeProgram, *args: object) -> dict[str, torch.Tensor]:
+        return {name: value + 0.001 for name, value in original(self, *args).items()}  # type: ignore[arg-type]
+
+    monkeypatch.setattr(NativeProgram, "__call__", wrong)
+    found = check(SOFTMAX, native=True)
+    assert found.kind == "mismatch" and "as C++" in found.why
+    assert check(SOFTMAX).kind == "fused"
