@@ -145,7 +145,7 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
     "cut off": (lambda text: text[: len(text) // 2], "not JSON"),
     "no text": (lambda text: "\0\1", "not JSON"),
     "nested": (lambda text: "[" * 100_000, "not JSON"),
-    "a list": (lambda text: "[]", "made for something else"),
+    "a list": (lambda text: "[]", "it is no entry"),
     "another key": (_edit(lambda c: c["key"].update(prefer="rolling")), "made for something else"),
     "another nest": (_edit(lambda c: c.update(nest="0" * 16)), "none of the program's loop nests"),
     "no schedule": (_edit(lambda c: c.pop("schedule")), "none of the program's loop nests"),
