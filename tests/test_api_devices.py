@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse import specialization
 from eqfuse.devices import Target
+from eqfuse.tile.triton import launch
 from eqfuse.tile.triton.launch import interpret
 
 CHAINED = """
@@ -33,7 +33,7 @@ def emulated(text: str, name: str) -> Callable[..., Any]:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Calls a kernel for a GPU on CPU tensors."""
-    monkeypatch.setattr(specialization, "TritonProgram", emulated)
+    monkeypatch.setattr(launch, "TritonProgram", emulated)
 
     def run(kernel: eq.Kernel, **tensors: torch.Tensor) -> Any:
         monkeypatch.setattr(Target, "of", lambda target, tensors: target.device)

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse import compiler, derived
+from eqfuse import compiler
 from eqfuse.arguments import Arguments
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.regions import Regions
+from eqfuse.rules import merge_search
 from eqfuse.tile.triton.launch import interpret, load
 
 DECODE = """
@@ -67,7 +68,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     for name in ("pipeline", "verify", "choose"):
         count(compiler, name)
-    count(derived, "derive_group")
+    count(merge_search, "derive_group")
     return counts
 
 

@@ -213,7 +213,9 @@ class Regions:
 
     def _sum(self, terms: Mapping[Expr, int]) -> Interval | None:
         """The interval of a linear combination over the blocks that are open. Data alone stays in its dtype; what
-        it is added up with is in 64 bits."""
+        it is added up with is in 64 bits. Reals cut nothing: below 2.5 are the positions 0, 1 and 2."""
+        if any(self._types.of(term)[1] not in ("i32", "i64") for term in terms):
+            return None
         known = {term: self._interval(term) for term in terms}
         wide = any(map(_is_data, terms)) and (
             len(terms) > 1 or -1 in terms.values() or max(terms.values()) > 1
