@@ -69,6 +69,7 @@ pytestmark = pytest.mark.skipif(_runtime() is None, reason="there is no address 
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_no_program_touches_what_is_not_its_own() -> None:
     from test_native_programs import PROGRAMS
 

@@ -9,6 +9,10 @@ import eqfuse as eq
 from eqfuse.errors import ScheduleError
 
 FUSED = {
+    "root of an infinity less itself": """
+        s = std[j](min[j](x[j]))
+        y = max[j](where(x[j] > 0, s - x[j], -inf) - s)
+        """,
     "factor under a mask": """
         c = min[j](x[j])
         e = sum[j](where(x[j] > 0, x[j] * c, 0))
@@ -75,13 +79,6 @@ UNFUSED = {
     "cosine of a minimum that is infinite at first": (
         "y = sum[j](x[j] - cos(min[j](x[j])))",
         "no fact says that cos(min_j) is a number before all of j is seen",
-    ),
-    "root of an infinity less itself": (
-        """
-        s = std[j](min[j](x[j]))
-        y = max[j](where(x[j] > 0, s - x[j], -inf) - s)
-        """,
-        "no fact says that sqrt(sq(min_j - min_j)) is a number before all of j is seen",
     ),
     "integers whose merge divides": (
         "y = max[j](j * where(j < 3, sum[j](2), 0))",
