@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from bench.mutation import Mutant, in_bodies
+from bench.mutation import Mutant, in_bodies, renamed
 from eqfuse.terms.nodes import Call, Const, Expr, Size, call, walk
 from eqfuse.tile.nodes import (
     Align,
@@ -30,11 +30,6 @@ from eqfuse.tile.walk import nested, operands
 Statements = tuple[Stmt, ...]
 Ops = dict[str, Op]
 LOG2_E, LN_2 = Irrational("log2_e"), Irrational("ln_2")
-
-
-def _new(value: Value, suffix: str, **changes: Any) -> Value:
-    """A value of a name that no pass gives."""
-    return replace(value, name=f"{value.name}__{suffix}", **changes)
 
 
 def _with_ops(
@@ -98,7 +93,7 @@ def _base_kept(op: Op, ops: Ops) -> Op | None:
 def _scaled_twice(let: Let, ops: Ops) -> Iterator[Statements]:
     match let.op:
         case Elementwise("exp2", (exponent,)) if not _is_nothing(exponent, ops):
-            constant, twice = _new(exponent, "log2", dims=()), _new(exponent, "twice")
+            constant, twice = renamed(exponent, "log2", dims=()), renamed(exponent, "twice")
             yield (
                 Let(constant, LOG2_E),
                 Let(twice, Elementwise("mul", (exponent, constant))),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from bench.mutants_terms import MIRRORED, OFF_BY_ONE, OTHER_FOLD
-from bench.mutation import Mutant, Same, in_bodies, in_statements, variants
+from bench.mutation import Mutant, Same, in_bodies, in_statements, renamed, variants
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import (
     Align,
@@ -56,11 +55,6 @@ def _on_stores(change: Callable[[Store], Iterable[Store]]) -> Mutation:
     )
 
 
-def _new(value: Value, suffix: str, **changes: Any) -> Value:
-    """A value of a name that no lowering gives."""
-    return replace(value, name=f"{value.name}__{suffix}", **changes)
-
-
 def _load_unmasked(_: Value, op: Op) -> Iterator[Op]:
     match op:
         case LoadTile(mask=Value()):
@@ -78,8 +72,8 @@ def _bound(fn: str, by: int) -> Mutation:
     def change(stmt: Stmt) -> Iterator[Statements]:
         match stmt:
             case Let(value, Bound(axis, stop)):
-                at = _new(value, "at", dtype=stop.dtype)
-                offset, end = _new(stop, f"{value.name}_by"), _new(stop, f"{value.name}_end")
+                at = renamed(value, "at", dtype=stop.dtype)
+                offset, end = renamed(stop, f"{value.name}_by"), renamed(stop, f"{value.name}_end")
                 yield (
                     Let(at, Positions(axis) if value.dims else Start(axis)),
                     Let(offset, Constant(by)),
@@ -314,7 +308,7 @@ def _offset_lost(program: TileProgram) -> Iterator[TileProgram | Same]:
     def change(stmt: Stmt) -> Iterator[Statements]:
         match stmt:
             case Let(value, Positions(axis)) if axis not in whole:
-                raw, start = _new(value, "raw"), _new(value, "start", dims=())
+                raw, start = renamed(value, "raw"), renamed(value, "start", dims=())
                 less = Elementwise("sub", (raw, start))
                 yield Let(raw, Positions(axis)), Let(start, Start(axis)), Let(value, less)
 
@@ -346,7 +340,7 @@ def _ragged_block_missed(loop: For) -> Iterator[Statements]:
 
 def _block_late(loop: For) -> Iterator[Statements]:
     if not loop.masked:
-        block, start = _new(loop.start, "block"), _new(loop.start, "late")
+        block, start = renamed(loop.start, "block"), renamed(loop.start, "late")
         yield (
             Let(block, BlockSize(loop.axis)),
             Let(start, Elementwise("add", (loop.start, block))),
@@ -355,7 +349,7 @@ def _block_late(loop: For) -> Iterator[Statements]:
 
 
 def _block_early(loop: For) -> Iterator[Statements]:
-    block, stop = _new(loop.stop, "block"), _new(loop.stop, "early")
+    block, stop = renamed(loop.stop, "block"), renamed(loop.stop, "early")
     yield (
         Let(block, BlockSize(loop.axis)),
         Let(stop, Elementwise("sub", (loop.stop, block))),
@@ -366,7 +360,7 @@ def _block_early(loop: For) -> Iterator[Statements]:
 def _mask_ignored(loop: For) -> Iterator[Statements]:
     """The ragged block is taken for a whole one: every position of it is in."""
     if loop.masked:
-        block, end = _new(loop.stop, "block"), _new(loop.stop, "end")
+        block, end = renamed(loop.stop, "block"), renamed(loop.stop, "end")
         yield (
             Let(block, BlockSize(loop.axis)),
             Let(end, Elementwise("add", (loop.stop, block))),
@@ -380,7 +374,7 @@ def _past(loop: For, end: Value) -> Statements:
         for stmt in body:
             match stmt:
                 case Let(value, Bound(axis, _)) if axis == loop.axis:
-                    at = _new(value, "at", dtype=end.dtype)
+                    at = renamed(value, "at", dtype=end.dtype)
                     result.append(Let(at, Positions(axis) if value.dims else Start(axis)))
                     result.append(Let(value, Elementwise("lt", (at, end))))
                 case For():

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from eqfuse.loops.nodes import Loop, Nest
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Call, Expr, Output, Reduce, children, replaced, walk
-from eqfuse.tile.nodes import For, TileProgram
+from eqfuse.tile.nodes import For, TileProgram, Value
 
 Level = Literal["term", "merge", "loop", "tile", "pass"]
 """Where a mistake is made: outputs, derived merges, loop nest, tile program; that after a GPU's passes."""
@@ -96,3 +96,8 @@ def in_statements(
 ) -> Callable[[Any], Iterator[Any]]:
     """A mutation of nests or tile programs that replaces one statement."""
     return lambda ir: in_bodies(ir, lambda body: variants(body, change))
+
+
+def renamed(value: Value, suffix: str, **changes: Any) -> Value:
+    """A value of a name that neither lowering nor a pass gives."""
+    return replace(value, name=f"{value.name}__{suffix}", **changes)

@@ -21,6 +21,7 @@ from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, evaluate_all, expand
 from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
+from eqfuse.verify.adversary import with_both_signs
 from eqfuse.verify.field.domain import UNDEFINED, FieldArray, FieldDomain
 
 SAMPLES = 96
@@ -125,9 +126,8 @@ class Near:
 
 
 def numbers_around(constants: Iterable[float]) -> tuple[float, ...]:
-    """Numbers of a law, with both signs, that `Near` draws around."""
-    finite = {float(number) for number in constants if np.isfinite(number) and abs(number) < 1e6}
-    return tuple(sorted({0.0, 1.0} | finite | {-number for number in finite}))
+    """Numbers of a law that `Near` draws around."""
+    return with_both_signs(float(number) for number in constants if abs(number) < 1e6)
 
 
 def drawn_in(domain: Domain, draw: Draw, numbers: np.ndarray[Any, Any], rng: np.random.Generator) -> Any:

@@ -109,8 +109,7 @@ class Residuals:
 
 
 H200 = Residuals()
-UNMEASURED = H200
-"""Of devices that nothing was measured on: those of the H200."""
+"""Also of devices that nothing was measured on."""
 
 
 @dataclass(frozen=True)

@@ -62,9 +62,6 @@ GPU_SEGMENT = 32
 GPU_ROWS, GPU_COLUMNS, GPU_DEPTH = 128, 128, 64
 """Blocks of a matrix product on a GPU: rows, columns, and the contracted axis when it is a loop."""
 
-GPU_STREAM = 16 << 10
-"""Bytes of matrix operands to load at a time on a GPU: with a few loads under way, enough for its bandwidth."""
-
 GPU_WHOLE = 256
 """Positions of a contracted axis that a GPU block keeps whole; longer ones are walked in steps."""
 

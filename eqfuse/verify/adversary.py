@@ -4,8 +4,8 @@ Random residues decide equality at the branches that are taken. Which branches a
 scalars and on the order of real values, and a program that differs in one branch alone passes where none takes it. So
 both programs are also run
 
-- at one position an axis, at a few, at odd sizes, at the numbers that sizes are compared with, and beyond every number of either program that positions or sizes
-  meet (`j > 100`), as far as `MOST_ELEMENTS` allows;
+- at one position an axis, at a few, at odd sizes, at the numbers that sizes are compared with, and beyond every number of
+  either program that positions or sizes meet (`j > 100`), as far as `MOST_ELEMENTS` allows;
 - with integer scalars that are 1, that are the numbers of either program and their neighbours, and at random;
 - on real tensors whose elements are those numbers, near them, equal to elements of other tensors or to scalars, nearly
   equal to one another, small integers, 0, and of magnitudes from 1e-6 to 1e6; and on integer tensors of wide range, where
@@ -16,7 +16,8 @@ What is equal has equal residues as well: an element that is 3 has the residue o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from eqfuse.terms.functions import COMPARISONS
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Size, children, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Size, walk
 from eqfuse.verify.field.domain import FieldArray, FieldDomain
 from eqfuse.verify.sampling import Inputs
-from eqfuse.verify.sizes import COMPACT, LEAST, Choice, InputSpec, constant_conditions, roots
+from eqfuse.verify.sizes import COMPACT, LEAST, Choice, InputSpec, constant_conditions, outside_loads, roots
 
 LARGEST_CONSTANT = 4096
 """Positions and sizes are taken beyond numbers up to this one."""
@@ -54,22 +55,23 @@ class Setting:
 
 def constants(*programs: Program) -> tuple[float, ...]:
     """The numbers in programs, with both signs, without infinities, 0 and 1 included; in order of size."""
-    found = {0.0, 1.0}
-    for program in programs:
-        found |= {float(node.value) for node in walk(*roots(program)) if isinstance(node, Const)}
-    finite = {value for value in found if np.isfinite(value)}
+    nodes = (node for program in programs for node in walk(*roots(program)))
+    return with_both_signs(float(node.value) for node in nodes if isinstance(node, Const))
+
+
+def with_both_signs(numbers: Iterable[float]) -> tuple[float, ...]:
+    """The finite ones of the numbers, 0 and 1, each with both signs; in order of size."""
+    finite = {0.0, 1.0, *filter(math.isfinite, numbers)}
     return tuple(sorted(finite | {-value for value in finite}, key=lambda value: (abs(value), value)))
 
 
 def met_by_positions(program: Program) -> dict[str, int]:
     """By axis, the greatest number that its positions or its size meet in a function, outside of indices."""
     found: dict[str, int] = {}
-    for node in (node for root in roots(program) for node in _outside_loads(root)):
+    for node in outside_loads(*roots(program)):
         if not isinstance(node, Call) or len(node.args) > 2:
             continue
-        parts = list(_outside_loads(node))
-        numbers = [abs(part.value) for part in parts if isinstance(part, Const) and np.isfinite(part.value)]
-        whole = [int(number) for number in numbers if 1 < number <= LARGEST_CONSTANT]
+        parts, whole = _parts_and_numbers(node)
         for part in parts:
             name = part.name if isinstance(part, Axis) else part.axis if isinstance(part, Size) else None
             if name is not None and whole:
@@ -84,23 +86,18 @@ def sizes_met(*programs: Program) -> dict[str, tuple[int, ...]]:
     for program in programs:
         for node in walk(*roots(program)):
             if isinstance(node, Call) and node.fn in COMPARISONS:
-                parts = list(_outside_loads(node))
-                numbers = [
-                    abs(part.value) for part in parts if isinstance(part, Const) and np.isfinite(part.value)
-                ]
-                whole = {int(number) for number in numbers if 1 < number <= LARGEST_CONSTANT}
+                parts, whole = _parts_and_numbers(node)
                 for part in parts:
                     if isinstance(part, Size) and whole:
                         found.setdefault(program.domains.get(part.axis, part.axis), set()).update(whole)
     return {axis: tuple(sorted(numbers)) for axis, numbers in found.items()}
 
 
-def _outside_loads(root: Expr) -> Iterator[Expr]:
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack += () if isinstance(node, Load) else children(node)
+def _parts_and_numbers(node: Expr) -> tuple[set[Expr], set[int]]:
+    """What stands in no index of an expression, and the whole numbers in it that sizes are taken to."""
+    parts = outside_loads(node)
+    numbers = (abs(part.value) for part in parts if isinstance(part, Const) and np.isfinite(part.value))
+    return parts, {int(number) for number in numbers if 1 < number <= LARGEST_CONSTANT}
 
 
 def settings(
@@ -227,9 +224,9 @@ def hardened(
 def _reals(
     value: FieldArray, numbers: Sequence[float], domain: FieldDomain, rng: np.random.Generator
 ) -> FieldArray:
-    """By trial modulo `KINDS`: the numbers of the programs and what is near them (0), these numbers themselves (1), magnitudes from 1e-6 to 1e6, of one
-    tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others (5, see `_with_copies`), nearly equal ones (6), and
-    zeros among small integers (7)."""
+    """By trial modulo `KINDS`: the numbers of the programs and what is near them (0), these numbers themselves (1),
+    magnitudes from 1e-6 to 1e6, of one tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others
+    (5, see `_with_copies`), nearly equal ones (6), and zeros among small integers (7)."""
     shape = value.shape
     trial = np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)) % KINDS
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
@@ -263,7 +260,7 @@ def _with_copies(value: FieldArray, others: Sequence[FieldArray], rng: np.random
     shape = value.shape
     parts: list[FieldArray] = []
     size = int(np.prod(shape[1:], dtype=np.int64))
-    if not size:
+    if not size or any(each.p is None or each.q is None for each in (value, *others[:MOST_COPIED])):
         return value
     for other in others[:MOST_COPIED]:
         rows = int(np.prod(other.shape[1:], dtype=np.int64))
@@ -278,8 +275,6 @@ def _with_copies(value: FieldArray, others: Sequence[FieldArray], rng: np.random
     def mixed(own: Any, theirs: Sequence[Any]) -> Any:
         return np.where(chosen, np.choose(which, theirs), own)
 
-    if value.p is None or value.q is None or any(part.p is None or part.q is None for part in parts):
-        return value
     return FieldArray(
         mixed(value.p, [part.p for part in parts]),
         mixed(value.q, [part.q for part in parts]),

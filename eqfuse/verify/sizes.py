@@ -234,7 +234,7 @@ def joint_extents(
                                 key = classes.find((label, part.name))
                                 atleast[key] = max(atleast.get(key, 0), divisor[1] + 1)
                 case Call(fn, (left, right)) if fn in COMPARISONS:
-                    parts = _outside_loads(left, right)
+                    parts = outside_loads(left, right)
                     keys = {classes.find((label, part.name)) for part in parts if isinstance(part, Axis)}
                     offsets = [part.value for part in parts if isinstance(part, Const)]
                     compared |= keys if len(keys) > 1 else set()
@@ -309,7 +309,7 @@ def _unused(preferred: tuple[int, ...], atleast: int, used: frozenset[int]) -> i
     return extent
 
 
-def _outside_loads(*roots: Expr) -> set[Expr]:
+def outside_loads(*roots: Expr) -> set[Expr]:
     """Every distinct subexpression that stands in no index."""
     found: set[Expr] = set()
     stack = list(roots)

@@ -16,9 +16,8 @@ from eqfuse.tile.nodes import Dot, LoadTile, Positions, Value
 LANES = 16
 """Elements of a vector, for what a loop of so many is worth."""
 
-STRIDED, FAR = 4.0, 1.5
-"""What an element costs where neighbours in the loop are not neighbours in memory; and, of a read or written element,
-what a loop costs that is not over the last dim of memory but one."""
+STRIDED = 4.0
+"""What an element costs where neighbours in the loop are not neighbours in memory."""
 
 MAX_PERMUTED = 6
 
