@@ -20,6 +20,7 @@ from eqfuse.terms.interpreter import check_dense
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes
+from eqfuse.threads import is_plain
 
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -29,21 +30,34 @@ Sizes = Mapping[str, int] | None
 
 
 CallKey = tuple[Any, ...]
-"""What the checks of a call depend on: names, shapes, dtypes and devices of tensors, integers, kinds of numbers."""
+"""What the checks and the launches of a call depend on: names, shapes, strides, dtypes, devices and alignment of tensors,
+integers, kinds of numbers."""
+
+ALIGNMENT = 15
+"""The bits of an address that are 0 where loads may take 16 bytes."""
 
 
-def call_key(values: Mapping[str, Any], sizes: Sizes) -> CallKey | None:
-    """The key of a call with plain dense tensors and numbers; None for any other, which has to be looked at: tensors that
-    require grad or are under a transform, arrays, subclasses, tensors that may stand for numbers. Integers are part of it, for they may bound what is read."""
-    if maybe_current_level() is not None or forward_ad._current_level >= 0:
+def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int]] | None:
+    """The key of a call with plain dense tensors and numbers, and the addresses of its tensors; None for any other, which
+    has to be looked at: tensors that require grad or are under a transform, arrays, subclasses, tensors that may stand for
+    numbers, modes of torch. Integers are part of the key, for they may bound what is read."""
+    if not is_plain() or maybe_current_level() is not None or forward_ad._current_level >= 0:
         return None
     parts: list[Any] = []
+    addresses: list[int] = []
     for name, value in values.items():
         kind = type(value)
-        if kind is torch.Tensor:
-            if value.requires_grad or value.layout is not torch.strided or value.is_nested or not value.ndim:
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if (value.requires_grad and torch.is_grad_enabled()) or value.is_neg():
                 return None
-            parts += name, value.shape, value.dtype, value.device
+            try:
+                address, shape, strides = value.data_ptr(), value.shape, value.stride()
+            except RuntimeError:  # sparse, nested, or of nothing that is in memory
+                return None
+            if not shape:
+                return None
+            addresses.append(address)
+            parts += name, shape, strides, value.dtype, value.device, address & ALIGNMENT == 0
         elif kind is float:
             parts.append(name)
         elif kind is int:
@@ -54,7 +68,7 @@ def call_key(values: Mapping[str, Any], sizes: Sizes) -> CallKey | None:
         if type(sizes) is not dict:
             return None
         parts.append(tuple(sizes.items()))
-    return tuple(parts)
+    return tuple(parts), addresses
 
 
 @dataclass(frozen=True)
@@ -96,7 +110,8 @@ class Arguments:
             if isinstance(value, torch.Tensor):
                 check_dense(name, value)
             if isinstance(value, torch.Tensor) and (name in names or value.ndim):
-                tensors[name], kinds[name] = detached(name, value, self.program.source), "torch"
+                plain = detached(name, value, self.program.source).resolve_neg()
+                tensors[name], kinds[name] = plain, "torch"
             elif isinstance(value, np.ndarray) and (name in names or value.ndim):
                 tensors[name], kinds[name] = _from_numpy(name, value), "numpy"
             elif name in names:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from eqfuse import compiler
-from eqfuse.arguments import Arguments, CallKey, Given, as_given, call_key
+from eqfuse.arguments import Arguments, CallKey, Given, call_key
 from eqfuse.compiler import Checks, Compiled, Shape
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, place_of
@@ -31,8 +31,11 @@ from eqfuse.tile.nodes import TileProgram
 from eqfuse.verify.certificate import REQUESTED, Certificate
 
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
+    import torch
+
     from eqfuse.explain.report import Listings, Report
     from eqfuse.grad.autograd import Backward, Gradients
+    from eqfuse.launches import Launch
     from eqfuse.proof.derivation import Derivation
     from eqfuse.stream.streamer import Streamer, StreamState
     from eqfuse.tune.tuner import Limits, Tuning
@@ -111,14 +114,12 @@ class Kernel:
         is the gradient's kernel.
         """
         key: CallKey | None = None
-        if not unnamed:
-            with undisturbed():
-                key = call_key(values, sizes)
-                launch = self._shapes.launch(key)
-                if launch is not None:
-                    self._current = launch.special.compiled
-                    made = launch(values)
-                    return as_given([made[name] for name in launch.outputs], numpy=False)
+        if not unnamed and (found := call_key(values, sizes)) is not None:
+            key, addresses = found
+            known = self._shapes.known.get(key)
+            if known is not None and (made := known.call(values, addresses)) is not None:
+                self._current = known.compiled
+                return made
         arguments = Arguments(self.program)
         arguments.all_named(unnamed)
         if wants_gradient(values):
@@ -129,11 +130,44 @@ class Kernel:
             return differentiably(self, gradients, values, sizes)
         with undisturbed():
             given = arguments.given(values, sizes, unnamed)
-            found = self._shapes.of(arguments, given)
-            self._current = found.compiled
-            results = self._shapes.run(found, given)
-            self._shapes.remember(key, found, given)
+            special = self._shapes.of(arguments, given)
+            self._current = special.compiled
+            results = self._shapes.run(special, given)
+            self._shapes.remember(key, special, given)
             return given.returned([results[output.name] for output in self.program.outputs])
+
+    def bind(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Launch:
+        """A launch: this very call, its tensors and numbers fixed, that may be run again and again. It gives the same output
+        tensors each time, and takes less than any other call: nothing is looked at, and nothing allocated.
+
+        Takes what a call takes, as torch tensors; runs once. Raises BindError for what a launch cannot hold: arrays,
+        tensors that require grad (outside of `torch.no_grad()`), numbers inside of tensors."""
+        from eqfuse.launches import bind
+
+        Arguments(self.program).all_named(unnamed)
+        launch = bind(self.name, self._shapes, values, sizes)
+        self._current = launch.compiled
+        return launch
+
+    def prepare(
+        self,
+        *shapes: Mapping[str, Any],
+        sizes: Mapping[str, int] | None = None,
+        device: str | torch.device | None = None,
+    ) -> int:
+        """Compiles and loads every kernel that calls of these shapes need, before a CUDA graph is captured or a server
+        answers its first request; the number of binaries that were new. `k.prepare({"x": (64, 1024)})`: names to shapes;
+        `((64, 1024), torch.float16)` has a dtype too (the declared one is taken else, or float32), and tensors stand for their
+        shapes, strides and dtypes. Scalars that sizes depend on are given among them. Several mappings are several calls.
+
+        `device` is that of the tensors, else the GPU where the kernel may run there. On a CPU it waits for C++. It runs the
+        kernels once, on zeros. What a backward needs is not prepared. Raises BindError for what no call takes.
+        """
+        from eqfuse.launches import prepare
+
+        before = self.compilations
+        prepare(self._shapes, shapes, sizes, device)
+        return self.compilations - before
 
     def tune(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from eqfuse import compiler
-from eqfuse.arguments import Arguments, CallKey, Given, Scalars, Tensors, to_numpy
+from eqfuse.arguments import Arguments, CallKey, Given, Scalars, Tensors, as_given, to_numpy
 from eqfuse.compiler import Checks, Compiled, Shape, shape_of
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, device_named, place_of
@@ -20,7 +20,7 @@ from eqfuse.extract.candidates import Search
 from eqfuse.extract.devices import Device
 from eqfuse.regions import Region, Regions
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.threads import Lock
+from eqfuse.threads import Lock, undisturbed
 from eqfuse.tile.modes import Mode
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.storage import resolve_extents
@@ -28,6 +28,7 @@ from eqfuse.verify.certificate import Certificate
 
 if TYPE_CHECKING:
     from eqfuse.tile.host import HostProgram
+    from eqfuse.tile.triton.direct import Kind
     from eqfuse.tile.triton.launch import TritonProgram
 
 Results = Mapping[str, torch.Tensor]
@@ -60,20 +61,12 @@ class Specialization:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """What runs calls like one that was checked."""
+class Known:
+    """What runs calls like one that was checked and has run: it takes the values of a call by name, and the addresses of its
+    tensors, and gives what the call does; None where the call has to be looked at once more."""
 
-    special: Specialization
-    tensors: tuple[str, ...]
-    scalars: tuple[str, ...]
-    outputs: tuple[str, ...]
-    runner: Runner
-
-    def __call__(self, values: Mapping[str, Any]) -> Results:
-        """The outputs by name, for the values of a call by name."""
-        tensors = {name: values[name] for name in self.tensors}
-        scalars = {name: values[name] for name in self.scalars}
-        return self.runner(tensors, scalars, self.special.extents, self.special.shards)
+    compiled: Compiled
+    call: Callable[[Mapping[str, Any], Sequence[int]], Any]
 
 
 @dataclass
@@ -92,14 +85,14 @@ class Specializations:
     _tuned: dict[Shape, Compiled] = field(default_factory=dict)
     _counts: dict[tuple[int, tuple[tuple[str, int], ...]], int] = field(default_factory=dict)
     _refused: dict[Shape, VerificationError] = field(default_factory=dict)
-    _launches: dict[CallKey, Launch] = field(default_factory=dict)
+    known: dict[CallKey, Known] = field(default_factory=dict)
     _calls: dict[Any, Specialization] = field(default_factory=dict)
     _runners: dict[int, tuple[Compiled, Runner]] = field(default_factory=dict)
     _programs: dict[int, tuple[Compiled, HostProgram | TritonProgram]] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device."""
-        state = {**self.__dict__, "_runners": {}, "_programs": {}, "_counts": {}, "_launches": {}}
+        state = {**self.__dict__, "_runners": {}, "_programs": {}, "_counts": {}, "known": {}}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
 
     @property
@@ -232,24 +225,97 @@ class Specializations:
     def tuned(self, new: Compiled) -> None:
         """Runs another plan for a shape from now on."""
         self._tuned[new.shape] = new
-        self._launches.clear()
+        self.known.clear()
         self._calls = {call: found for call, found in self._calls.items() if found.shape != new.shape}
 
     # -- known calls ------------------------------------------------------------------------------
 
-    def launch(self, key: CallKey | None) -> Launch | None:
-        """What runs calls of a key, once one of them was checked and run."""
-        return None if key is None else self._launches.get(key)
-
     def remember(self, key: CallKey | None, special: Specialization, given: Given) -> None:
-        """Keeps what runs calls of a key, but for those that are run in another way: with arrays, or empty axes."""
+        """Keeps what runs calls of a key, but for those that are run in another way: with arrays, or empty axes; and as
+        long as C++ for them is being compiled."""
         if key is None or given.numpy or special.is_empty:
             return
-        if len(self._launches) >= MOST_CALLS:
-            self._launches.clear()
-        outputs = tuple(output.name for output in self.derived.program.outputs)
-        runner = self._runners[id(special.compiled)][1]
-        self._launches[key] = Launch(special, tuple(given.tensors), tuple(given.scalars), outputs, runner)
+        call = self._call(special, given)
+        if call is not None:
+            if len(self.known) >= MOST_CALLS:
+                self.known.clear()
+            self.known[key] = Known(special.compiled, call)
+
+    def _call(
+        self, special: Specialization, given: Given
+    ) -> Callable[[Mapping[str, Any], Sequence[int]], Any] | None:
+        names, outputs = tuple(given.tensors), [output.name for output in self.derived.program.outputs]
+        host = self.host(special.compiled)
+        if host is None:
+            kind = self._kind(special, given)
+            if kind is not None:
+                from eqfuse.tile.triton.direct import direct
+
+                return direct(kind)
+        elif not host.is_settled(given.tensors):
+            return None
+        else:
+            call = host.direct(names, given.tensors, special.extents, special.shards, outputs)
+            if call is not None:
+                return call
+        runner, scalars = self._runners[id(special.compiled)][1], tuple(given.scalars)
+
+        def run(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+            with undisturbed():
+                tensors, numbers = ({name: values[name] for name in part} for part in (names, scalars))
+                made = runner(tensors, numbers, special.extents, special.shards)
+            return as_given([made[name] for name in outputs], numpy=False)
+
+        return run
+
+    def _kind(self, special: Specialization, given: Given) -> Kind | None:
+        """What Triton has compiled for a call that has run; None where that was not Triton."""
+        found = self._programs.get(id(special.compiled))
+        if found is None or not hasattr(found[1], "kind"):
+            return None
+        program = self.derived.program
+        tensors = {tensor.name: given.tensors[tensor.name] for tensor in program.tensors}
+        integers = [name for name in program.scalars if name in program.integers]
+        outputs = [output.name for output in program.outputs]
+        sizes = {**special.extents, **special.shards}
+        return found[1].kind(tensors, given.scalars, integers, sizes, tuple(given.tensors), outputs)
+
+    def prepared(self, special: Specialization, given: Given) -> Results:
+        """The outputs of a call, once all that it needs is compiled: C++ is waited for."""
+        compiled = special.compiled
+        if compiled.device.kind == "cpu" and not special.is_empty:
+            with self.lock:
+                if id(compiled) not in self._runners:
+                    self._runners[id(compiled)] = compiled, self.runner(compiled)
+            host = self.host(compiled)
+            assert host is not None
+            host.prepare(given.tensors, special.extents, special.shards)
+        return self.run(special, given)
+
+    def held(self, special: Specialization, given: Given, outputs: Results) -> Callable[[], None]:
+        """What runs a call, which has run, once more: on the same tensors, into the same outputs."""
+        compiled, sizes = special.compiled, (special.extents, special.shards)
+        host = None if special.is_empty else self.host(compiled)
+        if host is not None:
+            return host.into(given.tensors, outputs, given.scalars, *sizes)
+        kind = None if special.is_empty else self._kind(special, given)
+
+        def run() -> None:
+            with undisturbed():
+                for name, made in self.run(special, given).items():
+                    outputs[name].copy_(made)
+
+        if kind is None:
+            return run
+        from eqfuse.tile.triton.direct import bound
+
+        again = bound(kind, given.tensors, given.scalars, outputs)
+
+        def launch() -> None:
+            if not again():
+                run()
+
+        return launch
 
     # -- running -----------------------------------------------------------------------------------
 

@@ -77,6 +77,13 @@ def count() -> int:
     return torch.get_num_threads() if _thread.count is None else _thread.count
 
 
+def is_plain() -> bool:
+    """Whether torch computes as `undisturbed` makes it compute, for those who run no operation of torch but allocations."""
+    return not (
+        _Process.is_forked or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    )
+
+
 class undisturbed:
     """Inside, torch computes as it does in a fresh thread of this process, whatever is set around it: in the dtypes that
     are asked for, not those of autocast; on the devices that are, not the default one; past modes of `__torch_function__`.

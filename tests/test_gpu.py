@@ -159,3 +159,81 @@ def test_a_shape_that_comes_after_another() -> None:
     for shape in ((3, 5), (1, 1), (64, 4096), (3, 70_000), (3, 5)):
         x = torch.randn(shape, device=DEVICE)
         torch.testing.assert_close(kernel(x=x), x / x.abs().sum(1, keepdim=True), rtol=2e-6, atol=1e-7)
+
+
+DECODE = """
+    s[h,j] = sum[d](q[h,d] * k[h//4,j,d]) * scale
+    p[h,j] = exp(s[h,j] - max[j](s[h,j]))
+    o[h,e] = sum[j](p[h,j] / sum[j](p[h,j]) * v[h//4,j,e])
+    """
+
+
+def decode_inputs(length: int = 1000) -> dict[str, Any]:
+    q, k, v = (torch.randn(*n, 64, device=DEVICE) for n in ((8,), (2, length), (2, length)))
+    return {"q": q, "k": k, "v": v, "scale": 0.125}
+
+
+def decoded(given: dict[str, Any]) -> torch.Tensor:
+    keys, values = (given[n].double().repeat_interleave(4, 0) for n in "kv")
+    weights = torch.softmax(0.125 * torch.einsum("hd,hjd->hj", given["q"].double(), keys), -1)
+    return torch.einsum("hj,hje->he", weights, values).float()
+
+
+def close(found: torch.Tensor, given: dict[str, Any]) -> None:
+    torch.testing.assert_close(found, decoded(given), rtol=1e-3, atol=1e-3)
+
+
+@EVERY_SCHEDULE
+def test_known_calls_and_launches(prefer: str) -> None:
+    kernel = eq.compile(DECODE, prefer=prefer, verify=False)
+    for _ in range(3):
+        given = decode_inputs()
+        close(kernel(**given), given)
+    launch = kernel.bind(**given)
+    for _ in range(2):
+        given["k"].normal_()
+        found = launch()
+        close(found, given)
+    assert launch() is found
+
+
+@EVERY_SCHEDULE
+def test_calls_and_launches_are_captured(prefer: str) -> None:
+    kernel = eq.compile(DECODE, prefer=prefer, verify=False)
+    given = decode_inputs()
+    assert kernel.prepare({name: given[name].shape for name in "qkv"}) > 0
+    launch = kernel.bind(**given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found, same = kernel(**given), launch()
+        with pytest.raises(eq.EqfuseError, match="is being captured"):
+            kernel.prepare({"q": (8, 64), "k": (2, 1000, 64), "v": (2, 1000, 64)})
+    for name in "qkv":
+        given[name].normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    close(found, given)
+    close(same, given)
+    assert kernel.prepare({name: given[name].shape for name in "qkv"}) == 0
+
+
+def test_known_calls_on_other_streams_and_in_threads() -> None:
+    kernel = eq.compile(DECODE, prefer="split_k", verify=False)
+    given = decode_inputs()
+    kernel(**given)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        given["k"].normal_()
+        found = [kernel(**given) for _ in range(20)]
+    stream.synchronize()
+    for each in found:
+        close(each, given)
+
+
+def test_what_is_unaligned_or_strided_is_told_apart() -> None:
+    kernel = eq.compile("y[i,j] = x[i,j] / sum[j](abs(x[i,j]))", verify=False)
+    x = torch.randn(65, 257, device=DEVICE)
+    for _ in range(2):
+        for given in (x, x[1:, 1:], x[:, ::2], x.T, x[:1].expand(9, 257), x[:, :256], x[:, :1]):
+            torch.testing.assert_close(kernel(x=given), given / given.abs().sum(1, keepdim=True))

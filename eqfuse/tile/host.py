@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from eqfuse import debug
 from eqfuse.terms.nodes import Program
+from eqfuse.threads import undisturbed
 from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.modes import Mode
 from eqfuse.tile.native.build import compiler
 from eqfuse.tile.native.nodes import NotNative
 from eqfuse.tile.native.run import NativeProgram, Unit, loaded_dtypes, prepared, unit_dims
 from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.storage import resolve_extents
 
 
 class HostProgram:
@@ -53,6 +55,63 @@ class HostProgram:
             debug.show(6, "CPU source", lambda: program.text)
         return self._torch(tensors, scalars, extents, shards)
 
+    def prepare(
+        self, tensors: Mapping[str, torch.Tensor], extents: Mapping[str, int], shards: Mapping[str, int]
+    ) -> NativeProgram | NotNative:
+        """Waits for the C++ for tensors like these: what was compiled, or why nothing was."""
+        ready = {name: prepared(tensor, self._loaded.get(name)) for name, tensor in tensors.items()}
+        found = self._native(ready, extents, shards, wait=True)
+        assert found is not None
+        return found
+
+    def direct(
+        self,
+        names: Sequence[str],
+        tensors: Mapping[str, torch.Tensor],
+        extents: Mapping[str, int],
+        shards: Mapping[str, int],
+        outputs: Sequence[str],
+    ) -> Callable[[Mapping[str, Any], Sequence[int]], Any] | None:
+        """What runs calls like the last one from the addresses of its tensors, see `NativeProgram.direct`; None where torch
+        calls run them, or tensors are converted first."""
+        if not isinstance(self._last, NativeProgram) or self._converts(tensors):
+            return None
+        found = self._made.get(unit_dims(tensors))
+        return (
+            found.direct(names, tensors, extents, shards, outputs)
+            if isinstance(found, NativeProgram)
+            else None
+        )
+
+    def is_settled(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether calls on tensors like these will be run by what has run the last one."""
+        ready = {name: prepared(tensor, self._loaded.get(name)) for name, tensor in tensors.items()}
+        return isinstance(self._made.get(unit_dims(ready)), NativeProgram | NotNative)
+
+    def into(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
+        scalars: Mapping[str, Any],
+        extents: Mapping[str, int],
+        shards: Mapping[str, int],
+    ) -> Callable[[], None]:
+        """What runs one call again, on the same tensors and into the same outputs."""
+        found = self.prepare(tensors, extents, shards)
+        if isinstance(found, NativeProgram) and not self._converts(tensors):
+            buffers = {**found.buffers(extents, shards), **outputs}
+            return found.into(tensors, buffers, scalars, resolve_extents(self._tiles, extents, shards))
+
+        def run() -> None:
+            with undisturbed():
+                for name, made in self(tensors, scalars, extents, shards).items():
+                    outputs[name].copy_(made)
+
+        return run
+
+    def _converts(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return any(prepared(tensor, self._loaded.get(name)) is not tensor for name, tensor in tensors.items())
+
     @property
     def code(self) -> str:
         """What the last call ran, and why not C++ where it did not; empty where C++ is switched off."""
@@ -80,13 +139,18 @@ class HostProgram:
         return self._last.text if isinstance(self._last, NativeProgram) else None
 
     def _native(
-        self, tensors: Mapping[str, torch.Tensor], extents: Mapping[str, int], shards: Mapping[str, int]
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        extents: Mapping[str, int],
+        shards: Mapping[str, int],
+        *,
+        wait: bool = False,
     ) -> NativeProgram | NotNative | None:
         unit = unit_dims(tensors)
         known = self._made.get(unit)
         if isinstance(known, NativeProgram | NotNative):
             return known
-        if known == os.getpid():
+        if known == os.getpid() and not wait:
             return None
         found: NativeProgram | NotNative
         if self._mode == "off":
@@ -110,7 +174,7 @@ class HostProgram:
                     except Exception as error:  # noqa: BLE001  (nobody calls this thread: `code` tells what is wrong)
                         self._made[unit] = NotNative(f"{type(error).__name__}: {error}")
 
-                if self._mode == "background":
+                if self._mode == "background" and not wait:
                     self._made[unit] = os.getpid()
                     _background(kept)
                     return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,28 +74,103 @@ class NativeProgram:
         buffers = buffers_for(self.program, sizes, self.dtypes)
         for buffer in buffers.values():
             _in_huge_pages(buffer)
-        memory = {**tensors, **buffers}
+        self.into(tensors, buffers, scalars, sizes, threads)()
+        return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
+
+    def buffers(self, extents: Mapping[str, int], shards: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """Memory for all that the program writes at these sizes."""
+        return buffers_for(self.program, resolve_extents(self.program, extents, shards), self.dtypes)
+
+    def into(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
+        scalars: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        threads: int | None = None,
+    ) -> Callable[[], None]:
+        """What runs the program on this memory, again and again. It raises BindError as a call does."""
+        memory = [{**tensors, **buffers}[name] for name in self.interface.tensors]
+        frame = self._frame(memory, sizes)
+        addresses = frame.addresses(*(tensor.data_ptr() for tensor in memory))
+        numbers = frame.numbers(scalars)
+
+        def run(kept: object = memory) -> None:
+            self._launch(frame, addresses, numbers, threads)
+
+        return run
+
+    def direct(
+        self,
+        names: Sequence[str],
+        tensors: Mapping[str, torch.Tensor],
+        extents: Mapping[str, int],
+        shards: Mapping[str, int],
+        outputs: Sequence[str],
+    ) -> Callable[[Mapping[str, Any], Sequence[int]], Any]:
+        """What runs calls whose tensors are like these: it takes the values of a call by name, and the addresses of its
+        tensors, which are called `names`, and gives the outputs."""
+        sizes = resolve_extents(self.program, extents, shards)
+        buffers = buffers_for(self.program, sizes, self.dtypes)
+        frame = self._frame([{**tensors, **buffers}[name] for name in self.interface.tensors], sizes)
+        made = [(name, (b.shape, b.stride()), b.dtype, _wants_huge_pages(b)) for name, b in buffers.items()]
+        given = {name: place for place, name in enumerate(names)}
+        order = [(name, given.get(name)) for name in self.interface.tensors]
+
+        def call(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+            new = {name: torch.empty_strided(*layout, dtype=dtype) for name, layout, dtype, _ in made}
+            for name, _, _, huge in made:
+                if huge:
+                    _in_huge_pages(new[name])
+            where = [new[name].data_ptr() if place is None else addresses[place] for name, place in order]
+            self._launch(frame, frame.addresses(*where), frame.numbers(values), None)
+            return new[outputs[0]] if len(outputs) == 1 else tuple(new[name] for name in outputs)
+
+        return call
+
+    def _frame(self, ordered: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> _Frame:
         order = self.interface
-        ordered = [memory[name] for name in order.tensors]
         layout = [n for t in ordered for pair in zip(t.stride(), t.shape, strict=True) for n in pair]
-        failure = (ctypes.c_longlong * 4)()
-        small = sum(tensor.numel() for tensor in ordered) < SMALL_ELEMENTS
-        self._run(
-            (ctypes.c_void_p * len(ordered))(*(t.data_ptr() for t in ordered)),
+        return _Frame(
             (ctypes.c_longlong * len(layout))(*layout),
             (ctypes.c_longlong * len(order.axes))(*(sizes[axis] for axis in order.axes)),
-            (ctypes.c_double * len(order.reals))(*(float(scalars[name]) for name in order.reals)),
-            (ctypes.c_longlong * len(order.integers))(*(int(scalars[name]) for name in order.integers)),
-            ctypes.c_int(threads or (1 if small else torch.get_num_threads())),
-            failure,
+            ctypes.c_void_p * len(ordered),
+            (order.reals, ctypes.c_double * len(order.reals)),
+            (order.integers, ctypes.c_longlong * len(order.integers)),
+            sum(tensor.numel() for tensor in ordered) < SMALL_ELEMENTS,
         )
+
+    def _launch(self, frame: _Frame, addresses: Any, numbers: tuple[Any, Any], threads: int | None) -> None:
+        failure = _Failure()
+        threads = threads or (1 if frame.is_small else torch.get_num_threads())
+        self._run(addresses, frame.layout, frame.axes, *numbers, threads, failure)
         if failure[0]:
-            name = order.tensors[failure[1]]
+            name = self.interface.tensors[failure[1]]
             raise BindError(
                 f"{name!r}: position {failure[2]} is outside a dimension of {failure[3]}",
                 hint=f"check the index tensors and sizes: positions run from 0 to {failure[3] - 1}",
             )
-        return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
+
+
+_Failure = ctypes.c_longlong * 4
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What calls on tensors of the same shapes and strides share: what the compiled function takes, but for addresses and
+    numbers, of which the types are here. `is_small` if more threads than one are not worth waking."""
+
+    layout: Any
+    axes: Any
+    addresses: Any
+    reals: tuple[Sequence[str], Any]
+    integers: tuple[Sequence[str], Any]
+    is_small: bool
+
+    def numbers(self, scalars: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Scalars of a call as the function takes them."""
+        (reals, Reals), (integers, Integers) = self.reals, self.integers
+        return Reals(*[float(scalars[n]) for n in reals]), Integers(*[int(scalars[n]) for n in integers])
 
 
 HUGE = 2 << 20
@@ -104,11 +180,15 @@ HUGE = 2 << 20
 def _in_huge_pages(tensor: torch.Tensor) -> None:
     """Asks for huge pages behind memory that is not written yet. A fault for each page of 4 KB takes longer than most
     kernels: 11 of 20 ms for an output of 32 MB on a virtual machine, 3 of 12 ms in huge pages. A request is all it is."""
-    size = tensor.numel() * tensor.element_size()
-    if size < 2 * HUGE or (advise := _madvise()) is None:
+    if not _wants_huge_pages(tensor) or (advise := _madvise()) is None:
         return
+    size = tensor.numel() * tensor.element_size()
     start = -(-tensor.data_ptr() // PAGE) * PAGE
     advise(ctypes.c_void_p(start), ctypes.c_size_t(tensor.data_ptr() + size - start), MADV_HUGEPAGE)
+
+
+def _wants_huge_pages(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() >= 2 * HUGE
 
 
 PAGE, MADV_HUGEPAGE = 4096, 14

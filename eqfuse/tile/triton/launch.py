@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,9 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from eqfuse.cache.files import cache_home, write_whole
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.threads import Lock, cached
+from eqfuse.tile.triton.direct import Kind, known_call
 
 
 def cache_folders() -> list[Path]:
@@ -107,6 +110,25 @@ class TritonProgram:
     @cached
     def _function(self) -> Callable[..., Any]:
         return getattr(load(self.source_text), self.name)  # type: ignore[no-any-return]
+
+    def kind(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        scalars: Mapping[str, Any],
+        integers: Sequence[str],
+        sizes: Mapping[str, int],
+        names: Sequence[str],
+        outputs: Sequence[str],
+    ) -> Kind | None:
+        """What calls like one that has run have in common. `tensors` are in the program's order, `names` are theirs in the
+        order of the call; None where nothing was compiled for them."""
+        module = load(self.source_text)
+        known = known_call(module, tensors, scalars, integers, sizes)
+        place = next((tensor.device for tensor in tensors.values()), None)
+        if place is None:
+            return None
+        kind = Kind(module, known, names, outputs, place)
+        return kind if kind.is_compiled else None
 
     @property
     def compilations(self) -> int:

@@ -183,6 +183,8 @@ class _Module:
         lines += _nested("WHOLE", {k.name: self._whole(k) for k in kernels})
         lines += ["", "# Types of the kernels' parameters; strides are integers."]
         lines += _nested("SIGNATURES", {k.name: self._signature(k) for k in kernels})
+        lines += ["", "# Tensors that the kernels take, and numbers; None where the number is made of sizes."]
+        lines += _nested("ARGUMENTS", {k.name: _taken(k) for k in kernels})
         return lines
 
     def _whole(self, kernel: KernelText) -> dict[str, str]:
@@ -364,6 +366,14 @@ def _limits(kernel: KernelText) -> dict[str, str]:
         name for name in kernel.parameters.blocks.values() if name in kernel.least or name in kernel.most
     ]
     return {name: f"({kernel.least.get(name, 1)}, {kernel.most.get(name)})" for name in blocks}
+
+
+def _taken(kernel: KernelText) -> dict[str, str]:
+    numbers = [None if name in kernel.at_launch else name for name in kernel.parameters.scalars]
+    return {
+        "tensors": _tuple([f'"{name}"' for name in kernel.parameters.pointers]),
+        "numbers": _tuple(["None" if name is None else f'"{name}"' for name in numbers]),
+    }
 
 
 def _launch_text(expr: Expr, extent: Callable[[str], str]) -> str:

@@ -86,8 +86,8 @@ def launch(known, name, kernel, tensors, numbers, config, size, arguments):
     """Launches a kernel. `arguments` makes grid, integers and constants from settings, at the first call of a
     kind; later ones go straight to what Triton compiled. Its interpreter compiles nothing."""
     if name in known:
-        compiled, integers, constants = known[name]
-        compiled(*tensors, *integers, *numbers, *constants)
+        compiled, grid, integers, _, constants = known[name]
+        compiled[(grid, 1, 1)](*tensors, *integers, *numbers, *constants)
         return
     blocks = settings(name, config, size)
     grid, integers, constants = arguments(blocks)
@@ -96,7 +96,7 @@ def launch(known, name, kernel, tensors, numbers, config, size, arguments):
         options["launch_pdl"] = True
     compiled = kernel[(grid,)](*tensors, *integers, *numbers, **constants, **options)
     if compiled is not None:
-        known[name] = compiled[(grid, 1, 1)], integers, tuple(constants.values())
+        known[name] = compiled, grid, integers, numbers, tuple(constants.values())
 '''
 """Their source. The module has the tables TENSORS, SIZES, CONFIGS, LIMITS and WHOLE."""
 

@@ -1,0 +1,199 @@
+"""Calls of a kind that an emitted module has run before: straight from addresses to what Triton compiled.
+
+What a kind of call has in common (shapes, strides, dtypes, device, whether addresses are divisible by 16) decides grids, strides,
+sizes and constants. They stand in the text of a function that is written for the kind; what is left for a call is to
+allocate what it writes, and to launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import torch
+
+Call = Callable[[Mapping[str, Any], Sequence[int]], Any]
+"""The outputs, for the values of a call by name and the addresses of its tensors in their order; None where it has to go
+another way: another device is current, or somebody watches launches."""
+
+ALIGNMENT = 256
+"""Bytes that temporaries in one piece of memory start at multiples of."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What calls have in common: the module, what its launcher has found out for one of them (`remembered`), and the names
+    of tensors, of the program's outputs, and of what the tensors are on."""
+
+    module: ModuleType
+    known: Mapping[str, Any]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    device: torch.device
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether there is something to launch: Triton's interpreter compiles nothing."""
+        return all(name in self.known for name in self.module.CONFIGS)
+
+
+def known_call(
+    module: ModuleType,
+    tensors: Mapping[str, torch.Tensor],
+    scalars: Mapping[str, Any],
+    integers: Sequence[str],
+    sizes: Mapping[str, int],
+) -> Mapping[str, Any]:
+    """What the module's launcher has found out for calls like one that it has run; `tensors` are in the program's order."""
+    made = [None] * (len(module.TENSORS) - len(tensors))
+    key = module.call_key([*tensors.values(), *made], sizes, None, *(scalars[name] for name in integers))
+    return dict(module.remembered(key))
+
+
+def direct(kind: Kind) -> Call:
+    """What runs calls of a kind."""
+    writer = _Writer(kind)
+    writer.head("call(values, addresses)")
+    for place, name in enumerate(kind.inputs):
+        writer.addresses[name] = f"addresses[{place}]"
+    for name in kind.outputs:
+        shape, strides, dtype = writer.layout(name)
+        variable = writer.local(name)
+        made = f"empty({shape}, {strides}, dtype={writer.constant(dtype)}, device=device)"
+        writer.line(f"{variable} = {made}")
+        writer.addresses[name] = f"{variable}.data_ptr()"
+    offsets, size = writer.offsets()
+    if size:
+        writer.line(f"workspace = empty(({size},), (1,), dtype=uint8, device=device)")
+        writer.line("start = workspace.data_ptr()")
+        writer.addresses |= {name: f"start + {offset}" for name, offset in offsets.items()}
+    writer.launches(lambda name, kind: f"{kind}(values[{name!r}])")
+    made = ", ".join(writer.local(name) for name in kind.outputs)
+    writer.line(f"return {made}")
+    function: Call = writer.function("call")
+    return function
+
+
+def bound(
+    kind: Kind,
+    tensors: Mapping[str, torch.Tensor],
+    scalars: Mapping[str, Any],
+    outputs: Mapping[str, torch.Tensor],
+) -> Callable[[], bool]:
+    """What runs one call again, on the same memory: whether it has; see `Call`."""
+    writer = _Writer(kind)
+    writer.head("call()", otherwise="False")
+    writer.addresses |= {name: str(tensor.data_ptr()) for name, tensor in {**tensors, **outputs}.items()}
+    offsets, size = writer.offsets()
+    workspace = torch.empty(size, dtype=torch.uint8, device=kind.device)
+    start = workspace.data_ptr()
+    writer.addresses |= {name: str(start + offset) for name, offset in offsets.items()}
+    writer.launches(lambda name, kind: writer.constant((int if kind == "int" else float)(scalars[name])))
+    writer.line("return True")
+    writer.constant(workspace)  # kept as long as the function is
+    function: Callable[[], bool] = writer.function("call")
+    return function
+
+
+class _Writer:
+    """Writes the function of one kind of call."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._lines: list[str] = []
+        self._names: dict[str, Any] = {
+            "device": kind.device,
+            "uint8": torch.uint8,
+            "empty": torch.empty_strided,
+            "current_device": _current_device(),
+            "current_stream": _current_stream(),
+            "watched": _watched(),
+        }
+        self.addresses: dict[str, str] = {}
+
+    def head(self, signature: str, otherwise: str = "None") -> None:
+        index = 0 if self._kind.device.index is None else self._kind.device.index
+        self._lines.append(f"def {signature}:")
+        self.line(f"if current_device() != {index} or watched():")
+        self.line(f"    return {otherwise}")
+        self.line(f"stream = current_stream({index})")
+
+    def line(self, text: str) -> None:
+        self._lines.append("    " + text)
+
+    def constant(self, value: Any) -> str:
+        """A name for a value that is the same in each call."""
+        name = f"c{len(self._names)}"
+        self._names[name] = value
+        return name
+
+    def local(self, name: str) -> str:
+        return f"made_{list(self._kind.outputs).index(name)}"
+
+    def layout(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+        """Shape, strides and dtype of what the kernels write."""
+        dtype, axes = self._kind.module.TENSORS[name]
+        shape = tuple(self._kind.known["sizes"][axis] for axis in axes)
+        return shape, tuple(prod(shape[place + 1 :]) for place in range(len(shape))), dtype
+
+    def offsets(self) -> tuple[dict[str, int], int]:
+        """Where each temporary starts in one piece of memory, and the bytes of all of it."""
+        found: dict[str, int] = {}
+        size = 0
+        given = {*self._kind.inputs, *self._kind.outputs}
+        for name in self._kind.module.TENSORS:
+            if name not in given:
+                shape, _, dtype = self.layout(name)
+                found[name] = size
+                size += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        return found, size
+
+    def launches(self, number: Callable[[str, str], str]) -> None:
+        """Launches of all kernels; `number` gives the text of a scalar of a call, by name and by int or float."""
+        for kernel, taken in self._kind.module.ARGUMENTS.items():
+            compiled, grid, integers, numbers, constants = self._kind.known[kernel]
+            compiled[(grid, 1, 1)]  # loads the binary
+            arguments = [self.addresses[name] for name in taken["tensors"]]
+            arguments += map(str, integers)
+            for name, value in zip(taken["numbers"], numbers, strict=True):
+                arguments.append(self.constant(value) if name is None else number(name, type(value).__name__))
+            arguments += map(self.constant, constants)
+            function, packed = self.constant(compiled.function), self.constant(compiled.packed_metadata)
+            given = f"{grid}, 1, 1, stream, {function}, {packed}, None, None, None"
+            self.line(f"{self.constant(compiled.run)}({', '.join([given, *arguments])})")
+
+    def function(self, name: str) -> Any:
+        namespace = dict(self._names)
+        exec(compile("\n".join(self._lines), "<eqfuse launch>", "exec"), namespace)  # noqa: S102
+        return namespace[name]
+
+
+def _current_device() -> Callable[[], int]:
+    """The index of the current device. Triton's own function for it goes on to initialise CUDA, which has been done."""
+    found: Callable[[], int] = torch._C._cuda_getDevice
+    return found
+
+
+def _current_stream() -> Callable[[int], int]:
+    """Triton's own function for it: the address of a device's current stream."""
+    from triton.runtime.driver import driver
+
+    found: Callable[[int], int] = driver.active.get_current_stream
+    return found
+
+
+def _watched() -> Callable[[], bool]:
+    """Whether somebody has hooks around launches, as profilers do."""
+    from triton import knobs
+
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    if enter is None or leave is None:
+        return lambda: not (runtime.launch_enter_hook is runtime.launch_exit_hook is None)
+    before, after = enter.calls, leave.calls
+    return lambda: bool(
+        before or after or runtime.launch_enter_hook is not enter or runtime.launch_exit_hook is not leave
+    )
