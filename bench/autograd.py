@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eqfuse.grad.certify import without_folds
+from eqfuse.differentiate.certify import without_folds
 from eqfuse.terms.floats import IRRATIONAL, TORCH_DTYPES
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate, reference

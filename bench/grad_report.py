@@ -25,8 +25,8 @@ from bench.autograd import Differentiated
 from bench.measure import time_limit
 from bench.programs import Example, programs, registered
 from bench.report import Column, Options, Report
+from eqfuse.differentiate.gradient import grad, real_outputs
 from eqfuse.errors import EqfuseError
-from eqfuse.grad.gradient import grad, real_outputs
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.parser import axes_of, parse
 

@@ -29,10 +29,10 @@ finally:
         gc.enable()
 
 if TYPE_CHECKING:
+    from eqfuse.differentiate.certify import certify_gradient
+    from eqfuse.differentiate.gradient import grad
     from eqfuse.extend.reductions import reduction
     from eqfuse.extend.rules import rule, rules
-    from eqfuse.grad.certify import certify_gradient
-    from eqfuse.grad.gradient import grad
     from eqfuse.proof.derivation import Derivation
     from eqfuse.verify.equivalence import equivalent
 
@@ -40,19 +40,18 @@ __version__ = "0.1.0"
 
 _AT_FIRST_USE = {
     "Derivation": "proof.derivation",
-    "certify_gradient": "grad.certify",
+    "certify_gradient": "differentiate.certify",
     "equivalent": "verify.equivalence",
-    "grad": "grad.gradient",
+    "grad": "differentiate.gradient",
     "reduction": "extend.reductions",
     "rule": "extend.rules",
     "rules": "extend.rules",
 }
 """Public names that a start does not wait for, and the modules that have them."""
 
-for _package in ("grad", "rules"):
-    # Importing a package sets its name here, once: afterwards the function of that name may.
-    import_module(f"eqfuse.{_package}")
-    del globals()[_package]
+# Importing a package sets its name here, once: afterwards the function of that name may.
+import_module("eqfuse.rules")
+del globals()["rules"]
 
 
 def __getattr__(name: str) -> Any:

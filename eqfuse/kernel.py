@@ -33,8 +33,8 @@ from eqfuse.verify.certificate import REQUESTED, Certificate
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     import torch
 
+    from eqfuse.differentiate.autograd import Backward, Gradients
     from eqfuse.explain.report import Listings, Report
-    from eqfuse.grad.autograd import Backward, Gradients
     from eqfuse.launches import Launch
     from eqfuse.proof.derivation import Derivation
     from eqfuse.stream.streamer import Streamer, StreamState
@@ -123,7 +123,7 @@ class Kernel:
         arguments = Arguments(self.program)
         arguments.all_named(unnamed)
         if wants_gradient(values):
-            from eqfuse.grad.autograd import differentiably
+            from eqfuse.differentiate.autograd import differentiably
 
             with self._lock:
                 gradients = self._differentiated
@@ -236,7 +236,7 @@ class Kernel:
 
     @property
     def _differentiated(self) -> Gradients:
-        from eqfuse.grad.autograd import Gradients
+        from eqfuse.differentiate.autograd import Gradients
 
         if self._gradients is None:
             self._gradients = Gradients(self.program, self.scalars, bool(self.verify), self._gradient)

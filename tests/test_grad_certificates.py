@@ -8,8 +8,8 @@ from grad_programs import ATTENTION, CASES
 
 import eqfuse as eq
 from bench.workloads import WORKLOADS, Workload
-from eqfuse.grad.certify import certify_gradient
-from eqfuse.grad.dual import Dual, DualDomain
+from eqfuse.differentiate.certify import certify_gradient
+from eqfuse.differentiate.dual import Dual, DualDomain
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import FUNCTIONS
 from eqfuse.verify.certificate import REQUESTED

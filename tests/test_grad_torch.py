@@ -184,7 +184,7 @@ def test_backward_shows_the_gradient() -> None:
 
 def test_a_gradient_that_is_wrong_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = "dx[i, j] = 3 * dy[i] * x[i, j]\nreturn dx"
-    monkeypatch.setattr(sys.modules["eqfuse.grad.autograd"], "grad", lambda *_, **__: wrong)
+    monkeypatch.setattr(sys.modules["eqfuse.differentiate.autograd"], "grad", lambda *_, **__: wrong)
     kernel = eq.compile("y[i] = sum[j](sq(x[i,j]))")
     y = kernel(x=torch.ones(2, 3, requires_grad=True))
     with pytest.raises(eq.EqfuseError, match="the gradient by x was not verified"):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from eqfuse.grad.steps import Step, Steps, name_of
+from eqfuse.differentiate.steps import Step, Steps, name_of
 from eqfuse.terms.nodes import Axis, Expr, Load, Reduce, Scalar, Size, children, rebuild, walk
 from eqfuse.terms.printer import show
 

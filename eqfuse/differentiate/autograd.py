@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
+from eqfuse.differentiate.certify import certify_gradient
+from eqfuse.differentiate.gradient import cotangent, differentiable, grad, real_outputs
 from eqfuse.errors import VerificationError
-from eqfuse.grad.certify import certify_gradient
-from eqfuse.grad.gradient import cotangent, differentiable, grad, real_outputs
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import axes_of
 from eqfuse.terms.sizes import bind

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from eqfuse.differentiate.polynomial import Polynomial, atom, collected, expression
+from eqfuse.differentiate.reverse import Reverse
+from eqfuse.differentiate.steps import Step, Steps, plain
+from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError, did_you_mean
-from eqfuse.grad.polynomial import Polynomial, atom, collected, expression
-from eqfuse.grad.reverse import Reverse
-from eqfuse.grad.steps import Step, Steps, plain
-from eqfuse.grad.text import text_of
 from eqfuse.terms.expressions import Number
 from eqfuse.terms.nodes import Const, Program
 from eqfuse.terms.parser import parse

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from eqfuse.differentiate.dual import Dual, DualDomain
+from eqfuse.differentiate.gradient import cotangent, differentiable, real_outputs
+from eqfuse.differentiate.rows import NotLinear, along
+from eqfuse.differentiate.steps import extreme_of
 from eqfuse.errors import EqfuseError
-from eqfuse.grad.dual import Dual, DualDomain
-from eqfuse.grad.gradient import cotangent, differentiable, real_outputs
-from eqfuse.grad.rows import NotLinear, along
-from eqfuse.grad.steps import extreme_of
 from eqfuse.progress import progress
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.expressions import Number

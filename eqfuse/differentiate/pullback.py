@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from eqfuse.grad.polynomial import Polynomial, collected, substituted
-from eqfuse.grad.steps import Steps
+from eqfuse.differentiate.polynomial import Polynomial, collected, substituted
+from eqfuse.differentiate.steps import Steps
 from eqfuse.terms.intervals import Affine
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size, call, free_axes, substitute_axes
 

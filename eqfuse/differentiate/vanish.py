@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.differentiate.steps import Step, Steps
+from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError
-from eqfuse.grad.steps import Step, Steps
-from eqfuse.grad.text import text_of
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.parser import parse
 from eqfuse.verify.field.domain import TWISTED, UNDEFINED, FieldArray, FieldDomain

@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from eqfuse.errors import EqfuseError
-from eqfuse.grad.polynomial import (
+from eqfuse.differentiate.polynomial import (
     UNIT,
     Monomial,
     Polynomial,
@@ -31,9 +30,10 @@ from eqfuse.grad.polynomial import (
     product,
     shared,
 )
-from eqfuse.grad.pullback import pulled
-from eqfuse.grad.steps import Step, Steps, index_of, is_fold, name_of, refused
-from eqfuse.grad.vanish import is_zero
+from eqfuse.differentiate.pullback import pulled
+from eqfuse.differentiate.steps import Step, Steps, index_of, is_fold, name_of, refused
+from eqfuse.differentiate.vanish import is_zero
+from eqfuse.errors import EqfuseError
 from eqfuse.terms.definitions import derivatives
 from eqfuse.terms.folds import Fold, fold_of, packed, ranks_of, unpacked
 from eqfuse.terms.functions import COMPARISONS, LOGICAL
