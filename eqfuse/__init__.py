@@ -20,6 +20,7 @@ try:
     from eqfuse.errors import EqfuseError
     from eqfuse.extend.shipped import register_shipped
     from eqfuse.kernel import Kernel
+    from eqfuse.operator.registered import register_operator
     from eqfuse.rules.scope import Rule
     from eqfuse.terms.parser import parse
     from eqfuse.tile.modes import mode_named
@@ -126,6 +127,7 @@ def reference(source: str, *, scalars: Mapping[str, float] | None = None) -> Cal
 
 
 register_shipped()
+register_operator(lambda given: compile(**given))
 
 __all__ = [
     "Certificate",

@@ -40,8 +40,8 @@ ALIGNMENT = 15
 def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int]] | None:
     """The key of a call with plain dense tensors and numbers, and the addresses of its tensors; None for any other, which
     has to be looked at: tensors that require grad or are under a transform, arrays, subclasses, tensors that may stand for
-    numbers, modes of torch. Integers are part of the key, for they may bound what is read."""
-    if not is_plain() or maybe_current_level() is not None or forward_ad._current_level >= 0:
+    numbers, modes of torch, and what torch records. Integers are part of the key, for they may bound what is read."""
+    if not is_plain() or maybe_current_level() is not None or forward_ad._current_level >= 0 or is_recording():
         return None
     parts: list[Any] = []
     addresses: list[int] = []
@@ -69,6 +69,11 @@ def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int
             return None
         parts.append(tuple(sizes.items()))
     return tuple(parts), addresses
+
+
+def is_recording() -> bool:
+    """Whether torch records what is called now: some mode looks at every operation, or `torch.jit.trace` runs."""
+    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._get_tracing_state() is not None
 
 
 @dataclass(frozen=True)

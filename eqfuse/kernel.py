@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+
+from torch.compiler import is_dynamo_compiling
 
 from eqfuse import compiler
 from eqfuse.arguments import Arguments, CallKey, Given, call_key
@@ -19,6 +21,8 @@ from eqfuse.extract.devices import Device
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
+from eqfuse.operator.content import enrol, written
+from eqfuse.operator.library import called, is_recorded
 from eqfuse.regions import Region
 from eqfuse.rules.printer import MergeText
 from eqfuse.specialization import Results, Specialization, Specializations
@@ -71,6 +75,8 @@ class Kernel:
         self._gradients: Gradients | None = None
         extents = compiler.nominal_extents(self.program)
         self._current = self._shapes.compile(extents, program_dtypes(self.program), self.device)
+        self.content = self._written()
+        enrol(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device, and with the registered reductions that the program uses."""
@@ -89,6 +95,7 @@ class Kernel:
         for reduction in state.pop("reductions"):
             admit(reduction)
         self.__dict__.update(state)
+        enrol(self)
 
     @property
     def program(self) -> Program:
@@ -108,11 +115,15 @@ class Kernel:
 
         Tensors may be non-contiguous or broadcast. An empty reduced axis gives what the unfused
         program gives: every reduction its identity. Raises BindError or TypeCheckError for what does not fit,
-        and BindError for tensors under `torch.vmap` or in forward mode.
+        and BindError for tensors in forward mode.
 
         For tensors that require grad, and under `torch.func.grad` and `vjp`, the result is differentiable: `backward`
-        is the gradient's kernel.
+        is the gradient's kernel. Where torch compiles, exports, batches (`torch.vmap`) or traces the call, or tensors hold no
+        numbers, it is the operator `eqfuse::call` (docs/pytorch.md).
         """
+        if is_dynamo_compiling():
+            Arguments(self.program).all_named(unnamed)
+            return called(self.content, values, sizes)
         key: CallKey | None = None
         if not unnamed and (found := call_key(values, sizes)) is not None:
             key, addresses = found
@@ -122,6 +133,8 @@ class Kernel:
                 return made
         arguments = Arguments(self.program)
         arguments.all_named(unnamed)
+        if is_recorded(values):
+            return called(self.content, values, sizes)
         if wants_gradient(values):
             from eqfuse.differentiate.autograd import differentiably
 
@@ -248,6 +261,40 @@ class Kernel:
         with self.derived.scope.entered():
             derived = compiler.derive(source, None, program.strict_casts, assume_finite=program.assume_finite)
         return Kernel(derived, self.device, self.auto, None, self.verify, self.trials, {}, self.bound)
+
+    # -- as an operator of torch -------------------------------------------------------------------
+
+    content: str = field(init=False, default="", repr=False)
+    """What the kernel is compiled from, as text: what graphs of torch know it by."""
+
+    def _written(self) -> str:
+        program, scope = self.program, self.derived.scope
+        options = {
+            "target": "auto" if self.auto else self.device.name,
+            "prefer": self.prefer,
+            "verify": self.verify,
+            "strict_casts": program.strict_casts,
+            "assume_finite": program.assume_finite,
+            "trials": self.trials,
+            "bound": self.bound,
+            "native": self.native,
+        }
+        added = [*scope.added, *sorted(scope.without), *registered_in(*(o.expr for o in program.outputs))]
+        return written({"source": program.source, "scalars": dict(self.scalars), **options}, added)
+
+    def gradient(self, names: tuple[str, ...]) -> Kernel:
+        """The kernel of the gradient by some inputs, as `backward` runs it."""
+        with self._lock:
+            return self._differentiated.by(names).kernel  # type: ignore[return-value]
+
+    def alike(self, source: str) -> Kernel:
+        """The kernel of another text, compiled as this one is."""
+        program = self.program
+        with self.derived.scope.entered():
+            derived = compiler.derive(
+                source, self.scalars, program.strict_casts, assume_finite=program.assume_finite
+            )
+        return replace(self, derived=derived)
 
     # -- streaming ---------------------------------------------------------------------------------
 

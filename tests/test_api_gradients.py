@@ -99,10 +99,8 @@ ASKED = {
 WITHOUT_A_RULE = {
     jvp: "under a transform of torch.func",
     jvp_without_grad: "under a transform of torch.func",
-    jacobian: "under a transform of torch.func",
     dual: "has a tangent",
     dual_without_grad: "has a tangent",
-    vmap: "is batched by torch.vmap",
 }
 
 
@@ -122,7 +120,9 @@ def test_transforms_without_a_rule_are_refused(entry: str, asked: Callable[..., 
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("asked", [backward, of_a_graph, grad, vjp], ids=lambda asked: asked.__name__)
+@pytest.mark.parametrize(
+    "asked", [backward, of_a_graph, grad, vjp, jacobian, vmap], ids=lambda asked: asked.__name__
+)
 @pytest.mark.parametrize("entry", DIFFERENTIABLE)
 def test_calls_are_differentiable(entry: str, asked: Callable[..., None]) -> None:
     asked(entry_points()[entry])
@@ -133,7 +133,7 @@ def test_the_refusal_shows_the_tensor_and_what_to_do() -> None:
         eq.reference(SOURCE)(x=torch.ones(3, 4, requires_grad=True), s=1.0)
     assert caught.value.message == "'x' requires grad, and only a call of a kernel has a derivative"
     with pytest.raises(eq.EqfuseError) as caught:
-        torch.vmap(lambda x: kernel(x=x, s=1.0))(torch.ones(2, 3, 4))
+        torch.vmap(lambda x: kernel.update(kernel.init(), x=x, s=1.0))(torch.ones(2, 3, 4))
     assert str(caught.value).splitlines() == [
         "'x' is batched by torch.vmap, and kernels have no batching rule (line 1)",
         "    y[i] = sum[j](sq(x[i,j])) * s",

@@ -48,8 +48,8 @@ def bind(
     agree, an axis that nothing gives a size, and a read that is outside its tensor.
     """
     scalars = scalars or {}
-    _check_names(program, shapes, scalars)
-    _check_ranks(program, shapes)
+    check_names(program, shapes, scalars)
+    check_ranks(program, shapes)
     found = {axis: Extent(count, PROGRAM) for axis, count in program.lengths.items()}
     found |= _extents(program, shapes, found)
     _add_sizes(program, sizes or {}, found)
@@ -72,7 +72,7 @@ def bind(
     return extents
 
 
-def _check_names(program: Program, shapes: Collection[str], scalars: Mapping[str, Any]) -> None:
+def check_names(program: Program, shapes: Collection[str], scalars: Mapping[str, Any]) -> None:
     tensors = [tensor.name for tensor in program.tensors]
     extra = [name for name in (*shapes, *scalars) if name not in tensors and name not in program.scalars]
     for name in program.scalars:
@@ -112,7 +112,7 @@ def _name_error(program: Program, name: str, message: str, hint: str) -> BindErr
     return BindError(message, source=program.source, span=locate(program.source, name), hint=hint)
 
 
-def _check_ranks(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_ranks(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
     for tensor in program.tensors:
         shape = shapes[tensor.name]
         if len(shape) != tensor.rank:
@@ -126,7 +126,7 @@ def _extents(
     program: Program, shapes: Mapping[str, tuple[int, ...]], declared: Mapping[str, Extent]
 ) -> dict[str, Extent]:
     found = dict(declared)
-    for axis, extent in _sources(program, shapes):
+    for axis, extent in sources(program, shapes):
         known = found.setdefault(axis, extent)
         if known.size != extent.size:
             message = f"axis {axis!r} has size {known.size} in {known} and {extent.size} in {extent}"
@@ -135,7 +135,7 @@ def _extents(
     return found
 
 
-def _sources(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Extent]]:
+def sources(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Extent]]:
     for tensor in program.tensors:
         for dimension, axis in enumerate(tensor.axes):
             if axis is not None:

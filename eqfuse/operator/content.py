@@ -1,0 +1,97 @@
+"""Kernels by content: a text that says all that a kernel is compiled from, so that a graph that holds it can be saved,
+and run where the kernel was not made yet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+from eqfuse.errors import EqfuseError
+from eqfuse.terms.nodes import Program
+from eqfuse.threads import Lock
+
+
+class Called(Protocol):
+    """A kernel, as the operator calls it."""
+
+    content: str
+
+    @property
+    def program(self) -> Program: ...
+
+    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
+
+    def gradient(self, names: tuple[str, ...]) -> Called:
+        """The kernel of the gradient by some inputs."""
+
+    def alike(self, source: str) -> Called:
+        """The kernel of another text, compiled as this one is."""
+
+
+ADDED = "added"
+"""What the digest of rules and reductions stands under."""
+
+Make = Callable[[Mapping[str, Any]], Called]
+
+_lock = Lock()
+_here: WeakValueDictionary[str, Called] = WeakValueDictionary()
+_recorded: dict[str, Called] = {}
+"""Kernels that some graph may hold, by content: they live as long as the process."""
+
+_make: list[Make] = []
+
+
+def set_make(make: Make) -> None:
+    """How a kernel is made of what `written` was given."""
+    _make[:] = [make]
+
+
+def written(given: Mapping[str, Any], added: Sequence[object]) -> str:
+    """The content of a kernel: what it is compiled from, and a digest of the rules and reductions that it owes to this
+    process, where there are any."""
+    text = "\n".join(map(str, added))
+    mark = {ADDED: hashlib.sha256(text.encode()).hexdigest()[:16]} if text else {}
+    return json.dumps({**given, **mark}, sort_keys=True)
+
+
+def enrol(kernel: Called) -> None:
+    """Lets the operator find a kernel, as long as it lives."""
+    with _lock:
+        _here[kernel.content] = kernel
+
+
+def kernel_of(content: str) -> Called:
+    """The kernel of a content: one that is here, or one that is compiled now. Raises EqfuseError."""
+    found = _recorded.get(content)
+    if found is None:
+        with _lock:
+            found = _recorded.get(content)
+            if found is None:
+                found = _recorded[content] = _here.get(content) or _made(content)
+    return found
+
+
+def _made(content: str) -> Called:
+    given = {name: value for name, value in json.loads(content).items() if name != ADDED}
+    made = _make[0](given)
+    if made.content != content:
+        raise EqfuseError(
+            "a graph calls a kernel that was compiled with rules or reductions which this process does not have",
+            hint="register them first, or compile the kernel as the process did that made the graph",
+        )
+    return made
+
+
+@lru_cache(maxsize=1024)
+def names_in(names: str) -> tuple[tuple[str, ...], ...]:
+    """The names of tensors, of integers, of reals, and of axes that have a size."""
+    return tuple(tuple(part.split()) for part in names.split("|"))
+
+
+def joined(*names: list[str]) -> str:
+    """What `names_in` reads."""
+    return "|".join(" ".join(part) for part in names)
