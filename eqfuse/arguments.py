@@ -41,7 +41,9 @@ def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int
     """The key of a call with plain dense tensors and numbers, and the addresses of its tensors; None for any other, which
     has to be looked at: tensors that require grad or are under a transform, arrays, subclasses, tensors that may stand for
     numbers, modes of torch, and what torch records. Integers are part of the key, for they may bound what is read."""
-    if not is_plain() or maybe_current_level() is not None or forward_ad._current_level >= 0 or is_recording():
+    if not is_plain() or maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return None
+    if is_recording():
         return None
     parts: list[Any] = []
     addresses: list[int] = []
