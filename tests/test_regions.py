@@ -200,3 +200,7 @@ def test_lengths_are_compiled_for_once() -> None:
         "N_j": True,
     }
     assert not any(p.do_not_specialize for p in found if "stride" in p.name)
+    assert (
+        "    if ALIGNED:\n        N_j = N_j // 16 * 16\n" in kernel.triton
+    )  # one binary more, not one a length
+    assert '"ALIGNED": not (size["j"] % 16)' in kernel.triton

@@ -19,6 +19,7 @@ from eqfuse.extract.resources import registers, shared_bytes
 from eqfuse.tile.triton.aot import KernelReport, compile_for
 
 WGMMA = ("mla", "mha_speculative", "quant_gemm")
+TWO_REGISTERS = 8
 OUTSIDE_LOOPS = {"mla": 184}
 """Bytes that ptxas keeps in memory outside the loops over complete tiles: two registers, so that more instances
 fit; of mla, whose accumulators take half of a thread's registers, what the loop over a last short tile needs."""
@@ -31,7 +32,9 @@ def test_largest_cases_do_not_spill(name: str) -> None:
     workload = WORKLOADS[name]
     ahead = compile_ahead(workload, workload.paper_cases[-1], "sm_90")
     reports = compile_for(ahead.source, "sm_90", sizes=ahead.sizes)
-    assert {r.name: r.spilled_bytes for r in reports if r.spilled_bytes > OUTSIDE_LOOPS.get(name, 8)} == {}
+    assert {
+        r.name: r.spilled_bytes for r in reports if r.spilled_bytes > OUTSIDE_LOOPS.get(name, TWO_REGISTERS)
+    } == {}
     used = frozenset[str]().union(*(report.instructions for report in reports))
     assert ("wgmma" in used) == (name in (*WGMMA, "performer"))
 
@@ -60,8 +63,8 @@ def _compiled(emitter: Emitter, cells: Sequence[Cell]) -> dict[str, tuple[Emitte
 def test_what_the_benchmark_of_attention_runs_does_not_spill(operator: str, emitter: Emitter) -> None:
     cells = [cell for cell in grid() if cell.operator == operator]
     for cell, (chosen, reports) in zip(cells, _compiled(emitter, cells).values(), strict=True):
-        # A size that nothing is compiled apart for takes a register or two.
-        spilled = {report.name: report.spilled_bytes for report in reports if report.spilled_bytes > 8}
+        allowed = TWO_REGISTERS if cell.name == "gqa_decode_n8192_b32" else 0
+        spilled = {report.name: report.spilled_bytes for report in reports if report.spilled_bytes > allowed}
         assert not spilled, cell.name
         used = frozenset[str]().union(*(report.instructions for report in reports))
         rows = max(config.get("i", 1) for config in chosen.entry["configs"])

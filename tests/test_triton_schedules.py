@@ -209,7 +209,7 @@ def test_differences_of_positions_are_not_converted_as_a_tile() -> None:
 def test_head_dims_that_are_no_powers_of_two_fit_hopper(dim: int) -> None:
     made = ahead("causal_prefill", d=dim, e=dim)
     (report,) = compile_for(made.source, "sm_90", sizes=made.sizes)
-    assert report.spilled_bytes <= 8  # a size that nothing is compiled apart for takes a register or two
+    assert report.spilled_bytes == 0
     assert "wgmma" in report.instructions
 
 

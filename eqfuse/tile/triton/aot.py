@@ -94,7 +94,13 @@ def _compile(
     options = {key: chosen.pop(key) for key in ("num_warps", "num_stages")}
     backend, architecture, _ = TARGETS[target]
     overlaps = backend == "cuda" and int(architecture) >= 90
-    constants = {**chosen, "STAGES": options["num_stages"], "WAITS": overlaps, "LEADS": overlaps}
+    constants = {
+        **chosen,
+        "STAGES": options["num_stages"],
+        "WAITS": overlaps,
+        "LEADS": overlaps,
+        "ALIGNED": divisible,
+    }
     for block, axis in module.WHOLE[name].items():
         constants[block.replace("BLOCK", "EVEN", 1)] = extents[axis] == chosen[block]
     if divisible:

@@ -37,7 +37,15 @@ from eqfuse.tile.nodes import (
 )
 from eqfuse.tile.triton.expressions import Expressions, Piece
 from eqfuse.tile.triton.functions import Text
-from eqfuse.tile.triton.parameters import Names, Parameters, Tables, is_tile, largest_blocks, parameters_of
+from eqfuse.tile.triton.parameters import (
+    ALIGNMENT,
+    Names,
+    Parameters,
+    Tables,
+    is_tile,
+    largest_blocks,
+    parameters_of,
+)
 from eqfuse.tile.triton.wrap import wrap
 from eqfuse.tile.walk import nested
 
@@ -86,6 +94,7 @@ class _Writer:
 
     def run(self) -> KernelText:
         self._neighbours()
+        self._divisible()
         self._grid()
         outside = ("grid", "whole")
         for axis in self._needed(self._kernel.body, lambda axis: self._blocks[axis].kind in outside):
@@ -127,6 +136,14 @@ class _Writer:
             if flag in self._parameters.flags:
                 self._write(f"if {flag}:")
                 self._write(f"    tl.extra.cuda.{call}()")
+
+    def _divisible(self) -> None:
+        """What follows from the flag, in words that Triton's analysis of divisibility understands."""
+        if self._parameters.aligned is not None:
+            self._write(f"if {self._parameters.aligned}:")
+            for axis in self._parameters.divided:
+                name = self._parameters.extents[axis]
+                self._write(f"    {name} = {name} // {ALIGNMENT} * {ALIGNMENT}")
 
     def _grid(self) -> None:
         grid = self._kernel.grid

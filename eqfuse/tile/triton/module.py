@@ -20,7 +20,7 @@ from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.triton.functions import HELPERS
 from eqfuse.tile.triton.kernel import KernelText, write_kernel
-from eqfuse.tile.triton.parameters import Names, Tables, TensorInfo
+from eqfuse.tile.triton.parameters import ALIGNMENT, Names, Tables, TensorInfo
 from eqfuse.tile.triton.runtime import RUNTIME, RUNTIME_NAMES
 from eqfuse.tile.triton.wrap import wrap
 
@@ -299,6 +299,9 @@ class _Module:
             flag: f'{extent(axis)} == {blocks}["{parameters.blocks[axis]}"]'
             for axis, flag in parameters.even.items()
         }
+        if parameters.aligned is not None:
+            rests = (f"{extent(axis)} % {ALIGNMENT}" for axis in parameters.divided)
+            constants[parameters.aligned] = f"not ({' or '.join(rests)})"
         constants |= {} if parameters.stages is None else {parameters.stages: f'{blocks}["num_stages"]'}
         constants |= dict.fromkeys(parameters.flags, f"overlaps({self._outputs[0].name})")
         constants["INDEX"] = f"index_dtype({', '.join(tensors)})"

@@ -26,6 +26,9 @@ from eqfuse.tile.nodes import (
 from eqfuse.tile.triton.functions import HELPERS, helper_name
 from eqfuse.tile.walk import nested
 
+ALIGNMENT = 16
+"""What Triton asks of an extent before it joins masks of neighbours."""
+
 _TAKEN = frozenset(
     (
         *("tl", "torch", "triton", "float", "pid", "INDEX", "WAITS", "LEADS"),
@@ -88,8 +91,8 @@ class Parameters:
     that loops, is the depth to which loops prefetch; left to itself, Triton prefetches for dots alone.
     `flags` are WAITS, of a kernel after another one: it is launched before that one has ended, and so waits for
     what that has written, and LEADS, of a kernel before another one: the next may be launched from now on.
-    `any_size` are the extents that Triton compiles nothing apart for: of axes along which no memory is contiguous, so that
-    it does not matter whether they are divisible by 16.
+    `any_size` are the extents that Triton compiles nothing apart for: of axes along which no memory is contiguous. Masks of
+    those that have tiles take registers, unless `aligned`, a flag, says that all of these, `divided`, are multiples of 16.
     The last parameter is INDEX, the dtype of positions: int64 where some offset of an element needs it.
     """
 
@@ -102,6 +105,8 @@ class Parameters:
     stages: str | None = None
     flags: tuple[str, ...] = ()
     any_size: tuple[str, ...] = ()
+    aligned: str | None = None
+    divided: tuple[str, ...] = ()
 
     def signature(self) -> list[str]:
         return [
@@ -110,6 +115,7 @@ class Parameters:
             *self.extents.values(),
             *(f"{name}: tl.float64" if dtype == "f64" else name for name, dtype in self.scalars.values()),
             *(f"{name}: tl.constexpr" for name in (*self.blocks.values(), *self.even.values())),
+            *(() if self.aligned is None else (f"{self.aligned}: tl.constexpr",)),
             *(() if self.stages is None else (f"{self.stages}: tl.constexpr",)),
             *(f"{flag}: tl.constexpr" for flag in self.flags),
             "INDEX: tl.constexpr",
@@ -149,6 +155,10 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
         if root not in found.extents:
             found.extents[root] = names.new(f"N_{root}")
     found.any_size = tuple(name for axis, name in found.extents.items() if axis not in last)
+    tiled = {tables.root[b.axis] for b in kernel.blocks if is_tile(b) and b.kind != "whole"}
+    found.divided = tuple(axis for axis in found.extents if axis in tiled - last)
+    if found.divided:
+        found.aligned = names.new("ALIGNED")
     found.scalars = {name: (names.new(name), dtype) for name, dtype in scalars.items()}
     for block in filter(is_tile, kernel.blocks):
         upper = f"BLOCK_{block.axis.upper()}"
