@@ -109,7 +109,7 @@ def pulled_back(
     cotangents: Sequence[torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """The gradients by the inputs `wanted`, in their shapes and dtypes."""
-    from eqfuse.grad.gradient import cotangent, real_outputs  # derivatives are for those who ask
+    from eqfuse.differentiate.gradient import cotangent, real_outputs  # derivatives are for those who ask
 
     program, known = kernel.program, gradient.program
     real = real_outputs(program)
@@ -135,7 +135,7 @@ def _sizes(
     wanted: Sequence[str],
 ) -> dict[str, Size]:
     """The sizes of the axes of a gradient: those of the call, and of what it is the gradient of."""
-    from eqfuse.grad.gradient import cotangent
+    from eqfuse.differentiate.gradient import cotangent
 
     shapes = {tensor.name: tuple(tensors[tensor.name].shape) for tensor in program.tensors}
     axes = {gradient.domains.get(axis, axis) for axis in axes_of(gradient.outputs)}
