@@ -61,6 +61,11 @@ class Expr(metaclass=_Interned):
 
     __slots__ = ("__weakref__",)
 
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        """The direct subexpressions, left to right."""
+        return ()
+
     def __str__(self) -> str:
         return _TEXT[-1](self)
 
@@ -114,6 +119,10 @@ class Reduce(Expr):
     axis: str
     body: Expr
 
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.body,)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Local(Expr):
@@ -121,17 +130,13 @@ class Local(Expr):
     dims: tuple[str, ...]
 
 
+# The slots themselves: expressions are walked more often than anything else is done with them.
+Load.parts, Call.parts = Load.index, Call.args  # type: ignore[assignment, method-assign, misc]
+
+
 def children(expr: Expr) -> tuple[Expr, ...]:
     """The direct subexpressions, left to right."""
-    match expr:
-        case Load(_, index):
-            return index
-        case Call(_, args):
-            return args
-        case Reduce(_, _, body):
-            return (body,)
-        case _:
-            return ()
+    return expr.parts
 
 
 def rebuild(expr: Expr, parts: tuple[Expr, ...]) -> Expr:
@@ -165,8 +170,19 @@ def post_order(roots: Iterable[Node], below: Callable[[Node], Sequence[Node]]) -
 
 
 def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every distinct subexpression of the roots, children before parents."""
-    return post_order(roots, children)
+    """Every distinct subexpression of the roots, children before parents: `post_order`, for what is walked most."""
+    seen: set[Expr] = set()
+    stack: list[Expr | None] = [*reversed(roots)]
+    while stack:
+        node = stack.pop()
+        if node is None:  # what is below the next one has been visited
+            yield stack.pop()  # type: ignore[misc]
+        elif node not in seen:
+            seen.add(node)
+            if parts := node.parts:
+                stack += (node, None, *reversed(parts))
+            else:
+                yield node
 
 
 def transform(expr: Expr, step: Callable[[Expr], Expr], memo: dict[Expr, Expr] | None = None) -> Expr:
