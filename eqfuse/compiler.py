@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from eqfuse.terms.nodes import Output, Program, Reduce
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import check_indices, program_dtypes
+from eqfuse.tile.check import TileError
 from eqfuse.tile.lower.program import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.passes.pipeline import passes_for, passes_of, run_passes
@@ -133,7 +135,7 @@ def pipeline(
     debug.show(4, "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
     debug.show(4, "loops", lambda: show_nest(chosen.nest))
 
-    with timings.stage("lower"):
+    with timings.stage("lower"), _faults():
         tile = lower_nest(chosen.nest, derived.program, dtypes, chosen.plan.configs, device)
     debug.show(5, "tiles", lambda: show_tiles(tile))
 
@@ -266,7 +268,7 @@ def verify(
     Raises VerificationError with the counterexample where a stage differs.
     """
     subject = certifying(derived, nest, dtypes, device, plan, trials=trials, scalars=scalars, bound=bound)
-    with derived.timings.stage("verify"):
+    with derived.timings.stage("verify"), _faults():
         certificate = examined(replace(subject, program=derived.program), device)
     if not certificate.ok:
         raise VerificationError(
@@ -275,6 +277,18 @@ def verify(
             certificate=certificate,
         )
     return certificate
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """A tile program that does not hold together is not verified: the program may run in another form."""
+    try:
+        yield
+    except TileError as fault:
+        raise VerificationError(
+            f"the fused program was not verified: {fault.message}",
+            hint="a fault of eqfuse, which the program does not cause: please report it with the program",
+        ) from fault
 
 
 def certifying(

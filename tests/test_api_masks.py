@@ -181,6 +181,45 @@ def test_keys_that_are_excluded_stay_out() -> None:
         assert np.isfinite(found[:30]).all() and np.isnan(found[30:]).all(), prefer
 
 
+@pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.parametrize(
+    "value",
+    ["max[j](x[g*4 + 1,j] * c[j])", "sum[j](exp(x[g*4 + 1,j] - max[j](x[g*4 + 1,j])) * c[j])"],
+    ids=["a maximum", "a softmax"],
+)
+def test_rows_that_are_not_there_are_not_read(value: str, prefer: str) -> None:
+    """The loops compute every row, and the mask is outside of them."""
+    source = f"x: f32[h,j]\nc: f32[j]\nw: f32[g]\ny[g] = where(g*4 + 1 < N(h), {value}, 0) + w[g]"  # h is 5
+    rng = np.random.default_rng(0)
+    given = {"x": rng.standard_normal((5, 70)), "c": rng.standard_normal(70), "w": np.ones(2)}
+    given = {name: array.astype(np.float32) for name, array in given.items()}
+    found = eq.compile(source, prefer=prefer)(**given)
+    np.testing.assert_allclose(found, eq.reference(source)(**given), rtol=2e-5)
+    assert found[1] == 1
+
+
+@pytest.mark.slow
+def test_gradients_of_heads_that_share_keys() -> None:
+    """What a kernel stores for another one reads no row that is not there either."""
+    source = """
+    S[h,j] = sum[d](q[h,d] * k[h//4,j,d])
+    O[h,d] = sum[j](exp(S[h,j] - max[j](S[h,j])) * k[h//4,j,d])
+    """
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(shape, generator=generator, requires_grad=True) for shape in ((8, 16), (2, 33, 16)))
+    kernel = eq.compile(source)
+    kernel(q=q, k=k).sum().backward()
+    fused = kernel.backward.certificate
+    found, q.grad, k.grad = (q.grad, k.grad), None, None
+    scores = torch.einsum("hd,hjd->hj", q, k.repeat_interleave(4, 0))
+    weights = torch.exp(scores - scores.amax(1, keepdim=True))
+    torch.einsum("hj,hjd->hd", weights, k.repeat_interleave(4, 0)).sum().backward()
+    assert fused is not None and fused.ok
+    assert all(
+        torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(found, (q.grad, k.grad), strict=True)
+    )
+
+
 def test_finite_values_may_be_promised() -> None:
     given = inputs("causal", lambda v: None)
     kernel = eq.compile(PROGRAMS["causal"], assume_finite=True, target="cpu")

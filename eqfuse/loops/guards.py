@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.walk import statements
 from eqfuse.terms.assume import conjuncts
-from eqfuse.terms.nodes import Call, Expr, Local, Reduce, children, free_axes, walk
+from eqfuse.terms.nodes import Call, Expr, Local, Program, Reduce, children, free_axes, walk
 
 Guards = tuple[Expr, ...]
 
@@ -53,6 +53,22 @@ def _children(node: Expr) -> Iterator[tuple[Expr, Guards]]:
 def common(left: Guards, right: Guards) -> Guards:
     """The conditions that hold in both places."""
     return tuple(guard for guard in left if guard in right)
+
+
+def keeping(program: Program, wanted: Callable[[Expr], bool]) -> dict[Expr, Guards]:
+    """The conditions under which alone the program reads each wanted element, of those on the element's own positions that
+    mention no computed value. A loop nest may compute what it does not need, and read the element elsewhere."""
+    found: dict[Expr, Guards] = {}
+    for output in program.outputs:
+        for load, guards in guarded(output.expr, wanted):
+            own = free_axes(load)
+            here = tuple(
+                guard
+                for guard in dict.fromkeys(guards)
+                if free_axes(guard) <= own and not any(isinstance(node, Reduce) for node in walk(guard))
+            )
+            found[load] = common(found[load], here) if load in found else here
+    return found
 
 
 def needed(kernel: Kernel) -> dict[str, Guards]:

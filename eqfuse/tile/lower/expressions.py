@@ -57,7 +57,7 @@ class Expressions:
 
     `reads` counts the places that read each named value. `walk_loop` lowers a loop of the nest;
     a fold over an axis that no open loop walks becomes one. `needed` are the conditions without which
-    nothing reads a named value.
+    nothing reads a named value, `kept` those without which the program does not read an element that may be outside.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Expressions:
         walk_loop: Callable[[loops.Loop], None],
         dots: DotRules,
         needed: Mapping[str, Sequence[Expr]],
+        kept: Mapping[Expr, Sequence[Expr]],
     ) -> None:
         self._build = build
         self._types = types
@@ -75,6 +76,7 @@ class Expressions:
         self._walk_loop = walk_loop
         self._dots = dots
         self._needed = needed
+        self._kept = kept
         self._proven: Mapping[Expr, bool] = {}
         self._guards: tuple[Expr, ...] = ()
         self._zero: dict[str, frozenset[str]] = {}
@@ -122,7 +124,9 @@ class Expressions:
                 assert binding.expr is not None
                 return self.named(name, binding.expr, name)
             case Load(tensor, index):
-                return self._load(tensor, index, hint)
+                # What is stored or carried may be computed where nothing reads it.
+                with self.under((*self._guards, *self._telling(self._kept.get(expr, ())))):
+                    return self._load(tensor, index, hint)
             case Reduce():
                 # Conditions on a position of the same name outside are not about the one bound here.
                 with self.under(tuple(g for g in self._guards if expr.axis not in self.free(g))):
@@ -174,13 +178,17 @@ class Expressions:
 
     def named(self, name: str, expr: Expr, hint: str) -> Value:
         """The value of what a name of the nest stands for."""
-        guards = (folded(guard, self._proven) for guard in self._needed.get(name, ()))
-        with self.under(tuple(guard for guard in guards if self._says_something(guard))):
+        with self.under(self._telling(self._needed.get(name, ()))):
             return self.value(expr, hint)
 
-    def _says_something(self, guard: Expr) -> bool:
-        """Whether a condition is about positions that exist here, and not known to hold."""
-        return not isinstance(guard, Const) and all(map(self._build.is_open, free_axes(guard)))
+    def _telling(self, guards: Iterable[Expr]) -> tuple[Expr, ...]:
+        """The conditions that are about positions that exist here, and not known to hold."""
+        unproven = (folded(guard, self._proven) for guard in guards)
+        return tuple(
+            guard
+            for guard in unproven
+            if not isinstance(guard, Const) and all(map(self._build.is_open, free_axes(guard)))
+        )
 
     @contextmanager
     def proving(self, proven: Mapping[Expr, bool]) -> Iterator[None]:

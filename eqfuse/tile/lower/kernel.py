@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.blocks import Block
-from eqfuse.loops.guards import needed
+from eqfuse.loops.guards import Guards, needed
 from eqfuse.loops.walk import expressions
 from eqfuse.terms.nodes import Const, Expr, Local, Size, children, walk
 from eqfuse.tile.check import TileError
@@ -24,7 +24,8 @@ from eqfuse.tile.prune import pruned
 
 class KernelLowering:
     """Lowers one kernel. `blocks` are those of every axis that it mentions, in the order that dims get;
-    `tensors` and `scalars` are dtypes; `domains` maps a renamed axis to the one whose extent it has."""
+    `tensors` and `scalars` are dtypes; `domains` maps a renamed axis to the one whose extent it has; `kept` has the
+    conditions under which the program reads an element that may be outside of its tensor."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class KernelLowering:
         scalars: Mapping[str, str],
         accumulate: str,
         dots: DotRules,
+        kept: Mapping[Expr, Guards],
     ) -> None:
         self._kernel = kernel
         self._domains = domains
@@ -45,7 +47,9 @@ class KernelLowering:
             blocks, tensors, scalars, accumulate, self._named, self._aligned, self._build.is_tile
         )
         reads = _reads(kernel)
-        self._expressions = Expressions(self._build, self._types, reads, self._loop, dots, needed(kernel))
+        self._expressions = Expressions(
+            self._build, self._types, reads, self._loop, dots, needed(kernel), kept
+        )
 
     def run(self) -> Kernel:
         self._body(self._kernel.body)

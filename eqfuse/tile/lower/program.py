@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.blocks import Block
+from eqfuse.loops.guards import keeping
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, statements
 from eqfuse.terms.nodes import Axis, Program, Reduce, walk
@@ -18,6 +19,7 @@ from eqfuse.terms.types import result_dtype
 from eqfuse.tile.check import check
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.lower.dot import DotRules
+from eqfuse.tile.lower.expressions import may_miss
 from eqfuse.tile.lower.kernel import KernelLowering
 from eqfuse.tile.lower.types import Types
 from eqfuse.tile.nodes import TileProgram
@@ -58,9 +60,10 @@ def lower(
     tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}
     domains = dict(nest.domains)
     dots = DotRules(batched_dots, least_dot)
+    kept = keeping(program, may_miss)
     kernels = tuple(
         KernelLowering(
-            kernel, _blocks(kernel, config, domains), domains, tensors, scalars, accumulate, dots
+            kernel, _blocks(kernel, config, domains), domains, tensors, scalars, accumulate, dots, kept
         ).run()
         for kernel, config in zip(nest.kernels, configs, strict=True)
     )
