@@ -167,7 +167,7 @@ class Lattice:
         if (self.overlaps and not fits) or (fits and 2 * needed[stages] > room):
             found *= limit.slowdowns["one_block"] * (1 + limit.crowded_shared * needed[stages] / room)
         if any(a.is_depth for a in self.axes):
-            under_way = max(1, (stages - 1) * needed[1])
+            under_way = max(1, (stages - 1) * (needed[1] - needed[0]))
             found *= math.sqrt(max(1.0, limit.bytes_under_way / under_way))
         return found
 
