@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from eqfuse.differentiate.certify import without_folds
+from eqfuse.terms.domain import Watch
 from eqfuse.terms.floats import IRRATIONAL, TORCH_DTYPES
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate, reference
@@ -66,6 +67,7 @@ class TorchDomain:
     """Implements `terms.domain.Domain` with float64 tensors that autograd sees."""
 
     name = "torch"
+    watch: Watch | None = None
 
     def full(self, shape: tuple[int, ...], number: float) -> torch.Tensor:
         return torch.full(shape, number, dtype=torch.float64)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eqfuse import debug, results
@@ -235,7 +236,8 @@ def certify(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate
             return verify(derived, nest, compiled.dtypes, device, plan=plan, **given)
 
         certificate, was_kept = results.kept("certified", subject, make, again=checks.again)
-        derived.certificates[key] = replace(certificate, cached=was_kept)
+        found = replace(certificate, cached=was_kept).located(derived.program.source)
+        derived.certificates[key] = found
     return derived.certificates[key]
 
 
@@ -326,30 +328,38 @@ def examined(subject: Certifying, device: Device) -> Certificate:
     from eqfuse.extend.laws import keeps_infinities
     from eqfuse.extend.reductions import assumptions
     from eqfuse.verify.equivalence import check_stages
+    from eqfuse.verify.nearer import Nearer
     from eqfuse.verify.sizes import small_extents
-    from eqfuse.verify.stages import loop_stages, term_stage, tile_stages
+    from eqfuse.verify.stages import stages_of
 
     program = subject.program
-    extents = small_extents(program, subject.scalars)
-    tiles = _examined_tiles(subject.nest, program, subject.dtypes, device, subject.single)
-    stages = [
-        term_stage(program, subject.outputs, extents),
-        *loop_stages(program, subject.nest, extents),
-        *tile_stages(program, tiles, extents),
-    ]
     exprs = [output.expr for output in program.outputs]
     special: Special = "lost" if subject.loses_infinities else "kept"
     if not all(map(keeps_infinities, folds_in(*exprs))):
         special = "ignored"
-    certificate = check_stages(
-        program,
-        stages,
-        trials=subject.trials,
-        dtypes=subject.dtypes,
-        scalars=subject.scalars,
-        special=special,
-        bound=subject.bound,
-    )
+
+    def compared(
+        program: Program, outputs: tuple[Output, ...], nest: Nest
+    ) -> tuple[Certificate, list[TileProgram]]:
+        tiles = _examined_tiles(nest, program, subject.dtypes, device, subject.single)
+        stages = partial(stages_of, program, outputs, nest, tiles)
+        certificate = check_stages(
+            program,
+            stages(small_extents(program, subject.scalars), 0),
+            trials=subject.trials,
+            dtypes=subject.dtypes,
+            scalars=subject.scalars,
+            special=special,
+            bound=subject.bound,
+            elsewhere=lambda sizes, number: stages(sizes, number + 1),
+        )
+        return certificate, tiles
+
+    certificate, tiles = compared(program, subject.outputs, subject.nest)
+    nearer = Nearer.of(program, subject.outputs, subject.nest)
+    if nearer is not None and certificate.counterexample is None:
+        near, _ = compared(nearer.program, nearer.outputs, nearer.nest)
+        certificate = certificate.with_nearer(near, str(nearer))
     lost = (INFINITIES_LOST,) if subject.loses_infinities else ()
     return replace(
         certificate,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.errors import EqfuseError
-from eqfuse.terms.domain import Domain
+from eqfuse.terms.domain import Domain, Watch
 from eqfuse.terms.functions import CASTS
 from eqfuse.verify.field.domain import FieldArray, extreme
 
@@ -36,6 +36,7 @@ class DualDomain:
     """Implements `terms.domain.Domain`, over another one."""
 
     name = "dual numbers"
+    watch: Watch | None = None
 
     def __init__(self, base: Domain) -> None:
         self.base = base

@@ -7,16 +7,26 @@ domain. A domain's arrays have numpy's shapes and broadcast as numpy's do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+
+from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.nodes import Expr
+
+BRANCHING = frozenset({*COMPARISONS, "maximum", "minimum", "abs", "relu", "sign"})
+"""Functions that go one way or another by what their argument, or two, are to 0, or to each other."""
+
+Watch = Callable[[Expr, str, Sequence[Any]], None]
+"""Is told what each function of `BRANCHING` is given: its node, its name, its arguments."""
 
 
 class Domain(Protocol):
     """Arithmetic on arrays of reals. `Any` below stands for the domain's own array type."""
 
     name: str
+    watch: Watch | None
 
     def full(self, shape: tuple[int, ...], number: float) -> Any:
         """An array of one number (inf allowed)."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from eqfuse.terms.definitions import evaluated
+from eqfuse.terms.domain import Watch
 from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.threads import undisturbed
@@ -65,6 +66,8 @@ IRRATIONAL: Mapping[str, float] = {"log2_e": float(np.log2(np.e)), "ln_2": float
 
 class FloatDomain:
     """Arithmetic of `domain.Domain` in one float dtype. A written cast rounds; NaN propagates."""
+
+    watch: Watch | None = None
 
     def __init__(self, dtype: Literal["float64", "float32"] = "float64") -> None:
         self.name: str = dtype

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from numbers import Real
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from eqfuse.errors import BindError
 from eqfuse.terms import integers
 from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections
-from eqfuse.terms.domain import Domain, contract_masked
+from eqfuse.terms.domain import BRANCHING, Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides
 from eqfuse.terms.functions import COMPARISONS
@@ -100,9 +101,15 @@ def evaluate_expr(expr: Expr, env: Env) -> Value:
 
 def evaluate_all(exprs: Sequence[Expr], env: Env) -> list[Value]:
     """The values of several expressions, what they share computed once."""
-    parents = Counter(child for node in walk(*exprs) for child in children(node))
-    run = _Run(env, frozenset(node for node, count in parents.items() if count > 1))
+    run = _Run(env, _shared(*exprs))
     return [run.value(expr) for expr in exprs]
+
+
+@lru_cache(maxsize=1024)
+def _shared(*exprs: Expr) -> frozenset[Expr]:
+    """What several expressions of these read."""
+    parents = Counter(child for node in walk(*exprs) for child in children(node))
+    return frozenset(node for node, count in parents.items() if count > 1)
 
 
 def expand(value: Value, dims: Sequence[str], env: Env) -> Any:
@@ -295,7 +302,11 @@ class _Run:
             case Call() if (ranks := ranks_of(node)) is not None:
                 return self._merge(node, ranks)
             case Call(fn, args):
-                return self._call(fn, [self.value(arg) for arg in args])
+                values = [self.value(arg) for arg in args]
+                if env.domain.watch is not None and fn in BRANCHING:
+                    dims = _union(values)
+                    env.domain.watch(node, fn, [aligned(value, dims, env.domain) for value in values])
+                return self._call(fn, values)
             case _:
                 raise TypeError(f"not an expression: {node!r}")
 

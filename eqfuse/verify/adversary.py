@@ -20,20 +20,30 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from eqfuse.terms.domain import BRANCHING
 from eqfuse.terms.functions import COMPARISONS
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Size, walk
-from eqfuse.verify.field.domain import FieldArray, FieldDomain
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
+from eqfuse.verify.field.domain import STEPS, FieldArray, FieldDomain
 from eqfuse.verify.sampling import Inputs
-from eqfuse.verify.sizes import COMPACT, LEAST, Choice, InputSpec, constant_conditions, outside_loads, roots
+from eqfuse.verify.sizes import (
+    COMPACT,
+    LEAST,
+    USUAL,
+    Choice,
+    InputSpec,
+    constant_conditions,
+    outside_loads,
+    roots,
+)
 
 LARGEST_CONSTANT = 4096
 """Positions and sizes are taken beyond numbers up to this one."""
-SETTINGS = 6
-"""Runs at other sizes and integers."""
+SHUFFLED = 3
+"""Runs at small sizes in an order of their own."""
 MOST_ELEMENTS = 2_000_000
 """Elements of the largest value over all trials of such a run: where it would have more, it has fewer trials."""
 EXACT_SIZES, SMALL = 6, 9
@@ -63,6 +73,16 @@ def with_both_signs(numbers: Iterable[float]) -> tuple[float, ...]:
     """The finite ones of the numbers, 0 and 1, each with both signs; in order of size."""
     finite = {0.0, 1.0, *filter(math.isfinite, numbers)}
     return tuple(sorted(finite | {-value for value in finite}, key=lambda value: (abs(value), value)))
+
+
+def branches_on_data(program: Program) -> bool:
+    """Whether a program goes one way or another by a number that it reads or computes; extremes of an axis apart."""
+    return any(
+        isinstance(node, Call)
+        and (node.fn in BRANCHING or node.fn in STEPS)
+        and any(isinstance(part, Load | Reduce | Scalar) for part in walk(node))
+        for node in walk(*roots(program))
+    )
 
 
 def met_by_positions(program: Program) -> dict[str, int]:
@@ -101,9 +121,13 @@ def _parts_and_numbers(node: Expr) -> tuple[set[Expr], set[int]]:
 
 
 def settings(
-    programs: Sequence[Program], fixed: Mapping[str, object], rng: np.random.Generator
+    programs: Sequence[Program],
+    fixed: Mapping[str, object],
+    rng: np.random.Generator,
+    of: Literal["programs", "stages"] = "programs",
 ) -> Iterator[Setting]:
-    """Sizes and integer scalars to try besides the usual ones. `fixed` are scalars whose values are given."""
+    """Sizes and integer scalars to try besides the usual ones. `fixed` are scalars whose values are given. Stages, whose
+    tiles have to be ragged, have the usual sizes in another order first."""
     names = [n for n in dict.fromkeys(n for program in programs for n in program.integers) if n not in fixed]
     numbers = sorted({int(abs(c)) for c in constants(*programs) if abs(c) <= LARGEST_CONSTANT})
     near = sorted({n for number in numbers for n in (number - 1, number, number + 1) if n >= 1})
@@ -117,10 +141,15 @@ def settings(
             case _:
                 return {name: int(rng.integers(1, 12)) for name in names}
 
-    yield Setting(Choice((1,), (1,), (1,), "none"), integers(0))
-    yield Setting(LEAST, integers(1))
-    for kind in range(2, SETTINGS - 1):
-        yield Setting(_shuffled(rng), integers(kind))
+    ones = Setting(Choice((1,), (1,), (1,), "none"), integers(0))
+    if of == "stages":
+        yield Setting(_ragged(rng), integers(1))
+        yield ones
+    else:
+        yield ones
+        yield Setting(LEAST, integers(1))
+        for kind in range(2, 2 + SHUFFLED):
+            yield Setting(_shuffled(rng), integers(kind))
     met = [met_by_positions(program) for program in programs]
     if any(met):
         least = tuple({axis: number + 2 for axis, number in each.items()} for each in met)
@@ -139,6 +168,19 @@ def _shuffled(rng: np.random.Generator) -> Choice:
     numbers = [int(n) for n in rng.permutation(np.arange(2, 13))]
     return replace(
         COMPACT, reduced=tuple(numbers), free=tuple(numbers[::-1]), compared=tuple(sorted(numbers))
+    )
+
+
+def _ragged(rng: np.random.Generator) -> Choice:
+    """Sizes of `sizes.USUAL` in another order."""
+
+    def mixed(*sizes: int) -> tuple[int, ...]:
+        return tuple(int(n) for n in rng.permutation(sizes))
+
+    return Choice(
+        (*mixed(7, 11), *USUAL.reduced[2:]),
+        (*mixed(3, 5, 6), *USUAL.free[3:]),
+        (*mixed(9, 11), *USUAL.compared[2:]),
     )
 
 
@@ -199,9 +241,12 @@ def hardened(
     numbers: Sequence[float],
     domain: FieldDomain,
     rng: np.random.Generator,
+    usual: int = 0,
 ) -> Inputs:
-    """The inputs with many of their values replaced by such as branches turn on. `indices` are integer tensors that
-    must stay where they are; ends of ranges have draws of their own."""
+    """The inputs with many of their values replaced by such as branches turn on, in the trials after the first `usual`.
+    `indices` are integer tensors that must stay where they are; ends of ranges have draws of their own."""
+    if usual:
+        return _beside(inputs, hardened(_later(inputs, usual), specs, indices, numbers, domain, rng), usual)
     tensors: dict[str, Any] = {}
     for name, value in inputs.tensors.items():
         if isinstance(value, FieldArray):
@@ -218,7 +263,45 @@ def hardened(
     for name, value in tensors.items():
         if isinstance(value, FieldArray):
             tensors[name] = _with_copies(value, real, rng)
-    return replace(inputs, tensors=tensors, scalars=scalars)
+    return replace(inputs, tensors=tensors, scalars=scalars, usual=0)
+
+
+def _later(inputs: Inputs, usual: int) -> Inputs:
+    """The trials after the first ones."""
+
+    def cut(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: _of_trials(value, slice(usual, None)) for name, value in values.items()}
+
+    return replace(
+        inputs,
+        tensors=cut(inputs.tensors),
+        scalars=cut(inputs.scalars),
+        trials=inputs.trials - usual,
+    )
+
+
+def _of_trials(value: Any, trials: slice) -> Any:
+    batched = isinstance(value, FieldArray) and value.shape
+    return value.each(lambda part: part[trials]) if batched else value
+
+
+def _beside(inputs: Inputs, later: Inputs, usual: int) -> Inputs:
+    """The first trials of some inputs, and those of others after them. Integers, which all trials have in common, are
+    those of the first."""
+
+    def both(value: Any, other: Any) -> Any:
+        if not isinstance(value, FieldArray) or not value.shape or value.p is None or value.q is None:
+            return value
+        first = _of_trials(value, slice(usual))
+        p, q, shadow = (
+            np.concatenate(parts)
+            for parts in ((first.p, other.p), (first.q, other.q), (first.shadow, other.shadow))
+        )
+        return FieldArray(p, q, shadow)
+
+    tensors = {name: both(value, later.tensors[name]) for name, value in inputs.tensors.items()}
+    scalars = {name: both(value, later.scalars[name]) for name, value in inputs.scalars.items()}
+    return replace(inputs, tensors=tensors, scalars=scalars, usual=usual)
 
 
 def _reals(

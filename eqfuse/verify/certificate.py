@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+
+from eqfuse.errors import Span, locate
 
 REQUESTED = 2.0**-40
 """Bound that verification goes on for, where a theorem gives one."""
@@ -21,6 +23,14 @@ NOT_COVERED = (
     "constants whose difference is a multiple of p or q, and the Triton compiler and the GPU below the tile program",
 )
 """What a field cannot see."""
+
+
+SAME_EVERYWHERE = ": the same everywhere at these sizes"
+"""How a condition on positions is listed of which one side was not seen."""
+
+
+NEVER = " was never "
+"""How a branch on data is listed of which one side was not taken: what follows is that side."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,8 @@ class Certificate:
     fell (first position, between, last). `unverified` says what registrations declared, or arithmetic left open,
     of the reductions and rules that were used; `rules` are the added ones that matched. `passes` changed the tile programs before they were compared.
     `cached` says that an earlier process ran the trials: the certificate was read from a file (docs/cache.md).
+    `nearer` says which large numbers that positions meet were also taken as which small ones, in the program and all
+    stages alike.
     `searched` are the sizes and integer scalars at which a difference was looked for besides, on inputs at the thresholds
     of both programs; these trials are no part of `trials` nor of the bound.
     """
@@ -140,10 +152,43 @@ class Certificate:
     rules: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
     searched: tuple[Mapping[str, int], ...] = ()
+    nearer: str = ""
     cached: bool = False
 
     def __bool__(self) -> bool:
         return self.ok
+
+    def located(self, *sources: str) -> Certificate:
+        """The same, with the line of what was not covered where it stands in one of the texts as it is said."""
+
+        def said(text: str) -> str:
+            condition = text.removesuffix(SAME_EVERYWHERE).partition(NEVER)[0]
+            if condition == text:
+                return text
+            found = (span for source in sources if (span := _located(source, condition)))
+            span = next(found, None)
+            return text if span is None else f"line {span.line}: {text}"
+
+        return replace(self, not_covered=tuple(map(said, self.not_covered)))
+
+    def with_nearer(self, other: Certificate, numbers: str) -> Certificate:
+        """This certificate, with what the same stages showed where large numbers that positions meet were small
+        `numbers`. What was too far out to be compared here counts as compared there."""
+        if not other.ok:
+            return self
+        if not self.ok:
+            return replace(other, nearer=numbers)
+        near = {text for text in other.not_covered if text.endswith(SAME_EVERYWHERE)}
+        kept = [text for text in self.not_covered if not text.endswith(SAME_EVERYWHERE)]
+        return replace(
+            self,
+            not_covered=(*kept, *sorted(near)),
+            stages=self.stages + other.stages,
+            trials=self.trials + other.trials,
+            searched=self.searched + other.searched,
+            bound=max(self.bound, other.bound),
+            nearer=numbers,
+        )
 
     def __str__(self) -> str:
         p, q = self.primes
@@ -168,6 +213,10 @@ class Certificate:
                 "looked for a difference, at inputs near every number of both programs, at sizes and integers:"
             )
             lines += ["  " + " ".join(f"{name}={n}" for name, n in sizes.items()) for sizes in self.searched]
+        if self.nearer:
+            lines.append(
+                f"numbers that positions meet, also taken nearer, alike in all stages: {self.nearer}"
+            )
         if self.passes:
             lines.append("passes that ran and were verified: " + ", ".join(self.passes))
         for op, (first, between, last) in self.extremes.items():
@@ -205,6 +254,20 @@ class Certificate:
             f"  at most {self.per_trial:.2g} in a trial; compared without continued roots {self.compared} times or more",
             "  what this assumes: docs/verification.md",
         ]
+
+
+_MIRRORED = {" < ": " > ", " <= ": " >= ", " == ": " == ", " != ": " != "}
+
+
+def _located(source: str, condition: str) -> Span | None:
+    """Where a condition stands in a program's text: itself, else what it does with its last operand (`> 5`), where what
+    comes before is written with names of its own."""
+    for operator, mirrored in (*_MIRRORED.items(), *((b, a) for a, b in _MIRRORED.items())):
+        left, found, right = condition.rpartition(operator)
+        if found:
+            tries = (condition, f"{right}{mirrored}{left}", operator + right, mirrored + left)
+            return next((span for text in tries if (span := locate(source, text))), None)
+    return locate(source, condition)
 
 
 def _probability(bound: float) -> str:

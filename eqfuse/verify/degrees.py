@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eqfuse.terms.definitions import evaluated
+from eqfuse.terms.domain import Watch
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.sampling import Inputs
@@ -79,6 +80,7 @@ class DegreeDomain:
     """
 
     name = "degrees"
+    watch: Watch | None = None
 
     def __init__(self, *, strict_casts: bool = False) -> None:
         self.strict_casts = strict_casts

@@ -21,25 +21,37 @@ from eqfuse.terms.parser import parse
 from eqfuse.verify.adversary import (
     MOST_ELEMENTS,
     Unseen,
+    branches_on_data,
     constants,
     hardened,
     indexing_tensors,
     settings,
 )
 from eqfuse.verify.bound import Bound, Difference, Side
-from eqfuse.verify.certificate import NOT_COVERED, REQUESTED, Certificate, Counterexample, StageReport
+from eqfuse.verify.branches import Branches
+from eqfuse.verify.certificate import (
+    NEVER,
+    NOT_COVERED,
+    REQUESTED,
+    SAME_EVERYWHERE,
+    Certificate,
+    Counterexample,
+    StageReport,
+)
 from eqfuse.verify.degrees import Counted, count
 from eqfuse.verify.field.domain import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.field.modular import Truths
 from eqfuse.verify.joint import JointSizes
-from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, full_entropy, patterns
+from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, full_entropy
 from eqfuse.verify.shrink import smallest
 from eqfuse.verify.sizes import (
     InputSpec,
     constant_conditions,
     delimiting_scalars,
+    extents_at,
     input_specs,
     small_integers,
+    volume,
 )
 
 Run = Callable[[Inputs, Domain], Mapping[str, Any]]
@@ -51,6 +63,12 @@ STRAIGHT_ROUNDS = 6
 """Rounds at most while every position was compared, but some only with roots continued to non-squares."""
 ENOUGH = 2
 """Comparisons that every output position needs."""
+SMALLEST_SCALE = 1e-6
+"""Real inputs are drawn smaller, down to this, where most trials leave the range of float64."""
+ELSEWHERE_TRIALS = 8
+"""Trials at thresholds of stages at other sizes: each kind of value once."""
+MOST_ELSEWHERE = 200_000
+"""Elements of the largest value over all trials there."""
 CLOSE = 1e-9
 """Relative difference of float64 shadows that rounding can explain."""
 
@@ -88,6 +106,9 @@ Special = Literal["kept", "lost", "ignored"]
 Defined = Literal["reference", "same", "common"]
 """Where two forms have to have values: the second wherever the first has, both at the same places, or anywhere (what
 is compared is what both define)."""
+
+Draws = Literal["as usual", "at thresholds"]
+"""How inputs are drawn where a difference is looked for."""
 
 Domains = Literal["same", "common"]
 """Of these, what `equivalent` has."""
@@ -127,7 +148,7 @@ class Tally:
         found = [self.straight[name][finite].min() for name, finite in self.finite.items() if finite.any()]
         return int(min(found)) if found else None
 
-    def hopeless(self, rounds: int) -> bool:
+    def hopeless(self, rounds: float) -> bool:
         """Whether even the average position of some output would not be compared often enough without
         continued roots in all `STRAIGHT_ROUNDS`, if it goes on as in these rounds."""
         means = [self.straight[name][finite].mean() for name, finite in self.finite.items() if finite.any()]
@@ -165,9 +186,9 @@ def compare(
             shapes = f"{right.shape[1:]} in stage {stage!r}, {left.shape[1:]} in the program"
             tally.failure = f"{name!r} has shape {shapes}"
             return False
-        if defined != "reference":
-            # Where reals have left the range of floats, orders tell nothing.
-            left, right = (_without(side, domain.beyond_floats) for side in (left, right))
+        # Where reals have left the range of floats, orders tell nothing.
+        lost = domain.beyond_floats if defined != "reference" else domain.beyond_floats & inputs.hard()
+        left, right = (_without(side, lost) for side in (left, right))
         if not _compare_output(name, left, right, inputs, tally, stage, special, defined):
             return False
     return True
@@ -222,11 +243,12 @@ def _compare_output(
     plain = inputs.finite().reshape(-1, *(1,) * (expected.shadow.ndim - 1))
     divided = np.isinf(found.shadow) & ~expected.lacks(POLE)
     misplaced |= np.isnan(expected.shadow) & ~np.isnan(found.shadow) & ~divided & plain
-    misplaced &= decided & (special != "ignored")
+    hard = inputs.hard().reshape(-1, *(1,) * (expected.shadow.ndim - 1))
+    misplaced &= decided & (special != "ignored") & ~hard
     wrong = (usable & ~same & ~undecided) | misplaced
     lost = decided & finite & ~np.isfinite(found.shadow)
     gained = decided & ~finite & ~expected.lacks(POLE) & np.isfinite(found.shadow)
-    wrong |= {"reference": lost, "same": lost | gained, "common": no_elements}[defined]
+    wrong |= {"reference": lost & ~hard, "same": lost | gained, "common": no_elements}[defined]
     agreed = usable & same & (close | straight)
     given = expected.lacks(POLE) & found.lacks(POLE)
     infinite = decided & given & np.isinf(expected.shadow) & (expected.shadow == found.shadow)
@@ -237,7 +259,7 @@ def _compare_output(
     tally.infinite += int(infinite.sum())
     tally.undefined += int((~decided).sum())
     tally.special += int((decided & ~finite & ~infinite).sum())
-    independent = np.array([not pattern.special for pattern in patterns(inputs.trials)])
+    independent = inputs.independent()
     residues = agreed & straight & bool(pairs)
     for counts, elements in ((tally.counts, agreed | infinite), (tally.straight, residues)):
         counts[name] = counts.get(name, 0) + elements[independent].sum(0)
@@ -301,6 +323,7 @@ def check_stages(
     scalars: Mapping[str, object] | None = None,
     special: Special = "kept",
     bound: float = REQUESTED,
+    elsewhere: Elsewhere | None = None,
 ) -> Certificate:
     """Compares every stage with the program as written, on the same random inputs, at the stage's extents.
 
@@ -308,7 +331,8 @@ def check_stages(
     theorem gives one (see `Certificate.bound`).
     `dtypes` tells which tensors are integers or truth values; `scalars` fixes some of the scalars.
     Unless `special` is "ignored", some trials have -inf in one input, and infinities and NaN are compared too
-    (see `compare`).
+    (see `compare`). With `elsewhere`, its stages are also compared where a difference may show: at other sizes and
+    integers, and on inputs at the thresholds of the program (see `eqfuse.verify.adversary`).
     """
     given = scalars or {}
     groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
@@ -320,9 +344,60 @@ def check_stages(
         specs = input_specs(program, extents, given, dtypes)
         sides = (Side(program, extents),)
         verification.run(members, Source(sides, specs, given, extents, special))
-        integers = {**small_integers(program), **given}
-        verification.note_constant(str(expr) for expr, _ in constant_conditions(program, extents, integers))
+        if elsewhere is None:
+            integers = {**small_integers(program), **given}
+            verification.note_constant(
+                str(expr) for expr, _ in constant_conditions(program, extents, integers)
+            )
+    if elsewhere is not None and stages:
+        _look_elsewhere(verification, program, elsewhere, stages, dtypes, given, special, seed)
+    verification.note_untaken(verification.branches.untaken(program).values())
     return verification.certificate()
+
+
+Elsewhere = Callable[[Mapping[str, int], int], Sequence[Stage]]
+"""Stages at other extents; the number is that of the run, for those that take turns."""
+
+
+def _look_elsewhere(
+    verification: Verification,
+    program: Program,
+    elsewhere: Elsewhere,
+    stages: Sequence[Stage],
+    dtypes: Mapping[str, str] | None,
+    fixed: Mapping[str, object],
+    special: Special,
+    seed: int,
+) -> None:
+    """Compares stages with the program at other sizes and integers than those of these, on inputs at its thresholds."""
+    unseen = Unseen((program,))
+    forms = (program, *(stage.program for stage in stages if stage.program is not None))
+    numbers = constants(*forms)
+    kind: Draws = "at thresholds" if any(map(branches_on_data, forms)) else "as usual"
+    usual = {**small_integers(program), **fixed}
+    unseen.look((stages[0].extents,), usual)
+    rng = np.random.default_rng(seed)
+    for number, setting in enumerate(settings((program,), fixed, rng, "stages")):
+        values = {**usual, **setting.integers, **fixed}
+        least = setting.least[0] if setting.least else {}
+        try:
+            found = extents_at(program, values, setting.choice, least)
+        except EqfuseError:  # a read that is outside its tensor at these sizes
+            continue
+        size = volume(program, found)
+        if verification.reason or size > MOST_ELSEWHERE:
+            continue
+        specs = input_specs(program, found, values, dtypes)
+        source = Source((Side(program, found),), specs, values, found, special)
+        if number == 0:
+            hard = ELSEWHERE_TRIALS if kind == "at thresholds" else 0
+            verification.run(elsewhere(found, number), source, half=True, numbers=numbers, hard=hard)
+        else:
+            trials = min(ELSEWHERE_TRIALS, max(1, MOST_ELSEWHERE // max(1, size)))
+            source = replace(source, special="ignored", defined="common")
+            verification.probe(elsewhere(found, number), source, numbers, number, trials, (kind,))
+        unseen.look((found,), values)
+    verification.note_constant(unseen.everywhere())
 
 
 @dataclass(frozen=True)
@@ -381,12 +456,23 @@ class Source:
         expected, *others = _evaluated([first.program, *same.values()], first.extents, inputs, domain)
         return expected, dict(zip(same, others, strict=True))
 
-    def draw(self, domain: FieldDomain, trials: int, rng: np.random.Generator, number: int) -> Inputs:
-        """The inputs of a round."""
+    def draw(
+        self,
+        domain: FieldDomain,
+        trials: int,
+        rng: np.random.Generator,
+        number: int,
+        *,
+        start: int = 0,
+        scale: float = 1.0,
+    ) -> Inputs:
+        """The inputs of a round, by the patterns from `start` on; real values of tensors are multiplied by `scale`."""
         infinities = self.special != "ignored"
-        tensors = draw_specs(self.specs, domain, trials, rng, infinities=infinities, number=number)
+        tensors = draw_specs(
+            self.specs, domain, trials, rng, infinities=infinities, number=number, start=start, scale=scale
+        )
         scalars = draw_scalars(self.programs, self.scalars, domain, trials, rng, self.ends_of_ranges, number)
-        return Inputs(tensors, scalars, self.extents, trials)
+        return Inputs(tensors, scalars, self.extents, trials, first=start)
 
     @cached_property
     def ends_of_ranges(self) -> Mapping[str, Range]:
@@ -436,25 +522,46 @@ class Verification:
         self._extremes: dict[str, npt.NDArray[np.int64]] = {}
         self._primes = (0, 0)
         self._drawn = self._resampled = 0
+        self._scale = 1.0
         self._bounds: list[tuple[Bound, int, int, int]] = []
         self._constant: set[str] = set()
+        self._untaken: set[str] = set()
+        self.branches = Branches()
         self._searched: list[Mapping[str, int]] = []
         self.reason = ""
         self.counterexample: Counterexample | None = None
 
-    def run(self, stages: Sequence[Stage], source: Source) -> None:
+    def run(
+        self,
+        stages: Sequence[Stage],
+        source: Source,
+        *,
+        half: bool = False,
+        numbers: Sequence[float] = (),
+        hard: int = 0,
+    ) -> None:
         """Compares the stages with the source until every output position was compared often enough, or
-        never will be."""
+        never will be. With `half`, rounds have half as many trials; the first has `hard` more at the thresholds of
+        these numbers."""
         bounds = source.bounds(stages, self._strict_casts)
         tallies = {stage.name: Tally() for stage in stages}
         least_rounds = source.least_rounds()
-        for number in range(ROUNDS):
+        usual = (self._trials + 1) // 2 if half else self._trials
+        share = self._trials / usual
+        drawn = 0
+        for number in range(round(ROUNDS * share)):
             domain, rng = self._field(number)
-            inputs = source.draw(domain, self._trials, rng, number)
+            more = hard if number == 0 else 0
+            start = (number + 1) * usual if half else 0
+            inputs = source.draw(domain, usual + more, rng, number, start=start, scale=self._scale)
+            if more:
+                indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
+                inputs = hardened(inputs, source.specs, indices, numbers, domain, rng, usual)
+            drawn += full_entropy(usual, start)
             expected, known = source.evaluate(stages, inputs, domain)
             self._note_extremes(domain)
-            self._drawn += self._trials
-            self._resampled += self._trials if number >= least_rounds else 0
+            self._drawn += usual
+            self._resampled += usual if number >= least_rounds else 0
             # A wrong stage fails at once; the rounds go on for what was not compared.
             passed = [
                 compare(
@@ -471,45 +578,66 @@ class Verification:
             ]
             self._interpreted |= domain.interpreted
             self._opaque |= domain.opaque
+            if np.mean(domain.beyond_floats) > 0.5 and self._scale > SMALLEST_SCALE:
+                self._scale /= 10  # exp(x / 0.001) is no float at numbers near 1
             pairs = zip(tallies.values(), bounds, strict=True)
             if not all(passed) or (
-                number + 1 >= least_rounds and all(self._enough(*pair, number + 1) for pair in pairs)
+                number + 1 >= least_rounds
+                and all(self._enough(*pair, number + 1, drawn, share) for pair in pairs)
             ):
                 break
         for stage, bound in zip(stages, bounds, strict=True):
             self._report(stage, tallies[stage.name])
             least = tallies[stage.name].least_straight() or 0
-            self._bounds.append((bound, least, (number + 1) * full_entropy(self._trials), number + 1))
+            self._bounds.append((bound, least, drawn, number + 1))
 
-    def probe(self, stage: Stage, source: Source, numbers: Sequence[float], number: int, trials: int) -> None:
-        """Compares a stage with the source on draws that look for a difference, usual ones and such as are at thresholds;
+    def probe(
+        self,
+        stages: Sequence[Stage],
+        source: Source,
+        numbers: Sequence[float],
+        number: int,
+        trials: int,
+        kinds: Sequence[Draws] = get_args(Draws),
+    ) -> None:
+        """Compares stages with the source on draws that look for a difference, usual ones and such as are at thresholds;
         they are no part of the bound."""
         indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
-        tally = Tally()
-        for kind in ("as usual", "at thresholds"):
-            domain, rng = self._field(ROUNDS + 2 * number + (kind == "at thresholds"))
-            inputs = source.draw(domain, trials, rng, number % 4)
+        for kind in kinds:
+            domain, rng = self._field(2 * ROUNDS + 2 * number + (kind == "at thresholds"))
+            inputs = source.draw(domain, trials, rng, number % 4, scale=self._scale)
             if kind == "at thresholds":
                 inputs = hardened(inputs, source.specs, indices, numbers, domain, rng)
-            expected, known = source.evaluate([stage], inputs, domain)
-            found = known[stage.name] if stage.name in known else stage.run(inputs, domain)
-            if not compare(
-                expected, found, inputs, domain, tally, stage.name, special="ignored", defined=source.defined
-            ):
-                self.reason, self.counterexample = tally.failure, tally.counterexample
-                return
+            expected, known = source.evaluate(stages, inputs, domain)
+            for stage in stages:
+                found = known[stage.name] if stage.name in known else stage.run(inputs, domain)
+                tally = Tally()
+                name, defined = stage.name, source.defined
+                if not compare(
+                    expected, found, inputs, domain, tally, name, special="ignored", defined=defined
+                ):
+                    self.reason, self.counterexample = tally.failure, tally.counterexample
+                    return
         integers = {name: n for name, n in source.scalars.items() if isinstance(n, int)}
-        self._searched.append({**source.extents, **stage.extents, **integers})
+        extents = {axis: n for stage in stages for axis, n in stage.extents.items()}
+        self._searched.append({**source.extents, **extents, **integers})
 
-    def _enough(self, tally: Tally, bound: Bound, rounds: int) -> bool:
-        """Whether every position of a stage was compared, and the bound is reached, or given up."""
+    def _enough(self, tally: Tally, bound: Bound, rounds: int, drawn: int, share: float) -> bool:
+        """Whether every position of a stage was compared, and the bound is reached, or given up, after so many rounds
+        in which so many independent trials were drawn; `share` of them make up a whole one."""
         least = tally.least()
         straight = tally.least_straight()
-        if straight is None or (tally.twisted and (rounds >= STRAIGHT_ROUNDS or tally.hopeless(rounds))):
+        if straight is None or (
+            tally.twisted and (rounds / share >= STRAIGHT_ROUNDS or tally.hopeless(rounds / share))
+        ):
             return least >= ENOUGH
-        if not bound.reaches(self._requested, straight, rounds * full_entropy(self._trials), rounds):
+        if not bound.reaches(self._requested, straight, drawn, rounds):
             return False
         return (straight if tally.twisted else least) >= ENOUGH
+
+    def note_untaken(self, said: Iterable[str]) -> None:
+        """Sides of data-dependent branches that no trial took."""
+        self._untaken |= set(said)
 
     def note_constant(self, conditions: Iterable[str]) -> None:
         """Conditions on positions that have one value at the sizes used: the other side was not seen."""
@@ -518,6 +646,7 @@ class Verification:
     def _field(self, number: int) -> tuple[FieldDomain, np.random.Generator]:
         rng = np.random.default_rng([self._seed, number])
         domain = FieldDomain(seed=int(rng.integers(2**62)), strict_casts=self._strict_casts)
+        domain.watch = self.branches.note
         self._primes = (domain.p, domain.q)
         return domain, rng
 
@@ -588,7 +717,8 @@ class Verification:
             reason=self.reason,
             not_covered=(
                 *NOT_COVERED,
-                *(f"{text}: the same everywhere at these sizes" for text in sorted(self._constant)),
+                *(text + SAME_EVERYWHERE for text in sorted(self._constant)),
+                *(f"{text} in these trials" for text in sorted(self._untaken)),
             ),
         )
 
@@ -602,17 +732,22 @@ def equivalent(
     scalars: Mapping[str, object] | None = None,
     bound: float = REQUESTED,
     domain: str = "same",
+    allow: Sequence[str] = (),
 ) -> Certificate:
     """Whether two programs (or source texts) compute the same outputs from the same inputs, at any sizes.
 
     Outputs are matched by name. Programs whose outputs differ in name or shape, or which read a tensor
     differently, are not equivalent, and `reason` says so. Both have to have values for the same inputs (`x / z * z` has
     none at z = 0, `x` has); `domain="common"` compares them where both have. Beside the trials that the bound counts, other
-    sizes, integers and values at the thresholds of both are tried (see `eqfuse.verify.adversary`).
+    sizes, integers and values at the thresholds of both are tried (see `eqfuse.verify.adversary`). A condition of one
+    program alone that went one way in all of them is a reason to refuse; `allow` has those, as `reason` writes them, that are known
+    to make no difference.
     Raises EqfuseError for a text that is no program, and for another `domain`.
     """
     if domain not in get_args(Domains):
         raise EqfuseError(f"domain is {domain!r}", hint="give 'same' or 'common'")
+    if isinstance(allow, str) or not all(isinstance(text, str) for text in allow):
+        raise EqfuseError("allow is no list of texts", hint='give conditions, as allow=["x[i] > 5"]')
     defined: Defined = "same" if domain == "same" else "common"
     first, second = (each if isinstance(each, Program) else parse(each) for each in (left, right))
     given = {**small_integers(first, second), **(scalars or {})}
@@ -630,17 +765,36 @@ def equivalent(
         verification.run(*_of_pair(pair, given, defined))
         unseen.look((pair.left, pair.right), given)
         _look_for_difference(verification, unseen, given, scalars or {}, defined, seed, trials)
-    one_sided = unseen.one_sided()
+    untaken = [verification.branches.untaken(program) for program in (first, second)]
+    for said in untaken:
+        verification.note_untaken(said.values())
+    allowed = {_plain(text) for text in allow}
+    one_sided = [text for text in unseen.one_sided() if _plain(text) not in allowed]
+    one_way = sorted(
+        untaken[0][key] if key in untaken[0] else untaken[1][key]
+        for key in untaken[0].keys() ^ untaken[1].keys()
+    )
+    one_way = [text for text in one_way if _plain(text.partition(NEVER)[0]) not in allowed]
     if one_sided and not verification.reason:
         verification.reason = (
             f"the sizes tried are too small to tell the programs apart: only one of them has {', '.join(one_sided)}, "
             f"which does the same at all positions"
         )
+    if one_way and not verification.reason:
+        verification.reason = (
+            f"no input that was tried takes a branch that only one of the programs has: {'; '.join(one_way)}. "
+            f"If it makes no difference, pass allow={[text.partition(NEVER)[0] for text in one_way]}"
+        )
     verification.note_constant(unseen.everywhere())
-    made = verification.certificate()
+    made = verification.certificate().located(first.source, second.source)
     if made.counterexample is None:
         return made
     return replace(made, counterexample=smallest(first, second, made.counterexample))
+
+
+def _plain(text: str) -> str:
+    """A condition without blanks."""
+    return "".join(text.split())
 
 
 def _of_pair(
@@ -675,7 +829,8 @@ def _look_for_difference(
         if verification.reason or pair.output_difference() or 2 * pair.volume > MOST_ELEMENTS:
             continue
         (stage,), source = _of_pair(pair, values, defined)
-        verification.probe(stage, source, numbers, number, min(trials, MOST_ELEMENTS // max(1, pair.volume)))
+        count = min(trials, MOST_ELEMENTS // max(1, pair.volume))
+        verification.probe([stage], source, numbers, number, count)
         unseen.look((pair.left, pair.right), values)
 
 

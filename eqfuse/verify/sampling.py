@@ -65,13 +65,26 @@ class Inputs:
 
     Real tensors are the domain's arrays, with a leading trial dimension. Integers and truth values are
     plain numpy arrays of the tensor's shape, the same in all trials. Scalars are numbers or domain
-    arrays of shape (trials,).
+    arrays of shape (trials,). The last trials, from `usual` on, look for a difference (see `adversary.hardened`).
+    `first` is the pattern of the first one.
     """
 
     tensors: Mapping[str, Any]
     scalars: Mapping[str, Any]
     extents: Mapping[str, int]
     trials: int
+    usual: int | None = None
+    first: int = 0
+
+    def independent(self) -> Truths:
+        """Trials that draw every element independently: no ties, no zeros, nothing at a threshold."""
+        plain = [not pattern.special for pattern in patterns(self.trials, self.first)]
+        return np.array(plain) & ~self.hard()
+
+    def hard(self) -> Truths:
+        """Trials that look for a difference."""
+        found: Truths = np.arange(self.trials) >= (self.trials if self.usual is None else self.usual)
+        return found
 
     def finite(self) -> Truths:
         """Trials without an infinity in any tensor."""
@@ -82,14 +95,14 @@ class Inputs:
         return found
 
 
-def patterns(trials: int) -> list[Pattern]:
-    """The pattern of every trial."""
-    return [PATTERNS[trial % len(PATTERNS)] for trial in range(trials)]
+def patterns(trials: int, first: int = 0) -> list[Pattern]:
+    """The pattern of every trial, from a `first` one on."""
+    return [PATTERNS[trial % len(PATTERNS)] for trial in range(first, first + trials)]
 
 
-def full_entropy(trials: int) -> int:
+def full_entropy(trials: int, first: int = 0) -> int:
     """How many of the trials draw every element independently (no ties, no zeros)."""
-    return sum(not pattern.special for pattern in patterns(trials))
+    return sum(not pattern.special for pattern in patterns(trials, first))
 
 
 def draw(
@@ -114,19 +127,23 @@ def draw_specs(
     *,
     infinities: bool = False,
     number: int = 0,
+    start: int = 0,
+    scale: float = 1.0,
 ) -> dict[str, Any]:
     """As `draw`, from what is to be drawn; with `infinities`, some trials have -inf in one tensor each. `number` is
-    that of the round: integers are the same in all of its trials."""
+    that of the round: integers are the same in all of its trials; `start` is the pattern of its first trial. Real
+    values are multiplied by `scale`."""
     tensors: dict[str, Any] = {}
     real = [name for name, spec in specs.items() if spec.kind == "real" and spec.shape]
-    infinite = [trial for trial, pattern in enumerate(patterns(trials)) if pattern.special == "infinite"]
+    plan = patterns(trials, start)
+    infinite = [trial for trial, pattern in enumerate(plan) if pattern.special == "infinite"]
     first = int(rng.integers(len(real))) if real else 0
     holes = {trial: real[(first + k) % len(real)] for k, trial in enumerate(infinite) if infinities and real}
     for spec in specs.values():
         match spec.kind:
             case "real":
                 mine = [trial for trial, name in holes.items() if name == spec.name]
-                tensors[spec.name] = _reals((trials, *spec.shape), domain, rng, mine)
+                tensors[spec.name] = _reals((trials, *spec.shape), domain, rng, mine, plan, scale)
             case "truth":
                 tensors[spec.name] = rng.random(spec.shape) < 0.6
             case "integer":
@@ -179,12 +196,16 @@ def draw_scalars(
 
 
 def _reals(
-    shape: tuple[int, ...], domain: FieldDomain, rng: np.random.Generator, infinite: Sequence[int]
+    shape: tuple[int, ...],
+    domain: FieldDomain,
+    rng: np.random.Generator,
+    infinite: Sequence[int],
+    plan: Sequence[Pattern],
+    scale: float,
 ) -> FieldArray:
-    magnitude = rng.uniform(SMALLEST, LARGEST, shape)
+    magnitude = scale * rng.uniform(SMALLEST, LARGEST, shape)
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
     shadow = np.empty(shape)
-    plan = patterns(shape[0])
     for pattern in dict.fromkeys(plan):
         chosen = [trial for trial, other in enumerate(plan) if other == pattern]
         shadow[chosen] = _arranged(pattern, magnitude[chosen], sign[chosen])

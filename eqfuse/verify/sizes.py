@@ -124,6 +124,14 @@ def join_axes(classes: AxisClasses, program: Program, label: str = "") -> None:
                 classes.join(("dim", tensor.name, k), (label, declared))
 
 
+def extents_at(
+    program: Program, scalars: Mapping[str, object], choice: Choice, least: Mapping[str, int]
+) -> dict[str, int]:
+    """Extents of one choice with which every read is inside its tensor, of some axes at least so many. Raises BindError
+    where there are none."""
+    return _fitting(program, scalars, choice, least)
+
+
 def small_extents(program: Program, scalars: Mapping[str, object] | None = None) -> dict[str, int]:
     """Extents for every axis (renamed copies included): different for axes that may differ.
 
@@ -145,7 +153,9 @@ def volume(program: Program, extents: Mapping[str, int]) -> int:
     return max(prod(extents[axis] for axis in free_axes(node)) for node in walk(*roots(program)))
 
 
-def _fitting(program: Program, scalars: Mapping[str, object], choice: Choice) -> dict[str, int]:
+def _fitting(
+    program: Program, scalars: Mapping[str, object], choice: Choice, least: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Extents with which every read is inside its tensor. Those that are too short get a longer one of the choice,
     or else, where only some lengths will do (`x[c//4*4 + q]`), just what is read."""
     classes = AxisClasses()
@@ -153,7 +163,7 @@ def _fitting(program: Program, scalars: Mapping[str, object], choice: Choice) ->
     integers = {**small_integers(program), **_integers(scalars)}
     plain = {(load.tensor, k): index.name for load, k, index in _plain_indices(program)}
     for exact in (False, True):
-        reached: dict[object, int] = {}
+        reached: dict[object, int] = {classes.find(("", axis)): n for axis, n in (least or {}).items()}
         for _ in range(_ATTEMPTS):
             found = joint_extents(classes, [("", program)], scalars, reached, choice, exact=exact)
             extents = {axis: extent for (_, axis), extent in found.items()}
@@ -163,7 +173,7 @@ def _fitting(program: Program, scalars: Mapping[str, object], choice: Choice) ->
                 return extents
             for read in outside:
                 needed = _needed(read, plain.get((read.load.tensor, read.dimension)), classes, extents)
-                reached |= {key: max(least, reached.get(key, 0)) for key, least in needed.items()}
+                reached |= {key: max(length, reached.get(key, 0)) for key, length in needed.items()}
     read = outside[0]
     raise never_inside(program, read, plain.get((read.load.tensor, read.dimension)))
 

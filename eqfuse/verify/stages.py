@@ -37,6 +37,31 @@ def tile_stages(program: Program, tiles: Sequence[TileProgram], extents: Mapping
     ]
 
 
+FAR = 64
+"""An axis that is longer than this is not walked in the smallest tiles."""
+
+
+def stages_of(
+    program: Program,
+    outputs: tuple[Output, ...],
+    nest: Nest,
+    tiles: Sequence[TileProgram],
+    extents: Mapping[str, int],
+    number: int,
+) -> list[Stage]:
+    """The equal terms, and by turns one of the ways in which a nest and its tile programs (`tiles`, see `tile_stages`)
+    are divided. Axes that are long are walked in long tiles, by the nest alone."""
+    turn = number % len(tiles)
+    terms = term_stage(program, outputs, extents)
+    if max(extents.values(), default=0) > FAR:
+        return [terms, _loop_stage(nest, program, extents, FAR, VERIFIED_TILES[turn][1])]
+    return [
+        terms,
+        loop_stages(program, nest, extents)[turn],
+        tile_stages(program, tiles, extents)[turn],
+    ]
+
+
 def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: int, shards: int) -> Stage:
     walked = {loop.axis for kernel in nest.kernels for loop in loops_in(kernel.body)}
     tiles = {axis: 1 if axis in dict(nest.shards) else tile for axis in walked}

@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.terms.definitions import evaluated
+from eqfuse.terms.domain import Watch
 from eqfuse.terms.floats import IRRATIONAL, FloatDomain
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import REDUCTIONS
@@ -120,6 +121,7 @@ class FieldDomain:
     """
 
     name = "field"
+    watch: Watch | None = None
 
     def __init__(
         self, p: int = P, q: int = Q, generator: int = 4, seed: int = 0, *, strict_casts: bool = False
@@ -280,6 +282,9 @@ class FieldDomain:
 
     def _mul(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._settle(self._product(x, y, x.shadow * y.shadow), x, y)
+        zero = result.shadow == 0
+        if zero.any():
+            self._note_beyond_floats(zero & (x.shadow != 0) & (y.shadow != 0))
         result.square_of = x if x is y else None
         if result.marks is not None:  # 0 times a number is 0, whether the field has that number or not
             nothing = _is_zero(x) & np.isfinite(y.shadow) | _is_zero(y) & np.isfinite(x.shadow)
@@ -316,6 +321,9 @@ class FieldDomain:
         )
         result = self._product(x, reciprocal, x.shadow / y.shadow)
         result.marks = _marked(UNDEFINED, broken)
+        zero = result.shadow == 0
+        if zero.any():
+            self._note_beyond_floats(zero & (x.shadow != 0) & np.isfinite(y.shadow))
         return self._settle(result, x, y, poles=pole & ~broken)
 
     def _maximum(self, x: FieldArray, y: FieldArray) -> FieldArray:

@@ -1,0 +1,194 @@
+"""Which ways the branches of programs went: comparisons, limits and signs of real numbers.
+
+Positions and sizes are looked at without running anything (`adversary.Unseen`). What depends on data is noted while the
+programs run: a field domain tells `Branches` what every comparison, `max`, `min`, `abs`, `relu` and `sign` was given.
+A side that no number can reach (`exp(x) < 0`) is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, NONNEGATIVE, NONPOSITIVE
+from eqfuse.terms.masks import masked
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
+from eqfuse.terms.printer import show
+from eqfuse.verify.certificate import NEVER
+from eqfuse.verify.field.domain import FieldArray
+
+Interval = tuple[float, float]
+
+BELOW, EQUAL, ABOVE = 1, 2, 4
+"""How the first of two numbers was to the second, in some element."""
+SIGNS = frozenset({"abs", "relu", "sign"})
+"""Functions that compare their argument with 0."""
+
+_TRUE: Mapping[str, int] = {
+    "lt": BELOW,
+    "le": BELOW | EQUAL,
+    "gt": ABOVE,
+    "ge": ABOVE | EQUAL,
+    "eq": EQUAL,
+    "ne": BELOW | ABOVE,
+}
+_ALL: Interval = (-math.inf, math.inf)
+_BETWEEN: Mapping[str, Interval] = {
+    "tanh": (-1.0, 1.0),
+    "erf": (-1.0, 1.0),
+    "sin": (-1.0, 1.0),
+    "cos": (-1.0, 1.0),
+    "sign": (-1.0, 1.0),
+    "sigmoid": (0.0, 1.0),
+    "exp": (0.0, math.inf),
+}
+
+
+class Branches:
+    """What the numbers of every branch were to each other, over all runs."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Expr, int] = {}
+
+    def note(self, node: Expr, fn: str, parts: Sequence[Any]) -> None:
+        """What a function of the language was given, once."""
+        seen = self._seen.get(node, 0)
+        if seen == BELOW | EQUAL | ABOVE:
+            return
+        left = _reals(parts[0])
+        right = _reals(parts[1]) if len(parts) > 1 else 0.0
+        with np.errstate(invalid="ignore"):
+            for bit, found in ((BELOW, left < right), (EQUAL, left == right), (ABOVE, left > right)):
+                seen |= bit if not seen & bit and np.any(found) else 0
+        self._seen[node] = seen
+
+    def untaken(self, program: Program) -> dict[str, str]:
+        """The sides of data-dependent branches of a program that were never taken, though they can be: what to say, by
+        what is compared (see `_key`)."""
+        found: dict[str, str] = {}
+        mask = masked(program)
+        for node in walk(*(mask(output.expr) for output in program.outputs)):
+            if isinstance(node, Call) and node in self._seen and _depends_on_data(node):
+                said = _missing(node, self._seen[node])
+                if said:
+                    found[_key(node)] = said
+        return found
+
+
+def _reals(part: Any) -> Any:
+    return part.shadow if isinstance(part, FieldArray) else np.asarray(part)
+
+
+def _depends_on_data(node: Expr) -> bool:
+    return any(isinstance(part, Load | Reduce | Scalar) for part in walk(node))
+
+
+def _key(node: Call) -> str:
+    """What a branch compares, in whatever words: `x > y`, `y < x` and `max(x, y)` are of one key, `abs(x)`,
+    `max(x, -x)` and `x < 0` too."""
+    first, *rest = node.args
+    second = rest[0] if rest else None
+    for one, other in ((first, second), (second, first)):
+        match other:
+            case Call("neg", (operand,)) if one is operand:
+                first, second = one, None
+            case Const(value) if value == 0 and one is not None:
+                first, second = one, None
+    texts = [show(part) for part in (first, second) if part is not None]
+    return " ? ".join(sorted(texts) if len(texts) > 1 else [*texts, "0"])
+
+
+def _missing(node: Call, seen: int) -> str:
+    """What of a branch was not seen, though it is possible; empty where nothing is."""
+    possible = _possible(node)
+    if node.fn in COMPARISONS:
+        true, false = _TRUE[node.fn], 7 & ~_TRUE[node.fn]
+        sides = [(true, "true"), (false, "false")]
+    elif node.fn in SIGNS:
+        sides = [(BELOW, "below 0"), (ABOVE, "above 0")]
+    else:
+        sides = [(BELOW, "with the first below the second"), (ABOVE, "with the first above the second")]
+    gone = [said for bits, said in sides if not seen & bits and possible & bits]
+    subject = show(node.args[0]) if node.fn in SIGNS else show(node)
+    return f"{subject}{NEVER}{' nor '.join(gone)}" if gone else ""
+
+
+def _possible(node: Call) -> int:
+    """How the numbers of a branch may be to each other, from the ranges of functions."""
+    if len(node.args) > 1 and node.args[0] is node.args[1]:
+        return EQUAL
+    memo: dict[Expr, Interval] = {}
+    low, high = _range(node.args[0], memo)
+    least, most = _range(node.args[1], memo) if len(node.args) > 1 else (0.0, 0.0)
+    touching = EQUAL if high >= least and low <= most else 0
+    return (BELOW if low < most else 0) | touching | (ABOVE if high > least else 0)
+
+
+def _range(root: Expr, memo: dict[Expr, Interval]) -> Interval:
+    """Bounds of an expression over all finite inputs."""
+    for node in walk(root):
+        if node not in memo:
+            low, high = _range_of(node, memo)
+            memo[node] = (low, high) if low <= high else _ALL
+    return memo[root]
+
+
+def _range_of(node: Expr, memo: Mapping[Expr, Interval]) -> Interval:
+    match node:
+        case Const(value):
+            return float(value), float(value)
+        case Axis() | Size():
+            return 0.0, math.inf
+        case Reduce("max" | "min", _, body):
+            return memo[body]
+        case Reduce("sum", _, body):
+            low, high = memo[body]
+            return 0.0 if low >= 0 else -math.inf, 0.0 if high <= 0 else math.inf
+        case Reduce("prod", _, body):
+            return (0.0, math.inf) if memo[body][0] >= 0 else _ALL
+        case Call(fn, args):
+            return _range_of_call(fn, args, [memo[arg] for arg in args])
+    return _ALL
+
+
+def _range_of_call(fn: str, args: Sequence[Expr], ranges: Sequence[Interval]) -> Interval:
+    match fn, ranges:
+        case "neg", [(low, high)]:
+            return -high, -low
+        case "add", [(a, b), (c, d)]:
+            return a + c, b + d
+        case "sub", [(a, b), (c, d)]:
+            return a - d, b - c
+        case "mul", [one, other]:
+            return (0.0, math.inf) if args[0] is args[1] else _product(one, other)
+        case "div", [one, (low, high)] if low >= 0:
+            return _product(one, (0.0 if high == math.inf else 1 / max(high, 1e-300), math.inf))
+        case "maximum", [(a, b), (c, d)]:
+            return max(a, c), max(b, d)
+        case "minimum", [(a, b), (c, d)]:
+            return min(a, c), min(b, d)
+        case "where", [_, (a, b), (c, d)]:
+            return min(a, c), max(b, d)
+        case "relu", [(low, high)]:
+            return max(low, 0.0), max(high, 0.0)
+        case "abs", [(low, high)]:
+            return max(low, -high, 0.0), max(abs(low), abs(high))
+        case "floor" | "round", [(low, high)]:
+            return low - 1, high + 1
+    if fn in _BETWEEN:
+        return _BETWEEN[fn]
+    row = FUNCTIONS.get(fn)
+    if row is not None:
+        if NONNEGATIVE in row.holds or (NONNEGATIVE in row.keeps and all(low >= 0 for low, _ in ranges)):
+            return 0.0, math.inf
+        if NONPOSITIVE in row.keeps and all(high <= 0 for _, high in ranges):
+            return -math.inf, 0.0
+    return _ALL
+
+
+def _product(one: Interval, other: Interval) -> Interval:
+    corners = [0.0 if a == 0 or b == 0 else a * b for a in one for b in other]
+    return min(corners), max(corners)

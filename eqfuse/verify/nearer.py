@@ -1,0 +1,108 @@
+"""Programs whose positions meet large numbers (`j > i + 290`), with small ones in their place.
+
+Every whole number that a position or a size is compared with, or divided by, is a name for a place on an axis: what a
+compiler makes of a program may not depend on which place it is, as long as the order of such numbers is kept. So the program
+and each of its stages can be compared with all of them brought nearer alike, by what lies between them, and a mask far
+out is seen at small sizes. Where the stages then differ although they did not before (a number was computed from
+another while compiling), nothing is said of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
+
+from eqfuse.loops.nodes import Nest, Store
+from eqfuse.loops.walk import statements
+from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Output, Program, Size, transform, walk
+from eqfuse.verify.sizes import LARGEST_OFFSET, outside_loads, roots
+
+NEAREST, GAP = 5, 3
+"""The place of the first large number, and the most that lies between two that follow each other."""
+_DIVISIONS = ("floordiv", "mod")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Nearer:
+    """A program and what was made of it, with other numbers; `numbers` says which stands for which."""
+
+    program: Program
+    outputs: tuple[Output, ...]
+    nest: Nest
+    numbers: Mapping[int, int]
+
+    @classmethod
+    def of(cls, program: Program, outputs: tuple[Output, ...], nest: Nest) -> Nearer | None:
+        """None where positions meet no large number."""
+        exprs = [*roots(program), *(output.expr for output in outputs), *_exprs(nest)]
+        far = sorted({number for expr in exprs for number in _far(expr)})
+        if not far:
+            return None
+        numbers: dict[int, int] = {}
+        place = NEAREST
+        for before, number in zip([far[0], *far], far, strict=False):
+            place += min(number - before, GAP)
+            numbers[number] = place
+
+        def step(node: Expr) -> Expr:
+            match node:
+                case Const(int() as value) if abs(value) in numbers:
+                    return Const(numbers[abs(value)] if value > 0 else -numbers[abs(value)])
+            return node
+
+        memo: dict[Expr, Expr] = {}
+
+        def changed(value: T) -> T:
+            return cast(T, _mapped(value, lambda expr: transform(expr, step, memo)))
+
+        lengths = {axis: numbers.get(length, length) for axis, length in program.lengths.items()}
+        made = replace(program, outputs=changed(program.outputs), lengths=lengths)
+        return cls(made, changed(outputs), changed(nest), numbers)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{far} as {near}" for far, near in self.numbers.items())
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    """A value with every expression in it replaced."""
+    match value:
+        case Expr():
+            return change(value)
+        case tuple():
+            return tuple(_mapped(part, change) for part in value)
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            parts = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+            return replace(value, **{name: _mapped(part, change) for name, part in parts.items()})
+    return value
+
+
+def _exprs(nest: Nest) -> Sequence[Expr]:
+    found: list[Expr] = []
+    for kernel in nest.kernels:
+        for stmt in statements(kernel.body):
+            found += [
+                part for part in (getattr(stmt, name, None) for name in ("expr", "start", "stop")) if part
+            ]
+            found += stmt.index if isinstance(stmt, Store) else ()
+    return found
+
+
+def _far(root: Expr) -> set[int]:
+    """Large whole numbers that positions or sizes are compared with or divided by."""
+    found: set[int] = set()
+    for node in walk(root):
+        if isinstance(node, Call) and (node.fn in COMPARISONS or node.fn in _DIVISIONS):
+            parts = outside_loads(node)
+            if any(isinstance(part, Axis | Size) for part in parts):
+                found |= {
+                    abs(part.value)
+                    for part in parts
+                    if isinstance(part, Const)
+                    and type(part.value) is int
+                    and abs(part.value) > LARGEST_OFFSET
+                }
+    return found
