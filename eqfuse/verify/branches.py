@@ -18,7 +18,7 @@ from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
 from eqfuse.terms.printer import show
 from eqfuse.verify.certificate import NEVER
-from eqfuse.verify.field.domain import FieldArray
+from eqfuse.verify.field.domain import P, Q, FieldArray
 
 Interval = tuple[float, float]
 
@@ -48,16 +48,23 @@ _BETWEEN: Mapping[str, Interval] = {
 
 
 class Branches:
-    """What the numbers of every branch were to each other, over all runs."""
+    """What the numbers of every branch were to each other, over all runs.
+
+    Branches of two programs are the same where they compare the same numbers, in whatever words: `x > y`, `y < x`,
+    `max(x, y)`; `abs(x)`, `max(x, -x)` and `x < 0`. The residues tell, in the first run of each.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[Expr, int] = {}
+        self._numbers: dict[Expr, int] = {}
 
     def note(self, node: Expr, fn: str, parts: Sequence[Any]) -> None:
         """What a function of the language was given, once."""
         seen = self._seen.get(node, 0)
         if seen == BELOW | EQUAL | ABOVE:
             return
+        if node not in self._numbers:
+            self._numbers[node] = _fingerprint(node, parts)
         left = _reals(parts[0])
         right = _reals(parts[1]) if len(parts) > 1 else 0.0
         with np.errstate(invalid="ignore"):
@@ -65,16 +72,16 @@ class Branches:
                 seen |= bit if not seen & bit and np.any(found) else 0
         self._seen[node] = seen
 
-    def untaken(self, program: Program) -> dict[str, str]:
+    def untaken(self, program: Program) -> dict[int, str]:
         """The sides of data-dependent branches of a program that were never taken, though they can be: what to say, by
-        what is compared (see `_key`)."""
-        found: dict[str, str] = {}
+        the numbers that are compared."""
+        found: dict[int, str] = {}
         mask = masked(program)
         for node in walk(*(mask(output.expr) for output in program.outputs)):
             if isinstance(node, Call) and node in self._seen and _depends_on_data(node):
                 said = _missing(node, self._seen[node])
                 if said:
-                    found[_key(node)] = said
+                    found[self._numbers[node]] = said
         return found
 
 
@@ -86,19 +93,18 @@ def _depends_on_data(node: Expr) -> bool:
     return any(isinstance(part, Load | Reduce | Scalar) for part in walk(node))
 
 
-def _key(node: Call) -> str:
-    """What a branch compares, in whatever words: `x > y`, `y < x` and `max(x, y)` are of one key, `abs(x)`,
-    `max(x, -x)` and `x < 0` too."""
-    first, *rest = node.args
-    second = rest[0] if rest else None
-    for one, other in ((first, second), (second, first)):
-        match other:
-            case Call("neg", (operand,)) if one is operand:
-                first, second = one, None
-            case Const(value) if value == 0 and one is not None:
-                first, second = one, None
-    texts = [show(part) for part in (first, second) if part is not None]
-    return " ? ".join(sorted(texts) if len(texts) > 1 else [*texts, "0"])
+def _fingerprint(node: Expr, parts: Sequence[Any]) -> int:
+    """A number for the differences between what is compared, up to their sign and however they are repeated."""
+    known = [(part.p, part.q) if isinstance(part, FieldArray) else (np.asarray(part),) * 2 for part in parts]
+    for at, modulus in ((0, P), (1, Q)):
+        residues = [pair[at] for pair in known]
+        if all(residue is not None for residue in residues):
+            first, *rest = residues
+            found = (first - rest[0] if rest else first) % modulus
+            if not rest or np.array_equal(residues[1], -first % modulus):  # max(x, -x) is abs(x)
+                found = first % modulus
+            return hash(np.unique(np.minimum(found, modulus - found)).tobytes())
+    return hash(node)
 
 
 def _missing(node: Call, seen: int) -> str:
