@@ -18,7 +18,7 @@ from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
 from eqfuse.terms.printer import show
 from eqfuse.verify.certificate import NEVER
-from eqfuse.verify.field.domain import P, Q, FieldArray
+from eqfuse.verify.field.domain import FieldArray, P, Q
 
 Interval = tuple[float, float]
 
@@ -95,7 +95,9 @@ def _depends_on_data(node: Expr) -> bool:
 
 def _fingerprint(node: Expr, parts: Sequence[Any]) -> int:
     """A number for the differences between what is compared, up to their sign and however they are repeated."""
-    known = [(part.p, part.q) if isinstance(part, FieldArray) else (np.asarray(part),) * 2 for part in parts]
+    known: list[tuple[Any, Any]] = [
+        (part.p, part.q) if isinstance(part, FieldArray) else (np.asarray(part),) * 2 for part in parts
+    ]
     for at, modulus in ((0, P), (1, Q)):
         residues = [pair[at] for pair in known]
         if all(residue is not None for residue in residues):
