@@ -156,6 +156,10 @@ def _without(value: Value, axis: str, domain: Domain) -> Value:
     return Value(dims, domain.take(value.data, index))
 
 
+def _real(data: Any, domain: Domain) -> Any:
+    return domain.lift(data) if is_exact(data) else data
+
+
 class _Memory:
     """Tensors by name. Those that the nest stores exist from their first store on; `_times` counts
     how often each of their elements was written."""
@@ -180,6 +184,10 @@ class _Memory:
         except IndexError as error:
             raise NestError(f"{stmt.tensor!r} is written outside its shape: {error}") from error
         target = (slice(None), *places) if trials else places
+        # An identity that is a whole number stands for a real one, where a shard has no position.
+        if is_exact(data) != is_exact(self.tensors[stmt.tensor]):
+            self.tensors[stmt.tensor] = _real(self.tensors[stmt.tensor], env.domain)
+            data = _real(data, env.domain)
         if is_exact(data):
             self.tensors[stmt.tensor][target] = data
         else:
