@@ -93,7 +93,7 @@ AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("columns", [40, 3000])
-@pytest.mark.slow(but=["40-"])
+@pytest.mark.slow(but=["40-autocast", "40-default dtype"])
 def test_what_torch_is_set_to_changes_nothing(around: str, columns: int) -> None:
     source = "e[i,j] = exp(sum[d](q[i,d] * k[d,j]))\ny[i] = sum[j](e[i,j] * gelu(v[j])) / sum[j](e[i,j])"
     given = {"q": torch.randn(50, 20), "k": torch.randn(20, columns), "v": torch.randn(columns)}

@@ -50,7 +50,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("source", ARGUMENTS)
 @pytest.mark.parametrize("made", COPIES)
-@pytest.mark.slow(but=["pickle"])
+@pytest.mark.slow(but=["pickle-e", "pickle-y[i] = sum"])
 def test_a_copy_computes_the_same(source: str, made: str) -> None:
     kernel, given = eq.compile(source), ARGUMENTS[source]
     before = COPIES[made](kernel)

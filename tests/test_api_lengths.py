@@ -137,7 +137,7 @@ def sizes_of(name: str, given: Tensors) -> dict[str, int]:
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["paged", "packed-split_k", "packed-rolling", "scalar", "decode-rolling"])
+@pytest.mark.slow(but=["decode-rolling", "packed-split_k", "paged-resident"])
 def test_nothing_outside_is_read_on_a_cpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)
@@ -183,6 +183,7 @@ def test_nothing_outside_is_read_on_a_gpu(name: str, prefer: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["decode", "scalar", "paged", "packed"])
+@pytest.mark.slow(but=["packed"])
 def test_whole_blocks_carry_no_mask(name: str) -> None:
     kernel = eq.compile(CASES[name][0], target="sm_90", prefer="rolling")
     whole = str(kernel.triton).split("complete ones: no masks along it")[1].split("# Blocks of")[0]
@@ -195,6 +196,7 @@ def programs_of_the_documentation() -> list[str]:
 
 
 @pytest.mark.parametrize("source", programs_of_the_documentation())
+@pytest.mark.slow(but=["source0", "off: i32"])
 def test_the_programs_of_the_documentation_are_cut(source: str) -> None:
     scalars = {"g": 2} if "//g" in source else {}
     kernel = eq.compile(source, target="cpu", prefer="rolling", scalars=scalars)

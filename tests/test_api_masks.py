@@ -97,7 +97,15 @@ BAD = [nan_at_the_end, one_of_each, infinite_everywhere]
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("prefer", [None, *SCHEDULES])
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.slow(but=["causal"])
+@pytest.mark.slow(
+    but=[
+        "causal-None-one",
+        "causal-rolling-one",
+        "causal-split_k-one",
+        "causal-resident-one",
+        "causal-multi_pass-one",
+    ]
+)
 def test_excluded_values_stay_out_on_a_cpu(
     name: str, prefer: str | None, bad: Callable[[np.ndarray], None]
 ) -> None:
@@ -142,6 +150,7 @@ def test_the_reference_leaves_them_out_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.slow(but=["rolling", "resident"])
 def test_a_factor_of_what_is_never_kept_stays_out(prefer: str) -> None:
     """The sum is NaN, and a factor of what a condition excludes everywhere."""
     source = "a = sum[i](x[i])\ny = mean[i](where(i < 0, w[i] * a, w[i]))"

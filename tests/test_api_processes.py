@@ -119,6 +119,7 @@ def test_another_thread_that_parses_is_waited_for(monkeypatch: pytest.MonkeyPatc
         check(SOFTMAX)
 
 
+@pytest.mark.slow
 def test_threads_explain_and_replay_at_once() -> None:
     kernels = [eq.compile(source) for source in SOURCES]
 

@@ -45,7 +45,7 @@ def rows(rng: np.random.Generator) -> np.ndarray:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("prefer", [None, *SCHEDULES])
-@pytest.mark.slow(but=["rolling", "None-"])
+@pytest.mark.slow(but=["rolling-"])
 def test_what_the_program_keeps_in_range_stays_there(name: str, prefer: str | None) -> None:
     source = PROGRAMS[name]
     program = parse(source)

@@ -172,7 +172,7 @@ def row_inputs(source: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.slow(but=["rolling"])
+@pytest.mark.slow(but=["softmax-rolling", "scaled L2-rolling", "min-max-rolling", "cross-entropy-rolling"])
 def test_special_rows(name: str, prefer: str) -> None:
     check(ROWS[name], prefer, x=X, **row_inputs(ROWS[name]))
 

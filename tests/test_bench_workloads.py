@@ -81,7 +81,7 @@ def test_unfused_torch_computes_what_the_source_says(workload: Workload) -> None
 
 
 @EVERY
-@pytest.mark.slow(but=["softmax", "rmsnorm", "mha", "moe_routing", "causal_decode"])
+@pytest.mark.slow(but=["mha_decode", "rmsnorm_quant", "softmax", "moe_routing"])
 def test_the_chosen_plan_computes_what_the_source_says(workload: Workload) -> None:
     """On the CPU. Verification stops at the tile program: what is generated from it is tested here."""
     case = workload.cases["small"]

@@ -214,6 +214,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.slow(but=["half", "no JSON", "no digest", "another key"])
 def test_damage_is_a_miss(damage: str, home: Path, opened: list[int]) -> None:
     text = str(eq.compile(SOFTMAX).merge)
     for path in files(home):
@@ -345,6 +346,7 @@ def test_a_wrong_merge_is_not_covered_by_the_certificate_of_the_right_one(home: 
         eq.compile(source, prefer="rolling")
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once(home: Path) -> None:
     code = f"import eqfuse as eq; print(eq.compile({SOFTMAX!r}).certificate.ok)"
     started = [

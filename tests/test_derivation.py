@@ -85,6 +85,7 @@ def test_random_programs_are_derived(example: Example) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.slow(but=["softmax", "variance", "rmsnorm", "l2norm", "gated"])
 def test_chains_run_from_the_program_to_the_merge(name: str) -> None:
     """Every output and every state of a fused group has its chain, and the values are those of `merge`."""
     found = kernel(name)

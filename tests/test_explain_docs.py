@@ -50,6 +50,7 @@ def test_the_page_shows_what_is_printed(request: pytest.FixtureRequest) -> None:
         assert fresh.splitlines() == page.splitlines()
 
 
+@pytest.mark.slow
 def test_the_page_has_every_example_and_all_are_checked() -> None:
     examples = EXAMPLE.findall(PAGE.read_text(encoding="utf-8"))
     assert [what for _, what, _ in examples] == ["explain"] * 5 + ["why_not"] * 3

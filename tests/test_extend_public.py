@@ -177,7 +177,7 @@ WRITTEN: dict[str, Written] = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-@pytest.mark.slow(but=["span", "geometric_mean", "above_mean", "saturated"])
+@pytest.mark.slow(but=["saturated", "span", "above"])
 def test_ten_reductions_by_their_authors(name: str) -> None:
     written = WRITTEN[name]
     rng = np.random.default_rng(3)

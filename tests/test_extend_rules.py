@@ -149,6 +149,7 @@ SHIPPED = {each.name: each for ruleset in EVERY for each in ruleset.rules if isi
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.slow
 def test_shipped_rules_pass_what_registered_ones_have_to(name: str) -> None:
     """Over readable numbers, over reals, and in the field."""
     each = SHIPPED[name]

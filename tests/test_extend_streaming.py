@@ -65,7 +65,7 @@ def close(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.slow(but=["softmax statistics", "masked", "of everything"])
+@pytest.mark.slow(but=["softmax", "everything"])
 def test_pages_in_any_grouping_equal_one_call(name: str) -> None:
     x = torch.randn(4, sum(PAGES), generator=torch.Generator().manual_seed(2))
     kernel = eq.compile(PROGRAMS[name])

@@ -61,6 +61,7 @@ def _every(lattice: Lattice) -> Iterator[Point]:
         (ATTENTION, {"h": 8, "i": 512, "j": 512, "d": 576, "e": 512}),
     ],
 )
+@pytest.mark.slow(but=["sizes0", "sizes2-f16"])
 def test_the_descent_ends_close_to_the_cheapest_point(
     monkeypatch: pytest.MonkeyPatch, source: str, sizes: dict[str, int], dtype: str
 ) -> None:

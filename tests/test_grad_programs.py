@@ -32,6 +32,7 @@ def test_gradient_is_that_of_autograd(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow(but=["sum", "softmax", "layernorm", "max and min", "topk-", "steps", "masks", "read"])
 def test_gradient_of_the_gradient_is_that_of_autograd(name: str) -> None:
     case = CASES[name]
     source = eq.grad(case.source, case.wrt)
@@ -147,6 +148,7 @@ def test_the_text_is_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
 def test_random_programs(seed: int, tmp_path: Path) -> None:
     """More of them: `eqfuse bench grad`."""
     report = Report("", (), path=tmp_path / "grad.json")

@@ -48,6 +48,7 @@ STEPPED = ("casts", "remainders", "steps")
 
 @pytest.mark.slow(but=["softmax", "attention", "max and min", "topk, what", "max over two"])
 @pytest.mark.parametrize("name", [name for name in CASES if name not in STEPPED])
+@pytest.mark.slow(but=["softmax", "max and min"])
 def test_gradients_agree_with_differences(name: str) -> None:
     case = CASES[name]
     tensors = tensors_of(case)
@@ -122,6 +123,7 @@ def test_outputs_that_nobody_asks_for() -> None:
     assert torch.autograd.grad((m.sum() + 2 * s.sum()), x)[0].tolist() == [[2, 3, 2]]
 
 
+@pytest.mark.slow
 def test_a_module_trains() -> None:
     torch.manual_seed(0)
     attention = eq.compile(ATTENTION, scalars={"g": 1})

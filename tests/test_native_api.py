@@ -237,6 +237,7 @@ def test_a_forked_child_compiles_what_its_parent_had_begun(
 
 
 @compiling
+@pytest.mark.slow
 def test_a_process_that_ends_while_it_compiles_leaves_no_file(own_cache: Path) -> None:
     child = (
         "import torch, eqfuse as eq\n"

@@ -73,6 +73,7 @@ def check(pairs: list[tuple[torch.Tensor, np.ndarray]], relative: float = 1e-5) 
     but=["softmax", "moe_routing", "window_prefill", "quant_gemm", "inertia", "mla", "layernorm"]
 )
 @pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.slow(but=["window", "quant_gemm", "softmax", "layernorm", "moe_routing"])
 def test_benchmark_programs(name: str) -> None:
     workload = WORKLOADS[name]
     case = workload.cases["small"]
@@ -83,6 +84,7 @@ def test_benchmark_programs(name: str) -> None:
 @pytest.mark.slow(but=["softmax", "cross-entropy"])
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.slow(but=["softmax"])
 def test_special_rows(name: str, prefer: str) -> None:
     kernel = eq.compile(ROWS[name], prefer=prefer, verify=False)
     check(both(kernel, {"x": X, **row_inputs(ROWS[name])}))
@@ -91,6 +93,7 @@ def test_special_rows(name: str, prefer: str) -> None:
 @pytest.mark.slow(but=["rolling"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30])
 @pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.slow(but=["rolling-nan"])
 def test_masked_products_of_special_values(prefer: str, value: float) -> None:
     """Values behind the mask do not get through; those before it do."""
     generator = torch.Generator().manual_seed(4)

@@ -73,6 +73,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow(but=["softmax"])
 def test_many_lengths_are_few_plans(name: str, counted: dict[str, int]) -> None:
     source, inputs, right = CASES[name]
     kernel = eq.compile(source, native="off")
@@ -91,6 +92,7 @@ def test_many_lengths_are_few_plans(name: str, counted: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("native", ["off", "wait"])
+@pytest.mark.slow(but=["off-softmax", "wait-softmax"])
 def test_lengths_around_borders(name: str, native: str) -> None:
     source, inputs, right = CASES[name]
     kernel = eq.compile(source, native=native)
@@ -103,6 +105,7 @@ def test_lengths_around_borders(name: str, native: str) -> None:
     ("name", "prefer"),
     [(name, prefer) for name in CASES for prefer in SCHEDULES if (name, prefer) != ("decode", "resident")],
 )
+@pytest.mark.slow(but=["softmax-rolling", "softmax-resident"])
 def test_a_module_of_one_length_is_right_for_others(name: str, prefer: str) -> None:
     source, inputs, right = CASES[name]
     kernel = eq.compile(source, target="sm_90", prefer=prefer)

@@ -101,12 +101,23 @@ UNFUSED = {
 
 @pytest.mark.parametrize("schedule", ["rolling", "split_k", "resident"])
 @pytest.mark.parametrize("name", FUSED)
-@pytest.mark.slow(but=["rolling"])
+@pytest.mark.slow(
+    but=[
+        "infinity less",
+        "temperature",
+        "masks beside",
+        "product of states",
+        "greatest of a rounded value less",
+        "a class",
+        "deviation",
+    ]
+)
 def test_what_is_fused_is_verified(name: str, schedule: str) -> None:
     assert eq.compile(FUSED[name], target="cpu", prefer=schedule).certificate.ok
 
 
 @pytest.mark.parametrize("name", UNFUSED)
+@pytest.mark.slow(but=["another mask", "root of a sum", "integers", "0 times"])
 def test_what_is_not_fused_says_why(name: str) -> None:
     source, condition = UNFUSED[name]
     with pytest.raises(ScheduleError, match="there is no rolling plan") as caught:

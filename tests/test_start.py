@@ -49,6 +49,7 @@ print(eq.rules.__name__)
     assert printed(code).split() == ["rules"]
 
 
+@pytest.mark.slow
 def test_collection_of_garbage_goes_on() -> None:
     code = "import gc; {}; import eqfuse; print(gc.isenabled())"
     assert printed(code.format("gc.enable()")).split() == ["True"]

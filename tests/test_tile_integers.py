@@ -23,6 +23,7 @@ from eqfuse.tile.triton.launch import interpret
         "y[i] = sum[j](i * 1000000000) / N(j)",
     ],
 )
+@pytest.mark.slow(but=["None", "split_k"])
 def test_positions_do_not_wrap(source: str, prefer: str | None) -> None:
     sizes = {"i": 9, "j": 45}
     kernel = eq.compile(source, target="cpu", prefer=prefer)
@@ -95,6 +96,7 @@ DIVISIONS = [
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("form", ["y[i,j] = {}", "y[i] = sum[j]({})"])
 @pytest.mark.parametrize("text", DIVISIONS)
+@pytest.mark.slow(but=["dtype0"])
 def test_integer_division_by_any_divisor(text: str, form: str, dtype: torch.dtype) -> None:
     """Rounded down, with remainders of the divisor's sign; both 0 where a tensor holds a divisor of 0."""
     name = {torch.int32: "i32", torch.int64: "i64"}[dtype]

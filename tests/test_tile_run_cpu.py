@@ -563,6 +563,7 @@ LOG_SUMS = {
 
 @pytest.mark.parametrize("name", LOG_SUMS)
 @pytest.mark.parametrize("prefer", ["resident", "rolling", "split_k", "multi_pass"])
+@pytest.mark.slow(but=["rolling-"])
 def test_exponents_kept_as_powers_of_two_are_read_plain_elsewhere(name: str, prefer: str) -> None:
     line, body = LOG_SUMS[name]
     text = f"{line}\nT[i,j] = {body}\nm[i] = max[j](T[i,j])\nl[i] = log(sum[j](exp(T[i,j] - max[j](T[i,j]))))\nreturn m, l"

@@ -28,6 +28,7 @@ NARROW = ("gated_mlp",)  # 16 rows: no wgmma
 
 
 @pytest.mark.parametrize("name", (*WGMMA, *NARROW, "performer"))
+@pytest.mark.slow(but=["mla", "gated_mlp"])
 def test_largest_cases_do_not_spill(name: str) -> None:
     workload = WORKLOADS[name]
     ahead = compile_ahead(workload, workload.paper_cases[-1], "sm_90")
@@ -59,7 +60,7 @@ def _compiled(emitter: Emitter, cells: Sequence[Cell]) -> dict[str, tuple[Emitte
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.slow(but=["causal_prefill", "causal_decode"])
+@pytest.mark.slow(but=["causal_decode"])
 def test_what_the_benchmark_of_attention_runs_does_not_spill(operator: str, emitter: Emitter) -> None:
     cells = [cell for cell in grid() if cell.operator == operator]
     for cell, (chosen, reports) in zip(cells, _compiled(emitter, cells).values(), strict=True):

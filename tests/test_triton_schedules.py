@@ -52,6 +52,7 @@ def blocks(made: Ahead) -> dict[str, int | None]:
 
 
 @pytest.mark.parametrize(("group", "rows"), [(8, 8), (16, 16), (6, 8), (7, 8), (3, 4), (1, 1)])
+@pytest.mark.slow(but=["8-8", "7-8", "1-1"])
 def test_heads_that_read_the_same_keys_are_rows_of_one_product(group: int, rows: int) -> None:
     made = ahead("gqa_decode", "split_k", h=8 * group, k=8)
     assert blocks(made)["h"] == rows
@@ -87,6 +88,7 @@ def _grouped(
 
 @pytest.mark.parametrize("prefer", ["rolling", "split_k"])
 @pytest.mark.parametrize(("group", "heads"), [(5, 20), (7, 9), (12, 24)])
+@pytest.mark.slow(but=["5-20", "7-9-split_k"])
 def test_blocks_of_a_group_that_is_no_power_of_two(group: int, heads: int, prefer: str) -> None:
     made, error = _grouped(group, heads, 90, prefer, None)
     assert made.source.count("tl.dot(") >= 2 and f"h_start + {group}, N_h" in made.source

@@ -138,6 +138,7 @@ def test_what_only_resembles_them_is_refused(left: str, right: str) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 17, 100, 3000])
+@pytest.mark.slow(but=["2", "5", "17", "100"])
 def test_a_difference_at_one_size_is_found(size: int) -> None:
     left = "o[i] = sum[j](x[i, j])"
     assert not eq.equivalent(left, f"o[i] = sum[j](where(N(j) == {size}, x[i, j] + 1, x[i, j]))")

@@ -110,6 +110,7 @@ def moved(by: int) -> Callable[[Edge], Edge]:
 
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow(but=["length", "packed", "segments", "scalar"])
 def test_a_range_that_is_off_by_one_is_rejected(name: str, by: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Regions, "_edge", moved(by)(Regions._edge))
     with pytest.raises(VerificationError):
