@@ -1,21 +1,24 @@
 """Kernels under torch's autograd: the gradient program of a kernel, compiled when a call first needs it.
 
-A call on tensors that require grad is a `torch.autograd.Function`. Its backward calls the kernel of the gradient on what
-the forward was called with, and on the cotangents. That kernel is called like any other, so that a second derivative is
-the gradient of the gradient, and so on.
+A call on tensors that require grad is a `torch.autograd.Function`. Its forward also computes what the gradient reads of it
+(`saved`). Its backward calls the kernel of the gradient on what the forward was called with, on what it saved and on the
+cotangents. With `create_graph` it reads the inputs and cotangents alone: that kernel is called like any other, so that a
+second derivative is the gradient of the gradient, and so on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from eqfuse.differentiate.certify import certify_gradient
-from eqfuse.differentiate.gradient import cotangent, differentiable, grad, real_outputs
-from eqfuse.errors import VerificationError
+from eqfuse.differentiate.gradient import cotangent, differentiable, grad, real_outputs, saving_gradient
+from eqfuse.differentiate.saved import Saved
+from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.terms.arguments import is_tracked
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import axes_of
 from eqfuse.terms.sizes import bind
@@ -40,47 +43,62 @@ class Compiled(Protocol):
 
 @dataclass(frozen=True)
 class GradientCertificate:
-    """`adjoint`: that the program of the gradient is one (docs/gradients.md); `kernel`: that its kernel computes it."""
+    """`adjoint`: that the program of the gradient is one (docs/gradients.md); `kernel`: that its kernel computes it;
+    `forward`: that what it reads of the forward is what that computes, where it saves anything but outputs."""
 
     adjoint: Certificate
     kernel: Certificate
+    forward: Certificate | None = None
 
     @property
     def ok(self) -> bool:
-        return self.adjoint.ok and self.kernel.ok
+        return all(part.ok for part in self._parts)
 
     @property
     def bound(self) -> float:
-        """The probability that a wrong gradient would have passed either."""
-        return min(1.0, self.adjoint.bound + self.kernel.bound)
+        """The probability that a wrong gradient would have passed all of them."""
+        return min(1.0, sum(part.bound for part in self._parts))
+
+    @property
+    def _parts(self) -> tuple[Certificate, ...]:
+        parts = (self.adjoint, self.kernel, self.forward)
+        return tuple(part for part in parts if part is not None)
 
     def __bool__(self) -> bool:
         return self.ok
 
     def __str__(self) -> str:
-        return f"the gradient's program:\n{self.adjoint}\nits kernel:\n{self.kernel}"
+        text = f"the gradient's program:\n{self.adjoint}\nits kernel:\n{self.kernel}"
+        return text if self.forward is None else f"{text}\nthe kernel of what it saves:\n{self.forward}"
 
 
 @dataclass
 class Backward:
-    """The gradient of a kernel by some of its inputs: `source`, its text, and `kernel`, which computes it."""
+    """The gradient of a kernel by some of its inputs: `source`, its text, and `kernel`, which computes it.
+
+    `saved` are the outputs and residuals of the forward that it reads. `forward` is the kernel that gives the residuals
+    after the outputs; None where there are none. `whole` is the source with the definitions of what is saved."""
 
     program: Program
     constants: Mapping[str, float]
     source: str
+    whole: str
+    saved: tuple[str, ...]
+    forward: Compiled | None
     kernel: Compiled
 
     @cached
     def adjoint(self) -> Certificate:
-        """That `source` is the gradient of the kernel's program."""
+        """That `whole` is the gradient of the kernel's program."""
         return certify_gradient(
-            self.program.source, self.source, scalars=self.constants, bound=self.kernel.bound
+            self.program.source, self.whole, scalars=self.constants, bound=self.kernel.bound
         )
 
     @property
     def certificate(self) -> GradientCertificate:
-        """What was verified: that the program is the gradient, and that the kernel computes it."""
-        return GradientCertificate(self.adjoint, self.kernel.certificate)
+        """What was verified: that the program is the gradient, and that the kernels compute it."""
+        forward = None if self.forward is None else self.forward.certificate
+        return GradientCertificate(self.adjoint, self.kernel.certificate, forward)
 
     def __getattr__(self, name: str) -> Any:
         """What a kernel shows: `plan`, `plans()`, `merge`, `loops`, `tile`, `triton`, `explain()`, `why_not()`."""
@@ -92,6 +110,16 @@ class Backward:
         return f"<gradient of {', '.join(output.name for output in self.program.outputs)}: {self.kernel!r}>"
 
 
+@dataclass(frozen=True)
+class Forward:
+    """What a call runs whose gradient may be asked for: `kernel` gives the `residuals` after the outputs; it is None where
+    there are none. `outputs` are those that are saved too."""
+
+    kernel: Compiled | None = None
+    outputs: tuple[str, ...] = ()
+    residuals: tuple[str, ...] = ()
+
+
 @dataclass
 class Gradients:
     """The gradients of one kernel, by the inputs that they are of. `compiled` makes a kernel of a text."""
@@ -101,22 +129,38 @@ class Gradients:
     verifies: bool
     compiled: Callable[[str], Compiled]
     latest: Backward | None = None
-    _known: dict[tuple[str, ...], Backward] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], Backward] = field(default_factory=dict)
+    _forwards: dict[tuple[str, ...], Forward] = field(default_factory=dict)
 
-    def by(self, names: tuple[str, ...]) -> Backward:
-        """The gradient by these inputs. Raises VerificationError where the program of the gradient is not verified."""
+    def forward(self, names: tuple[str, ...]) -> Forward:
+        """What saves what gradients by these inputs read. What has no gradient saves nothing: its backward says so."""
+        if names not in self._forwards:
+            try:
+                saved = self._saving(names, None)
+            except EqfuseError:
+                self._forwards[names] = Forward()
+            else:
+                kernel = self.compiled(saved.forward) if saved.residuals else None
+                self._forwards[names] = Forward(kernel, saved.outputs, saved.residuals)
+        return self._forwards[names]
+
+    def by(self, names: tuple[str, ...], of: tuple[str, ...]) -> Backward:
+        """The gradient by the inputs `names`, which reads what the forward for gradients `of` more inputs has saved.
+        Raises VerificationError where the program of the gradient is not verified."""
+        if (names, of) not in self._known:
+            forward = self.forward(of)
+            saved = self._saving(names, {*forward.outputs, *forward.residuals})
+            read = (*saved.outputs, *saved.residuals)
+            kernel = forward.kernel if saved.residuals else None
+            self._known[names, of] = self._made(names, saved.backward, saved.whole, read, kernel)
+        self.latest = self._known[names, of]
+        return self.latest
+
+    def alone(self, names: tuple[str, ...]) -> Backward:
+        """The gradient by these inputs from inputs alone, which has a gradient itself."""
         if names not in self._known:
             source = grad(self.program.source, names, scalars=self.constants)
-            found = Backward(self.program, self.constants, source, self.compiled(source))
-            if self.verifies and not found.adjoint.ok:
-                raise VerificationError(
-                    f"the gradient by {', '.join(names)} was not verified: {found.adjoint.reason}",
-                    hint=str(
-                        found.adjoint.counterexample or "no counterexample: too little could be compared"
-                    ),
-                    certificate=found.adjoint,
-                )
-            self._known[names] = found
+            self._known[names] = self._made(names, source, source, (), None)
         self.latest = self._known[names]
         return self.latest
 
@@ -125,21 +169,60 @@ class Gradients:
         if self.latest is not None:
             return self.latest
         tensors = {tensor.name for tensor in self.program.tensors}
-        return self.by(tuple(name for name in differentiable(self.program) if name in tensors))
+        names = tuple(name for name in differentiable(self.program) if name in tensors)
+        return self.by(names, names)
+
+    def _saving(self, names: tuple[str, ...], only: Collection[str] | None) -> Saved:
+        strict = self.program.strict_casts
+        source = self.program.source
+        return saving_gradient(source, names, scalars=self.constants, only=only, strict_casts=strict)
+
+    def _made(
+        self,
+        names: tuple[str, ...],
+        source: str,
+        whole: str,
+        saved: tuple[str, ...],
+        forward: Compiled | None,
+    ) -> Backward:
+        found = Backward(self.program, self.constants, source, whole, saved, forward, self.compiled(source))
+        if self.verifies and not found.adjoint.ok:
+            raise VerificationError(
+                f"the gradient by {', '.join(names)} was not verified: {found.adjoint.reason}",
+                hint=str(found.adjoint.counterexample or "no counterexample: too little could be compared"),
+                certificate=found.adjoint,
+            )
+        return found
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One call: its kernel, its arguments that are no tensors, and the names of those that are."""
+    """One call: its kernel, its arguments that are no tensors, the names of those that are, and of these the ones that
+    gradients may be asked by."""
 
     kernel: Compiled
     gradients: Gradients
     names: tuple[str, ...]
+    tracked: tuple[str, ...]
     constants: Mapping[str, Any]
     sizes: Mapping[str, int] | None
 
+    @property
+    def forward(self) -> Forward:
+        return self.gradients.forward(self.tracked)
+
     def arguments(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         return {**self.constants, **dict(zip(self.names, tensors, strict=True))}
+
+    def made(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The outputs and the residuals."""
+        kernel, sizes = self.kernel, self.sizes
+        if self.forward.kernel is not None:
+            kernel = self.forward.kernel
+            axes = {*axes_of(kernel.program.outputs), *kernel.program.domains.values()}
+            sizes = {axis: size for axis, size in (sizes or {}).items() if axis in axes}
+        found = kernel(**self.arguments(tensors), sizes=sizes)
+        return found if isinstance(found, tuple) else (found,)
 
 
 def differentiably(
@@ -148,46 +231,63 @@ def differentiably(
     """The outputs of a kernel, as autograd sees them."""
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     constants = {name: value for name, value in values.items() if name not in tensors}
-    call = _Call(kernel, gradients, tuple(tensors), constants, sizes)
-    return _Differentiable.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
+    real = differentiable(gradients.program)
+    tracked = tuple(name for name, tensor in tensors.items() if is_tracked(tensor) and name in real)
+    call = _Call(kernel, gradients, tuple(tensors), tracked, constants, sizes)
+    found = _Differentiable.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
+    outputs = found[: len(gradients.program.outputs)]
+    return outputs if len(outputs) > 1 else outputs[0]
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(call: _Call, *tensors: torch.Tensor) -> Any:
-        return call.kernel(**call.arguments(tensors), sizes=call.sizes)
+        return call.made(tensors)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         call, *tensors = inputs
-        outputs = output if isinstance(output, tuple) else (output,)
+        program = call.gradients.program
+        outputs, residuals = output[: len(program.outputs)], output[len(program.outputs) :]
+        by_name = dict(zip((each.name for each in program.outputs), outputs, strict=True))
+        saved = {name: by_name[name] for name in call.forward.outputs}
+        saved |= dict(zip(call.forward.residuals, residuals, strict=True))
         ctx.call = call
+        ctx.saved = tuple(saved)
         ctx.shapes = [(value.shape, value.dtype, value.device) for value in outputs]
-        ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(*(value for value in outputs if not value.is_floating_point()))
+        ctx.save_for_backward(*tensors, *saved.values())
+        constant = (value for value in outputs if not value.is_floating_point())
+        ctx.mark_non_differentiable(*constant, *residuals)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         call: _Call = ctx.call
-        tensors: tuple[torch.Tensor, ...] = ctx.saved_tensors
-        wanted = [name for name, needed in zip(call.names, ctx.needs_input_grad[1:], strict=True) if needed]
-        found = dict(
-            zip(wanted, _pulled_back(call, tensors, tuple(wanted), cotangents, ctx.shapes), strict=True)
+        count = len(call.names)
+        tensors: tuple[torch.Tensor, ...] = ctx.saved_tensors[:count]
+        saved = dict(zip(ctx.saved, ctx.saved_tensors[count:], strict=True))
+        wanted = tuple(
+            name for name, needed in zip(call.names, ctx.needs_input_grad[1:], strict=True) if needed
         )
+        of_outputs = cotangents[: len(ctx.shapes)]
+        made = _pulled_back(call, tensors, saved, wanted, of_outputs, ctx.shapes)
+        found = dict(zip(wanted, made, strict=True))
         return None, *(found.get(name) for name in call.names)
 
 
 def _pulled_back(
     call: _Call,
     tensors: Sequence[torch.Tensor],
+    saved: Mapping[str, torch.Tensor],
     wanted: tuple[str, ...],
     cotangents: Sequence[torch.Tensor | None],
     shapes: Sequence[tuple[torch.Size, torch.dtype, torch.device]],
 ) -> Iterator[torch.Tensor]:
-    """The gradients by the inputs `wanted`, in their dtypes."""
-    program = call.gradients.program
-    backward = call.gradients.by(wanted)
+    """The gradients by the inputs `wanted`, in their dtypes. Where they may be differentiated again, nothing that was saved
+    is read: it would count as a constant."""
+    program, gradients = call.gradients.program, call.gradients
+    is_differentiated = torch.is_grad_enabled()
+    backward = gradients.alone(wanted) if is_differentiated else gradients.by(wanted, call.tracked)
     values = call.arguments(tensors)
     names = [output.name for output in program.outputs]
     real = real_outputs(program)
@@ -199,7 +299,7 @@ def _pulled_back(
     known = backward.kernel.program
     reads = {*(tensor.name for tensor in known.tensors), *known.scalars}
     made = backward.kernel(
-        **{name: value for name, value in values.items() if name in reads},
+        **{name: value for name, value in {**values, **saved}.items() if name in reads},
         sizes=_sizes(program, known, values, call.sizes, {cotangent(n): by_name[n] for n in wanted}),
     )
     for name, value in zip(wanted, made if isinstance(made, tuple) else (made,), strict=True):

@@ -21,12 +21,13 @@ import numpy as np
 from eqfuse.differentiate.dual import Dual, DualDomain
 from eqfuse.differentiate.gradient import cotangent, differentiable, real_outputs
 from eqfuse.differentiate.rows import NotLinear, along
+from eqfuse.differentiate.shares import taken_apart
 from eqfuse.differentiate.steps import extreme_of
+from eqfuse.differentiate.vanish import few_ranks
 from eqfuse.errors import EqfuseError
 from eqfuse.progress import progress
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.expressions import Number
-from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import (
@@ -56,9 +57,6 @@ from eqfuse.verify.sizes import constant_conditions, small_integers
 DIRECTION = "v"
 """Starts the name of the direction of an input."""
 
-MOST_RANKS = 3
-"""Ranks that lists have at the sizes of a certificate."""
-
 ASSUMED = (
     "points where the program has no derivative: max(a, b) of equals has the mean of both, a reduction that of the first",
     "conditions, integers and steps (floor, round, sign): constants to a derivative, as casts are the identity",
@@ -84,6 +82,7 @@ def certify_gradient(
     program, adjoint = parse(source, scalars=scalars), parse(gradient, scalars=_read(gradient, scalars))
     names = _inputs(program, adjoint)
     program = replace(program, outputs=tuple(without_folds(output) for output in program.outputs))
+    program, adjoint = _decidable(program), _decidable(adjoint)
     check = _Check(program, adjoint, names, trials, seed, bound)
     with progress("verify"):
         whole = check.compared(*_whole(program, adjoint, names))
@@ -115,7 +114,7 @@ class _Check:
             return verification.certificate()
         given = small_integers(self.program, self.adjoint)
         pair = JointSizes.of(primal, dual, given)
-        sizes = _ranks(primal, dual)
+        sizes = few_ranks(primal, dual)
         for of, output in zip(self.names, self.adjoint.outputs, strict=True):
             if of in pair.specs:
                 sizes |= dict(zip(output.axes, pair.specs[of].shape, strict=True))
@@ -131,18 +130,6 @@ class _Check:
         return replace(made, not_covered=(*ASSUMED, *made.not_covered))
 
 
-def _ranks(*programs: Program) -> dict[str, int]:
-    """The lengths of axes of ranks: lists of more ranks than there are positions end with infinities."""
-    found: dict[str, int] = {}
-    for program in programs:
-        axes = rank_axes(*(output.expr for output in program.outputs))
-        bases = {program.domains.get(axis, axis) for axis in axes}
-        copies = {axis: base for axis, base in program.domains.items() if base in bases}
-        for axis, base in {**{base: base for base in bases}, **copies}.items():
-            found[axis] = min(program.lengths[base.rpartition(".")[2]], MOST_RANKS)
-    return found
-
-
 def without_folds(output: Output) -> Output:
     """The output with extremes that a registered reduction combines as such: see `extreme_of`."""
 
@@ -150,6 +137,12 @@ def without_folds(output: Output) -> Output:
         return (extreme_of(node) if isinstance(node, Reduce) else None) or node
 
     return replace(output, expr=transform(output.expr, step))
+
+
+def _decidable(program: Program) -> Program:
+    """The program with its exponentials of logarithms taken apart."""
+    outputs = (replace(output, expr=taken_apart(output.expr)) for output in program.outputs)
+    return replace(program, outputs=tuple(outputs))
 
 
 def _read(text: str, scalars: Mapping[str, Number] | None) -> Mapping[str, Number]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from eqfuse.differentiate.polynomial import Polynomial, atom, collected, expression
 from eqfuse.differentiate.reverse import Reverse
+from eqfuse.differentiate.saved import Saved, saving
 from eqfuse.differentiate.steps import Step, Steps, plain
 from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError, did_you_mean
@@ -48,6 +50,39 @@ def grad(
     Raises EqfuseError for a text that is no program, a name that is no input or holds integers, and a reduction
     without a gradient.
     """
+    found = _differentiated(source, wrt, scalars)
+    return text_of(found.steps, found.results, found.notes)
+
+
+def saving_gradient(
+    source: str,
+    wrt: Sequence[str],
+    *,
+    scalars: Mapping[str, Number] | None = None,
+    only: Collection[str] | None = None,
+    strict_casts: bool = False,
+) -> Saved:
+    """The gradient as `grad` gives it, in two programs: a forward that also gives what the backward reads of it. Of
+    these, `only` some are saved, where given."""
+    found = _differentiated(source, wrt, scalars)
+    given = [cotangent(name) for name in found.outputs]
+    return saving(found.steps, found.outputs, given, found.results, found.notes, only, strict_casts)
+
+
+@dataclass(frozen=True)
+class _Differentiated:
+    """A program and its gradient as steps: `results` are made of `steps`; `outputs` are the steps of the program's
+    outputs, by their names."""
+
+    steps: Steps
+    outputs: Mapping[str, str]
+    results: Sequence[Step]
+    notes: Sequence[str]
+
+
+def _differentiated(
+    source: str, wrt: Sequence[str] | None, scalars: Mapping[str, Number] | None
+) -> _Differentiated:
     program = parse(source, scalars=scalars)
     names = _wanted(program, wrt)
     outputs = real_outputs(program)
@@ -64,7 +99,7 @@ def grad(
         seeds[step.name] = atom(plain(cotangent(name), step.axes))
     reverse.run(seeds)
     made = [_result(steps, reverse, name) for name in names]
-    return text_of(steps, made, reverse.notes)
+    return _Differentiated(steps, by_output, made, reverse.notes)
 
 
 def _result(steps: Steps, reverse: Reverse, name: str) -> Step:

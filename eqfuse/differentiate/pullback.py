@@ -66,12 +66,7 @@ def _place(dimension: int) -> str:
 
 def _apart(steps: Steps, axis: str, target: Sequence[str]) -> str:
     """An axis of the same extent that is not one of `target`."""
-    if axis not in target:
-        return axis
-    base = steps.domains.get(axis, axis)
-    name = steps.names.numbered(base)
-    steps.domains[name] = base
-    return name
+    return axis if axis not in target else steps.another(axis)
 
 
 @dataclass

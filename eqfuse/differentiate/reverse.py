@@ -125,8 +125,12 @@ class Reverse:
 
     def _reads_sums(self, terms: Polynomial) -> bool:
         """Whether a polynomial is made of reductions: others are not 0 but for their masks."""
-        made = {step.name for step in self.steps.steps if step.op}
-        return any(name_of(part) in made for term in terms for factor in term.powers for part in walk(factor))
+        return any(self.steps.reads_sums(factor) for term in terms for factor in term.powers)
+
+    def _may_cancel(self, terms: Polynomial) -> bool:
+        """Whether a sum of terms may be 0 for all inputs. One term with a factor that the caller gives is not."""
+        given = len(terms) == 1 and any(name_of(f) and self._is_given(f) for f in terms[0].powers)
+        return self._reads_sums(terms) and not given
 
     def _wants_name(self, step: Step, cotangent: Polynomial) -> bool:
         """Whether a cotangent is read better, and summed once, by a name: one of many terms, and a sum or a mask that
@@ -269,7 +273,7 @@ class Reverse:
         axes = tuple(axis for axis in target if axis in free_axes(body))
         step = Step(self.steps.names.fresh(f"d{name}_sum"), axes, body, "sum", left)
         parts = [self._try((*axes, *over), (term,)) for term in inner]
-        if self._reads_sums(inner) and is_zero(self.steps, step, parts):
+        if self._may_cancel(inner) and is_zero(self.steps, step, parts):
             return ()
         step = self.steps.add(step)
         return tuple(term.times(front) for term in atom(step.itself))
@@ -280,13 +284,19 @@ class Reverse:
         return not any(name_of(node) in made or isinstance(node, Call) for node in walk(factor))
 
     def _named(self, name: str, axes: tuple[str, ...], terms: Polynomial) -> Polynomial:
-        """The polynomial as the value of a step."""
+        """The polynomial with the value of a step in it: what terms without masks have in common stays outside, and may be
+        the factor of something else."""
         if len(terms) == 1 and not terms[0].masks and sum(map(abs, terms[0].powers.values())) == 1:
             return terms
+        common = UNIT
+        if len(terms) > 1 and not any(term.masks for term in terms):
+            common = shared(terms)
+            behind = Monomial(1 / common.number, {factor: -n for factor, n in common.powers.items()})
+            terms = tuple(term.times(behind) for term in terms)
         body = expression(terms)
         own = tuple(axis for axis in axes if axis in free_axes(body))
         step = self.steps.add(Step(self.steps.names.fresh(name), own, body))
-        return atom(step.itself)
+        return tuple(term.times(common) for term in atom(step.itself))
 
     # -- reductions that choose ------------------------------------------------------------------------
 
@@ -299,16 +309,10 @@ class Reverse:
     def _others(self, step: Step) -> Expr:
         """The product of all positions but one."""
         (axis,) = step.over
-        other = self._another(axis)
+        other = self.steps.another(axis)
         moved = substitute_axes(step.body, {axis: Axis(other)})
         body = call("where", call("ne", Axis(other), Axis(axis)), moved, Const(1))
         return self._helper(f"others_{step.name}", step.loops, "prod", other, body)
-
-    def _another(self, axis: str) -> str:
-        base = self.steps.domains.get(axis, axis)
-        name = self.steps.names.numbered(base)
-        self.steps.domains[name] = base
-        return name
 
     def _helper(self, name: str, axes: Sequence[str], op: str, over: str, body: Expr) -> Expr:
         own = tuple(axis for axis in axes if axis in free_axes(Reduce(op, over, body)))
@@ -360,7 +364,7 @@ class Reverse:
 
     def _state_of(self, step: Step, fold: Fold, parts: Sequence[Expr], side: str) -> list[Expr]:
         (axis,) = step.over
-        other = self._another(axis)
+        other = self.steps.another(axis)
         moved = [substitute_axes(part, {axis: Axis(other)}) for part in parts]
         inside = call(side, Axis(other), Axis(axis))
         body = packed(

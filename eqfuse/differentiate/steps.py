@@ -138,6 +138,7 @@ class Steps:
     outputs: tuple[str, ...]
     steps: list[Step] = field(default_factory=list)
     _known: dict[tuple[object, ...], Step] = field(default_factory=dict)
+    _reducing: set[str] = field(default_factory=set)
 
     @staticmethod
     def of(
@@ -196,11 +197,20 @@ class Steps:
             return self._known[key]
         self.steps.append(step)
         self._known.setdefault(key, step)
+        if step.op or self.reads_sums(step.body):
+            self._reducing.add(step.name)
         kind = kinds([step.value], self.dtypes)[step.value]
         self.dtypes[step.name] = {"int": "i64", "bool": "bool", "real": "f32"}[kind]
         if kind == "real" and any(name_of(node) in self.active for node in walk(step.value)):
             self.active.add(step.name)
         return step
+
+    def another(self, axis: str) -> str:
+        """A new axis of the same extent."""
+        base = self.domains.get(axis, axis)
+        name = self.names.numbered(base)
+        self.domains[name] = base
+        return name
 
     def is_real(self, expr: Expr) -> bool:
         """Whether an expression is a real number, so that it may have a derivative."""
@@ -209,6 +219,10 @@ class Steps:
     def is_active(self, expr: Expr) -> bool:
         """Whether a derivative of the expression may be asked for."""
         return any(name_of(node) in self.active for node in walk(expr))
+
+    def reads_sums(self, expr: Expr) -> bool:
+        """Whether an expression is made of reductions."""
+        return any(name_of(node) in self._reducing for node in walk(expr))
 
     def lowered(self, expr: Expr, scope: tuple[str, ...]) -> Expr:
         """The expression with its reductions, and what does not depend on all of `scope`, read from steps."""

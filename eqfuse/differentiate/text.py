@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from eqfuse.differentiate.steps import Step, Steps, name_of
@@ -14,11 +14,20 @@ LONGEST_INLINED = 48
 """Letters of a value that is written where it is read, if it is read once."""
 
 
-def text_of(steps: Steps, outputs: Sequence[Step], notes: Sequence[str] = ()) -> str:
-    """The text of a program with these outputs, made of all other steps that they need."""
-    needed = _needed({step.name: step for step in steps.steps}, outputs)
+def text_of(
+    steps: Steps,
+    outputs: Sequence[Step],
+    notes: Sequence[str] = (),
+    *,
+    given: Collection[str] = (),
+    at_most: Sequence[tuple[Expr, Expr]] = (),
+) -> str:
+    """The text of a program with these outputs, made of all other steps that they need but for those that are `given`,
+    as inputs. `at_most` are pairs of values of which it says that the first is at most the second."""
+    known = {step.name: step for step in steps.steps if step.name not in given}
+    needed = needed_steps(known, outputs)
     moved: dict[str, str] = {}
-    written = _inlined(needed, outputs)
+    written = _inlined(needed, outputs, [side for pair in at_most for side in pair])
     if any(map(_is_computed, written)):
         written = [_with_sizes(step, steps, moved) for step in written]
     exprs = [step.value for step in written]
@@ -39,6 +48,7 @@ def text_of(steps: Steps, outputs: Sequence[Step], notes: Sequence[str] = ()) ->
     used = axes | {steps.domains.get(axis, axis) for axis in axes}
     lines += [f"{axis}: axis[{count}]" for axis, count in steps.lengths.items() if axis in used]
     lines += [_line(step) for step in written]
+    lines += [f"assert {show(left)} <= {show(right)}" for left, right in at_most]
     lines += [f"# {note}" for note in dict.fromkeys(notes)]
     return "\n".join([*lines, f"return {', '.join(step.name for step in outputs)}"])
 
@@ -66,7 +76,7 @@ def _line(step: Step) -> str:
     return f"{left} = {show(step.value)}"
 
 
-def _needed(known: dict[str, Step], outputs: Sequence[Step]) -> list[Step]:
+def needed_steps(known: Mapping[str, Step], outputs: Sequence[Step]) -> list[Step]:
     """The steps that the outputs are made of, and the outputs: what is read comes first."""
     found: dict[str, Step] = {}
 
@@ -74,7 +84,7 @@ def _needed(known: dict[str, Step], outputs: Sequence[Step]) -> list[Step]:
         if step.name in found:
             return
         for node in walk(step.value):
-            name = name_of(node)
+            name = name_of(node) or ""
             if name in known and known[name] is not step:
                 visit(known[name])
         found[step.name] = step
@@ -84,10 +94,12 @@ def _needed(known: dict[str, Step], outputs: Sequence[Step]) -> list[Step]:
     return list(found.values())
 
 
-def _inlined(steps: Sequence[Step], outputs: Sequence[Step]) -> list[Step]:
-    """The steps with what is short, read once and nobody's own name written where it is read."""
+def _inlined(steps: Sequence[Step], outputs: Sequence[Step], beside: Sequence[Expr]) -> list[Step]:
+    """The steps with what is short, read once and nobody's own name written where it is read. `beside` are read too."""
     final = {step.name for step in outputs}
     reads: Counter[str] = Counter()
+    for expr in beside:
+        reads.update(dict.fromkeys(_occurrences(expr), 2))
     for step in steps:
         reads.update(_occurrences(step.value))
     kept: list[Step] = []

@@ -9,15 +9,19 @@ is one of all of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.differentiate.shares import taken_apart
 from eqfuse.differentiate.steps import Step, Steps
 from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError
+from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.interpreter import evaluate
+from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.verify.field.domain import TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.sampling import draw_scalars, draw_specs
@@ -30,11 +34,29 @@ ENOUGH = 4
 """Trials of a round that every position must have had a value in."""
 
 
+MOST_RANKS = 3
+"""Ranks that lists have at the sizes of a trial."""
+
+
+def few_ranks(*programs: Program) -> dict[str, int]:
+    """The lengths of axes of ranks: lists of more ranks than there are positions end with infinities."""
+    found: dict[str, int] = {}
+    for program in programs:
+        axes = rank_axes(*(output.expr for output in program.outputs))
+        bases = {program.domains.get(axis, axis) for axis in axes}
+        copies = {axis: base for axis, base in program.domains.items() if base in bases}
+        for axis, base in {**{base: base for base in bases}, **copies}.items():
+            found[axis] = min(program.lengths[base.rpartition(".")[2]], MOST_RANKS)
+    return found
+
+
 def is_zero(steps: Steps, step: Step, parts: Sequence[Step]) -> bool:
     """Whether the value of a step over those so far is 0 in every trial, at sizes that show all of it, although each of
     its parts is not: at every position of the step some part of it is not 0 in some trial. So nothing counts as 0
     because a mask has left nothing."""
     program = parse(text_of(steps, [step, *parts]))
+    outputs = (replace(output, expr=taken_apart(output.expr)) for output in program.outputs)
+    program = replace(program, outputs=tuple(outputs))
     given = dict(small_integers(program))
     try:
         extents = small_extents(program, given)

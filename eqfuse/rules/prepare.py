@@ -50,7 +50,8 @@ def _prepared(program: Program, engine: Engine, apart: bool) -> tuple[tuple[Outp
         roots = [encoder.encode(expr) for expr in exprs]
         names = [global_name(f"out{i}") for i in range(len(roots))]
         lets = [f"(let {name} {root})" for name, root in zip(names, roots, strict=True)]
-        saturation.run(encoder.lines + encoder.facts(axes) + lets)
+        bounds = [f"(le {encoder.encode(a)} {encoder.encode(b)})" for a, b in program.at_most]
+        saturation.run(encoder.lines + encoder.facts(axes) + lets + bounds)
         saturation.saturate()
         graph = saturation.read()
         unproved = _unproved_exponents(exprs, encoder, graph)

@@ -61,12 +61,13 @@ def wants_gradient(values: Mapping[str, Any]) -> bool:
     """Whether a call has to be seen by autograd: some tensor requires grad, or is under `torch.func.grad` or `vjp`. Under
     `vmap`, and in forward mode, kernels have no rule."""
     tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
-    if not any(map(_is_tracked, tensors)):
+    if not any(map(is_tracked, tensors)):
         return False
     return not any(map(has_tangent, tensors)) and all(map(_is_of_grad, _transforms()))
 
 
-def _is_tracked(tensor: torch.Tensor) -> bool:
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Whether a gradient may be asked for by a tensor."""
     if not tensor.is_floating_point():
         return False
     requires = tensor.requires_grad and torch.is_grad_enabled()

@@ -304,6 +304,7 @@ class Program:
     `lengths` are the extents that the program itself declares.
     `integers` are the scalars that are integers: declared so, or used as one (see `terms/positions.py`).
     `integer_tensors` are the undeclared tensors that are used as integers.
+    `at_most` are pairs of values, of which the text promises that the first is at most the second at every position.
     With `assume_finite`, what masks exclude holds no NaN and no infinity: it may be multiplied by 0.
     """
 
@@ -317,3 +318,4 @@ class Program:
     integers: tuple[str, ...] = ()
     integer_tensors: tuple[str, ...] = ()
     lengths: Mapping[str, int] = field(default_factory=dict)
+    at_most: tuple[tuple[Expr, Expr], ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,7 @@ from eqfuse.terms.syntax import (
     Declaration,
     Definition,
     Length,
+    Promise,
     Return,
     Source,
     Statement,
@@ -87,6 +88,7 @@ class Texts:
     names: ProgramNames
     domains: dict[str, str]
     reader: Reader
+    at_most: tuple[tuple[Expr, Expr], ...] = ()
 
     @property
     def outputs(self) -> list[str]:
@@ -107,7 +109,8 @@ def texts(
     for definition in names.definitions.values():
         reader.current = definition.name
         reader.done[definition.name] = _defined(source, reader, definition)
-    return Texts(source, found, names, domains, reader)
+    at_most = tuple(_promised(source, reader, each) for each in found if isinstance(each, Promise))
+    return Texts(source, found, names, domains, reader, at_most)
 
 
 def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, made: bool) -> Program:
@@ -122,6 +125,7 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
     beyond = {(r.load.tensor, r.dimension, domains.get(r.axis, r.axis)) for r in reads_beyond(outputs)}
     tensors = _tensors(list(walk(*(output.expr for output in outputs))), names, domains, beyond)
     integers, integer_tensors = _integers(outputs, tensors, names, made)
+    _check_promises(source, read, tensors)
     return Program(
         source=source.text,
         tensors=tensors,
@@ -132,6 +136,7 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
         integers=integers,
         integer_tensors=integer_tensors,
         lengths={axis: count for axis, count in names.lengths.items() if axis in extents},
+        at_most=read.at_most,
     )
 
 
@@ -240,16 +245,50 @@ def _bound_and_subscripted(found: Sequence[Statement]) -> tuple[set[str], set[st
                 axes.add(axis)
             case Definition(axes=names, value=value):
                 axes.update(names)
+                axes.update(_reduced(value))
                 reduced = {node.func for node in ast.walk(value) if isinstance(node, ast.Call)}
-                for node in ast.walk(value):
-                    if not isinstance(node, ast.Subscript):
-                        continue
-                    if node in reduced:
-                        index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-                        axes.update(part.id for part in index if isinstance(part, ast.Name))
-                    elif isinstance(node.value, ast.Name):
-                        subscripted.add(node.value.id)
+                subscripted.update(
+                    node.value.id
+                    for node in ast.walk(value)
+                    if isinstance(node, ast.Subscript)
+                    and node not in reduced
+                    and isinstance(node.value, ast.Name)
+                )
     return axes, subscripted
+
+
+def _reduced(value: ast.expr) -> Iterator[str]:
+    """The axes that reductions of an expression bind."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            where = node.func.slice
+            index = where.elts if isinstance(where, ast.Tuple) else [where]
+            yield from (part.id for part in index if isinstance(part, ast.Name))
+
+
+def _promised(source: Source, reader: Reader, promise: Promise) -> tuple[Expr, Expr]:
+    """Both sides of a promise. What it alone reads counts as read by nobody."""
+    known = set(reader.read_names)
+    reader.current = ""
+    sides: list[Expr] = []
+    for side in (promise.left, promise.right):
+        names = {node.id for node in ast.walk(side) if isinstance(node, ast.Name)}
+        scope = Bindings(frozenset((names & reader.names.axes) - set(_reduced(side))))
+        sides.append(reader.read(side, scope))
+        if _depth(sides[-1]) > MAX_DEPTH:
+            raise source.error(TOO_DEEP, side, "assert something of the temporaries that it is made of")
+    reader.read_names = known
+    return sides[0], sides[1]
+
+
+def _check_promises(source: Source, read: Texts, tensors: Sequence[Tensor]) -> None:
+    known = {tensor.name for tensor in tensors}
+    promises = [each for each in read.statements if isinstance(each, Promise)]
+    for promise, sides in zip(promises, read.at_most, strict=True):
+        for node in walk(*sides):
+            if isinstance(node, Load) and node.tensor not in known:
+                hint = "assert something of what the outputs are made of, or remove the line"
+                raise source.error(f"no output reads {node.tensor!r}", promise.left, hint)
 
 
 def _aliases(source: Source, found: Sequence[Statement]) -> dict[str, str]:

@@ -63,6 +63,7 @@ def show_program(program: Program) -> str:
         if output.dtype is not None and not written:
             lines.append(f"{output.name}: {output.dtype}{left.removeprefix(output.name)}")
         lines.append(f"{left} = {show(output.expr)}")
+    lines += [f"assert {show(left)} <= {show(right)}" for left, right in program.at_most]
     return "\n".join(lines)
 
 

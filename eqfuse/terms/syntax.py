@@ -5,6 +5,7 @@
     k: axis[j]                Alias: axis k has the extent of axis j
     k: axis[8]                Length: axis k has 8 positions
     S[i, j] = expression      Definition
+    assert S[i, j] <= L[i]    Promise: it holds at every position, of whatever the program is called with
     return O, L               Return, at the end
 
 Indentation has no meaning; a statement ends with its line unless a bracket is open.
@@ -73,7 +74,15 @@ class Return:
     names: tuple[ast.Name, ...]
 
 
-Statement = Declaration | Alias | Length | Definition | Return
+@dataclass(frozen=True)
+class Promise:
+    """`left` is at most `right`."""
+
+    left: ast.expr
+    right: ast.expr
+
+
+Statement = Declaration | Alias | Length | Definition | Promise | Return
 
 
 @dataclass(frozen=True)
@@ -172,6 +181,13 @@ def _statement(source: Source, node: ast.stmt) -> list[Statement]:
             return [Return(tuple(name for name in names if isinstance(name, ast.Name)))]
         case ast.Return():
             raise source.error("'return' takes the names of the outputs", node, "write return O, L")
+        case ast.Assert(test=ast.Compare(left, [ast.LtE()], [right]), msg=None):
+            return [Promise(left, right)]
+        case ast.Assert(test=ast.Compare(left, [ast.GtE()], [right]), msg=None):
+            return [Promise(right, left)]
+        case ast.Assert(test=test):
+            hint = "write assert S[i, j] <= L[i]"
+            raise source.error("an assert says that one value is at most another", test, hint)
         case _:
             hint = "write declarations (x: f16[i, j]), definitions (y[i] = ...) and a final return"
             raise source.error("this is not a statement of the language", node, hint)

@@ -1,0 +1,229 @@
+"""A gradient that reads what its forward has computed: which outputs and states are saved, and which are made again.
+
+A saved value is an output, which is there anyway, or a residual: a reduction, or what is made of reductions, that is
+smaller than the largest input or output. It is saved where writing and reading it costs less than the reductions below
+it, which are made again without it. The shares of a softmax then read one log-sum-exp (see `shares`), and a sum that an output is known to be
+is that output (see `interchange`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from eqfuse.differentiate.interchange import KnownSum, interchanged
+from eqfuse.differentiate.shares import Shares
+from eqfuse.differentiate.steps import Step, Steps, name_of
+from eqfuse.differentiate.text import needed_steps, text_of
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Call, Expr, Tensor, walk
+
+NOMINAL = 256
+"""Positions of an axis, where costs are compared, of which the text gives no number."""
+
+WORD = 64
+"""Multiplications and additions that take as long as moving a word of float32: about 30 on the vector units of an H200
+and 400 on its matrix units."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Two programs for a gradient. `forward` gives the outputs and then the `residuals`; `backward` reads them and those
+    of `outputs`, besides inputs and cotangents. `whole` is the backward with the definitions of all that it reads."""
+
+    forward: str
+    backward: str
+    whole: str
+    outputs: tuple[str, ...]
+    residuals: tuple[str, ...]
+
+
+def saving(
+    steps: Steps,
+    outputs: Mapping[str, str],
+    cotangents: Collection[str],
+    results: Sequence[Step],
+    notes: Sequence[str],
+    only: Collection[str] | None = None,
+    strict_casts: bool = False,
+) -> Saved:
+    """The programs of a gradient, whose `results` are made of `steps`. `outputs` are those of the forward: the step of
+    each name. Of outputs and residuals `only` these are saved, where given."""
+    return _Saving(steps, dict(outputs), frozenset(cotangents), notes, only, strict_casts).of(list(results))
+
+
+@dataclass
+class _Saving:
+    steps: Steps
+    outputs: dict[str, str]
+    cotangents: frozenset[str]
+    notes: Sequence[str]
+    only: Collection[str] | None
+    strict_casts: bool
+    by_name: dict[str, Step] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_name = {step.name: step for step in self.steps.steps}
+
+    def of(self, results: list[Step]) -> Saved:
+        results = self._interchanged(results)
+        written = list(self.steps.steps)
+        shares = Shares(self.steps, self.by_name)
+        results = self._shared(results, shares)
+        saved = self._chosen(results)
+        given = tuple(name for name in self.by_name if name in saved)
+        at_most = [pair for pair in shares.bounded if self._reads_given(pair, results, given)]
+        residuals = tuple(name for name in given if name not in self.outputs.values())
+        backward = text_of(self.steps, results, self.notes, given=given, at_most=at_most)
+        # What is saved is made as the program makes it.
+        self._put({step.name: step for step in written if step.name in saved})
+        whole = text_of(self.steps, results)
+        self._put({step.name: step for step in written})
+        forward = [self.by_name[name] for name in (*self.outputs.values(), *residuals)]
+        outputs = tuple(name for name, step in self.outputs.items() if step in saved)
+        return Saved(text_of(self.steps, forward), backward, whole, outputs, residuals)
+
+    # -- what is read instead ------------------------------------------------------------------------
+
+    def _interchanged(self, results: list[Step]) -> list[Step]:
+        known = list(self._known_sums())
+        if not known:
+            return results
+        found = [
+            interchanged(step, self.steps, self.by_name, known) if not self._is_forward(step) else None
+            for step in (*self.steps.steps, *results)
+        ]
+        count = len(self.steps.steps)
+        self._put({step.name: step for step in found[:count] if step is not None})
+        return [new or old for new, old in zip(found[count:], results, strict=True)]
+
+    def _known_sums(self) -> Iterator[KnownSum]:
+        """The sums that outputs are."""
+        for name in self._outputs():
+            step = self._sum_of(self.by_name[name])
+            known = None if step is None else KnownSum.of(step, name)
+            if known is not None:
+                yield replace(known, axes=self.by_name[name].axes)
+
+    def _outputs(self) -> list[str]:
+        """The outputs that may be saved, which have the names of their steps."""
+        every = (name for name, step in self.outputs.items() if name == step)
+        return [name for name in every if self.only is None or name in self.only]
+
+    def _sum_of(self, step: Step) -> Step | None:
+        """The reduction that a step is, but for casts, which round."""
+        while not step.op:
+            body = step.body
+            while isinstance(body, Call) and body.fn in CASTS and not self.strict_casts:
+                (body,) = body.args
+            inner = self.by_name.get(name_of(body) or "")
+            if inner is None or body is not inner.itself or set(inner.axes) != set(step.axes):
+                return None
+            step = inner
+        return step
+
+    def _shared(self, results: list[Step], shares: Shares) -> list[Step]:
+        """Every share that the results need, read from a log-sum-exp."""
+        needed = needed_steps(self.by_name, results)
+        final = {step.name for step in results}
+        changed = {step.name: replace(step, body=shares.of(step.body)) for step in needed}
+        self._put({name: step for name, step in changed.items() if name not in final})
+        return [changed[step.name] for step in results]
+
+    def _put(self, changed: Mapping[str, Step]) -> None:
+        """Other definitions of steps."""
+        self.steps.steps[:] = [changed.get(step.name, step) for step in self.steps.steps]
+        self.by_name = {step.name: step for step in self.steps.steps}
+
+    # -- what is saved -------------------------------------------------------------------------------
+
+    def _chosen(self, results: Sequence[Step]) -> set[str]:
+        """The names of what is saved."""
+        saved: set[str] = set()
+        for step in results:
+            self._frontier(step, saved, set())
+        for name in self._outputs():
+            is_read = name not in saved and self._is_real(name) and self._is_needed(name, results, saved)
+            if is_read and self._cost(results, {*saved, name}) <= self._cost(results, saved):
+                saved.add(name)
+        return {name for name in saved if self._is_needed(name, results, saved - {name})}
+
+    def _frontier(self, step: Step, saved: set[str], seen: set[str]) -> None:
+        """Adds what is saved of all that a step reads, from the top."""
+        if step.name in seen:
+            return
+        seen.add(step.name)
+        for name in self._read_by(step):
+            if self._is_worth_saving(self.by_name[name]):
+                saved.add(name)
+            else:
+                self._frontier(self.by_name[name], saved, seen)
+
+    def _read_by(self, step: Step) -> list[str]:
+        names = dict.fromkeys(name_of(node) or "" for node in walk(step.value))
+        return [name for name in names if name in self.by_name and name != step.name]
+
+    def _is_worth_saving(self, step: Step) -> bool:
+        if not self._is_forward(step) or not self._is_real(step.name):
+            return False
+        is_output = step.name in self.outputs.values()
+        if is_output and step.name not in self._outputs():
+            return False
+        if self.only is not None and not is_output and step.name not in self.only:
+            return False
+        walked = self._walked(needed_steps(self.by_name, [step]))
+        own = self._positions(step.axes)
+        if is_output:
+            return bool(step.over) and WORD * own < walked
+        return own < self._largest() and 2 * WORD * own < walked
+
+    def _is_real(self, name: str) -> bool:
+        return self.steps.dtypes.get(name) == "f32"
+
+    def _is_forward(self, step: Step) -> bool:
+        """Whether a step reads no cotangent."""
+        every = needed_steps(self.by_name, [step])
+        return not any(name_of(node) in self.cotangents for each in every for node in walk(each.value))
+
+    def _is_needed(self, name: str, results: Sequence[Step], saved: Collection[str]) -> bool:
+        known = {other: step for other, step in self.by_name.items() if other not in saved}
+        return any(name in self._read_by(step) for step in needed_steps(known, results))
+
+    def _reads_given(self, pair: tuple[Expr, Expr], results: Sequence[Step], given: Collection[str]) -> bool:
+        """Whether a bound is one by a value that is saved, of one that the backward makes."""
+        known = {name: step for name, step in self.by_name.items() if name not in given}
+        needed = needed_steps(known, results)
+        value, limit = pair
+        exponent = Call("sub", (value, limit))
+        return name_of(limit) in given and any(exponent in walk(step.body) for step in needed)
+
+    # -- costs ---------------------------------------------------------------------------------------
+
+    def _extent(self, axis: str | None) -> int:
+        base = self.steps.domains.get(axis or "", axis or "")
+        return self.steps.lengths.get(base, NOMINAL)
+
+    def _positions(self, axes: Sequence[str | None]) -> int:
+        return math.prod(map(self._extent, axes))
+
+    def _largest(self) -> int:
+        """Positions of the largest input or output."""
+        inputs = (self._size(tensor) for tensor in self.steps.program.tensors)
+        outputs = (self._positions(output.axes) for output in self.steps.program.outputs)
+        return max((*inputs, *outputs), default=0)
+
+    def _size(self, tensor: Tensor) -> int:
+        return self._positions(tensor.axes or (None,) * tensor.rank)
+
+    def _cost(self, results: Sequence[Step], saved: Collection[str]) -> int:
+        """What a backward costs: every tensor that it reads once, and its reductions."""
+        known = {name: step for name, step in self.by_name.items() if name not in saved}
+        needed = needed_steps(known, results)
+        reads = {name_of(node) for step in needed for node in walk(step.value)}
+        words = sum(self._size(tensor) for tensor in self.steps.program.tensors if tensor.name in reads)
+        words += sum(self._positions(self.by_name[name].axes) for name in saved if name in reads)
+        return WORD * words + self._walked(needed)
+
+    def _walked(self, steps: Sequence[Step]) -> int:
+        return sum(self._positions(step.loops) for step in steps if step.over)

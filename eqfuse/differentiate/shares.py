@@ -1,0 +1,248 @@
+"""Shares of a sum of exponentials, read from one log-sum-exp instead of a maximum and a sum.
+
+    exp(t - m) / l  =  exp(t - (m + log l))        where l >= 0
+
+and where l is a sum of exp(t - m), or more than one of them, t <= m + log l: the exponent is at most 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+
+from eqfuse.differentiate.polynomial import UNIT, Monomial, product, written
+from eqfuse.differentiate.steps import Step, Steps, index_of, name_of
+from eqfuse.terms.functions import FUNCTIONS, NONNEGATIVE, POSITIVE
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Size,
+    call,
+    children,
+    free_axes,
+    rebuild,
+    substitute_axes,
+    transform,
+    walk,
+)
+
+
+@dataclass
+class Shares:
+    """Rewrites expressions over steps. `made` are the log-sum-exps that they read; `bounded` pairs of a value and the
+    log-sum-exp that it is at most."""
+
+    steps: Steps
+    by_name: dict[str, Step]
+    made: dict[Expr, Step] = field(default_factory=dict)
+    bounded: dict[tuple[Expr, Expr], None] = field(default_factory=dict)
+
+    def of(self, expr: Expr) -> Expr:
+        """The expression with every share read so."""
+        memo: dict[Expr, Expr] = {}
+        for node in walk(expr):
+            again = rebuild(node, tuple(memo[part] for part in children(node)))
+            is_product = isinstance(again, Call) and again.fn in ("mul", "div")
+            memo[node] = self._product(again) if is_product else again
+        return memo[expr]
+
+    def _product(self, node: Expr) -> Expr:
+        term = product(node)
+        for above, power in term.powers.items():
+            exponent = self._exponent(above)
+            if power != 1 or exponent is None:
+                continue
+            for below, times in term.powers.items():
+                if (
+                    times == -1
+                    and free_axes(below) < free_axes(above)
+                    and is_nonnegative(below, self.by_name)
+                ):
+                    shifted = self._shifted(above, exponent, below)
+                    if shifted is not None:
+                        rest = term.times(Monomial(UNIT.number, {above: -1, below: 1}))
+                        return written(rest.times(Monomial(UNIT.number, {call("exp", shifted): 1})))
+        return node
+
+    def _exponent(self, expr: Expr) -> Expr | None:
+        """t, where the expression is exp(t), or reads a step that is. What a mask makes 0 is exp(-inf)."""
+        match self._value(expr):
+            case Call("exp", (exponent,)):
+                return exponent
+            case Call("where", (condition, part, Const(0))):
+                inner = self._exponent(part)
+                return None if inner is None else call("where", condition, inner, Const(-math.inf))
+            case _:
+                return None
+
+    def _value(self, expr: Expr) -> Expr:
+        """What a read reads, where that is an elementwise step."""
+        step = self.by_name.get(name_of(expr) or "")
+        if step is None or step.op:
+            return expr
+        return self._value(_at(step.body, step, expr))
+
+    def _shifted(self, above: Expr, exponent: Expr, below: Expr) -> Expr | None:
+        """`exponent` less the logarithm of `below`, which is read with all that does not vary along more axes."""
+        log = call("log", below)
+        is_at_most = self._is_at_most(above, below)
+        whole = self._named(call("sub", exponent, log))
+        if whole is not None:
+            if is_at_most:
+                self.bounded[whole, Const(0)] = None
+            return whole
+        fixed, rest = self._apart(exponent, free_axes(below))
+        if not self._is_row(below) or not all(map(self._is_row, fixed)):
+            return None
+        value = reduce(lambda total, part: call("add", part, total), reversed(fixed), log)
+        shift = self._named(value) or self._read(value, below)
+        if shift is None:
+            return None
+        if is_at_most:
+            self.bounded[rest, shift] = None
+        return call("sub", rest, shift)
+
+    def _named(self, value: Expr) -> Expr | None:
+        """The read of a step that has a sum of terms for its value."""
+        terms = _terms(value)
+        for step in self.by_name.values():
+            if not step.op and free_axes(step.body) == free_axes(value) and _terms(step.body) == terms:
+                return step.itself
+        return None
+
+    def _is_row(self, expr: Expr) -> bool:
+        """Whether an expression reads a step at plain positions, so that another step may have it at these."""
+        index = index_of(expr)
+        plain = all(isinstance(part, Axis) for part in index) and len(set(index)) == len(index)
+        return name_of(expr) in self.by_name and plain
+
+    def _read(self, value: Expr, below: Expr) -> Expr | None:
+        if value not in self.made:
+            axes = tuple(part.name for part in index_of(below) if isinstance(part, Axis))
+            if not free_axes(value) <= set(axes):
+                return None
+            self.made[value] = self.steps.add(Step(self.steps.names.fresh("lse"), axes, value))
+        return self.made[value].itself
+
+    def _apart(self, expr: Expr, axes: frozenset[str]) -> tuple[list[Expr], Expr]:
+        """What is subtracted from an expression and varies along some axes alone, and the rest."""
+        match expr:
+            case Call("sub", (first, second)) if free_axes(second) <= axes:
+                fixed, rest = self._apart(first, axes)
+                return [second, *fixed], rest
+            case Call("where", (condition, part, Const(value))) if value == -math.inf:
+                fixed, rest = self._apart(part, axes)
+                return fixed, call("where", condition, rest, Const(-math.inf)) if fixed else expr
+            case Load() if (inner := self._value(expr)) is not expr:
+                fixed, rest = self._apart(inner, axes)
+                return fixed, rest if fixed else expr
+            case _:
+                return [], expr
+
+    def _is_at_most(self, value: Expr, total: Expr) -> bool:
+        """Whether a nonnegative value is at most `total`, since that is a sum of such values, or more than one."""
+        step = self.by_name.get(name_of(total) or "")
+        if step is None:
+            return False
+        if step.op == "sum":
+            return self._is_one_of(value, step, total)
+        parts = step.body.args if isinstance(step.body, Call) and step.body.fn == "add" else ()
+        moved = [_at(part, step, total) for part in parts]
+        return all(is_nonnegative(part, self.by_name) for part in moved) and any(
+            self._is_at_most(value, part) for part in moved
+        )
+
+    def _is_one_of(self, value: Expr, step: Step, total: Expr) -> bool:
+        """Whether a value is what a sum adds, at some position."""
+        if set(step.over) & free_axes(total):
+            return False
+        return self._value(_at(step.body, step, total)) is self._value(value)
+
+
+def _at(expr: Expr, step: Step, read: Expr) -> Expr:
+    """An expression of a step, where the step is read."""
+    at = {axis: to for axis, to in zip(step.axes, index_of(read), strict=True) if to is not Axis(axis)}
+    return substitute_axes(expr, at)
+
+
+def _terms(expr: Expr, sign: int = 1) -> frozenset[tuple[Expr, int]]:
+    """What is added and subtracted, each with its sign; of equal terms one."""
+    match expr:
+        case Call("add", (left, right)):
+            return _terms(left, sign) | _terms(right, sign)
+        case Call("sub", (left, right)):
+            return _terms(left, sign) | _terms(right, -sign)
+        case Call("neg", (part,)):
+            return _terms(part, -sign)
+        case _:
+            return frozenset({(expr, sign)})
+
+
+def is_nonnegative(expr: Expr, by_name: Mapping[str, Step]) -> bool:
+    """Whether the tables of functions say so."""
+    match expr:
+        case Const(value):
+            return value >= 0
+        case Size():
+            return True
+        case Call("where", (_, left, right)):
+            return is_nonnegative(left, by_name) and is_nonnegative(right, by_name)
+        case Call("maximum", (left, right)):
+            return is_nonnegative(left, by_name) or is_nonnegative(right, by_name)
+        case Call("div", (left, right)):
+            return is_nonnegative(left, by_name) and is_nonnegative(right, by_name)
+        case Call(fn, args):
+            row = FUNCTIONS.get(fn)
+            if row is None:
+                return False
+            if row.holds.keys() & {NONNEGATIVE, POSITIVE}:
+                return True
+            return NONNEGATIVE in row.keeps and all(is_nonnegative(part, by_name) for part in args)
+        case _:
+            step = by_name.get(name_of(expr) or "")
+            return (
+                step is not None
+                and step.op in ("", "sum", "max", "min", "prod")
+                and is_nonnegative(step.body, by_name)
+            )
+
+
+def taken_apart(expr: Expr) -> Expr:
+    """The expression with exp(t - (m + log l)) as exp(t - m) / l, which is the same wherever log l is a number. A finite
+    field knows no logarithm of a sum."""
+
+    def step(node: Expr) -> Expr:
+        match node:
+            case Call("exp", (exponent,)):
+                rest, factors = _without_logarithms(exponent, 1)
+                value: Expr = Const(1) if rest is None else call("exp", rest)
+                return reduce(lambda total, factor: call(factor[1], total, factor[0]), factors, value)
+            case _:
+                return node
+
+    return transform(expr, step)
+
+
+def _without_logarithms(expr: Expr, sign: int) -> tuple[Expr | None, list[tuple[Expr, str]]]:
+    """A sum without the logarithms among its terms, and what these are of: a factor of the exponential, or below it."""
+    match expr:
+        case Call("log", (part,)):
+            return None, [(part, "mul" if sign > 0 else "div")]
+        case Call("add" | "sub" as fn, (first, second)):
+            left, factors = _without_logarithms(first, sign)
+            right, others = _without_logarithms(second, sign if fn == "add" else -sign)
+            if right is None:
+                return left, factors + others
+            if left is None:
+                return (right if fn == "add" else call("neg", right)), factors + others
+            return call(fn, left, right), factors + others
+        case Call("neg", (part,)):
+            inner, factors = _without_logarithms(part, -sign)
+            return None if inner is None else call("neg", inner), factors
+        case _:
+            return expr, []
