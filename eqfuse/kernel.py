@@ -283,9 +283,9 @@ class Kernel:
         return written({"source": program.source, "scalars": dict(self.scalars), **options}, added)
 
     def gradient(self, names: tuple[str, ...]) -> Kernel:
-        """The kernel of the gradient by some inputs, as `backward` runs it."""
+        """The kernel of the gradient by some inputs, from inputs and cotangents alone."""
         with self._lock:
-            return self._differentiated.by(names).kernel  # type: ignore[return-value]
+            return self._differentiated.alone(names).kernel  # type: ignore[return-value]
 
     def alike(self, source: str) -> Kernel:
         """The kernel of another text, compiled as this one is."""

@@ -264,8 +264,8 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         call: _Call = ctx.call
         count = len(call.names)
-        tensors: tuple[torch.Tensor, ...] = ctx.saved_tensors[:count]
-        saved = dict(zip(ctx.saved, ctx.saved_tensors[count:], strict=True))
+        every: tuple[torch.Tensor, ...] = ctx.saved_tensors  # a checkpoint gives them once
+        tensors, saved = every[:count], dict(zip(ctx.saved, every[count:], strict=True))
         wanted = tuple(
             name for name, needed in zip(call.names, ctx.needs_input_grad[1:], strict=True) if needed
         )

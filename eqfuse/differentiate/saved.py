@@ -77,7 +77,8 @@ class _Saving:
         residuals = tuple(name for name in given if name not in self.outputs.values())
         backward = text_of(self.steps, results, self.notes, given=given, at_most=at_most)
         # What is saved is made as the program makes it.
-        self._put({step.name: step for step in written if step.name in saved})
+        known = {**self.by_name, **{step.name: step for step in written}}
+        self._put({name: replace(known[name], written=True) for name in saved})
         whole = text_of(self.steps, results)
         self._put({step.name: step for step in written})
         forward = [self.by_name[name] for name in (*self.outputs.values(), *residuals)]

@@ -8,12 +8,12 @@ and where l is a sum of exp(t - m), or more than one of them, t <= m + log l: th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
 from eqfuse.differentiate.polynomial import UNIT, Monomial, product, written
-from eqfuse.differentiate.steps import Step, Steps, index_of, name_of
+from eqfuse.differentiate.steps import Step, Steps, index_of, name_of, read
 from eqfuse.terms.functions import FUNCTIONS, NONNEGATIVE, POSITIVE
 from eqfuse.terms.nodes import (
     Axis,
@@ -97,10 +97,7 @@ class Shares:
                 self.bounded[whole, Const(0)] = None
             return whole
         fixed, rest = self._apart(exponent, free_axes(below))
-        if not self._is_row(below) or not all(map(self._is_row, fixed)):
-            return None
-        value = reduce(lambda total, part: call("add", part, total), reversed(fixed), log)
-        shift = self._named(value) or self._read(value, below)
+        shift = self._read(fixed, below)
         if shift is None:
             return None
         if is_at_most:
@@ -115,19 +112,25 @@ class Shares:
                 return step.itself
         return None
 
-    def _is_row(self, expr: Expr) -> bool:
-        """Whether an expression reads a step at plain positions, so that another step may have it at these."""
-        index = index_of(expr)
-        plain = all(isinstance(part, Axis) for part in index) and len(set(index)) == len(index)
-        return name_of(expr) in self.by_name and plain
-
-    def _read(self, value: Expr, below: Expr) -> Expr | None:
-        if value not in self.made:
-            axes = tuple(part.name for part in index_of(below) if isinstance(part, Axis))
-            if not free_axes(value) <= set(axes):
-                return None
-            self.made[value] = self.steps.add(Step(self.steps.names.fresh("lse"), axes, value))
-        return self.made[value].itself
+    def _read(self, fixed: Sequence[Expr], below: Expr) -> Expr | None:
+        """The sum of `fixed` and the logarithm of `below`, as a step has it for every position of what is below."""
+        step = self.by_name.get(name_of(below) or "")
+        if step is None or not all(name_of(part) for part in fixed):
+            return None
+        axes: dict[Expr, Expr] = {at: Axis(axis) for axis, at in zip(step.axes, index_of(below), strict=True)}
+        known = all(part in axes for each in fixed for part in index_of(each))
+        if not known or len(axes) < len(step.axes):
+            return None
+        moved = [read(name_of(part) or "", [axes[at] for at in index_of(part)]) for part in fixed]
+        value: Expr = call("log", step.itself)
+        for part in reversed(moved):
+            value = call("add", part, value)
+        found = self._named(value)
+        if found is None:
+            if value not in self.made:
+                self.made[value] = self.steps.add(Step(self.steps.names.fresh("lse"), step.axes, value))
+            found = self.made[value].itself
+        return substitute_axes(found, dict(zip(step.axes, index_of(below), strict=True)))
 
     def _apart(self, expr: Expr, axes: frozenset[str]) -> tuple[list[Expr], Expr]:
         """What is subtracted from an expression and varies along some axes alone, and the rest."""

@@ -26,7 +26,7 @@ def prepare(
 ) -> tuple[tuple[Output, ...], Report]:
     """The outputs in their stablest, then cheapest equal form over whole axes, of those that are found within the
     budget; with sums of several terms taken `apart` where each reads reductions over their axis. Outputs that are too
-    many for one e-graph get one each."""
+    many for one e-graph, or that no form is found of, get one each."""
     try:
         return _prepared(program, engine, apart)
     except TooManyTerms as many:
@@ -65,6 +65,9 @@ def _prepared(program: Program, engine: Engine, apart: bool) -> tuple[tuple[Outp
             return node.head != "Red" or node.words[0] != "sum" or (node.args[0], node.words[1]) not in spread
 
         best = Extraction(graph, encoder, Ranges(graph, encoder), allowed=allowed, whole=True)
+        if any(best.cost(graph.roots[name]) is None for name in names):
+            # The budget ended before the terms of every sum had left it.
+            raise TooManyTerms(saturation.report.stopped or "a sum of several terms stays whole")
         for i, name in enumerate(names):
             engine.chose(f"out{i}", best, graph.roots[name])
         outputs = tuple(

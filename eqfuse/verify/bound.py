@@ -99,12 +99,13 @@ class Side:
 @dataclass(frozen=True)
 class Difference:
     """The run of the reference, and what the programs tell: square roots that an element of the reference has at
-    most, and one of the second program where there is one; values of uninterpreted functions in a difference, and whether all exponents are independent."""
+    most, and one of the second program where there is one; values of uninterpreted functions in a difference, and the outputs
+    of which all exponents are independent."""
 
     reference: Counted
     reference_roots: int
     calls: int
-    independent: bool
+    independent: frozenset[str]
     q: int
     candidate_roots: float = math.inf
 
@@ -121,7 +122,7 @@ class Difference:
             reference,
             roots[0],
             2 * calls[0] if len(calls) == 1 else sum(calls),
-            _independent([atom for side in programs for atom in _side_atoms(side)]),
+            frozenset(name for name in reference.forms if _is_independent(programs, name)),
             q,
             roots[1] if len(roots) > 1 else math.inf,
         )
@@ -129,14 +130,14 @@ class Difference:
     def worst(self, candidate: Counted) -> Bound:
         """The bound for a candidate's worst output element against the reference."""
         bounds = [
-            self._bound(candidate, form, candidate.forms[name])
+            self._bound(candidate, name, form, candidate.forms[name])
             for name, form in self.reference.forms.items()
             if name in candidate.forms
         ]
         nothing = Bound(0, 0, 1.0, NONE.format(why="no output"))
         return max(bounds, key=lambda bound: bound.per_trial, default=nothing)
 
-    def _bound(self, candidate: Counted, left: Form, right: Form) -> Bound:
+    def _bound(self, candidate: Counted, name: str, left: Form, right: Form) -> Bound:
         exponent = max(self.reference.exponent, candidate.exponent)
         written = min(left.roots, self.reference_roots)
         roots = written + (written if right is left else min(right.roots, self.candidate_roots))
@@ -165,7 +166,7 @@ class Difference:
         pairs = math.comb(self.calls, 2)
         vanishing = math.pow(2, min(roots, 1000)) * degree * factor / (self.q - 1)
         collisions = math.pow(2, min(argument_roots, 1000)) * pairs * argument * factor / (self.q - 1)
-        if self.independent:
+        if name in self.independent:
             per_trial = vanishing + collisions
             if per_trial < 1:
                 return found(per_trial, SCHWARTZ_ZIPPEL, repeats=True)
@@ -241,10 +242,17 @@ class _Atom:
     bound: frozenset[str]
 
 
-def _side_atoms(side: Side) -> list[_Atom]:
-    """The atoms of a program: the terms that its exponents add up, extremes replaced by what they are of."""
+def _is_independent(programs: Sequence[Side], output: str) -> bool:
+    """Whether all exponents of an output are independent, in all programs together."""
+    return _independent([atom for side in programs for atom in _side_atoms(side, output)])
+
+
+def _side_atoms(side: Side, name: str) -> list[_Atom]:
+    """The atoms of an output of a program, or of all where none has that name: the terms that its exponents add up,
+    extremes replaced by what they are of."""
     found: list[_Atom] = []
-    for output in side.program.outputs:
+    every = side.program.outputs
+    for output in [output for output in every if output.name == name] or every:
         for node, bound in _occurrences(output.expr):
             if isinstance(node, Call) and (node.fn == "exp" or node.fn in LOGISTIC):
                 found += _split(node.args[0], bound, side)
@@ -339,7 +347,30 @@ def _has_own_source(term: Expr, bound: frozenset[str], readers: Mapping[object, 
     for source in sources:
         plain = free_axes(source)
         if isinstance(source, Load):
-            plain = frozenset(part.name for part in source.index if isinstance(part, Axis))
+            plain = frozenset(axis for part in source.index for axis in _told_by(part, bound))
         if counts[_key(source)] == readers[_key(source)] == 1 and bound <= plain:
             return True
     return False
+
+
+def _told_by(part: Expr, bound: frozenset[str]) -> frozenset[str]:
+    """The axis of `bound` whose position an index tells, where the others stay: that of a sum which it is a term of."""
+    axes = free_axes(part) & bound
+    return axes if len(axes) == 1 and _multiplicity(part, *axes) else frozenset()
+
+
+def _multiplicity(part: Expr, axis: str) -> int | None:
+    """How often an axis is added in an index; None where it is anything but added."""
+    match part:
+        case Axis(name):
+            return int(name == axis)
+        case _ if axis not in free_axes(part):
+            return 0
+        case Call("add" | "sub" as fn, (left, right)):
+            one, other = _multiplicity(left, axis), _multiplicity(right, axis)
+            return None if one is None or other is None else one + (other if fn == "add" else -other)
+        case Call("mul", (inner, Const(int(factor)))) | Call("mul", (Const(int(factor)), inner)):
+            found = _multiplicity(inner, axis)
+            return None if found is None else found * factor
+        case _:
+            return None

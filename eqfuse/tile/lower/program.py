@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.blocks import Block
-from eqfuse.loops.guards import keeping
+from eqfuse.loops.guards import Guards, keeping
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, statements
-from eqfuse.terms.nodes import Axis, Program, Reduce, walk
+from eqfuse.terms.nodes import Axis, Expr, Program, Reduce, free_axes, substitute_axes, walk
 from eqfuse.terms.types import result_dtype
 from eqfuse.tile.check import check
 from eqfuse.tile.dtypes import INTEGERS
@@ -60,7 +60,8 @@ def lower(
     tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}
     domains = dict(nest.domains)
     dots = DotRules(batched_dots, least_dot)
-    kept = keeping(program, may_miss)
+    own = {axis: of for axis, of in domains.items() if axis not in program.domains}
+    kept = _renamed(keeping(program, may_miss), own)
     kernels = tuple(
         KernelLowering(
             kernel, _blocks(kernel, config, domains), domains, tensors, scalars, accumulate, dots, kept
@@ -70,6 +71,18 @@ def lower(
     result = TileProgram(kernels, tuple(buffers), nest.domains, nest.shards)
     check(result, {**dtypes, **scalars})
     return result
+
+
+def _renamed(kept: Mapping[Expr, Guards], domains: Mapping[str, str]) -> dict[Expr, Guards]:
+    """The conditions of every element, and of the same ones along axes that the nest has other names for."""
+    found = dict(kept)
+    for axis, of in domains.items():
+        names: dict[str, Expr] = {of: Axis(axis)}
+        for load, guards in list(found.items()):
+            if of in free_axes(load):
+                moved = tuple(substitute_axes(guard, names) for guard in guards)
+                found.setdefault(substitute_axes(load, names), moved)
+    return found
 
 
 def _temporaries(

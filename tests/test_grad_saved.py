@@ -1,0 +1,205 @@
+"""Gradients that read what their forward has saved: outputs, and states as one log-sum-exp."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from grad_programs import ATTENTION, CASES
+
+import eqfuse as eq
+from bench.programs import registered
+from eqfuse.differentiate.gradient import saving_gradient
+from eqfuse.differentiate.saved import Saved
+
+SIZED = "d: axis[64]\ne: axis[64]\n"
+CAUSAL = """
+S[b,h,i,j] = sum[d](Q[b,h,i,d] * K[b,h,j,d]) * scale
+T[b,h,i,j] = where(j <= i, S[b,h,i,j], -inf)
+P[b,h,i,j] = exp(T[b,h,i,j] - max[j](T[b,h,i,j]))
+O[b,h,i,e] = sum[j](P[b,h,i,j] / sum[j](P[b,h,i,j]) * V[b,h,j,e])
+"""
+SINK = CAUSAL.replace(
+    "P[b,h,i,j] / sum[j](P[b,h,i,j])",
+    "P[b,h,i,j] / (sum[j](P[b,h,i,j]) + exp(sink[h] - max[j](T[b,h,i,j])))",
+)
+SOFTCAP = CAUSAL.replace("where(j <= i, S[b,h,i,j], -inf)", "where(j <= i, 8 * tanh(S[b,h,i,j] / 8), -inf)")
+WINDOW = CAUSAL.replace("j <= i", "(j <= i) & (i - j < 4)")
+ROUNDED = CAUSAL.replace("O[b,h,i,e] = ", "O[b,h,i,e] = bf16(").replace("V[b,h,j,e])", "V[b,h,j,e]))")
+ALL = ("Q", "K", "V")
+
+
+def saved(source: str, wrt: tuple[str, ...] = ALL) -> Saved:
+    return saving_gradient(source.strip(), wrt)
+
+
+def test_attention_saves_a_log_sum_exp_and_its_output() -> None:
+    made = saved(CAUSAL)
+    assert (made.outputs, made.residuals) == (("O",), ("lse",))
+    assert made.forward.endswith("lse[b, h, i] = max_T[b, h, i] + log(sum_P[b, h, i])\nreturn O, lse")
+    assert "u[b, h, i, j] = exp(T[b, h, i, j] - lse[b, h, i])" in made.backward
+    assert (
+        "sum[e](dO[b, h, i, e] * O[b, h, i, e])" in made.backward
+    )  # of which sum over j of P dP is the interchange
+    assert "assert T[b, h, i, j] <= lse[b, h, i]" in made.backward
+    assert "max" not in made.backward
+
+
+@pytest.mark.slow(but=["causal"])
+@pytest.mark.parametrize(
+    "source", [CAUSAL, WINDOW, SOFTCAP, SINK, ROUNDED], ids=["causal", "window", "softcap", "sink", "rounded"]
+)
+def test_attention_backward_is_two_nests(source: str) -> None:
+    kernel = eq.compile(SIZED + saved(source).backward, target="h200", verify=False)
+    rows, columns = kernel.plan.kernels
+    assert [output.name for output in rows.outputs] == ["dQ"]
+    assert [output.name for output in columns.outputs] == ["dK", "dV"]
+    assert (rows.parallel, columns.parallel) == (("b", "h", "i"), ("b", "h", "j"))
+    ops = {state.op for each in kernel.plan.kernels for g in each.groups for state in g.group.states}
+    assert ops == {"sum"}  # what is saved bounds the scores: there is no maximum
+    assert kernel.why_not() == ()
+
+
+@pytest.mark.parametrize("wrt", [("Q",), ("V",)])
+def test_no_running_maximum_for_one_input_alone(wrt: tuple[str, ...]) -> None:
+    made = saved(CAUSAL.replace("where(j <= i, S[b,h,i,j], -inf)", "S[b,h,i,j]"), wrt)
+    kernel = eq.compile(SIZED + made.backward, target="h200", verify=False)
+    (only,) = kernel.plan.kernels
+    assert {state.op for group in only.groups for state in group.group.states} == {"sum"}
+    unpromised = re.sub(r"assert .*\n", "", made.backward)
+    shifted = eq.compile(SIZED + unpromised, target="h200", verify=False).plan.kernels[0]
+    assert "max" in {state.op for group in shifted.groups for state in group.group.states}
+
+
+TEXTS = {
+    "log-softmax": (
+        "t[i,j] = x[i,j] - max[j](x[i,j])\ny[i,j] = t[i,j] - log(sum[j](exp(t[i,j])))",
+        "dsum_t_sum[i] = sum[j](dy[i, j])\ndx[i, j] = dy[i, j] - dsum_t_sum[i] * exp(y[i, j])\nreturn dx",
+    ),
+    "cross-entropy": (
+        "m[i] = max[j](x[i,j])\nL[i] = m[i] + log(sum[j](exp(x[i,j] - m[i]))) - x[i,label[i]]",
+        "+ dL[i] * exp(x[i, j] - lse[i])\nassert x[i, j] <= lse[i]\nreturn dx",
+    ),
+    "an output that is one": (
+        "L[i] = log(sum[j](exp(x[i,j] - max[j](x[i,j])))) + max[j](x[i,j])",
+        "dx[i, j] = dL[i] * exp(x[i, j] - L[i])\nassert x[i, j] <= L[i]\nreturn dx",
+    ),
+    "variance": (
+        "m[i] = mean[j](x[i,j])\nv[i] = mean[j](sq(x[i,j] - m[i]))\nreturn v",
+        "dx[i, j] = 2 * dv[i] * (x[i, j] - m[i]) / N(j)\nreturn dx",
+    ),
+    "a mask to 0": (
+        "p[i,j] = where(j <= i, exp(x[i,j] - m[i]), 0)\ny[i,k] = sum[j](p[i,j] / sum[j](p[i,j]) * v[j,k])",
+        "dx[i, j] = where(j <= i, (sum[k](dy[i, k] * v[j, k]) - sum[k](dy[i, k] * y[i, k])) * exp(x[i, j] - lse[i]), 0)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_read(name: str) -> None:
+    source, expected = TEXTS[name]
+    backward = re.sub(r"#.*\n", "", saved(source, ("x",)).backward)
+    assert expected in backward
+
+
+@pytest.mark.slow(but=["softmax", "attention", "several outputs"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_whole_of_it_is_a_gradient(name: str) -> None:
+    """The backward with the definitions of what it reads is the gradient, and the forward gives these."""
+    case = CASES[name]
+    registered(case.source)
+    constants = {key: value for key, value in case.scalars.items() if isinstance(value, int)}
+    made = saving_gradient(case.source, case.wrt, scalars=constants)
+    certificate = eq.certify_gradient(case.source, made.whole, scalars=constants)
+    assert certificate.ok, certificate.reason
+    returned = made.forward.splitlines()[-1].removeprefix("return ").split(", ")
+    count = len(made.residuals)
+    assert tuple(returned[len(returned) - count :]) == made.residuals
+    for residual in made.residuals:
+        one, other = (re.sub(r"return .*", f"return {residual}", text) for text in (made.forward, made.whole))
+        assert eq.equivalent(one, other).ok
+
+
+MUTANTS = {
+    "a sum without its logarithm": ("log(sum[j](P[b, h, i, j]))", "sum[j](P[b, h, i, j])"),
+    "the maximum alone": (" + log(sum[j](P[b, h, i, j]))", ""),
+    "another output": ("dO[b, h, i, e] * O[b, h, i, e]", "dO[b, h, i, e] * V[b, h, i, e]"),
+    "a sign": (") - sum[e](dO", ") + sum[e](dO"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_wrong_ones_are_refused(name: str) -> None:
+    right, wrong = MUTANTS[name]
+    whole = saved(CAUSAL).whole
+    assert right in whole
+    assert not eq.certify_gradient(CAUSAL, whole.replace(right, wrong)).ok
+
+
+def attention(seed: int = 0) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(seed)
+    shapes = ((2, 4, 9, 6), (2, 2, 9, 6), (2, 2, 9, 5))
+    return tuple(torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+
+
+def exact(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
+    K, V = K.repeat_interleave(2, 1), V.repeat_interleave(2, 1)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    return torch.softmax((Q @ K.mT * 0.5).masked_fill(~mask, -torch.inf), -1) @ V
+
+
+def test_backward_in_torch() -> None:
+    kernel = eq.compile(ATTENTION, scalars={"g": 2})
+    Q, K, V = attention()
+    weights = torch.randn(2, 4, 9, 5, dtype=torch.float64)
+    found = torch.autograd.grad((kernel(Q=Q, K=K, V=V, scale=0.5) * weights).sum(), (Q, K, V))
+    wanted = torch.autograd.grad((exact(Q, K, V) * weights).sum(), (Q, K, V))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+    shown = kernel.backward
+    assert shown.saved == ("O", "lse")
+    assert shown.certificate.ok and shown.certificate.forward.ok and shown.certificate.bound < 1e-12
+    assert "the kernel of what it saves:" in str(shown.certificate)
+    assert "lse" in str(shown.forward.program.outputs)
+    made = kernel(Q=Q.detach(), K=K.detach(), V=V, scale=0.5)
+    (found_v,) = torch.autograd.grad((made * weights).sum(), V)
+    assert torch.allclose(found_v, wanted[2], atol=1e-12)
+    assert kernel.backward.saved == ("lse",)
+
+
+def test_second_derivatives_read_inputs_alone() -> None:
+    kernel = eq.compile(CASES["softmax"].source)
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(kernel(x=x).pow(2).sum(), x, create_graph=True)
+    assert kernel.backward.saved == () and kernel.backward.source == eq.grad(CASES["softmax"].source)
+    (second,) = torch.autograd.grad(first.pow(2).sum(), x)
+    (exact_first,) = torch.autograd.grad(torch.softmax(x, 1).pow(2).sum(), x, create_graph=True)
+    assert torch.allclose(second, torch.autograd.grad(exact_first.pow(2).sum(), x)[0])
+
+
+def test_an_output_that_was_changed_is_told() -> None:
+    kernel = eq.compile(CASES["softmax"].source)
+    x = torch.randn(4, 9, requires_grad=True)
+    y = kernel(x=x)
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_promises_are_part_of_the_language() -> None:
+    text = "y[i] = sum[j](exp(x[i,j] - m[i]))\nassert x[i,j] <= m[i]\nreturn y"
+    program = eq.compile(text, verify=False).program
+    ((left, right),) = program.at_most
+    assert (str(left), str(right)) == ("x[i, j]", "m[i]")
+    assert eq.compile(text.replace("x[i,j] <= m[i]", "m[i] >= x[i,j]")).program.at_most == program.at_most
+    x = torch.randn(3, 7)
+    m = x.max(1).values
+    assert torch.allclose(eq.compile(text)(x=x, m=m), torch.exp(x - m[:, None]).sum(1))
+    for wrong, message in {
+        "assert x[i,j]": "an assert says that one value is at most another",
+        "assert x[i,j] <= z[i]": "no output reads 'z'",
+        "assert x[i,k] <= m[i]": "axis 'k' is not bound here",
+    }.items():
+        with pytest.raises(eq.EqfuseError, match=re.escape(message)):
+            eq.compile(text.replace("assert x[i,j] <= m[i]", wrong))
