@@ -36,11 +36,36 @@ DIFFERENT = {
     "logarithm of what is negative": ("exp(log(x[i]))", "x[i]"),
     "quotient by 0": ("x[i] / z[i] * z[i]", "x[i] + 0 * z[i]"),
     "nothing times what is undefined": ("x[i] + 0 * log(z[i])", "x[i] + 0 * z[i]"),
+    "rounding of a cast": ("round(f16(x[i]))", "round(x[i])"),
+    "rounding of another cast": ("floor(f16(x[i]))", "floor(bf16(x[i]))"),
+    "position of a cast": ("argmax[j](f16(x[i,j]))", "argmax[j](x[i,j])"),
+    "comparison of a cast": ("where(f16(x[i]) > z[i], 1, 0)", "where(x[i] > z[i], 1, 0)"),
+    "comparison of a cast with a number": ("where(f16(x[i]) > 3, 1, 0)", "where(x[i] > 3, 1, 0)"),
+    "equality of casts": ("where(f16(x[i]) == f16(z[i]), 1, 0)", "where(x[i] == z[i], 1, 0)"),
+    "sign of a cast": ("sign(f16(x[i]))", "sign(x[i])"),
+    "rounding of a sum of casts": ("round(sum[j](f16(x[i,j])))", "round(f16(sum[j](x[i,j])))"),
+    "large magnitudes": ("min(x[i], 1e20 + z[i])", "x[i] + 0 * z[i]"),
     "multiples of both primes": ("x[i] + 1932740039 * (966370019 * z[i])", "x[i] + 0 * z[i]"),
 }
 DECLARED = {"remainder of integers": "n: i32[i]\n", "zeros of a polynomial": "n: i32[i]\n"}
 
 EQUAL = {
+    "power of 0": ("x[i]**0", "1 + 0 * x[i]"),
+    "root of a square": ("sqrt(sq(x[i] + z[i]))", "abs(x[i] + z[i])"),
+    "root of a square in an exponent": ("exp(sqrt(x[i] * x[i]))", "exp(abs(x[i]))"),
+    "extreme of casts": ("max[j](f16(x[i,j]))", "f16(max[j](x[i,j]))"),
+    "rounding of an extreme of casts": ("round(max[j](f16(x[i,j])))", "round(f16(max[j](x[i,j])))"),
+    "cast of a cast that is rounded": ("round(f16(f16(x[i])))", "round(f16(x[i]))"),
+    "casts of one sum": ("floor(f16(x[i]) + f16(z[i]))", "floor(f16(z[i]) + f16(x[i]))"),
+    "casts that decide nothing": ("sum[j](f16(x[i,j]) * w[j])", "sum[j](x[i,j] * w[j])"),
+    "softplus": ("log(1 + exp(x[i]))", "relu(x[i]) + log(1 + exp(-abs(x[i])))"),
+    "inverse of softplus": ("exp(log(1 + exp(x[i])))", "1 + exp(x[i])"),
+    "silu": ("silu(x[i])", "x[i] / (1 + exp(-x[i]))"),
+    "hyperbolic tangent": ("tanh(x[i])", "(exp(x[i]) - exp(-x[i])) / (exp(x[i]) + exp(-x[i]))"),
+    "gelu with tanh": (
+        "0.5 * x[i] * (1 + tanh(0.8 * (x[i] + 0.044715 * x[i]**3)))",
+        "x[i] * sigmoid(1.6 * (x[i] + 0.044715 * x[i] * x[i] * x[i]))",
+    ),
     "mean": ("sum[j](x[i,j]) / N(j)", "mean[j](x[i,j])"),
     "inverse exponentials": ("exp(x[i]) * exp(-x[i]) * z[i]", "z[i] + 0 * x[i]"),
     "shifted softmax": (

@@ -8,7 +8,7 @@ both programs are also run
   either program that positions or sizes meet (`j > 100`), as far as `MOST_ELEMENTS` allows;
 - with integer scalars that are 1, that are the numbers of either program and their neighbours, and at random;
 - on real tensors whose elements are those numbers, near them, equal to elements of other tensors or to scalars, nearly
-  equal to one another, small integers, 0, and of magnitudes from 1e-6 to 1e6; and on integer tensors of wide range, where
+  equal to one another, small integers, 0, and of magnitudes from 1e-30 to 1e30; and on integer tensors of wide range, where
   they are no indices.
 
 What is equal has equal residues as well: an element that is 3 has the residue of 3.
@@ -308,22 +308,22 @@ def _reals(
     value: FieldArray, numbers: Sequence[float], domain: FieldDomain, rng: np.random.Generator
 ) -> FieldArray:
     """By trial modulo `KINDS`: the numbers of the programs and what is near them (0), these numbers themselves (1),
-    magnitudes from 1e-6 to 1e6, of one tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others
+    magnitudes from 1e-30 to 1e30, of one tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others
     (5, see `_with_copies`), nearly equal ones (6), and zeros among small integers (7)."""
     shape = value.shape
     trial = np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)) % KINDS
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
     number = rng.choice(np.asarray(numbers), shape)
-    step = rng.choice(np.array([0.0, 1e-3, -1e-3, 0.1, -0.1, 1.0]), shape)
+    step = rng.choice(np.array([0.0, 1e-4, -1e-4, 1e-3, -1e-3, 0.1, -0.1, 1.0]), shape)
     step = np.where(trial == 1, 0.0, step)
     # Equal real values have equal residues: what is near a number is near in a way of its own.
     near = number + step * rng.uniform(0.5, 2.0, shape) * np.maximum(np.abs(number), 0.1)
-    scale = np.where(trial == 2, 10.0 ** rng.uniform(-6, 6, trial.shape), 10.0 ** rng.uniform(-3, 3, shape))
+    scale = np.where(trial == 2, 10.0 ** rng.uniform(-30, 30, trial.shape), 10.0 ** rng.uniform(-3, 3, shape))
     wide = sign * scale * rng.uniform(0.5, 2.0, shape)
     small = rng.integers(-4, 5, shape).astype(np.float64)
-    alike = rng.uniform(0.5, 2.0, (shape[0], *(1,) * (len(shape) - 1))) * (
-        1 + 1e-6 * rng.standard_normal(shape)
-    )
+    # 0.5 to 2, the same for all tensors
+    about = 0.5 + 1.5 * (0.618 * (1 + np.arange(shape[0])) % 1).reshape(trial.shape)
+    alike = about * (1 + 1e-6 * rng.standard_normal(shape))
     zeros = np.where(rng.random(shape) < 0.5, 0.0, small)
     exact = ((trial < 2) & (step == 0)) | (trial == 4) | (trial == 7)
     shadow = np.select(

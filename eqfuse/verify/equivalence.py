@@ -39,6 +39,7 @@ from eqfuse.verify.certificate import (
     StageReport,
 )
 from eqfuse.verify.degrees import Counted, count
+from eqfuse.verify.field.casts import CastAware, decides_on_casts
 from eqfuse.verify.field.domain import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.field.modular import Truths
 from eqfuse.verify.joint import JointSizes
@@ -266,6 +267,8 @@ def _compare_output(
     if defined != "reference" and not (expected.rooted or found.rooted):
         with np.errstate(invalid="ignore"):
             reach = APART * np.maximum(scale, np.abs(found.shadow))
+            if expected.error is not None and found.error is not None:
+                reach = 4 * (expected.error + found.error) + CLOSE * np.abs(expected.shadow)
             tally.apart += int((residues & (np.abs(expected.shadow - found.shadow) > reach)).sum())
     for known, elements in ((tally.alive, finite | infinite), (tally.finite, finite)):
         known[name] = np.logical_or(known.get(name, False), elements.any(0))
@@ -338,7 +341,8 @@ def check_stages(
     groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
     for stage in stages:
         groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
-    verification = Verification(trials, seed, program.strict_casts, bound)
+    forms = (program, *(stage.program for stage in stages if stage.program is not None))
+    verification = Verification(trials, seed, program.strict_casts, bound, decides_on_casts(*forms))
     for key, members in groups.items():
         extents = dict(key)
         specs = input_specs(program, extents, given, dtypes)
@@ -512,10 +516,13 @@ class Source:
 class Verification:
     """Rounds of trials, each in a field of its own, and what they showed."""
 
-    def __init__(self, trials: int, seed: int, strict_casts: bool, requested: float) -> None:
+    def __init__(
+        self, trials: int, seed: int, strict_casts: bool, requested: float, decides_on_casts: bool = False
+    ) -> None:
         if trials < 1:
             raise ValueError("at least one trial is needed")
         self._trials, self._seed, self._strict_casts, self._requested = trials, seed, strict_casts, requested
+        self._decides_on_casts = decides_on_casts
         self._reports: list[StageReport] = []
         self._interpreted: set[str] = set()
         self._opaque: set[str] = set()
@@ -554,6 +561,7 @@ class Verification:
             more = hard if number == 0 else 0
             start = (number + 1) * usual if half else 0
             inputs = source.draw(domain, usual + more, rng, number, start=start, scale=self._scale)
+            domain.careful = more > 0
             if more:
                 indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
                 inputs = hardened(inputs, source.specs, indices, numbers, domain, rng, usual)
@@ -607,6 +615,7 @@ class Verification:
             domain, rng = self._field(2 * ROUNDS + 2 * number + (kind == "at thresholds"))
             inputs = source.draw(domain, trials, rng, number % 4, scale=self._scale)
             if kind == "at thresholds":
+                domain.careful = True
                 inputs = hardened(inputs, source.specs, indices, numbers, domain, rng)
             expected, known = source.evaluate(stages, inputs, domain)
             for stage in stages:
@@ -645,7 +654,8 @@ class Verification:
 
     def _field(self, number: int) -> tuple[FieldDomain, np.random.Generator]:
         rng = np.random.default_rng([self._seed, number])
-        domain = FieldDomain(seed=int(rng.integers(2**62)), strict_casts=self._strict_casts)
+        kind = CastAware if self._decides_on_casts and not self._strict_casts else FieldDomain
+        domain = kind(seed=int(rng.integers(2**62)), strict_casts=self._strict_casts)
         domain.watch = self.branches.note
         self._primes = (domain.p, domain.q)
         return domain, rng
@@ -751,7 +761,8 @@ def equivalent(
     defined: Defined = "same" if domain == "same" else "common"
     first, second = (each if isinstance(each, Program) else parse(each) for each in (left, right))
     given = {**small_integers(first, second), **(scalars or {})}
-    verification = Verification(trials, seed, first.strict_casts or second.strict_casts, bound)
+    strict, decides = first.strict_casts or second.strict_casts, decides_on_casts(first, second)
+    verification = Verification(trials, seed, strict, bound, decides)
     verification.reason = _interface_difference(first, second)
     if verification.reason:
         return verification.certificate()

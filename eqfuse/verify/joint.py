@@ -109,7 +109,7 @@ class JointSizes:
 
 
 def _join_undetermined(classes: AxisClasses, first: Program, second: Program) -> None:
-    """Axes that no tensor sizes are the same where they have one name, or one place in an output."""
+    """Axes of which no tensor sizes both are the same where they have one name, or one place in an output."""
     sized = {
         classes.find(("dim", load.tensor, k))
         for program in (first, second)
@@ -123,7 +123,7 @@ def _join_undetermined(classes: AxisClasses, first: Program, second: Program) ->
         pairs += zip(output.axes, axes[output.name], strict=True)
     for one, two in pairs:
         left, right = classes.find(("first", one)), classes.find(("second", two))
-        if left not in sized and right not in sized:
+        if left not in sized or right not in sized:
             classes.join(left, right)
 
 

@@ -223,7 +223,7 @@ def joint_extents(
     chosen: dict[object, int] = {}
     together: list[set[object]] = []
     for label, program in programs:
-        chosen |= {classes.find((label, axis)): n for axis, n in _lengths_in_indices(program).items()}
+        chosen |= {classes.find((label, axis)): n for axis, n in fixed_lengths(program).items()}
         together += [{classes.find((label, axis)) for axis in axes} for axes in _axes_together(program)]
         integers = {**small_integers(program), **_integers(scalars)}
         for axis, step in _strides(program) if exact else ():
@@ -274,9 +274,16 @@ def joint_extents(
     return {name: chosen[key] for key, names in members.items() for name in names}
 
 
-def _lengths_in_indices(program: Program) -> dict[str, int]:
-    """The declared lengths of axes that are part of a computed index, where no other length may do."""
+def fixed_lengths(program: Program) -> dict[str, int]:
+    """The declared lengths of axes that are part of a computed index or compared with numbers, where no other length may
+    do."""
     parts = {
+        part.name
+        for node in outside_loads(*roots(program))
+        if isinstance(node, Call) and node.fn in COMPARISONS
+        for part in outside_loads(node)
+        if isinstance(part, Axis)
+    } | {
         part.name
         for load in loads(program)
         for index in load.index
@@ -334,11 +341,12 @@ def outside_loads(*roots: Expr) -> set[Expr]:
 def constant_conditions(
     program: Program, extents: Mapping[str, int], scalars: Mapping[str, object]
 ) -> list[tuple[Expr, object]]:
-    """Comparisons of positions or sizes that have one value at all positions, and divisions by numbers and limits that do
+    """Comparisons of positions or sizes that have one value at all positions, other than of axes of declared length, and divisions by numbers and limits that do
     nothing or the same everywhere: what they do at larger sizes is not seen. With each, the truth that a comparison has, or
     "nothing else"."""
     integers = _integers(scalars)
     env = Env(FloatDomain("float64"), {}, integers, extents)
+    fixed = {each for axis in fixed_lengths(program) for each in (axis, *_copies(program, axis))}
 
     def at_all(expr: Expr) -> npt.NDArray[Any]:
         return np.asarray(evaluate_expr(expr, env).data)
@@ -364,6 +372,7 @@ def constant_conditions(
         if isinstance(node, Call):
             parts = list(walk(node))
             known = all(part.name in integers for part in parts if isinstance(part, Scalar))
+            known &= not fixed or any(part.name not in fixed for part in parts if isinstance(part, Axis))
             positional = any(isinstance(part, Axis) for part in parts)
             # what a comparison of sizes does at one size is the same at all positions
             positional |= node.fn in COMPARISONS and any(isinstance(part, Size) for part in parts)

@@ -40,6 +40,7 @@ from eqfuse.terms.floats import IRRATIONAL, FloatDomain
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.contraction import Contraction
+from eqfuse.verify.field import rounding
 from eqfuse.verify.field.exponent_sums import Known, Split, chosen
 from eqfuse.verify.field.modular import Reals, Residues, SquareGroup, Truths, inverse, matmul, power, scramble
 
@@ -64,6 +65,8 @@ STEPS = frozenset({"floor", "round"})
 _SATURATED = 300.0
 """From here on, and long before, tanh is 1 in float64; exp of twice as much is a number."""
 
+UNIT = rounding.UNIT
+
 _NEAR_ZERO = 1e-9
 """A shadow this small relative to the operands is rounding where the residue is exactly 0."""
 
@@ -77,6 +80,8 @@ class FieldArray:
     `formal`: this is log2 e or its inverse, by which a sum is multiplied term by term.
     `whole`: every value is one of a function of `STEPS`.
     `square_of`: what this is the square of, where it was made as one.
+    `error`: how far the shadow may be from the real number, in a domain that is `careful`; None: not at all.
+    `rounded`: the same value with its casts applied, where a domain keeps that (see `casts`).
     """
 
     p: Residues | None
@@ -88,6 +93,8 @@ class FieldArray:
     formal: bool = False
     whole: bool = False
     square_of: FieldArray | None = None
+    rounded: FieldArray | None = None
+    error: Reals | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,6 +111,7 @@ class FieldArray:
             self.rooted,
             self.formal,
             self.whole,
+            error=None if self.error is None else change(self.error),
         )
 
     def lacks(self, mark: np.uint8) -> Truths:
@@ -116,7 +124,8 @@ class FieldDomain:
 
     `opaque` collects the functions that were evaluated as hashes; `strict_casts` makes casts opaque
     (they are identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real
-    value overflowed or vanished, so that orders may be wrong. `extremes` counts, per reduction of max or min, how often the extreme
+    value overflowed or vanished, so that orders may be wrong; where it is `careful`, which costs time, also those in which
+    rounding errors leave an order open. `extremes` counts, per reduction of max or min, how often the extreme
     was in the first, middle and last part of the axis.
     """
 
@@ -131,6 +140,7 @@ class FieldDomain:
         self.p, self.q = p, q
         self.group = SquareGroup(p, q, generator)
         self.strict_casts = strict_casts
+        self.careful = False
         self.opaque: set[str] = set()
         self.interpreted: set[str] = set()
         self.extremes: dict[str, npt.NDArray[np.int64]] = {}
@@ -268,12 +278,13 @@ class FieldDomain:
         q = None if x.q is None or y.q is None else op(x.q, y.q) % self.q
         shadow = op(x.shadow, y.shadow)
         shadow = _exact_zeros(p if p is not None else q, shadow, lambda: np.abs(x.shadow) + np.abs(y.shadow))
-        return self._settle(FieldArray(p, q, shadow), x, y)
+        error = rounding.of_sum(shadow, x.error, y.error) if self.careful else None
+        return self._settle(FieldArray(p, q, shadow, error=error), x, y)
 
     def _neg(self, x: FieldArray) -> FieldArray:
         p = None if x.p is None else -x.p % self.p
         q = None if x.q is None else -x.q % self.q
-        result = FieldArray(p, q, -x.shadow, x.marks, rooted=x.rooted, whole=x.whole)
+        result = FieldArray(p, q, -x.shadow, x.marks, rooted=x.rooted, whole=x.whole, error=x.error)
         if x.split is not None:
             result.split = x.split.negated(self.p, self.q)
         elif x.p is not None:
@@ -282,6 +293,8 @@ class FieldDomain:
 
     def _mul(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._settle(self._product(x, y, x.shadow * y.shadow), x, y)
+        if self.careful:
+            result.error = rounding.of_product(result.shadow, x.shadow, y.shadow, x.error, y.error)
         zero = result.shadow == 0
         if zero.any():
             self._note_beyond_floats(zero & (x.shadow != 0) & (y.shadow != 0))
@@ -321,20 +334,25 @@ class FieldDomain:
         )
         result = self._product(x, reciprocal, x.shadow / y.shadow)
         result.marks = _marked(UNDEFINED, broken)
+        if self.careful:
+            result.error = rounding.of_quotient(result.shadow, y.shadow, x.error, y.error)
         zero = result.shadow == 0
         if zero.any():
             self._note_beyond_floats(zero & (x.shadow != 0) & np.isfinite(y.shadow))
         return self._settle(result, x, y, poles=pole & ~broken)
 
     def _maximum(self, x: FieldArray, y: FieldArray) -> FieldArray:
+        self._note_unclear(x, y)
         first = (x.shadow >= y.shadow) & ~_settled_by_residues(y, x)
         return self.where(first | np.isnan(x.shadow), x, y)
 
     def _minimum(self, x: FieldArray, y: FieldArray) -> FieldArray:
+        self._note_unclear(x, y)
         first = (x.shadow <= y.shadow) & ~_settled_by_residues(x, y)
         return self.where(first | np.isnan(x.shadow), x, y)
 
     def _abs(self, x: FieldArray) -> FieldArray:
+        self._note_unclear(x)
         result = self.where(x.shadow < 0, self._neg(x), x)
         if not result.rooted and result.p is not None:
             finite = np.isfinite(x.shadow) & x.lacks(UNDEFINED)
@@ -362,7 +380,10 @@ class FieldDomain:
         self._note_beyond_floats(underflow)
         signed = ~x.lacks(SIGNED)
         marks = _joined(_marked(UNDEFINED, underflow), _marked(TWISTED, signed))
-        return self._settle(FieldArray(p, None, shadow, marks, rooted=bool(signed.any())), x)
+        result = FieldArray(p, None, shadow, marks, rooted=bool(signed.any()))
+        if self.careful:
+            result.error = rounding.of_function(np.exp, shadow, x.shadow, x.error)
+        return self._settle(result, x)
 
     def _exp2(self, x: FieldArray) -> FieldArray:
         rest = (1,) * (len(x.shape) - 1)
@@ -395,6 +416,9 @@ class FieldDomain:
         q = exponents * pow(self._log_omega, -1, self.q) % self.q
         marks = _joined(_marked(SIGNED, positive & ~square), _marked(UNDEFINED, positive & ~usable))
         result = FieldArray(None, q, np.log(x.shadow), marks)
+        if self.careful:
+            self._note_unclear(x)
+            result.error = rounding.of_function(np.log, result.shadow, x.shadow, x.error)
         return self._settle(result, x, poles=~positive)
 
     def _sqrt(self, x: FieldArray) -> FieldArray:
@@ -408,6 +432,9 @@ class FieldDomain:
         if x.square_of is not None and x.square_of.q is not None:
             q = np.where(x.square_of.shadow < 0, -x.square_of.q % self.q, x.square_of.q)
         result = FieldArray(root, q, np.sqrt(real), _marked(TWISTED, twisted), rooted=True)
+        if self.careful:
+            self._note_unclear(x)
+            result.error = rounding.of_function(np.sqrt, result.shadow, x.shadow, x.error)
         return self._settle(result, x, poles=real < 0)
 
     def _finite(self, x: FieldArray) -> FieldArray:
@@ -426,14 +453,19 @@ class FieldDomain:
         halves = self._add(one, self._exp(self._neg(self._mul(two, replace(x, shadow=within)))))
         result = self._sub(self._div(two, halves), one)
         opaque = self._opaque("tanh", [x])
-        result.q, result.shadow = opaque.q, self._unsaturated("tanh", x)
+        result.q, result.shadow, result.error = opaque.q, self._unsaturated("tanh", x), opaque.error
         return result
 
     def _sigmoid(self, x: FieldArray) -> FieldArray:
         half = self.full((), 0.5)
         result = self._mul(half, self._add(self.full((), 1.0), self._tanh(self._mul(half, x))))
         result.shadow = self._unsaturated("sigmoid", x)
+        if self.careful:
+            result.error = self._error_of("sigmoid", result.shadow, x)
         return result
+
+    def _error_of(self, fn: str, result: Reals, x: FieldArray) -> Reals:
+        return rounding.of_function(lambda at: self._floats.call(fn, [at]), result, x.shadow, x.error)
 
     def _unsaturated(self, fn: str, x: FieldArray) -> Reals:
         """The true values, told apart where they are 1 or -1 in float64."""
@@ -470,8 +502,37 @@ class FieldDomain:
             else:
                 apart = result.shadow * _apart(mixed)
             result.shadow = np.where(hashed, apart, result.shadow)
+        if self.careful:
+            self._note_open(fn, result, args)
         result.whole = fn in STEPS
         return self._settle(result, *args, poles=np.True_)
+
+    def _note_open(self, fn: str, result: FieldArray, args: Sequence[FieldArray]) -> None:
+        """The error of an uninterpreted function, and trials in which it may have another sign, or another step."""
+        if len(args) > 1:
+            unclear = [arg.error is not None and arg.error > 0 for arg in args]
+            for each in unclear:
+                self._note_beyond_floats(np.broadcast_to(each, result.shape))
+            return
+        (x,) = args
+        error = self._error_of(fn, np.asarray(self._floats.call(fn, [x.shadow])), x)
+        if fn in STEPS:
+            self._note_beyond_floats(error > 0.5)
+            error = UNIT * np.abs(result.shadow) + (0.0 if x.error is None else _APART * x.error)
+        else:
+            self._note_beyond_floats((np.abs(result.shadow) <= error) & (result.shadow != 0))
+        result.error = error
+
+    def _note_unclear(self, x: FieldArray, y: FieldArray | None = None) -> None:
+        """Trials in which rounding leaves open which of two different numbers is the greater; of one and 0, where there
+        is one."""
+        if y is None:
+            unclear = rounding.unclear(x.shadow, 0.0, x.error)
+            self._note_beyond_floats(unclear & (x.shadow != 0) if unclear is not None else np.zeros(0, bool))
+            return
+        unclear = rounding.unclear(x.shadow, y.shadow, x.error, y.error)
+        if unclear is not None and unclear.any():
+            self._note_beyond_floats(unclear & ~self._same(x, y))
 
     def _hashes(self, fn: str, args: Sequence[FieldArray]) -> Residues | None:
         """Keyed hashes of the arguments, of odd and even functions up to their sign; None where one has no residue."""
@@ -490,6 +551,7 @@ class FieldDomain:
 
     def _from_shadow(self, integers: Reals, x: FieldArray) -> FieldArray:
         """What depends on the shadow alone. Of NaN it may be a number (the sign of NaN is 0), but not one to compare."""
+        self._note_unclear(x)
         result = self.lift(np.nan_to_num(integers))
         result.shadow, result.marks = integers, _joined(x.marks, _marked(UNDEFINED, np.isnan(x.shadow)))
         return result
@@ -527,6 +589,7 @@ class FieldDomain:
         if fn in ("gt", "ge"):
             return self.compare({"gt": "lt", "ge": "le"}[fn], right, left)
         same = self._same(left, right)
+        self._note_unclear(left, right)
         with np.errstate(invalid="ignore"):
             match fn:
                 case "eq":
@@ -562,6 +625,7 @@ class FieldDomain:
                 result.split = chosen(condition, sides[0], sides[1]).spread(result.shape)
         result.rooted = left.rooted or right.rooted
         result.whole = left.whole and right.whole
+        result.error = rounding.chosen(condition, left.error, right.error)
         return result
 
     def reduce(self, op: str, value: FieldArray, axis: int) -> FieldArray:
@@ -582,16 +646,19 @@ class FieldDomain:
             case "max" | "min":
                 at = np.expand_dims(extreme(op, value, axis), axis)
                 self._note_extremes(op, at, count)
+                if value.error is not None:
+                    self._note_unclear(value, value.each(partial(np.take_along_axis, indices=at, axis=axis)))
                 return value.each(lambda part: np.take_along_axis(part, at, axis).reshape(rest))
         raise ValueError(f"{op} is not a reduction")
 
     def _sum(self, value: FieldArray, axis: int) -> FieldArray:
         p = None if value.p is None else value.p.sum(axis) % self.p
         q = None if value.q is None else value.q.sum(axis) % self.q
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             shadow = value.shadow.sum(axis)
-        shadow = _exact_zeros(p if p is not None else q, shadow, lambda: np.abs(value.shadow).sum(axis))
-        return self._settle(FieldArray(p, q, np.asarray(shadow)), _line(value, axis))
+            shadow = _exact_zeros(p if p is not None else q, shadow, lambda: np.abs(value.shadow).sum(axis))
+        error = rounding.of_line(value.shadow, value.error, axis) if self.careful else None
+        return self._settle(FieldArray(p, q, np.asarray(shadow), error=error), _line(value, axis))
 
     def is_finite(self, value: FieldArray) -> bool:
         return (value.marks is None or not value.marks.any()) and bool(np.isfinite(value.shadow).all())
@@ -619,7 +686,19 @@ class FieldDomain:
                 residue, shadow, lambda: sums(np.abs(left.shadow), np.abs(right.shadow), np.matmul)
             )
         lines = [_line(left, axis), _line(right, axis)]
-        return self._settle(FieldArray(p, q, shadow), *lines)
+        error = self._error_of_products(left, right, axis, sums) if self.careful else None
+        return self._settle(FieldArray(p, q, shadow, error=error), *lines)
+
+    @staticmethod
+    def _error_of_products(left: FieldArray, right: FieldArray, axis: int, sums: Contraction) -> Reals:
+        sizes = np.abs(left.shadow), np.abs(right.shadow)
+        with np.errstate(all="ignore"):
+            error: Reals = UNIT * (left.shape[axis] + 1) * sums(*sizes, np.matmul)
+            if left.error is not None:
+                error = error + sums(left.error, sizes[1], np.matmul)
+            if right.error is not None:
+                error = error + sums(sizes[0], right.error, np.matmul)
+        return error
 
     def _note_extremes(self, op: str, at: npt.NDArray[np.int64], count: int) -> None:
         if count >= 3:
@@ -653,6 +732,9 @@ class FieldDomain:
         if target.marks is not None:
             none = np.zeros(value.shape, dtype=np.uint8)
             target.marks = _put(target.marks, index, none if value.marks is None else value.marks)
+        if target.error is not None or value.error is not None:
+            errors = (np.zeros(each.shape) if each.error is None else each.error for each in (target, value))
+            target.error = _put(next(errors), index, next(errors))
         target.split = None
         target.rooted = target.rooted or value.rooted
         target.whole, target.square_of = target.whole and value.whole, None

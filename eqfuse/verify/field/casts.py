@@ -1,0 +1,118 @@
+"""Casts below decisions: a field domain in which what rounds, compares or picks positions sees rounded numbers.
+
+A cast is the identity to the algebra, yet `round(f16(x))` is not `round(x)`, nor `argmax(f16(x))` the position that `argmax(x)`
+has. So where a program decides on cast values, each value that a cast is part of has a companion: the same value with
+every cast applied, a number for which a float64 is exact. `floor`, `round`, `sign`, `//`, `%` and comparisons, those that
+choose among the states of a registered reduction too, are given the companions; everything else goes on with both.
+Casts to f32 and f64 round nothing that a kernel keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from eqfuse.terms.folds import fold_of
+from eqfuse.terms.functions import CASTS, COMPARISONS
+from eqfuse.terms.nodes import Call, Expr, Program, Reduce, walk
+from eqfuse.verify.field.domain import STEPS, FieldArray, FieldDomain
+from eqfuse.verify.field.modular import Reals, Residues, Truths
+
+NARROWING = frozenset(CASTS) - {"f32", "f64"}
+_DECIDING = frozenset({*STEPS, *COMPARISONS, "sign", "floordiv", "mod"})
+_MANTISSA = 53
+
+
+def decides_on_casts(*programs: Program) -> bool:
+    """Whether some program rounds, compares or picks positions by a value that a cast is part of."""
+    for program in programs:
+        for node in walk(*(output.expr for output in program.outputs)):
+            if _decides(node) and any(isinstance(part, Call) and part.fn in NARROWING for part in walk(node)):
+                return True
+    return False
+
+
+def _decides(node: Expr) -> bool:
+    match node:
+        case Call(fn, _):
+            return fn in _DECIDING
+        case Reduce(op, _, _):
+            return fold_of(op) is not None
+    return False
+
+
+class CastAware(FieldDomain):
+    """A field domain that keeps companions; without a cast it is the plain one."""
+
+    def call(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
+        if all(arg.rounded is None for arg in args) and fn not in NARROWING:
+            return super().call(fn, args)
+        companions = [_companion(arg) for arg in args]
+        if fn in _DECIDING:
+            return super().call(fn, companions)
+        if fn in NARROWING:
+            return replace(args[0], rounded=self._cast(fn, companions[0]))
+        found = super().call(fn, args)
+        return replace(found, rounded=super().call(fn, companions))
+
+    def compare(self, fn: str, left: FieldArray, right: FieldArray) -> Truths:
+        return super().compare(fn, _companion(left), _companion(right))
+
+    def where(self, condition: Truths, left: FieldArray, right: FieldArray) -> FieldArray:
+        return self._both(lambda x, y: FieldDomain.where(self, condition, x, y), left, right)
+
+    def reduce(self, op: str, value: FieldArray, axis: int) -> FieldArray:
+        return self._both(lambda x: FieldDomain.reduce(self, op, x, axis), value)
+
+    def contract(self, left: FieldArray, right: FieldArray, axis: int) -> FieldArray:
+        return self._both(lambda x, y: FieldDomain.contract(self, x, y, axis), left, right)
+
+    def reshape(self, value: FieldArray, shape: tuple[int, ...]) -> FieldArray:
+        return self._both(lambda x: FieldDomain.reshape(self, x, shape), value)
+
+    def transpose(self, value: FieldArray, order: Sequence[int]) -> FieldArray:
+        return self._both(lambda x: FieldDomain.transpose(self, x, order), value)
+
+    def broadcast(self, value: FieldArray, shape: tuple[int, ...]) -> FieldArray:
+        return self._both(lambda x: FieldDomain.broadcast(self, x, shape), value)
+
+    def take(self, value: FieldArray, index: tuple[Any, ...]) -> FieldArray:
+        return self._both(lambda x: FieldDomain.take(self, x, index), value)
+
+    def put(self, target: FieldArray, index: tuple[Any, ...], value: FieldArray) -> None:
+        if target.rounded is not None or value.rounded is not None:
+            companion = replace(_companion(target), rounded=None)
+            companion = companion.each(np.array)
+            super().put(companion, index, _companion(value))
+            target.rounded = companion
+        super().put(target, index, value)
+
+    def _both(self, change: Callable[..., FieldArray], *values: FieldArray) -> FieldArray:
+        found = change(*values)
+        if all(value.rounded is None for value in values):
+            return found
+        return replace(found, rounded=change(*map(_companion, values)))
+
+    def _cast(self, dtype: str, value: FieldArray) -> FieldArray:
+        """The number that a value is rounded to."""
+        known = self._floats.call(dtype, [value.shadow])
+        exact = (known == value.shadow) | ~np.isfinite(known)
+        rounded = np.where(np.isfinite(known), known, value.shadow)
+        found = FieldArray(_dyadic(rounded, self.p), _dyadic(rounded, self.q), rounded, value.marks)
+        return self.where(exact, value, found) if exact.any() else found
+
+
+def _companion(value: FieldArray) -> FieldArray:
+    return value if value.rounded is None else value.rounded
+
+
+def _dyadic(values: Reals, modulus: int) -> Residues:
+    """Finite floats as the numbers that they are, modulo a prime."""
+    mantissa, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
+    whole = np.ldexp(mantissa, _MANTISSA).astype(np.int64) % modulus
+    kinds, at = np.unique(exponent, return_inverse=True)
+    powers = np.array([pow(2, int(kind) - _MANTISSA, modulus) for kind in kinds], dtype=np.int64)
+    return whole * powers[at].reshape(values.shape) % modulus

@@ -1,0 +1,75 @@
+"""How far a real shadow may be from the number it stands for: bounds of rounding errors that follow a computation.
+
+`None` stands for 0 everywhere: inputs and constants are the floats that they are. Each function gives the error of its
+result from the values and errors of its arguments, to first order where that bounds it, with one unit of the last place
+for the operation itself (Higham, Accuracy and Stability of Numerical Algorithms, 2002, chapters 2 and 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from eqfuse.verify.field.modular import Reals, Truths
+
+UNIT = 2.0**-52
+"""Relative error of an operation, twice that of a correctly rounded one: functions of numpy are good to an ulp."""
+
+Error = Reals | None
+
+
+def _of(error: Error) -> Any:
+    return 0.0 if error is None else error
+
+
+def of_sum(result: Reals, x: Error, y: Error) -> Reals:
+    spread: Reals = UNIT * np.abs(result) + _of(x) + _of(y)
+    return spread
+
+
+def of_product(result: Reals, x: Reals, y: Reals, ex: Error, ey: Error) -> Reals:
+    spread: Reals = UNIT * np.abs(result)
+    if ex is not None:
+        spread = spread + ex * (np.abs(y) + _of(ey))
+    return spread if ey is None else spread + ey * np.abs(x)
+
+
+def of_quotient(result: Reals, y: Reals, ex: Error, ey: Error) -> Reals:
+    spread: Reals = UNIT * np.abs(result)
+    if ex is None and ey is None:
+        return spread
+    room = np.maximum(np.abs(y) - _of(ey), 0.0)
+    spread += (_of(ex) + np.abs(result) * _of(ey)) / room
+    return spread
+
+
+def of_line(values: Reals, error: Error, axis: int) -> Reals:
+    """Of a sum along an axis."""
+    with np.errstate(all="ignore"):
+        spread = np.asarray(UNIT * values.shape[axis] * np.abs(values).sum(axis))
+        return spread if error is None else spread + error.sum(axis)
+
+
+def of_function(function: Callable[[Any], Any], result: Reals, x: Reals, error: Error) -> Reals:
+    """Of a function that grows or falls, and of those that hardly bend within an error."""
+    spread: Reals = UNIT * np.abs(result)
+    if error is None:
+        return spread
+    sides = (np.abs(function(x + sign * error) - result) for sign in (1.0, -1.0))
+    spread += np.nan_to_num(np.maximum(*sides), nan=np.inf)
+    return spread
+
+
+def chosen(condition: Truths, x: Error, y: Error) -> Error:
+    return None if x is None and y is None else np.where(condition, _of(x), _of(y))
+
+
+def unclear(x: Reals, y: Any, ex: Error, ey: Error = None) -> Truths | None:
+    """Where errors leave open which of two numbers is the greater; None where there are no errors."""
+    if ex is None and ey is None:
+        return None
+    with np.errstate(invalid="ignore"):
+        found: Truths = np.abs(x - y) <= _of(ex) + _of(ey)
+    return found
