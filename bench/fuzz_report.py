@@ -79,6 +79,8 @@ LOST = "CUDA error"
 TRIALS = 16
 MOST_SECONDS = 60
 """A program that takes longer hangs."""
+NATIVE_SECONDS = 300
+"""The same where C++ compilers take most of it: a library for each schedule and form."""
 MOST_TILES = 64
 """Along an axis, that a plan for long axes is run in: the sum of very many tiny ones is less exact, one by one."""
 MOST_BYTES = 10 << 30
@@ -165,16 +167,20 @@ class Call:
 def check(example: Example, device: str = "cpu", native: bool = False) -> Outcome:
     """Compile, force every schedule, run, compare; where the example says. `native`: compiled C++ as well."""
     registered(example.source)
-    run = partial(_judged, example, device, native)
+    run, seconds = partial(_judged, example, device, native), _most_seconds(native)
     match example.place:
         case "a thread":
-            return _in_threads(run, 1)
+            return _in_threads(run, 1, seconds)
         case "threads":
-            return _in_threads(run, THREADS)
+            return _in_threads(run, THREADS, seconds)
         case "a fork" if device == "cpu":
-            return _in_a_fork(run)
+            return _in_a_fork(run, seconds)
         case _:
             return run()
+
+
+def _most_seconds(native: bool) -> int:
+    return NATIVE_SECONDS if native else MOST_SECONDS
 
 
 def _judged(example: Example, device: str, native: bool) -> Outcome:
@@ -327,20 +333,21 @@ def _as_a_user(call: Call, device: str) -> Outcome:
     return call.outcome(kernel.derived, ran)
 
 
-def _in_threads(run: Callable[[], Outcome], count: int) -> Outcome:
+def _in_threads(run: Callable[[], Outcome], count: int, seconds: float) -> Outcome:
     """The outcome in threads of their own, at once: that of one that fails, if there is one."""
     outcomes: list[Outcome] = []
     threads = [threading.Thread(target=lambda: outcomes.append(run()), daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + seconds
     for thread in threads:
-        thread.join(MOST_SECONDS)
+        thread.join(max(0.0, deadline - time.monotonic()))
     if len(outcomes) < count:
         return Outcome("broken", f"{count - len(outcomes)} of {count} threads do not end")
     return next((outcome for outcome in outcomes if outcome.failed), outcomes[0])
 
 
-def _in_a_fork(run: Callable[[], Outcome]) -> Outcome:
+def _in_a_fork(run: Callable[[], Outcome], seconds: float) -> Outcome:
     """The outcome in a forked child."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -351,7 +358,7 @@ def _in_a_fork(run: Callable[[], Outcome]) -> Outcome:
             os._exit(0)
     os.close(writer)
     try:
-        ready, _, _ = select.select([reader], [], [], MOST_SECONDS)
+        ready, _, _ = select.select([reader], [], [], seconds)
         sent = os.read(reader, 1 << 16) if ready else b""
     finally:
         os.kill(child, signal.SIGKILL)
@@ -454,8 +461,11 @@ def _explore(
         nonlocal found
         if smallest and time.monotonic() - found > SHRINK_SECONDS:
             raise Enough
-        with time_limit(2 * MOST_SECONDS):
-            outcome = check(example, device, native)
+        try:
+            with time_limit(2 * _most_seconds(native)):
+                outcome = check(example, device, native)
+        except TimeoutError as late:  # where nothing else has caught it
+            outcome = Outcome("broken", str(late))
         if not smallest:
             tally.count(example, outcome)
         if outcome.failed:
@@ -472,11 +482,11 @@ def _explore(
 
     try:
         every_schedule_agrees()
-    except (
-        Found,
-        Enough,
-        FlakyFailure,
-    ):  # flaky: once it has failed, or where it ran before, it does not again
+    except (Found, Enough):
+        return smallest[0]
+    except FlakyFailure:  # once it has failed, or where it ran before, it does not again
+        if not smallest:
+            raise
         return smallest[0]
     return None
 

@@ -98,6 +98,22 @@ def test_a_wrong_kernel_is_a_mismatch_and_is_shrunk(monkeypatch: pytest.MonkeyPa
     assert "eqfuse bench fuzz --seed 0 --examples 1" in failure
 
 
+def test_what_is_late_once_is_a_failure_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where C++ was compiled once, the second attempt is not late."""
+    calls: list[Example] = []
+
+    def late_once(example: Example, device: str, native: bool) -> Outcome:
+        calls.append(example)
+        if len(calls) == 1:
+            raise TimeoutError("not done after 1 s")
+        return Outcome("fused", "")
+
+    monkeypatch.setattr(fuzz_report, "check", late_once)
+    tally = explore(seed=0, examples=1, native=True)
+    assert len(calls) > 1 and tally.counts["broken", ""] == 1
+    assert tally.failures[0].startswith("broken: not done after 1 s\n")
+
+
 def judged(source: str, x: torch.Tensor, found: torch.Tensor, dtype: str = "f32") -> str:
     program = parse(source)
     (output,) = expected(program, {"x": x}, {}, {}, {"x": dtype})
@@ -232,6 +248,7 @@ def test_a_program_runs_in_threads_and_in_a_forked_child(monkeypatch: pytest.Mon
     assert fuzz_report._in_a_fork(lambda: os._exit(3)).why == "a forked child dies"
 
 
+@pytest.mark.slow
 def test_batches_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     kept = tmp_path / "fuzz.batches.jsonl"
     tally = explore(seed=3, examples=2)
@@ -261,6 +278,7 @@ def test_a_program_as_a_user_runs_it() -> None:
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+@pytest.mark.slow
 def test_compiled_cpp_is_held_against_float64_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "C++" in check(SOFTMAX, native=True).ran
     original = NativeProgram.__call__
