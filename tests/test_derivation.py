@@ -117,6 +117,7 @@ def test_a_removed_rule_makes_the_derivation_unavailable(name: str) -> None:
         assert not verdict and f"there is no rule {rule!r}" in verdict.why
 
 
+@pytest.mark.slow
 def test_without_a_rule_the_kernels_are_others_or_follow_in_another_way() -> None:
     found = kernel("softmax")
     derived, plan = found.derived, found.plan
@@ -292,6 +293,21 @@ def test_a_reduction_with_a_state_is_combined_as_it_is_defined() -> None:
     found = eq.compile("a[i], b[i] = mean_var[j](x[i,j])", target="cpu", verify=False)
     assert found.derivation.check()
     assert "by definition: the combination written out" in found.explain()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x: f32[j]\nr: f32\na = all[j](r < 0.5)\nb[j] = x[j]",
+        "x: f32[j]\na[k] = any[j]((-1.5 < 0.5) & (k < 2) | ~(k*2 == -3))\nb[j,k] = x[j]",
+        "c: f32[k]\na[k] = where(max[j](c[k]) < 0.5, c[k], -inf)\nb[j] = j",
+        "x: f32[j]\na[k,j] = max[l](f16(0.5)) < max(x[j], 1) / 2\nb[l,k] = l + k",
+    ],
+)
+def test_predicates_and_numbers_that_reductions_leave(source: str) -> None:
+    """What is left of `any[j](p)` where p does not vary along j has no reduction in it."""
+    verdict = eq.compile(source, verify=False).derivation.check(source)
+    assert verdict, verdict.why
 
 
 def test_numpy_scalars_become_numbers() -> None:

@@ -101,6 +101,7 @@ def test_no_more_parentheses_than_needed(text: str) -> None:
 
 
 def test_terms_that_only_rewriting_makes() -> None:
+    assert show(call("div", Const(1), Load("stored1", ()))) == "1 / stored1"
     m = Local("m", ("i",))
     assert show(call("exp", call("sub", m, Local("m_new", ("i",))))) == "exp(m - m_new)"
     assert show(call("neg", Const(-1))) == "-(-1)"

@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial, reduce
 
 from eqfuse.proof.syntax import Term, number, term, transform, walk
 from eqfuse.terms.folds import PAIR, is_ranked
-from eqfuse.terms.functions import CASTS, FUNCTIONS
-from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Reduce, Size
+from eqfuse.terms.functions import ARITY, CASTS, CONSTANTS, FUNCTIONS, OPERATORS
+from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Reduce, Size, call
 from eqfuse.terms.nodes import walk as subexpressions
 from eqfuse.terms.python import parsed
 
@@ -33,13 +34,14 @@ def reading(
     split: str | None = None,
     strict_casts: bool = False,
     leaves: dict[str, Expr] | None = None,
+    predicates: bool = False,
 ) -> Term:
     """The term of an expression, reductions over whole axes.
 
     Values named in `states` (any, where that is None) are `Local`; other local values, and reductions for which
     `opaque` holds, are leaves. Loads of `stored` temporaries are looked into like reductions are. Only the size of
     the `split` axis (of any, where that is None) depends on the part that is looked at.
-    `leaves` collects what the leaves are made of.
+    `leaves` collects what the leaves are made of. With `predicates`, every function is looked into.
     """
     memo: dict[Expr, Term] = {}
 
@@ -83,7 +85,7 @@ def reading(
                 return term("Inv", (), (term("Sqrt", (), (visit(args[0]),)),))
             case "relu":
                 return term("Max", (), (visit(args[0]), ZERO))
-        if (fn != PAIR and not computed(node)) or len(args) > 2:
+        if (fn != PAIR and not predicates and not computed(node)) or len(args) > 2:
             return leaf(node)
         return term(f"Apply{len(args)}", (fn,), tuple(map(visit, args)))
 
@@ -195,6 +197,61 @@ def expanded(root: Term, values: Mapping[str, Term]) -> Term:
 def named(root: Term, values: Mapping[str, Term]) -> Term:
     """`root` with its `Local` values replaced."""
     return transform(root, lambda node: values.get(node.words[0], node) if node.head == "Local" else node)
+
+
+def opened(root: Term) -> Term:
+    """`root` with its leaves looked into: a predicate is a leaf where no reduction is in it, and none where a rule has
+    taken the reduction away."""
+
+    def step(node: Term) -> Term:
+        if node.head != "Leaf" or node.words[0].endswith("'"):
+            return node
+        return reading(_expression(parsed(node.words[0])), predicates=True)
+
+    return transform(root, step)
+
+
+_FUNCTION_OF = {symbol: fn for fn, symbol in OPERATORS.items()}
+_SYMBOLS: Mapping[type[ast.AST], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.And: "and",
+    ast.Or: "or",
+}
+
+
+def _expression(node: ast.expr) -> Expr:
+    """The functions that a text is made of, around names for what else it reads."""
+    match node:
+        case ast.Constant(int() | float() as value):
+            return Const(value)
+        case ast.Name(name) if name in CONSTANTS:
+            return Const(CONSTANTS[name])
+        case ast.UnaryOp(ast.Not(), operand):
+            return call("not", _expression(operand))
+        case ast.UnaryOp(ast.USub(), operand):
+            inner = _expression(operand)
+            return Const(-inner.value) if isinstance(inner, Const) else call("neg", inner)
+        case ast.BinOp(left, sign, right) | ast.Compare(left, [sign], [right]) if type(sign) in _SYMBOLS:
+            return call(_FUNCTION_OF[_SYMBOLS[type(sign)]], _expression(left), _expression(right))
+        case ast.BoolOp(sign, values):
+            return reduce(partial(call, _FUNCTION_OF[_SYMBOLS[type(sign)]]), map(_expression, values))
+        case ast.Call(ast.Name("max" | "min" as name), values, []):
+            return reduce(partial(call, f"{name}imum"), map(_expression, values))
+        case ast.Call(ast.Name(name), values, []) if ARITY.get(name) == len(values):
+            return call(name, *map(_expression, values))
+        case _:
+            return Local(ast.unparse(node), ())
 
 
 def over_part(body: Term, part: str, values: Mapping[str, Term]) -> Term:

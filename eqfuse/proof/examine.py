@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import WAYS
 from eqfuse.proof.check import Ground, Refused, Replay, known_rules
-from eqfuse.proof.elaborate import Circular, expanded, known_values, named, normal, over_parts, reading
+from eqfuse.proof.elaborate import (
+    Circular,
+    expanded,
+    known_values,
+    named,
+    normal,
+    opened,
+    over_parts,
+    reading,
+)
 from eqfuse.proof.nodes import (
     GroupProof,
     KernelProof,
@@ -103,6 +112,12 @@ def _compare(proved: Sequence[KernelProof], claims: Sequence[KernelProof]) -> No
             raise Refused(kernel.name, "the compiled program has another kernel there")
 
 
+def _same(left: Term, right: Term) -> bool:
+    """Whether terms say the same in other notation."""
+    left, right = normal(left), normal(right)
+    return left is right or normal(opened(left)) is normal(opened(right))
+
+
 def _loaded(name: str, axes: Sequence[str]) -> str:
     """How a kernel reads what another has stored."""
     return f"{name}[{', '.join(axes)}]" if axes else name
@@ -149,7 +164,7 @@ class _Examiner:
                     stored[_loaded(output.name, output.axes)] = whole
                 elif output.axes != outputs[output.name].axes:
                     raise Refused(where, "it has other axes than the output of the program")
-                elif normal(whole) is not normal(outputs[output.name].prepared):
+                elif not _same(whole, outputs[output.name].prepared):
                     raise Refused(where, "it does not compute the prepared form of the output")
                 made.add(output.name)
         missing = [name for name in outputs if name not in made]

@@ -81,6 +81,8 @@ def _show(node: Expr, texts: dict[Expr, tuple[str, int]]) -> tuple[str, int]:
             return name, ATOM
         case Size(axis):
             return f"N({axis})", ATOM
+        case Load(tensor, ()):  # what another kernel has stored
+            return tensor, ATOM
         case Load(tensor, index):
             return f"{tensor}[{', '.join(map(text, index))}]", ATOM
         case Reduce(op, _, _) | Call(op, _) if op not in REDUCTIONS and op not in FUNCTIONS:
