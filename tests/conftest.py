@@ -4,6 +4,7 @@ whose id has one of the words."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +49,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for (path, name), count in kept.items():
         if not count and not any("::" in argument for argument in items[0].config.args):
             raise pytest.UsageError(f"{path.name}::{name}: `slow(but=...)` names none of its cases")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays to the end: collections of garbage need not look at it."""
+    gc.freeze()
 
 
 @pytest.fixture

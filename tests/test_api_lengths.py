@@ -183,7 +183,7 @@ def test_nothing_outside_is_read_on_a_gpu(name: str, prefer: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["decode", "scalar", "paged", "packed"])
-@pytest.mark.slow(but=["packed"])
+@pytest.mark.slow(but=["scalar"])
 def test_whole_blocks_carry_no_mask(name: str) -> None:
     kernel = eq.compile(CASES[name][0], target="sm_90", prefer="rolling")
     whole = str(kernel.triton).split("complete ones: no masks along it")[1].split("# Blocks of")[0]

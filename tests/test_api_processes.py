@@ -77,6 +77,7 @@ def test_another_thread_than_the_first_compiles() -> None:
 
 
 @pytest.mark.parametrize("sources", [SOURCES, (SOFTMAX,) * 4], ids=["different", "same"])
+@pytest.mark.slow(but=["same"])
 def test_several_threads_compile_at_once(sources: tuple[str, ...]) -> None:
     barrier = threading.Barrier(len(sources))
 
@@ -88,6 +89,7 @@ def test_several_threads_compile_at_once(sources: tuple[str, ...]) -> None:
         list(pool.map(work, sources))
 
 
+@pytest.mark.slow
 def test_one_thread_parses_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     parse, inside, together = ast.parse, set[int](), 0
 

@@ -200,10 +200,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.slow(
-    but=["a tensor and its transpose", "softmax of columns", "kernel density", "nearest neighbour"]
-)
-@pytest.mark.slow(but=["nearest", "transpose"])
+@pytest.mark.slow(but=["a tensor and its transpose", "nearest neighbour"])
 def test_program_in_every_schedule(name: str) -> None:
     source, given, sizes = PROGRAMS[name]
     exact = eq.reference(source)(sizes=sizes, **given)

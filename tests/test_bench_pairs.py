@@ -23,6 +23,7 @@ def test_every_kind_of_edit_finds_a_place_and_parses() -> None:
         assert parse(pair.left) and parse(pair.right) and pair.left != pair.right
 
 
+@pytest.mark.slow
 def test_edits_that_keep_the_function_keep_its_values() -> None:
     for pair in made():
         if pair.equal:

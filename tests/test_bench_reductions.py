@@ -189,6 +189,7 @@ def test_a_second_read_counts_as_bytes_moved(tmp_path: Path) -> None:
     assert long["reads_again"]
 
 
+@pytest.mark.slow
 def test_the_report_is_printed_and_drawn(tmp_path: Path) -> None:
     report = _report(tmp_path)
     assert all(column.cell(row) for column in report.columns for row in report.rows)

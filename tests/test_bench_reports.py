@@ -68,6 +68,7 @@ def test_compile(tmp_path: Path) -> None:
     assert {"derive", "choose", "lower", "verify"} <= set(row["ms"]) and row["triton_ms"] > 0
 
 
+@pytest.mark.slow
 def test_emit(tmp_path: Path) -> None:
     assert run("emit", ONE, output=tmp_path / "x.json") == 0
     rows = rows_of(tmp_path / "x.json")

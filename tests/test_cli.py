@@ -189,11 +189,13 @@ def test_unknown_benchmark(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == "unknown benchmark 'cpus'\ndid you mean 'cpu'?\n"
 
 
+@pytest.mark.slow
 def test_benchmarks_have_options_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
     assert "usage: eqfuse bench" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_installed_package_says_where_the_benchmarks_are(tmp_path: Path) -> None:
     shutil.copytree(
         Path(eq.__file__).parent, tmp_path / "eqfuse", ignore=shutil.ignore_patterns("__pycache__")

@@ -84,7 +84,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-@pytest.mark.slow(but=["a chain of squares", "[side by side]"])
+@pytest.mark.slow(but=["squares"])
 def test_what_is_too_large_to_fuse_runs_in_passes_and_says_so(name: str) -> None:
     """The budget is counted and not timed: the same program, the same answer."""
     source, why = LARGE[name]

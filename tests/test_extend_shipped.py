@@ -94,7 +94,7 @@ def close(found: Sequence[Any], wanted: Sequence[torch.Tensor], way: str) -> Non
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", SAME)
-@pytest.mark.slow(but=["var-masked", "logsumexp-consumer", "argmax-alone"])
+@pytest.mark.slow(but=["logsumexp-consumer", "argmax-alone"])
 def test_every_schedule_equals_torch(name: str, place: str) -> None:
     """Each cell of the table: verified and equal, or refused for its reason, by every schedule and as a stream."""
     x = np.random.default_rng(7).standard_normal((4, 21)).astype(np.float32)

@@ -79,6 +79,7 @@ def test_welford_and_a_stream_of_it() -> None:
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.slow(but=["sm_90"])
 def test_folds_compile_for_gpus(target: str) -> None:
     text, _ = emitted("k[i] = argmax[j](x[i, j])", "rolling")
     (report,) = compile_for(text, target)
@@ -135,12 +136,14 @@ def test_many_ranks(count: int, schedule: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "schedule"), [(64, "split_k"), (256, "rolling")])
+@pytest.mark.slow
 def test_the_longest_lists_compile_without_spills(count: int, schedule: str) -> None:
     text, _ = emitted(f"k: axis[{count}]\nv[i, k], p[i, k] = topk[j, k](x[i, j])", schedule)
     assert not any(report.spilled_bytes for report in compile_for(text, "sm_90"))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
+@pytest.mark.slow
 def test_lists_compile_for_other_gpus(target: str) -> None:
     text, _ = emitted("k: axis[24]\nv[i, k], p[i, k] = topk[j, k](x[i, j])", "split_k")
     assert len(compile_for(text, target)) == 2

@@ -110,6 +110,7 @@ def test_a_tile_that_two_products_read_takes_shared_memory_once() -> None:
     assert needed == 3 * 64 * (512 + 64) * 2 <= H200.shared
 
 
+@pytest.mark.slow
 def test_no_more_shards_than_units_where_a_unit_has_room_for_one() -> None:
     compiled, dtypes = _compiled("performer", "n4096")
     partial = next(

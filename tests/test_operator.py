@@ -61,6 +61,7 @@ def fresh_dynamo() -> Any:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_one_graph_for_all_lengths_and_scales_forward_and_backward() -> None:
     counter = CompileCounterWithBackend("aot_eager")
     call = torch.compile(lambda *given: attended(*given) * 2, fullgraph=True, dynamic=True, backend=counter)

@@ -101,7 +101,7 @@ def test_what_fuses_otherwise_is_left_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("prefer", SCHEDULES)
-@pytest.mark.slow(but=["resident"])
+@pytest.mark.slow
 def test_a_weight_of_nothing_makes_a_divergence_infinite(name: str, prefer: str) -> None:
     """log of a sum that is 0 while every value is -inf, until one is not."""
     source, tensors = WHOLE[name]

@@ -77,6 +77,7 @@ def test_a_merge_reads_only_what_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("way", WALKS)
 @pytest.mark.parametrize("name", FUSED)
+@pytest.mark.slow(but=["tiles of", "seed 0"])
 def test_merged_is_unfused(name: str, way: str) -> None:
     found = derived(name)
     tensors = random_tensors(found.program)
@@ -88,6 +89,7 @@ def test_merged_is_unfused(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", WALKS)
 @pytest.mark.parametrize("name", FUSED)
+@pytest.mark.slow(but=["tiles of", "seed 0"])
 def test_special_rows_are_unfused(name: str, way: str) -> None:
     """Infinities, NaN and zeros come out position by position as the unfused program has them."""
     found = derived(name)

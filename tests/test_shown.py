@@ -131,6 +131,7 @@ def test_long_work_shows_itself_on_a_terminal_alone() -> None:
     assert "verifying every stage in a finite field" in shown and "deriving" not in shown
 
 
+@pytest.mark.slow
 def test_work_that_is_soon_done_shows_nothing() -> None:
     source = SLOW.replace("0.05", "30.0").replace("0.5", "0.01")
     ours, theirs = pty.openpty()

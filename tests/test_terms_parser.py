@@ -222,6 +222,7 @@ def test_chain_of_shared_temporaries_stays_small() -> None:
     assert program.tensors == (Tensor("x", 1, None, ("k",)),)
 
 
+@pytest.mark.slow
 def test_inlining_that_explodes_is_refused() -> None:
     lines = ["t0[i] = x[i]"] + [f"t{n}[i] = t{n - 1}[i - 1] + t{n - 1}[i + 1]" for n in range(1, 40)]
     with pytest.raises(BudgetError, match="more than 20000 operations once its temporaries are inlined"):

@@ -67,6 +67,7 @@ def test_what_is_weighed_or_declared_real_stays_real(source: str) -> None:
 
 
 @pytest.mark.parametrize("prefer", ["rolling", "split_k"])
+@pytest.mark.slow(but=["rolling"])
 def test_an_undeclared_bound_cuts_the_loop(prefer: str) -> None:
     """Positions beyond it are not read: what is NaN there does not reach the output."""
     bound = 21

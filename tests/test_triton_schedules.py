@@ -95,6 +95,7 @@ def test_blocks_of_a_group_that_is_no_power_of_two(group: int, heads: int, prefe
     assert error < 2e-3
 
 
+@pytest.mark.slow
 def test_a_single_query_leaves_the_rows_to_heads() -> None:
     for queries, rows in ((1, 8), (2, 1)):
         made, error = _grouped(8, 16, 70, "rolling", queries)

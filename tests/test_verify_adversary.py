@@ -96,6 +96,7 @@ def _programs(name: str, pair: tuple[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("turn", [1, -1])
 @pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.slow(but=["--1"])
 def test_what_differs_somewhere_is_refused_either_way(name: str, turn: int) -> None:
     left, right = _programs(name, DIFFERENT[name])[::turn]
     found = eq.equivalent(left, right)

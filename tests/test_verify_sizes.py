@@ -114,6 +114,7 @@ def test_windows_of_both_dimensions_of_a_square_image() -> None:
     torch.testing.assert_close(eq.compile(text, target="cpu")(x=x), x - pooled + pooled.T)
 
 
+@pytest.mark.slow
 def test_group_norm_over_channels_that_are_not_split() -> None:
     x, gamma, beta = torch.randn(2, 12, 3, 5), torch.randn(12), torch.randn(12)
     found = eq.compile(GROUP_NORM, target="cpu", scalars={"size": 4})(x=x, gamma=gamma, beta=beta)
@@ -121,7 +122,7 @@ def test_group_norm_over_channels_that_are_not_split() -> None:
 
 
 @pytest.mark.parametrize("text", [PADDED_CONVOLUTION, "r: axis[3]\ns: axis[3]" + PADDED_CONVOLUTION])
-@pytest.mark.slow(but=["text1"])
+@pytest.mark.slow
 def test_many_axes_have_compact_sizes(text: str) -> None:
     """Their product is what verification takes; axes of one tensor still differ, and have ragged last tiles."""
     program = parse(text)
