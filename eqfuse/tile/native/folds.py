@@ -23,7 +23,8 @@ from eqfuse.tile.nodes import (
 from eqfuse.tile.walk import operands
 
 UNROLLED = 4
-"""Vectors that a loop takes at once where it folds: so many sums are under way side by side."""
+"""Vectors that a loop takes at once where it folds: so many sums are under way side by side. They come from so many parts
+of the axis: memory is read faster in several places at once, and a processor looks ahead to the end of a page."""
 
 
 class Folds(Tensors):

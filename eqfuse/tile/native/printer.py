@@ -64,7 +64,9 @@ def source_of(program: TileProgram, interface: Interface, extents: Mapping[str, 
     )
     return "\n".join(kernels) + (
         'extern "C" void run(void** tensors, const i64* strides, const i64* sizes, const double* reals,\n'
-        "                    const i64* integers, int threads, i64* failure) {\n" + calls + "}\n"
+        "                    const i64* integers, int threads, i64* failure) {\n  OneThread products;\n"
+        + calls
+        + "}\n"
     )
 
 
@@ -194,11 +196,14 @@ class _KernelPrinter(Whole):
             accumulators = [i for i in folds if self._accumulates_here(i, loop)]
             self.emit(f"i64 {at} = 0;")
             if copies > 1:
-                with self.block(f"for (; {at} + {copies} * LANES <= length_{c}; {at} += {copies} * LANES)"):
+                far = self.names.fresh("far")
+                self.emit(f"const i64 {far} = length_{c} / ({copies} * LANES) * LANES;")
+                with self.block(f"for (; {at} < {far}; {at} += LANES)"):
                     for copy in range(copies):
-                        with self.block(), self._inside(Open(loop.axis, f"({at} + {copy} * LANES)", True)):
+                        with self.block(), self._inside(Open(loop.axis, f"({at} + {copy} * {far})", True)):
                             self._copy(accumulators, copy)
                             self._body(loop.body)
+                self.emit(f"{at} = {copies} * {far};")
             with (
                 self.block(f"for (; {at} + LANES <= length_{c}; {at} += LANES)"),
                 self._inside(Open(loop.axis, at, True)),

@@ -4,10 +4,17 @@
 
 typedef void (*Gemm)(const char*, const char*, const int*, const int*, const int*, const void*, const void*,
                      const int*, const void*, const int*, const void*, void*, const int*);
+typedef int (*Threads)(int);
 static Gemm gemm_f32 = 0, gemm_f64 = 0, gemm_bf16 = 0;
-extern "C" void use_products(void* single, void* twice, void* half) {
-  gemm_f32 = (Gemm)single; gemm_f64 = (Gemm)twice; gemm_bf16 = (Gemm)half;
+static Threads library_threads = 0;
+extern "C" void use_products(void* single, void* twice, void* half, void* threads) {
+  gemm_f32 = (Gemm)single; gemm_f64 = (Gemm)twice; gemm_bf16 = (Gemm)half; library_threads = (Threads)threads;
 }
+// The library's threads are one for each of ours: a product of a block is too small to be shared out again.
+struct OneThread {
+  int before = library_threads ? library_threads(1) : 0;
+  ~OneThread() { if (library_threads) library_threads(before); }
+};
 
 INLINE float fused(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 INLINE double fused(double x, double y, double z) { return __builtin_fma(x, y, z); }
@@ -31,6 +38,132 @@ LOOPS(float, float)
 LOOPS(double, double)
 LOOPS(u16, float)
 
+// A few rows times a matrix, which is read once, where it lies, at the rate of memory; a library packs it first. It is
+// read in several places at once, and asked for `AHEAD` elements before: a processor looks ahead to the end of a page.
+#define FEW 8
+#define ROWS 4
+#define STREAMS 4
+#define AHEAD 1024
+#define UNROLL _Pragma("GCC unroll 16")
+INLINE F part(const float* p) { return load_f32(p); }
+INLINE F part(const float* p, i64 n) { return load_f32(p, n); }
+INLINE F part(const u16* p) { return load_bf16(p); }
+INLINE F part(const u16* p, i64 n) { return load_bf16(p, n); }
+
+// Lane r is the sum of the lanes of s[r].
+INLINE F sums_of(F* s) {
+#if defined(__clang__)
+  F r; EACH r[lane] = fold_sum(s[lane]); return r;
+#else
+  UNROLL for (int h = LANES / 2; h; h /= 2) UNROLL for (int k = 0; k < h; k++) {
+    I high = (lanes() & h) != 0, own = lanes() + (high & LANES);
+    s[k] = __builtin_shuffle(s[k], s[k + h], own) + __builtin_shuffle(s[k], s[k + h], own ^ h);
+  }
+  return s[0];
+#endif
+}
+
+// The folded axis is contiguous in both: R rows by LANES / R columns, the lanes added up at the end. The columns are
+// read from `STREAMS` places that are `far` columns apart.
+template <int R, class T>
+INLINE void block_of_dots(const T* left, i64 lm, const T* right, i64 rn, float* out, i64 om, i64 M, i64 K, i64 N,
+                          i64 far, bool keep) {
+  const int C = LANES / R, NEAR = C > STREAMS ? C / STREAMS : 1;
+  const T *x[R], *y[C];
+  F s[LANES] = {};
+  UNROLL for (int r = 0; r < R; r++) x[r] = left + least(r, M - 1) * lm;
+  UNROLL for (int c = 0; c < C; c++) y[c] = right + (far ? c / NEAR * far + c % NEAR : least(c, N - 1)) * rn;
+  i64 k = 0;
+  for (; k + LANES <= K; k += LANES) {
+    F from[C];
+    UNROLL for (int c = 0; c < C; c++) { __builtin_prefetch(y[c] + k + AHEAD); from[c] = part(y[c] + k); }
+    UNROLL for (int r = 0; r < R; r++) {
+      F at = part(x[r] + k);
+      UNROLL for (int c = 0; c < C; c++) s[r * C + c] = fma(at, from[c], s[r * C + c]);
+    }
+  }
+  if (k < K) UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++)
+    s[r * C + c] = fma(part(x[r] + k, K - k), part(y[c] + k, K - k), s[r * C + c]);
+  F sums = sums_of(s);
+  for (int r = 0; r < least(R, M); r++) for (int c = 0; c < least(C, N); c++) {
+    float* p = out + r * om + (far ? c / NEAR * far + c % NEAR : c);
+    *p = (keep ? *p : 0) + sums[r * C + c];
+  }
+}
+template <int R, class T>
+static void rows_of_dots(const T* left, i64 lm, const T* right, i64 rn, float* out, i64 om, i64 M, i64 K, i64 N, bool keep) {
+  const int C = LANES / R, NEAR = C > STREAMS ? C / STREAMS : 1;
+  i64 far = N / C * NEAR, n = C < STREAMS ? 0 : far / NEAR * C;
+  if (n) for (i64 k = 0; k < far; k += NEAR)
+    block_of_dots<R>(left, lm, right + k * rn, rn, out + k, om, M, K, C, far, keep);
+  for (; n < N; n += C) block_of_dots<R>(left, lm, right + n * rn, rn, out + n, om, M, K, N - n, 0, keep);
+}
+
+// The matrix's columns are contiguous: R rows by C vectors of columns, `some` lanes of the last one; K rows of the
+// matrix from each of several places that are `far` rows apart.
+template <int R, int C, class T>
+INLINE void block_of_sums(const T* left, i64 lm, i64 lk, const T* right, i64 rk, float* out, i64 om, i64 M, i64 K,
+                          i64 places, i64 far, i64 some, bool keep) {
+  F s[R][C] = {};
+  if (keep) UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) if (r < M)
+    s[r][c] = C > 1 ? load_f32(out + r * om + c * LANES) : load_f32(out + r * om, some);
+  for (i64 place = 0; place < places; place++) for (i64 near = 0; near < K; near++) {
+    i64 k = place * far + near;
+    F y[C];
+    UNROLL for (int c = 0; c < C; c++) {
+      const T* p = right + k * rk + c * LANES;
+      __builtin_prefetch(p + AHEAD);
+      y[c] = C > 1 ? part(p) : part(p, some);
+    }
+    UNROLL for (int r = 0; r < R; r++) {
+      F x = splat(wide(left[least(r, M - 1) * lm + k * lk]));
+      UNROLL for (int c = 0; c < C; c++) s[r][c] = fma(x, y[c], s[r][c]);
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) if (r < M) {
+    if (C > 1) put_f32(out + r * om + c * LANES, s[r][c]); else put_f32(out + r * om, s[r][c], some);
+  }
+}
+template <int R, class T>
+static void rows_of_sums(const T* left, i64 lm, i64 lk, const T* right, i64 rk, float* out, i64 om, i64 M, i64 K,
+                         i64 N, i64 places, i64 far, bool keep) {
+  i64 n = 0;
+  for (; n + 4 * LANES <= N; n += 4 * LANES)
+    block_of_sums<R, 4>(left, lm, lk, right + n, rk, out + n, om, M, K, places, far, LANES, keep);
+  for (; n < N; n += LANES)
+    block_of_sums<R, 1>(left, lm, lk, right + n, rk, out + n, om, M, K, places, far, least(LANES, N - n), keep);
+}
+template <class T>
+static void some_sums(const T* left, i64 lm, i64 lk, const T* right, i64 rk, float* out, i64 om, i64 M, i64 K, i64 N,
+                      i64 places, i64 far, bool keep) {
+  for (i64 m = 0; m < M; m += ROWS) {
+    if (M - m == 1) rows_of_sums<1>(left + m * lm, lm, lk, right, rk, out + m * om, om, 1, K, N, places, far, keep);
+    else rows_of_sums<ROWS>(left + m * lm, lm, lk, right, rk, out + m * om, om, least(ROWS, M - m), K, N, places, far, keep);
+  }
+}
+template <class T>
+static void narrow(const T* left, i64 lm, i64 lk, const T* right, i64 rk, i64 rn, float* out, i64 om, i64 M, i64 K,
+                   i64 N, bool keep) {
+  if (rk == 1) {
+    i64 columns = M > ROWS ? 4 * LANES : N;  // few enough that they are still there for the next rows
+    for (i64 n = 0; n < N; n += columns) for (i64 m = 0; m < M; m += ROWS) {
+      const T *x = left + m * lm, *y = right + n * rn;
+      float* p = out + m * om + n;
+      if (M - m == 1) rows_of_dots<1>(x, lm, y, rn, p, om, 1, K, least(columns, N - n), keep);
+      else rows_of_dots<ROWS>(x, lm, y, rn, p, om, least(ROWS, M - m), K, least(columns, N - n), keep);
+    }
+    return;
+  }
+  const i64 few = 4, far = K / STREAMS / few * few;
+  for (i64 k = 0; k < far; k += few)
+    some_sums(left + k * lk, lm, lk, right + k * rk, rk, out, om, M, few, N, STREAMS, far, keep || k);
+  for (i64 k = STREAMS * far; k < K; k += few)
+    some_sums(left + k * lk, lm, lk, right + k * rk, rk, out, om, M, least(few, K - k), N, 1, 0, keep || k);
+}
+INLINE bool is_narrow(float, i64 M, i64 lk, i64 rk, i64 rn) { return M <= FEW && (rk == 1 ? lk == 1 : rn == 1); }
+INLINE bool is_narrow(double, i64, i64, i64, i64) { return false; }
+INLINE void narrow(const double*, i64, i64, const double*, i64, i64, double*, i64, i64, i64, i64, bool) {}
+
 #define PRODUCT(given, type, dtype) \
   static void product(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn, type* out, i64 om, \
                       i64 on, i64 M, i64 K, i64 N, bool keep) {                                                 \
@@ -44,6 +177,10 @@ LOOPS(u16, float)
       if (N == 1) { rn = rk == 1 ? K : 1; if (om < 1) om = 1; }                                                 \
       if (K == 1) { lk = lm == 1 ? M : 1; rk = rn == 1 ? N : 1; }                                               \
     }                                                                                                           \
+    if (N < M && is_narrow((type)0, N, rk, lk, lm) && K > 0 && (N == 1 ? om == 1 : false))                       \
+      return narrow(right, rn, rk, left, lk, lm, out, 1, N, K, M, keep);                                        \
+    if (is_narrow((type)0, M, lk, rk, rn) && K > 0)                                                             \
+      return narrow(left, lm, lk, right, rk, rn, out, om, M, K, N, keep);                                       \
     bool left_plain = lk == 1, right_plain = rn == 1;                                                           \
     bool fits = (left_plain || lm == 1) && (right_plain || rk == 1) && lm >= 0 && rn >= 0;                      \
     i64 ld_left = left_plain ? lm : lk, ld_right = right_plain ? rk : rn;                                       \

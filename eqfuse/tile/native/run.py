@@ -202,15 +202,18 @@ def _madvise() -> Any:
 
 @lru_cache
 def products() -> tuple[int | None, ...]:
-    """Addresses of the matrix products of torch's BLAS, of float32, float64 and bfloat16; None where it hides one, or
-    the processor has no instructions for bfloat16."""
+    """Addresses of the matrix products of torch's BLAS, of float32, float64 and bfloat16, and of what sets how many
+    threads it takes in the thread that asks; None where it hides one, or the processor has no instructions for bfloat16."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     except OSError:
-        return None, None, None
-    found = [getattr(library, name, None) for name in ("sgemm_", "dgemm_", "gemm_bf16bf16f32_")]
-    single, twice, half = (None if f is None else ctypes.cast(f, ctypes.c_void_p).value for f in found)
-    return single, twice, half if {"amx_bf16", "avx512_bf16"} & set(features().split()) else None
+        return None, None, None, None
+    names = ("sgemm_", "dgemm_", "gemm_bf16bf16f32_", "MKL_Set_Num_Threads_Local")
+    found = [getattr(library, name, None) for name in names]
+    single, twice, half, threads = (
+        None if f is None else ctypes.cast(f, ctypes.c_void_p).value for f in found
+    )
+    return single, twice, half if {"amx_bf16", "avx512_bf16"} & set(features().split()) else None, threads
 
 
 def unit_dims(tensors: Mapping[str, torch.Tensor]) -> Unit:

@@ -1,0 +1,97 @@
+"""Matrix products of native kernels against float64: few rows and many, every layout, with and without a library."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import product
+
+import pytest
+import torch
+from test_native_functions import WIDTHS
+
+from eqfuse.tile.native.build import compiler, library_of, load
+from eqfuse.tile.native.run import products
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+
+SOURCE = "\n".join(
+    f"""extern "C" void product_{dtype}(const {given}* left, i64 lm, i64 lk, const {given}* right, i64 rk, i64 rn,
+  {type}* out, i64 om, i64 on, i64 M, i64 K, i64 N, i64 keep) {{
+  OneThread alone;
+  product(left, lm, lk, right, rk, rn, out, om, on, M, K, N, keep != 0);
+}}"""
+    for dtype, given, type in (
+        ("f32", "float", "float"),
+        ("f64", "double", "double"),
+        ("bf16", "u16", "float"),
+    )
+)
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
+SIZES = [
+    (1, 7, 5),
+    (1, 200, 83),
+    (2, 64, 130),
+    (3, 33, 64),
+    (4, 16, 16),
+    (5, 129, 67),
+    (8, 100, 200),
+    (9, 40, 33),
+]
+SIZES += [(n, k, m) for m, k, n in SIZES] + [(1, 1, 1), (6, 1, 20), (1, 300, 1)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_every_layout(dtype: str, library: bool, width: str) -> None:
+    loaded = load(library_of(SOURCE, WIDTHS[width]))
+    if library:
+        loaded.use_products(*map(ctypes.c_void_p, products()))
+    else:
+        loaded.use_products(*[None] * 4)
+    generator = torch.Generator().manual_seed(0)
+    for (m, k, n), flips, keep in product(SIZES, product((False, True), repeat=3), (False, True)):
+        left, right, out = (
+            torch.randn((b, a) if flip else (a, b), generator=generator)
+            for (a, b), flip in zip(((m, k), (k, n), (m, n)), flips, strict=True)
+        )
+        left, right = left.to(DTYPES[dtype]), right.to(DTYPES[dtype])
+        out = out.to(torch.float64 if dtype == "f64" else torch.float32)
+        left, right, out = (t.T if flip else t for t, flip in zip((left, right, out), flips, strict=True))
+        wanted = left.double() @ right.double() + (out.double() if keep else 0)
+        bound = 1e-6 * (left.double().abs() @ right.double().abs() + 1)
+        arguments = [
+            *(
+                left.data_ptr(),
+                *left.stride(),
+                right.data_ptr(),
+                *right.stride(),
+                out.data_ptr(),
+                *out.stride(),
+            ),
+            *(m, k, n, int(keep)),
+        ]
+        getattr(loaded, f"product_{dtype}")(*map(ctypes.c_longlong, arguments))
+        assert ((out.double() - wanted).abs() <= bound).all(), (m, k, n, flips, keep)
+
+
+def test_few_rows_of_special_values() -> None:
+    """NaN and infinities get through a product of few rows as they do through a long one."""
+    loaded = load(library_of(SOURCE))
+    left, right = torch.ones(2, 40), torch.ones(40, 70)
+    left[0, 3], right[3, 5], right[20, 6] = 0.0, float("inf"), float("nan")
+    for transposed in (False, True):
+        given = right.T.contiguous().T if transposed else right
+        out = torch.empty(2, 70)
+        arguments = [
+            left.data_ptr(),
+            *left.stride(),
+            given.data_ptr(),
+            *given.stride(),
+            out.data_ptr(),
+            70,
+            1,
+        ]
+        loaded.product_f32(*map(ctypes.c_longlong, [*arguments, 2, 40, 70, 0]))
+        assert torch.equal(out.isnan(), (left @ right).isnan())
+        assert torch.equal(out.isinf(), (left @ right).isinf())
