@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
-from pathlib import Path
 
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig
+from eqfuse.tile.native.machine import cache_bytes
 from eqfuse.tile.native.nodes import Define
 from eqfuse.tile.native.order import LANES, flat, nesting
 from eqfuse.tile.native.plain import plain
 from eqfuse.tile.nodes import Dot, Kernel, TileProgram
-
-USUAL_CACHE = 1 << 20
-"""Bytes of a core's second-level cache where the system does not say."""
 
 SHARE = 0.25
 """How much of the cache the widest tile may take: beside it are others, and what is streamed past."""
@@ -31,19 +27,6 @@ VECTORS = 64
 
 FOLDED = 0.1
 """The part of a kernel's elements from which an axis counts as one that is walked in vectors."""
-
-
-@lru_cache
-def cache_bytes() -> int:
-    """Bytes of a core's second-level cache."""
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            level, size = ((index / name).read_text(encoding="ascii").strip() for name in ("level", "size"))
-        except OSError:
-            continue
-        if level == "2" and size.endswith("K"):
-            return int(size[:-1]) << 10
-    return USUAL_CACHE
 
 
 def native_configs(

@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from eqfuse.cache.files import cache_home, write_whole
+from eqfuse.tile.native.machine import cache_bytes
 from eqfuse.tile.native.nodes import NotNative
 
 FLAGS = (
@@ -38,7 +39,8 @@ def compiler() -> str | None:
 def prelude() -> str:
     """What every kernel's source begins with."""
     room = files("eqfuse.tile.native")
-    return "\n".join((room / name).read_text(encoding="utf-8") for name in PRELUDE)
+    texts = ((room / name).read_text(encoding="utf-8") for name in PRELUDE)
+    return "\n".join([f"#define CACHE {cache_bytes()}LL", *texts])
 
 
 @lru_cache

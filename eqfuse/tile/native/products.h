@@ -25,7 +25,7 @@ INLINE bool is_finite(float x) { return __builtin_fabsf(x) < INFINITY; }
 INLINE bool is_finite(double x) { return __builtin_fabs(x) < __builtin_inf(); }
 
 // out[m, n] (+)= sum of left[m, k] * right[k, n]; `keep` is whether something is there to add to.
-#define LOOPS(given, type)                                                                                     \
+#define LOOPS(given, type)                                                                                      \
   static void loops(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn, type* out, i64 om,   \
                     i64 on, i64 M, i64 K, i64 N, bool keep) {                                                   \
     for (i64 m = 0; m < M; m++) for (i64 n = 0; n < N; n++) {                                                   \
@@ -41,6 +41,7 @@ LOOPS(u16, float)
 // A few rows times a matrix, which is read once, where it lies, at the rate of memory; a library packs it first. It is
 // read in several places at once, and asked for `AHEAD` elements before: a processor looks ahead to the end of a page.
 #define FEW 8
+#define SEVERAL 16  // where the matrix is more than a cache holds
 #define ROWS 4
 #define STREAMS 4
 #define AHEAD 1024
@@ -160,8 +161,10 @@ static void narrow(const T* left, i64 lm, i64 lk, const T* right, i64 rk, i64 rn
   for (i64 k = STREAMS * far; k < K; k += few)
     some_sums(left + k * lk, lm, lk, right + k * rk, rk, out, om, M, least(few, K - k), N, 1, 0, keep || k);
 }
-INLINE bool is_narrow(float, i64 M, i64 lk, i64 rk, i64 rn) { return M <= FEW && (rk == 1 ? lk == 1 : rn == 1); }
-INLINE bool is_narrow(double, i64, i64, i64, i64) { return false; }
+INLINE bool is_narrow(float, i64 M, i64 K, i64 N, i64 lk, i64 rk, i64 rn) {
+  return M <= (K * N * (i64)sizeof(float) > CACHE / 2 ? SEVERAL : FEW) && (rk == 1 ? lk == 1 : rn == 1);
+}
+INLINE bool is_narrow(double, i64, i64, i64, i64, i64, i64) { return false; }
 INLINE void narrow(const double*, i64, i64, const double*, i64, i64, double*, i64, i64, i64, i64, bool) {}
 
 #define PRODUCT(given, type, dtype) \
@@ -177,9 +180,9 @@ INLINE void narrow(const double*, i64, i64, const double*, i64, i64, double*, i6
       if (N == 1) { rn = rk == 1 ? K : 1; if (om < 1) om = 1; }                                                 \
       if (K == 1) { lk = lm == 1 ? M : 1; rk = rn == 1 ? N : 1; }                                               \
     }                                                                                                           \
-    if (N < M && is_narrow((type)0, N, rk, lk, lm) && K > 0 && (N == 1 ? om == 1 : false))                       \
+    if (N == 1 && N < M && om == 1 && is_narrow((type)0, N, K, M, rk, lk, lm) && K > 0)                         \
       return narrow(right, rn, rk, left, lk, lm, out, 1, N, K, M, keep);                                        \
-    if (is_narrow((type)0, M, lk, rk, rn) && K > 0)                                                             \
+    if (is_narrow((type)0, M, K, N, lk, rk, rn) && K > 0)                                                       \
       return narrow(left, lm, lk, right, rk, rn, out, om, M, K, N, keep);                                       \
     bool left_plain = lk == 1, right_plain = rn == 1;                                                           \
     bool fits = (left_plain || lm == 1) && (right_plain || rk == 1) && lm >= 0 && rn >= 0;                      \
