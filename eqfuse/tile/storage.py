@@ -60,14 +60,19 @@ _INTEGER: Mapping[str, Callable[[int, int], int]] = {
 
 
 def buffers_for(
-    program: TileProgram, sizes: Mapping[str, int], dtypes: Mapping[str, str]
+    program: TileProgram,
+    sizes: Mapping[str, int],
+    dtypes: Mapping[str, str],
+    empty: Callable[[list[int], torch.dtype], torch.Tensor] = lambda shape, dtype: torch.empty(
+        shape, dtype=dtype
+    ),
 ) -> dict[str, torch.Tensor]:
     """Uninitialised CPU tensors for everything that `program` writes, outputs and temporaries, given the size
-    of every axis. `dtypes` decides where the program leaves a buffer's dtype open.
+    of every axis. `dtypes` decides where the program leaves a buffer's dtype open; `empty` makes them.
     """
     return {
-        buffer.name: torch.empty(
-            [sizes[axis] for axis in buffer.axes], dtype=TORCH_DTYPES[buffer.dtype or dtypes[buffer.name]]
+        buffer.name: empty(
+            [sizes[axis] for axis in buffer.axes], TORCH_DTYPES[buffer.dtype or dtypes[buffer.name]]
         )
         for buffer in program.buffers
     }

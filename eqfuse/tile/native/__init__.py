@@ -10,4 +10,5 @@ run.py        one library on torch tensors
 host.py       C++ where it is there, else torch calls, and why
 blocks.py     sizes of blocks for caches
 machine.py    the caches
+memory.py     large outputs
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +15,7 @@ from eqfuse.errors import BindError
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.tile.native.build import features, library_of, load
 from eqfuse.tile.native.context import Interface
+from eqfuse.tile.native.memory import outputs
 from eqfuse.tile.native.printer import source_of
 from eqfuse.tile.nodes import Argument, Let, LoadTile, TileProgram
 from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
@@ -71,9 +71,7 @@ class NativeProgram:
     ) -> dict[str, torch.Tensor]:
         """The outputs by name, of tensors that are `prepared`; on as many threads as torch uses, unless told. Raises BindError where an index tensor points outside."""
         sizes = resolve_extents(self.program, extents, shards)
-        buffers = buffers_for(self.program, sizes, self.dtypes)
-        for buffer in buffers.values():
-            _in_huge_pages(buffer)
+        buffers = buffers_for(self.program, sizes, self.dtypes, outputs().empty)
         self.into(tensors, buffers, scalars, sizes, threads)()
         return {buffer.name: buffers[buffer.name] for buffer in self.program.buffers if buffer.is_output}
 
@@ -106,25 +104,23 @@ class NativeProgram:
         tensors: Mapping[str, torch.Tensor],
         extents: Mapping[str, int],
         shards: Mapping[str, int],
-        outputs: Sequence[str],
+        wanted: Sequence[str],
     ) -> Callable[[Mapping[str, Any], Sequence[int]], Any]:
         """What runs calls whose tensors are like these: it takes the values of a call by name, and the addresses of its
-        tensors, which are called `names`, and gives the outputs."""
+        tensors, which are called `names`, and gives the `wanted` outputs."""
         sizes = resolve_extents(self.program, extents, shards)
         buffers = buffers_for(self.program, sizes, self.dtypes)
         frame = self._frame([{**tensors, **buffers}[name] for name in self.interface.tensors], sizes)
-        made = [(name, (b.shape, b.stride()), b.dtype, _wants_huge_pages(b)) for name, b in buffers.items()]
+        made = [(name, b.shape, b.dtype) for name, b in buffers.items()]
+        empty = outputs().empty
         given = {name: place for place, name in enumerate(names)}
         order = [(name, given.get(name)) for name in self.interface.tensors]
 
         def call(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
-            new = {name: torch.empty_strided(*layout, dtype=dtype) for name, layout, dtype, _ in made}
-            for name, _, _, huge in made:
-                if huge:
-                    _in_huge_pages(new[name])
+            new = {name: empty(shape, dtype) for name, shape, dtype in made}
             where = [new[name].data_ptr() if place is None else addresses[place] for name, place in order]
             self._launch(frame, frame.addresses(*where), frame.numbers(values), None)
-            return new[outputs[0]] if len(outputs) == 1 else tuple(new[name] for name in outputs)
+            return new[wanted[0]] if len(wanted) == 1 else tuple(new[name] for name in wanted)
 
         return call
 
@@ -171,33 +167,6 @@ class _Frame:
         """Scalars of a call as the function takes them."""
         (reals, Reals), (integers, Integers) = self.reals, self.integers
         return Reals(*[float(scalars[n]) for n in reals]), Integers(*[int(scalars[n]) for n in integers])
-
-
-HUGE = 2 << 20
-"""Bytes of a huge page; what is not much longer is left alone."""
-
-
-def _in_huge_pages(tensor: torch.Tensor) -> None:
-    """Asks for huge pages behind memory that is not written yet. A fault for each page of 4 KB takes longer than most
-    kernels: 11 of 20 ms for an output of 32 MB on a virtual machine, 3 of 12 ms in huge pages. A request is all it is."""
-    if not _wants_huge_pages(tensor) or (advise := _madvise()) is None:
-        return
-    size = tensor.numel() * tensor.element_size()
-    start = -(-tensor.data_ptr() // PAGE) * PAGE
-    advise(ctypes.c_void_p(start), ctypes.c_size_t(tensor.data_ptr() + size - start), MADV_HUGEPAGE)
-
-
-def _wants_huge_pages(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() >= 2 * HUGE
-
-
-PAGE, MADV_HUGEPAGE = 4096, 14
-
-
-@lru_cache
-def _madvise() -> Any:
-    """The C library's `madvise`; None where it has no huge pages to give."""
-    return getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
 
 
 @lru_cache
