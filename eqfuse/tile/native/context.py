@@ -100,18 +100,19 @@ class Context:
         self.domains = dict(program.domains)
         self.blocks = {block.axis: block for block in kernel.blocks}
         self.stored = buffer_dtypes(program)
-        lengths = {
+        self.lengths = {
             axis: min(block.size or extents[self._axis(axis)], max(1, extents[self._axis(axis)]))
             for axis, block in self.blocks.items()
         }
-        items = plain(kernel, lengths)
-        self.tree = Tree(items, nesting(items, lengths))
+        items = plain(kernel, self.lengths)
+        self.tree = Tree(items, nesting(items, self.lengths))
         self.lines: list[str] = []
         self.depth = 1
         self.scopes: list[dict[str, tuple[str, bool]]] = [{}]
         self.loops: list[Open] = []
         self.buffers: dict[str, Buffer] = {}
         self.used: set[str] = set()
+        self.asked: dict[str, str] = {}
 
     def _axis(self, axis: str) -> str:
         return self.domains.get(axis, axis)

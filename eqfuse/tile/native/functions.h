@@ -48,7 +48,15 @@ INLINE F scaled(F y, F, I n) {
 // by its remainder, q + (x - q y) r, which is the quotient rounded to nearest (Markstein's theorem) where no step
 // underflows. Divided where one may, or a number is not finite: a division takes as long as sixteen such operations.
 INLINE F quotient(F x, float y) {
-#if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
+#if defined(__AVX512DQ__) && !defined(__clang__)
+  if (y >= 0x1p-20f && y <= 0x1p60f) {  // then the signs of zeros come out right, too
+    float r = 1.f / y;
+    F q = x * r, better = fma(-fma(q, splat(y), -x), splat(r), q);
+    const int zero = 0x02 | 0x04, odd = 0x01 | 0x08 | 0x10 | 0x20 | 0x80;  // NaN, infinities, denormals
+    u16 rest = ~__builtin_ia32_fpclassps512_mask(x, zero, FULL);
+    if (__builtin_expect(!__builtin_ia32_fpclassps512_mask(q * 0x1p-46f, odd | zero, rest), 1)) return better;
+  }
+#elif defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
   if (__builtin_fabsf(y) >= 0x1p-20f && __builtin_fabsf(y) <= 0x1p60f) {
     float r = 1.f / y;
     F q = x * r, a = absolute(q);

@@ -31,27 +31,29 @@ class Memory:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._storages: list[Any] = []
+        self._storages: list[torch.UntypedStorage] = []
         self._lock = threading.Lock()
-        self._free = self._references([torch.UntypedStorage(8)], 0) if most else None
+        self._free = self._references([torch.empty(8).untyped_storage()], 0) if most else None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A contiguous tensor that is not initialised."""
         size = prod(shape) * dtype.itemsize
         if not LEAST <= size <= self._most:
             made = torch.empty(tuple(shape), dtype=dtype)
-            in_huge_pages(made.untyped_storage())
+            if size > LEAST:
+                in_huge_pages(made.untyped_storage())
             return made
         with self._lock:
             storage = self._taken(size)
-        return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))
+        strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
+        return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), strides)
 
-    def _taken(self, size: int) -> Any:
+    def _taken(self, size: int) -> torch.UntypedStorage:
         for place in reversed(range(len(self._storages))):  # the latest one may still be in a cache
             if self._is_free(place, size):
                 self._storages.append(self._storages.pop(place))
                 return self._storages[-1]
-        made = torch.UntypedStorage(size)
+        made = torch.empty(size, dtype=torch.uint8).untyped_storage()
         in_huge_pages(made)
         self._storages.append(made)
         while sum(storage.nbytes() for storage in self._storages) > self._most:
@@ -65,7 +67,7 @@ class Memory:
         return bool(storage.nbytes() == size and not storage.is_shared())
 
     @staticmethod
-    def _references(storages: Sequence[Any], place: int) -> tuple[int, int]:
+    def _references(storages: Sequence[torch.UntypedStorage], place: int) -> tuple[int, int]:
         """Who holds a storage: tensors and views of it, and Python objects that are the storage."""
         storage = storages[place]
         return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
@@ -85,7 +87,7 @@ HUGE = 2 << 20
 """Bytes of a huge page; what is not much longer is left alone."""
 
 
-def in_huge_pages(storage: Any) -> None:
+def in_huge_pages(storage: torch.UntypedStorage) -> None:
     """Asks for huge pages behind memory that is not written yet. A fault for each page of 4 KB takes longer than most
     kernels: 11 of 20 ms for an output of 32 MB on a virtual machine, 3 of 12 ms in huge pages. A request is all it is."""
     size = storage.nbytes()

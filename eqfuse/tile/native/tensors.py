@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from eqfuse.tile.native.context import Context
+from eqfuse.tile.native.machine import cache_bytes
 from eqfuse.tile.native.text import (
+    SIZES,
     converted,
     kind,
     number,
@@ -15,9 +18,14 @@ from eqfuse.tile.nodes import (
     Elementwise,
     LoadTile,
     Positions,
+    Start,
     Store,
     Value,
 )
+
+
+AHEAD = 0.25
+"""The part of the second-level cache that a tile may take for the next one to be asked for beside it."""
 
 
 class Tensors(Context):
@@ -115,8 +123,27 @@ class Tensors(Context):
             text = f"gather_{dtype}({place}, {step}, {wanted})"
             return f"choose({wanted}, {text}, splat({other}))"
         if step == "1":
+            self._ask_ahead(value, op, place)
             return f"load_{dtype}({place}{f', {vector.left}' if vector.left else ''})"
         return f"gather_{dtype}({place}, {step}, {vector.left or 'LANES'})"
+
+    def _ask_ahead(self, value: Value, op: LoadTile, place: str) -> None:
+        """Asks for a tile of the next block, while this block's is read again: that comes from a cache, and memory has
+        nothing to do."""
+        if value.name not in self.tree.again or self.asked.setdefault(op.tensor, value.name) != value.name:
+            return
+        fastest = next(iter(self.kernel.grid), None)
+        moving = [k for k, at in enumerate(op.index) if self._axis_of(at) == fastest]
+        size = SIZES[self._dtype(op.tensor)] * prod(self.lengths[dim] for dim in value.dims)
+        if len(moving) == 1 and fastest is not None and size <= AHEAD * cache_bytes():
+            self.emit(
+                f"__builtin_prefetch({place} + {self._step(fastest)} * {self._stride(op.tensor, moving[0])}, 0, 2);"
+            )
+
+    def _axis_of(self, at: Value) -> str | None:
+        """The axis whose plain position an index is."""
+        op = self.tree.defined[at.name].op
+        return op.axis if isinstance(op, Positions | Start) else None
 
     def _store(self, store: Store) -> None:
         dtype, vector = self._dtype(store.tensor), self._vector

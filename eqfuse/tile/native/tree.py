@@ -51,12 +51,13 @@ class Scope:
 
 class Tree:
     """`memory` are the values that are kept in memory, with the loops that all of their reads share; `direct` the loads
-    that a matrix product reads where they are; `states` the names of the state variables that one fold computes."""
+    that a matrix product reads where they are; `again` what is computed once more; `states` the names of the state variables that one fold computes."""
 
     def __init__(self, items: Sequence[Item], depth: Mapping[str, int]) -> None:
         self.depth = depth
         self.memory: dict[str, Path] = {}
         self.direct: set[str] = set()
+        self.again: set[str] = set()
         self.states: dict[str, list[str]] = {}
         self.defined: dict[str, Define] = {}
         self._folds: dict[object, str] = {}
@@ -302,6 +303,7 @@ class Tree:
             hand = {v.name: self._copy(v, path, body, scope) for v in operands(item.op)}
             self._count += 1
             again = replace(value, name=f"{name}%{self._count}")
+            self.again.add(again.name)
             copy = Define(again, _renamed(item.op, hand), item.dims)
             body.append(Leaf(copy))
             # A copy may lack loops of the body: it is computed in all of them.

@@ -79,13 +79,23 @@ CHOICE(i64, L, L)
 INLINE bool choose(bool c, bool x, bool y) { return c ? x : y; }
 
 // NaN is kept: from either side.
-#define EXTREMES(scalar, vector)                                                                       \
-  INLINE scalar maximum(scalar x, scalar y) { return x > y || x != x ? x : y; }                        \
-  INLINE scalar minimum(scalar x, scalar y) { return x < y || x != x ? x : y; }                        \
+#define EXTREMES(scalar)                                                            \
+  INLINE scalar maximum(scalar x, scalar y) { return x > y || x != x ? x : y; }     \
+  INLINE scalar minimum(scalar x, scalar y) { return x < y || x != x ? x : y; }
+EXTREMES(float)
+EXTREMES(double)
+#define VECTOR_EXTREMES(vector)                                                                        \
   INLINE vector maximum(vector x, vector y) { vector m = x > y ? x : y; return x != x ? x : m; }       \
   INLINE vector minimum(vector x, vector y) { vector m = x < y ? x : y; return x != x ? x : m; }
-EXTREMES(float, F)
-EXTREMES(double, D)
+VECTOR_EXTREMES(D)
+#if defined(__AVX512F__) && !defined(__clang__)
+// The instructions give their second operand where one is NaN; where the first one is, it is put there afterwards.
+#define WHERE_NAN(m, x) (F)__builtin_ia32_fixupimmps512_mask(m, x, splat(0x11), 0, (u16)-1, 4)
+INLINE F maximum(F x, F y) { return WHERE_NAN(__builtin_ia32_maxps512_mask(x, y, x, (u16)-1, 4), x); }
+INLINE F minimum(F x, F y) { return WHERE_NAN(__builtin_ia32_minps512_mask(x, y, x, (u16)-1, 4), x); }
+#else
+VECTOR_EXTREMES(F)
+#endif
 #define INTEGER_EXTREMES(scalar, vector)                                          \
   INLINE scalar maximum(scalar x, scalar y) { return x > y ? x : y; }             \
   INLINE scalar minimum(scalar x, scalar y) { return x < y ? x : y; }             \
