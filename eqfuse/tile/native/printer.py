@@ -234,7 +234,9 @@ class _KernelPrinter(Whole):
         self.emit(f"const i64 {end} = least({stop}, {self._size(self._axis(loop.axis))});")
         with self.block(f"for (i64 start_{c} = {start}; start_{c} < {end}; start_{c} += {step})"):
             self.emit(f"const i64 length_{c} = least({step}, {end} - start_{c}); (void)length_{c};")
+            self.walks.append(loop.axis)
             self._body(walk.body)
+            self.walks.pop()
             self._carry_next(loop.carried)
 
     def _carry_first(self, item: Carried) -> None:

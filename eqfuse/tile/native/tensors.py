@@ -23,7 +23,6 @@ from eqfuse.tile.nodes import (
     Value,
 )
 
-
 AHEAD = 0.25
 """The part of the second-level cache that a tile may take for the next one to be asked for beside it."""
 
@@ -132,13 +131,14 @@ class Tensors(Context):
         nothing to do."""
         if value.name not in self.tree.again or self.asked.setdefault(op.tensor, value.name) != value.name:
             return
-        fastest = next(iter(self.kernel.grid), None)
-        moving = [k for k, at in enumerate(op.index) if self._axis_of(at) == fastest]
+        axes = [self._axis_of(at) for at in op.index]
+        next_one = next(
+            (axis for axis in (*reversed(self.walks), *self.kernel.grid[:1]) if axis in axes), None
+        )
         size = SIZES[self._dtype(op.tensor)] * prod(self.lengths[dim] for dim in value.dims)
-        if len(moving) == 1 and fastest is not None and size <= AHEAD * cache_bytes():
-            self.emit(
-                f"__builtin_prefetch({place} + {self._step(fastest)} * {self._stride(op.tensor, moving[0])}, 0, 2);"
-            )
+        if next_one is not None and axes.count(next_one) == 1 and size <= AHEAD * cache_bytes():
+            stride = self._stride(op.tensor, axes.index(next_one))
+            self.emit(f"__builtin_prefetch({place} + {self._step(next_one)} * {stride}, 0, 2);")
 
     def _axis_of(self, at: Value) -> str | None:
         """The axis whose plain position an index is."""
