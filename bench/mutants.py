@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import mutants_loops, mutants_merges, mutants_passes, mutants_terms, mutants_tiles
+from bench import mutants_loops, mutants_merges, mutants_passes, mutants_roles, mutants_terms, mutants_tiles
 from bench.mutation import Level, Mutant, Same
 from bench.stability import Uncast, draw_floats, first_gross_error
 from eqfuse import compiler
@@ -28,7 +28,7 @@ from eqfuse.extract.partition import Partition
 from eqfuse.loops.check import NestError
 from eqfuse.loops.check import check as check_nest
 from eqfuse.loops.lower import lower as lower_plan
-from eqfuse.loops.plan import KernelPlan, Plan
+from eqfuse.loops.plan import KernelPlan, Plan, Roles
 from eqfuse.rules.states import axis_order
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS
@@ -37,11 +37,14 @@ from eqfuse.terms.nodes import Call, Expr, Local, Output, Program, Reduce, call,
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.check import check as check_tiles
 from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.roles.check import check as check_roles
+from eqfuse.tile.roles.nodes import RolesProgram
+from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.verify.certificate import Counterexample
 from eqfuse.verify.equivalence import Stage, check_stages
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import input_specs, roots, small_extents
-from eqfuse.verify.stages import loop_stages, term_stage, tile_stages
+from eqfuse.verify.stages import loop_stages, roles_stages, term_stage, tile_stages
 
 MUTANTS: tuple[Mutant, ...] = (
     *mutants_terms.MUTANTS,
@@ -49,6 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *mutants_loops.MUTANTS,
     *mutants_tiles.MUTANTS,
     *mutants_passes.MUTANTS,
+    *mutants_roles.MUTANTS,
 )
 
 SOURCES: Mapping[str, str] = {
@@ -73,6 +77,15 @@ SOURCES: Mapping[str, str] = {
         O[i,e] = sum[j](exp(T[i,j] - m[i]) / Z[i] * V[j,e])
         L[i] = m[i] + log(Z[i])
         return O, L
+        """,
+    "attention in half precision": """
+        Q: f16[i, d]
+        K: f16[j, d]
+        V: f16[j, e]
+        S[i,j] = sum[d](Q[i,d] * K[j,d]) * scale
+        m[i] = max[j](S[i,j])
+        Z[i] = sum[j](exp(S[i,j] - m[i]))
+        O[i,e] = sum[j](exp(S[i,j] - m[i]) / Z[i] * V[j,e])
         """,
     "attention with distances": """
         Q: f32[i, d]
@@ -249,6 +262,18 @@ class Subject:
     def after_passes(self) -> list[TileProgram]:
         return compiler.verified_tiles(self.candidate.nest, self.program, self.dtypes, GPU)
 
+    @cached_property
+    def roles(self) -> list[RolesProgram]:
+        """Its forms in roles, where it has any: as they are verified, of products side by side and one behind another."""
+        if self.schedule == "rolling" and not self.strict:
+            chosen = compiler.pipeline(self.derived, self.extents, self.dtypes, GPU, self.schedule).chosen
+            roles = Roles(chosen.plan.configs[0].blocks, consumers=2, slots=2, delayed=(1,))
+            try:
+                return compiler.verified_roles(chosen.nest, self.program, self.dtypes, GPU, roles)
+            except Unsuited:
+                return []
+        return []
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -284,9 +309,11 @@ def mutations(mutant: Mutant, subject: Subject) -> Iterator[Any]:
             yield from _plans(mutant, subject.candidate.plan)
         case "loop":
             yield from mutant.mutate(subject.candidate.nest)
-        case "tile" | "pass":
+        case "tile" | "pass" | "roles":
             # The same mistake for every size of block.
-            programs = subject.tiles if mutant.level == "tile" else subject.after_passes
+            programs: Sequence[Any] = subject.tiles if mutant.level == "tile" else subject.after_passes
+            if mutant.level == "roles":
+                programs = subject.roles
             for tiles in zip(*map(mutant.mutate, programs), strict=False):
                 same = [found for found in tiles if isinstance(found, Same)]
                 yield same[0] if same else tiles
@@ -321,7 +348,9 @@ def rejected(subject: Subject) -> str:
         *loop_stages(program, nest, extents),
         *tile_stages(program, subject.tiles, extents),
     ]
-    for some in (stages, tile_stages(program, subject.after_passes, extents)):
+    after, roles = subject.after_passes, subject.roles
+    divided = roles_stages(program, roles, extents) if roles else []
+    for some in (stages, tile_stages(program, after, extents), *((divided,) if divided else ())):
         certificate = check_stages(program, some, trials=TRIALS, dtypes=subject.dtypes)
         if not certificate.ok:
             return certificate.reason
@@ -352,6 +381,8 @@ def judge(level: Level, mutated: Any, subject: Subject) -> Verdict | Same:
         return Verdict("rules of tiles", 0, 0, error.message)
     if gross is not None:
         return _seen_by(gross, "", gross.stage)
+    if level == "roles":
+        return Verdict("", 0, 0, "")
     if level != "term" and _right_for_every_order(ran, subject):
         return Same("it gives the same for every row of -inf, 0, 1 and NaN")
     if level != "term" and subject.vanishing and _exact(ran, subject):
@@ -426,3 +457,7 @@ def _stages(level: Level, mutated: Any, subject: Subject) -> Iterator[Stage]:
             for lowered in mutated:
                 check_tiles(lowered, subject.dtypes)
             yield from tile_stages(program, mutated, extents)
+        case "roles":
+            for roles in mutated:
+                check_roles(roles)
+            yield from roles_stages(program, mutated, extents)

@@ -15,8 +15,8 @@ from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Call, Expr, Output, Reduce, children, replaced, walk
 from eqfuse.tile.nodes import For, TileProgram, Value
 
-Level = Literal["term", "merge", "loop", "tile", "pass"]
-"""Where a mistake is made: outputs, derived merges, loop nest, tile program; that after a GPU's passes."""
+Level = Literal["term", "merge", "loop", "tile", "pass", "roles"]
+"""Where a mistake is made: outputs, derived merges, loop nest, tile program; that after a GPU's passes; its roles."""
 
 Outputs = tuple[Output, ...]
 IR = TypeVar("IR", Outputs, Group, Nest, TileProgram)

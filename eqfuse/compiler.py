@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 from eqfuse import debug, results
 from eqfuse.derived import Derived, Timings, rewritten
 from eqfuse.errors import VerificationError
-from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
+from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick, with_outputs
+from eqfuse.extract.candidates import shape_of as shape_of_nest
+from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
 from eqfuse.extract.partition import Partition
 from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN, tiny
 from eqfuse.loops.nodes import Nest
-from eqfuse.loops.plan import SCHEDULES, KernelConfig, Plan
+from eqfuse.loops.plan import SCHEDULES, KernelConfig, Plan, Roles
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.results import Certifying
 from eqfuse.rules.egraph import client
@@ -41,6 +44,10 @@ from eqfuse.tile.lower.program import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.passes.pipeline import passes_for, passes_of, run_passes
 from eqfuse.tile.printer import show as show_tiles
+from eqfuse.tile.roles.choice import Choice, Outlook, ranked, rows_of
+from eqfuse.tile.roles.nodes import RolesProgram
+from eqfuse.tile.roles.split import with_roles
+from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.verify.certificate import REQUESTED, Certificate
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
@@ -69,7 +76,7 @@ class Checks:
 
 @dataclass(frozen=True)
 class Compiled:
-    """One shape's result: the candidates, the chosen one, and its tile program."""
+    """One shape's result: the candidates, the chosen one, its tile program, and its roles where it has some."""
 
     candidates: tuple[Candidate, ...]
     chosen: Candidate
@@ -77,6 +84,7 @@ class Compiled:
     dtypes: Mapping[str, str]
     extents: Mapping[str, int]
     device: Device
+    roles: RolesProgram | None = None
 
     @property
     def shape(self) -> Shape:
@@ -139,8 +147,13 @@ def pipeline(
     with timings.stage("lower"), _faults():
         tile = lower_nest(chosen.nest, derived.program, dtypes, chosen.plan.configs, device)
     debug.show(5, "tiles", lambda: show_tiles(tile))
+    with timings.stage("roles"):
+        planned, roles = divided(derived, chosen, tile, dtypes, extents, device)
+        found = [planned if candidate is chosen else candidate for candidate in found]
+    if roles is not None:
+        debug.show(5, "roles", lambda: roles)
 
-    compiled = Compiled(tuple(found), chosen, tile, dtypes, extents, device)
+    compiled = Compiled(tuple(found), planned, tile, dtypes, extents, device, roles)
     if checks is not None:
         certificate = certify(derived, compiled, checks)
         debug.show(6, "certificate", lambda: certificate)
@@ -248,7 +261,8 @@ def certified(derived: Derived, compiled: Compiled, checks: Checks) -> Certifica
 
 def _certificate_key(compiled: Compiled, checks: Checks) -> tuple[Any, ...]:
     known = tuple(sorted(checks.scalars.items()))
-    made = compiled.chosen.nest, compiled.device.kind, compiled.tile.passes
+    roles = _small_roles(compiled.chosen.plan.roles)
+    made = compiled.chosen.nest, compiled.device.kind, compiled.tile.passes, roles
     return *made, checks.trials, checks.bound, known
 
 
@@ -320,7 +334,16 @@ def certifying(
         bound,
         scalars or {},
         results.folds_in_order(*(output.expr for output in program.outputs)),
+        _small_roles(plan.roles) if plan else None,
     )
+
+
+def _small_roles(roles: Roles | None) -> Roles | None:
+    """What the certificate of roles depends on: not the sizes of their blocks."""
+    if roles is None:
+        return None
+    blocks = (replace(b, size=2) if b.size is not None and b.size > 1 else b for b in roles.blocks)
+    return replace(roles, blocks=tuple(blocks))
 
 
 def examined(subject: Certifying, device: Device) -> Certificate:
@@ -342,7 +365,10 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         program: Program, outputs: tuple[Output, ...], nest: Nest
     ) -> tuple[Certificate, list[TileProgram]]:
         tiles = _examined_tiles(nest, program, subject.dtypes, device, subject.single)
-        stages = partial(stages_of, program, outputs, nest, tiles)
+        forms: list[RolesProgram] = []
+        if subject.roles is not None and nest == subject.nest:
+            forms = verified_roles(nest, program, subject.dtypes, device, subject.roles)
+        stages = partial(stages_of, program, outputs, nest, tiles, forms)
         certificate = check_stages(
             program,
             stages(small_extents(program, subject.scalars), 0),
@@ -402,6 +428,90 @@ def _examined_tiles(
     return found
 
 
+def verified_roles(
+    nest: Nest, program: Program, dtypes: Mapping[str, str], device: Device, roles: Roles
+) -> list[RolesProgram]:
+    """The forms in roles that are verified: in blocks of each of `VERIFIED_ROLES`. Raises Unsuited."""
+    from eqfuse.tile.roles.choice import small
+    from eqfuse.verify.stages import VERIFIED_ROLES
+
+    lowered = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device)
+    forms = (small(roles, rows_of(lowered), block) for block, _ in VERIFIED_ROLES)
+    return [in_roles(nest, program, dtypes, device, form, least_dot=1) for form in forms]
+
+
+def in_roles(
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    device: Device,
+    roles: Roles,
+    least_dot: int | None = None,
+) -> RolesProgram:
+    """A nest of one kernel, divided into roles. Raises Unsuited."""
+    tiles = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device, least_dot)
+    return with_roles(tiles, [roles], _tensor_axes(program, tiles), finite=program.assume_finite)
+
+
+def _tensor_axes(program: Program, tiles: TileProgram) -> dict[str, tuple[str | None, ...]]:
+    """The axes of the dims of every tensor, as far as they are known."""
+    found: dict[str, tuple[str | None, ...]] = {t.name: t.axes or (None,) * t.rank for t in program.tensors}
+    return found | {buffer.name: buffer.axes for buffer in tiles.buffers}
+
+
+def divided(
+    derived: Derived,
+    chosen: Candidate,
+    tile: TileProgram,
+    dtypes: Mapping[str, str],
+    extents: Mapping[str, int],
+    device: Device,
+) -> tuple[Candidate, RolesProgram | None]:
+    """The plan with the roles of its kernel, where the GPU is one whose kernels may have them and they are predicted to be
+    faster. The plan says which, or why none."""
+    if device.roles is None:
+        return chosen, None
+    plan = chosen.plan
+    try:
+        choice = next(roles_of(derived, chosen, tile, dtypes, extents, device))
+    except Unsuited as why:
+        return replace(chosen, plan=replace(plan, roles=None, code=f"Triton: {why}")), None
+    except StopIteration:
+        why_not = "no faster roles fit an SM"
+        return replace(chosen, plan=replace(plan, roles=None, code=f"Triton: {why_not}")), None
+    return replace(chosen, plan=with_code(plan, choice.roles)), choice.program
+
+
+def with_code(plan: Plan, roles: Roles) -> Plan:
+    """The plan with these roles."""
+    return replace(plan, roles=roles, code=f"Gluon: {roles}")
+
+
+def roles_of(
+    derived: Derived,
+    chosen: Candidate,
+    tile: TileProgram,
+    dtypes: Mapping[str, str],
+    extents: Mapping[str, int],
+    device: Device,
+) -> Iterator[Choice]:
+    """The roles that a plan's kernel may have, fastest first. Raises Unsuited."""
+    program, nest, plan = derived.program, chosen.nest, chosen.plan
+    rows_of(tile)
+    sizes = {**extents, **{renamed: extents[of] for renamed, of in nest.domains if of in extents}}
+    shape = shape_of_nest(nest, extents, with_outputs(program, dtypes), plan.shards)
+    cost = KernelCost(nest.kernels[0], shape, device)
+    predicted = plan.cost.seconds if plan.cost else math.inf
+    outlook = Outlook(plan.configs[0], cost, device, sizes, predicted)
+    return ranked(
+        tile,
+        outlook,
+        lambda configs: lower_nest(nest, program, dtypes, configs, device),
+        _tensor_axes(program, tile),
+        finite=program.assume_finite,
+    )
+
+
 def _single(config: KernelConfig) -> tuple[str, ...]:
     """Axes of the grid with one position per program instance."""
     return tuple(block.axis for block in config.blocks if block.kind == "grid" and block.size == 1)
@@ -418,6 +528,18 @@ def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
         sizes = {**shards, **program.lengths}
         source = emit(compiled.tile, program, compiled.dtypes, plan.configs, name=name, sizes=sizes)
     debug.show(6, "Triton", lambda: source)
+    return source
+
+
+def emit_gluon(derived: Derived, compiled: Compiled, name: str) -> str:
+    """The self-contained Gluon module of a compiled shape that has roles."""
+    from eqfuse.tile.gluon.module import emit
+
+    assert compiled.roles is not None
+    program = derived.program
+    with derived.timings.stage("emit"):
+        source = emit(compiled.roles, program, compiled.dtypes, name=name, sizes=program.lengths)
+    debug.show(6, "Gluon", lambda: source)
     return source
 
 

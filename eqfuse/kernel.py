@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     from eqfuse.launches import Launch
     from eqfuse.proof.derivation import Derivation
     from eqfuse.stream.streamer import Streamer, StreamState
+    from eqfuse.tile.roles.nodes import RolesProgram
     from eqfuse.tune.tuner import Limits, Tuning
 
 
@@ -365,8 +366,8 @@ class Kernel:
     @property
     def plan(self) -> Plan:
         """The chosen plan: `.schedule`, `.cost` (predicted seconds, by term), `.kernels`, `.configs`, `.shards`, and
-        `.measured`, the seconds of a call where `tune` has found it. `.code` says what the last call on a CPU ran: C++,
-        or torch calls and why."""
+        `.measured`, the seconds of a call where `tune` has found it. `.roles` are how its kernel is divided, on a Hopper GPU.
+        `.code` says what calls run: there Gluon, or Triton and why; on a CPU, at the last call, C++, or torch calls and why."""
         plan, host = self.compiled.chosen.plan, self._shapes.host(self.compiled)
         return replace(plan, code=host.code) if host is not None and host.code else plan
 
@@ -421,6 +422,19 @@ class Kernel:
         """
         with self._lock:
             return self._shapes.triton(self.compiled)
+
+    @property
+    def gluon(self) -> str:
+        """The kernel in roles, for a Hopper GPU: a Python module that needs torch and triton alone, as `triton` is, and which
+        calls run where the plan has roles. Raises EqfuseError, which says why, where it has none."""
+        with self._lock:
+            return self._shapes.gluon(self.compiled)
+
+    @property
+    def roles(self) -> RolesProgram:
+        """The roles of the chosen plan; `str` prints them. Raises EqfuseError, which says why, where it has none."""
+        with self._lock:
+            return self._shapes.roles(self.compiled)
 
     @property
     def certificate(self) -> Certificate:

@@ -24,7 +24,9 @@ from eqfuse.cache.entries import Key, Unfit
 from eqfuse.cache.files import searched, write_whole
 from eqfuse.environment import installed
 from eqfuse.loops import nodes as loops
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Nest
+from eqfuse.loops.plan import Roles
 from eqfuse.rules import merge
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group
@@ -69,7 +71,7 @@ class Merging:
 class Certifying:
     """What is verified: the nest, and the outputs that it was made of, against the program. `single` are for each kernel
     the axes that have one position per program instance; `loses_infinities` is the plan's; `trusted` is declared of rules
-    that were used, `added` are those that somebody added."""
+    that were used, `added` are those that somebody added; `roles` are the plan's."""
 
     program: Program
     outputs: tuple[Output, ...]
@@ -84,6 +86,7 @@ class Certifying:
     bound: float
     scalars: Mapping[str, float]
     folds: tuple[Fold, ...]
+    roles: Roles | None = None
 
 
 Subject = Rewriting | Merging | Certifying
@@ -109,7 +112,20 @@ _LOOPS = (loops.Buffer, loops.Carried, loops.Kernel, loops.Let, loops.Loop, loop
 _MERGES = (merge.Combine, merge.Finish, merge.Group, merge.Merge, merge.Obstacle, merge.Part, merge.State)
 CODEC = Codec(
     (*_TERMS, terms.Output, terms.Program, terms.Tensor, *_LOOPS, *_MERGES, merge.Update)
-    + (Fold, Report, Rewrite, Rule, RuleScope, Certificate, StageReport, Rewriting, Merging, Certifying)
+    + (
+        Block,
+        Roles,
+        Fold,
+        Report,
+        Rewrite,
+        Rule,
+        RuleScope,
+        Certificate,
+        StageReport,
+        Rewriting,
+        Merging,
+        Certifying,
+    )
 )
 
 

@@ -15,7 +15,7 @@ from eqfuse.arguments import Arguments, CallKey, Given, Scalars, Tensors, as_giv
 from eqfuse.compiler import Checks, Compiled, Shape, shape_of
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, device_named, place_of
-from eqfuse.errors import ScheduleError, VerificationError
+from eqfuse.errors import EqfuseError, ScheduleError, VerificationError
 from eqfuse.extract.candidates import Search
 from eqfuse.extract.devices import Device
 from eqfuse.regions import Region, Regions
@@ -27,7 +27,9 @@ from eqfuse.tile.storage import resolve_extents
 from eqfuse.verify.certificate import Certificate
 
 if TYPE_CHECKING:
+    from eqfuse.tile.gluon.launch import GluonProgram
     from eqfuse.tile.host import HostProgram
+    from eqfuse.tile.roles.nodes import RolesProgram
     from eqfuse.tile.triton.direct import Kind
     from eqfuse.tile.triton.launch import TritonProgram
 
@@ -88,7 +90,9 @@ class Specializations:
     known: dict[CallKey, Known] = field(default_factory=dict)
     _calls: dict[Any, Specialization] = field(default_factory=dict)
     _runners: dict[int, tuple[Compiled, Runner]] = field(default_factory=dict)
-    _programs: dict[int, tuple[Compiled, HostProgram | TritonProgram]] = field(default_factory=dict)
+    _programs: dict[int, tuple[Compiled, HostProgram | TritonProgram | GluonProgram]] = field(
+        default_factory=dict
+    )
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device."""
@@ -349,7 +353,12 @@ class Specializations:
             return host
         from eqfuse.tile.triton.launch import TritonProgram
 
-        launcher = TritonProgram(self.triton(compiled), self.derived.name)
+        tiles = TritonProgram(self.triton(compiled), self.derived.name)
+        launcher: TritonProgram | GluonProgram = tiles
+        if compiled.roles is not None:
+            from eqfuse.tile.gluon.launch import GluonProgram
+
+            launcher = GluonProgram(self.gluon(compiled), self.derived.name, tiles)
         self._programs[id(compiled)] = compiled, launcher
         outputs = [output.name for output in self.derived.program.outputs]
 
@@ -385,6 +394,21 @@ class Specializations:
         if compiled.device.kind == "cpu":
             compiled = self.compile(compiled.extents, compiled.dtypes, device_named("sm_90"))
         return compiler.emit_triton(self.derived, compiled, self.derived.name)
+
+    def roles(self, compiled: Compiled) -> RolesProgram:
+        """A compiled shape in roles. Raises EqfuseError where its plan has none."""
+        if compiled.roles is None:
+            why = (
+                compiled.chosen.plan.code.removeprefix("Triton: ")
+                or f"kernels of {compiled.device.name} do not"
+            )
+            raise EqfuseError(f"the kernel has no roles: {why}", hint="k.triton is its source")
+        return compiled.roles
+
+    def gluon(self, compiled: Compiled) -> str:
+        """The Gluon module of a compiled shape. Raises EqfuseError where its plan has no roles."""
+        self.roles(compiled)
+        return compiler.emit_gluon(self.derived, compiled, self.derived.name)
 
     def _unfused(self, compiled: Compiled, given: Given) -> Results:
         """The unfused program, which is all there is to run where an axis is empty."""

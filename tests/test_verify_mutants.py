@@ -16,6 +16,7 @@ CHOSEN = (
     ("variance", "rolling", False),
     ("attention, causal window", "rolling", False),
     ("attention with distances", "rolling", False),
+    ("attention in half precision", "rolling", False),
     ("quantisation and product", "rolling", True),
 )
 """Program, schedule, and whether its casts are opaque."""

@@ -80,6 +80,15 @@ class KernelCost:
         found = slowdowns(self.kernel, config, self.shape, self.device)
         return float(math.prod(factors[name] ** power for name, power in found.items()))
 
+    def grid(self, config: KernelConfig) -> int:
+        """Thread blocks."""
+        return _Priced(self, config).grid
+
+    def trips(self, config: KernelConfig) -> int:
+        """Trips of all loops of a thread block, those of a range that a condition cuts on average."""
+        priced = _Priced(self, config)
+        return sum(math.ceil(priced.extents[axis] / priced.blocks[axis]) for axis in self.work.loops)
+
     def alone(self, config: KernelConfig) -> dict[str, float]:
         """What each kind of work would take by itself, in seconds."""
         return _Priced(self, config).terms()

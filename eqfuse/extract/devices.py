@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eqfuse.extract.residuals import H200, Residuals
+from eqfuse.extract.residuals import H200, H200_ROLES, Residuals, RolesResiduals
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Device:
     rates in operations/s; launch and step in seconds; cache, tile and shared in bytes: a tile is what one thread block
     can keep in registers, `shared` the shared memory of an SM. `sms` are the SMs of a GPU, or the threads of a CPU;
     `lanes` are the threads of a warp, `rows` those of a matrix product that runs at the full rate, `stages` the tiles
-    of a loop that may be under way (where they wait in registers instead of in shared memory, fewer)."""
+    of a loop that may be under way (where they wait in registers instead of in shared memory, fewer). `roles` is for GPUs
+    whose kernels may be divided into roles: Hopper's."""
 
     name: str
     kind: str  # "cpu" or "gpu"
@@ -38,6 +39,7 @@ class Device:
     rows: int = 16
     stages: int = 4
     residuals: Residuals = H200
+    roles: RolesResiduals | None = None
 
 
 DEVICES: Mapping[str, Device] = {
@@ -76,6 +78,7 @@ DEVICES: Mapping[str, Device] = {
             1 << 17,
             227 << 10,
             rows=64,
+            roles=H200_ROLES,
         ),
         Device(
             "h200",
@@ -93,6 +96,7 @@ DEVICES: Mapping[str, Device] = {
             1 << 17,
             227 << 10,
             rows=64,
+            roles=H200_ROLES,
         ),
         Device(
             "sm_100",

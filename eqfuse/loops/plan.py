@@ -99,11 +99,30 @@ class KernelConfig:
         return {b.axis: b.size or extents[b.axis] for b in self.blocks}
 
 
+@dataclass(frozen=True)
+class Roles:
+    """How a kernel is divided among warp groups: `blocks` are those of a thread block, `consumers` share its rows, loops load
+    tiles to rings of so many `slots`. `delayed` are the matrix products of a loop, by their number, that run one block
+    behind the others."""
+
+    blocks: tuple[Block, ...]
+    consumers: int
+    slots: int
+    delayed: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{b.axis}={b.size}" for b in self.blocks if b.size is not None and b.size > 1)
+        numbers = ", ".join(str(number + 1) for number in self.delayed)
+        behind = f", product {numbers} one block behind" if numbers else ""
+        return f"1 producer, {self.consumers} consumers, {self.slots} slots, blocks {sizes}{behind}"
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k. `measured` are
     the seconds of one call where a search has timed the plan on the device. `form` is the form of the program that it
-    runs, `sizes` what its cost was predicted for. `code` is what a call on a CPU ran: "C++", or "torch calls" and why."""
+    runs, `sizes` what its cost was predicted for. `roles` are those of its kernel, where it is divided. `code` is what calls run: on
+    a CPU "C++", or "torch calls" and why; on a Hopper GPU "Gluon" and its roles, or "Triton" and why."""
 
     schedule: Schedule
     kernels: tuple[KernelPlan, ...]
@@ -114,6 +133,7 @@ class Plan:
     measured: float | None = None
     form: Form = "rewritten"
     sizes: tuple[tuple[str, int], ...] = ()
+    roles: Roles | None = None
     code: str = field(default="", compare=False)
 
     @property

@@ -9,9 +9,9 @@ instance whose loop is over earlier than its neighbours' is inactive for the res
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -110,18 +110,38 @@ def run(
     Elements that nothing was stored to are NaN. Raises TileError where the program is wrong.
     """
     sizes = resolve_extents(program, extents, shards)
+    memory = memory_of(program.buffers, buffer_dtypes(program), source, tensors, sizes, domain, batch)
+    for kernel in program.kernels:
+        Instances(kernel, memory, scalars, sizes, domain, batch or 1).run()
+    return outputs_of(program.buffers, memory, domain, batch)
+
+
+def memory_of(
+    buffers: Iterable[Buffer],
+    dtypes: Mapping[str, str],
+    source: Program,
+    tensors: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    domain: Domain,
+    batch: int | None,
+) -> dict[str, Memory]:
+    """What a program reads and writes: its inputs, and buffers of NaN."""
     memory = {
-        tensor.name: _Memory.of_input(tensor.name, tensors[tensor.name], tensor.rank, domain, batch)
+        tensor.name: Memory.of_input(tensor.name, tensors[tensor.name], tensor.rank, domain, batch)
         for tensor in source.tensors
         if tensor.name in tensors
     }
-    dtypes = buffer_dtypes(program)
-    for buffer in program.buffers:
-        memory[buffer.name] = _Memory.of_buffer(buffer, dtypes[buffer.name], sizes, domain, batch or 1)
-    for kernel in program.kernels:
-        _Instances(kernel, memory, scalars, sizes, domain, batch or 1).run()
+    for buffer in buffers:
+        memory[buffer.name] = Memory.of_buffer(buffer, dtypes[buffer.name], sizes, domain, batch or 1)
+    return memory
+
+
+def outputs_of(
+    buffers: Iterable[Buffer], memory: Mapping[str, Memory], domain: Domain, batch: int | None
+) -> dict[str, Any]:
+    """The outputs by name; without their dimension of trials where `batch` is None."""
     outputs = {}
-    for buffer in program.buffers:
+    for buffer in buffers:
         if buffer.is_output:
             array = memory[buffer.name].array
             integer = memory[buffer.name].integer
@@ -136,12 +156,12 @@ def _tiled(active: npt.NDArray[np.bool_], rank: int) -> npt.NDArray[np.bool_]:
     return active.reshape(*active.shape, *(1,) * rank)
 
 
-def _accumulates(op: Op) -> bool:
+def accumulates(op: Op) -> bool:
     return isinstance(op, Dot) or (isinstance(op, Elementwise) and op.fn in ("add", "mul"))
 
 
 @dataclass(frozen=True)
-class _Memory:
+class Memory:
     """A tensor of shape (trials or 1, *shape). `written` and `owner` are kept for buffers only."""
 
     name: str
@@ -152,7 +172,7 @@ class _Memory:
     written: npt.NDArray[np.bool_] | None = None
 
     @classmethod
-    def of_input(cls, name: str, tensor: Any, rank: int, domain: Domain, batch: int | None) -> _Memory:
+    def of_input(cls, name: str, tensor: Any, rank: int, domain: Domain, batch: int | None) -> Memory:
         if isinstance(tensor, np.ndarray) and tensor.dtype.kind in "iub":
             return cls(name, tensor[None], tensor.shape, integer=True)
         shape = domain.shape(tensor)
@@ -165,7 +185,7 @@ class _Memory:
     @classmethod
     def of_buffer(
         cls, buffer: Buffer, dtype: str, sizes: Mapping[str, int], domain: Domain, trials: int
-    ) -> _Memory:
+    ) -> Memory:
         shape = tuple(sizes[axis] for axis in buffer.axes)
         integer = dtype in INTEGERS
         full = (trials, *shape)
@@ -173,13 +193,26 @@ class _Memory:
         return cls(buffer.name, array, shape, integer, dtype, np.zeros(full, dtype=np.bool_))
 
 
-class _Instances:
-    """All program instances of one kernel."""
+class Instanced(Protocol):
+    """What the instances of a kernel are known by."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def grid(self) -> tuple[str, ...]: ...
+    @property
+    def blocks(self) -> tuple[Block, ...]: ...
+    @property
+    def backwards(self) -> tuple[str, ...]: ...
+
+
+class Instances:
+    """All program instances of one kernel: of a tile program, of which `run` runs the body."""
 
     def __init__(
         self,
-        kernel: Kernel,
-        memory: Mapping[str, _Memory],
+        kernel: Instanced,
+        memory: Mapping[str, Memory],
         scalars: Mapping[str, Any],
         sizes: Mapping[str, int],
         domain: Domain,
@@ -215,6 +248,7 @@ class _Instances:
         return 1 if block.kind == "unit" or block.size is None else block.size
 
     def run(self) -> None:
+        assert isinstance(self.kernel, Kernel)
         if self.count:
             with np.errstate(all="ignore"):
                 self._body(self.kernel.body, np.ones((1, self.count), dtype=np.bool_))
@@ -242,7 +276,7 @@ class _Instances:
 
     def _advance(self, loop: For, running: npt.NDArray[np.bool_], *, everywhere: bool) -> None:
         advanced = {}
-        totals = {stmt.value.name for stmt in loop.body if isinstance(stmt, Let) and _accumulates(stmt.op)}
+        totals = {stmt.value.name for stmt in loop.body if isinstance(stmt, Let) and accumulates(stmt.op)}
         for carried in loop.carried:
             name, rank = carried.value.name, len(carried.value.dims)
             following = self._converted(carried.next, carried.value.dtype)
@@ -268,7 +302,7 @@ class _Instances:
             case Extent(axis):
                 return self._integer(self.sizes[axis])
             case BlockSize(axis):
-                return self._integer(self.blocks[axis])
+                return self._integer(self._block_size(axis))
             case LaunchValue(_, expr):
                 return self._integer(launch_value(expr, self.sizes))
             case Start(axis):
@@ -276,7 +310,7 @@ class _Instances:
             case Positions(axis):
                 return self._positions(axis, rank)
             case Lanes(axis):
-                return np.arange(self.blocks[axis], dtype=np.int64).reshape(1, 1, -1)
+                return self._lanes(axis).reshape(1, 1, -1)
             case Bound(axis, stop):
                 return self._positions(axis, rank) < self._aligned(stop, value.dims)
             case Align(operand):
@@ -328,7 +362,13 @@ class _Instances:
 
     def _positions(self, axis: str, rank: int) -> Integers:
         start = self.starts[axis]
-        return start[..., None] + np.arange(self.blocks[axis]) if rank else start
+        return start[..., None] + self._lanes(axis) if rank else start
+
+    def _lanes(self, axis: str) -> Integers:
+        return np.arange(self.blocks[axis], dtype=np.int64)
+
+    def _block_size(self, axis: str) -> int:
+        return self.blocks[axis]
 
     def _aligned(self, value: Value, dims: Sequence[str]) -> Any:
         """The value with its dims permuted to the order of `dims`, of extent 1 where it has none."""
@@ -504,7 +544,7 @@ class _Instances:
     def _guarded(
         self,
         what: str,
-        tensor: _Memory,
+        tensor: Memory,
         index: Sequence[Integers],
         required: npt.NDArray[np.bool_],
     ) -> list[Integers]:
@@ -555,7 +595,7 @@ class _Instances:
         found = self.domain.take(tensor.array, where)
         return found if mask is None else self.domain.where(mask, found, other)
 
-    def _trials(self, tensor: _Memory) -> int:
+    def _trials(self, tensor: Memory) -> int:
         return int(tensor.array.shape[0] if tensor.integer else self.domain.shape(tensor.array)[0])
 
     def _store(self, stmt: Store, active: npt.NDArray[np.bool_]) -> None:
@@ -563,12 +603,26 @@ class _Instances:
         what = f"store {stmt.tensor}[{', '.join(v.name for v in stmt.index)}] in {self.kernel.name}"
         if tensor.written is None:
             raise TileError(f"{what} writes to an input")
-        array = self._converted(value, tensor.dtype) if tensor.dtype else self.values[value.name]
         index = [self._aligned(v, value.dims) for v in stmt.index]
+        mask = None if stmt.mask is None else self._aligned(stmt.mask, value.dims)
+        self._write(what, tensor, value, index, mask, active)
+
+    def _write(
+        self,
+        what: str,
+        tensor: Memory,
+        value: Value,
+        index: Sequence[Integers],
+        mask: npt.NDArray[np.bool_] | None,
+        active: npt.NDArray[np.bool_],
+    ) -> None:
+        """Stores a tile where the mask is true."""
+        assert tensor.written is not None
+        array = self._converted(value, tensor.dtype) if tensor.dtype else self.values[value.name]
         shape = (self._trials(tensor), self.count, *(self.blocks[d] for d in value.dims))
         selected = np.broadcast_to(_tiled(active, len(value.dims)), shape)
-        if stmt.mask is not None:
-            selected = selected & self._aligned(stmt.mask, value.dims)
+        if mask is not None:
+            selected = selected & mask
         safe = self._guarded(what, tensor, index, selected)
         chosen = np.nonzero(selected)
         target = (chosen[0], *(np.broadcast_to(positions, shape)[chosen] for positions in safe))
@@ -581,7 +635,7 @@ class _Instances:
                 tensor.array, target, self.domain.take(self.domain.broadcast(array, shape), chosen)
             )
 
-    def _claim(self, what: str, tensor: _Memory, target: Any, instance: Integers) -> None:
+    def _claim(self, what: str, tensor: Memory, target: Any, instance: Integers) -> None:
         """TileError where two program instances store to one element: the order would decide."""
         assert tensor.written is not None
         owner = self.owner.setdefault(tensor.name, np.full(tensor.written.shape, -1, dtype=np.int64))

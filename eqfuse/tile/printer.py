@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from eqfuse.listed import text_of
 from eqfuse.loops.blocks import Block
@@ -66,18 +66,16 @@ class _Printer:
         axes = (f"{axis} backwards" if axis in self._kernel.backwards else axis for axis in self._kernel.grid)
         yield f"kernel {self._kernel.name}, grid ({', '.join(axes)}):"
         for block in self._kernel.blocks:
-            yield f"    {_block(block)}"
+            yield f"    {show_block(block)}"
         yield from self._body(self._kernel.body, "    ")
 
     def _body(self, body: Iterable[Stmt], indent: str) -> Iterator[str]:
         for stmt in body:
             match stmt:
-                case Let(value, Constant(number)):
-                    self._constants[value.name] = str(number)
-                case Let(value, Irrational(name)):
-                    self._constants[value.name] = _IRRATIONAL[name]
+                case Let(value, Constant() | Irrational() as op):
+                    self._constants[value.name] = constant(op)
                 case Let(value, op):
-                    yield f"{indent}{_typed(value)} = {self._op(value, op)}"
+                    yield f"{indent}{typed(value)} = {show_op(value, op, self._name)}"
                 case For():
                     yield from self._for(stmt, indent)
                 case Store(tensor, index, value, mask):
@@ -87,64 +85,8 @@ class _Printer:
         kind = " masked" if loop.masked else ""
         yield f"{indent}for {loop.axis} in {self._name(loop.start)}..{self._name(loop.stop)}{kind}:"
         for item in loop.carried:
-            yield f"{indent}    carry {_typed(item.value)} = {self._name(item.init)}, then {self._name(item.next)}"
+            yield f"{indent}    carry {typed(item.value)} = {self._name(item.init)}, then {self._name(item.next)}"
         yield from self._body(loop.body, indent + "    ")
-
-    def _op(self, value: Value, op: Op) -> str:
-        match op:
-            case Constant(number) | Fill(number):
-                return str(number)
-            case Irrational(name):
-                return _IRRATIONAL[name]
-            case Argument(name):
-                return f"argument {name}"
-            case Extent(axis):
-                return f"size({axis})"
-            case BlockSize(axis):
-                return f"block({axis})"
-            case LaunchValue(name, expr):
-                return f"launch {name} = {show_expr(expr)}"
-            case Start(axis):
-                return f"start({axis})"
-            case Positions(axis):
-                return f"positions({axis})"
-            case Lanes(axis):
-                return f"lanes({axis})"
-            case Bound(axis, stop):
-                return f"positions({axis}) < {self._name(stop)}"
-            case Elementwise(fn, (left, right), division) if fn in _INFIX:
-                known = "" if division == "any" else f", {division}"
-                return f"{self._name(left)} {_INFIX[fn]} {self._name(right)}{known}"
-            case Elementwise(fn, args):
-                return f"{fn}({self._list(args)})"
-            case Align(source):
-                return f"align({self._name(source)}, [{', '.join(value.dims)}])"
-            case Cast(source):
-                return f"{value.dtype}({self._name(source)})"
-            case FinitePart(source):
-                return f"finite_part({self._name(source)})"
-            case LoadTile(tensor, index, mask, other):
-                otherwise = "" if mask is None else f", else {other:g}"
-                return f"load {tensor}[{self._list(index)}]{self._where(mask)}{otherwise}"
-            case ReduceTile(fold, source, axis):
-                return f"{fold}({self._name(source)}, over {axis})"
-            case FoldTile(fold, sources, axis):
-                return f"{fold}({self._list(sources)}, over {axis})"
-            case RankTile(fold, sources, axis, ranks):
-                return f"{fold}({self._list(sources)}, over {axis}, as {ranks})"
-            case MergeTile(fold, left, right, ranks):
-                return f"{fold}(({self._list(left)}), ({self._list(right)}), as {ranks})"
-            case Dot(left, right, axis, accumulator, left_mask, right_mask, precision, imprecise):
-                start = "" if accumulator is None else f"{self._name(accumulator)} + "
-                first = f"{self._name(left)}{self._where(left_mask)}"
-                second = f"{self._name(right)}{self._where(right_mask)}"
-                halves = ", as bf16x3" if precision == "bf16x3" else ""
-                sums = "" if imprecise is None else f", {imprecise} summed imprecisely"
-                return f"{start}dot({first}, {second}, over {axis}{halves}{sums})"
-            case RestOfProduct(left, right, axis, total, left_mask, right_mask):
-                first = f"{self._name(left)}{self._where(left_mask)}"
-                second = f"{self._name(right)}{self._where(right_mask)}"
-                return f"{self._name(total)} + rest_of_dot({first}, {second}, over {axis})"
 
     def _where(self, mask: Value | None) -> str:
         return "" if mask is None else f" where {self._name(mask)}"
@@ -156,7 +98,77 @@ class _Printer:
         return self._constants.get(value.name, value.name)
 
 
-def _block(block: Block) -> str:
+def constant(op: Constant | Irrational) -> str:
+    """A constant as it stands where it is used."""
+    return str(op.number) if isinstance(op, Constant) else _IRRATIONAL[op.name]
+
+
+def show_op(value: Value, op: Op, name_of: Callable[[Value], str]) -> str:
+    """What a value is, given how the values that it is made of are called."""
+
+    def where(mask: Value | None) -> str:
+        return "" if mask is None else f" where {name_of(mask)}"
+
+    def listed(values: Iterable[Value]) -> str:
+        return ", ".join(map(name_of, values))
+
+    match op:
+        case Constant(number) | Fill(number):
+            return str(number)
+        case Irrational(name):
+            return _IRRATIONAL[name]
+        case Argument(name):
+            return f"argument {name}"
+        case Extent(axis):
+            return f"size({axis})"
+        case BlockSize(axis):
+            return f"block({axis})"
+        case LaunchValue(name, expr):
+            return f"launch {name} = {show_expr(expr)}"
+        case Start(axis):
+            return f"start({axis})"
+        case Positions(axis):
+            return f"positions({axis})"
+        case Lanes(axis):
+            return f"lanes({axis})"
+        case Bound(axis, stop):
+            return f"positions({axis}) < {name_of(stop)}"
+        case Elementwise(fn, (left, right), division) if fn in _INFIX:
+            known = "" if division == "any" else f", {division}"
+            return f"{name_of(left)} {_INFIX[fn]} {name_of(right)}{known}"
+        case Elementwise(fn, args):
+            return f"{fn}({listed(args)})"
+        case Align(source):
+            return f"align({name_of(source)}, [{', '.join(value.dims)}])"
+        case Cast(source):
+            return f"{value.dtype}({name_of(source)})"
+        case FinitePart(source):
+            return f"finite_part({name_of(source)})"
+        case LoadTile(tensor, index, mask, other):
+            otherwise = "" if mask is None else f", else {other:g}"
+            return f"load {tensor}[{listed(index)}]{where(mask)}{otherwise}"
+        case ReduceTile(fold, source, axis):
+            return f"{fold}({name_of(source)}, over {axis})"
+        case FoldTile(fold, sources, axis):
+            return f"{fold}({listed(sources)}, over {axis})"
+        case RankTile(fold, sources, axis, ranks):
+            return f"{fold}({listed(sources)}, over {axis}, as {ranks})"
+        case MergeTile(fold, left, right, ranks):
+            return f"{fold}(({listed(left)}), ({listed(right)}), as {ranks})"
+        case Dot(left, right, axis, accumulator, left_mask, right_mask, precision, imprecise):
+            start = "" if accumulator is None else f"{name_of(accumulator)} + "
+            first = f"{name_of(left)}{where(left_mask)}"
+            second = f"{name_of(right)}{where(right_mask)}"
+            halves = ", as bf16x3" if precision == "bf16x3" else ""
+            sums = "" if imprecise is None else f", {imprecise} summed imprecisely"
+            return f"{start}dot({first}, {second}, over {axis}{halves}{sums})"
+        case RestOfProduct(left, right, axis, total, left_mask, right_mask):
+            first = f"{name_of(left)}{where(left_mask)}"
+            second = f"{name_of(right)}{where(right_mask)}"
+            return f"{name_of(total)} + rest_of_dot({first}, {second}, over {axis})"
+
+
+def show_block(block: Block) -> str:
     match block.kind:
         case "grid" if block.size == 1:
             return f"{block.axis}: one position per instance"
@@ -172,6 +184,6 @@ def _block(block: Block) -> str:
             return f"{block.axis}: one position per iteration"
 
 
-def _typed(value: Value) -> str:
+def typed(value: Value) -> str:
     dims = f"[{', '.join(value.dims)}]" if value.dims else ""
     return f"{value.name}: {value.dtype}{dims}"

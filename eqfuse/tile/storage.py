@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 
@@ -16,8 +17,15 @@ SMALL_ELEMENTS = 1 << 16
 """Programs whose tensors have fewer elements than this are not worth waking a pool for."""
 
 
+class Renaming(Protocol):
+    """A program some of whose axes are copies of others."""
+
+    @property
+    def domains(self) -> tuple[tuple[str, str], ...]: ...
+
+
 def resolve_extents(
-    program: TileProgram, extents: Mapping[str, int], shards: Mapping[str, int]
+    program: Renaming, extents: Mapping[str, int], shards: Mapping[str, int]
 ) -> dict[str, int]:
     """The size of every axis: given, a number of shards, or that of the axis it is a copy of."""
     sizes = {**extents, **shards}

@@ -11,12 +11,17 @@ from eqfuse.loops.walk import loops_in
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.roles import interpreter as roles_interpreter
+from eqfuse.tile.roles.nodes import RolesProgram
 from eqfuse.verify.equivalence import Stage
 
 VERIFIED_TILES = ((2, 2), (3, 3))
 """Positions of a tile, and number of shards, of each verified run of a loop nest."""
 VERIFIED_BLOCKS = ((2, 2), (4, 3))
 """The same for tile programs, whose blocks are powers of two."""
+VERIFIED_ROLES = ((2, 2), (1, 3))
+"""The same for their forms in roles; blocks of rows have so many for each consumer. Blocks of one position make more trips than
+there are slots."""
 
 
 def term_stage(program: Program, outputs: tuple[Output, ...], extents: Mapping[str, int]) -> Stage:
@@ -46,11 +51,12 @@ def stages_of(
     outputs: tuple[Output, ...],
     nest: Nest,
     tiles: Sequence[TileProgram],
+    forms: Sequence[RolesProgram],
     extents: Mapping[str, int],
     number: int,
 ) -> list[Stage]:
-    """The equal terms, and by turns one of the ways in which a nest and its tile programs (`tiles`, see `tile_stages`)
-    are divided. Axes that are long are walked in long tiles, by the nest alone."""
+    """The equal terms, and by turns one of the ways in which a nest, its tile programs (`tiles`, see `tile_stages`) and its
+    forms in roles, where it has any, are divided. Axes that are long are walked in long tiles, by the nest alone."""
     turn = number % len(tiles)
     terms = term_stage(program, outputs, extents)
     if max(extents.values(), default=0) > FAR:
@@ -59,7 +65,30 @@ def stages_of(
         terms,
         loop_stages(program, nest, extents)[turn],
         tile_stages(program, tiles, extents)[turn],
+        *(roles_stages(program, forms, extents)[number % len(forms)] for _ in forms[:1]),
     ]
+
+
+def roles_stages(program: Program, forms: Sequence[RolesProgram], extents: Mapping[str, int]) -> list[Stage]:
+    """Forms in roles of one nest, of blocks of each of `VERIFIED_ROLES`."""
+    return [
+        _roles_stage(form, program, extents, block, shards)
+        for form, (block, shards) in zip(forms, VERIFIED_ROLES, strict=True)
+    ]
+
+
+def _roles_stage(
+    form: RolesProgram, program: Program, extents: Mapping[str, int], block: int, shards: int
+) -> Stage:
+    split = {axis: shards for axis, _ in form.shards}
+    return Stage(
+        f"roles, blocks of {block}",
+        lambda i, d: roles_interpreter.run(
+            form, program, i.tensors, i.scalars, i.extents, d, shards=split, batch=i.trials
+        ),
+        extents,
+        f"roles, blocks of {block}" + (f", {shards} shards" if split else ""),
+    )
 
 
 def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: int, shards: int) -> Stage:

@@ -131,7 +131,7 @@ def _compile(
             f"Triton cannot compile kernel {name} for {target}: {detail}",
             hint="smaller blocks, or another target, may work",
         ) from error
-    return _report(name, compiled)
+    return report_of(name, compiled)
 
 
 def _last_strides(arguments: list[str], types: Mapping[str, str]) -> list[str]:
@@ -143,7 +143,7 @@ def _last_strides(arguments: list[str], types: Mapping[str, str]) -> list[str]:
     return [found[-1] for found in strides if found]
 
 
-def _report(name: str, compiled: Any) -> KernelReport:
+def report_of(name: str, compiled: Any) -> KernelReport:
     if "amdgcn" in compiled.asm:
         assembly = compiled.asm["amdgcn"]
         registers = _number(r"\.vgpr_count:\s+(\d+)", assembly)

@@ -24,7 +24,7 @@ from eqfuse.tile.triton.parameters import ALIGNMENT, Names, Tables, TensorInfo
 from eqfuse.tile.triton.runtime import RUNTIME, RUNTIME_NAMES
 from eqfuse.tile.triton.wrap import wrap
 
-_TORCH_DTYPES: Mapping[str, str] = {
+TORCH_DTYPES: Mapping[str, str] = {
     "f8e4m3": "torch.float8_e4m3fn",
     "f16": "torch.float16",
     "bf16": "torch.bfloat16",
@@ -35,7 +35,7 @@ _TORCH_DTYPES: Mapping[str, str] = {
     "bool": "torch.bool",
 }
 
-_SIGNATURE_DTYPES: Mapping[str, str] = {
+SIGNATURE_DTYPES: Mapping[str, str] = {
     "f8e4m3": "fp8e4nv",
     "f16": "fp16",
     "bf16": "bf16",
@@ -117,7 +117,7 @@ class _Module:
         self._program = program
         self._source = source
         self._name = name
-        self._root = _Root(program.domains)
+        self._root = Root(program.domains)
         self._dtypes = dict(dtypes)
         self._axes: dict[str, tuple[str | None, ...]] = {}
         for tensor in source.tensors:
@@ -135,7 +135,7 @@ class _Module:
 
     def kernels(self) -> list[KernelText]:
         names = Names((self._name, *RUNTIME_NAMES))
-        tensors = {name: TensorInfo(self._dtypes[name], _labels(axes)) for name, axes in self._axes.items()}
+        tensors = {name: TensorInfo(self._dtypes[name], labels(axes)) for name, axes in self._axes.items()}
         tables = Tables(tensors, self._root)
         last = len(self._program.kernels) - 1
         found = [
@@ -169,22 +169,22 @@ class _Module:
         for name, axes in self._axes.items():
             shown = ", ".join("None" if axis is None else f'"{axis}"' for axis in axes)
             comma = "," if len(axes) == 1 else ""
-            lines += wrap(f'    "{name}": ({_TORCH_DTYPES[self._dtypes[name]]}, ({shown}{comma})),')
+            lines += wrap(f'    "{name}": ({TORCH_DTYPES[self._dtypes[name]]}, ({shown}{comma})),')
         lines += ["}", "", "# Extents of axes that no tensor has, unless given at the call."]
-        lines.append(_table("SIZES", {axis: str(size) for axis, size in self._sizes.items()}))
+        lines.append(table("SIZES", {axis: str(size) for axis, size in self._sizes.items()}))
         lines += ["", "# Default block sizes, warps and stages."]
-        lines += _nested("CONFIGS", {k.name: _config(k, c) for k, c in zip(kernels, configs, strict=True)})
+        lines += nested("CONFIGS", {k.name: _config(k, c) for k, c in zip(kernels, configs, strict=True)})
         lines += [
             "",
             "# Least size of a block (for its dots), and greatest (where positions share a quotient).",
         ]
-        lines += _nested("LIMITS", {k.name: _limits(k) for k in kernels})
+        lines += nested("LIMITS", {k.name: _limits(k) for k in kernels})
         lines += ["", "# Axes that one block holds whole: it is the next power of two."]
-        lines += _nested("WHOLE", {k.name: self._whole(k) for k in kernels})
+        lines += nested("WHOLE", {k.name: self._whole(k) for k in kernels})
         lines += ["", "# Types of the kernels' parameters; strides are integers."]
-        lines += _nested("SIGNATURES", {k.name: self._signature(k) for k in kernels})
+        lines += nested("SIGNATURES", {k.name: self._signature(k) for k in kernels})
         lines += ["", "# Tensors that the kernels take, and numbers; None where the number is made of sizes."]
-        lines += _nested("ARGUMENTS", {k.name: _taken(k) for k in kernels})
+        lines += nested("ARGUMENTS", {k.name: _taken(k) for k in kernels})
         return lines
 
     def _whole(self, kernel: KernelText) -> dict[str, str]:
@@ -194,11 +194,10 @@ class _Module:
     def _signature(self, kernel: KernelText) -> dict[str, str]:
         parameters = kernel.parameters
         types = {
-            name: "*" + _SIGNATURE_DTYPES[self._dtypes[tensor]]
-            for tensor, name in parameters.pointers.items()
+            name: "*" + SIGNATURE_DTYPES[self._dtypes[tensor]] for tensor, name in parameters.pointers.items()
         }
         types |= dict.fromkeys(parameters.extents.values(), "i32")
-        types |= {name: _SIGNATURE_DTYPES[dtype] for name, dtype in parameters.scalars.values()}
+        types |= {name: SIGNATURE_DTYPES[dtype] for name, dtype in parameters.scalars.values()}
         return {name: f'"{kind}"' for name, kind in types.items()}
 
     # The launcher -------------------------------------------------------------------------------
@@ -225,7 +224,7 @@ class _Module:
         kinds = [*self._inputs, out if len(self._outputs) == 1 else f"*{out}"]
         kinds += [f'{workspace}.get("{buffer.name}")' for buffer in self._temporaries]
         integers = [name for name in self._source.scalars if name in self._source.integers]
-        key = ", ".join([_tuple(kinds), sizes, config, *integers])
+        key = ", ".join([tuple_text(kinds), sizes, config, *integers])
         given = ", ".join(f'"{name}": {name}' for name in self._inputs)
         body.append(f"{known} = remembered(call_key({key}))")
         body.append(f'if "sizes" not in {known}:')
@@ -289,7 +288,7 @@ class _Module:
             *(extent(axis) for axis in parameters.extents),
         ]
         numbers = [
-            _launch_text(kernel.at_launch[name], extent)
+            launch_text(kernel.at_launch[name], extent)
             if name in kernel.at_launch
             else f"{'int' if dtype in INTEGERS else 'float'}({name})"
             for name, (_, dtype) in parameters.scalars.items()
@@ -308,14 +307,22 @@ class _Module:
         made = ", ".join(f'"{name}": {text}' for name, text in constants.items())
         arguments = [
             " * ".join(counts) or "1",
-            _tuple(integers),
+            tuple_text(integers),
             f"{{{made}}}",
         ]
-        given = [known, f'"{kernel.name}"', kernel.name, _tuple(tensors), _tuple(numbers), config, size]
-        return [f"launch({', '.join(given)}, lambda {blocks}: {_tuple(arguments)})"]
+        given = [
+            known,
+            f'"{kernel.name}"',
+            kernel.name,
+            tuple_text(tensors),
+            tuple_text(numbers),
+            config,
+            size,
+        ]
+        return [f"launch({', '.join(given)}, lambda {blocks}: {tuple_text(arguments)})"]
 
 
-class _Root(dict[str, str]):
+class Root(dict[str, str]):
     """Maps every axis to the one whose extent it has; axes that are not copies map to themselves."""
 
     def __init__(self, domains: Iterable[tuple[str, str]]) -> None:
@@ -332,7 +339,7 @@ def _flags(*, first: bool, last: bool) -> tuple[str, ...]:
     return (*(() if first else ("WAITS",)), *(() if last else ("LEADS",)))
 
 
-def _labels(axes: Sequence[str | None]) -> tuple[str, ...]:
+def labels(axes: Sequence[str | None]) -> tuple[str, ...]:
     """What to call the strides of a tensor: by axis where every dim has its own, else by number."""
     if None in axes or len(set(axes)) < len(axes):
         return tuple(map(str, range(len(axes))))
@@ -374,12 +381,12 @@ def _limits(kernel: KernelText) -> dict[str, str]:
 def _taken(kernel: KernelText) -> dict[str, str]:
     numbers = [None if name in kernel.at_launch else name for name in kernel.parameters.scalars]
     return {
-        "tensors": _tuple([f'"{name}"' for name in kernel.parameters.pointers]),
-        "numbers": _tuple(["None" if name is None else f'"{name}"' for name in numbers]),
+        "tensors": tuple_text([f'"{name}"' for name in kernel.parameters.pointers]),
+        "numbers": tuple_text(["None" if name is None else f'"{name}"' for name in numbers]),
     }
 
 
-def _launch_text(expr: Expr, extent: Callable[[str], str]) -> str:
+def launch_text(expr: Expr, extent: Callable[[str], str]) -> str:
     """An integer made of sizes, given the text of a size."""
     match expr:
         case Size(axis):
@@ -387,20 +394,20 @@ def _launch_text(expr: Expr, extent: Callable[[str], str]) -> str:
         case Const(number):
             return str(number)
         case Call(fn, args):
-            return f"({f' {OPERATORS[fn]} '.join(_launch_text(arg, extent) for arg in args)})"
+            return f"({f' {OPERATORS[fn]} '.join(launch_text(arg, extent) for arg in args)})"
     raise TypeError(f"{expr} is not known at a launch")
 
 
-def _tuple(items: Sequence[str]) -> str:
+def tuple_text(items: Sequence[str]) -> str:
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def _table(name: str, entries: Mapping[str, str]) -> str:
+def table(name: str, entries: Mapping[str, str]) -> str:
     shown = ", ".join(f'"{key}": {value}' for key, value in entries.items())
     return f"{name} = {{{shown}}}"
 
 
-def _nested(name: str, tables: Mapping[str, Mapping[str, str]]) -> list[str]:
+def nested(name: str, tables: Mapping[str, Mapping[str, str]]) -> list[str]:
     rows = []
     for key, entries in tables.items():
         shown = ", ".join(f'"{entry}": {value}' for entry, value in entries.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 RUNTIME = '''
 CALLS = {}
 MOST_CALLS = 1024
@@ -104,3 +106,9 @@ RUNTIME_NAMES = (
     *("settings", "axis_sizes", "buffer", "index_dtype", "overlaps", "call_key", "remembered", "launch"),
 )
 """Names of the functions; no other global of a module may have them."""
+
+
+def without(source: str, names: Iterable[str]) -> str:
+    """The source without the functions of these names."""
+    parts = source.split("\n\n\n")
+    return "\n\n\n".join(p for p in parts if not p.startswith(tuple(f"def {name}(" for name in names)))

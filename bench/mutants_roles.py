@@ -1,0 +1,245 @@
+"""Mistakes in roles: barriers, phases, slots, stages, products under way, and bounds that only one role has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from bench.mutation import Mutant
+from eqfuse.tile.nodes import Constant, Elementwise, Let, Value
+from eqfuse.tile.roles.nodes import (
+    Along,
+    At,
+    Await,
+    Fill,
+    Free,
+    Issue,
+    Loop,
+    Result,
+    Role,
+    RolesProgram,
+    Stmt,
+    View,
+    Wait,
+    When,
+)
+
+Body = tuple[Stmt, ...]
+Change = Callable[[Stmt], Iterable[Body]]
+Mutation = Callable[[RolesProgram], Iterator[RolesProgram]]
+
+
+def _bodies(body: Body, change: Callable[[Body], Iterable[Body]]) -> Iterator[Body]:
+    """A body changed, or one inside of it."""
+    yield from change(body)
+    for at, stmt in enumerate(body):
+        if isinstance(stmt, Loop | When):
+            for inner in _bodies(stmt.body, change):
+                yield (*body[:at], replace(stmt, body=inner), *body[at + 1 :])
+
+
+def _in_roles(change: Callable[[Body], Iterable[Body]], wanted: Callable[[Role], bool]) -> Mutation:
+    """One role changed: a mistake of all consumers alike shows in the first of them."""
+
+    def mutate(program: RolesProgram) -> Iterator[RolesProgram]:
+        for place, kernel in enumerate(program.kernels):
+            for at, role in enumerate(kernel.roles):
+                if wanted(role):
+                    for body in _bodies(role.body, change):
+                        roles = (*kernel.roles[:at], replace(role, body=body), *kernel.roles[at + 1 :])
+                        kernels = list(program.kernels)
+                        kernels[place] = replace(kernel, roles=roles)
+                        yield replace(program, kernels=tuple(kernels))
+
+    return mutate
+
+
+def _produces(role: Role) -> bool:
+    return role.part is None
+
+
+def _consumes(role: Role) -> bool:
+    return role.part == 1
+
+
+def _each(change: Change, wanted: Callable[[Role], bool]) -> Mutation:
+    """One statement changed."""
+
+    def bodies(body: Body) -> Iterator[Body]:
+        for at, stmt in enumerate(body):
+            for new in change(stmt):
+                yield (*body[:at], *new, *body[at + 1 :])
+
+    return _in_roles(bodies, wanted)
+
+
+def _dropped(kind: type[Stmt]) -> Change:
+    return lambda stmt: [()] if isinstance(stmt, kind) else []
+
+
+def _flipped(wanted: Callable[[Role], bool]) -> Mutation:
+    """A wait for the other phase: that of a turn as many further on as there are slots."""
+
+    def mutate(program: RolesProgram) -> Iterator[RolesProgram]:
+        slots = {ring.name: ring.slots for kernel in program.kernels for ring in kernel.rings}
+
+        def change(stmt: Stmt) -> Iterator[Body]:
+            if isinstance(stmt, Wait):
+                before, other = _other_turn(stmt, slots[stmt.ring])
+                yield (*before, replace(stmt, turn=other))
+
+        yield from _each(change, wanted)(program)
+
+    return mutate
+
+
+def _other_turn(stmt: Stmt, by: int) -> tuple[Body, Value]:
+    turn = next(v for v in _turns(stmt))
+    step, other = Value("turn_step", (), "i32"), Value("turn_other", (), "i32")
+    return (Let(step, Constant(by)), Let(other, Elementwise("add", (turn, step)))), other
+
+
+def _turns(stmt: Stmt) -> Iterator[Value]:
+    match stmt:
+        case Fill() | Wait() | Free():
+            yield stmt.turn
+        case Issue(right=right):
+            yield right.turn
+
+
+def _shifted(kind: type[Stmt], by: int) -> Change:
+    """A statement of another turn, of a ring that loops fill: others have one slot."""
+
+    def change(stmt: Stmt) -> Iterator[Body]:
+        ring = stmt.right.ring if isinstance(stmt, Issue) else getattr(stmt, "ring", "")
+        if isinstance(stmt, kind) and ring.rstrip("_0123456789").endswith("_tiles"):
+            before, other = _other_turn(stmt, by)
+            match stmt:
+                case Fill() | Wait() | Free():
+                    yield (*before, replace(stmt, turn=other))
+                case Issue(right=View() as right):
+                    yield (*before, replace(stmt, right=replace(right, turn=other)))
+
+    return change
+
+
+def _freed_early(body: Body) -> Iterator[Body]:
+    """A slot is freed before the product that reads it is awaited."""
+    for at, stmt in enumerate(body):
+        if isinstance(stmt, Free):
+            awaited = max((n for n in range(at) if isinstance(body[n], Await)), default=None)
+            if awaited is not None:
+                yield (*body[:awaited], stmt, *body[awaited:at], *body[at + 1 :])
+
+
+def _freed_twice(stmt: Stmt) -> Iterator[Body]:
+    if isinstance(stmt, Free):
+        yield (stmt, stmt)
+
+
+def _awaited_late(stmt: Stmt) -> Iterator[Body]:
+    if isinstance(stmt, Await):
+        yield (replace(stmt, behind=stmt.behind + 1),)
+
+
+def _sums_dropped(stmt: Stmt) -> Iterator[Body]:
+    if isinstance(stmt, Issue) and stmt.accumulator is not None:
+        yield (replace(stmt, accumulator=None),)
+
+
+def _bound(by: int) -> Change:
+    """A loop of one role that ends a position, or so many, elsewhere."""
+
+    def change(stmt: Stmt) -> Iterator[Body]:
+        if isinstance(stmt, Loop):
+            step, stop = Value("stop_step", (), "i32"), Value("stop_other", (), "i32")
+            yield (
+                Let(step, Constant(by)),
+                Let(stop, Elementwise("add", (stmt.stop, step))),
+                replace(stmt, stop=stop),
+            )
+
+    return change
+
+
+def _not_taken(stmt: Stmt) -> Iterator[Body]:
+    """A branch whose result is that of not taking it."""
+    if isinstance(stmt, When):
+        for at, result in enumerate(stmt.results):
+            new = Result(result.value, result.otherwise, result.otherwise)
+            yield (replace(stmt, results=(*stmt.results[:at], new, *stmt.results[at + 1 :])),)
+
+
+def _again(body: Body) -> Iterator[Body]:
+    """The pipelined loop begins with the block that its first stage has begun with."""
+    for at, stmt in enumerate(body):
+        begun = [s for s in body[:at] if isinstance(s, At)]
+        if isinstance(stmt, Loop) and begun:
+            yield (*body[:at], replace(stmt, start=begun[-1].start), *body[at + 1 :])
+
+
+def _kept(name: str) -> Change:
+    """A carried turn that stays as it is."""
+
+    def change(stmt: Stmt) -> Iterator[Body]:
+        if isinstance(stmt, Loop):
+            for at, item in enumerate(stmt.carried):
+                if item.value.name.startswith(name):
+                    new = replace(item, next=item.value)
+                    yield (replace(stmt, carried=(*stmt.carried[:at], new, *stmt.carried[at + 1 :])),)
+
+    return change
+
+
+def _older(stmt: Stmt) -> Iterator[Body]:
+    """What the loop carries from stage to stage is replaced by what it was."""
+    if isinstance(stmt, Loop):
+        for at, item in enumerate(stmt.carried):
+            if item.value.name.endswith("_before"):
+                new = replace(item, next=item.value)
+                yield (replace(stmt, carried=(*stmt.carried[:at], new, *stmt.carried[at + 1 :])),)
+
+
+def _elsewhere(stmt: Stmt) -> Iterator[Body]:
+    """A copy of the block of positions one further on."""
+    if isinstance(stmt, Fill):
+        one = Value("one_on", (), "i32")
+        for at, place in enumerate(stmt.index):
+            if isinstance(place, Along) and place.offset is None:
+                index = (*stmt.index[:at], Along(place.axis, one), *stmt.index[at + 1 :])
+                yield (Let(one, Constant(1)), replace(stmt, index=index))
+
+
+MUTANTS: tuple[Mutant, ...] = tuple(
+    Mutant(name, "roles", what, mutate)
+    for name, what, mutate in (
+        ("a slot is never freed", "a consumer does not arrive", _each(_dropped(Free), _consumes)),
+        ("a slot is freed twice", "a consumer arrives for the other one too", _each(_freed_twice, _consumes)),
+        ("a slot is freed early", "before its product is awaited", _in_roles(_freed_early, _consumes)),
+        ("another slot is freed", "that of the next turn", _each(_shifted(Free, 1), _consumes)),
+        ("a tile is not waited for", "no wait until full", _each(_dropped(Wait), _consumes)),
+        ("a slot is overwritten", "no wait until empty", _each(_dropped(Wait), _produces)),
+        ("a consumer's phase is flipped", "full, of the other phase", _flipped(_consumes)),
+        ("the producer's phase is flipped", "empty, of the other phase", _flipped(_produces)),
+        ("the producer waits a turn behind", "for another slot", _each(_shifted(Wait, -1), _produces)),
+        (
+            "a copy goes to the next slot",
+            "than the one that was waited for",
+            _each(_shifted(Fill, 1), _produces),
+        ),
+        ("a copy of other positions", "one further on", _each(_elsewhere, _produces)),
+        ("a copy is left out", "no fill", _each(_dropped(Fill), _produces)),
+        ("a product reads the next slot", "its stage is another", _each(_shifted(Issue, 1), _consumes)),
+        ("a product reads the slot before", "its stage is another", _each(_shifted(Issue, -1), _consumes)),
+        ("a product is not awaited", "one more may be under way", _each(_awaited_late, _consumes)),
+        ("sums start again", "no accumulator", _each(_sums_dropped, _consumes)),
+        ("a consumer stops early", "its loop alone", _each(_bound(-2), _consumes)),
+        ("the producer stops early", "its loop alone", _each(_bound(-2), _produces)),
+        ("the producer goes on", "its loop alone", _each(_bound(2), _produces)),
+        ("a branch gives what it replaces", "masks, last stages", _each(_not_taken, _consumes)),
+        ("the first block twice", "by the pipelined loop too", _in_roles(_again, _consumes)),
+        ("a consumer's turn stays", "slots do not advance", _each(_kept("turn"), _consumes)),
+        ("the producer's turn stays", "slots do not advance", _each(_kept("turn"), _produces)),
+        ("a stage reads old values", "of the first block", _each(_older, _consumes)),
+    )
+)

@@ -1,0 +1,612 @@
+"""One kernel in roles as Gluon functions: one for the producer, one for the consumers, one that starts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from eqfuse.loops.blocks import Block
+from eqfuse.terms.nodes import Expr
+from eqfuse.tile.gluon.expressions import Expressions, Piece, Places
+from eqfuse.tile.nodes import (
+    Align,
+    Argument,
+    BlockSize,
+    Cast,
+    Constant,
+    Elementwise,
+    Extent,
+    Irrational,
+    LaunchValue,
+    Let,
+    LoadTile,
+    Positions,
+    ReduceTile,
+    Start,
+    Store,
+    Value,
+)
+from eqfuse.tile.nodes import (
+    Fill as FillOp,
+)
+from eqfuse.tile.roles.nodes import (
+    Along,
+    At,
+    Await,
+    Fill,
+    Free,
+    Index,
+    Issue,
+    Loop,
+    Put,
+    Read,
+    Ring,
+    Role,
+    RolesKernel,
+    Staging,
+    Stmt,
+    View,
+    Wait,
+    When,
+)
+from eqfuse.tile.roles.walk import nested, read_by
+from eqfuse.tile.triton.functions import Text
+from eqfuse.tile.triton.parameters import Names, Tables
+from eqfuse.tile.triton.wrap import wrap
+
+WARPS = 4
+"""Warps of a consumer: a warp group, which multiplies matrices together."""
+
+PRODUCER_REGISTERS = 24
+"""Registers of a thread of the producer, which copies alone."""
+
+REGISTERS: Mapping[int, tuple[int, int]] = {1: (255, 240), 2: (168, 240), 3: (128, 160)}
+"""By the number of consumers: registers of a thread when a block starts, so that all warps fit in an SM, and of a consumer's
+threads once the producer has given most of its own back."""
+
+_INLINE_COLUMNS = 72
+"""A longer expression gets a variable of its own."""
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What the copy engine is told of a tensor: the axis of its tile along each dim, None where that is one position; with
+    `rows` divided among parts."""
+
+    name: str
+    tensor: str
+    axes: tuple[str | None, ...]
+    dtype: str
+
+
+@dataclass
+class Parameters:
+    """Names of a kernel's parameters, in the order of its signature."""
+
+    descriptors: dict[str, Descriptor] = field(default_factory=dict)  # by ring or staging
+    pointers: dict[str, str] = field(default_factory=dict)
+    strides: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    extents: dict[str, str] = field(default_factory=dict)  # by root axis
+    scalars: dict[str, tuple[str, str]] = field(default_factory=dict)  # name and dtype
+    blocks: dict[str, str] = field(default_factory=dict)
+
+    def given(self) -> list[str]:
+        """What a role is given of them."""
+        return [
+            *(descriptor.name for descriptor in self.descriptors.values()),
+            *self.pointers.values(),
+            *(name for names in self.strides.values() for name in names),
+            *self.extents.values(),
+            *(name for name, _ in self.scalars.values()),
+        ]
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """A printed kernel and what launching it takes."""
+
+    name: str
+    kernel: RolesKernel
+    parameters: Parameters
+    lines: tuple[str, ...]
+    helpers: frozenset[str]
+    at_launch: Mapping[str, Expr]
+
+
+def write_kernel(kernel: RolesKernel, name: str, tables: Tables) -> KernelText:
+    """The text of one kernel, called `name`."""
+    return _Writer(kernel, name, tables).run()
+
+
+class _Writer:
+    def __init__(self, kernel: RolesKernel, name: str, tables: Tables) -> None:
+        self.kernel, self.name, self.tables = kernel, name, tables
+        self.names = Names((name, "gl", "gluon", "tma", "mbarrier", "PART", "ROWS", "REGISTERS"))
+        self.blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
+        self.parameters = self._parameters()
+        self.tiles = {ring.name: self.names.new(f"{ring.name}") for ring in kernel.rings}
+        self.full = {ring.name: self.names.new(f"{ring.name}_full") for ring in kernel.rings}
+        self.empty = {
+            ring.name: self.names.new(f"{ring.name}_empty") for ring in kernel.rings if ring.slots > 1
+        }
+        self.staged = {s.name: self.names.new(s.name) for s in kernel.staging}
+        tile_axes = {b.axis for b in kernel.blocks if _is_tile(b)}
+        self.starts = {
+            b.axis: self.names.new(f"{b.axis}_start" if b.axis in tile_axes else b.axis)
+            for b in kernel.blocks
+        }
+        self.helpers: set[str] = set()
+
+    def _parameters(self) -> Parameters:
+        kernel, names, found = self.kernel, self.names, Parameters()
+        index: dict[str, Index] = {}
+        extents = [*kernel.grid[:-1], *(axis for axis in kernel.grid[-1:] if axis in kernel.backwards)]
+        for role in kernel.roles:
+            for stmt in nested(role.body):
+                match stmt:
+                    case Fill(ring, _, at):
+                        index[ring] = at
+                    case Put(staging, _, at, _):
+                        index[staging] = at
+                    case Let(_, LoadTile(tensor)) | Store(tensor):
+                        if tensor not in found.pointers:
+                            labels = self.tables.tensors[tensor].labels
+                            found.pointers[tensor] = names.new(f"{tensor}_ptr")
+                            found.strides[tensor] = tuple(names.new(f"{tensor}_stride_{n}") for n in labels)
+                    case Let(value, Argument(name) | LaunchValue(name, _)) if name not in found.scalars:
+                        found.scalars[name] = names.new(name), value.dtype
+                    case Let(_, Extent(axis)):
+                        extents.append(axis)
+        for axis in dict.fromkeys(self.tables.root[axis] for axis in extents):
+            found.extents[axis] = names.new(f"N_{axis}")
+        copied: list[Ring | Staging] = [*kernel.rings, *kernel.staging]
+        for each in copied:
+            if each.name in index:
+                axes = tuple(p.axis if isinstance(p, Along) else None for p in index[each.name])
+                name = names.new(f"{each.name}_desc")
+                found.descriptors[each.name] = Descriptor(name, each.tensor, axes, each.tile.dtype)
+        for block in filter(_is_tile, kernel.blocks):
+            found.blocks[block.axis] = names.new(f"BLOCK_{block.axis.upper()}")
+        return found
+
+    # Functions ------------------------------------------------------------------------------------------
+
+    def run(self) -> KernelText:
+        producer, *consumers = self.kernel.roles
+        shared = [*self.tiles.values(), *self.full.values(), *self.empty.values(), *self.staged.values()]
+        starts = [self.starts[axis] for axis in self.kernel.grid]
+        given = [*self.parameters.given(), *shared, *starts]
+        blocks = list(self.parameters.blocks.values())
+        lines: list[str] = []
+        lines += self._role(producer, f"{self.name}_producer", given, blocks)
+        roles: list[str] = []
+        written: dict[tuple[Stmt, ...], str] = {}
+        for consumer in consumers:
+            if consumer.body not in written:
+                name = written[consumer.body] = f"{self.name}_consumer" + (
+                    f"_{len(written)}" if written else ""
+                )
+                lines += ["", "", *self._role(consumer, name, given, blocks)]
+            name = f"{self.name}_consumer{consumer.part}"
+            head = f"def {name}({', '.join([*given, *(f'{b}: gl.constexpr' for b in blocks)])}):"
+            body = f"    {written[consumer.body]}({', '.join([str(consumer.part), *given, *blocks])})"
+            lines += ["", "", "@gluon.jit", *wrap(head), *wrap(body)]
+            roles.append(name)
+        lines += ["", "", *self._start(roles, given, blocks)]
+        at_launch = {
+            stmt.op.name: stmt.op.expr
+            for role in self.kernel.roles
+            for stmt in nested(role.body)
+            if isinstance(stmt, Let) and isinstance(stmt.op, LaunchValue)
+        }
+        return KernelText(
+            self.name, self.kernel, self.parameters, tuple(lines), frozenset(self.helpers), at_launch
+        )
+
+    def _role(self, role: Role, name: str, given: Sequence[str], blocks: Sequence[str]) -> list[str]:
+        constants = [f"{block}: gl.constexpr" for block in blocks]
+        part = ["PART: gl.constexpr"] if role.part is not None else []
+        head = f"def {name}({', '.join([*part, *given, *constants])}):"
+        text = _RoleText(self, role)
+        body = text.lines()
+        self.helpers |= text.expressions.helpers
+        return ["@gluon.jit", *wrap(head), *(piece for line in body for piece in wrap(f"    {line}"))]
+
+    def _start(self, roles: Sequence[str], given: Sequence[str], blocks: Sequence[str]) -> list[str]:
+        kernel, parameters = self.kernel, self.parameters
+        lines: list[str] = []
+        for ring in kernel.rings:
+            desc, count = parameters.descriptors[ring.name].name, ring.slots * ring.parts
+            lines.append(
+                f"{self.tiles[ring.name]} = gl.allocate_shared_memory({desc}.dtype, [{count}] + {desc}.block_type.shape, {desc}.layout)"
+            )
+        for staging in kernel.staging:
+            desc = parameters.descriptors[staging.name].name
+            if staging.over is not None:
+                lines.append(f"{self.staged[staging.name]} = {self.tiles[staging.over]}")
+                continue
+            lines.append(
+                f"{self.staged[staging.name]} = gl.allocate_shared_memory({desc}.dtype, [{kernel.consumers}] + {desc}.block_type.shape, {desc}.layout)"
+            )
+        for ring in kernel.rings:
+            ends = [(self.full[ring.name], 1)]
+            if ring.name in self.empty:
+                ends.append((self.empty[ring.name], kernel.consumers))
+            for barrier, count in ends:
+                lines.append(
+                    f"{barrier} = gl.allocate_shared_memory(gl.int64, [{ring.slots}, 1], mbarrier.MBarrierLayout())"
+                )
+                lines.append(f"for slot in gl.static_range({ring.slots}):")
+                lines.append(f"    mbarrier.init({barrier}.index(slot), count={count})")
+        lines += self._grid()
+        passed = ", ".join([*given, *blocks])
+        functions = [*roles, f"{self.name}_producer"]
+        calls = ", ".join(f"({function}, ({passed}))" for function in functions)
+        warps = ", ".join([*(str(WARPS) for _ in roles[1:]), "1"])
+        _, registers = REGISTERS[kernel.consumers]
+        held = ", ".join([*(str(registers) for _ in roles[1:]), str(PRODUCER_REGISTERS)])
+        lines.append(f"gl.warp_specialize([{calls}], [{warps}], [{held}])")
+        constants = [f"{block}: gl.constexpr" for block in blocks]
+        head = f"def {self.name}({', '.join([*parameters.given(), *constants])}):"
+        sizes = ", ".join(f'"{name}"' for name in parameters.extents.values())
+        decorator = f"@gluon.jit(do_not_specialize=[{sizes}])" if sizes else "@gluon.jit"
+        return [*wrap(decorator), *wrap(head), *(p for line in lines for p in wrap(f"    {line}"))]
+
+    def _grid(self) -> Iterator[str]:
+        """The position of a thread block along every axis of the grid; the first axis varies fastest."""
+        kernel, grid = self.kernel, self.kernel.grid
+        if not grid:
+            return
+        yield "pid = gl.program_id(0)"
+        for place, axis in enumerate(grid):
+            block = self.parameters.blocks.get(axis)
+            last, backwards = place == len(grid) - 1, axis in kernel.backwards
+            count = ""
+            if not last or backwards:
+                extent = self.parameters.extents[self.tables.root[axis]]
+                count = f"gl.cdiv({extent}, {block})" if block else extent
+            here = "pid" if last else f"pid % ({count})"
+            if backwards:
+                here = f"{count} - 1 - {here}"
+            step = f" * {block}" if block else ""
+            yield f"{self.starts[axis]} = ({here}){step}"
+            if not last:
+                yield f"pid = pid // ({count})"
+
+
+class _RoleText:
+    """The body of one role, a line or two for each statement."""
+
+    def __init__(self, writer: _Writer, role: Role) -> None:
+        self.writer, self.kernel, self.role = writer, writer.kernel, role
+        parameters = writer.parameters
+        whole = frozenset(b.axis for b in self.kernel.blocks if b.kind == "whole")
+        root = writer.tables.root
+        extents = {b.axis: parameters.extents.get(root[b.axis], "") for b in self.kernel.blocks}
+        extents |= parameters.extents
+        scalars = {name: text for name, (text, _) in parameters.scalars.items()}
+        places = Places(
+            extents,
+            scalars,
+            parameters.blocks,
+            parameters.pointers,
+            parameters.strides,
+            writer.starts,
+            whole,
+        )
+        part = "PART" if role.part is not None else "0"
+        self.columns = self._columns()
+        self.expressions = Expressions(places, self.kernel.rows, self.columns, part)
+        self.operands = self._operands()
+        self.reads = self._count_reads()
+        self.out: list[str] = []
+        self.indent = 0
+        self.local = writer.names
+
+    def lines(self) -> list[str]:
+        with self.local.scope():
+            if self.role.part is not None:
+                self._layouts()
+            self._body(self.role.body)
+        return self.out or ["pass"]
+
+    def _write(self, line: str) -> None:
+        self.out.append("    " * self.indent + line)
+
+    # Layouts --------------------------------------------------------------------------------------------
+
+    def _tile_axes(self) -> list[str]:
+        """The axes that tiles have beside the rows."""
+        rows = self.kernel.rows
+        found: dict[str, None] = {}
+        for stmt in nested(self.role.body):
+            values = [stmt.value] if isinstance(stmt, Let | Read | Await) else []
+            for value in (*values, *read_by(stmt)):
+                found |= dict.fromkeys(axis for axis in value.dims if axis != rows)
+        return list(found)
+
+    def _columns(self) -> str:
+        """The axis along which most is reduced: values of rows are laid out for it."""
+        for stmt in nested(self.role.body):
+            match stmt:
+                case Let(_, ReduceTile(_, _, axis)):
+                    return axis
+        axes = self._tile_axes()
+        return axes[0] if axes else self.kernel.rows
+
+    def _layouts(self) -> None:
+        rows = self.kernel.rows
+        block = self.writer.parameters.blocks[rows]
+        self._write(f"PART_{rows.upper()}: gl.constexpr = {block} // {self.kernel.consumers}")
+        for axis in self._tile_axes():
+            size = self.writer.parameters.blocks[axis]
+            self._write(f"COLUMNS_{axis.upper()}: gl.constexpr = {size} if {size} < 256 else 256")
+            self._write(
+                f"TILE_{axis.upper()}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [{WARPS}, 1], "
+                f"[16, COLUMNS_{axis.upper()}, 16])"
+            )
+        self._write(f"ROWS: gl.constexpr = gl.SliceLayout(1, TILE_{self.columns.upper()})")
+
+    def _operands(self) -> dict[str, str]:
+        """Values that are nothing but left operands of products, with the layout that those want."""
+        wanted: dict[str, str] = {}
+        other: set[str] = set()
+        links: list[tuple[str, str]] = []
+        for stmt in nested(self.role.body):
+            match stmt:
+                case Issue(pending, Value() as left, right, _, accumulator):
+                    wanted[left.name] = f"gl.DotOperandLayout(0, TILE_{pending.dims[1].upper()}, 2)"
+                    other |= {v.name for v in (right.turn, accumulator) if v is not None}
+                case Loop(_, start, stop, carried, _):
+                    links += [(c.value.name, v.name) for c in carried for v in (c.init, c.next)]
+                    other |= {start.name, stop.name}
+                case When(condition, _, results):
+                    links += [(r.value.name, v.name) for r in results for v in (r.then, r.otherwise)]
+                    other.add(condition.name)
+                case _:
+                    other |= {value.name for value in read_by(stmt)}
+        changed = True
+        while changed:
+            changed = False
+            for value, source in links:
+                if value in wanted and value not in other and source not in wanted:
+                    wanted[source] = wanted[value]
+                    changed = True
+                elsewhere = value not in wanted or value in other
+                if elsewhere and source in wanted and source not in other:
+                    other.add(source)
+                    changed = True
+        return {name: layout for name, layout in wanted.items() if name not in other}
+
+    def _count_reads(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for stmt in nested(self.role.body):
+            for value in read_by(stmt):
+                found[value.name] = found.get(value.name, 0) + 1
+        return found
+
+    # Statements -----------------------------------------------------------------------------------------
+
+    def _body(self, body: Iterable[Stmt]) -> None:
+        for stmt in body:
+            self._statement(stmt, body)
+
+    def _statement(self, stmt: Stmt, body: Iterable[Stmt]) -> None:
+        text = self.expressions
+        match stmt:
+            case Let():
+                self._let(stmt, body)
+            case Loop():
+                self._loop(stmt)
+            case When():
+                self._when(stmt)
+            case At(axis, start):
+                self._write(f"{self.writer.starts[axis]} = {text.code(start)}")
+            case Fill(ring, turn, index):
+                self._fill(self.kernel.ring(ring), turn, index)
+            case Wait(ring, end, turn, before):
+                barrier = (self.writer.full if end == "full" else self.writer.empty)[ring]
+                slot, phase = self._slot(ring, turn), self._phase(ring, turn, before)
+                self._write(f"mbarrier.wait({barrier}.index({slot}), {phase})")
+            case Free(ring, turn):
+                self._write(f"mbarrier.arrive({self.writer.empty[ring]}.index({self._slot(ring, turn)}))")
+            case Read(value, view):
+                self._define(
+                    value, Piece(Text(f"{self._view(view)}.load({text.layout(value.dims)})"), value.dims)
+                )
+            case Issue():
+                self._issue(stmt)
+            case Await(value, pending, behind):
+                waited = f"warpgroup_mma_wait({behind}, deps=({text.code(pending)},))"
+                self._define(value, Piece(Text(waited), value.dims))
+            case Put():
+                self._put(stmt)
+            case Store(tensor, index, value, mask):
+                dims = value.dims
+                arguments = [text.pointer(tensor, index, dims).code, text.code(value)]
+                if mask is not None:
+                    arguments.append(f"mask={text.aligned(text.read(mask), dims).text.code}")
+                self._write(f"gl.store({', '.join(arguments)})")
+
+    def _define(self, value: Value, piece: Piece) -> None:
+        """A variable for a value."""
+        name = self.local.local(value.name)
+        code = piece.text.code
+        if value.name in self.operands:
+            code = f"gl.convert_layout({self.expressions.full(piece, value.dims, value.dtype)}, {self.operands[value.name]})"
+            piece = Piece(Text(code), value.dims)
+        self._write(f"{name} = {code}")
+        self.expressions.pieces[value.name] = Piece(Text(name), piece.dims, piece.thin)
+
+    def _let(self, let: Let, body: Iterable[Stmt]) -> None:
+        piece = self.expressions.op(let.value, let.op)
+        if self._keeps_text(let, piece, body):
+            self.expressions.pieces[let.value.name] = piece
+        else:
+            self._define(let.value, piece)
+
+    def _keeps_text(self, let: Let, piece: Piece, body: Iterable[Stmt]) -> bool:
+        """Whether the expression itself stands for the value, without a variable."""
+        match let.op:
+            case Constant() | Irrational() | Argument() | Extent() | BlockSize() | LaunchValue() | FillOp():
+                return True
+            case _ if let.value.name in self.operands:
+                return False
+            case Positions():
+                return self.reads.get(let.value.name) == 1
+            case Align():
+                return True
+            case Start():
+                return True
+            case Elementwise() | Cast():
+                once = self.reads.get(let.value.name) == 1 and self._read_by_let(let.value, body)
+                return once and len(piece.text.code) <= _INLINE_COLUMNS
+            case _:
+                return False
+
+    def _read_by_let(self, value: Value, body: Iterable[Stmt]) -> bool:
+        """Whether an op of the same body reads a value, with nothing in between that waits."""
+        seen = False
+        for stmt in body:
+            if isinstance(stmt, Let) and stmt.value.name == value.name:
+                seen = True
+            elif seen:
+                if any(v.name == value.name for v in read_by(stmt)):
+                    return isinstance(stmt, Let) and not isinstance(stmt.op, Align)
+                if not isinstance(stmt, Let):
+                    return False
+        return False
+
+    def _loop(self, loop: Loop) -> None:
+        text = self.expressions
+        for item in loop.carried:
+            self._assign_new(item.value, item.init)
+        axis = loop.axis
+        block = self.writer.parameters.blocks.get(axis, "1")
+        start, stop = text.code(loop.start), text.code(loop.stop)
+        self._write(f"for {self.writer.starts[axis]} in range({start}, {stop}, {block}):")
+        self.indent += 1
+        with self.local.scope():
+            self._body(loop.body)
+            moves = [
+                (
+                    text.code(item.value),
+                    text.full(text.read(item.next), item.value.dims, item.value.dtype),
+                    item,
+                )
+                for item in loop.carried
+            ]
+            moves = [(old, new, item) for old, new, item in moves if old != new]
+            later = {old for old, _, _ in moves}
+            for place, (old, new, item) in enumerate(moves):
+                if new in later and new in {o for o, _, _ in moves[:place]}:
+                    raise AssertionError(f"{item.value.name} is carried from one that was replaced")
+                self._write(f"{old} = {new}")
+        self.indent -= 1
+
+    def _assign_new(self, value: Value, source: Value) -> None:
+        name = self.local.local(value.name)
+        piece = self.expressions.read(source)
+        code = self.expressions.full(piece, value.dims, value.dtype)
+        if value.name in self.operands and source.name not in self.operands:
+            code = f"gl.convert_layout({code}, {self.operands[value.name]})"
+        if not value.dims and not piece.dims and code.lstrip("-").isdigit():
+            code = f"gl.to_tensor({code})"
+        self._write(f"{name} = {code}")
+        self.expressions.pieces[value.name] = Piece(Text(name), value.dims)
+
+    def _when(self, when: When) -> None:
+        text = self.expressions
+        for result in when.results:
+            self._assign_new(result.value, result.otherwise)
+        self._write(f"if {text.code(when.condition)}:")
+        self.indent += 1
+        with self.local.scope():
+            self._body(when.body)
+            for result in when.results:
+                new = text.full(text.read(result.then), result.value.dims, result.value.dtype)
+                self._write(f"{text.code(result.value)} = {new}")
+        self.indent -= 1
+
+    # Slots ----------------------------------------------------------------------------------------------
+
+    def _slot(self, ring: str, turn: Value) -> str:
+        slots = self.kernel.ring(ring).slots
+        return "0" if slots == 1 else f"{self.expressions.read(turn).text.at(4)} % {slots}"
+
+    def _phase(self, ring: str, turn: Value, before: bool) -> str:
+        slots = self.kernel.ring(ring).slots
+        turns = self.expressions.read(turn).text.at(4)
+        phase = f"{turns} & 1" if slots == 1 else f"{turns} // {slots} & 1"
+        return f"({phase}) ^ 1" if before else phase
+
+    def _view(self, view: View) -> str:
+        ring = self.kernel.ring(view.ring)
+        slot = self._slot(view.ring, view.turn)
+        if ring.parts > 1:
+            slot = "PART" if slot == "0" else f"{slot} * {ring.parts} + PART"
+        shape = self.expressions.shape(ring.tile.dims)
+        code = f"{self.writer.tiles[view.ring]}.index({slot}).reshape({shape})"
+        return code if view.dims == ring.tile.dims else f"{code}.permute((1, 0))"
+
+    def _coordinates(self, index: Index, part: str) -> str:
+        text, found = self.expressions, []
+        for place in index:
+            if isinstance(place, Value):
+                found.append(text.code(place))
+                continue
+            whole = place.axis in text.places.whole
+            terms = [] if whole else [text.places.starts[place.axis]]
+            if place.axis == self.kernel.rows and part != "0":
+                size = f"{self.writer.parameters.blocks[place.axis]} // {self.kernel.consumers}"
+                terms.append(f"{part} * ({size})")
+            if place.offset is not None:
+                terms.append(text.code(place.offset))
+            found.append(" + ".join(terms) or "0")
+        return ", ".join(found)
+
+    def _fill(self, ring: Ring, turn: Value, index: Index) -> None:
+        desc = self.writer.parameters.descriptors[ring.name].name
+        slot = self._slot(ring.name, turn)
+        full = f"{self.writer.full[ring.name]}.index({slot})"
+        bytes_ = (
+            f"{desc}.block_type.nbytes" if ring.parts == 1 else f"{ring.parts} * {desc}.block_type.nbytes"
+        )
+        self._write(f"mbarrier.expect({full}, {bytes_})")
+        for part in range(ring.parts):
+            place = (
+                slot if ring.parts == 1 else str(part) if slot == "0" else f"{slot} * {ring.parts} + {part}"
+            )
+            tile = f"{self.writer.tiles[ring.name]}.index({place})"
+            at = self._coordinates(index, str(part))
+            self._write(f"tma.async_copy_global_to_shared({desc}, [{at}], {full}, {tile})")
+
+    def _issue(self, stmt: Issue) -> None:
+        text, dims = self.expressions, stmt.pending.dims
+        layout = text.layout(dims)
+        left = self._view(stmt.left) if isinstance(stmt.left, View) else text.code(stmt.left)
+        if isinstance(stmt.left, Value) and stmt.left.name not in self.operands:
+            left = f"gl.convert_layout({left}, gl.DotOperandLayout(0, {layout}, 2))"
+        if stmt.accumulator is None:
+            start = f"gl.zeros({text.shape(dims)}, gl.float32, {layout}), use_acc=False"
+        else:
+            start = text.full(text.read(stmt.accumulator), dims, stmt.accumulator.dtype)
+        name = self.local.local(stmt.pending.name)
+        self._write(f"{name} = warpgroup_mma({left}, {self._view(stmt.right)}, {start}, is_async=True)")
+        text.pieces[stmt.pending.name] = Piece(Text(name), dims)
+
+    def _put(self, stmt: Put) -> None:
+        text = self.expressions
+        staging = next(s for s in self.kernel.staging if s.name == stmt.staging)
+        desc = self.writer.parameters.descriptors[stmt.staging].name
+        tile = f"{self.writer.staged[staging.name]}.index(PART)"
+        value = text.full(text.read(stmt.value), stmt.value.dims, stmt.value.dtype)
+        self._write(f"{tile}.reshape({text.shape(stmt.value.dims)}).store({value})")
+        self._write("fence_async_shared()")
+        at = self._coordinates(stmt.index, "PART")
+        self._write(f"tma.async_copy_shared_to_global({desc}, [{at}], {tile})")
+        self._write("tma.store_wait(0)")
+
+
+def _is_tile(block: Block) -> bool:
+    return block.kind in ("loop", "whole") or (block.kind == "grid" and block.size != 1)

@@ -1,0 +1,34 @@
+"""Calling emitted Gluon modules, and their Triton form where the copy engine cannot address a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from eqfuse.threads import cached
+from eqfuse.tile.triton.launch import TritonProgram, load
+
+
+@dataclass(frozen=True)
+class GluonProgram:
+    """An emitted Gluon module and the name of its function; called as that function is. `otherwise` is the same program for
+    tensors that begin or step at other places than multiples of 16 bytes."""
+
+    source_text: str
+    name: str
+    otherwise: TritonProgram
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Runs on the GPU that holds the tensors; raises what `TritonProgram` does."""
+        suits = load(self.source_text).suits
+        program = self._program if suits(**kwargs) else self.otherwise
+        return program(*args, **kwargs)
+
+    @cached
+    def _program(self) -> TritonProgram:
+        return TritonProgram(self.source_text, self.name)
+
+    @property
+    def compilations(self) -> int:
+        """How many binaries of either form were compiled, or loaded."""
+        return self._program.compilations + self.otherwise.compilations

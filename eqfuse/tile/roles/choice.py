@@ -1,0 +1,210 @@
+"""Which roles a kernel gets, if any: every schedule of a small grid is priced, the cheapest that fits is built.
+
+    seconds = matrix * M + arithmetic * A + trip * trips + block * waves
+
+M and A are the seconds that matrix products, and all other arithmetic, would take alone; trips those of the loops of all
+thread blocks that an SM runs, waves how many of these it runs. The factors are fitted (residuals.py): they are smaller
+where a product runs behind the arithmetic, so that both overlap in one consumer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from eqfuse.extract.cost import KernelCost
+from eqfuse.extract.devices import Device
+from eqfuse.extract.residuals import RolesResiduals
+from eqfuse.extract.resources import WARPGROUP_ROWS
+from eqfuse.loops.blocks import Block
+from eqfuse.loops.plan import KernelConfig, Roles
+from eqfuse.tile.nodes import Dot, For, Let, TileProgram, Value
+from eqfuse.tile.roles.nodes import Await, Issue, Loop, RolesKernel, RolesProgram
+from eqfuse.tile.roles.split import with_roles
+from eqfuse.tile.roles.unsuited import Unsuited
+from eqfuse.tile.roles.walk import nested
+
+CONSUMERS = (2, 3)
+SLOTS = (2, 3, 4)
+STEPS = (64, 128)
+"""Positions of a loop's axis in a block."""
+
+MOST = 256
+"""Positions of an axis in a tile that the copy engine moves."""
+
+HELD = {2: 240, 3: 160}
+"""Registers of a consumer's thread, by the number of consumers."""
+
+ADDRESSES = 30
+"""Registers of a thread that hold no tile."""
+
+BARRIER_BYTES = 1024
+"""Shared memory for barriers, and to align tiles."""
+
+BYTES = {"f8e4m3": 1, "bool": 1, "f16": 2, "bf16": 2, "f64": 8, "i64": 8}
+"""Bytes of an element; all others have 4."""
+
+Lower = Callable[[Sequence[KernelConfig]], TileProgram]
+"""The tile program in other blocks."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A program in roles, and its predicted seconds."""
+
+    roles: Roles
+    program: RolesProgram
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What pricing needs: the plan's blocks, and the seconds that the tile program is predicted to take as it is."""
+
+    config: KernelConfig
+    cost: KernelCost
+    device: Device
+    extents: Mapping[str, int]
+    otherwise: float
+
+
+def rows_of(tiles: TileProgram) -> str:
+    """The axis of the rows of a program's products. Raises Unsuited."""
+    if len(tiles.kernels) != 1:
+        raise Unsuited(f"{len(tiles.kernels)} kernels")
+    dots = [dot for loop in _products(tiles) for dot in loop]
+    rows = {dot.left.dims[0] for dot in dots if len(dot.left.dims) == 2}
+    if len(rows) != 1:
+        raise Unsuited("no loop multiplies matrices" if not dots else "products of no common rows")
+    return rows.pop()
+
+
+def _products(tiles: TileProgram) -> Iterator[list[Dot]]:
+    """The products of each loop."""
+    for stmt in tiles.kernels[0].body:
+        if isinstance(stmt, For):
+            yield [s.op for s in stmt.body if isinstance(s, Let) and isinstance(s.op, Dot)]
+
+
+def small(roles: Roles, rows: str, block: int) -> Roles:
+    """The roles in blocks of this size, for each consumer: what is verified."""
+
+    def one(each: Block) -> Block:
+        if each.axis == rows:
+            return replace(each, size=max(2, block) * roles.consumers)
+        return replace(each, size=block) if each.size is not None and each.size > 1 else each
+
+    return replace(roles, blocks=tuple(map(one, roles.blocks)))
+
+
+def sized(blocks: Sequence[Block], rows: str, count: int, step: int) -> tuple[Block, ...]:
+    """The blocks with so many rows, and steps of loops."""
+
+    def one(block: Block) -> Block:
+        if block.axis == rows:
+            return replace(block, size=count)
+        return replace(block, size=step) if block.kind == "loop" else block
+
+    return tuple(map(one, blocks))
+
+
+def ranked(
+    tiles: TileProgram,
+    outlook: Outlook,
+    lower: Lower,
+    axes: Mapping[str, tuple[str | None, ...]],
+    *,
+    finite: bool,
+) -> Iterator[Choice]:
+    """The roles of a program that fit and are predicted to be faster than its tiles, cheapest first. Raises Unsuited."""
+    rows, residuals = rows_of(tiles), outlook.device.roles
+    if residuals is None:
+        raise Unsuited(f"{outlook.device.name} is no Hopper GPU")
+    limit = residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
+    priced = sorted(_priced(tiles, outlook, rows, residuals), key=lambda each: each[0])
+    faster = [(seconds, schedule) for seconds, schedule in priced if seconds < limit]
+    with_roles(
+        lower([replace(outlook.config, blocks=priced[0][1].blocks)]), [priced[0][1]], axes, finite=finite
+    )  # says why there are none, whatever they would cost
+    if not faster:
+        best, other = 1e3 * priced[0][0], 1e3 * limit
+        raise Unsuited(f"predicted to take {best:.3g} ms in roles, {other:.3g} ms without")
+    known: dict[tuple[Block, ...], TileProgram] = {}
+    for seconds, schedule in faster:
+        if schedule.blocks not in known:
+            known[schedule.blocks] = lower([replace(outlook.config, blocks=schedule.blocks)])
+        made = with_roles(known[schedule.blocks], [schedule], axes, finite=finite)
+        if all(fits(kernel, outlook.extents, outlook.device) for kernel in made.kernels):
+            yield Choice(schedule, made, seconds)
+
+
+def _priced(
+    tiles: TileProgram, outlook: Outlook, rows: str, residuals: RolesResiduals
+) -> Iterator[tuple[float, Roles]]:
+    most = max(map(len, _products(tiles)), default=0)
+    behind = [(), *((number,) for number in range(1, most))]
+    for consumers, step, slots, delayed in product(CONSUMERS, STEPS, SLOTS, behind):
+        blocks = sized(outlook.config.blocks, rows, WARPGROUP_ROWS * consumers, step)
+        config = replace(outlook.config, blocks=blocks)
+        alone = outlook.cost.alone(config)
+        waves = _waves(outlook, config)
+        seconds = residuals.seconds(
+            alone["matrix"],
+            alone["special"] + alone["elementwise"],
+            waves * outlook.cost.trips(config),
+            waves,
+            consumers,
+            overlapped=bool(delayed),
+        )
+        memory = max(alone["memory"], alone["cache"] / 2)
+        yield max(seconds, memory) * residuals.slots[min(slots, 3)], Roles(blocks, consumers, slots, delayed)
+
+
+def _waves(outlook: Outlook, config: KernelConfig) -> int:
+    return math.ceil(outlook.cost.grid(config) / outlook.device.sms)
+
+
+def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> bool:
+    """Whether an SM holds a thread block: its slots in shared memory, its tiles in registers."""
+    sizes = {b.axis: b.size or _power(extents[b.axis]) for b in kernel.blocks}
+    parts = {**sizes, kernel.rows: sizes[kernel.rows] // kernel.consumers}
+    copied = {axis for ring in kernel.rings for axis in ring.tile.dims}
+    if any(parts[axis] > MOST for axis in copied):
+        return False
+
+    def bytes_of(value: Value) -> int:
+        return math.prod(parts[axis] for axis in value.dims) * BYTES.get(value.dtype, 4)
+
+    shared = sum(ring.slots * ring.parts * bytes_of(ring.tile) for ring in kernel.rings)
+    shared += sum(kernel.consumers * bytes_of(s.tile) for s in kernel.staging if s.over is None)
+    held = max((_held(loop, bytes_of) for loop in _loops(kernel)), default=0)
+    threads = 4 * device.lanes
+    return (
+        shared + BARRIER_BYTES <= device.shared and held / threads / 4 + ADDRESSES <= HELD[kernel.consumers]
+    )
+
+
+def _loops(kernel: RolesKernel) -> Iterator[Loop]:
+    for stmt in nested(kernel.roles[1].body):
+        if isinstance(stmt, Loop):
+            yield stmt
+
+
+def _held(loop: Loop, bytes_of: Callable[[Value], int]) -> int:
+    """Bytes of the tiles that a consumer holds in a trip: what is carried, and results and operands of products that are
+    not."""
+    carried = [item.value for item in loop.carried if len(item.value.dims) == 2]
+    following = {item.next.name for item in loop.carried}
+    results = [s.value for s in loop.body if isinstance(s, Await) and s.value.name not in following]
+    replaced_dims = {value.dims for value in carried if value.dtype == "f32"}
+    apart = [value for value in results if value.dims not in replaced_dims]
+    names = {value.name for value in carried}
+    operands = [s.left for s in loop.body if isinstance(s, Issue) and isinstance(s.left, Value)]
+    apart += [value for value in operands if value.name not in names]
+    return sum(map(bytes_of, (*carried, *apart)))
+
+
+def _power(extent: int) -> int:
+    return 1 << max(0, extent - 1).bit_length()

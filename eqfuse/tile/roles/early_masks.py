@@ -1,0 +1,94 @@
+"""Masks before exponentials: one select instead of two, before the exponential instead of behind it.
+
+    m = max(where(c, a, -inf));  y = where(c, exp2(a - b), 0)   ->   w = where(c, a, -inf);  m = max(w);  y = exp2(w - b)
+
+where b is finite or NaN, so that the exponential of what is masked is 0. A NaN in b is in all of its row on both sides,
+whose sum is NaN from then on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from eqfuse.tile.nodes import (
+    Align,
+    Constant,
+    Elementwise,
+    Fill,
+    Kernel,
+    Let,
+    Op,
+    Stmt,
+    TileProgram,
+    Value,
+)
+from eqfuse.tile.passes.draft import Draft, changed, in_kernels
+from eqfuse.tile.prune import pruned
+from eqfuse.tile.walk import nested, operands, reads, with_operands
+
+
+def masked_first(program: TileProgram) -> TileProgram:
+    """No exponential is masked whose exponent can be."""
+    return in_kernels(program, _kernel)
+
+
+def _kernel(kernel: Kernel) -> Kernel:
+    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
+    uses = Counter(value.name for value in reads(kernel.body))
+    draft = Draft(kernel)
+    selects: dict[tuple[str, str], Value] = {}
+    exponents: dict[str, Value] = {}  # the masked exponent of a difference, by the difference's name
+    instead: dict[str, Value] = {}
+
+    for stmt in nested(kernel.body):
+        match stmt:
+            case Let(value, Elementwise("where", (condition, inner, other))):
+                if _is(ops.get(other.name), -math.inf):
+                    selects.setdefault((condition.name, inner.name), value)
+                found = _exponent(inner, ops, uses)
+                if found is not None and _is(ops.get(other.name), 0.0):
+                    difference, exponent = found
+                    known = selects.get((condition.name, exponent.name))
+                    if known is not None:
+                        exponents[difference.name] = known
+                        instead[value.name] = inner
+    if not instead:
+        return kernel
+
+    def one(let: Let) -> Sequence[Stmt]:
+        if let.value.name in instead:
+            return ()
+        read = {value.name: instead.get(value.name, value) for value in operands(let.op)}
+        op = with_operands(let.op, read)
+        match op:
+            case Elementwise("sub", (_, shift)) if let.value.name in exponents:
+                op = Elementwise("sub", (exponents[let.value.name], shift))
+        return (Let(let.value, op),)
+
+    return draft.kernel_of(pruned(changed(kernel.body, one)))
+
+
+def _exponent(value: Value, ops: Mapping[str, Op], uses: Counter[str]) -> tuple[Value, Value] | None:
+    """The difference that a value alone is the exponential of, and what is shifted in it by a finite number."""
+    match ops.get(value.name):
+        case Elementwise("exp2", (difference,)) if uses[value.name] == 1 == uses[difference.name]:
+            match ops.get(difference.name):
+                case Elementwise("sub", (exponent, shift)) if _is_finite(shift, ops):
+                    return difference, exponent
+    return None
+
+
+def _is_finite(value: Value, ops: Mapping[str, Op]) -> bool:
+    match ops.get(value.name):
+        case Align(source):
+            return _is_finite(source, ops)
+        case Elementwise("finite"):
+            return True
+        case _:
+            return False
+
+
+def _is(op: Op | None, number: float) -> bool:
+    return isinstance(op, Constant | Fill) and op.number == number

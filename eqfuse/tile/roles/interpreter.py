@@ -1,0 +1,459 @@
+"""Runs roles as coroutines, in any scalar domain, with the timing that shows most mistakes.
+
+Each thread block runs by itself: the producer and the consumers in turn, each until it has to wait. What the hardware does
+at some time between two points, it does here at the worst of them:
+
+- a copy may write its slot from `Fill` on, and has not done so before `full` completes: in between nothing is in the slot,
+  and nothing is again from the moment that all consumers have freed it;
+- a consumer may read a slot from its `Wait` to its `Free`, and not a moment longer;
+- a product reads its operands when it is awaited;
+- barriers know the parity of a phase alone, so that a wait for a wrong phase may pass.
+
+Which role goes first, and whether copies arrive at once or only when no role can move, differs between thread blocks.
+Nobody can move and no copy is under way: a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any, Literal
+
+import numpy as np
+
+from eqfuse.terms.domain import Domain, total
+from eqfuse.terms.nodes import Program
+from eqfuse.tile.check import TileError
+from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.interpreter import Instances, Integers, Memory, accumulates, memory_of, outputs_of
+from eqfuse.tile.nodes import Let, Store, Value
+from eqfuse.tile.roles.nodes import (
+    At,
+    Await,
+    Fill,
+    Free,
+    Index,
+    Issue,
+    Loop,
+    Put,
+    Read,
+    Role,
+    RolesKernel,
+    RolesProgram,
+    Stmt,
+    View,
+    Wait,
+    When,
+)
+from eqfuse.tile.storage import resolve_extents
+
+Steps = Iterator[None]
+"""A role under way: it gives back control wherever it has to wait."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Which role goes first, the producer being 0, and when copies arrive: at once, or when nobody can move, the last one
+    first or the first one."""
+
+    first: int
+    copies: Literal["at once", "last first", "first first"]
+
+
+TIMINGS = (
+    Timing(0, "last first"),
+    Timing(1, "at once"),
+    Timing(0, "at once"),
+    Timing(2, "first first"),
+    Timing(1, "last first"),
+    Timing(0, "first first"),
+)
+"""Those of thread blocks, in turn; where there are fewer blocks, they run again."""
+
+
+class VaryingError(Exception):
+    """A bound of a loop differs between trials, which run by themselves then."""
+
+
+def run(
+    program: RolesProgram,
+    source: Program,
+    tensors: Mapping[str, Any],
+    scalars: Mapping[str, Any],
+    extents: Mapping[str, int],
+    domain: Domain,
+    *,
+    shards: Mapping[str, int],
+    batch: int | None = None,
+    timings: Sequence[Timing] = TIMINGS,
+) -> dict[str, Any]:
+    """The outputs of `program`; arguments and results are those of the tile program's interpreter. Raises TileError where
+    roles deadlock, read what is not there, or leave copies behind."""
+    sizes = resolve_extents(program, extents, shards)
+    dtypes = {buffer.name: buffer.dtype or "f32" for buffer in program.buffers}
+
+    def attempt(
+        tensors: Mapping[str, Any], scalars: Mapping[str, Any], trials: int | None
+    ) -> dict[str, Memory]:
+        memory = memory_of(program.buffers, dtypes, source, tensors, sizes, domain, trials)
+        for kernel in program.kernels:
+            with np.errstate(all="ignore"):
+                _run_kernel(kernel, memory, scalars, sizes, domain, trials or 1, timings)
+        return memory
+
+    try:
+        return outputs_of(program.buffers, attempt(tensors, scalars, batch), domain, batch)
+    except VaryingError:
+        if batch is None:
+            raise
+    memory = memory_of(program.buffers, dtypes, source, tensors, sizes, domain, batch)
+    for trial in range(batch):
+        own = attempt(
+            {name: _trial(tensor, trial, domain) for name, tensor in tensors.items()},
+            {name: _trial(number, trial, domain) for name, number in scalars.items()},
+            1,
+        )
+        for buffer in program.buffers:
+            _copied(memory[buffer.name], own[buffer.name], trial, domain)
+    return outputs_of(program.buffers, memory, domain, batch)
+
+
+def _trial(array: Any, trial: int, domain: Domain) -> Any:
+    """What one trial has of an argument: integer tensors and numbers are those of all trials."""
+    if isinstance(array, (bool, int, float, np.number, np.bool_)):
+        return array
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iub":
+        return array
+    return domain.take(array, (slice(trial, trial + 1),))
+
+
+def _copied(into: Memory, own: Memory, trial: int, domain: Domain) -> None:
+    shape = (1, *own.shape)
+    target = tuple(np.broadcast_to(part, shape) for part in np.indices(shape))
+    target = (target[0] + trial, *target[1:])
+    if into.integer:
+        into.array[target] = own.array
+    else:
+        domain.put(into.array, target, domain.broadcast(own.array, shape))
+
+
+def _run_kernel(
+    kernel: RolesKernel,
+    memory: Mapping[str, Memory],
+    scalars: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    domain: Domain,
+    trials: int,
+    timings: Sequence[Timing],
+) -> None:
+    owners: dict[str, Any] = {}
+    count = Instances(kernel, memory, scalars, sizes, domain, trials).count
+    runs = max(count, len(timings)) if count else 0
+    for number, timing in zip(range(runs), cycle(timings), strict=False):
+        block = _Shared(kernel, timing)
+        roles = [
+            _Role(block, role, number % count, owners, memory, scalars, sizes, domain, trials)
+            for role in kernel.roles
+        ]
+        block.run([role.steps() for role in roles])
+
+
+@dataclass
+class _Barrier:
+    """Phases that are completed, and arrivals in the one that is not, of as many as it takes."""
+
+    needed: int
+    phases: int = 0
+    arrivals: int = 0
+
+    def arrive(self) -> bool:
+        """Whether that completes a phase."""
+        self.arrivals += 1
+        if self.arrivals == self.needed:
+            self.phases, self.arrivals = self.phases + 1, 0
+            return True
+        return False
+
+    def passes(self, parity: int) -> bool:
+        """Whether the last phase that is completed has this parity; before all, that is phase -1."""
+        return (self.phases - 1) % 2 == parity
+
+
+@dataclass
+class _Slot:
+    full: _Barrier
+    empty: _Barrier
+    tiles: list[Any] | None = None  # of each part; None: nothing that may be read
+
+
+@dataclass
+class _Shared:
+    """What the roles of one thread block share: slots, and copies under way."""
+
+    kernel: RolesKernel
+    timing: Timing
+    slots: dict[str, list[_Slot]] = field(default_factory=dict)
+    copies: list[tuple[_Slot, list[Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        consumers = self.kernel.consumers
+        for ring in self.kernel.rings:
+            self.slots[ring.name] = [_Slot(_Barrier(1), _Barrier(consumers)) for _ in range(ring.slots)]
+
+    def run(self, roles: list[Steps]) -> None:
+        first = self.timing.first % len(roles)
+        waiting = [*roles[first:], *roles[:first]]
+        moved = True
+        self.progress = 0
+        while waiting:
+            before = self.progress
+            waiting = [role for role in waiting if next(role, self) is not self]
+            moved = self.progress > before
+            if waiting and not moved:
+                if not self.copies:
+                    raise TileError(f"the roles of {self.kernel.name} wait for each other")
+                self._arrives(-1 if self.timing.copies == "last first" else 0)
+        if self.copies:
+            raise TileError(f"{self.kernel.name} ends before all copies have arrived")
+
+    def fill(self, slot: _Slot, tiles: list[Any]) -> None:
+        slot.tiles = None
+        self.copies.append((slot, tiles))
+        if self.timing.copies == "at once":
+            self._arrives(-1)
+
+    def _arrives(self, place: int) -> None:
+        slot, tiles = self.copies.pop(place)
+        slot.tiles = tiles
+        slot.full.arrive()
+        self.progress += 1
+
+    def free(self, slot: _Slot) -> None:
+        if slot.empty.arrive():
+            slot.tiles = None
+
+
+class _Role(Instances):
+    """One role of one thread block."""
+
+    def __init__(
+        self,
+        shared: _Shared,
+        role: Role,
+        number: int,
+        owners: dict[str, Any],
+        memory: Mapping[str, Memory],
+        scalars: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        domain: Domain,
+        trials: int,
+    ) -> None:
+        kernel = shared.kernel
+        super().__init__(kernel, memory, scalars, sizes, domain, trials)
+        self.shared, self.role, self.part = shared, role, role.part
+        self.rows, self.consumers, self.rings = kernel.rows, kernel.consumers, kernel.rings
+        self.starts = {
+            axis: start if start.shape[-1] == 1 else start[..., number : number + 1]
+            for axis, start in self.starts.items()
+        }
+        self.whole = dict(self.blocks)
+        self.blocks[self.rows] //= self.consumers
+        self.number, self.count, self.owner = number * len(kernel.roles) + (role.part or 0), 1, owners
+        self.everywhere = np.ones((1, 1), dtype=np.bool_)
+        self.issued = 0
+        self.pending: dict[str, tuple[int, Issue]] = {}
+        self.started: dict[str, Any] = {}
+        self.reading: set[tuple[str, int]] = set()
+
+    def steps(self) -> Steps:
+        yield from self._run(self.role.body)
+        if self.reading and any(len(self.shared.slots[ring]) > 1 for ring, _ in self.reading):
+            raise TileError(f"{self._who} ends without freeing {min(self.reading)[0]}")
+
+    @property
+    def _who(self) -> str:
+        part = "" if self.part is None else f" {self.part}"
+        return f"{self.role.name}{part} of {self.kernel.name}"
+
+    # Rows of a part
+
+    def _block_size(self, axis: str) -> int:
+        return self.whole[axis]
+
+    def _lanes(self, axis: str) -> Integers:
+        first = (self.part or 0) * self.blocks[axis] if axis == self.rows else 0
+        return first + np.arange(self.blocks[axis], dtype=np.int64)
+
+    # Statements
+
+    def _run(self, body: Sequence[Stmt]) -> Steps:
+        for stmt in body:
+            self.shared.progress += 1
+            match stmt:
+                case Let(value, op):
+                    self.values[value.name] = self._evaluate(value, op, self.everywhere)
+                case Store():
+                    self._store(stmt, self.everywhere)
+                case Loop():
+                    yield from self._blocks_of(stmt)
+                case When():
+                    yield from self._branch(stmt)
+                case At(axis, start):
+                    self.starts[axis] = self.values[start.name]
+                case Fill():
+                    self._fill(stmt)
+                case Wait():
+                    yield from self._wait(stmt)
+                case Free(ring, turn):
+                    slot, _ = self._slot(ring, turn)
+                    self.reading.discard((ring, slot))
+                    self.shared.free(self.shared.slots[ring][slot])
+                case Read(value, view):
+                    self.values[value.name] = self._tile_of(view)
+                case Issue(pending, _, _, _, accumulator):
+                    self.issued += 1
+                    self.pending[pending.name] = self.issued, stmt
+                    self.started[pending.name] = accumulator and self.values[accumulator.name]
+                case Await(value, pending, behind):
+                    self.values[value.name] = self._product(value, pending, behind)
+                case Put():
+                    self._put(stmt)
+
+    def _blocks_of(self, loop: Loop) -> Steps:
+        position, stop = self._number_of(loop.start), self._number_of(loop.stop)
+        for item in loop.carried:
+            self.values[item.value.name] = self._converted(item.init, item.value.dtype)
+        sums = {
+            value.name
+            for stmt in loop.body
+            if isinstance(stmt, Await) or (isinstance(stmt, Let) and accumulates(stmt.op))
+            for value in (stmt.value,)
+        }
+        while position < stop:
+            self.starts[loop.axis] = np.full((1, 1), position, dtype=np.int64)
+            yield from self._run(loop.body)
+            following = {}
+            for item in loop.carried:
+                new = self._converted(item.next, item.value.dtype)
+                real = item.value.dtype not in INTEGERS
+                following[item.value.name] = (
+                    total(self.domain, new) if real and item.next.name in sums else new
+                )
+            self.values |= following
+            position += self.whole[loop.axis]
+
+    def _branch(self, when: When) -> Steps:
+        taken = bool(self._number_of(when.condition))
+        if taken:
+            yield from self._run(when.body)
+        chosen = [(r.value.name, self.values[(r.then if taken else r.otherwise).name]) for r in when.results]
+        self.values |= dict(chosen)
+
+    def _number_of(self, value: Value) -> int:
+        """The number that a scalar is in all trials."""
+        found = np.unique(np.asarray(self.values[value.name]))
+        if len(found) > 1:
+            raise VaryingError(value.name)
+        return int(found[0])
+
+    # Slots
+
+    def _slot(self, ring: str, turn: Value) -> tuple[int, int]:
+        """The slot of a turn, and its phase."""
+        count = len(self.shared.slots[ring])
+        number = self._number_of(turn)
+        return number % count, number // count
+
+    def _wait(self, stmt: Wait) -> Steps:
+        slot, phase = self._slot(stmt.ring, stmt.turn)
+        barrier = getattr(self.shared.slots[stmt.ring][slot], stmt.end)
+        while not barrier.passes((phase + stmt.before) % 2):
+            yield
+        self.shared.progress += 1
+        if stmt.end == "full":
+            self.reading.add((stmt.ring, slot))
+
+    def _fill(self, stmt: Fill) -> None:
+        ring = next(ring for ring in self.rings if ring.name == stmt.ring)
+        slot, _ = self._slot(stmt.ring, stmt.turn)
+        tiles = [self._copied_tile(ring.tensor, ring.tile, stmt.index, part) for part in range(ring.parts)]
+        self.shared.fill(self.shared.slots[stmt.ring][slot], tiles)
+
+    def _places(self, index: Index, tile: Value, part: int) -> list[Integers]:
+        """The positions of a tile's elements, for each dim of its tensor."""
+        found: list[Integers] = []
+        for place in index:
+            if isinstance(place, Value):
+                found.append(self._aligned(place, tile.dims))
+                continue
+            first = part * self.blocks[place.axis] if place.axis == self.rows else 0
+            start = self.starts[place.axis] + first
+            if place.offset is not None:
+                start = start + self.values[place.offset.name]
+            positions = start[..., None] + np.arange(self.blocks[place.axis])
+            shape = [1] * len(tile.dims)
+            shape[tile.dims.index(place.axis)] = -1
+            found.append(positions.reshape(*positions.shape[:2], *shape))
+        return found
+
+    def _inside(self, places: Sequence[Integers], shape: Sequence[int]) -> Any:
+        masks = [(p >= 0) & (p < extent) for p, extent in zip(places, shape, strict=True)]
+        inside: Any = masks[0]
+        for mask in masks[1:]:
+            inside = inside & mask
+        return inside
+
+    def _copied_tile(self, tensor: str, tile: Value, index: Index, part: int) -> Any:
+        memory = self.memory[tensor]
+        places = self._places(index, tile, part)
+        inside = self._inside(places, memory.shape)
+        zero = self._number(0.0, tile.dtype, (1,) * (len(tile.dims) + 2))
+        if not inside.any():
+            return zero
+        safe = self._guarded(f"copy of {tensor}", memory, places, np.zeros_like(inside))
+        where = (slice(None), *(p[0] for p in np.broadcast_arrays(*safe)))
+        if memory.integer:
+            return np.where(inside, memory.array[where], zero)
+        return self.domain.where(inside, self.domain.take(memory.array, where), zero)
+
+    def _put(self, stmt: Put) -> None:
+        memory = self.memory[stmt.tensor]
+        places = self._places(stmt.index, stmt.value, self.part or 0)
+        inside = self._inside(places, memory.shape)
+        self._write(f"put to {stmt.tensor}", memory, stmt.value, places, inside, self.everywhere)
+
+    def _claim(self, what: str, tensor: Memory, target: Any, instance: Integers) -> None:
+        super()._claim(what, tensor, target, instance * 0 + self.number)
+
+    def _tile_of(self, view: View) -> Any:
+        """What this role reads of a slot now, as its tile's dims stand."""
+        slot, _ = self._slot(view.ring, view.turn)
+        ring = next(ring for ring in self.rings if ring.name == view.ring)
+        held = self.shared.slots[view.ring][slot]
+        if held.tiles is None or (view.ring, slot) not in self.reading:
+            raise TileError(f"{self._who} reads a slot of {view.ring} where nothing is, or may be")
+        return held.tiles[(self.part or 0) if ring.parts > 1 else 0]
+
+    # Products
+
+    def _operand(self, side: Value | View, dims: tuple[str, ...]) -> Any:
+        if isinstance(side, Value):
+            return self._real(self._aligned(side, dims), side.dtype)
+        ring = next(ring for ring in self.rings if ring.name == side.ring)
+        tile = ring.tile
+        self.values["%operand"] = self._tile_of(side)
+        return self._real(self._aligned(Value("%operand", tile.dims, tile.dtype), dims), tile.dtype)
+
+    def _product(self, value: Value, pending: Value, behind: int) -> Any:
+        number, issued = self.pending.pop(pending.name, (0, None))
+        if issued is None:
+            raise TileError(f"{self._who} awaits {pending.name}, which is not under way")
+        if self.issued - number < behind:
+            raise TileError(f"{self._who} reads {pending.name} while it may be under way")
+        dims = (*value.dims, issued.axis)
+        left, right = (self._operand(side, dims) for side in (issued.left, issued.right))
+        size = self.blocks[issued.axis]
+        product = self.domain.contract(self._spread(left, size), self._spread(right, size), len(dims) + 1)
+        start = self.started.pop(pending.name)
+        return product if start is None else self.domain.call("add", [start, product])

@@ -1,0 +1,186 @@
+"""One loop instead of two over consecutive ranges of an axis, whose bodies differ by masks.
+
+Where lowering cuts the range of a loop, blocks that no predicate cuts have a body of their own without masks. A pipeline
+would drain at the end of each range. The body with masks is right for all blocks; so it runs over both ranges, and its
+selects are branches that the blocks of the other range do not take:
+
+    for j in a..b:  ... x ...          ->   for j in a..c:
+    for j in b..c:  y = where(m, x, -inf)       when j >= b:  y = where(m, x, -inf), else x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from eqfuse.tile.nodes import Dot, Elementwise, Let, LoadTile, Op, Start, Value
+from eqfuse.tile.roles.names import Fresh
+from eqfuse.tile.roles.nodes import Loop, Result, Stmt, When
+from eqfuse.tile.roles.walk import nested, read_by, renamed
+from eqfuse.tile.walk import operands, with_operands
+
+
+def joined(body: tuple[Stmt, ...], fresh: Fresh) -> tuple[Stmt, ...]:
+    """The body with loops joined, two at a time from the first on."""
+    places = [n for n, stmt in enumerate(body) if isinstance(stmt, Loop)]
+    for at, then in pairwise(places):
+        first, second = body[at], body[then]
+        assert isinstance(first, Loop) and isinstance(second, Loop)
+        between = body[at + 1 : then]
+        made = _both(first, second, between, body[then + 1 :], fresh)
+        if made is not None:
+            return joined((*body[:at], *between, *made, *body[then + 1 :]), fresh)
+    return body
+
+
+def _both(
+    first: Loop, second: Loop, between: Sequence[Stmt], after: Sequence[Stmt], fresh: Fresh
+) -> tuple[Stmt, ...] | None:
+    """The two loops as one, where they continue each other."""
+    ends = {item.value.name: place for place, item in enumerate(first.carried)}
+    follows = (
+        first.axis == second.axis
+        and first.stop == second.start
+        and [ends.get(item.init.name) for item in second.carried] == list(range(len(ends)))
+        and not any(value.name in ends for stmt in (*between, *after) for value in _read_in(stmt))
+        and all(isinstance(stmt, Let) for stmt in (*between, *first.body, *second.body))
+    )
+    if not follows:
+        return None
+    match = _Match(first, second)
+    for old, new in zip(first.carried, second.carried, strict=True):
+        if not match.same(old.next, new.next):
+            return None
+    start, late = fresh.value(f"{second.axis}_at", (), "i32"), fresh.value(f"{second.axis}_late", (), "bool")
+    guarded = _guarded(second, match.selects, late, fresh)
+    if guarded is None:
+        return None
+    carried = tuple(
+        replace(new, init=old.init) for old, new in zip(first.carried, second.carried, strict=True)
+    )
+    test = Let(start, Start(second.axis)), Let(late, Elementwise("ge", (start, second.start)))
+    return (Loop(first.axis, first.start, second.stop, carried, (*test, *guarded)),)
+
+
+def _read_in(stmt: Stmt) -> list[Value]:
+    return [value for each in nested((stmt,)) for value in read_by(each)]
+
+
+@dataclass
+class _Match:
+    """Whether values of two loop bodies are the same but for selects of the second, which are kept by name."""
+
+    first: Loop
+    second: Loop
+    selects: dict[str, Value] = field(default_factory=dict)  # what a select is where its mask holds
+
+    def __post_init__(self) -> None:
+        self._ops = [_ops(self.first), _ops(self.second)]
+        pairs = zip(self.first.carried, self.second.carried, strict=True)
+        self._same: dict[tuple[str, str], bool] = {(a.value.name, b.value.name): True for a, b in pairs}
+
+    def same(self, left: Value, right: Value) -> bool:
+        key = left.name, right.name
+        if key not in self._same:
+            self._same[key] = self._compare(left, right)
+        return self._same[key]
+
+    def _compare(self, left: Value, right: Value) -> bool:
+        one, other = self._ops[0].get(left.name), self._ops[1].get(right.name)
+        if one is None and other is None:
+            return left == right
+        if one is not None and other is not None and self._alike(one, other):
+            return True
+        match other:
+            case Elementwise("where", (_, inner, _)) if self.same(left, inner):
+                self.selects[right.name] = inner
+                return True
+        return False
+
+    def _alike(self, one: Op, other: Op) -> bool:
+        if isinstance(one, LoadTile) and isinstance(other, LoadTile):
+            same = one.tensor == other.tensor and one.other == other.other
+            sides = one.index, other.index
+        else:
+            same = _without_operands(one) == _without_operands(other)
+            sides = operands(one), operands(other)
+        return same and len(sides[0]) == len(sides[1]) and all(map(self.same, *sides))
+
+
+def _ops(loop: Loop) -> dict[str, Op]:
+    return {stmt.value.name: stmt.op for stmt in loop.body if isinstance(stmt, Let)}
+
+
+_NOTHING = Value("", (), "bool")
+
+
+def _without_operands(op: Op) -> Op:
+    """What an op is, apart from what it reads."""
+    return with_operands(op, {value.name: _NOTHING for value in operands(op)})
+
+
+def _guarded(loop: Loop, selects: Mapping[str, Value], late: Value, fresh: Fresh) -> tuple[Stmt, ...] | None:
+    """The loop's body with its selects in branches. A select of a select is one branch. None where a mask is not
+    made of positions alone."""
+    ops = {stmt.value.name: stmt for stmt in loop.body if isinstance(stmt, Let)}
+    inner = {name for name, of in selects.items() if _only_for_selects(loop, name, selects)}
+    made: list[Stmt] = []
+    for stmt in loop.body:
+        if not isinstance(stmt, Let) or stmt.value.name not in selects:
+            made.append(stmt)
+            continue
+        name = stmt.value.name
+        if name in inner:
+            continue
+        chain = [name]
+        while (of := selects[chain[-1]].name) in inner:
+            chain.append(of)
+        plain = selects[chain[-1]]
+        body: list[Let] = []
+        for link in reversed(chain):
+            select = ops[link]
+            body += [*_slice(operands(select.op)[0], ops, body), select]
+        if any(isinstance(let.op, LoadTile | Dot) for let in body):
+            return None
+        names = {let.value.name: fresh.like(let.value, "late") for let in body}
+        branch = tuple(renamed(let, names) for let in body)
+        made.append(When(late, branch, (Result(stmt.value, names[name], plain),)))
+    needed = _needed(made, {item.next.name for item in loop.carried})
+    return tuple(s for s in made if not isinstance(s, Let) or s.value.name in needed)
+
+
+def _needed(body: Sequence[Stmt], roots: set[str]) -> set[str]:
+    found = set(roots)
+    for stmt in reversed(body):
+        match stmt:
+            case Let(value, op) if value.name in found:
+                found |= {v.name for v in operands(op)}
+            case When(condition, inner, results):
+                found.add(condition.name)
+                found |= {v.name for r in results for v in (r.then, r.otherwise)}
+                found |= {v.name for s in nested(inner) for v in read_by(s)}
+    return found
+
+
+def _only_for_selects(loop: Loop, name: str, selects: Mapping[str, Value]) -> bool:
+    """Whether only selects read a select."""
+    readers = [s for s in loop.body if isinstance(s, Let) and any(v.name == name for v in operands(s.op))]
+    return bool(readers) and all(
+        r.value.name in selects and selects[r.value.name].name == name for r in readers
+    )
+
+
+def _slice(value: Value, ops: Mapping[str, Let], known: Sequence[Let]) -> list[Let]:
+    """The statements of a body that make a value, but for those that are there."""
+    found: dict[str, Let] = {}
+    there = {let.value.name for let in known}
+
+    def visit(name: str) -> None:
+        if name in ops and name not in found and name not in there:
+            for operand in operands(ops[name].op):
+                visit(operand.name)
+            found[name] = ops[name]
+
+    visit(value.name)
+    return list(found.values())

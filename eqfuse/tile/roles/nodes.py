@@ -1,0 +1,211 @@
+"""Kernels as roles: what each warp group of a thread block does, one level below the tile program.
+
+    program ::= RolesProgram(kernels, buffers)
+    kernel  ::= RolesKernel(name, grid, blocks, rows, consumers, rings, staging, roles)
+    role    ::= Role(name, part, body)             `part` numbers a consumer; the producer has none
+    stmt    ::= Let(value, op)                     an op of the tile program, but for loads of rings and products
+              | Loop(axis, start, stop, carried, body)
+              | When(condition, body, results)     a branch that all threads of the role take together
+              | At(axis, start)                    the block of `axis` begins at `start` from here on
+              | Fill(ring, turn, index)            starts to copy a tile of a tensor to a slot; 0 past the tensor's edge
+              | Wait(ring, end, turn, before)      until a slot is full, or empty again
+              | Free(ring, turn)                   this consumer reads the slot no more
+              | Read(value, view)                  the tile in a slot, in registers
+              | Issue(pending, left, right, axis, accumulator)
+                                                   starts a matrix product
+              | Await(value, pending, behind)      its result, once at most `behind` later products are under way
+              | Put(staging, tensor, index, value) stores a tile through shared memory; nothing past the tensor's edge
+              | Store(tensor, index, value, mask)  as in the tile program
+
+A **ring** is a queue of `slots` tiles in shared memory that the producer fills and all consumers read. The tile of a
+turn is in slot `turn % slots`. Each slot has two barriers. `full` completes a phase when a copy has arrived, `empty` when
+all consumers have freed the slot. `Wait(ring, "full", turn)` waits for phase `turn // slots` of a slot; a producer waits
+`before` it overwrites one, for the phase before that, which the first turns of all slots need not. As on the GPU, a
+barrier is asked for the parity of a phase alone.
+
+The block of `rows` is divided among the `consumers`: each has its own part of every tile with that dim, so that the
+values of a consumer have as many rows as a part. `Start(rows)`, `BlockSize(rows)` and so the bounds of loops are those of
+the whole block, for every role; `Positions`, `Lanes` and `Bound` of `rows` are those of the part.
+
+A copy writes its slot at any time between `Fill` and the phase of `full`. A product reads its operands at any time
+between `Issue` and `Await`: a view of a slot may not be freed, and an operand in registers not be replaced, before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from eqfuse.listed import Listed
+from eqfuse.loops.blocks import Block
+from eqfuse.loops.nodes import Buffer
+from eqfuse.tile.nodes import Carried, Let, Store, Value
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Slots of tiles of `tensor`. `tile` has the dims and dtype of one tile; `parts` is the number of consumers where each
+    has rows of its own of it, else 1."""
+
+    name: str
+    tensor: str
+    tile: Value
+    slots: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Shared memory that a tile passes through on its way to `tensor`, one part for each consumer. It is the slot of the
+    ring `over`, where there is one of such tiles that nobody reads any more."""
+
+    name: str
+    tensor: str
+    tile: Value
+    over: str | None = None
+
+
+@dataclass(frozen=True)
+class Along:
+    """The positions of the current block of an axis, and so many further on."""
+
+    axis: str
+    offset: Value | None = None
+
+
+Index = tuple[Value | Along, ...]
+"""Where a tile is in a tensor: a scalar or the positions of a block for each dim."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The tile of a turn of a ring, its dims in any order."""
+
+    ring: str
+    turn: Value
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Blocks of `axis` from `start` to `stop`. Carried values as in the tile program."""
+
+    axis: str
+    start: Value
+    stop: Value
+    carried: tuple[Carried, ...]
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """`value` is `then` where the branch is taken, else `otherwise`."""
+
+    value: Value
+    then: Value
+    otherwise: Value
+
+
+@dataclass(frozen=True)
+class When:
+    condition: Value
+    body: tuple[Stmt, ...]
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True)
+class At:
+    axis: str
+    start: Value
+
+
+@dataclass(frozen=True)
+class Fill:
+    ring: str
+    turn: Value
+    index: Index
+
+
+End = Literal["full", "empty"]
+
+
+@dataclass(frozen=True)
+class Wait:
+    ring: str
+    end: End
+    turn: Value
+    before: bool = False
+
+
+@dataclass(frozen=True)
+class Free:
+    ring: str
+    turn: Value
+
+
+@dataclass(frozen=True)
+class Read:
+    value: Value
+    view: View
+
+
+@dataclass(frozen=True)
+class Issue:
+    pending: Value
+    left: Value | View
+    right: View
+    axis: str
+    accumulator: Value | None
+
+
+@dataclass(frozen=True)
+class Await:
+    value: Value
+    pending: Value
+    behind: int
+
+
+@dataclass(frozen=True)
+class Put:
+    staging: str
+    tensor: str
+    index: Index
+    value: Value
+
+
+Stmt = Let | Loop | When | At | Fill | Wait | Free | Read | Issue | Await | Put | Store
+
+
+@dataclass(frozen=True)
+class Role:
+    name: str
+    part: int | None
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class RolesKernel:
+    """`blocks` are those of whole thread blocks, that of `rows` a multiple of `consumers`."""
+
+    name: str
+    grid: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    backwards: tuple[str, ...]
+    rows: str
+    consumers: int
+    rings: tuple[Ring, ...]
+    staging: tuple[Staging, ...]
+    roles: tuple[Role, ...]
+
+    def ring(self, name: str) -> Ring:
+        return next(ring for ring in self.rings if ring.name == name)
+
+
+@dataclass(frozen=True, repr=False)
+class RolesProgram(Listed):
+    """`domains` and `shards` are those of the tile program."""
+
+    kernels: tuple[RolesKernel, ...]
+    buffers: tuple[Buffer, ...]
+    domains: tuple[tuple[str, str], ...] = ()
+    shards: tuple[tuple[str, str], ...] = ()

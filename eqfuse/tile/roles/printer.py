@@ -1,0 +1,138 @@
+"""Roles as text: rings, then what each role does, consumers that do the same once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from eqfuse.listed import text_of
+from eqfuse.tile.nodes import Constant, Irrational, Let, Store, Value
+from eqfuse.tile.printer import constant, show_block, show_op, typed
+from eqfuse.tile.roles.nodes import (
+    Along,
+    At,
+    Await,
+    Fill,
+    Free,
+    Index,
+    Issue,
+    Loop,
+    Put,
+    Read,
+    Role,
+    RolesKernel,
+    RolesProgram,
+    Stmt,
+    View,
+    Wait,
+    When,
+)
+
+
+@text_of.register
+def show(program: RolesProgram) -> str:
+    """The program as text; the same program gives the same text."""
+    lines = []
+    for buffer in program.buffers:
+        kind = "output" if buffer.is_output else "temporary"
+        lines.append(f"{kind} {buffer.name}: {buffer.dtype}[{', '.join(buffer.axes)}]")
+    for kernel in program.kernels:
+        lines += ["", *_Printer(kernel).lines()]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+class _Printer:
+    def __init__(self, kernel: RolesKernel) -> None:
+        self._kernel = kernel
+        self._constants: dict[str, str] = {}
+
+    def lines(self) -> Iterator[str]:
+        kernel = self._kernel
+        axes = (f"{axis} backwards" if axis in kernel.backwards else axis for axis in kernel.grid)
+        yield f"kernel {kernel.name}, grid ({', '.join(axes)}):"
+        for block in kernel.blocks:
+            shared = f", {kernel.consumers} consumers" if block.axis == kernel.rows else ""
+            yield f"    {show_block(block)}{shared}"
+        for ring in kernel.rings:
+            parts = f", {ring.parts} parts" if ring.parts > 1 else ""
+            yield f"    ring {typed(ring.tile)} of {ring.tensor}: {ring.slots} slots{parts}"
+        for staging in kernel.staging:
+            over = f", in {staging.over}" if staging.over else ""
+            yield f"    staging {typed(staging.tile)} of {staging.tensor}{over}"
+        for roles in _alike(kernel.roles):
+            parts = ", ".join(str(role.part) for role in roles if role.part is not None)
+            yield f"  {roles[0].name}{f' {parts}' if parts else ''}:"
+            yield from self._body(roles[0].body, "    ")
+
+    def _body(self, body: Iterable[Stmt], indent: str) -> Iterator[str]:
+        for stmt in body:
+            match stmt:
+                case Let(value, Constant() | Irrational() as op):
+                    self._constants[value.name] = constant(op)
+                case Loop(axis, start, stop, carried, inner):
+                    yield f"{indent}for {axis} in {self._name(start)}..{self._name(stop)}:"
+                    for item in carried:
+                        init, following = self._name(item.init), self._name(item.next)
+                        yield f"{indent}    carry {typed(item.value)} = {init}, then {following}"
+                    yield from self._body(inner, indent + "    ")
+                case When(condition, inner, results):
+                    yield f"{indent}when {self._name(condition)}:"
+                    yield from self._body(inner, indent + "    ")
+                    for result in results:
+                        taken, else_ = self._name(result.then), self._name(result.otherwise)
+                        yield f"{indent}    gives {typed(result.value)} = {taken}, else {else_}"
+                case _:
+                    yield indent + self._line(stmt)
+
+    def _line(self, stmt: Stmt) -> str:
+        match stmt:
+            case Let(value, op):
+                return f"{typed(value)} = {show_op(value, op, self._name)}"
+            case At(axis, start):
+                return f"at {axis} = {self._name(start)}"
+            case Fill(ring, turn, index):
+                tensor = self._kernel.ring(ring).tensor
+                return f"fill {ring}[{self._name(turn)}] from {tensor}[{self._index(index)}]"
+            case Wait(ring, end, turn, before):
+                return f"wait {ring}[{self._name(turn)}] {end}{' before' if before else ''}"
+            case Free(ring, turn):
+                return f"free {ring}[{self._name(turn)}]"
+            case Read(value, view):
+                return f"{typed(value)} = read {self._operand(view)}"
+            case Issue(pending, left, right, axis, accumulator):
+                sums = "" if accumulator is None else f"{self._name(accumulator)} + "
+                sides = f"{self._operand(left)}, {self._operand(right)}"
+                return f"{typed(pending)} = {sums}issue dot({sides}, over {axis})"
+            case Await(value, pending, behind):
+                later = f", {behind} later under way" if behind else ""
+                return f"{typed(value)} = await {self._name(pending)}{later}"
+            case Put(staging, tensor, index, value):
+                return f"put {tensor}[{self._index(index)}] = {self._name(value)} by {staging}"
+            case Store(tensor, index, value, mask):
+                where = "" if mask is None else f" where {self._name(mask)}"
+                return f"store {tensor}[{', '.join(map(self._name, index))}] = {self._name(value)}{where}"
+            case Loop() | When():
+                raise TypeError(stmt)
+
+    def _operand(self, side: Value | View) -> str:
+        if isinstance(side, Value):
+            return self._name(side)
+        return f"{side.ring}[{self._name(side.turn)}] as [{', '.join(side.dims)}]"
+
+    def _index(self, index: Index) -> str:
+        return ", ".join(self._place(place) for place in index)
+
+    def _place(self, place: Value | Along) -> str:
+        if isinstance(place, Value):
+            return self._name(place)
+        offset = "" if place.offset is None else f" + {self._name(place.offset)}"
+        return f"block of {place.axis}{offset}"
+
+    def _name(self, value: Value) -> str:
+        return self._constants.get(value.name, value.name)
+
+
+def _alike(roles: Iterable[Role]) -> list[list[Role]]:
+    found: dict[tuple[str, tuple[Stmt, ...]], list[Role]] = {}
+    for role in roles:
+        found.setdefault((role.name, role.body), []).append(role)
+    return list(found.values())

@@ -1,0 +1,306 @@
+"""A tile program as roles: one producer that copies tiles to rings, consumers that share the rows of the block.
+
+Looks at loads, products and carried values alone. A kernel that has no roles says why: `Unsuited`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from eqfuse.loops.plan import Roles
+from eqfuse.tile.nodes import (
+    Carried,
+    Constant,
+    Dot,
+    Elementwise,
+    FoldTile,
+    For,
+    Kernel,
+    Let,
+    LoadTile,
+    MergeTile,
+    RankTile,
+    ReduceTile,
+    RestOfProduct,
+    Store,
+    TileProgram,
+    Value,
+)
+from eqfuse.tile.nodes import Stmt as TileStmt
+from eqfuse.tile.roles.check import check
+from eqfuse.tile.roles.early_masks import masked_first
+from eqfuse.tile.roles.joined import joined
+from eqfuse.tile.roles.loads import Tensors, copied, ops_of, put
+from eqfuse.tile.roles.names import Fresh
+from eqfuse.tile.roles.nodes import (
+    Fill,
+    Index,
+    Loop,
+    Put,
+    Ring,
+    Role,
+    RolesKernel,
+    RolesProgram,
+    Staging,
+    Stmt,
+    Wait,
+)
+from eqfuse.tile.roles.pipeline import Source, pipelined, sources, straight
+from eqfuse.tile.roles.unsuited import Unsuited
+from eqfuse.tile.roles.walk import defined_by, names_in, nested, pruned, read_by
+from eqfuse.tile.storage import buffer_dtypes
+
+MULTIPLIED = ("f16", "bf16")
+"""Dtypes whose products have roles."""
+
+
+def with_roles(
+    program: TileProgram,
+    schedules: Sequence[Roles],
+    axes: Mapping[str, tuple[str | None, ...]],
+    *,
+    finite: bool,
+) -> RolesProgram:
+    """The program with the kernels' roles, one schedule for each. `axes` are those of every tensor's dims, as far as they
+    are known; `finite` says that all that is stored is finite. Raises Unsuited."""
+    tensors = Tensors(axes, dict(program.domains))
+    first = masked_first(program)
+    kernels = tuple(
+        _Split(kernel, schedule, tensors, finite).run()
+        for kernel, schedule in zip(first.kernels, schedules, strict=True)
+    )
+    dtypes = buffer_dtypes(program)
+    buffers = tuple(replace(buffer, dtype=dtypes[buffer.name]) for buffer in program.buffers)
+    made = RolesProgram(kernels, buffers, program.domains, program.shards)
+    check(made)
+    return made
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A load that the producer does."""
+
+    ring: Ring
+    index: Index
+
+
+class _Split:
+    def __init__(self, kernel: Kernel, schedule: Roles, tensors: Tensors, finite: bool) -> None:
+        self.kernel, self.schedule, self.tensors, self.finite = kernel, schedule, tensors, finite
+        body = tuple(_loops(kernel.body))
+        self.fresh = Fresh(names_in(body))
+        self.body = joined(body, self.fresh)
+        self.ops = ops_of(self.body)
+        self.rows = self._rows()
+        self._supported()
+        self.copies: dict[str, _Copy] = {}
+        self._find_copies(self.body, in_loop=False)
+        self.staging: dict[str, Staging] = {}
+
+    def _rows(self) -> str:
+        """The axis of the rows of all products, which the consumers share."""
+        dots = [op for op in self.ops.values() if isinstance(op, Dot)]
+        in_loops = [s for s in self.body if isinstance(s, Loop)]
+        if not any(isinstance(op, Dot) for loop in in_loops for op in ops_of((loop,)).values()):
+            raise Unsuited("no loop multiplies matrices")
+        for op in dots:
+            if op.left.dtype not in MULTIPLIED:
+                raise Unsuited(f"products of {op.left.dtype}")
+            if op.left_mask or op.right_mask:
+                raise Unsuited("products with masks")
+            if len(op.left.dims) != 2 or len(op.right.dims) != 2:
+                raise Unsuited("products of batches")
+        rows = {op.left.dims[0] for op in dots}
+        if len(rows) > 1:
+            raise Unsuited(f"products with rows along {' and '.join(sorted(rows))}")
+        (found,) = rows
+        block = next(b for b in self.kernel.blocks if b.axis == found)
+        if block.kind != "grid" or block.valid is not None:
+            raise Unsuited(f"the rows {found} of products are not divided among thread blocks")
+        if block.size is None or block.size % self.schedule.consumers:
+            raise Unsuited(f"{block.size} rows are not divided by {self.schedule.consumers}")
+        return found
+
+    def _supported(self) -> None:
+        for op in self.ops.values():
+            match op:
+                case RestOfProduct():
+                    raise Unsuited(
+                        "products with masked operands that may not be finite: assume_finite=True promises that they are"
+                    )
+                case FoldTile() | RankTile() | MergeTile():
+                    raise Unsuited(f"the reduction {op.op.partition('.')[0]}")
+                case ReduceTile(_, _, axis) if axis == self.rows:
+                    raise Unsuited(f"a reduction over the rows {axis}")
+
+    # What the producer copies ---------------------------------------------------------------------------
+
+    def _find_copies(self, body: Sequence[Stmt], *, in_loop: bool) -> None:
+        seen: dict[str, int] = {}
+        for stmt in body:
+            match stmt:
+                case Let(value, LoadTile(tensor) as op) if len(value.dims) == 2:
+                    index = copied(value, op, self.ops, self.tensors, finite=self.finite)
+                    number = seen[tensor] = seen.get(tensor, 0) + 1
+                    self.copies[value.name] = _Copy(self._ring(value, tensor, number, in_loop), index)
+                case Let(value, LoadTile(tensor)) if len(value.dims) > 2:
+                    raise Unsuited(f"the load of {tensor} has {len(value.dims)} dims")
+                case Loop():
+                    self._find_copies(stmt.body, in_loop=True)
+
+    def _ring(self, value: Value, tensor: str, number: int, in_loop: bool) -> Ring:
+        """The ring of the n-th tile of a tensor: one for all loops, and each tile outside of loops has its own."""
+        name = f"{tensor}_tiles" if in_loop else f"{tensor}_tile"
+        name += "" if number == 1 else f"_{number}"
+        for copy in self.copies.values():
+            tile = copy.ring.tile
+            same = (copy.ring.tensor, tile.dims, tile.dtype) == (tensor, value.dims, value.dtype)
+            if in_loop and same and copy.ring.name == name:
+                return copy.ring
+        slots = self.schedule.slots if in_loop else 1
+        parts = self.schedule.consumers if self.rows in value.dims else 1
+        return Ring(name, tensor, value, slots, parts)
+
+    # Roles ----------------------------------------------------------------------------------------------
+
+    def run(self) -> RolesKernel:
+        kernel, schedule = self.kernel, self.schedule
+        zero = self.fresh.value("no_turn", (), "i32")
+        producer = Role("producer", None, pruned((Let(zero, Constant(0)), *self._producer(zero))))
+        body = pruned((Let(zero, Constant(0)), *self._consumer(zero)))
+        self._in_registers(body)
+        consumers = [Role("consumer", part, body) for part in range(schedule.consumers)]
+        rings = tuple(dict.fromkeys(copy.ring for copy in self.copies.values()))
+        return RolesKernel(
+            kernel.name,
+            kernel.grid,
+            kernel.blocks,
+            kernel.backwards,
+            self.rows,
+            schedule.consumers,
+            rings,
+            tuple(self.staging.values()),
+            (producer, *consumers),
+        )
+
+    def _in_registers(self, body: Sequence[Stmt]) -> None:
+        """Raises Unsuited for a tile that no part of the rows has."""
+        for stmt in nested(body):
+            for value in defined_by(stmt):
+                if len(value.dims) > 2 or (len(value.dims) == 2 and value.dims[0] != self.rows):
+                    raise Unsuited(f"it computes with a tile of {', '.join(value.dims)}")
+
+    def _producer(self, zero: Value) -> Iterator[Stmt]:
+        """The copies, in the order of the loads, and the integers that they need."""
+        turns: dict[str, Value] = {}
+        for stmt in self.body:
+            match stmt:
+                case Let(value, LoadTile()) if value.name in self.copies:
+                    copy = self.copies[value.name]
+                    yield Fill(copy.ring.name, zero, copy.index)
+                case Let(_, op) if not isinstance(op, Dot):
+                    yield stmt
+                case Loop():
+                    yield from self._filled(stmt, turns, zero)
+
+    def _filled(self, loop: Loop, turns: dict[str, Value], zero: Value) -> Iterator[Stmt]:
+        """The producer's form of a loop; `turns` are the next ones of the rings."""
+        lets = [s for s in loop.body if isinstance(s, Let)]
+        copies = [self.copies[let.value.name] for let in lets if let.value.name in self.copies]
+        if not copies:
+            return
+        begin = {turns.get(copy.ring.name, zero) for copy in copies}
+        if len(begin) > 1:
+            raise Unsuited("loops fill rings in different turns")
+        turn, one, following = (self.fresh.value(n, (), "i32") for n in ("turn", "one", "turn_next"))
+        fills: list[Stmt] = []
+        for copy in copies:
+            fills.append(Wait(copy.ring.name, "empty", turn, before=True))
+            fills.append(Fill(copy.ring.name, turn, copy.index))
+        count = (Let(one, Constant(1)), Let(following, Elementwise("add", (turn, one))))
+        offsets = (s for s in lets if not isinstance(s.op, Dot | LoadTile) or not s.value.dims)
+        carried = (Carried(turn, begin.pop(), following),)
+        yield Loop(loop.axis, loop.start, loop.stop, carried, (*offsets, *fills, *count))
+        turns |= dict.fromkeys((copy.ring.name for copy in copies), turn)
+
+    def _consumer(self, zero: Value) -> Iterator[Stmt]:
+        rings = {name: copy.ring for name, copy in self.copies.items()}
+        top = [stmt for stmt in self.body if not isinstance(stmt, Loop)]
+        outside = sources(top, rings)
+        turns: dict[str, Value] = {}
+        waited: set[str] = set()
+        run: list[Stmt] = []
+        for stmt in self.body:
+            if not isinstance(stmt, Loop):
+                run += self._stored(stmt)
+                continue
+            yield from straight(run, outside, zero, self.fresh)
+            waited |= _waits(run, outside)
+            run = []
+            for ring in dict.fromkeys(s.ring.name for s in outside.values()):
+                if ring not in waited and _reads(stmt, outside, ring):
+                    waited.add(ring)
+                    yield Wait(ring, "full", zero)
+            known = {ring.name: turns.get(ring.name, zero) for ring in rings.values()}
+            delayed = frozenset(self.schedule.delayed)
+            made, turns = pipelined(stmt, rings, outside, known, delayed, self.fresh, zero)
+            yield from made
+        yield from straight(run, outside, zero, self.fresh)
+
+    def _stored(self, stmt: Stmt) -> list[Stmt]:
+        """A store of a tile of two dims goes through shared memory, where the copy engine can put it."""
+        if not isinstance(stmt, Store) or len(stmt.value.dims) != 2:
+            return [stmt]
+        index = put(stmt, self.ops, self.tensors)
+        if index is None:
+            return [stmt]
+        name = self.fresh.value(f"{stmt.tensor}_staging", (), "i32").name
+        self.staging[name] = Staging(name, stmt.tensor, stmt.value, self._finished(stmt.value))
+        return [Put(name, stmt.tensor, index, stmt.value)]
+
+    def _finished(self, tile: Value) -> str | None:
+        """A ring of one such tile, which is not filled again and whose part this consumer alone reads."""
+        taken = {staging.over for staging in self.staging.values()}
+        for copy in self.copies.values():
+            ring = copy.ring
+            alike = ring.slots == 1 and ring.parts > 1 and ring.tile.dtype == tile.dtype
+            blocks = {b.axis: b.size for b in self.kernel.blocks}
+            if alike and ring.name not in taken:
+                sizes = [blocks.get(a) for a in ring.tile.dims], [blocks.get(a) for a in tile.dims]
+                if sizes[0] == sizes[1] and None not in sizes[0]:
+                    return ring.name
+        return None
+
+
+def _waits(run: Sequence[Stmt], outside: Mapping[str, Source]) -> set[str]:
+    return {source.ring.name for source in outside.values() if _reads_any(run, outside, source.ring.name)}
+
+
+def _reads_any(run: Sequence[Stmt], outside: Mapping[str, Source], ring: str) -> bool:
+    return any(
+        _reads(stmt, outside, ring)
+        for stmt in run
+        if not (isinstance(stmt, Let) and stmt.value.name in outside)
+    )
+
+
+def _reads(stmt: Stmt, outside: Mapping[str, Source], ring: str) -> bool:
+    return any(
+        value.name in outside and outside[value.name].ring.name == ring
+        for each in nested((stmt,))
+        for value in read_by(each)
+    )
+
+
+def _loops(body: Sequence[TileStmt]) -> Iterator[Stmt]:
+    for stmt in body:
+        match stmt:
+            case For(axis, start, stop, carried, inner, _):
+                if any(isinstance(each, For) for each in inner):
+                    raise Unsuited("a loop inside of a loop")
+                if any(isinstance(each, Store) for each in inner):
+                    raise Unsuited("a store inside of a loop")
+                yield Loop(axis, start, stop, carried, tuple(_loops(inner)))
+            case _:
+                yield stmt

@@ -1,0 +1,232 @@
+"""Kernels as roles: what the passes make, what the interpreter refuses, what the printer's Gluon compiles to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+import eqfuse as eq
+from bench.workloads import WORKLOADS
+from eqfuse import compiler
+from eqfuse.compiler import Compiled
+from eqfuse.derived import Derived
+from eqfuse.devices import device_named
+from eqfuse.errors import EqfuseError
+from eqfuse.loops.plan import KernelConfig, Roles
+from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.check import TileError
+from eqfuse.tile.gluon.aot import RolesReport, compile_for_hopper
+from eqfuse.tile.gluon.module import emit
+from eqfuse.tile.roles.check import check
+from eqfuse.tile.roles.choice import rows_of, sized
+from eqfuse.tile.roles.nodes import Free, Issue, Loop, Read, RolesProgram, When
+from eqfuse.tile.roles.unsuited import Unsuited
+from eqfuse.tile.roles.walk import nested
+from eqfuse.verify.equivalence import check_stages
+from eqfuse.verify.sizes import small_extents
+from eqfuse.verify.stages import roles_stages
+
+H200 = device_named("h200")
+SIZES = {"b": 1, "h": 32, "k": 8, "i": 8192, "j": 8192, "d": 128, "e": 128}
+HALF = {"Q": "f16", "K": "f16", "V": "f16"}
+NORMED = """
+    x: f16[i, p]
+    w: f16[n, p]
+    y[i, n] = sum[p](x[i,p] * w[n,p]) * rsqrt(mean[p](sq(x[i,p])) + eps)
+"""
+
+
+def _derived(source: str, *, finite: bool = True) -> Derived:
+    return compiler.derive(source, None, False, assume_finite=finite)
+
+
+def _compiled(derived: Derived, dtypes: Mapping[str, str] = HALF, **sizes: int) -> Compiled:
+    return compiler.pipeline(derived, {**SIZES, **sizes}, dtypes, H200)
+
+
+def _roles(
+    derived: Derived,
+    compiled: Compiled,
+    consumers: int = 2,
+    slots: int = 2,
+    delayed: Sequence[int] = (1,),
+    step: int = 128,
+) -> Roles:
+    (config,) = compiled.chosen.plan.configs
+    blocks = sized(config.blocks, rows_of(compiled.tile), 64 * consumers, step)
+    return Roles(blocks, consumers, slots, tuple(delayed))
+
+
+def _divided(derived: Derived, compiled: Compiled, roles: Roles) -> RolesProgram:
+    return compiler.in_roles(compiled.chosen.nest, derived.program, compiled.dtypes, H200, roles)
+
+
+@pytest.fixture(scope="module")
+def causal() -> tuple[Derived, Compiled]:
+    derived = _derived(WORKLOADS["causal_prefill"].source)
+    return derived, _compiled(derived)
+
+
+def test_a_product_is_issued_before_the_arithmetic_of_the_block_before(
+    causal: tuple[Derived, Compiled],
+) -> None:
+    """The order that is best for attention on Hopper follows from one product being a block behind."""
+    program = _divided(*causal, _roles(*causal))
+    _, consumer, other = program.kernels[0].roles
+    assert consumer.body == other.body
+    (loop,) = [stmt for stmt in nested(consumer.body) if isinstance(stmt, Loop)]
+    first, second = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, Issue)]
+    awaited = [stmt.pending.name for stmt in loop.body if type(stmt).__name__ == "Await"]
+    issues = [stmt.pending.name for stmt in loop.body if isinstance(stmt, Issue)]
+    assert first < second < 8 and awaited == issues
+    assert [loop.body[first].right.ring, loop.body[second].right.ring] == ["K_tiles", "V_tiles"]  # type: ignore[union-attr]
+
+
+def test_ranges_of_one_axis_share_a_loop_whose_masks_are_branches(causal: tuple[Derived, Compiled]) -> None:
+    body = _divided(*causal, _roles(*causal, delayed=())).kernels[0].roles[1].body
+    (loop,) = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
+    (branch,) = [stmt for stmt in loop.body if isinstance(stmt, When)]
+    assert len(branch.results) == 1
+
+
+VERIFIED = {
+    "global_prefill": (2, 2, (1,)),
+    "causal_prefill": (2, 1, ()),
+    "gqa_prefill": (3, 3, (1,)),
+    "softcap_prefill": (2, 2, ()),
+    "window_prefill": (2, 2, (1,)),
+    "attention_lse": (1, 2, (1,)),
+}
+"""Programs, with consumers, slots and delayed products."""
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+@pytest.mark.slow(but=["causal_prefill"])
+def test_roles_compute_what_the_program_does(name: str) -> None:
+    derived = _derived(WORKLOADS[name].source)
+    compiled = _compiled(derived)
+    consumers, slots, delayed = VERIFIED[name]
+    roles = _roles(derived, compiled, consumers, slots, delayed)
+    program = derived.program
+    forms = compiler.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, roles)
+    stages = roles_stages(program, forms, small_extents(program))
+    certificate = check_stages(program, stages, trials=8, dtypes=compiled.dtypes)
+    assert certificate.ok, certificate.reason
+
+
+REFUSED = {
+    "products of f32": (NORMED.replace("f16", "f32"), {}, True),
+    "assume_finite=True": (WORKLOADS["causal_prefill"].source, HALF, False),
+    "2 kernels": (WORKLOADS["global_prefill"].source, {"Q": "f32", "K": "f32", "V": "f32"}, True),
+    "no loop multiplies matrices": ("y[i] = sum[k](x[i,k])", {"x": "f16"}, True),
+}
+"""Why a program has no roles: some of the text, the program, and its dtypes."""
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_has_no_roles_says_why_and_stays_triton(why: str) -> None:
+    source, dtypes, finite = REFUSED[why]
+    derived = _derived(source, finite=finite)
+    sizes = {axis: 4096 for axis in compiler.nominal_extents(derived.program)} | SIZES
+    compiled = _compiled(derived, {**program_dtypes(derived.program), **dtypes}, **sizes)
+    assert compiled.roles is None and compiled.chosen.plan.roles is None
+    assert why in compiled.chosen.plan.code
+
+
+def test_a_kernel_says_what_it_runs() -> None:
+    kernel = eq.compile(WORKLOADS["global_prefill"].source, target="h200")
+    assert kernel.plan.code.startswith("Triton: ")  # nothing is known of dtypes yet
+    for shown in (lambda: kernel.gluon, lambda: kernel.roles):
+        with pytest.raises(EqfuseError, match="has no roles: "):
+            shown()
+    compiled = _compiled(kernel.derived)
+    assert compiled.roles is not None and compiled.chosen.plan.code == f"Gluon: {compiled.chosen.plan.roles}"
+    assert compiled.chosen.plan.roles is not None and compiled.chosen.plan.roles.delayed == (1,)
+
+
+@pytest.mark.slow
+def test_the_certificate_covers_roles() -> None:
+    derived = _derived(WORKLOADS["global_prefill"].source)
+    compiled = compiler.pipeline(derived, SIZES, HALF, H200, checks=compiler.Checks(4, 1e-3))
+    certificate = compiler.certify(derived, compiled, compiler.Checks(4, 1e-3))
+    assert any("roles" in stage.name for stage in certificate.stages)
+
+
+def test_a_product_that_reads_replaced_registers_is_refused(causal: tuple[Derived, Compiled]) -> None:
+    program = _divided(*causal, _roles(*causal))
+    check(program)
+
+    def moved(body: tuple) -> tuple:  # type: ignore[type-arg]
+        found = []
+        for stmt in body:
+            if isinstance(stmt, Loop):
+                issued = [s for s in stmt.body if isinstance(s, Issue)]
+                last = max(n for n, s in enumerate(stmt.body) if type(s).__name__ == "Await")
+                later = [s for s in stmt.body[last:] if not isinstance(s, Free)]
+                assert issued and later
+                stmt = replace(stmt, body=(*stmt.body[:last], *stmt.body[last + 1 :], stmt.body[last]))
+            elif isinstance(stmt, When):
+                stmt = replace(stmt, body=moved(stmt.body))
+            found.append(stmt)
+        return tuple(found)
+
+    (kernel,) = program.kernels
+    producer, *consumers = kernel.roles
+    roles = (producer, *(replace(role, body=moved(role.body)) for role in consumers))
+    with pytest.raises(TileError):
+        check(replace(program, kernels=(replace(kernel, roles=roles),)))
+
+
+def test_a_loaded_tile_that_is_computed_with_is_read_from_its_slot() -> None:
+    derived = _derived(NORMED)
+    dtypes = {"x": "f16", "w": "f16"}
+    compiled = compiler.pipeline(derived, {"i": 4096, "n": 4096, "p": 4096}, dtypes, H200)
+    try:
+        program = _divided(derived, compiled, _roles(derived, compiled, delayed=(), step=64))
+    except Unsuited as why:
+        pytest.fail(str(why))
+    assert any(isinstance(stmt, Read) for stmt in nested(program.kernels[0].roles[1].body))
+
+
+# Gluon ------------------------------------------------------------------------------------------------
+
+
+def _reports(derived: Derived, compiled: Compiled, roles: Roles, dim: int) -> list[RolesReport]:
+    source = emit(_divided(derived, compiled, roles), derived.program, compiled.dtypes, name=derived.name)
+    return compile_for_hopper(source, sizes={"d": dim, "e": dim})
+
+
+COMPILED = {
+    "causal_prefill 128": (2, 2, (1,), 128),
+    "causal_prefill 64": (3, 2, (1,), 128),
+    "global_prefill 96": (2, 2, (), 128),
+    "window_prefill 128": (2, 3, (1,), 64),
+    "attention_lse 128": (2, 2, (1,), 128),
+    "softcap_prefill 64": (2, 2, (1,), 128),
+}
+"""Programs and head dims, with consumers, slots, delayed products and steps."""
+
+
+@pytest.mark.parametrize("case", COMPILED)
+@pytest.mark.slow(but=["causal_prefill 128"])
+def test_gluon_compiles_for_hopper_without_spills(case: str) -> None:
+    name, _, dim = case.partition(" ")
+    consumers, slots, delayed, step = COMPILED[case]
+    derived = _derived(WORKLOADS[name].source)
+    compiled = _compiled(derived, d=int(dim), e=int(dim))
+    (report,) = _reports(
+        derived, compiled, _roles(derived, compiled, consumers, slots, delayed, step), int(dim)
+    )
+    assert report.kernel.spilled_bytes == 0 and report.machine["STL"] == 0
+    assert report.machine["HGMMA"] and "cp.async.bulk.tensor" in report.kernel.assembly
+    assert "setmaxnreg" in report.kernel.assembly
+
+
+def test_an_emitted_file_stands_alone_and_is_deterministic(causal: tuple[Derived, Compiled]) -> None:
+    derived, compiled = causal
+    program = _divided(derived, compiled, _roles(derived, compiled))
+    first, second = (emit(program, derived.program, compiled.dtypes, name="attend") for _ in range(2))
+    assert first == second and "eqfuse" not in first
+    assert compiled.chosen.plan.configs and KernelConfig(program.kernels[0].blocks).blocks
