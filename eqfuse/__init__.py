@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from eqfuse.extend.reductions import reduction
     from eqfuse.extend.rules import rule, rules
     from eqfuse.proof.derivation import Derivation
+    from eqfuse.torch.program import from_torch
     from eqfuse.verify.equivalence import equivalent
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ _AT_FIRST_USE = {
     "Derivation": "proof.derivation",
     "certify_gradient": "differentiate.certify",
     "equivalent": "verify.equivalence",
+    "from_torch": "torch.program",
     "grad": "differentiate.gradient",
     "reduction": "extend.reductions",
     "rule": "extend.rules",
@@ -56,6 +58,8 @@ del globals()["rules"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "torch":
+        return import_module("eqfuse.torch")
     if name not in _AT_FIRST_USE:
         raise AttributeError(f"module 'eqfuse' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"eqfuse.{_AT_FIRST_USE[name]}"), name)
@@ -138,6 +142,7 @@ __all__ = [
     "certify_gradient",
     "compile",
     "equivalent",
+    "from_torch",
     "grad",
     "reduction",
     "reference",

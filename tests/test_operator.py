@@ -27,6 +27,7 @@ from eqfuse.operator.batch import batched
 from eqfuse.operator.content import joined
 from eqfuse.operator.shapes import output_dtypes
 from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.terms.parser import axes_of
 
 ATTENTION = """
 S[b,i,j] = sum[d](Q[b,i,d] * K[b,j,d]) * scale
@@ -305,9 +306,10 @@ def test_opcheck_of_many_programs(name: str, grad: bool) -> None:
         for key, array in case.tensors().items()
     }
     known = {tensor.name for tensor in kernel.program.tensors}
+    axes = axes_of(kernel.program.outputs)
     sizes = {
-        axis: size
-        for axis, size in case.extents.items()
+        axis: case.extents[axis]
+        for axis in axes
         if axis not in kernel.program.domains and axis not in kernel.program.lengths
     }
     checked(kernel, {n: t for n, t in tensors.items() if n in known}, dict(case.scalars), sizes)

@@ -233,7 +233,22 @@ class Expressions:
             return [guard for guard in own if _cuts(guard, index)]
         if own or not any(map(is_shift, walk(*index))):
             return own
-        return [guard for guard in guards if may_keep_inside(guard, index)]
+        return [guard for guard in self._connected(guards, index) if may_keep_inside(guard, index)]
+
+    def _connected(self, guards: Sequence[Expr], index: tuple[Expr, ...]) -> list[Expr]:
+        """The conditions that may bound an index: those on the axes of what is shifted or data in it, and on axes that such
+        conditions compare them with."""
+        parts = [part for part in index if any(map(_may_be_outside, walk(part)))]
+        if any(isinstance(node, Load | Local) for node in walk(*parts)):
+            return list(guards)
+        axes = set().union(*map(self.free, parts))
+        found: list[Expr] = []
+        left = list(guards)
+        while more := [guard for guard in left if not self.free(guard) or axes & self.free(guard)]:
+            found += more
+            axes = axes.union(*map(self.free, more))
+            left = [guard for guard in left if guard not in more]
+        return [guard for guard in guards if guard in found]
 
     def mask(self, dims: Iterable[str], guards: Sequence[Expr] = ()) -> Value | None:
         """Which elements of a tile exist; None if all do."""

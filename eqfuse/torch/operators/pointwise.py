@@ -1,0 +1,371 @@
+"""Elementwise operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.terms.nodes import Const, Expr, call
+from eqfuse.torch.operators.table import (
+    TABLE,
+    Node,
+    Unsupported,
+    both,
+    either,
+    elementwise,
+    negated,
+    number,
+    operator,
+    truth,
+)
+from eqfuse.torch.values import Value, is_number
+
+Function = Callable[..., Expr]
+
+
+def _c(fn: str) -> Function:
+    return lambda *args: call(fn, *args)
+
+
+def _add(a: Expr, b: Expr) -> Expr:
+    return b if is_number(a, 0) else a if is_number(b, 0) else call("add", a, b)
+
+
+def _mul(a: Expr, b: Expr) -> Expr:
+    return b if is_number(a, 1) else a if is_number(b, 1) else call("mul", a, b)
+
+
+def _sub(a: Expr, b: Expr) -> Expr:
+    return a if is_number(b, 0) else call("sub", a, b)
+
+
+def _div(a: Expr, b: Expr) -> Expr:
+    return a if is_number(b, 1) else call("div", a, b)
+
+
+def _select(c: Expr, a: Expr, b: Expr) -> Expr:
+    return call("where", c, a, b)
+
+
+UNARY: dict[str, Function] = {
+    "abs": _c("abs"), "neg": _c("neg"), "exp": _c("exp"), "log": _c("log"), "sqrt": _c("sqrt"),
+    "rsqrt": _c("rsqrt"), "tanh": _c("tanh"), "sigmoid": _c("sigmoid"), "relu": _c("relu"), "silu": _c("silu"),
+    "erf": _c("erf"), "sin": _c("sin"), "cos": _c("cos"), "floor": _c("floor"), "sign": _c("sign"),
+    "round": _c("round"), "square": _c("sq"),
+    "reciprocal": lambda x: call("div", Const(1.0), x),
+    "ceil": lambda x: call("neg", call("floor", call("neg", x))),
+    "trunc": lambda x: call("mul", call("sign", x), call("floor", call("abs", x))),
+    "log2": lambda x: call("mul", call("log", x), Const(1 / math.log(2))),
+    "log10": lambda x: call("mul", call("log", x), Const(1 / math.log(10))),
+    "log1p": lambda x: call("log", call("add", Const(1.0), x)),
+    "exp2": lambda x: call("exp", call("mul", x, Const(math.log(2)))),
+    "expm1": lambda x: call("sub", call("exp", x), Const(1.0)),
+}  # fmt: skip
+"""Functions of one number. `log1p` and `expm1` lose digits near 0: their error is that of 1 + x."""
+
+COMPARED = {"le": "le", "lt": "lt", "ge": "ge", "gt": "gt", "eq": "eq", "ne": "ne"}
+
+
+def _unary(name: str, fn: Function) -> None:
+    @operator(name)
+    def entry(node: Node) -> Value:
+        x = node.value("self")
+        return elementwise(node.shape, node.dtype, [x], lambda e: fn(number(x, e)))
+
+
+for _name, _fn in UNARY.items():
+    _unary(_name, _fn)
+
+
+def _comparison(name: str, fn: str) -> None:
+    @operator(name)
+    def entry(node: Node) -> Value:
+        a, b = node.value("self"), node.value("other")
+        are_truths = a.is_truth and b.is_truth
+
+        def compute(x: Expr, y: Expr) -> Expr:
+            return call(fn, x, y) if are_truths else call(fn, number(a, x), number(b, y))
+
+        return elementwise(node.shape, node.dtype, [a, b], compute)
+
+
+for _name, _symbol in COMPARED.items():
+    _comparison(_name, _symbol)
+
+
+def _arithmetic(node: Node, fn: Function, first: str = "self", second: str = "other") -> Value:
+    a, b = node.value(first), node.value(second)
+    alpha = node.get("alpha", 1)
+
+    def compute(x: Expr, y: Expr) -> Expr:
+        return fn(number(a, x), _mul(Const(alpha), number(b, y)))
+
+    return elementwise(node.shape, node.dtype, [a, b], compute)
+
+
+@operator("add")
+def _(node: Node) -> Value:
+    return _arithmetic(node, _add)
+
+
+@operator("sub")
+def _(node: Node) -> Value:
+    return _arithmetic(node, _sub)
+
+
+@operator("rsub")
+def _(node: Node) -> Value:
+    return _arithmetic(node, lambda x, y: _sub(y, x)) if not node.has("alpha") else _reversed(node)
+
+
+def _reversed(node: Node) -> Value:
+    a, b, alpha = node.value("self"), node.value("other"), node.get("alpha", 1)
+    return elementwise(
+        node.shape, node.dtype, [a, b], lambda x, y: _sub(number(b, y), _mul(Const(alpha), number(a, x)))
+    )
+
+
+@operator("mul")
+def _(node: Node) -> Value:
+    if node.value("self").is_truth and node.value("other").is_truth:
+        return _logic(node, "and")
+    return _arithmetic(node, _mul)
+
+
+@operator("div", "true_divide")
+def _(node: Node) -> Value:
+    match node.get("rounding_mode"):
+        case None:
+            return _arithmetic(node, _div)
+        case "floor" if not node.dtype.is_floating_point:
+            return _arithmetic(node, _c("floordiv"))
+        case "floor":
+            return _arithmetic(node, lambda x, y: call("floor", call("div", x, y)))
+        case mode:
+            raise Unsupported(f"division with rounding_mode={mode!r}")
+
+
+@operator("floor_divide")
+def _(node: Node) -> Value:
+    if node.dtype.is_floating_point:
+        return _arithmetic(node, lambda x, y: call("floor", call("div", x, y)))
+    return _arithmetic(node, _c("floordiv"))
+
+
+@operator("remainder")
+def _(node: Node) -> Value:
+    return _arithmetic(node, _c("mod"))
+
+
+@operator("maximum")
+def _(node: Node) -> Value:
+    return _arithmetic(node, _c("maximum"))
+
+
+@operator("minimum")
+def _(node: Node) -> Value:
+    return _arithmetic(node, _c("minimum"))
+
+
+@operator("pow")
+def _(node: Node) -> Value:
+    exponent = node.given.get("exponent")
+    base = node.value("self")
+    if not isinstance(exponent, int | float) or isinstance(exponent, bool):
+        if isinstance(node.given.get("self"), int | float) and node.given["self"] > 0:
+            other, known = node.value("exponent"), math.log(float(node.given["self"]))
+            return elementwise(node.shape, node.dtype, [other], lambda y: call("exp", _mul(Const(known), y)))
+        raise Unsupported("a power whose exponent is a tensor")
+    if exponent % 0.5 or abs(exponent) > 16:
+        raise Unsupported(f"the power {exponent}: exponents are integers and halves up to 16")
+    return elementwise(node.shape, node.dtype, [base], lambda x: power(number(base, x), float(exponent)))
+
+
+def power(x: Expr, exponent: float) -> Expr:
+    """A power by squaring."""
+    if exponent == -0.5:
+        return call("rsqrt", x)
+    if exponent < 0:
+        return call("div", Const(1.0), power(x, -exponent))
+    if exponent % 1:
+        root = call("sqrt", x)
+        return root if exponent < 1 else call("mul", power(x, exponent - 0.5), root)
+    if exponent == 0:
+        return Const(1.0)
+    if exponent == 1:
+        return x
+    half = call("sq", power(x, exponent // 2))
+    return call("mul", half, x) if exponent % 2 else half
+
+
+@operator("gelu")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    if node.get("approximate", "none") == "none":
+        return elementwise(node.shape, node.dtype, [x], _c("gelu"))
+
+    def compute(e: Expr) -> Expr:
+        cubic = call("add", e, call("mul", Const(0.044715), call("mul", call("sq", e), e)))
+        inner = call("tanh", call("mul", Const(math.sqrt(2 / math.pi)), cubic))
+        return call("mul", call("mul", Const(0.5), e), call("add", Const(1.0), inner))
+
+    return elementwise(node.shape, node.dtype, [x], compute)
+
+
+@operator("leaky_relu")
+def _(node: Node) -> Value:
+    slope = Const(float(node.get("negative_slope", 0.01)))
+    return elementwise(
+        node.shape,
+        node.dtype,
+        [node.value("self")],
+        lambda e: _select(call("gt", e, Const(0)), e, call("mul", e, slope)),
+    )
+
+
+@operator("elu")
+def _(node: Node) -> Value:
+    alpha, scale, inside = (float(node.get(n, 1)) for n in ("alpha", "scale", "input_scale"))
+
+    def compute(e: Expr) -> Expr:
+        low = call("mul", Const(alpha), call("sub", call("exp", _mul(e, Const(inside))), Const(1.0)))
+        return _mul(Const(scale), _select(call("gt", e, Const(0)), e, low))
+
+    return elementwise(node.shape, node.dtype, [node.value("self")], compute)
+
+
+@operator("clamp", "clamp_min", "clamp_max", "hardtanh")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    values, ends = [x], []
+    for end, fn in (("min", "maximum"), ("max", "minimum"), ("min_val", "maximum"), ("max_val", "minimum")):
+        if node.has(end):
+            values.append(node.value(end))
+            ends.append(fn)
+
+    def compute(e: Expr, *bounds: Expr) -> Expr:
+        for fn, bound in zip(ends, bounds, strict=True):
+            e = call(fn, e, bound)
+        return e
+
+    return elementwise(node.shape, node.dtype, values, compute)
+
+
+@operator("where")
+def _(node: Node) -> Value:
+    c, a, b = node.value("condition"), node.value("self"), node.value("other")
+    plain = a.is_truth and b.is_truth
+
+    def compute(p: Expr, x: Expr, y: Expr) -> Expr:
+        p = truth(c, p)
+        if isinstance(p, Const):
+            return x if p.value else y
+        return _select(p, x, y) if plain else _select(p, number(a, x), number(b, y))
+
+    return elementwise(node.shape, node.dtype, [c, a, b], compute)
+
+
+@operator("masked_fill")
+def _(node: Node) -> Value:
+    x, mask, value = node.value("self"), node.value("mask"), node.value("value")
+    return elementwise(
+        node.shape, node.dtype, [x, mask, value], lambda e, p, v: _select(p, number(value, v), number(x, e))
+    )
+
+
+def _logic(node: Node, fn: str) -> Value:
+    joins = both if fn == "and" else either
+    a, b = node.value("self"), node.value("other")
+    return elementwise(node.shape, node.dtype, [a, b], lambda x, y: joins(truth(a, x), truth(b, y)))
+
+
+def _of_truths(node: Node, fn: str) -> Value:
+    if not node.value("self").is_truth:
+        raise Unsupported("bits of integers")
+    return _logic(node, fn)
+
+
+@operator("logical_and")
+def _(node: Node) -> Value:
+    return _logic(node, "and")
+
+
+@operator("logical_or")
+def _(node: Node) -> Value:
+    return _logic(node, "or")
+
+
+@operator("logical_xor", "bitwise_xor")
+def _(node: Node) -> Value:
+    a, b = node.value("self"), node.value("other")
+    if not (a.is_truth and b.is_truth):
+        raise Unsupported("bits of integers")
+    return elementwise(node.shape, node.dtype, [a, b], _c("ne"))
+
+
+@operator("bitwise_and", "__and__")
+def _(node: Node) -> Value:
+    return _of_truths(node, "and")
+
+
+@operator("bitwise_or", "__or__")
+def _(node: Node) -> Value:
+    return _of_truths(node, "or")
+
+
+@operator("logical_not")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    return elementwise(node.shape, node.dtype, [x], lambda e: negated(truth(x, e)))
+
+
+@operator("bitwise_not")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    if not x.is_truth:
+        raise Unsupported("bits of integers")
+    return elementwise(node.shape, node.dtype, [x], negated)
+
+
+@operator("isinf")
+def _(node: Node) -> Value:
+    return elementwise(
+        node.shape, node.dtype, [node.value("self")], lambda e: call("eq", call("abs", e), Const(math.inf))
+    )
+
+
+@operator("isnan")
+def _(node: Node) -> Value:
+    return elementwise(node.shape, node.dtype, [node.value("self")], lambda e: call("ne", e, e))
+
+
+@operator("_to_copy", "to", "type_as")
+def _(node: Node) -> Value:
+    return cast(node.value("self"), node.dtype)
+
+
+@operator("convert_element_type")
+def _(node: Node) -> Value:
+    return cast(node.value("a"), node.dtype)
+
+
+TABLE["prims.convert_element_type"] = TABLE.pop("aten.convert_element_type")
+
+
+def cast(x: Value, dtype: torch.dtype) -> Value:
+    """The value in another dtype. Where that is wider nothing is written: arithmetic is in float32 or wider."""
+    if dtype == torch.bool:
+        return elementwise(x.shape, dtype, [x], lambda e: truth(x, e))
+    if not dtype.is_floating_point:
+        if x.is_real:
+            raise Unsupported(f"rounding to {dtype}")
+        return elementwise(x.shape, dtype, [x], lambda e: number(x, e))
+    if dtype not in DTYPE_NAMES:
+        raise Unsupported(f"the dtype {dtype}")
+    if not x.is_real or torch.finfo(dtype).bits >= torch.finfo(x.dtype).bits and dtype != torch.bfloat16:
+        return elementwise(x.shape, dtype, [x], lambda e: number(x, e))
+    name = DTYPE_NAMES[dtype]
+    return elementwise(x.shape, dtype, [x], lambda e: call(name, e))

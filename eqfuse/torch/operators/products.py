@@ -1,0 +1,195 @@
+"""Matrix products, and attention, which is made of two."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from eqfuse.terms.nodes import Const, Expr, Reduce, call
+from eqfuse.torch.operators.pointwise import cast
+from eqfuse.torch.operators.reductions import softmax
+from eqfuse.torch.operators.table import (
+    Made,
+    Node,
+    Unsupported,
+    elementwise,
+    number,
+    operator,
+)
+from eqfuse.torch.operators.views import permuted, reshaped
+from eqfuse.torch.positions import Position
+from eqfuse.torch.values import Layout, Value, position
+
+
+def product(node: Node, left: Value, right: Value) -> Value:
+    """The matrix product of two values whose other dimensions are the same, or are broadcast:
+    sum over the last of `left` and the last but one of `right`."""
+    writer = node.writer
+    writer.equate(left.shape[-1], right.shape[-2])
+    batch = [b if a == 1 else a for a, b in zip(left.shape[:-2], right.shape[:-2], strict=True)]
+    outer = [*batch, left.shape[-2], right.shape[-1]]
+    both: list[Any] = []
+    for place, size in enumerate(batch):
+        own = [v.layout[place] for v in (left, right) if v.shape[place] == size]
+        both.append(max((digits for digits in own if digits is not None), key=len, default=None))
+    layout: Layout = (*both, left.layout[-2], right.layout[-1])
+    ends = [digits for digits in (left.layout[-1], right.layout[-2]) if digits is not None]
+    inner = max(ends, key=len) if ends else None
+    groups = writer.axes([*outer, left.shape[-1]], (*layout, inner))
+    places: list[Position] = [position(group) for group in groups]
+    one = number(left, left.at([*_own(left, places[:-3]), places[-3], places[-1]]))
+    other = number(right, right.at([*_own(right, places[:-3]), places[-1], places[-2]]))
+    expr: Expr = call("mul", one, other)
+    for digit in reversed(groups[-1]):
+        expr = Reduce("sum", digit.axis, expr)
+    like = Value(tuple(outer), left.dtype, groups[:-1], left.read)
+    return writer.defined(like, groups[:-1], expr, "dot")
+
+
+def _own(value: Value, places: list[Position]) -> list[Position]:
+    return [() if size == 1 else place for size, place in zip(value.shape[:-2], places, strict=True)]
+
+
+@operator("mm", "bmm")
+def _(node: Node) -> Value:
+    return product(node, node.value("self"), node.value("mat2"))
+
+
+@operator("matmul")
+def _(node: Node) -> Value:
+    left, right = node.value("self"), node.value("other" if "other" in node.given else "tensor2")
+    return _matmul(node, left, right)
+
+
+def _matmul(node: Node, left: Value, right: Value) -> Value:
+    one, other = left, right
+    if left.rank == 1:
+        one = reshaped(node, left, [1, *left.shape])
+    if right.rank == 1:
+        other = reshaped(node, right, [*right.shape, 1])
+    rank = max(one.rank, other.rank)
+    one = reshaped(node, one, [*([1] * (rank - one.rank)), *one.shape])
+    other = reshaped(node, other, [*([1] * (rank - other.rank)), *other.shape])
+    found = product(node, one, other)
+    return found if found.shape == node.shape else reshaped(node, found, node.shape)
+
+
+@operator("mv")
+def _(node: Node) -> Value:
+    return _matmul(node, node.value("self"), node.value("vec"))
+
+
+@operator("dot", "vdot")
+def _(node: Node) -> Value:
+    return _matmul(node, node.value("self"), node.value("tensor" if "tensor" in node.given else "other"))
+
+
+@operator("addmm", "baddbmm")
+def _(node: Node) -> Value:
+    names = ("mat1", "mat2") if "mat1" in node.given else ("batch1", "batch2")
+    made = product(node, node.value(names[0]), node.value(names[1]))
+    alpha, beta = node.get("alpha", 1), node.get("beta", 1)
+
+    def compute(found: Expr, added: Expr) -> Expr:
+        scaled = found if alpha == 1 else call("mul", Const(alpha), found)
+        if beta == 0:
+            return scaled
+        return call("add", scaled, added if beta == 1 else call("mul", Const(beta), added))
+
+    return elementwise(node.shape, node.dtype, [made, node.value("self")], compute)
+
+
+@operator("linear")
+def _(node: Node) -> Value:
+    x, weight = node.value("input"), node.value("weight")
+    turned = permuted(weight, list(reversed(range(weight.rank))))
+    made = _matmul(node, x, turned) if weight.rank == 2 else _matmul(node, x, weight)
+    if not node.has("bias"):
+        return made
+    return elementwise(node.shape, node.dtype, [made, node.value("bias")], lambda a, b: call("add", a, b))
+
+
+ATTENTION = (
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+
+
+@operator(*ATTENTION)
+def _(node: Node) -> Made:
+    """Attention, as torch documents it: a mask that is added, or of truth values, or causal from the upper left."""
+    q, k, v = node.value("query"), node.value("key"), node.value("value")
+    if node.get("dropout_p", 0.0):
+        raise Unsupported("attention with dropout (call .eval(), or set its probability to 0)")
+    width = node.writer.size_text(q.shape[-1])
+    scale: Any = node.get("scale")
+    factor: Expr = Const(float(scale)) if scale is not None else call("div", Const(1.0), call("sqrt", width))
+    if scale is None and isinstance(q.shape[-1], int):
+        factor = Const(1 / math.sqrt(q.shape[-1]))
+    heads = [_repeated(node, part, q) if node.get("enable_gqa", False) else part for part in (k, v)]
+    turned = permuted(heads[0], [*range(k.rank - 2), k.rank - 1, k.rank - 2])
+    dot = _aligned(node, q, turned)
+    scores = elementwise(dot.shape, dot.dtype, [dot], lambda e: call("mul", e, factor))
+    masked = _masked(node, scores)
+    weights = softmax(node, masked, masked.rank - 1, safe=node.has("attn_mask"))
+    made = cast(_aligned(node, weights, heads[1]), node.dtype)
+    if len(node.shapes) == 1:
+        return made
+    return made, *_Rest.of(node)
+
+
+class _Rest:
+    """What attention returns beside its output: read, it is refused."""
+
+    @staticmethod
+    def of(node: Node) -> tuple[Value, ...]:
+        def refuse(_: Any) -> Expr:
+            raise Unsupported("what attention keeps for its gradient")
+
+        return tuple(
+            Value(s, d, (None,) * len(s), refuse)
+            for s, d in zip(node.shapes[1:], node.dtypes[1:], strict=True)
+        )
+
+
+def _aligned(node: Node, left: Value, right: Value) -> Value:
+    rank = max(left.rank, right.rank)
+    one = reshaped(node, left, [*([1] * (rank - left.rank)), *left.shape])
+    other = reshaped(node, right, [*([1] * (rank - right.rank)), *right.shape])
+    return product(node, one, other)
+
+
+def _repeated(node: Node, part: Value, q: Value) -> Value:
+    """Heads of keys or values, each for a group of queries' heads."""
+    own, wanted = part.shape[-3], q.shape[-3]
+    if own == wanted:
+        return part
+    if not (isinstance(own, int) and isinstance(wanted, int)):
+        raise Unsupported("grouped queries with a number of heads that is not constant")
+    shape = [*part.shape[:-3], own, 1, *part.shape[-2:]]
+    wide = [*part.shape[:-3], own, wanted // own, *part.shape[-2:]]
+    grouped = elementwise(wide, part.dtype, [reshaped(node, part, shape)], lambda e: e)
+    return reshaped(node, grouped, [*part.shape[:-3], wanted, *part.shape[-2:]])
+
+
+def _masked(node: Node, scores: Value) -> Value:
+    nothing = Const(float("-inf"))
+    mask = node.given.get("attn_mask", node.given.get("attn_bias"))
+    if mask is not None:
+        if mask.is_truth:
+            return elementwise(
+                scores.shape, scores.dtype, [scores, mask], lambda e, p: call("where", p, e, nothing)
+            )
+        scores = elementwise(scores.shape, scores.dtype, [scores, mask], lambda e, m: call("add", e, m))
+    if not node.get("is_causal", False):
+        return scores
+    radix = node.writer.radix
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        row, column = radix.flat(positions[-2]), radix.flat(positions[-1])
+        return call("where", call("le", column, row), scores.at(positions), nothing)
+
+    return Value(scores.shape, scores.dtype, scores.layout, read)

@@ -1,0 +1,418 @@
+"""Reductions: each a definition, over axes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from eqfuse.terms.nodes import Axis, Const, Expr, Reduce, call
+from eqfuse.torch.operators.pointwise import cast
+from eqfuse.torch.operators.table import (
+    Made,
+    Node,
+    Unsupported,
+    elementwise,
+    number,
+    operator,
+    truth,
+)
+from eqfuse.torch.operators.views import reshaped
+from eqfuse.torch.positions import Position
+from eqfuse.torch.values import Digit, Line, Value, axes_in, position
+
+
+def kept_shape(x: Value, dimensions: Sequence[int]) -> tuple[Any, ...]:
+    """The shape of a reduction that keeps the reduced dimensions, with one position each."""
+    return tuple(1 if d in dimensions else size for d, size in enumerate(x.shape))
+
+
+def reduced(
+    node: Node,
+    x: Value,
+    dimensions: Sequence[int],
+    op: str,
+    word: str,
+    *,
+    body: Callable[[Expr], Expr] = lambda e: e,
+    after: Callable[[Expr], Expr] = lambda e: e,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    """`op` over dimensions of a value, which are kept with one position. A built-in reduction is an expression, which
+    `after` may go on from; any other is a line of its own."""
+    writer = node.writer
+    groups = writer.axes(x.shape, x.layout)
+    inside = body(number(x, x.at([position(group) for group in groups])))
+    bound = [digit.axis for d in dimensions for digit in groups[d]]
+    free = tuple(() if d in dimensions else group for d, group in enumerate(groups))
+    like = Value(kept_shape(x, dimensions), dtype or x.dtype, free, x.read)
+    if not bound:
+        return Value(like.shape, like.dtype, free, lambda p: after(body(number(x, x.at(p)))))
+    if op in ("sum", "max", "min", "prod"):
+        expr = inside
+        for axis in reversed(bound):
+            expr = Reduce(op, axis, expr)
+        return writer.defined(like, free, after(expr), word)
+    name = writer.names.definition(word)
+    writer.lines.append(Line((name,), (axes_in(free),), None, (op, tuple(bound), (inside,))))
+    return writer.named(name, like, free)
+
+
+def dropped(node: Node, kept: Value) -> Value:
+    """A reduction with the reduced dimensions kept, in the shape of the node."""
+    return kept if kept.shape == node.shape else reshaped(node, kept, node.shape)
+
+
+def _simple(op: str, word: str, *names: str) -> None:
+    @operator(*names)
+    def entry(node: Node) -> Value:
+        x = node.value("self")
+        if node.dtype.is_floating_point and node.dtype != x.dtype:
+            x = cast(x, node.dtype)
+        dimensions = node.dimensions("dim", x.rank)
+        return dropped(node, reduced(node, x, dimensions, op, word, dtype=node.dtype))
+
+
+_simple("sum", "sum", "sum")
+_simple("mean", "mean", "mean")
+_simple("max", "max", "amax")
+_simple("min", "min", "amin")
+_simple("prod", "prod", "prod")
+_simple("logsumexp", "lse", "logsumexp")
+
+
+def _extreme(op: str) -> None:
+    @operator(op)
+    def entry(node: Node) -> Made:
+        if node.has("other"):
+            x, y = node.value("self"), node.value("other")
+            fn = {"max": "maximum", "min": "minimum"}[op]
+            return elementwise(node.shape, node.dtype, [x, y], lambda a, b: call(fn, a, b))
+        x = node.value("self")
+        dimensions = node.dimensions("dim", x.rank)
+        values = dropped(node, reduced(node, x, dimensions, op, op, dtype=node.dtypes[0]))
+        if len(node.shapes) == 1:
+            return values
+        places = reduced(node, x, dimensions, f"arg{op}", f"arg{op}", dtype=torch.int64)
+        return values, places if places.shape == node.shapes[1] else reshaped(node, places, node.shapes[1])
+
+
+_extreme("max")
+_extreme("min")
+
+
+def _place(op: str) -> None:
+    @operator(op)
+    def entry(node: Node) -> Value:
+        x = node.value("self")
+        if node.given.get("dim") is None:
+            x = reshaped(node, x, [_product(x)])
+        dimensions = node.dimensions("dim", x.rank)
+        if len(node.writer.axes(x.shape, x.layout)[dimensions[0]]) > 1:
+            x = Value(
+                x.shape,
+                x.dtype,
+                tuple(None if d in dimensions else g for d, g in enumerate(x.layout)),
+                x.read,
+            )
+        return dropped(node, reduced(node, x, dimensions, op, op, dtype=torch.int64))
+
+
+def _product(x: Value) -> Any:
+    count: Any = 1
+    for size in x.shape:
+        count = count * size
+    return count
+
+
+_place("argmax")
+_place("argmin")
+
+
+def _some(op: str) -> None:
+    @operator(op)
+    def entry(node: Node) -> Value:
+        x = node.value("self")
+        held = elementwise(x.shape, torch.bool, [x], lambda e: truth(x, e))
+        fold, sought = ("max", 1) if op == "any" else ("min", 1)
+        kept = reduced(
+            node, held, node.dimensions("dim", x.rank), fold, op, after=lambda e: call("eq", e, Const(sought)),
+            dtype=torch.bool,
+        )  # fmt: skip
+        return dropped(node, kept)
+
+
+_some("any")
+_some("all")
+
+
+def _variance(node: Node, x: Value, dimensions: Sequence[int], correction: Any) -> tuple[Value, Value]:
+    """Mean and variance, with the reduced dimensions kept."""
+    mean = reduced(node, x, dimensions, "mean", "mean")
+    apart = elementwise(x.shape, x.dtype, [x, mean], lambda e, m: call("sq", call("sub", e, m)))
+    if correction == 0:
+        return mean, reduced(node, apart, dimensions, "mean", "var")
+    count: Any = 1
+    for dimension in dimensions:
+        count = count * x.shape[dimension]
+    divisor = call("sub", node.writer.size_text(count), Const(correction))
+    return mean, reduced(node, apart, dimensions, "sum", "var", after=lambda e: call("div", e, divisor))
+
+
+def _correction(node: Node) -> Any:
+    if "unbiased" in node.given:
+        return 1 if node.given["unbiased"] else 0
+    return node.get("correction", 1)
+
+
+@operator("var")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    return dropped(node, _variance(node, x, node.dimensions("dim", x.rank), _correction(node))[1])
+
+
+@operator("std")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    found = _variance(node, x, node.dimensions("dim", x.rank), _correction(node))[1]
+    return dropped(node, elementwise(found.shape, found.dtype, [found], lambda e: call("sqrt", e)))
+
+
+@operator("var_mean")
+def _(node: Node) -> Made:
+    x = node.value("self")
+    mean, var = _variance(node, x, node.dimensions("dim", x.rank), _correction(node))
+    return dropped(node, var), dropped(node, mean)
+
+
+@operator("linalg_vector_norm", "norm")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    order = node.get("ord", node.get("p", 2))
+    dimensions = node.dimensions("dim", x.rank)
+    match float(order):
+        case 2.0:
+            kept = reduced(
+                node,
+                x,
+                dimensions,
+                "sum",
+                "norm",
+                body=lambda e: call("sq", e),
+                after=lambda e: call("sqrt", e),
+            )
+        case 1.0:
+            kept = reduced(node, x, dimensions, "sum", "norm", body=lambda e: call("abs", e))
+        case other if other == float("inf"):
+            kept = reduced(node, x, dimensions, "max", "norm", body=lambda e: call("abs", e))
+        case _:
+            raise Unsupported(f"the norm of order {order}")
+    return dropped(node, kept)
+
+
+# -- softmax and norms -----------------------------------------------------------------------------
+
+
+def softmax(node: Node, x: Value, dimension: int, *, safe: bool = False) -> Value:
+    """Numbers relative to the sum of their exponentials; with `safe` 0 where all are -inf."""
+    top = reduced(node, x, (dimension,), "max", "max")
+    raised = elementwise(x.shape, x.dtype, [x, top], lambda e, m: call("exp", call("sub", e, m)))
+    total = reduced(node, raised, (dimension,), "sum", "sum")
+    if not safe:
+        return elementwise(x.shape, x.dtype, [raised, total], lambda e, s: call("div", e, s))
+    nothing = Const(float("-inf"))
+    return elementwise(
+        x.shape,
+        x.dtype,
+        [raised, total, top],
+        lambda e, s, m: call("where", call("eq", m, nothing), Const(0.0), call("div", e, s)),
+    )
+
+
+def _prepared(node: Node) -> tuple[Value, int]:
+    x = node.value("self")
+    if node.dtype != x.dtype:
+        x = cast(x, node.dtype)
+    return x, node.get("dim", -1) % max(x.rank, 1)
+
+
+@operator("softmax", "_softmax")
+def _(node: Node) -> Value:
+    return softmax(node, *_prepared(node))
+
+
+@operator("_safe_softmax")
+def _(node: Node) -> Value:
+    return softmax(node, *_prepared(node), safe=True)
+
+
+def log_softmax(node: Node, x: Value, dimension: int) -> Value:
+    """The logarithm of a softmax."""
+    top = reduced(node, x, (dimension,), "max", "max")
+    apart = elementwise(x.shape, x.dtype, [x, top], lambda e, m: call("sub", e, m))
+    total = reduced(node, apart, (dimension,), "sum", "sum", body=lambda e: call("exp", e))
+    return elementwise(x.shape, x.dtype, [apart, total], lambda e, s: call("sub", e, call("log", s)))
+
+
+@operator("log_softmax", "_log_softmax")
+def _(node: Node) -> Value:
+    return log_softmax(node, *_prepared(node))
+
+
+@operator("layer_norm", "native_layer_norm")
+def _(node: Node) -> Made:
+    x = node.value("input")
+    count = len(node.given["normalized_shape"])
+    dimensions = tuple(range(x.rank - count, x.rank))
+    mean, var = _variance(node, x, dimensions, 0)
+    eps = Const(float(node.get("eps", 1e-5)))
+    scale = elementwise(var.shape, var.dtype, [var], lambda v: call("rsqrt", call("add", v, eps)))
+    return _scaled(node, x, mean, scale)
+
+
+def _scaled(node: Node, x: Value, mean: Value, scale: Value) -> Made:
+    values = [x, mean, scale]
+    parts = [name for name in ("weight", "bias") if node.has(name)]
+    values += [node.value(name) for name in parts]
+
+    def compute(e: Expr, m: Expr, s: Expr, *affine: Expr) -> Expr:
+        found = call("mul", call("sub", e, m), s)
+        for name, part in zip(parts, affine, strict=True):
+            found = call("mul" if name == "weight" else "add", found, part)
+        return found
+
+    made = elementwise(x.shape, node.dtype, values, compute)
+    return (made, mean, scale) if len(node.shapes) == 3 else made
+
+
+@operator("rms_norm", "_fused_rms_norm")
+def _(node: Node) -> Made:
+    x = node.value("input")
+    count = len(node.given["normalized_shape"])
+    dimensions = tuple(range(x.rank - count, x.rank))
+    eps = Const(float(node.get("eps", torch.finfo(x.dtype).eps)))
+    square = reduced(node, x, dimensions, "mean", "mean", body=lambda e: call("sq", e))
+    scale = elementwise(square.shape, x.dtype, [square], lambda v: call("rsqrt", call("add", v, eps)))
+    values = [x, scale, *([node.value("weight")] if node.has("weight") else [])]
+
+    def compute(e: Expr, s: Expr, *weight: Expr) -> Expr:
+        found = call("mul", e, s)
+        return call("mul", found, weight[0]) if weight else found
+
+    made = elementwise(x.shape, node.dtype, values, compute)
+    return (made, scale) if len(node.shapes) == 2 else made
+
+
+@operator("group_norm", "native_group_norm")
+def _(node: Node) -> Made:
+    x = node.value("input")
+    groups = node.given["num_groups"] if "num_groups" in node.given else node.given["group"]
+    size = x.shape[1]
+    each = size // groups if isinstance(size, int) else size / groups
+    split = reshaped(node, x, [x.shape[0], groups, each, *x.shape[2:]])
+    mean, var = _variance(node, split, tuple(range(2, split.rank)), 0)
+    eps = Const(float(node.get("eps", 1e-5)))
+    even = elementwise(
+        split.shape, x.dtype, [split, mean, var],
+        lambda e, m, v: call("mul", call("sub", e, m), call("rsqrt", call("add", v, eps))),
+    )  # fmt: skip
+    values = [reshaped(node, even, x.shape)]
+    for name in ("weight", "bias"):
+        if node.has(name):
+            part = node.value(name)
+            values.append(reshaped(node, part, [size, *([1] * (x.rank - 2))]))
+    fns = ["mul"] * node.has("weight") + ["add"] * node.has("bias")
+
+    def compute(e: Expr, *affine: Expr) -> Expr:
+        for fn, part in zip(fns, affine, strict=True):
+            e = call(fn, e, part)
+        return e
+
+    made = elementwise(x.shape, node.dtype, values, compute)
+    if len(node.shapes) == 1:
+        return made
+    scale = elementwise(var.shape, x.dtype, [var], lambda v: call("rsqrt", call("add", v, eps)))
+    return made, reshaped(node, mean, node.shapes[1]), reshaped(node, scale, node.shapes[2])
+
+
+@operator("_native_batch_norm_legit_no_training", "batch_norm", "native_batch_norm")
+def _(node: Node) -> Made:
+    if node.get("training", False):
+        raise Unsupported("batch norm in training, which changes its buffers (call .eval())")
+    x = node.value("input")
+    eps = Const(float(node.get("eps", 1e-5)))
+    tail = [1] * (x.rank - 2)
+    names = [name for name in ("running_mean", "running_var", "weight", "bias") if node.has(name)]
+    parts = [reshaped(node, node.value(name), [x.shape[1], *tail]) for name in names]
+
+    def compute(e: Expr, *given: Expr) -> Expr:
+        known = dict(zip(names, given, strict=True))
+        e = call(
+            "mul",
+            call("sub", e, known["running_mean"]),
+            call("rsqrt", call("add", known["running_var"], eps)),
+        )
+        if "weight" in known:
+            e = call("mul", e, known["weight"])
+        return call("add", e, known["bias"]) if "bias" in known else e
+
+    made = elementwise(x.shape, node.dtype, [x, *parts], compute)
+    if len(node.shapes) == 1:
+        return made
+    empty = [
+        Value(shape, node.dtype, (None,) * len(shape), lambda _: Const(0.0)) for shape in node.shapes[1:]
+    ]
+    return made, *empty
+
+
+# -- prefixes and ranks ----------------------------------------------------------------------------
+
+
+@operator("cumsum")
+def _(node: Node) -> Value:
+    """A sum over all positions up to each: as many products as the square of the extent."""
+    x = node.value("self")
+    if x.rank == 0:
+        return x
+    dimension = node.given["dim"] % x.rank
+    writer = node.writer
+    layout = tuple(None if d == dimension else digits for d, digits in enumerate(x.layout))
+    groups = list(writer.axes(x.shape, layout))
+    used = list(axes_in(groups))
+    inner = writer.names.axis(x.shape[dimension], used)
+    (outer,) = groups[dimension] or (None,)
+    if outer is None:
+        return x
+    places: list[Position] = [position(group) for group in groups]
+    places[dimension] = position((Digit(inner, x.shape[dimension]),))
+    kept = call("where", call("le", Axis(inner), Axis(outer.axis)), number(x, x.at(places)), Const(0))
+    like = Value(x.shape, node.dtype, tuple(groups), x.read)
+    return writer.defined(like, groups, Reduce("sum", inner, kept), "cumsum")
+
+
+@operator("topk")
+def _(node: Node) -> Made:
+    x, count = node.value("self"), node.given["k"]
+    if not isinstance(count, int):
+        raise Unsupported("topk with a number of ranks that is not constant")
+    if x.rank == 0:
+        raise Unsupported("topk of a tensor without axes")
+    dimension, greatest = node.get("dim", -1) % x.rank, node.get("largest", True)
+    writer = node.writer
+    layout = tuple(None if d == dimension else digits for d, digits in enumerate(x.layout))
+    groups = list(writer.axes(x.shape, layout))
+    inside = number(x, x.at([position(group) for group in groups]))
+    inside = inside if greatest else call("neg", inside)
+    bound = groups[dimension][0].axis
+    rank = writer.rank_axis(count, axes_in(groups))
+    groups[dimension] = (Digit(rank, count),)
+    names = writer.names.definition("top"), writer.names.definition("place")
+    axes = axes_in(groups)
+    writer.lines.append(Line(names, (axes, axes), None, ("topk", (bound, rank), (inside,))))
+    like = Value(node.shapes[0], x.dtype, tuple(groups), x.read)
+    values = writer.named(names[0], like, groups)
+    if not greatest:
+        values = elementwise(values.shape, values.dtype, [values], lambda e: call("neg", e))
+    places = Value(node.shapes[1], torch.int64, tuple(groups), writer.named(names[1], like, groups).read)
+    return values, places

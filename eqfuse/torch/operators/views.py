@@ -1,0 +1,372 @@
+"""Views, and operators that only put elements elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from eqfuse.terms.nodes import Const, Expr, call
+from eqfuse.torch.operators.table import (
+    Node,
+    Unsupported,
+    both,
+    elementwise,
+    number,
+    operator,
+)
+from eqfuse.torch.positions import Part, Position, Size, exact_ratio, plus, times
+from eqfuse.torch.values import Layout, Value, constant
+
+Move = Callable[[tuple[Position, ...]], Sequence[Position]]
+
+
+def moved(value: Value, shape: Sequence[Size], layout: Layout, move: Move) -> Value:
+    """A value read at other positions."""
+    return Value(tuple(shape), value.dtype, layout, lambda positions: value.at(move(positions)))
+
+
+@operator(
+    "clone", "alias", "detach", "contiguous", "lift_fresh_copy", "lift_fresh", "dropout", "native_dropout"
+)
+def _(node: Node) -> Value:
+    x = node.value("input" if "input" in node.given else "self")
+    if node.get("train", False) and node.get("p", 0.0):
+        raise Unsupported("dropout that is on (call .eval(), or set its probability to 0)")
+    return x
+
+
+@operator("view", "reshape", "_unsafe_view", "_reshape_alias", "flatten", "unflatten", "squeeze", "unsqueeze")
+def _(node: Node) -> Value:
+    return reshaped(node, node.value("self"), node.shape)
+
+
+def reshaped(node: Node, x: Value, shape: Sequence[Size]) -> Value:
+    """A value with its elements counted by other sizes."""
+    writer = node.writer
+    groups: list[tuple[list[int], list[int]]] = _groups(x.shape, shape)
+    layout: list[Any] = [None] * len(shape)
+    for old, new in groups:
+        sizes = [shape[dimension] for dimension in new]
+        if len(old) == len(new) == 1:
+            layout[new[0]] = x.layout[old[0]]
+        elif all(x.layout[dimension] is not None for dimension in old):
+            digits = [digit for dimension in old for digit in x.layout[dimension] or ()]
+            for dimension, group in zip(new, writer.digits_of(sizes, digits), strict=True):
+                layout[dimension] = group
+
+    def move(positions: tuple[Position, ...]) -> Sequence[Position]:
+        found: list[Position] = [()] * x.rank
+        for old, new in groups:
+            together = [part for dimension in new for part in positions[dimension]]
+            sizes = [x.shape[dimension] for dimension in old]
+            for dimension, position in zip(old, writer.radix.regrouped(together, sizes), strict=True):
+                found[dimension] = position
+        return found
+
+    return moved(x, shape, tuple(layout), move)
+
+
+def _groups(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int]]]:
+    """The runs of dimensions of both that have the same number of elements: as short as can be."""
+    found: list[tuple[list[int], list[int]]] = []
+    a = [d for d, size in enumerate(old) if size != 1]
+    b = [d for d, size in enumerate(new) if size != 1]
+    while a or b:
+        left, right = [a.pop(0)] if a else [], [b.pop(0)] if b else []
+        count, other = _product(old, left), _product(new, right)
+        while count != other:
+            more_left = exact_ratio(other, count) is not None
+            if a and (more_left or not b):
+                left.append(a.pop(0))
+                count = count * old[left[-1]]
+            elif b:
+                right.append(b.pop(0))
+                other = other * new[right[-1]]
+            else:
+                break
+        found.append((left, right))
+    return found
+
+
+def _product(sizes: Sequence[Size], dimensions: Sequence[int]) -> Size:
+    count: Size = 1
+    for dimension in dimensions:
+        count = count * sizes[dimension]
+    return count
+
+
+@operator("permute", "transpose", "t", "numpy_T")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    if "dims" in node.given:
+        order = [d % x.rank for d in node.given["dims"]]
+    else:
+        order = list(range(x.rank))
+        if x.rank > 1:
+            one, other = node.get("dim0", 0) % x.rank, node.get("dim1", 1) % x.rank
+            order[one], order[other] = other, one
+    return permuted(x, order)
+
+
+def permuted(x: Value, order: Sequence[int]) -> Value:
+    """A value with its dimensions in another order."""
+
+    def move(positions: tuple[Position, ...]) -> Sequence[Position]:
+        found: list[Position] = [()] * x.rank
+        for place, dimension in enumerate(order):
+            found[dimension] = positions[place]
+        return found
+
+    return moved(x, [x.shape[d] for d in order], tuple(x.layout[d] for d in order), move)
+
+
+@operator("expand", "broadcast_to", "expand_as")
+def _(node: Node) -> Value:
+    return elementwise(node.shape, node.dtype, [node.value("self")], lambda e: e)
+
+
+def along(x: Value, dimension: int, size: Size, index: Callable[[Position], Position]) -> Value:
+    """A value that in one dimension has another size, and is read elsewhere."""
+    shape = [size if d == dimension else own for d, own in enumerate(x.shape)]
+    layout = tuple(None if d == dimension else digits for d, digits in enumerate(x.layout))
+    return moved(x, shape, layout, lambda p: [index(q) if d == dimension else q for d, q in enumerate(p)])
+
+
+def sliced(node: Node, x: Value, dimension: int, start: Size, step: int, size: Size) -> Value:
+    """Every `step`th position of a dimension from `start` on."""
+    own = x.shape[dimension]
+    if start == 0 and step == 1 and size == own:
+        return x
+    radix = node.writer.radix
+
+    def index(position: Position) -> Position:
+        flat = plus(times(radix.flat(position), Const(step)), node.writer.size_text(start))
+        return (Part(flat, own),)
+
+    return along(x, dimension, size, index)
+
+
+def start_of(node: Node, start: Any, size: Size) -> Size:
+    """Where a slice starts: from the front, and not behind the end."""
+    if not isinstance(start, int):
+        return start
+    if start >= 0:
+        return min(start, size) if isinstance(size, int) else start
+    return max(size + start, 0) if isinstance(size, int) else size + start
+
+
+@operator("slice", "narrow")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    dimension = node.get("dim", 0) % x.rank
+    start = start_of(node, node.get("start", 0), x.shape[dimension])
+    return sliced(node, x, dimension, start, node.get("step", 1), node.shape[dimension])
+
+
+@operator("select")
+def _(node: Node) -> Value:
+    x, dimension = node.value("self"), node.given["dim"] % node.value("self").rank
+    index = node.given["index"]
+    if isinstance(index, Value):
+        raise Unsupported("select at a position that a tensor holds")
+    place = node.writer.size_text(start_of(node, index, x.shape[dimension]))
+    return selected(x, dimension, (Part(place, x.shape[dimension]),))
+
+
+def selected(x: Value, dimension: int, place: Position) -> Value:
+    """A value at one position of a dimension, which it loses."""
+    rest = [d for d in range(x.rank) if d != dimension]
+    return moved(
+        x,
+        [x.shape[d] for d in rest],
+        tuple(x.layout[d] for d in rest),
+        lambda positions: [*positions[:dimension], place, *positions[dimension:]],
+    )
+
+
+@operator("split_with_sizes", "split", "chunk", "unbind", "tensor_split")
+def _(node: Node) -> tuple[Value, ...]:
+    x = node.value("self")
+    dimension = node.get("dim", 0) % x.rank
+    found: list[Value] = []
+    start: Size = 0
+    for shape in node.shapes:
+        if len(shape) < x.rank:
+            place = (Part(node.writer.size_text(start), x.shape[dimension]),)
+            found.append(selected(x, dimension, place))
+            start = start + 1
+        else:
+            found.append(sliced(node, x, dimension, start, 1, shape[dimension]))
+            start = start + shape[dimension]
+    return tuple(found)
+
+
+@operator("cat", "concat")
+def _(node: Node) -> Value:
+    tensors = [value for value in node.given["tensors"] if value.rank == len(node.shape)]
+    dimension = node.get("dim", 0) % len(node.shape)
+    return joined_along(node, tensors, dimension)
+
+
+def joined_along(node: Node, tensors: Sequence[Value], dimension: int) -> Value:
+    """Values one behind the other."""
+    radix, text = node.writer.radix, node.writer.size_text
+    if len(tensors) == 1:
+        return tensors[0]
+    layout = tuple(
+        None if d == dimension else next((t.layout[d] for t in tensors if t.layout[d] is not None), None)
+        for d in range(len(node.shape))
+    )
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        flat = radix.flat(positions[dimension])
+        ends: list[Size] = []
+        total: Size = 0
+        for tensor in tensors:
+            total = total + tensor.shape[dimension]
+            ends.append(total)
+        found: Expr | None = None
+        for place in reversed(range(len(tensors))):
+            start = ends[place - 1] if place else 0
+            inside = plus(flat, text(-start)) if isinstance(start, int) else call("sub", flat, text(start))
+            spot = (Part(inside, tensors[place].shape[dimension]),)
+            own = number(
+                tensors[place], tensors[place].at([*positions[:dimension], spot, *positions[dimension + 1 :]])
+            )
+            found = own if found is None else call("where", call("lt", flat, text(ends[place])), own, found)
+        assert found is not None
+        return call("ne", found, Const(0)) if node.dtype == torch.bool else found
+
+    return Value(node.shape, node.dtype, layout, read)
+
+
+@operator("stack")
+def _(node: Node) -> Value:
+    dimension = node.get("dim", 0) % len(node.shape)
+    wider = [
+        reshaped(node, t, [*t.shape[:dimension], 1, *t.shape[dimension:]]) for t in node.given["tensors"]
+    ]
+    return joined_along(node, wider, dimension)
+
+
+@operator("flip")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    radix, text = node.writer.radix, node.writer.size_text
+    for dimension in (d % x.rank for d in node.given["dims"]):
+        size = x.shape[dimension]
+
+        def index(position: Position, size: Size = size) -> Position:
+            return (Part(call("sub", text(size - 1), radix.flat(position)), size),)
+
+        x = along(x, dimension, size, index)
+    return x
+
+
+@operator("repeat", "tile")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    behind = len(node.shape) - x.rank
+    wide = reshaped(node, x, [*([1] * behind), *x.shape]) if behind else x
+    radix, text = node.writer.radix, node.writer.size_text
+
+    def move(positions: tuple[Position, ...]) -> Sequence[Position]:
+        found: list[Position] = []
+        for own, size, place in zip(wide.shape, node.shape, positions, strict=True):
+            found.append(
+                place if own == size or own == 1 else (Part(call("mod", radix.flat(place), text(own)), own),)
+            )
+        return found
+
+    layout = tuple(
+        d if own == size else None for own, size, d in zip(wide.shape, node.shape, wide.layout, strict=True)
+    )
+    return moved(wide, node.shape, layout, move)
+
+
+@operator("constant_pad_nd", "pad")
+def _(node: Node) -> Value:
+    x, pads = node.value("self"), list(node.given["pad"])
+    if node.get("mode", "constant") != "constant":
+        raise Unsupported(f"padding with mode={node.given['mode']!r}")
+    filled = Const(float(node.get("value", 0)) if x.is_real else int(node.get("value", 0)))
+    radix, text = node.writer.radix, node.writer.size_text
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        found, inside = list(positions), None
+        for place in range(len(pads) // 2):
+            dimension = x.rank - 1 - place
+            before, after = pads[2 * place], pads[2 * place + 1]
+            flat, size = radix.flat(positions[dimension]), x.shape[dimension]
+            found[dimension] = (
+                (Part(plus(flat, Const(-before)), size),) if before or after else positions[dimension]
+            )
+            if before:
+                inside = both(inside or Const(True), call("ge", flat, Const(before)))
+            if after:
+                inside = both(inside or Const(True), call("lt", flat, plus(text(size), Const(before))))
+        own = x.at(found)
+        return own if inside is None else call("where", inside, own, filled)
+
+    layout = tuple(
+        d if own == size else None for own, size, d in zip(x.shape, node.shape, x.layout, strict=True)
+    )
+    return Value(node.shape, node.dtype, layout, read)
+
+
+def _triangle(name: str, fn: str) -> None:
+    @operator(name)
+    def entry(node: Node) -> Value:
+        x, shift = node.value("self"), node.get("diagonal", 0)
+        radix = node.writer.radix
+
+        def read(positions: tuple[Position, ...]) -> Expr:
+            row, column = radix.flat(positions[-2]), radix.flat(positions[-1])
+            kept = call(fn, column, plus(row, Const(shift)))
+            if x.is_truth:
+                return both(kept, x.at(positions))
+            return call("where", kept, x.at(positions), Const(0.0 if x.is_real else 0))
+
+        return Value(x.shape, x.dtype, x.layout, read)
+
+
+_triangle("tril", "le")
+_triangle("triu", "ge")
+
+
+# -- made of nothing -------------------------------------------------------------------------------
+
+
+@operator("arange")
+def _(node: Node) -> Value:
+    start, step = node.get("start", 0), node.get("step", 1)
+    radix, text = node.writer.radix, node.writer.size_text
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        if isinstance(start, float) or isinstance(step, float):
+            flat = radix.flat(positions[0])
+            return call("add", call("mul", flat, Const(float(step))), Const(float(start)))
+        return plus(times(radix.flat(positions[0]), text(step)), text(start))
+
+    return Value(node.shape, node.dtype, (None,), read)
+
+
+@operator("full", "full_like", "new_full", "scalar_tensor")
+def _(node: Node) -> Value:
+    value = node.given["s"] if "s" in node.given else node.given["fill_value"]
+    if not isinstance(value, bool | int | float):
+        scalar = node.value("s" if "s" in node.given else "fill_value")
+        return elementwise(node.shape, node.dtype, [scalar], lambda e: e)
+    return elementwise(node.shape, node.dtype, [constant(value, node.dtype)], lambda e: e)
+
+
+@operator("zeros", "zeros_like", "new_zeros")
+def _(node: Node) -> Value:
+    return elementwise(node.shape, node.dtype, [constant(0, node.dtype)], lambda e: e)
+
+
+@operator("ones", "ones_like", "new_ones")
+def _(node: Node) -> Value:
+    return elementwise(node.shape, node.dtype, [constant(1, node.dtype)], lambda e: e)

@@ -1,0 +1,154 @@
+"""Positions in a dimension of a tensor, as digits of mixed radix.
+
+    Part(index, size)     a digit: 0 <= index < size
+    Position              the digits of a position, most significant first; none in a dimension of one position
+
+A view keeps the elements in order and counts them otherwise, so that it only groups digits anew: heads that were split
+from a feature axis and joined again are the digits that they were. Sizes are integers or sympy expressions of symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eqfuse.terms.nodes import Call, Const, Expr, call
+
+Size = Any
+"""A positive integer, or a sympy expression of positive symbols."""
+
+
+@dataclass(frozen=True)
+class Part:
+    index: Expr
+    size: Size
+
+
+Position = tuple[Part, ...]
+
+
+def exact_ratio(large: Size, small: Size) -> Size | None:
+    """`large / small` where that is a whole number for all values of symbols, else None."""
+    if large == small:
+        return 1
+    if isinstance(large, int) and isinstance(small, int):
+        return large // small if large % small == 0 else None
+    import sympy
+
+    ratio = sympy.cancel(sympy.sympify(large) / sympy.sympify(small))
+    if sympy.fraction(ratio)[1] != 1:
+        return None
+    return int(ratio) if ratio.is_Integer else ratio
+
+
+def plus(left: Expr, right: Expr) -> Expr:
+    """A sum of integers."""
+    match left, right:
+        case Const(int(a)), Const(int(b)):
+            return Const(a + b)
+        case Const(0), other:
+            return other
+        case other, Const(0):
+            return other
+        case Call("add", (inner, Const(int(a)))), Const(int(b)):
+            return plus(inner, Const(a + b))
+        case other, Const(int(b)) if b < 0:
+            return call("sub", other, Const(-b))
+        case _:
+            return call("add", left, right)
+
+
+def times(left: Expr, right: Expr) -> Expr:
+    """A product of integers."""
+    match left, right:
+        case Const(int(a)), Const(int(b)):
+            return Const(a * b)
+        case (Const(0), _) | (_, Const(0)):
+            return Const(0)
+        case (Const(1), other) | (other, Const(1)):
+            return other
+        case _:
+            return call("mul", left, right)
+
+
+def divided(index: Expr, size: Expr) -> Expr:
+    """The quotient of a position, rounded down."""
+    match index, size:
+        case Const(int(a)), Const(int(b)):
+            return Const(a // b)
+        case other, Const(1):
+            return other
+        case _:
+            return call("floordiv", index, size)
+
+
+def remaining(index: Expr, size: Expr) -> Expr:
+    """The remainder of a position."""
+    match index, size:
+        case Const(int(a)), Const(int(b)):
+            return Const(a % b)
+        case _, Const(1):
+            return Const(0)
+        case _:
+            return call("mod", index, size)
+
+
+class Radix:
+    """Digits regrouped; `text` makes an expression of a size."""
+
+    def __init__(self, text: Any) -> None:
+        self.text = text
+
+    def flat(self, position: Position) -> Expr:
+        """The position as one number."""
+        found: Expr = Const(0)
+        for part in position:
+            found = plus(times(found, self.text(part.size)), part.index)
+        return found
+
+    def regrouped(self, position: Sequence[Part], sizes: Sequence[Size]) -> tuple[Position, ...]:
+        """The digits of a position, grouped so that each group has one of these sizes. The product of both is the same."""
+        left = list(position)
+        found: list[Position] = []
+        for size in reversed(sizes):
+            group = self._taken(left, size)
+            if group is None:
+                return self._computed(position, sizes)
+            found.append(group)
+        return tuple(reversed(found))
+
+    def _taken(self, left: list[Part], size: Size) -> Position | None:
+        """The least significant digits that make up a size, taken away; None where digits and size share no factor."""
+        group: list[Part] = []
+        need = size
+        while need != 1 and left:
+            part = left.pop()
+            if part.size == 1:
+                continue
+            if (more := exact_ratio(need, part.size)) is not None:
+                group.append(part)
+                need = more
+            elif (rest := exact_ratio(part.size, need)) is not None:
+                width = self.text(need)
+                group.append(Part(remaining(part.index, width), need))
+                left.append(Part(divided(part.index, width), rest))
+                need = 1
+            else:
+                return None
+        return tuple(reversed(group))
+
+    def _computed(self, position: Sequence[Part], sizes: Sequence[Size]) -> tuple[Position, ...]:
+        """The digits of a position by division of the whole."""
+        whole = self.flat(tuple(position))
+        found: list[Position] = []
+        for place, size in enumerate(reversed(sizes)):
+            width = self.text(size)
+            if size == 1:
+                found.append(())
+            elif place == len(sizes) - 1:
+                found.append((Part(whole, size),))
+            else:
+                found.append((Part(remaining(whole, width), size),))
+                whole = divided(whole, width)
+        return tuple(reversed(found))

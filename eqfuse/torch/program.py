@@ -1,0 +1,301 @@
+"""`eq.from_torch`: the program of a function or module, as text; and a call that runs it as the function is called."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from eqfuse.errors import BindError, EqfuseError
+from eqfuse.kernel import Kernel
+from eqfuse.torch.positions import Size
+from eqfuse.torch.text import Text, text_of
+from eqfuse.torch.translate import Refused, Translation, input_name, reserved, shape_of, size_of
+from eqfuse.torch.values import Value, Writer
+
+Compile = Callable[..., Kernel]
+
+
+@dataclass
+class TorchProgram:
+    """A program that was a function of torch. `source` is its text; a call takes what the function takes."""
+
+    source: str
+    _text: Text
+    _tensors: Mapping[str, Callable[[], torch.Tensor]]
+    _arguments: tuple[tuple[str, tuple[Size, ...] | None, Any], ...]
+    _outputs: tuple[Any, ...]
+    _takes: Any
+    _gives: Any
+    _compile: Callable[[], Kernel]
+    _kernel: list[Kernel] = field(default_factory=list)
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of the program, compiled at the first request."""
+        if not self._kernel:
+            self._kernel.append(self._compile())
+        return self._kernel[0]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function gives. Raises BindError for arguments that differ from the examples in more than sizes that
+        were found to be symbols."""
+        flat, takes = pytree.tree_flatten((args, kwargs))
+        if takes != self._takes:
+            raise BindError(
+                "the arguments are of another form than the examples", hint="call it as the examples were"
+            )
+        values, symbols = self._bound(flat)
+        for name, tensor in self._tensors.items():
+            if name in self._text.inputs:
+                values[name] = tensor()
+        sizes = {axis: _number(size, symbols) for axis, size in self._text.sizes.items()}
+        values |= {name: _number(size, symbols) for name, size in self._text.numbers.items()}
+        made = self.kernel(**values, sizes=sizes or None)
+        results = made if isinstance(made, tuple) else (made,)
+        return pytree.tree_unflatten(
+            [self._output(each, results, flat, symbols) for each in self._outputs], self._gives
+        )
+
+    def _bound(self, flat: list[Any]) -> tuple[dict[str, Any], dict[Any, int]]:
+        values: dict[str, Any] = {}
+        symbols: dict[Any, int] = {}
+        for (name, shape, example), value in zip(self._arguments, flat, strict=True):
+            if shape is None:
+                if isinstance(value, torch.Tensor) or value != example:
+                    raise BindError(
+                        f"{name!r} is {value!r:.60}, the program was made for {example!r:.60}",
+                        hint="make another program: eq.from_torch with examples of these arguments",
+                    )
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise BindError(f"{name!r} is a {type(value).__name__}, not a tensor", hint="pass a tensor")
+            if value.dim() != len(shape):
+                raise BindError(
+                    f"{name!r} has {value.dim()} dimensions, the example has {len(shape)}",
+                    hint="make another program: eq.from_torch with such an example",
+                )
+            for dimension, (own, size) in enumerate(zip(value.shape, shape, strict=True)):
+                if not isinstance(size, int) and size.is_Symbol:
+                    size = symbols.setdefault(size, own)
+                if isinstance(size, int) and own != size:
+                    raise BindError(
+                        f"dimension {dimension} of {name!r} is {own}, the program was made for {size}",
+                        hint="make another program: eq.from_torch with an example of that size",
+                    )
+            if name in self._text.inputs:
+                values[name] = value
+        return values, symbols
+
+    def _output(
+        self, kind: Any, results: tuple[Any, ...], flat: list[Any], symbols: Mapping[Any, int]
+    ) -> Any:
+        match kind:
+            case ("result", place, shape):
+                return results[place].reshape([_number(size, symbols) for size in shape])
+            case ("argument", place):
+                return flat[place]
+            case ("number", size):
+                return _number(size, symbols)
+            case (_, value):
+                return value
+        raise AssertionError(kind)
+
+    def __repr__(self) -> str:
+        return f"<eqfuse program of torch>\n{self.source}"
+
+
+def _number(size: Size, symbols: Mapping[Any, int]) -> int:
+    return size if isinstance(size, int) else int(size.subs(symbols))
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def from_torch(
+    fn: Callable[..., Any], *examples: Any, kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> TorchProgram:
+    """The program of a function or `nn.Module` of torch: `p.source` is its text, and `p(*args)` runs it as `fn` is called.
+
+    `examples` are arguments of `fn`, and `kwargs` those by name. Sizes of the tensors among them are symbols, unless the
+    code needs a number, or they are 0 or 1; other arguments are constants. Parameters, buffers and tensors that `fn`
+    closes over are inputs of the program; `p` reads them where they are, so that training goes on. `options` are those of
+    `eq.compile`. Raises EqfuseError, with the operator and the line of code, for what the language cannot express, for
+    what torch cannot export, and for modules that change their buffers.
+    """
+    from eqfuse import compile as compiled
+
+    if not callable(fn):
+        raise EqfuseError(
+            f"{type(fn).__name__} is no function of torch", hint="pass a function or an nn.Module"
+        )
+    exported = _exported(fn, examples, dict(kwargs or {}))
+    graph, signature = exported.graph_module.graph, exported.graph_signature
+    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if changed:
+        raise EqfuseError(
+            f"it changes {', '.join(map(repr, changed))}",
+            hint="a program has no effects: call .eval(), or return the new value",
+        )
+    arguments, takes = pytree.tree_flatten((examples, dict(kwargs or {})))
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    names: dict[str, str] = {}
+    for node, spec in zip(nodes, signature.input_specs, strict=True):
+        word = spec.target or node.name
+        names[node.name] = input_name(word.removeprefix("function."), list(names.values()))
+    translation = Translation(Writer([*names.values(), *reserved()]))
+    tensors: dict[str, Callable[[], torch.Tensor]] = {}
+    taken: list[tuple[str, tuple[Size, ...] | None, Any]] = []
+    user = iter(arguments)
+    for node, spec in zip(nodes, signature.input_specs, strict=True):
+        name = names[node.name]
+        if spec.kind.name in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
+            tensors[name] = _tensor(fn, exported, spec.target)
+            translation.read(node, name)
+        elif spec.kind.name == "USER_INPUT":
+            example = next(user)
+            value = node.meta.get("val")
+            is_tensor = isinstance(value, torch.Tensor)
+            taken.append((name, shape_of(value) if is_tensor else None, example))
+            if is_tensor:
+                translation.read(node, name)
+            else:
+                translation.made[node] = example
+        else:
+            raise EqfuseError(
+                f"it has an input of the kind {spec.kind.name}", hint="pass tensors and numbers"
+            )
+    try:
+        for node in graph.nodes:
+            if node.op == "call_function":
+                translation.call(node)
+            elif node.op == "get_attr":
+                raise Refused(node, "it calls another graph")
+        text, outputs = _written(translation, graph, nodes, taken, names)
+    except Refused as refused:
+        raise refused.error() from None
+    return TorchProgram(
+        text.source, text, tensors, tuple(taken), outputs, takes, exported.call_spec.out_spec,
+        lambda: compiled(text.source, **options),
+    )  # fmt: skip
+
+
+def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    module = fn if isinstance(fn, torch.nn.Module) else _Module(fn)
+    if isinstance(fn, FunctionType):
+        # torch keeps the places in the code of functions of this name, and names inputs as its arguments.
+        code = fn.__code__.replace(co_name="forward")
+        renamed = FunctionType(code, fn.__globals__, "forward", fn.__defaults__, fn.__closure__)
+        renamed.__kwdefaults__ = fn.__kwdefaults__
+        module.forward = renamed
+
+    def dynamic(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return {d: torch.export.Dim.AUTO for d in range(value.dim()) if value.shape[d] > 1}
+        return None
+
+    shapes: Any = pytree.tree_map(dynamic, (examples, kwargs))
+    if isinstance(fn, torch.nn.Module | FunctionType):
+        given = (*shapes[0], *shapes[1].values())
+    else:
+        given = (tuple(shapes[0]), shapes[1]) if kwargs else (tuple(shapes[0]),)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(
+                module, examples, kwargs or None, dynamic_shapes=given, strict=False
+            )
+            return exported.run_decompositions(decompositions())
+    except EqfuseError:
+        raise
+    except Exception as error:
+        line = str(error).strip().splitlines()
+        raise EqfuseError(
+            f"torch cannot export it: {line[0] if line else type(error).__name__}",
+            hint="a program has no control flow that depends on data; see torch.export",
+        ) from error
+
+
+KEPT = (
+    "scaled_dot_product_attention", "linear", "matmul", "layer_norm", "rms_norm", "group_norm", "batch_norm",
+    "softmax.int", "log_softmax.int", "silu", "masked_fill.Scalar", "masked_fill.Tensor", "tril", "triu",
+    "logsumexp", "gelu", "index_select", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss",
+)  # fmt: skip
+"""Operators that are translated as they are, not as what torch makes of them."""
+
+
+def decompositions() -> dict[Any, Any]:
+    """torch's decompositions to core ATen, but for what is translated as it is."""
+    table = torch.export.default_decompositions()
+    for name in KEPT:
+        packet, _, overload = name.partition(".")
+        table.pop(getattr(getattr(torch.ops.aten, packet), overload or "default"), None)  # type: ignore[no-untyped-call]
+    return table
+
+
+def _tensor(fn: Any, exported: Any, target: str) -> Callable[[], torch.Tensor]:
+    """Reads a parameter or a buffer where it is now."""
+    module: Any = fn if isinstance(fn, torch.nn.Module) else None
+    owner, _, name = target.rpartition(".")
+    if module is None and target.startswith("function."):
+        module, owner = fn, owner.removeprefix("function").removeprefix(".")
+    if isinstance(module, torch.nn.Module):
+        try:
+            found = module.get_submodule(owner)
+            if isinstance(getattr(found, name, None), torch.Tensor):
+                return lambda: getattr(found, name)
+        except AttributeError:
+            pass
+    held = exported.state_dict.get(target, exported.constants.get(target))
+    return lambda: held
+
+
+def _written(
+    translation: Translation, graph: Any, nodes: list[Any], taken: list[Any], names: Mapping[str, str]
+) -> tuple[Text, tuple[Any, ...]]:
+    """The text, and where each output of the function comes from."""
+    (last,) = [node for node in graph.nodes if node.op == "output"]
+    arguments = {name: place for place, (name, _, _) in enumerate(taken)}
+    values: list[Value] = []
+    found: list[Any] = []
+    for given in last.args[0]:
+        made = translation.made[given] if hasattr(given, "meta") else given
+        if (
+            isinstance(made, Value)
+            and hasattr(given, "op")
+            and given.op == "placeholder"
+            and names[given.name] in arguments
+        ):
+            found.append(("argument", arguments[names[given.name]]))
+        elif isinstance(made, Value):
+            found.append(("result", len(values), made.shape))
+            values.append(made)
+        elif isinstance(made, torch.SymInt):
+            found.append(("number", size_of(made)))
+        elif made is None or isinstance(made, bool | int | float | str):
+            found.append(("constant", made))
+        else:
+            found.append(("number", made))
+    if not values:
+        raise EqfuseError("it computes no tensor", hint="return what is computed")
+    writer = translation.writer
+    outputs = [writer.names.definition("out") for _ in values] if len(values) > 1 else [_single(writer)]
+    return text_of(translation, values, outputs), tuple(found)
+
+
+def _single(writer: Writer) -> str:
+    if "out" in writer.names.taken or "out" in writer.names.sizes:
+        return writer.names.definition("out")
+    writer.names.taken.add("out")
+    return "out"

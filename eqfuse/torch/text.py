@@ -1,0 +1,215 @@
+"""Definitions as the text of a program, with what has to be declared of tensors and axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.operator.shapes import output_dtypes
+from eqfuse.terms.functions import CASTS
+from eqfuse.terms.nodes import Expr, Load, Program, Reduce, Scalar, replaced, walk
+from eqfuse.terms.nodes import Size as SizeOf
+from eqfuse.terms.parser import axes_of, parse
+from eqfuse.terms.printer import show
+from eqfuse.terms.sizes import sources
+from eqfuse.torch.positions import Size as Extent
+from eqfuse.torch.translate import Translation
+from eqfuse.torch.values import Line, Value, axes_in, position
+
+
+@dataclass(frozen=True)
+class Text:
+    """A program, and what its call needs: `groups` are for each output how many axes each of its dimensions has; `sizes`
+    are the extents of axes that no tensor gives, and `numbers` scalars that are extents."""
+
+    source: str
+    inputs: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    sizes: Mapping[str, Extent]
+    numbers: Mapping[str, Extent]
+
+
+def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[str]) -> Text:
+    """The text of a program that returns values, under these names."""
+    writer = translation.writer
+    lines = list(writer.lines)
+    groups: list[tuple[int, ...]] = []
+    for value, name in zip(outputs, names, strict=True):
+        axes = writer.axes(value.shape, value.layout)
+        expr = value.at([position(group) for group in axes])
+        lines.append(Line((name,), (axes_in(axes),), expr))
+        groups.append(tuple(map(len, axes)))
+    lines = _needed(_renamed(lines, names), names)
+    lines, numbers = _sizes_as_scalars(translation, lines)
+    body = [_line(line) for line in lines]
+    body.append(f"return {', '.join(names)}")
+    declared = [f"{axis}: axis[{count}]" for axis, count in writer.ranks.items() if _has(lines, axis)]
+    declared += _integers(translation, lines)
+    declared += [f"{name}: i64" for name in numbers]
+    program = parse("\n".join([*declared, *body]))
+    lengths, sizes = _axes(translation, program)
+    declared += lengths
+    declared += _dtypes(translation, program, outputs, names)
+    source = "\n".join([*declared, *body])
+    return Text(source, tuple(tensor_names(program)), tuple(groups), sizes, numbers)
+
+
+def tensor_names(program: Program) -> list[str]:
+    return [*(tensor.name for tensor in program.tensors), *program.scalars]
+
+
+def _line(line: Line) -> str:
+    left = ", ".join(
+        f"{n}[{', '.join(axes)}]" if axes else n for n, axes in zip(line.names, line.axes, strict=True)
+    )
+    return f"{left} = {_right(line)}"
+
+
+def _right(line: Line) -> str:
+    if line.several is None:
+        assert line.expr is not None
+        return show(line.expr)
+    op, axes, args = line.several
+    return f"{op}[{', '.join(axes)}]({', '.join(map(show, args))})"
+
+
+def _exprs(line: Line) -> tuple[Expr, ...]:
+    return (line.expr,) if line.expr is not None else line.several[2] if line.several else ()
+
+
+def _renamed(lines: list[Line], names: Sequence[str]) -> list[Line]:
+    """An output that only is another definition, which nothing else reads, takes its place."""
+    for name in names:
+        line = next(line for line in lines if line.names == (name,))
+        if not isinstance(line.expr, Load | Scalar):
+            continue
+        of = line.expr.tensor if isinstance(line.expr, Load) else line.expr.name
+        made = next((each for each in lines if each.names == (of,)), None)
+        readers = [each for each in lines if each is not line and of in _reads(each)]
+        if made is None or readers or of in names or show(line.expr) != _line(made).partition(" = ")[0]:
+            continue
+        lines = [
+            Line((name,), each.axes, each.expr, each.several) if each is made else each for each in lines
+        ]
+        lines = [each for each in lines if each is not line]
+    return lines
+
+
+def _reads(line: Line) -> set[str]:
+    found = set()
+    for node in walk(*_exprs(line)):
+        if isinstance(node, Load):
+            found.add(node.tensor)
+        elif isinstance(node, Scalar):
+            found.add(node.name)
+    return found
+
+
+def _needed(lines: list[Line], names: Sequence[str]) -> list[Line]:
+    """The definitions that the outputs are made of."""
+    wanted, kept = set(names), []
+    for line in reversed(lines):
+        if wanted.intersection(line.names):
+            kept.append(line)
+            wanted |= _reads(line)
+    return kept[::-1]
+
+
+def _sizes_as_scalars(translation: Translation, lines: list[Line]) -> tuple[list[Line], dict[str, Extent]]:
+    """The definitions with a scalar for the extent of each axis that no definition has, and these extents."""
+    writer = translation.writer
+    axes = {axis for line in lines for own in line.axes for axis in own}
+    axes |= {axis for line in lines if line.several for axis in line.several[1]}
+    axes |= {node.axis for line in lines for node in walk(*_exprs(line)) if isinstance(node, Reduce)}
+    missing = {
+        node.axis
+        for line in lines
+        for node in walk(*_exprs(line))
+        if isinstance(node, SizeOf) and node.axis not in axes
+    }
+    numbers: dict[str, Extent] = {}
+    values: dict[Expr, Expr] = {}
+    for axis in sorted(missing):
+        size = writer.names.sizes[axis]
+        known = next((other for other in sorted(axes) if writer.names.sizes.get(other) == size), None)
+        if known is None:
+            known = writer.names.definition("size")
+            numbers[known] = size
+            values[SizeOf(axis)] = Scalar(known)
+        else:
+            values[SizeOf(axis)] = SizeOf(known)
+    if not values:
+        return lines, numbers
+    found = []
+    for line in lines:
+        expr = None if line.expr is None else replaced(line.expr, values)
+        several = line.several
+        if several is not None:
+            several = several[0], several[1], tuple(replaced(arg, values) for arg in several[2])
+        found.append(Line(line.names, line.axes, expr, several))
+    return found, numbers
+
+
+def _has(lines: Sequence[Line], axis: str) -> bool:
+    return any(axis in axes for line in lines for axes in line.axes)
+
+
+def _integers(translation: Translation, lines: Sequence[Line]) -> list[str]:
+    """Declarations of the inputs that hold integers or truth values."""
+    read = set().union(*map(_reads, lines))
+    found = []
+    for name, dtype in translation.dtypes.items():
+        if name not in read or dtype.is_floating_point or dtype not in DTYPE_NAMES:
+            continue
+        used: list[str] = []
+        for size in translation.shapes[name]:
+            axis = "" if size == 1 else translation.writer.names.axis(size, used)
+            used.append(axis)
+        if not used:
+            found += [f"{name}: {DTYPE_NAMES[dtype]}"] if dtype != torch.bool else []
+        elif all(used):
+            found.append(f"{name}: {DTYPE_NAMES[dtype]}[{', '.join(used)}]")
+    return found
+
+
+def _axes(translation: Translation, program: Program) -> tuple[list[str], dict[str, Extent]]:
+    """Declarations of the axes whose extent no tensor gives; and the extents of those that cannot be declared."""
+    extents = translation.writer.names.sizes
+    shapes: Any = {
+        name: shape for name, shape in translation.shapes.items() if name in {t.name for t in program.tensors}
+    }
+    given = {axis: extent.size for axis, extent in sources(program, shapes)}
+    known = {size: axis for axis, size in given.items()}
+    found: list[str] = []
+    left: dict[str, Extent] = {}
+    axes = dict.fromkeys(program.domains.get(axis, axis) for axis in axes_of(program.outputs))
+    for axis in axes:
+        if axis in given or axis in program.lengths:
+            continue
+        size = extents[axis]
+        if isinstance(size, int):
+            found.append(f"{axis}: axis[{size}]")
+        elif size in known:
+            found.append(f"{axis}: axis[{known[size]}]")
+        else:
+            left[axis] = size
+    return found, left
+
+
+def _dtypes(
+    translation: Translation, program: Program, outputs: Sequence[Value], names: Sequence[str]
+) -> list[str]:
+    """Declarations of the outputs whose dtype would be another one."""
+    read = {tensor.name for tensor in program.tensors}
+    found = output_dtypes(program, {n: d for n, d in translation.dtypes.items() if n in read})
+    declared = []
+    for output, dtype, value, name in zip(program.outputs, found, outputs, names, strict=True):
+        own = DTYPE_NAMES.get(value.dtype)
+        if own is not None and dtype != value.dtype and own in CASTS:
+            axes = f"[{', '.join(output.axes)}]" if output.axes else ""
+            declared.append(f"{name}: {own}{axes}")
+    return declared

@@ -1,0 +1,207 @@
+"""A graph of ATen operators as definitions of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from keyword import iskeyword
+from typing import Any
+
+import torch
+from torch import fx
+
+from eqfuse.errors import EqfuseError
+from eqfuse.terms.functions import CALLABLE, CONSTANTS
+from eqfuse.terms.nodes import DTYPES, Axis, Expr, Load, Scalar, children, walk
+from eqfuse.terms.registry import reducers
+from eqfuse.torch.operators import indices, pointwise, products, reductions, views
+from eqfuse.torch.operators.table import TABLE, Node, Unsupported
+from eqfuse.torch.positions import Position, Size
+from eqfuse.torch.values import Digit, Value, Writer, position
+
+MODULES = (indices, pointwise, products, reductions, views)
+"""What enters operators into the table."""
+
+LONGEST = 40
+"""Nodes of an expression that is written out where it is read; a longer one gets a name."""
+
+
+@dataclass(frozen=True)
+class Refused(Exception):
+    """A node of a graph that is not translated, and why."""
+
+    node: fx.Node
+    why: str
+
+    def error(self) -> EqfuseError:
+        """As an error for whoever wrote the code."""
+        line = user_line(self.node)
+        where = f"\n    {line}" if line else ""
+        return EqfuseError(
+            f"{name_of(self.node)} is not expressible: {self.why}{where}",
+            hint="leave it outside of the function, or write it with operators that have an entry in docs/pytorch.md",
+        )
+
+
+def name_of(node: fx.Node) -> str:
+    """The operator of a node, as torch calls it."""
+    target = node.target
+    return str(target).removesuffix(".default") if isinstance(target, torch._ops.OpOverload) else str(target)
+
+
+def user_line(node: fx.Node) -> str:
+    """Where in the user's code a node comes from: `file.py, line 7: the code`."""
+    trace = (node.meta.get("stack_trace") or node.stack_trace or "").strip().splitlines()
+    for number in reversed(range(len(trace))):
+        text = trace[number].strip()
+        if text.startswith("File ") and number + 1 < len(trace):
+            file, line, *_ = text.removeprefix("File ").split(", ")
+            return f"{file.strip(chr(34))}, {line}: {trace[number + 1].strip()}"
+    return ""
+
+
+def size_of(size: Any) -> Size:
+    """A size of a graph: an integer, or an expression of symbols."""
+    if isinstance(size, int):
+        return size
+    expr = size.node.expr
+    return int(expr) if expr.is_Integer else expr
+
+
+def shape_of(value: torch.Tensor) -> tuple[Size, ...]:
+    return tuple(size_of(size) for size in value.shape)
+
+
+@dataclass
+class Translation:
+    """Nodes of a graph, one after the other, as definitions of one program. `inputs` are named by the caller."""
+
+    writer: Writer
+    made: dict[fx.Node, Any] = field(default_factory=dict)
+    shapes: dict[str, tuple[Size, ...]] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+
+    def read(self, node: fx.Node, name: str) -> None:
+        """Enters a tensor, or a number, that the program is given."""
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            self.made[node] = size_of(value) if isinstance(value, torch.SymInt | int) else value
+            return
+        shape = shape_of(value)
+        groups: list[tuple[Digit, ...]] = []
+        used: list[str] = []
+        for size in shape:
+            axis = "" if size == 1 else self.writer.names.axis(size, used)
+            used.append(axis)
+            groups.append((Digit(axis, size),) if axis else ())
+            if axis and not isinstance(size, int):
+                self.writer.symbols.setdefault(size, axis)
+        index = self.writer.index
+
+        def at(positions: tuple[Position, ...]) -> Expr:
+            places = tuple(index(place, size) for place, size in zip(positions, shape, strict=True))
+            return Load(name, places) if places else Scalar(name)
+
+        self.shapes[name], self.dtypes[name] = shape, value.dtype
+        self.made[node] = Value(shape, value.dtype, tuple(groups), at, name)
+
+    def call(self, node: fx.Node) -> None:
+        """Translates one call. Raises Refused."""
+        if str(node.target).startswith("aten._assert"):
+            return  # it computes nothing; the examples passed it, and a kernel checks what it reads
+        try:
+            found = self._called(node)
+        except Unsupported as why:
+            raise Refused(node, str(why)) from None
+        except NotImplementedError as why:
+            raise Refused(node, str(why)) from None
+        if isinstance(found, Value):
+            found = self._kept(node, found)
+        self.made[node] = found
+
+    def _called(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if getattr(node.target, "__name__", "") == "getitem":
+            of, place = node.args
+            return self.made[of][place]  # type: ignore[index]
+        if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
+            return size_of(value)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise Unsupported("it is no operator of ATen")
+        packet = str(node.target.overloadpacket)
+        if packet not in TABLE:
+            raise Unsupported("eqfuse has no translation of it")
+        values = value if isinstance(value, tuple | list) else (value,)
+        tensors = [each for each in values if isinstance(each, torch.Tensor)]
+        if not tensors or len(tensors) < len(values) and packet not in PARTLY:
+            raise Unsupported("its result is no tensor")
+        shapes, dtypes = tuple(map(shape_of, tensors)), tuple(each.dtype for each in tensors)
+        return TABLE[packet](Node(self.writer, self._arguments(node), shapes, dtypes))
+
+    def _arguments(self, node: fx.Node) -> Mapping[str, Any]:
+        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        return {name: self._resolved(argument) for name, argument in given.items()}
+
+    def _resolved(self, argument: Any) -> Any:
+        match argument:
+            case fx.Node():
+                return self.made[argument]
+            case list() | tuple():
+                return [self._resolved(part) for part in argument]
+            case torch.SymInt():
+                return size_of(argument)
+            case _:
+                return argument
+
+    def _kept(self, node: fx.Node, value: Value) -> Value:
+        """The value, as a definition where it is read several times, or is long, and more than a view."""
+        if value.name or not value.is_real or len(value.shape) == 0:
+            return value
+        groups = self.writer.axes(value.shape, value.layout)
+        expr = value.at([position(group) for group in groups])
+        size = 0
+        for _ in walk(expr):
+            size += 1
+        if _is_view(expr) or len(node.users) < 2 and size <= LONGEST:
+            return value
+        return self.writer.defined(value, groups, expr, word_of(node))
+
+
+PARTLY = (
+    "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_efficient_attention",
+    "aten._scaled_dot_product_cudnn_attention",
+)
+"""Operators some of whose results are no tensors."""
+
+
+def _is_view(expr: Expr) -> bool:
+    """Whether an expression is one element of an input or a definition, or a number."""
+    return isinstance(expr, Load | Scalar | Axis) or not children(expr)
+
+
+def word_of(node: fx.Node) -> str:
+    """What a definition is called after: the operator."""
+    packet = str(getattr(node.target, "overloadpacket", node.target)).rpartition(".")[2]
+    word = "".join(letter for letter in packet.lower() if letter.isalpha())
+    return word or "value"
+
+
+@lru_cache(maxsize=1)
+def reserved() -> frozenset[str]:
+    """Names that mean something in the language."""
+    return frozenset({*CALLABLE, *CONSTANTS, *DTYPES, *reducers(), "N", "axis", "sizes", "return"})
+
+
+def input_name(word: str, taken: Sequence[str]) -> str:
+    """A name for an input, like what it is called in torch."""
+    clean = "".join(letter if letter.isalnum() else "_" for letter in word).strip("_") or "x"
+    if clean[0].isdigit():
+        clean = f"x{clean}"
+    name, number = clean, 1
+    while name in taken or name in reserved() or iskeyword(name):
+        number += 1
+        name = f"{clean}_{number}"
+    return name

@@ -1,0 +1,264 @@
+"""`eq.from_torch`: functions and modules of torch as programs, which compute the same."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+
+import eqfuse as eq
+from eqfuse.terms.nodes import Axis, Const
+from eqfuse.torch.positions import Part, Radix
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat([-high, low], -1) * sin
+
+
+def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+    return torch.softmax(q @ k.mT * 0.3, -1) @ k
+
+
+def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    b, h, n, d = k.shape
+    k = k[:, :, None].expand(b, h, 2, n, d).reshape(b, h * 2, n, d)
+    v = v[:, :, None].expand(b, h, 2, n, d).reshape(b, h * 2, n, d)
+    mask = torch.ones(q.shape[2], n, dtype=torch.bool).tril()
+    return torch.softmax((q @ k.mT).masked_fill(~mask, float("-inf")), -1) @ v
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(12, 36)
+        self.out = torch.nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, _ = x.shape
+        q, k, v = (part.view(b, n, 3, 4).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(found.transpose(1, 2).reshape(b, n, 12))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Case:
+    fn: Callable[..., Any]
+    draw: Callable[[int], tuple[Any, ...]]
+
+
+def r(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+CASES = {
+    "softmax": Case(lambda x: torch.softmax(x, -1), lambda n: (r(4, n),)),
+    "rotary attention": Case(rope, lambda n: (r(2, 3, n, 8), r(2, 3, n, 8), r(n, 8), r(n, 8))),
+    "grouped queries": Case(grouped, lambda n: (r(2, 4, n, 8), r(2, 2, n, 8), r(2, 2, n, 8))),
+    "attention": Case(Attention().double(), lambda n: (r(2, n, 12),)),
+    "masked attention": Case(
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
+        lambda n: (r(2, 3, n, 8), r(2, 3, n + 2, 8), r(2, 3, n + 2, 8), torch.rand(2, 1, n, n + 2) < 0.7),
+    ),
+    "differential attention": Case(
+        lambda q, k, v, s: (torch.softmax(q @ k.mT, -1) - s * torch.softmax(k @ q.mT, -1)) @ v,
+        lambda n: (r(2, n, 4), r(2, n, 4), r(2, n, 4), torch.tensor(0.3).double()),
+    ),
+    "rms norm": Case(lambda x, w: F.rms_norm(x, (16,), w, 1e-6), lambda n: (r(n, 16), r(16))),
+    "rms norm, by hand": Case(
+        lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w, lambda n: (r(n, 16), r(16))
+    ),
+    "layer norm": Case(lambda x, w, b: F.layer_norm(x, (9,), w, b), lambda n: (r(n, 9), r(9), r(9))),
+    "group norm": Case(lambda x, w: F.group_norm(x, 2, w), lambda n: (r(2, 4, n, 5), r(4))),
+    "cross-entropy": Case(F.cross_entropy, lambda n: (r(n, 10), torch.randint(0, 10, (n,)))),
+    "linear + cross-entropy": Case(
+        lambda x, w, t: F.cross_entropy(x @ w.T, t), lambda n: (r(n, 12), r(10, 12), torch.randint(0, 10, (n,)))
+    ),
+    "SwiGLU": Case(
+        lambda x, a, b, c: (F.silu(x @ a) * (x @ b)) @ c, lambda n: (r(n, 8), r(8, 16), r(8, 16), r(16, 8))
+    ),
+    "einsum": Case(
+        lambda q, k: torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1), lambda n: (r(2, n, 3, 8), r(2, n + 1, 3, 8))
+    ),
+    "embedding and positions": Case(
+        lambda i, w, p: F.embedding(i, w) + p[torch.arange(i.shape[1])],
+        lambda n: (torch.randint(0, 9, (2, n)), r(9, 6), r(20, 6)),
+    ),
+    "router": Case(lambda x, w: torch.topk(torch.softmax(x @ w, -1), 2), lambda n: (r(n, 8), r(8, 6))),
+    "a computed index": Case(lambda x: torch.gather(x, 1, torch.topk(x, 2).indices), lambda n: (r(n, 8),)),
+    "index_select": Case(
+        lambda x, i: torch.index_select(x, 1, i), lambda n: (r(n, 8), torch.randint(0, 8, (5,)))
+    ),
+    "cumsum": Case(lambda x: x.cumsum(-1), lambda n: (r(3, n),)),
+    "max with positions": Case(lambda x: x.max(1), lambda n: (r(n, 6),)),
+    "argmax of all": Case(lambda x: x.argmax(), lambda n: (r(n, 6),)),
+    "variance": Case(lambda x: x.var(1) + x.std(1), lambda n: (r(n, 6),)),
+    "logsumexp": Case(lambda x: torch.logsumexp(x, (0, 2)), lambda n: (r(n, 3, 4),)),
+    "any and all": Case(lambda x: ((x > 0).any(1), (x > -1).all(), (x > 0).sum(1)), lambda n: (r(n, 4),)),
+    "rows counted otherwise": Case(
+        lambda x: (x.reshape(-1) * 2).view(x.shape[1], x.shape[0]).sum(0), lambda n: (r(n, 6),)
+    ),
+    "pad and flip": Case(lambda x: F.pad(x, (1, 2)).flip(0), lambda n: (r(n, 4),)),
+    "triangles": Case(lambda x: x.tril(1) + x.triu(-1), lambda n: (r(n, n + 1),)),
+    "slices": Case(lambda x: x[:, 1:-1:2] + x[:, :1] - x[..., -1, None], lambda n: (r(n, 7),)),
+    "stack and unbind": Case(lambda x: torch.stack(x.unbind(1), 0).sum(0), lambda n: (r(n, 3),)),
+    "structures": Case(lambda x: {"a": x.sum(1), "b": (x, x.shape[0]), "c": x.T}, lambda n: (r(n, 4),)),
+    "functions": Case(
+        lambda x: F.gelu(x) + F.gelu(x, approximate="tanh") + F.leaky_relu(x) + x.clamp(-1, 0.5) + torch.tanh(x)
+        + torch.ceil(x) + x.abs().log1p() + torch.expm1(x) + F.softplus(x) + F.elu(x) + F.hardswish(x) + x**3,
+        lambda n: (r(n),),
+    ),
+    "integers": Case(lambda i: (i * 2 + 1) // 3 % 4 - i, lambda n: (torch.arange(-n, n),)),
+    "truth": Case(
+        lambda x, y: torch.where((x > 0) & ~(y > 0) | (x == y), x, -y), lambda n: (r(n, 3), r(3))
+    ),
+    "casts": Case(lambda x: (x.half() * 2).float(), lambda n: (torch.randn(n, 4),)),
+}  # fmt: skip
+QUICK = ("rotary", "attention", "structures", "linear", "embedding", "grouped", "rows counted")
+
+
+@pytest.mark.slow(but=list(QUICK))
+@pytest.mark.parametrize("name", CASES)
+def test_programs_compute_what_functions_do(name: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]
+    program = eq.from_torch(case.fn, *case.draw(5), native="off")
+    for n in (5, 8):
+        given = case.draw(n)
+        with torch.no_grad():
+            found, expected = program(*given), case.fn(*given)
+        leaves = list(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True))
+        assert pytree.tree_structure(found) == pytree.tree_structure(expected)
+        for one, other in leaves:
+            if isinstance(other, torch.Tensor):
+                assert one.shape == other.shape and one.dtype == other.dtype
+                assert torch.allclose(one.double(), other.double(), atol=2e-3 if name == "casts" else 1e-9)
+            else:
+                assert one == other
+
+
+def test_the_text_names_axes_and_leaves_sizes_open() -> None:
+    program = eq.from_torch(lambda x, w: torch.softmax(x @ w.T, -1), torch.randn(3, 4), torch.randn(5, 4))
+    assert program.source.splitlines() == [
+        "dot1[i, k] = sum[j](x[i, j] * w[k, j])",
+        "max1[i] = max[k](dot1[i, k])",
+        "sum1[i] = sum[k](exp(dot1[i, k] - max1[i]))",
+        "out[i, k] = exp(dot1[i, k] - max1[i]) / sum1[i]",
+        "return out",
+    ]
+    x, w = torch.randn(7, 6), torch.randn(2, 6)
+    assert torch.allclose(eq.compile(program.source)(x=x, w=w), torch.softmax(x @ w.T, -1), atol=1e-6)
+
+
+def test_heads_that_are_split_and_joined_are_axes() -> None:
+    source = eq.from_torch(CASES["attention"].fn, r(2, 5, 12)).source
+    assert "//" not in source and "%" not in source
+
+
+def test_parameters_are_read_where_they_are() -> None:
+    layer = torch.nn.Linear(3, 2)
+    program = eq.from_torch(layer, torch.randn(4, 3), native="off")
+    x = torch.randn(4, 3)
+    with torch.no_grad():
+        layer.weight.add_(1)
+        assert torch.allclose(program(x), layer(x), atol=1e-6)
+
+
+def test_programs_are_differentiable() -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Softmax(-1)).double()
+    program = eq.from_torch(layer, r(3, 5), native="off")
+    x = r(6, 5).requires_grad_()
+    found = torch.autograd.grad(program(x).square().sum(), [x, layer[0].weight])
+    expected = torch.autograd.grad(layer(x).square().sum(), [x, layer[0].weight])
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other)
+
+
+def test_what_cannot_be_expressed_is_named_with_its_line() -> None:
+    def sorted_rows(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return torch.sort(y, -1).values
+
+    with pytest.raises(eq.EqfuseError) as caught:
+        eq.from_torch(sorted_rows, torch.randn(3, 4))
+    assert "aten.sort is not expressible" in str(caught.value)
+    assert "torch.sort(y, -1).values" in str(caught.value) and "test_from_torch.py, line" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (lambda x: x if x.sum() > 0 else -x, "torch cannot export it"),
+        (lambda x: F.dropout(x, 0.5), "dropout"),
+        (lambda x: x[x > 0], "not expressible|cannot export"),
+        (lambda x: 3, "computes no tensor"),
+        (7, "no function of torch"),
+    ],
+)
+def test_what_is_no_program_is_refused(fn: Any, said: str) -> None:
+    with pytest.raises(eq.EqfuseError, match=said) as caught:
+        eq.from_torch(fn, torch.randn(3, 4))
+    assert caught.value.hint
+
+
+def test_a_module_that_changes_its_buffers_is_refused() -> None:
+    with pytest.raises(eq.EqfuseError, match="it changes 'running_mean'"):
+        eq.from_torch(torch.nn.BatchNorm1d(4), torch.randn(3, 4))
+    norm = torch.nn.BatchNorm1d(4).eval()
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        assert torch.allclose(eq.from_torch(norm, x, native="off")(x), norm(x), atol=1e-6)
+
+
+def test_calls_that_differ_from_the_examples_are_refused() -> None:
+    program = eq.from_torch(lambda x, s: x.view(2, -1) * s, torch.randn(4, 3), 2.0, native="off")
+    assert torch.equal(program(torch.ones(4, 3), 2.0), torch.full((2, 6), 2.0))
+    for given, said in (
+        ((torch.ones(4, 3), 3.0), "'s' is 3.0, the program was made for 2.0"),
+        ((torch.ones(4), 2.0), "'x' has 1 dimensions, the example has 2"),
+        ((torch.ones(4, 3),), "of another form"),
+        ((None, 2.0), "of another form|is a NoneType"),
+    ):
+        with pytest.raises(eq.EqfuseError, match=said):
+            program(*given)
+
+
+def test_a_program_inside_of_torch_compile() -> None:
+    program = eq.from_torch(lambda x: torch.softmax(x, -1), torch.randn(3, 4), native="off")
+    kernel = copy.deepcopy(pickle.loads(pickle.dumps(program.kernel)))
+    call = torch.compile(lambda x: kernel(x=x * 2), fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (3, 5):
+        x = torch.randn(n, 4)
+        assert torch.allclose(call(x), torch.softmax(x * 2, -1))
+
+
+# -- positions -------------------------------------------------------------------------------------
+
+RADIX = Radix(Const)
+
+
+def digits(position: Any) -> list[tuple[str, int]]:
+    return [(str(part.index), part.size) for part in position]
+
+
+def test_digits_are_joined_and_split_without_division() -> None:
+    h, d = Part(Axis("h"), 3), Part(Axis("d"), 4)
+    (joined,) = RADIX.regrouped([h, d], [12])
+    assert digits(joined) == [("h", 3), ("d", 4)]
+    assert RADIX.regrouped(joined, [3, 4]) == ((h,), (d,))
+    assert str(RADIX.flat(joined)) == "h * 4 + d"
+
+
+def test_digits_are_divided_where_they_have_to_be() -> None:
+    m = Part(Axis("m"), 12)
+    assert [digits(group) for group in RADIX.regrouped([m], [3, 4])] == [[("m // 4", 3)], [("m % 4", 4)]]
+    odd = RADIX.regrouped([Part(Axis("a"), 2), Part(Axis("b"), 3)], [3, 2])
+    assert [digits(group) for group in odd] == [[("(a * 3 + b) // 2", 3)], [("(a * 3 + b) % 2", 2)]]
