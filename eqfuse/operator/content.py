@@ -50,6 +50,11 @@ def set_make(make: Make) -> None:
     _make[:] = [make]
 
 
+def compiled(source: str, **options: Any) -> Any:
+    """The kernel of a text, with the options of `eq.compile`, which stands above all rooms."""
+    return _make[0]({"source": source, **options})
+
+
 def written(given: Mapping[str, Any], added: Sequence[object]) -> str:
     """The content of a kernel: what it is compiled from, and a digest of the rules and reductions that it owes to this
     process, where there are any."""

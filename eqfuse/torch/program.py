@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.kernel import Kernel
+from eqfuse.operator.content import compiled
 from eqfuse.torch.positions import Size
 from eqfuse.torch.text import Text, text_of
 from eqfuse.torch.translate import Refused, Translation, input_name, reserved, shape_of, size_of
@@ -134,8 +135,6 @@ def from_torch(
     `eq.compile`. Raises EqfuseError, with the operator and the line of code, for what the language cannot express, for
     what torch cannot export, and for modules that change their buffers.
     """
-    from eqfuse import compile as compiled
-
     if not callable(fn):
         raise EqfuseError(
             f"{type(fn).__name__} is no function of torch", hint="pass a function or an nn.Module"
