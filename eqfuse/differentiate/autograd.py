@@ -15,7 +15,14 @@ from typing import Any, Protocol
 import torch
 
 from eqfuse.differentiate.certify import certify_gradient
-from eqfuse.differentiate.gradient import cotangent, differentiable, grad, real_outputs, saving_gradient
+from eqfuse.differentiate.gradient import (
+    cotangent,
+    differentiable,
+    divided,
+    grad,
+    real_outputs,
+    saving_gradient,
+)
 from eqfuse.differentiate.saved import Saved
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.terms.arguments import is_tracked
@@ -136,7 +143,7 @@ class Gradients:
         """What saves what gradients by these inputs read. What has no gradient saves nothing: its backward says so."""
         if names not in self._forwards:
             try:
-                saved = self._saving(names, None)
+                saved = self._saving(names)
             except EqfuseError:
                 self._forwards[names] = Forward()
             else:
@@ -144,16 +151,18 @@ class Gradients:
                 self._forwards[names] = Forward(kernel, saved.outputs, saved.residuals)
         return self._forwards[names]
 
-    def by(self, names: tuple[str, ...], of: tuple[str, ...]) -> Backward:
-        """The gradient by the inputs `names`, which reads what the forward for gradients `of` more inputs has saved.
-        Raises VerificationError where the program of the gradient is not verified."""
-        if (names, of) not in self._known:
+    def by(self, names: tuple[str, ...], of: tuple[str, ...], alike: bool) -> Backward:
+        """The gradient by the inputs `names`, which reads what the forward for gradients `of` more inputs has saved;
+        `alike` are dimensions that are divided alike. Raises VerificationError where the program of the gradient is not
+        verified."""
+        key = names, of, alike
+        if key not in self._known:
             forward = self.forward(of)
-            saved = self._saving(names, {*forward.outputs, *forward.residuals})
+            saved = self._saving(names, {*forward.outputs, *forward.residuals}, alike)
             read = (*saved.outputs, *saved.residuals)
             kernel = forward.kernel if saved.residuals else None
-            self._known[names, of] = self._made(names, saved.backward, saved.whole, read, kernel)
-        self.latest = self._known[names, of]
+            self._known[key] = self._made(names, saved.backward, saved.whole, read, kernel)
+        self.latest = self._known[key]
         return self.latest
 
     def alone(self, names: tuple[str, ...]) -> Backward:
@@ -170,12 +179,15 @@ class Gradients:
             return self.latest
         tensors = {tensor.name for tensor in self.program.tensors}
         names = tuple(name for name in differentiable(self.program) if name in tensors)
-        return self.by(names, names)
+        return self.by(names, names, alike=True)
 
-    def _saving(self, names: tuple[str, ...], only: Collection[str] | None) -> Saved:
-        strict = self.program.strict_casts
-        source = self.program.source
-        return saving_gradient(source, names, scalars=self.constants, only=only, strict_casts=strict)
+    def _saving(
+        self, names: tuple[str, ...], only: Collection[str] | None = None, alike: bool = False
+    ) -> Saved:
+        source, strict = self.program.source, self.program.strict_casts
+        return saving_gradient(
+            source, names, scalars=self.constants, only=only, strict_casts=strict, alike=alike
+        )
 
     def _made(
         self,
@@ -287,8 +299,10 @@ def _pulled_back(
     is read: it would count as a constant."""
     program, gradients = call.gradients.program, call.gradients
     is_differentiated = torch.is_grad_enabled()
-    backward = gradients.alone(wanted) if is_differentiated else gradients.by(wanted, call.tracked)
     values = call.arguments(tensors)
+    groups = divided(program)
+    alike = all(len({values[name].shape[k] for name, k in group}) == 1 for group in groups)
+    backward = gradients.alone(wanted) if is_differentiated else gradients.by(wanted, call.tracked, alike)
     names = [output.name for output in program.outputs]
     real = real_outputs(program)
     for name, value, (shape, dtype, device) in zip(names, cotangents, shapes, strict=True):

@@ -12,7 +12,7 @@ from eqfuse.differentiate.steps import Step, Steps, plain
 from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError, did_you_mean
 from eqfuse.terms.expressions import Number
-from eqfuse.terms.nodes import Const, Program
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, walk
 from eqfuse.terms.parser import parse
 from eqfuse.terms.types import KINDS, kinds, program_dtypes
 
@@ -61,10 +61,12 @@ def saving_gradient(
     scalars: Mapping[str, Number] | None = None,
     only: Collection[str] | None = None,
     strict_casts: bool = False,
+    alike: bool = False,
 ) -> Saved:
     """The gradient as `grad` gives it, in two programs: a forward that also gives what the backward reads of it. Of
-    these, `only` some are saved, where given."""
-    found = _differentiated(source, wrt, scalars)
+    these, `only` some are saved, where given. `alike`: dimensions that are read at the same quotient (see `divided`)
+    have the same extent, so that their gradients have one axis in common."""
+    found = _differentiated(source, wrt, scalars, alike)
     given = [cotangent(name) for name in found.outputs]
     return saving(found.steps, found.outputs, given, found.results, found.notes, only, strict_casts)
 
@@ -81,7 +83,7 @@ class _Differentiated:
 
 
 def _differentiated(
-    source: str, wrt: Sequence[str] | None, scalars: Mapping[str, Number] | None
+    source: str, wrt: Sequence[str] | None, scalars: Mapping[str, Number] | None, alike: bool = False
 ) -> _Differentiated:
     program = parse(source, scalars=scalars)
     names = _wanted(program, wrt)
@@ -90,7 +92,7 @@ def _differentiated(
     given = [cotangent(name) for name in outputs]
     _check_names(program, [*results, *given])
     steps = Steps.of(source, names, scalars, {*results, *given})
-    reverse = Reverse(steps, {name: _axes(steps, name) for name in names})
+    reverse = Reverse(steps, _axes(steps, names, alike))
     by_output = dict(zip((o.name for o in program.outputs), steps.outputs, strict=True))
     seeds: dict[str, Polynomial] = {}
     for name in outputs:
@@ -144,19 +146,52 @@ def _check_names(program: Program, names: Sequence[str]) -> None:
             raise EqfuseError(f"the program has an input {name!r}", hint=hint)
 
 
-def _axes(steps: Steps, name: str) -> tuple[str, ...]:
-    """The axes of an input: those that it is declared or read with; others where they differ."""
+def divided(program: Program) -> list[list[tuple[str, int]]]:
+    """Dimensions of tensors that nothing but one quotient of an axis and a number is put for, as `h // 4` in
+    `K[h // 4, j]`: those of each quotient together."""
+    put: dict[tuple[str, int], set[Expr]] = {}
+    for node in walk(*(output.expr for output in program.outputs)):
+        if isinstance(node, Load):
+            for dimension, part in enumerate(node.index):
+                put.setdefault((node.tensor, dimension), set()).add(part)
+    axes = {(tensor.name, k): axis for tensor in program.tensors for k, axis in enumerate(tensor.axes)}
+    groups: dict[Expr, list[tuple[str, int]]] = {}
+    for place, parts in put.items():
+        match list(parts):
+            case [Call("floordiv", (Axis(), Const())) as quotient] if axes.get(place) is None:
+                groups.setdefault(quotient, []).append(place)
+    return list(groups.values())
+
+
+def _axes(steps: Steps, names: Sequence[str], alike: bool) -> dict[str, tuple[str, ...]]:
+    """The axes of every input: those that it is declared or read with; others where they differ. Where dimensions are
+    `alike`, those of the same quotient share one."""
+    shared: dict[tuple[str, int], tuple[str, int]] = {}
+    for group in divided(steps.program) if alike else ():
+        members = [place for place in group if place[0] in names]
+        shared |= {place: members[0] for place in members}
+    made: dict[tuple[str, int], str] = {}
+    return {name: _axes_of(steps, name, shared, made) for name in names}
+
+
+def _axes_of(
+    steps: Steps,
+    name: str,
+    shared: Mapping[tuple[str, int], tuple[str, int]],
+    made: dict[tuple[str, int], str],
+) -> tuple[str, ...]:
     tensor = next((each for each in steps.program.tensors if each.name == name), None)
     if tensor is None:
         return ()
     found: list[str] = []
     for dimension in range(tensor.rank):
         axis = tensor.axes[dimension] if dimension < len(tensor.axes) else None
+        place = shared.get((name, dimension), (name, dimension))
         if axis is None:
-            axis = steps.names.fresh(f"{name.lower()}{dimension}")
+            if place not in made or made[place] in found:
+                made[place] = steps.names.fresh(f"{name.lower()}{dimension}")
+            axis = made[place]
         elif axis in found:
-            base = steps.domains.get(axis, axis)
-            axis = steps.names.numbered(base)
-            steps.domains[axis] = base
+            axis = steps.another(axis)
         found.append(axis)
     return tuple(found)

@@ -55,7 +55,7 @@ def pulled(
     names: dict[str, Expr] = {_place(k): Axis(name) for k, name in enumerate(target)}
     masks = [substitute_axes(substitute_axes(mask, at), names) for mask in found.masks]
     moved = substituted(substituted(value, at), names)
-    over = tuple(renamed[axis] for axis in left) + tuple(found.added)
+    over = tuple(found.added) + tuple(renamed[axis] for axis in left)
     return Pulled(collected(term.masked(*masks) for term in moved), over)
 
 
@@ -107,8 +107,7 @@ class _Solution:
                 self.masks.append(call("lt", within, divisor))
                 self.done.add(others[0])
             elif isinstance(divisor, Const) and type(divisor.value) is int and divisor.value > 0:
-                name = self.steps.names.fresh("u")
-                self.steps.lengths[name] = divisor.value
+                name = self.steps.remainder(axis, divisor.value, self.loops)
                 self.added.append(name)
                 within = Axis(name)
             else:

@@ -139,6 +139,7 @@ class Steps:
     steps: list[Step] = field(default_factory=list)
     _known: dict[tuple[object, ...], Step] = field(default_factory=dict)
     _reducing: set[str] = field(default_factory=set)
+    _remainders: dict[tuple[str, int], str] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -210,6 +211,15 @@ class Steps:
         base = self.domains.get(axis, axis)
         name = self.names.numbered(base)
         self.domains[name] = base
+        return name
+
+    def remainder(self, axis: str, divisor: int, taken: Sequence[str]) -> str:
+        """The axis of the remainders of an axis by a number: the same one every time, but where it is taken."""
+        name = self._remainders.get((axis, divisor))
+        if name is None or name in taken:
+            name = self.names.fresh("u")
+            self.lengths[name] = divisor
+            self._remainders.setdefault((axis, divisor), name)
         return name
 
     def is_real(self, expr: Expr) -> bool:

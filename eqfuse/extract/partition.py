@@ -175,22 +175,25 @@ def work(expr: Expr, extents: Mapping[str, int]) -> float:
 class Partition:
     """Splits a program's outputs into kernels for given extents. `recompute_share` is the work that blocks
     may do again, relative to the reader's, before a reduction is materialised; `lift_limit` the positions of
-    a reduced axis up to which inner producers are computed for all of it beforehand. With `stores_operands`,
+    a reduced axis up to which inner producers are computed for all of it beforehand; `inner_limit` those up to which a
+    cascade inside another loop's body is not materialised. With `stores_operands`,
     factors of products that were cast are stored in that dtype instead of being made by every block."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
     recompute_share: float = RECOMPUTE_SHARE
     lift_limit: int = LIFT_LIMIT
+    inner_limit: int = INNER_LIMIT
     stores_operands: bool = False
 
     def structures(self, outputs: Sequence[Output]) -> list[Structure]:
         """The ways to divide a program that are priced: what blocks would compute again stored between kernels,
-        everything computed in place, operands of matrix products stored too, and what a longer axis folds computed
+        everything computed in place, that but for cascades over long axes inside of other loops, operands of matrix products stored too, and what a longer axis folds computed
         for all of it beforehand."""
         variants = [
             self,
             replace(self, recompute_share=math.inf),
+            replace(self, recompute_share=math.inf, inner_limit=WHOLE_LIMIT, lift_limit=0),
             replace(self, stores_operands=True),
         ]
         if self.lift_limit:
@@ -335,7 +338,7 @@ class Partition:
             reader, self.extents
         ):
             return True
-        if not self._is_cascade(inner) or self.extents.get(inner.axis, 1) <= INNER_LIMIT:
+        if not self._is_cascade(inner) or self.extents.get(inner.axis, 1) <= self.inner_limit:
             return False
         return nested or not self._is_lifted(inner, reader)  # what is lifted has a loop of its own
 

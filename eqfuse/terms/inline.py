@@ -8,6 +8,7 @@ from eqfuse.errors import BudgetError, locate
 from eqfuse.terms.folds import ranks_of
 from eqfuse.terms.nodes import (
     Axis,
+    Call,
     Const,
     Expr,
     Program,
@@ -98,7 +99,20 @@ class Inliner:
                     axis = fresh
                 return Reduce(op, axis, self._replace(body, inner, memo)) if inner else expr
             case _:
-                return rebuild(expr, tuple([self._replace(part, mapping, memo) for part in children(expr)]))
+                parts = tuple([self._replace(part, mapping, memo) for part in children(expr)])
+                return self._divided(rebuild(expr, parts))
+
+    def _divided(self, expr: Expr) -> Expr:
+        """`(4 * a + u) // 4` as a, and its remainder as u, where axis u has 4 positions."""
+        match expr:
+            case Call("floordiv" | "mod" as fn, (Call("add", (whole, Axis(axis) as rest)), Const(divisor))):
+                extent = self._extent(axis)
+                is_rest = isinstance(extent, int) and isinstance(divisor, int) and 0 < extent <= divisor
+                match whole:
+                    case Call("mul", (part, Const(factor))) | Call("mul", (Const(factor), part)):
+                        if is_rest and factor == divisor:
+                            return part if fn == "floordiv" else rest
+        return expr
 
     def _is_list(self, expr: Expr, ranks: str, mapping: Mapping[str, Expr]) -> bool:
         """Whether what is read of a list is a list, along the same axis or another of its extent."""
