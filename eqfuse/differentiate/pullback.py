@@ -24,10 +24,11 @@ from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size, call, free_axes, s
 
 @dataclass
 class Pulled:
-    """`value` over the axes of what is read and `over`, which are to be summed."""
+    """`value` over the axes of what is read and `over`, which are to be summed; `added` are those that are no loops."""
 
     value: Polynomial
     over: tuple[str, ...]
+    added: tuple[str, ...]
 
 
 def pulled(
@@ -56,7 +57,7 @@ def pulled(
     masks = [substitute_axes(substitute_axes(mask, at), names) for mask in found.masks]
     moved = substituted(substituted(value, at), names)
     over = tuple(found.added) + tuple(renamed[axis] for axis in left)
-    return Pulled(collected(term.masked(*masks) for term in moved), over)
+    return Pulled(collected(term.masked(*masks) for term in moved), over, tuple(found.added))
 
 
 def _place(dimension: int) -> str:

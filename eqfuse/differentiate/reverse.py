@@ -235,9 +235,29 @@ class Reverse:
             over = tuple(axis for axis in made.over if axis in term.axes)
             groups.setdefault(over, []).append(term)
         for over, members in groups.items():
-            summed = self._summed(name, over, target, collected(members))
+            summed = self._summed_in_turn(name, over, made.added, target, collected(members))
             summed = _times_sizes(summed, [axis for axis in made.over if axis not in over])
             self.found[name] = collected((*self.found.get(name, ()), *self._shortened(summed)))
+
+    def _summed_in_turn(
+        self, name: str, over: tuple[str, ...], added: Sequence[str], target: Sequence[str], terms: Polynomial
+    ) -> Polynomial:
+        """The sum over loops first and over added axes then, where all terms have a mask of the latter alone, which so stays
+        outside of the first: what is summed there is a plain product."""
+        outer = tuple(axis for axis in over if axis in added)
+        inner = tuple(axis for axis in over if axis not in added)
+        masks = [
+            mask
+            for mask in terms[0].masks
+            if free_axes(mask) & set(outer)
+            and not free_axes(mask) & set(inner)
+            and all(mask in term.masks for term in terms)
+        ]
+        if not masks or not inner:
+            return self._summed(name, over, target, terms)
+        plain = (replace(term, masks=tuple(m for m in term.masks if m not in masks)) for term in terms)
+        within = self._summed(name, inner, (*target, *outer), collected(plain))
+        return self._summed(name, outer, target, collected(term.masked(*masks) for term in within))
 
     def _summed(
         self, name: str, over: tuple[str, ...], target: Sequence[str], terms: Polynomial
