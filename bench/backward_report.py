@@ -1,24 +1,31 @@
 """`eqfuse bench backward`: what becomes of the gradients of the benchmark programs: kernels, schedule, what is not fused.
 
-Each gradient is compiled for an H200 as one program for all inputs, and as one for each input; plans are those of nominal
-sizes. A gradient is `fused` where every reduction of it has a merge, or needs none.
+Each gradient is compiled for an H200 as `backward` runs it, with what the forward has saved, as one program for all
+inputs, and as one for each input. Heads have 64 elements; other sizes are nominal. A gradient is `fused` where every
+reduction of it has a merge, or needs none.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import eqfuse as eq
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import Workload, select
+from eqfuse.differentiate.gradient import saving_gradient
 from eqfuse.errors import EqfuseError
+from eqfuse.terms.parser import axes_of, parse
 
 TARGET = "h200"
+HEADS, HEAD = ("d", "e"), 64
+"""Names of axes along the elements of a head, where a program has both; and their length."""
 TITLE = f"Gradients of the benchmark programs, compiled for {TARGET}"
 COLUMNS = (
     Column("program", lambda row: str(row["program"])),
     Column("by", lambda row: " ".join(row["wrt"])),
+    Column("saved", lambda row: " ".join(row["saved"])),
     Column("kernels", lambda row: str(row["kernels"])),
     Column("schedule", lambda row: str(row["schedule"])),
     Column("fused", lambda row: "yes" if not row["why_not"] else f"no ({len(row['why_not'])})"),
@@ -38,6 +45,13 @@ def run(options: Options, report: Report) -> None:
     report.summary.append(f"{len(one)} of them are one kernel")
 
 
+def _sized(source: str, constants: Mapping[str, float]) -> str:
+    """The program with heads of `HEAD` elements, where it has such axes and says nothing of them."""
+    program = parse(source, scalars=constants)
+    axes = [axis for axis in HEADS if axis in axes_of(program.outputs) and axis not in program.lengths]
+    return "".join(f"{axis}: axis[{HEAD}]\n" for axis in axes) + source if len(axes) > 1 else source
+
+
 def _groups(workload: Workload) -> list[tuple[str, ...]]:
     case = workload.cases["small"]
     real = tuple(name for name in workload.tensors if workload.dtype(name, case)[0] in "fb")
@@ -46,8 +60,11 @@ def _groups(workload: Workload) -> list[tuple[str, ...]]:
 
 def _row(workload: Workload, wrt: tuple[str, ...]) -> dict[str, Any]:
     started = time.perf_counter()
-    source = eq.grad(workload.source, wrt, scalars=workload.cases["small"].constants)
+    constants = workload.cases["small"].constants
+    saved = saving_gradient(_sized(workload.source, constants), wrt, scalars=constants, alike=True)
+    source = saved.backward
     row: dict[str, Any] = {"program": workload.name, "wrt": wrt, "all": wrt == _groups(workload)[0]}
+    row["saved"] = (*saved.outputs, *saved.residuals)
     try:
         kernel = eq.compile(source, target=TARGET, verify=False)
     except EqfuseError as error:

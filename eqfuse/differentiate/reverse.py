@@ -114,7 +114,7 @@ class Reverse:
         if len(cotangent) < 2 or not self._reads_sums(cotangent):
             return False
         parts = [self._try(step.axes, (term,)) for term in cotangent]
-        if not is_zero(self.steps, self._try(step.axes, cotangent), parts):
+        if not is_zero(self.steps, self._try(step.axes, cotangent), parts, step.name):
             return False
         self.notes.append(f"{step.name} passes nothing on: its cotangent is 0 for all inputs")
         return True
@@ -293,7 +293,7 @@ class Reverse:
         axes = tuple(axis for axis in target if axis in free_axes(body))
         step = Step(self.steps.names.fresh(f"d{name}_sum"), axes, body, "sum", left)
         parts = [self._try((*axes, *over), (term,)) for term in inner]
-        if self._may_cancel(inner) and is_zero(self.steps, step, parts):
+        if self._may_cancel(inner) and is_zero(self.steps, step, parts, name):
             return ()
         step = self.steps.add(step)
         return tuple(term.times(front) for term in atom(step.itself))

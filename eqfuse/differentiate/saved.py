@@ -17,10 +17,13 @@ from eqfuse.differentiate.shares import Shares
 from eqfuse.differentiate.steps import Step, Steps, name_of
 from eqfuse.differentiate.text import needed_steps, text_of
 from eqfuse.terms.functions import CASTS
-from eqfuse.terms.nodes import Call, Expr, Tensor, walk
+from eqfuse.terms.nodes import REDUCTIONS, Call, Expr, Tensor, walk
 
 NOMINAL = 256
 """Positions of an axis, where costs are compared, of which the text gives no number."""
+
+TOTAL = ("", *REDUCTIONS)
+"""Reductions that have a value where there are no positions."""
 
 WORD = 64
 """Multiplications and additions that take as long as moving a word of float32: about 30 on the vector units of an H200
@@ -168,16 +171,15 @@ class _Saving:
     def _is_worth_saving(self, step: Step) -> bool:
         if not self._is_forward(step) or not self._is_real(step.name):
             return False
-        is_output = step.name in self.outputs.values()
-        if is_output and step.name not in self._outputs():
+        needed = needed_steps(self.by_name, [step])
+        cost, own = self._walked(needed), self._positions(step.axes)
+        if step.name in self.outputs.values():
+            return step.name in self._outputs() and bool(step.over) and WORD * own < cost
+        if self.only is not None and step.name not in self.only:
             return False
-        if self.only is not None and not is_output and step.name not in self.only:
-            return False
-        walked = self._walked(needed_steps(self.by_name, [step]))
-        own = self._positions(step.axes)
-        if is_output:
-            return bool(step.over) and WORD * own < walked
-        return own < self._largest() and 2 * WORD * own < walked
+        # A position of nothing is an error: what has none to give is not asked for one.
+        is_total = all(each.op in TOTAL for each in needed)
+        return is_total and own < self._largest() and 2 * WORD * own < cost
 
     def _is_real(self, name: str) -> bool:
         return self.steps.dtypes.get(name) == "f32"

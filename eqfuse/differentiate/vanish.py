@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.differentiate.shares import taken_apart
-from eqfuse.differentiate.steps import Step, Steps
+from eqfuse.differentiate.steps import Step, Steps, name_of
 from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.interpreter import evaluate
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Program, walk
 from eqfuse.terms.parser import parse
 from eqfuse.verify.field.domain import TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.sampling import draw_scalars, draw_specs
@@ -50,11 +50,12 @@ def few_ranks(*programs: Program) -> dict[str, int]:
     return found
 
 
-def is_zero(steps: Steps, step: Step, parts: Sequence[Step]) -> bool:
+def is_zero(steps: Steps, step: Step, parts: Sequence[Step], of: str = "") -> bool:
     """Whether the value of a step over those so far is 0 in every trial, at sizes that show all of it, although each of
     its parts is not: at every position of the step some part of it is not 0 in some trial. So nothing counts as 0
-    because a mask has left nothing."""
-    program = parse(text_of(steps, [step, *parts]))
+    because a mask has left nothing. What is not made of the extreme `of` may be anything: what is 0 for whatever scores a
+    softmax has is so for these. What is made of cotangents stays as it is."""
+    program = parse(text_of(steps, [step, *parts], given=_unrelated(steps, of)))
     outputs = (replace(output, expr=taken_apart(output.expr)) for output in program.outputs)
     program = replace(program, outputs=tuple(outputs))
     given = dict(small_integers(program))
@@ -62,6 +63,7 @@ def is_zero(steps: Steps, step: Step, parts: Sequence[Step]) -> bool:
         extents = small_extents(program, given)
     except EqfuseError:
         return False
+    extents |= {axis: count for axis, count in few_ranks(program).items() if axis in extents}
     if constant_conditions(program, extents, given):
         return False
     alive: list[Any] = [False] * len(parts)
@@ -81,6 +83,21 @@ def is_zero(steps: Steps, step: Step, parts: Sequence[Step]) -> bool:
             seen = nonzero.any(axis=(0, *range(1 + len(step.axes), nonzero.ndim)))
             alive[k] = alive[k] | seen | _is_never_a_number(values[0])
     return all(np.all(part) for part in alive)
+
+
+def _unrelated(steps: Steps, of: str) -> set[str]:
+    """The steps of real numbers that are made of inputs, but not of a step; none where that is no extreme."""
+    if not any(step.name == of and step.op in ("max", "min") for step in steps.steps):
+        return set()
+    program = steps.program
+    made = {*(tensor.name for tensor in program.tensors), *program.scalars}
+    found: set[str] = set()
+    for step in steps.steps:
+        reads = {name_of(node) for node in walk(step.body)} - {None}
+        if step.name != of and reads <= made:
+            made.add(step.name)
+            found.add(step.name)
+    return {name for name in found if steps.dtypes[name] == "f32"}
 
 
 def _usable(value: FieldArray) -> npt.NDArray[np.bool_]:
