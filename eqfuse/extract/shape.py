@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from eqfuse.terms.nodes import Expr, Load, walk
 
@@ -18,6 +18,7 @@ class Shape:
 
     extents: Mapping[str, int]
     dtypes: Mapping[str, str]
+    _read: dict[Expr, frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def positions(self, axes: frozenset[str]) -> float:
         """Number of positions of a value with these axes."""
@@ -37,7 +38,9 @@ class Shape:
         reals = self._reals(expr)
         return bool(reals) and reals <= set(HALF)
 
-    def _reals(self, expr: Expr) -> set[str]:
+    def _reals(self, expr: Expr) -> frozenset[str]:
         """The dtypes of the reals that an expression reads."""
-        found = {self.dtypes.get(node.tensor, "f32") for node in walk(expr) if isinstance(node, Load)}
-        return found - {"bool", "i32", "i64"}
+        if expr not in self._read:
+            found = {self.dtypes.get(node.tensor, "f32") for node in walk(expr) if isinstance(node, Load)}
+            self._read[expr] = frozenset(found - {"bool", "i32", "i64"})
+        return self._read[expr]

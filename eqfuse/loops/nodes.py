@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eqfuse.hashed import Hashed, hash_of
 from eqfuse.listed import Listed
 from eqfuse.terms.nodes import Expr
 
@@ -68,10 +69,12 @@ Stmt = Let | Loop | Store
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Hashed):
     name: str
     parallel: tuple[str, ...]
     body: tuple[Stmt, ...]
+
+    __hash__ = hash_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, repr=False)
-class Nest(Listed):
+class Nest(Hashed, Listed):
     """`buffers` has the outputs in the program's order, which is that of the results of a call.
 
     `domains` maps an axis that has no extent of its own (renamed copies) to the one that has; `shards` maps a
@@ -100,3 +103,5 @@ class Nest(Listed):
     buffers: tuple[Buffer, ...]
     domains: tuple[tuple[str, str], ...] = ()
     shards: tuple[tuple[str, str], ...] = ()
+
+    __hash__ = hash_of

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from eqfuse.hashed import Hashed, hash_of
 from eqfuse.loops.blocks import Block
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Output
@@ -57,7 +58,7 @@ class GroupPlan:
 
 
 @dataclass(frozen=True)
-class KernelPlan:
+class KernelPlan(Hashed):
     """`parallel` are the axes whose positions are independent; `whole` the axes of states and
     outputs that one program instance keeps complete (a later group or the epilogue folds them).
     Axes of outputs that a group of this kernel reduces (softmax itself) are in neither."""
@@ -67,6 +68,8 @@ class KernelPlan:
     groups: tuple[GroupPlan, ...]
     parallel: tuple[str, ...]
     whole: tuple[str, ...]
+
+    __hash__ = hash_of
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eqfuse.hashed import Hashed, hash_of
 from eqfuse.terms.nodes import Expr
 
 
@@ -94,10 +95,12 @@ class Obstacle:
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Hashed):
     """Cascaded reductions over `axis`, in dependency order. `merge` is None where there is an obstacle."""
 
     axis: str
     states: tuple[State, ...]
     merge: Merge | None
     obstacles: tuple[Obstacle, ...] = ()
+
+    __hash__ = hash_of
