@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,7 @@ class Arguments:
     """The arguments that a program takes."""
 
     program: Program
+    _dtypes: dict[tuple[Any, ...], dict[str, str]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -140,8 +141,12 @@ class Arguments:
         """The extent of every axis, and the dtype of every tensor. Raises BindError and TypeCheckError."""
         extents = self.extents(given)
         check_selections(self.program, extents, given.scalars)
-        dtypes = {name: _dtype_name(name, tensor) for name, tensor in given.tensors.items()}
-        return extents, check_dtypes(self.program, dtypes)
+        key = tuple((name, tensor.dtype) for name, tensor in given.tensors.items())
+        found = self._dtypes.get(key)
+        if found is None:
+            dtypes = {name: _dtype_name(name, tensor) for name, tensor in given.tensors.items()}
+            found = self._dtypes[key] = check_dtypes(self.program, dtypes)
+        return extents, found
 
     def _number(self, name: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

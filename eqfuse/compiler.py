@@ -526,7 +526,8 @@ def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
         nest = compiled.chosen.nest
         shards = {axis: plan.shards for axis, _ in nest.shards}
         sizes = {**shards, **program.lengths}
-        source = emit(compiled.tile, program, compiled.dtypes, plan.configs, name=name, sizes=sizes)
+        kinds = compiled.tile, program, compiled.dtypes, plan.configs
+        source = emit(*kinds, name=name, sizes=sizes, extents=compiled.extents)
     debug.show(6, "Triton", lambda: source)
     return source
 

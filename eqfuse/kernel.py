@@ -132,7 +132,7 @@ class Kernel:
             if known is not None and (made := known.call(values, addresses)) is not None:
                 self._current = known.compiled
                 return made
-        arguments = Arguments(self.program)
+        arguments = self._shapes.arguments
         arguments.all_named(unnamed)
         if is_recorded(values):
             return called(self.content, values, sizes)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eqfuse.arguments import DTYPE_NAMES, Arguments, Given
+from eqfuse.arguments import DTYPE_NAMES, Given
 from eqfuse.compiler import Compiled
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.specialization import Specializations
@@ -86,7 +86,7 @@ def bind(
     """A launch on these tensors, which has run once. Raises BindError for what cannot be held: arrays, numbers inside of
     tensors, subclasses, tensors that require grad or stand for a negated copy."""
     program = shapes.derived.program
-    arguments = Arguments(program)
+    arguments = shapes.arguments
     for each, value in values.items():
         _check_holdable(each, value)
     with undisturbed():
@@ -133,7 +133,7 @@ def prepare(
         values = _stand_ins(program, each, place)
         for name, value in values.items():
             _check_holdable(name, value)
-        arguments = Arguments(program)
+        arguments = shapes.arguments
         with undisturbed():
             given = arguments.given(values, sizes)
             special = shapes.of(arguments, given)

@@ -1,10 +1,11 @@
 """Regions of sizes that one plan serves: found from the cost model, with few sizes priced.
 
 Sizes are rounded up to powers of two, but for those that the program declares: to a *corner*. The first call within a
-corner prices its own sizes, and what is chosen serves all sizes of the corner. A plan that is known already is taken
-where it costs at most `TOLERANCE` times what the best one does. From the second corner on, the way that sizes have
-gone is followed further: the farthest corner where the plan is still good enough is found by bisection, and all corners
-between belong to its region, unpriced. That supposes that a plan which is good enough at two corners is so between them.
+corner decides for all its sizes. A plan that is compiled already is taken where it costs at most `TOLERANCE` times what the
+best of all plans does that are known by then: those that any of the compiled ones was chosen from, and itself with tiles of
+its own for these sizes. They are priced at the least and the greatest sizes of the corner, which takes
+a few milliseconds; only where none is good enough are all plans searched again, and one is compiled. Corners next to each
+other with the same plan are one region; a plan that is good enough at two corners of a box is taken to be so in between.
 
 What a plan computes does not depend on the sizes that it was chosen for: loop nest, tile program and source are for any
 sizes. So a region is a matter of speed alone. Which of two plans serves a size may depend on the sizes called before.
@@ -21,9 +22,6 @@ from eqfuse.compiler import Compiled
 TOLERANCE = 1.05
 """How many times the cost of the best plan another one may have that is compiled already."""
 
-LARGEST = 17
-"""The binary logarithm of the size up to which a region is followed: what is larger is a corner of its own."""
-
 Corner = Mapping[str, int]
 """A binary logarithm for each axis, of its size rounded up; of a declared axis, the size itself."""
 
@@ -37,6 +35,13 @@ class Box:
 
     def has(self, corner: Corner) -> bool:
         return all(self.low[axis] <= at <= self.high[axis] for axis, at in corner.items())
+
+    def joined(self, corner: Corner) -> Box | None:
+        """The box with a corner that is next to it; None where the corner is further away."""
+        low = {axis: min(at, self.low[axis]) for axis, at in corner.items()}
+        high = {axis: max(at, self.high[axis]) for axis, at in corner.items()}
+        moved = (self.low[a] - low[a] + high[a] - self.high[a] for a in corner)
+        return Box(low, high) if all(by <= 1 for by in moved) else None
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,8 @@ class Region:
         return f"{shown}: {self.compiled.chosen.plan}"
 
 
-Price = Callable[[Mapping[str, int]], float]
-"""The seconds of the best plan at sizes."""
+Price = Callable[[Sequence[Compiled], Mapping[str, int]], float]
+"""The seconds at sizes of the best plan that any of the compiled ones was chosen from."""
 
 PriceOf = Callable[[Compiled, Mapping[str, int]], float]
 """The seconds of a plan at sizes; infinite where it cannot run."""
@@ -107,10 +112,13 @@ class Regions:
         corner = self.corner(extents)
         known = list({id(region.compiled): region.compiled for region in self.found}.values())
         compiled = self._chosen(extents, known, compile_at, best, of)
-        far = self._farthest(corner, compiled, best, of) if known else corner
-        low = {a: min(at, far[a]) for a, at in corner.items()}
-        high = {a: max(at, far[a]) for a, at in corner.items()}
-        self.found.append(Region(compiled, Box(low, high), self.declared))
+        for place, region in enumerate(self.found):
+            box = region.box.joined(corner) if region.compiled is compiled else None
+            if box is not None and not math.isinf(of(compiled, self.sizes(box.high))):
+                self.found[place] = Region(compiled, box, self.declared)
+                break
+        else:
+            self.found.append(Region(compiled, Box(corner, corner), self.declared))
         return compiled
 
     def _chosen(
@@ -121,59 +129,31 @@ class Regions:
         best: Price,
         of: PriceOf,
     ) -> Compiled:
-        """The plan for the corner of `extents`. The very first is the best for these; later ones are good enough both
-        for these and for both ends of the corner, where there is such a one."""
+        """The plan for the corner of `extents`. The very first is the best for these; later ones are good enough for both
+        ends of the corner, where there is such a one."""
         ends = self.ends(self.corner(extents))
         if not known:
             first = compile_at(extents)
             return compile_at(ends[1]) if math.isinf(of(first, ends[1])) else first
-        least = [(sizes, self._best(best, sizes)) for sizes in (extents, *ends)]
 
-        def loss(compiled: Compiled) -> float:
-            return max(of(compiled, sizes) / seconds if seconds else math.inf for sizes, seconds in least)
+        def found(plans: Sequence[Compiled]) -> tuple[Compiled, float]:
+            least = [(sizes, best(plans, sizes)) for sizes in ends]
+            self.priced += len(ends)
+            losses = [max(_ratio(of(plan, sizes), seconds) for sizes, seconds in least) for plan in plans]
+            loss = min(losses)
+            return plans[losses.index(loss)], loss
 
-        found = min(known, key=loss)
+        chosen, loss = found(known)
+        plans = list(known)
         for sizes in (extents, ends[1]):
-            if loss(found) > TOLERANCE:
-                found = min(found, compile_at(sizes), key=loss)
-        return found
+            if loss > TOLERANCE:
+                plans.append(compile_at(sizes))
+                chosen, loss = found(plans)
+        return chosen
 
-    def _best(self, best: Price, sizes: Mapping[str, int]) -> float:
-        self.priced += 1
-        return best(sizes)
 
-    def _farthest(self, corner: Corner, compiled: Compiled, best: Price, of: PriceOf) -> Corner:
-        """The farthest corner in the direction from the nearest region to this one where a plan is good enough."""
-        way = self._way(corner)
-        steps = [(LARGEST - corner[a] if by > 0 else corner[a] - 1) for a, by in way.items() if by]
-        most = max(0, min(steps, default=0))
-
-        def moved(steps: int) -> Corner:
-            return {a: at + steps * way[a] for a, at in corner.items()}
-
-        def good(steps: int) -> bool:
-            ends = self.ends(moved(steps))
-            return all(of(compiled, sizes) <= TOLERANCE * self._best(best, sizes) for sizes in ends)
-
-        if most and good(most):
-            return moved(most)
-        least = 0
-        while most - least > 1:
-            middle = (least + most) // 2
-            least, most = (middle, most) if good(middle) else (least, middle)
-        return moved(least)
-
-    def _way(self, corner: Corner) -> dict[str, int]:
-        """The direction of each axis, from the nearest corner of a region: 1, -1, or 0 where it stays."""
-
-        def apart(box: Box) -> dict[str, int]:
-            return {a: min(0, at - box.low[a]) or max(0, at - box.high[a]) for a, at in corner.items()}
-
-        nearest = min((apart(region.box) for region in self.found), key=lambda d: sum(map(abs, d.values())))
-        return {
-            a: 0 if a in self.declared else int(math.copysign(1, by)) if by else 0
-            for a, by in nearest.items()
-        }
+def _ratio(seconds: float, least: float) -> float:
+    return math.inf if math.isinf(seconds) or not least else seconds / least
 
 
 def _least(log: int) -> int:

@@ -15,12 +15,12 @@ from eqfuse.arguments import Arguments, CallKey, Given, Scalars, Tensors, as_giv
 from eqfuse.compiler import Checks, Compiled, Shape, shape_of
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, device_named, place_of
-from eqfuse.errors import EqfuseError, ScheduleError, VerificationError
-from eqfuse.extract.candidates import Search
+from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.extract.candidates import Candidate, Search
 from eqfuse.extract.devices import Device
 from eqfuse.regions import Region, Regions
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.threads import Lock, undisturbed
+from eqfuse.threads import Lock, cached, undisturbed
 from eqfuse.tile.modes import Mode
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.storage import resolve_extents
@@ -43,6 +43,15 @@ Kinds = tuple[str, tuple[tuple[str, str], ...]]
 
 MOST_CALLS = 1024
 """How many kinds of calls are remembered."""
+
+FAR_BEHIND = 2
+"""How many times the cost of the chosen plan another one may have, to be looked at for other sizes."""
+
+
+def _seconds(candidate: Candidate) -> float:
+    """The predicted seconds; infinite where it does not fit."""
+    plan = candidate.plan
+    return plan.cost.seconds if plan.cost and not plan.reason else math.inf
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,7 @@ class Specializations:
     native: Mode = "background"
     _compiled: dict[Shape, Compiled] = field(default_factory=dict)
     _regions: dict[Kinds, Regions] = field(default_factory=dict)
+    _searches: dict[Kinds, Search] = field(default_factory=dict)
     _tuned: dict[Shape, Compiled] = field(default_factory=dict)
     _counts: dict[tuple[int, tuple[tuple[str, int], ...]], int] = field(default_factory=dict)
     _refused: dict[Shape, VerificationError] = field(default_factory=dict)
@@ -96,7 +106,14 @@ class Specializations:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device."""
-        state = {**self.__dict__, "_runners": {}, "_programs": {}, "_counts": {}, "known": {}}
+        state = {
+            **self.__dict__,
+            "_runners": {},
+            "_programs": {},
+            "_counts": {},
+            "known": {},
+            "_searches": {},
+        }
         return {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
 
     @property
@@ -117,6 +134,11 @@ class Specializations:
     def compilations(self) -> int:
         """How many programs were compiled to be run: see `Kernel.compilations`."""
         return sum(program.compilations for _, program in self._programs.values())
+
+    @cached
+    def arguments(self) -> Arguments:
+        """The arguments that calls take."""
+        return Arguments(self.derived.program)
 
     def of(self, arguments: Arguments, given: Given) -> Specialization:
         """What to run for these arguments, which are checked at the first call with their like."""
@@ -147,8 +169,8 @@ class Specializations:
             compiled = regions.at(some) or regions.add(
                 some,
                 lambda extents: self.compile(extents, dtypes, device),
-                lambda extents: self._seconds(extents, dtypes, device),
-                lambda compiled, extents: self._seconds_of(compiled, extents),
+                self._seconds,
+                self._seconds_of,
             )
         shards = self._shards(compiled, sizes)
         return Specialization(compiled, extents, shards, dtypes, 0 in extents.values())
@@ -159,21 +181,42 @@ class Specializations:
             self._regions[kinds] = Regions(frozenset(self.derived.program.lengths))
         return self._regions[kinds]
 
-    def _seconds(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> float:
-        """The predicted seconds of the best plan for a shape; none at all where there is no plan."""
-        try:
-            chosen = compiler.choose(self.derived, extents, dtypes, device, self.prefer)[1]
-        except ScheduleError:
-            return 0.0
-        return chosen.plan.cost.seconds if chosen.plan.cost else math.inf
+    def _seconds(self, known: Sequence[Compiled], extents: Mapping[str, int]) -> float:
+        """The predicted seconds of the best of the compiled plans, and of those that were found beside them, but for those
+        that were far behind. What is best has tiles that are chosen for these sizes: others may look better than they
+        would be chosen. Infinite where none fits."""
+        least = min(self._seconds_of(compiled, extents) for compiled in known)
+        found = {
+            (candidate.plan.kernels, candidate.plan.configs): (compiled, candidate)
+            for compiled in known
+            for candidate in compiled.candidates
+            if self.prefer in (None, candidate.plan.schedule)
+            and _seconds(candidate) <= FAR_BEHIND * _seconds(compiled.chosen)
+        }
+        better = {
+            candidate.plan.kernels: (compiled, candidate)
+            for compiled, candidate in found.values()
+            if candidate is compiled.chosen or self._priced(compiled, candidate, extents) < least
+        }
+        retiled = (
+            self._search(compiled).retiled(candidate, extents) for compiled, candidate in better.values()
+        )
+        return min(least, *map(_seconds, retiled))
 
     def _seconds_of(self, compiled: Compiled, extents: Mapping[str, int]) -> float:
         """The predicted seconds of a plan at other sizes; infinite where it does not fit."""
-        plan = self._search(compiled).at(compiled.chosen, extents).plan
-        return plan.cost.seconds if plan.cost and not plan.reason else math.inf
+        return self._priced(compiled, compiled.chosen, extents)
+
+    def _priced(self, compiled: Compiled, candidate: Candidate, extents: Mapping[str, int]) -> float:
+        return _seconds(self._search(compiled).at(candidate, extents))
 
     def _search(self, compiled: Compiled) -> Search:
-        return Search(self.derived.program, compiled.dtypes, compiled.device, self.derived.nests)
+        kinds = compiled.device.name, tuple(sorted(compiled.dtypes.items()))
+        if kinds not in self._searches:
+            self._searches[kinds] = Search(
+                self.derived.program, compiled.dtypes, compiled.device, self.derived.nests
+            )
+        return self._searches[kinds]
 
     def _shards(self, compiled: Compiled, sizes: Mapping[str, int]) -> dict[str, int]:
         """The number of shards for sizes of a plan's region: that of the plan for those that it was chosen for."""
@@ -235,15 +278,23 @@ class Specializations:
     # -- known calls ------------------------------------------------------------------------------
 
     def remember(self, key: CallKey | None, special: Specialization, given: Given) -> None:
-        """Keeps what runs calls of a key, but for those that are run in another way: with arrays, or empty axes; and as
-        long as C++ for them is being compiled."""
+        """Keeps what runs calls of a key, but for those that are run in another way: with arrays, or empty axes."""
         if key is None or given.numpy or special.is_empty:
             return
-        call = self._call(special, given)
-        if call is not None:
-            if len(self.known) >= MOST_CALLS:
-                self.known.clear()
+        names, numbers = tuple(given.tensors), tuple(given.scalars)
+
+        def second(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+            """Many kinds of calls come once: what runs the others is made at the second."""
+            tensors, scalars = ({name: values[name] for name in part} for part in (names, numbers))
+            call = self._call(special, Given(tensors, scalars, None, numpy=False))
+            if call is None:
+                return None
             self.known[key] = Known(special.compiled, call)
+            return call(values, addresses)
+
+        if len(self.known) >= MOST_CALLS:
+            self.known.clear()
+        self.known[key] = Known(special.compiled, second)
 
     def _call(
         self, special: Specialization, given: Given

@@ -105,3 +105,53 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     original_empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **kind: made.seen(original_empty(*size, **kind)))
     return made
+
+
+class Binaries:
+    """Stands for a `@triton.jit` function that runs nothing: notes what Triton would compile apart."""
+
+    function, packed_metadata = 11, ()
+
+    def __init__(self, original: Any, made: set[Any]) -> None:
+        self.original, self.made = original, made
+        self.device_caches: dict[int, Any] = {0: ({},)}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Binaries:
+            kinds = tuple(map(self._kind, self.original.params, arguments))
+            self.made.add((self.original.__name__, kinds, tuple((n, str(v)) for n, v in options.items())))
+            return self
+
+        return run
+
+    def _kind(self, parameter: Any, value: Any) -> Any:
+        """What Triton looks at: whether 16 divides an address or an integer, whether that is 1, and its bits."""
+        free = parameter.do_not_specialize
+        if isinstance(value, torch.Tensor):
+            return free or value.data_ptr() % 16 == 0
+        if isinstance(value, int):
+            return value >= 2**31, free or (value == 1, value % 16 == 0)
+        return type(value)
+
+    def run(self, *arguments: Any) -> None:
+        """Launches nothing."""
+
+
+@pytest.fixture
+def binaries(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+    """What Triton would compile for kernels for GPUs, which take CPU tensors and compute nothing."""
+    found: set[Any] = set()
+    modules: dict[str, Any] = {}
+
+    def load(source: str) -> Any:
+        if source not in modules:
+            module = modules[source] = launch._loaded.__wrapped__(source, False)
+            for name in module.CONFIGS:
+                setattr(module, name, Binaries(getattr(module, name), found))
+        return modules[source]
+
+    monkeypatch.setattr(Target, "of", lambda target, tensors: target.device)
+    monkeypatch.setattr(launch, "load", load)
+    monkeypatch.setattr(direct, "_current_device", lambda: lambda: 0)
+    monkeypatch.setattr(direct, "_current_stream", lambda: lambda device: 7)
+    return found

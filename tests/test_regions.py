@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import binaries
 
 import eqfuse as eq
 from eqfuse import compiler
@@ -17,6 +18,8 @@ from eqfuse.loops.plan import SCHEDULES
 from eqfuse.regions import Regions
 from eqfuse.rules import merge_search
 from eqfuse.tile.triton.launch import interpret, load
+
+__all__ = ["binaries"]
 
 DECODE = """
     s[h,j] = sum[d](q[h,d] * k[h//4,j,d])
@@ -153,7 +156,7 @@ def test_a_region_is_followed_to_where_its_plan_is_worse(border: int) -> None:
     def compile_at(extents: Any) -> Any:
         return next(plan for plan in plans if extents["j"] <= plan.most)
 
-    def best(extents: Any) -> float:
+    def best(known: Any, extents: Any) -> float:
         priced.append(extents["j"])
         return 1.0
 
@@ -164,7 +167,7 @@ def test_a_region_is_followed_to_where_its_plan_is_worse(border: int) -> None:
         found = regions.at({"j": length}) or regions.add({"j": length}, compile_at, best, of)
         assert found is compile_at({"j": length})
     assert len(regions.found) <= 3
-    assert len(priced) <= 24
+    assert len(priced) <= 2 * 8 + 2 * 4
 
 
 def test_a_known_call_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,3 +210,28 @@ def test_lengths_are_compiled_for_once() -> None:
         "    if ALIGNED:\n        N_j = N_j // 16 * 16\n" in kernel.triton
     )  # one binary more, not one a length
     assert '"ALIGNED": not (size["j"] % 16)' in kernel.triton
+
+
+EVERY = sorted({*range(1, 20), *(n + by for n in (64, 100, 1000, 4096, 30000) for by in (0, 1, 8)), 131072})
+
+
+@pytest.mark.parametrize("first", [1, 1000])
+@pytest.mark.parametrize("queries", [1, 128])
+def test_few_binaries_serve_all_lengths(binaries: set[Any], queries: int, first: int) -> None:
+    source = DECODE.replace("h,j]", "h,i,j]").replace("q[h,", "q[h,i,").replace("o[h,", "o[h,i,")
+    kernel = eq.compile(source, target="h200", verify=False)
+    for length in (first, *EVERY, *reversed(EVERY)):
+        kernel(q=torch.empty(8, queries, 16), k=torch.empty(2, length, 16), v=torch.empty(2, length, 16))
+    assert 1 <= len(binaries) <= 6
+    assert len({id(region.compiled) for region in kernel.regions}) <= 3
+
+
+def test_an_integer_scalar_is_a_length_too(binaries: set[Any]) -> None:
+    source = "L: i32\n" + DECODE.replace("s[h,j] = ", "s[h,j] = where(j < L, ").replace(
+        "j,d])\n", "j,d]), -inf)\n", 1
+    )
+    kernel = eq.compile(source, target="h200", prefer="rolling", verify=False)
+    given = decode_inputs(512)
+    for length in (1, 2, 16, 160, 161, 512):
+        kernel(**given, L=length)
+    assert len(binaries) == 1

@@ -140,6 +140,10 @@ class Search:
                 return Candidate(replace(found, cost=cost, reason=reason), nest)
         return self._with_cost(Candidate(found, nest), plan.configs, extents)[0]
 
+    def retiled(self, candidate: Candidate, extents: Mapping[str, int]) -> Candidate:
+        """The plan with the blocks, warps and stages that suit other sizes."""
+        return self._priced(candidate.plan.kernels, candidate.plan.schedule, extents)[0]
+
     def _with_cost(
         self, candidate: Candidate, configs: tuple[KernelConfig, ...], extents: Mapping[str, int]
     ) -> tuple[Candidate, dict[str, float]]:

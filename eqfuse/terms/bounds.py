@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -30,6 +30,7 @@ from eqfuse.terms.nodes import (
     Size,
     children,
     free_axes,
+    once,
     walk,
 )
 from eqfuse.terms.printer import show
@@ -66,10 +67,8 @@ def check_bounds(
     compared with data) is accepted: outside positions read as 0.
     """
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
-    roots = [output.expr for output in program.outputs]
-    calls = (node for node in walk(*roots) if isinstance(node, Call) and node.fn in ("floordiv", "mod"))
-    by_zero: dict[Expr, Call] = {node: node for node in calls if box.range(node.args[1]) == (0, 0)}
-    for node, guards in _guarded(roots, by_zero):
+    by_zero: dict[Expr, Call] = {n: n for n in _divisions(program) if box.range(n.args[1]) == (0, 0)}
+    for node, guards in _guarded(_roots(program), by_zero) if by_zero else ():
         if _reached(guards, box):
             span = locate(program.source, show(node)) or locate(program.source, show(node.args[1]))
             raise BindError(
@@ -105,6 +104,7 @@ def reads_beyond(outputs: tuple[Output, ...]) -> tuple[Beyond, ...]:
     return tuple(found)
 
 
+@once
 def longer_dimensions(program: Program) -> dict[tuple[str, int], dict[str, Beyond]]:
     """The dimensions that have more elements than an axis that indexes them has positions, unless they are declared
     to have that axis: by axis, the read that goes furthest."""
@@ -159,14 +159,14 @@ def check_selections(program: Program, extents: Mapping[str, int], scalars: Mapp
     Under a `where` a selection counts only where its condition selects it, which sizes and scalars have to tell.
     """
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
-    for reduce, guards in _selections([output.expr for output in program.outputs]):
+    for reduce, guards in _selections(program):
         if extents[reduce.axis] == 0 and _reached(guards, box):
             raise _no_position(program, reduce)
 
 
 def selected_axes(program: Program) -> dict[str, str]:
     """The axes that have to have positions whatever the inputs are, with the reduction that selects one."""
-    found = _selections([output.expr for output in program.outputs])
+    found = _selections(program)
     return {_base(program, each): each.op.partition(".")[0] for each, guards in found if not guards}
 
 
@@ -174,17 +174,17 @@ def _base(program: Program, reduce: Reduce) -> str:
     return program.domains.get(reduce.axis, reduce.axis)
 
 
-def _selections(roots: Sequence[Expr]) -> Iterator[tuple[Reduce, Guards]]:
+def _selections(program: Program) -> Iterable[tuple[Reduce, Guards]]:
     """Reductions that select a position of their axis, as `argmax` does, and have none where the axis is empty."""
     selecting: dict[Expr, Reduce] = {}
-    for node in walk(*roots):
-        found = fold_of(node.op) if isinstance(node, Reduce) else None
-        if isinstance(node, Reduce) and found is not None and not found[0].ranks:
+    for node in _reduces(program):
+        found = fold_of(node.op)
+        if found is not None and not found[0].ranks:
             fold, index = found
             selects = fold.selects(index) and contributions(node)[index] is Axis(node.axis)
             if selects and math.isinf(fold.identity[index].value):
                 selecting[node] = node
-    return _guarded(roots, selecting)
+    return _guarded(_roots(program), selecting) if selecting else ()
 
 
 def _reached(guards: Guards, box: Box) -> bool:
@@ -225,7 +225,7 @@ def reads_outside(
 ) -> Iterator[Outside]:
     """The reads that leave their tensor at some position for certain (see `check_bounds`)."""
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
-    for load, guards in _reads([output.expr for output in program.outputs]):
+    for load, guards in _moved(program):
         for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
             telling = _telling(guards, index)
             outside = None if isinstance(index, Axis) else _outside(index, size, telling, box)
@@ -266,6 +266,28 @@ def _error(program: Program, read: Outside) -> BindError:
         span=_span(program, read.load),
         hint=guard if free_axes(read.load.index[read.dimension]) else "give a tensor that fits",
     )
+
+
+def _roots(program: Program) -> list[Expr]:
+    return [output.expr for output in program.outputs]
+
+
+@once
+def _divisions(program: Program) -> tuple[Call, ...]:
+    """The divisions of integers."""
+    calls = (node for node in walk(*_roots(program)) if isinstance(node, Call))
+    return tuple(call for call in calls if call.fn in ("floordiv", "mod"))
+
+
+@once
+def _reduces(program: Program) -> tuple[Reduce, ...]:
+    return tuple(node for node in walk(*_roots(program)) if isinstance(node, Reduce))
+
+
+@once
+def _moved(program: Program) -> tuple[tuple[Load, Guards], ...]:
+    """The `_reads` of a program."""
+    return tuple(_reads(_roots(program)))
 
 
 def _reads(roots: Sequence[Expr]) -> Iterator[tuple[Load, Guards]]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache, wraps
 from threading import RLock
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -170,7 +171,17 @@ def post_order(roots: Iterable[Node], below: Callable[[Node], Sequence[Node]]) -
 
 
 def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every distinct subexpression of the roots, children before parents: `post_order`, for what is walked most."""
+    """Every distinct subexpression of the roots, children before parents."""
+    return iter(_walked(roots))
+
+
+@lru_cache(4096)
+def _walked(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """`post_order`, for what is walked most: pricing and checks walk the same expressions over and over."""
+    return tuple(_post_order(roots))
+
+
+def _post_order(roots: tuple[Expr, ...]) -> Iterator[Expr]:
     seen: set[Expr] = set()
     stack: list[Expr | None] = [*reversed(roots)]
     while stack:
@@ -319,3 +330,26 @@ class Program:
     integer_tensors: tuple[str, ...] = ()
     lengths: Mapping[str, int] = field(default_factory=dict)
     at_most: tuple[tuple[Expr, Expr], ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was computed of it."""
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+
+Found = TypeVar("Found")
+
+
+def once(compute: Callable[[Program], Found]) -> Callable[[Program], Found]:
+    """A function of programs, computed once for each: what follows from a program alone is asked for at every call that
+    has sizes of its own."""
+    name = f"_{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def known(program: Program) -> Found:
+        kept = program.__dict__
+        if name not in kept:
+            kept[name] = compute(program)
+        found: Found = kept[name]
+        return found
+
+    return known

@@ -10,7 +10,7 @@ from eqfuse.errors import BindError, closest, did_you_mean, locate
 from eqfuse.terms.bounds import check_bounds, check_longer, longer_dimensions
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.intervals import index_range, whole_number
-from eqfuse.terms.nodes import Axis, Load, Program, walk
+from eqfuse.terms.nodes import Axis, Load, Program, once, walk
 from eqfuse.terms.parser import axes_of
 from eqfuse.terms.positions import reason
 from eqfuse.terms.printer import show
@@ -57,7 +57,7 @@ def bind(
         for axis, read in reads.items():
             found.setdefault(axis, Extent(max(shapes[name][dimension] - read.offset, 0), name, dimension))
     extents = {axis: extent.size for axis, extent in found.items()}
-    for axis in axes_of(program.outputs):
+    for axis in _axes(program):
         base = program.domains.get(axis, axis)
         if base not in extents:
             raise BindError(
@@ -70,6 +70,11 @@ def bind(
     check_longer(program, shapes, extents)
     check_bounds(program, shapes, extents, scalars)
     return extents
+
+
+@once
+def _axes(program: Program) -> tuple[str, ...]:
+    return axes_of(program.outputs)
 
 
 def check_names(program: Program, shapes: Collection[str], scalars: Mapping[str, Any]) -> None:
@@ -136,11 +141,22 @@ def _extents(
 
 
 def sources(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Extent]]:
+    for axis, name, dimension in _places(program):
+        yield axis, Extent(shapes[name][dimension], name, dimension)
+
+
+@once
+def _places(program: Program) -> tuple[tuple[str, str, int], ...]:
+    """Dimensions of tensors that give an axis its size: axis, tensor, dimension."""
+    return tuple(dict.fromkeys(_each_place(program)))
+
+
+def _each_place(program: Program) -> Iterator[tuple[str, str, int]]:
     for tensor in program.tensors:
         for dimension, axis in enumerate(tensor.axes):
             if axis is not None:
                 base = program.domains.get(axis, axis)
-                yield base, Extent(shapes[tensor.name][dimension], tensor.name, dimension)
+                yield base, tensor.name, dimension
     longer = longer_dimensions(program)
     for node in walk(*(output.expr for output in program.outputs)):
         if isinstance(node, Load):
@@ -148,11 +164,13 @@ def sources(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterator
                 if isinstance(index, Axis):
                     base = program.domains.get(index.name, index.name)
                     if base not in longer.get((node.tensor, dimension), ()):
-                        yield base, Extent(shapes[node.tensor][dimension], node.tensor, dimension)
+                        yield base, node.tensor, dimension
 
 
 def _add_sizes(program: Program, sizes: Mapping[str, int], found: dict[str, Extent]) -> None:
-    axes = {program.domains.get(axis, axis) for axis in (*axes_of(program.outputs), *found)}
+    if not sizes:
+        return
+    axes = {program.domains.get(axis, axis) for axis in (*_axes(program), *found)}
     for name, size in sizes.items():
         axis = program.domains.get(name, name)
         if axis not in axes:

@@ -21,6 +21,7 @@ from eqfuse.terms.nodes import (
     Scalar,
     Size,
     Tensor,
+    once,
     walk,
 )
 from eqfuse.terms.positions import reason
@@ -131,6 +132,7 @@ def _not_an_integer(program: Program, tensor: Tensor, dtype: str) -> EqfuseError
     return _error(program, message, use.where, hint)
 
 
+@once
 def truths(program: Program) -> frozenset[str]:
     """Tensors that stand as conditions themselves: where(mask[i], ...), mask[i] & ..."""
     found: set[str] = set()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -56,23 +57,22 @@ def known_call(
 def direct(kind: Kind) -> Call:
     """What runs calls of a kind."""
     writer = _Writer(kind)
-    writer.head("call(values, addresses)")
+    writer.head("call(values, addresses)", "None")
     for place, name in enumerate(kind.inputs):
         writer.addresses[name] = f"addresses[{place}]"
     for name in kind.outputs:
-        shape, strides, dtype = writer.layout(name)
-        variable = writer.local(name)
-        made = f"empty({shape}, {strides}, dtype={writer.constant(dtype)}, device=device)"
-        writer.line(f"{variable} = {made}")
-        writer.addresses[name] = f"{variable}.data_ptr()"
+        shape, strides, dtype = map(writer.constant, writer.layout(name))
+        made = writer.local(name)
+        writer.line(f"{made} = empty({shape}, {strides}, dtype={dtype}, device=device)")
+        writer.addresses[name] = f"{made}.data_ptr()"
     offsets, size = writer.offsets()
-    if size:
-        writer.line(f"workspace = empty(({size},), (1,), dtype=uint8, device=device)")
+    if offsets:
+        room = writer.constant((size,))
+        writer.line(f"workspace = empty({room}, one, dtype=uint8, device=device)")
         writer.line("start = workspace.data_ptr()")
-        writer.addresses |= {name: f"start + {offset}" for name, offset in offsets.items()}
+        writer.addresses |= {name: f"start + {writer.constant(offset)}" for name, offset in offsets.items()}
     writer.launches(lambda name, kind: f"{kind}(values[{name!r}])")
-    made = ", ".join(writer.local(name) for name in kind.outputs)
-    writer.line(f"return {made}")
+    writer.line(f"return {', '.join(map(writer.local, kind.outputs))}")
     function: Call = writer.function("call")
     return function
 
@@ -85,12 +85,13 @@ def bound(
 ) -> Callable[[], bool]:
     """What runs one call again, on the same memory: whether it has; see `Call`."""
     writer = _Writer(kind)
-    writer.head("call()", otherwise="False")
-    writer.addresses |= {name: str(tensor.data_ptr()) for name, tensor in {**tensors, **outputs}.items()}
+    writer.head("call()", "False")
+    memory = {**tensors, **outputs}
     offsets, size = writer.offsets()
     workspace = torch.empty(size, dtype=torch.uint8, device=kind.device)
-    start = workspace.data_ptr()
-    writer.addresses |= {name: str(start + offset) for name, offset in offsets.items()}
+    starts = {name: tensor.data_ptr() for name, tensor in memory.items()}
+    starts |= {name: workspace.data_ptr() + offset for name, offset in offsets.items()}
+    writer.addresses |= {name: writer.constant(start) for name, start in starts.items()}
     writer.launches(lambda name, kind: writer.constant((int if kind == "int" else float)(scalars[name])))
     writer.line("return True")
     writer.constant(workspace)  # kept as long as the function is
@@ -99,7 +100,8 @@ def bound(
 
 
 class _Writer:
-    """Writes the function of one kind of call."""
+    """Writes the function of one kind of call. All that depends on sizes is a constant with a name, so that the text is
+    the same for all kinds that launch the same kernels, and compiled once."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -107,19 +109,20 @@ class _Writer:
         self._names: dict[str, Any] = {
             "device": kind.device,
             "uint8": torch.uint8,
+            "one": (1,),
             "empty": torch.empty_strided,
             "current_device": _current_device(),
             "current_stream": _current_stream(),
             "watched": _watched(),
+            "index": 0 if kind.device.index is None else kind.device.index,
         }
         self.addresses: dict[str, str] = {}
 
-    def head(self, signature: str, otherwise: str = "None") -> None:
-        index = 0 if self._kind.device.index is None else self._kind.device.index
+    def head(self, signature: str, otherwise: str) -> None:
         self._lines.append(f"def {signature}:")
-        self.line(f"if current_device() != {index} or watched():")
+        self.line("if current_device() != index or watched():")
         self.line(f"    return {otherwise}")
-        self.line(f"stream = current_stream({index})")
+        self.line("stream = current_stream(index)")
 
     def line(self, text: str) -> None:
         self._lines.append("    " + text)
@@ -156,19 +159,27 @@ class _Writer:
         for kernel, taken in self._kind.module.ARGUMENTS.items():
             compiled, grid, integers, numbers, constants = self._kind.known[kernel]
             compiled[(grid, 1, 1)]  # loads the binary
-            arguments = [self.addresses[name] for name in taken["tensors"]]
-            arguments += map(str, integers)
-            for name, value in zip(taken["numbers"], numbers, strict=True):
-                arguments.append(self.constant(value) if name is None else number(name, type(value).__name__))
-            arguments += map(self.constant, constants)
-            function, packed = self.constant(compiled.function), self.constant(compiled.packed_metadata)
-            given = f"{grid}, 1, 1, stream, {function}, {packed}, None, None, None"
-            self.line(f"{self.constant(compiled.run)}({', '.join([given, *arguments])})")
+            run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+            called, *given = map(self.constant, (run, grid, function, packed, integers, constants))
+            pointers = [self.addresses[name] for name in taken["tensors"]]
+            scalars = [
+                self.constant(value) if name is None else number(name, type(value).__name__)
+                for name, value in zip(taken["numbers"], numbers, strict=True)
+            ]
+            grid_, function_, packed_, integers_, constants_ = given
+            first = [grid_, "1", "1", "stream", function_, packed_, "None", "None", "None"]
+            arguments = [*first, *pointers, f"*{integers_}", *scalars, f"*{constants_}"]
+            self.line(f"{called}({', '.join(arguments)})")
 
     def function(self, name: str) -> Any:
         namespace = dict(self._names)
-        exec(compile("\n".join(self._lines), "<eqfuse launch>", "exec"), namespace)  # noqa: S102
+        exec(_code("\n".join(self._lines)), namespace)  # noqa: S102  (text that this class wrote)
         return namespace[name]
+
+
+@lru_cache(256)
+def _code(text: str) -> CodeType:
+    return compile(text, "<eqfuse launch>", "exec")
 
 
 def _current_device() -> Callable[[], int]:

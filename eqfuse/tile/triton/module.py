@@ -16,6 +16,7 @@ from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.bounds import selected_axes
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Program, Size
+from eqfuse.terms.parser import axes_of
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.triton.functions import HELPERS
@@ -55,15 +56,17 @@ def emit(
     *,
     name: str,
     sizes: Mapping[str, int] | None = None,
+    extents: Mapping[str, int] | None = None,
 ) -> str:
     """The source text of a module whose function `name` runs `program`.
 
     `dtypes` gives the dtype of every input tensor, `configs` (one per kernel, in order) warps and
     stages; block sizes are those of the tile program. `sizes` are defaults for extents that no
-    tensor determines, such as the number of shards. Raises ScheduleError where a block that was
+    tensor determines, such as the number of shards; `extents` are those that the plan was chosen for: an axis that is no
+    power of two there gets no flag that says that it fills its block, which would be one more binary. Raises ScheduleError where a block that was
     lowered for a fixed size is too small for the dot that reads it.
     """
-    module = _Module(program, source, dtypes, sizes or {}, name)
+    module = _Module(program, source, dtypes, sizes or {}, name, extents or {})
     kernels = module.kernels()
     text = "\n".join(
         [
@@ -113,7 +116,9 @@ class _Module:
         dtypes: Mapping[str, str],
         sizes: Mapping[str, int],
         name: str,
+        extents: Mapping[str, int],
     ) -> None:
+        self._ragged = frozenset(axis for axis, n in extents.items() if n < 2 or n & (n - 1))
         self._program = program
         self._source = source
         self._name = name
@@ -135,8 +140,14 @@ class _Module:
 
     def kernels(self) -> list[KernelText]:
         names = Names((self._name, *RUNTIME_NAMES))
-        tensors = {name: TensorInfo(self._dtypes[name], labels(axes)) for name, axes in self._axes.items()}
-        tables = Tables(tensors, self._root)
+        tensors = {
+            name: TensorInfo(self._dtypes[name], labels(axes), axes[-1] if axes else None)
+            for name, axes in self._axes.items()
+        }
+        own = {self._root[axis] for axis in axes_of(self._source.outputs)}
+        synthetic = {axis for b in self._temporaries for axis in self._axes[b.name] if axis not in own}
+        shards = frozenset(axis for axis in synthetic if axis is not None)
+        tables = Tables(tensors, self._root, shards, self._ragged)
         last = len(self._program.kernels) - 1
         found = [
             write_kernel(kernel, names.new(kernel.name), tables, _flags(first=place == 0, last=place == last))

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from eqfuse.loops.blocks import Block
+from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import (
     Argument,
     Bound,
     Constant,
+    Dot,
     Elementwise,
     Extent,
     For,
@@ -25,6 +27,12 @@ from eqfuse.tile.nodes import (
 )
 from eqfuse.tile.triton.functions import HELPERS, helper_name
 from eqfuse.tile.walk import nested
+
+MOST_SHARDS = 64
+"""A block that holds the shards of an axis whole has so many positions, however many there are: one binary for all."""
+
+SHORT = 64
+"""A block that holds an axis of matrix products whole has at least so many positions, where lengths differ."""
 
 ALIGNMENT = 16
 """What Triton asks of an extent before it joins masks of neighbours."""
@@ -66,34 +74,39 @@ class Names:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a kernel has to know of a tensor: its dtype and a label for each dim's stride."""
+    """What a kernel has to know of a tensor: its dtype, a label for each dim's stride, and the axis of its last dim."""
 
     dtype: str
     labels: tuple[str, ...]
+    last: str | None = None
 
 
 @dataclass(frozen=True)
 class Tables:
     """Facts about the whole program that every kernel's text depends on.
 
-    `root` maps an axis to the one whose extent it has.
+    `root` maps an axis to the one whose extent it has. `shards` are the axes that count shards: up to `MOST_SHARDS`
+    positions, which other calls may have more or fewer of. `ragged` axes do not fill a block that holds them whole.
     """
 
     tensors: Mapping[str, TensorInfo]
     root: Mapping[str, str]
+    shards: frozenset[str] = frozenset()
+    ragged: frozenset[str] = frozenset()
 
 
 @dataclass
 class Parameters:
     """Names of a kernel's parameters, by what they stand for; dicts are in the order of the signature.
 
-    `even` are flags that say that the extent of a whole axis is its block size. `stages`, of a kernel
+    `even` are flags that say that the extent of a whole axis of matrix products is its block size. `stages`, of a kernel
     that loops, is the depth to which loops prefetch; left to itself, Triton prefetches for dots alone.
     `flags` are WAITS, of a kernel after another one: it is launched before that one has ended, and so waits for
     what that has written, and LEADS, of a kernel before another one: the next may be launched from now on.
-    `any_size` are the extents that Triton compiles nothing apart for: of axes along which no memory is contiguous. Masks of
-    those that have tiles take registers, unless `aligned`, a flag, says that all of these, `divided`, are multiples of 16.
-    The last parameter is INDEX, the dtype of positions: int64 where some offset of an element needs it.
+    `any_size` are the extents that Triton compiles nothing apart for: of axes along which no memory is contiguous, and of
+    shards; strides of shards, and numbers that are integers, are among them. Masks of those extents that have tiles take registers, unless `aligned`, a flag, says that all of these, `divided`, are multiples of 16.
+    `held` are the fewest positions of blocks of whole axes that other calls may have more or fewer positions of: shorter
+    ones would be binaries of their own. The last parameter is INDEX, the dtype of positions: int64 where some offset of an element needs it.
     """
 
     pointers: dict[str, str] = field(default_factory=dict)
@@ -105,6 +118,7 @@ class Parameters:
     stages: str | None = None
     flags: tuple[str, ...] = ()
     any_size: tuple[str, ...] = ()
+    held: dict[str, int] = field(default_factory=dict)
     aligned: str | None = None
     divided: tuple[str, ...] = ()
 
@@ -134,16 +148,22 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     extents = [*kernel.grid[:-1], *(axis for axis in kernel.grid[-1:] if axis in kernel.backwards)]
     bounds: list[str] = []
     last: set[str] = set()
+    multiplied: set[str] = set()
+    strides: list[str] = []
     for stmt in nested(kernel.body):
         match stmt:
             case Let(_, LoadTile(index=(*_, at))) | Store(index=(*_, at)):
                 last.update(tables.root[axis] for axis in at.dims)
+            case Let(_, Dot(left, right)):
+                multiplied.update((*left.dims, *right.dims))
         match stmt:
             case Let(_, LoadTile(tensor, _, _, _)) | Store(tensor, _, _, _):
                 if tensor not in found.pointers:
                     labels = tables.tensors[tensor].labels
                     found.pointers[tensor] = names.new(f"{tensor}_ptr")
                     found.strides[tensor] = tuple(names.new(f"{tensor}_stride_{label}") for label in labels)
+                    if tables.tensors[tensor].last in tables.shards:
+                        strides += found.strides[tensor][:-1]
             case Let(value, Argument(name) | LaunchValue(name, _)):
                 scalars.setdefault(name, value.dtype)
             case Let(_, Extent(axis)):
@@ -154,19 +174,29 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
         root = tables.root[axis]
         if root not in found.extents:
             found.extents[root] = names.new(f"N_{root}")
-    found.any_size = tuple(name for axis, name in found.extents.items() if axis not in last)
-    tiled = {tables.root[b.axis] for b in kernel.blocks if is_tile(b) and b.kind != "whole"}
+    last -= tables.shards
+    found.any_size = (*strides, *(name for axis, name in found.extents.items() if axis not in last))
+    tiled = {
+        tables.root[b.axis]
+        for b in kernel.blocks
+        if is_tile(b)
+        and not (b.kind == "whole" and b.axis in multiplied - tables.ragged)
+        and b.axis not in tables.shards
+    }
     found.divided = tuple(axis for axis in found.extents if axis in tiled - last)
     if found.divided:
         found.aligned = names.new("ALIGNED")
     found.scalars = {name: (names.new(name), dtype) for name, dtype in scalars.items()}
+    found.any_size += tuple(name for name, dtype in found.scalars.values() if dtype in INTEGERS)
     for block in filter(is_tile, kernel.blocks):
         upper = f"BLOCK_{block.axis.upper()}"
         taken = upper in found.blocks.values()
         found.blocks[block.axis] = names.new(f"BLOCK_{block.axis}" if taken else upper)
     whole = {block.axis for block in kernel.blocks if block.kind == "whole"}
+    found.held = {axis: SHORT for axis in whole & multiplied & tables.ragged}
+    found.held |= dict.fromkeys(whole & tables.shards, MOST_SHARDS)
     for axis in dict.fromkeys(bounds):
-        if axis in whole:
+        if axis in (whole & multiplied) - tables.ragged:
             found.even[axis] = names.new(found.blocks[axis].replace("BLOCK", "EVEN", 1))
     if any(isinstance(stmt, For) for stmt in kernel.body):
         found.stages = names.new("STAGES")
@@ -176,6 +206,7 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
 def least_blocks(kernel: Kernel, parameters: Parameters) -> dict[str, int]:
     """By parameter, the least size of blocks that have to hold a fixed number of positions."""
     held = {block.axis: block.valid for block in kernel.blocks if block.valid is not None}
+    held |= parameters.held
     return {parameters.blocks[axis]: 1 << (valid - 1).bit_length() for axis, valid in held.items()}
 
 
