@@ -23,6 +23,7 @@ try:
     from eqfuse.operator.registered import register_operator
     from eqfuse.rules.scope import Rule
     from eqfuse.terms.parser import parse
+    from eqfuse.threads import uncollected
     from eqfuse.tile.modes import mode_named
     from eqfuse.verify.certificate import REQUESTED, Certificate
 finally:
@@ -108,10 +109,11 @@ def compile(
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
     mode_named(native)
     device = device_named("cpu" if target == "auto" else target)
-    derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
-    return Kernel(
-        derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}), bound, native
-    )
+    with uncollected():
+        derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
+        return Kernel(
+            derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}), bound, native
+        )
 
 
 def reference(source: str, *, scalars: Mapping[str, float] | None = None) -> Callable[..., Any]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from eqfuse import results
-from eqfuse.compiler import examined
+from eqfuse.compiler import choose, examined, rederived
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.devices import DEVICES
-from eqfuse.results import Certifying, Merging, Rewriting, Subject
+from eqfuse.results import Certifying, Merging, Planning, Rewriting, Subject
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.prepare import prepare
 from eqfuse.terms.folds import FOLDS, Fold
@@ -53,6 +53,13 @@ def _wrong(subject: Subject, value: Any) -> str:
             with scope.entered():
                 group, _ = derive_group(axis, reduces, order, strict_casts, suffix, dtypes=dtypes)
             return "" if group == value[0] else "another merge is derived"
+        case Planning(program, extents, dtypes, device, prefer, scope):
+            if device not in DEVICES:
+                return f"no device is named {device!r}"
+            with scope.entered(), results.anew():
+                derived = rederived(program)
+                chosen = choose(derived, extents, dtypes, DEVICES[device], prefer)[1]
+            return "" if chosen == value else "another plan is chosen"
         case Certifying(device=device):
             if device not in DEVICES:
                 return f"no device is named {device!r}"

@@ -12,11 +12,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from eqfuse import debug, results
 from eqfuse.derived import Derived, Timings, rewritten
@@ -39,6 +39,7 @@ from eqfuse.terms.nodes import Output, Program, Reduce
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import check_indices, program_dtypes
+from eqfuse.threads import cached
 from eqfuse.tile.check import TileError
 from eqfuse.tile.lower.program import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
@@ -78,7 +79,7 @@ class Checks:
 class Compiled:
     """One shape's result: the candidates, the chosen one, its tile program, and its roles where it has some."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
     chosen: Candidate
     tile: TileProgram
     dtypes: Mapping[str, str]
@@ -90,6 +91,32 @@ class Compiled:
     def shape(self) -> Shape:
         """What the plan was chosen for."""
         return shape_of(self.extents, self.dtypes, self.device)
+
+
+class Candidates(Sequence[Candidate]):
+    """The candidates of a shape whose choice was kept: the others are made when somebody asks."""
+
+    def __init__(self, make: Callable[[], Sequence[Candidate]]) -> None:
+        self._make = make
+
+    @cached
+    def _made(self) -> tuple[Candidate, ...]:
+        return tuple(self._make())
+
+    @overload
+    def __getitem__(self, place: int) -> Candidate: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Candidate]: ...
+
+    def __getitem__(self, place: int | slice) -> Candidate | Sequence[Candidate]:
+        return self._made[place]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self._made,)
 
 
 Shape = tuple[str, tuple[tuple[str, int], ...], tuple[tuple[str, str], ...]]
@@ -126,6 +153,12 @@ def derive(
     return Derived(program, outputs, report, timings, current(), report.stopped)
 
 
+def rederived(program: Program) -> Derived:
+    """A parsed program, rewritten under the rules in force."""
+    outputs, report = rewritten(program, current())
+    return Derived(program, outputs, report, Timings(), current(), report.stopped)
+
+
 def pipeline(
     derived: Derived,
     extents: Mapping[str, int],
@@ -140,7 +173,7 @@ def pipeline(
     `prefer="multi_pass"` are those of the program as it is written, whatever it was rewritten to.
     """
     timings = derived.timings
-    found, chosen = choose(derived, extents, dtypes, device, prefer)
+    found, chosen = planned(derived, extents, dtypes, device, prefer)
     debug.show(4, "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
     debug.show(4, "loops", lambda: show_nest(chosen.nest))
 
@@ -148,16 +181,61 @@ def pipeline(
         tile = lower_nest(chosen.nest, derived.program, dtypes, chosen.plan.configs, device)
     debug.show(5, "tiles", lambda: show_tiles(tile))
     with timings.stage("roles"):
-        planned, roles = divided(derived, chosen, tile, dtypes, extents, device)
-        found = [planned if candidate is chosen else candidate for candidate in found]
+        ready, roles = divided(derived, chosen, tile, dtypes, extents, device)
+        found = _replaced(found, chosen, ready)
     if roles is not None:
         debug.show(5, "roles", lambda: roles)
 
-    compiled = Compiled(tuple(found), planned, tile, dtypes, extents, device, roles)
+    compiled = Compiled(found, ready, tile, dtypes, extents, device, roles)
     if checks is not None:
         certificate = certify(derived, compiled, checks)
         debug.show(6, "certificate", lambda: certificate)
     return compiled
+
+
+def _replaced(found: Sequence[Candidate], old: Candidate, new: Candidate) -> Sequence[Candidate]:
+    """The candidates with another one in the place of one of them; those that nobody has asked for are still not made."""
+
+    def make() -> tuple[Candidate, ...]:
+        return tuple(new if candidate is old else candidate for candidate in found)
+
+    return found if new is old else Candidates(make) if isinstance(found, Candidates) else make()
+
+
+def planned(
+    derived: Derived,
+    extents: Mapping[str, int],
+    dtypes: Mapping[str, str],
+    device: Device,
+    prefer: str | None = None,
+) -> tuple[Sequence[Candidate], Candidate]:
+    """The candidates for one shape, and the one to run, as it was kept or is chosen now. Raises ScheduleError."""
+    asked = extents, dtypes, device, prefer
+    if derived.scope.added:  # a certificate names those of them that took part: merges have to be at hand
+        found, chosen = choose(derived, *asked)
+        return tuple(found), chosen
+    made: list[Candidate] = []
+
+    def make() -> Candidate:
+        found, chosen = choose(derived, *asked)
+        made.extend(found)
+        return chosen
+
+    subject = results.planning(derived.program, extents, dtypes, device.name, prefer, derived.scope)
+    with derived.timings.stage("plan"):
+        chosen, was_kept = results.kept("planned", subject, make)
+    if not was_kept:
+        return tuple(made), chosen
+    if chosen.plan.form == "apart":
+        derived.taken_apart()
+    derived.nests[chosen.plan.kernels] = chosen.nest
+
+    def again() -> Sequence[Candidate]:
+        with derived.lock:
+            found = choose(derived, *asked)[0]
+        return [chosen if candidate == chosen else candidate for candidate in found]
+
+    return Candidates(again), chosen
 
 
 def choose(

@@ -452,12 +452,14 @@ class Kernel:
     def derivation(self) -> Derivation:
         """How the kernel follows from the program, step by step; recorded at the first request."""
         with self._lock:
+            len(self.compiled.candidates)
             return compiler.derivation(self.derived, self.plan, self.scalars)
 
     @property
     def rule_counts(self) -> Mapping[str, int]:
         """How often each rule has matched so far, shipped or added, most often first; rules that never did are absent."""
         with self._lock:
+            len(self.compiled.candidates)  # where the plan was kept, merges have not been asked for
             matches = {name: count for name, count in self.derived.report.matches.items() if count}
         return dict(sorted(matches.items(), key=lambda item: (-item[1], item[0])))
 
@@ -465,6 +467,7 @@ class Kernel:
     def stats(self) -> Mapping[str, Any]:
         """enodes, rounds, saturated, rule matches, and milliseconds per stage so far."""
         with self._lock:
+            len(self.compiled.candidates)
             report = self.derived.report
             return {
                 "enodes": report.enodes,
@@ -480,6 +483,7 @@ class Kernel:
         from eqfuse.explain.report import Report
 
         derived, compiled = self.derived, self.compiled
+        len(compiled.candidates)
         return Report(
             self.name,
             self.program,

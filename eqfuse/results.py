@@ -12,6 +12,8 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +25,9 @@ from eqfuse.cache.codec import Codec, Malformed, Uncodable
 from eqfuse.cache.entries import Key, Unfit
 from eqfuse.cache.files import searched, write_whole
 from eqfuse.environment import installed
+from eqfuse.extract.candidates import Candidate
 from eqfuse.loops import nodes as loops
+from eqfuse.loops import plan as plans
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Roles
@@ -89,11 +93,25 @@ class Certifying:
     roles: Roles | None = None
 
 
-Subject = Rewriting | Merging | Certifying
+@dataclass(frozen=True)
+class Planning:
+    """What a plan is chosen for: the arguments of `compiler.choose`."""
+
+    program: Program
+    extents: Mapping[str, int]
+    dtypes: Mapping[str, str]
+    device: str
+    prefer: str | None
+    scope: RuleScope
+    folds: tuple[Fold, ...]
+
+
+Subject = Rewriting | Merging | Planning | Certifying
 
 KINDS: Mapping[str, tuple[type[Subject], Any]] = {
     "rewritten": (Rewriting, tuple[tuple[Output, ...], Report]),
     "merged": (Merging, tuple[Group, Report]),
+    "planned": (Planning, Candidate),
     "certified": (Certifying, Certificate),
 }
 """Kinds of entries: what each is found by, and the type of what it holds."""
@@ -112,20 +130,9 @@ _LOOPS = (loops.Buffer, loops.Carried, loops.Kernel, loops.Let, loops.Loop, loop
 _MERGES = (merge.Combine, merge.Finish, merge.Group, merge.Merge, merge.Obstacle, merge.Part, merge.State)
 CODEC = Codec(
     (*_TERMS, terms.Output, terms.Program, terms.Tensor, *_LOOPS, *_MERGES, merge.Update)
-    + (
-        Block,
-        Roles,
-        Fold,
-        Report,
-        Rewrite,
-        Rule,
-        RuleScope,
-        Certificate,
-        StageReport,
-        Rewriting,
-        Merging,
-        Certifying,
-    )
+    + (Candidate, plans.Cost, plans.GroupPlan, plans.KernelConfig, plans.KernelPlan, plans.Plan, plans.Term)
+    + (Block, Roles, Fold, Report, Rewrite, Rule, RuleScope, Certificate, StageReport)
+    + (Rewriting, Merging, Planning, Certifying)
 )
 
 
@@ -135,14 +142,41 @@ def rewriting(program: Program, apart: bool, scope: RuleScope) -> Rewriting:
     return Rewriting(replace(program, source=""), apart, scope, folds_in_order(*exprs))
 
 
+def planning(
+    program: Program,
+    extents: Mapping[str, int],
+    dtypes: Mapping[str, str],
+    device: str,
+    prefer: str | None,
+    scope: RuleScope,
+) -> Planning:
+    """The program apart from how it is written, and what a plan is chosen for."""
+    exprs = (output.expr for output in program.outputs)
+    plain = replace(program, source="")
+    return Planning(plain, extents, dtypes, device, prefer, scope, folds_in_order(*exprs))
+
+
 def folds_in_order(*exprs: Expr) -> tuple[Fold, ...]:
     """The folds that expressions read, by name."""
     return tuple(sorted(folds_in(*exprs), key=lambda fold: fold.name))
 
 
+_anew: ContextVar[bool] = ContextVar("anew", default=False)
+
+
+@contextmanager
+def anew() -> Iterator[None]:
+    """Inside, nothing is kept, nor read."""
+    token = _anew.set(True)
+    try:
+        yield
+    finally:
+        _anew.reset(token)
+
+
 def is_off() -> bool:
     """Whether nothing is kept, nor read."""
-    return os.environ.get("EQFUSE_CACHE") == OFF
+    return _anew.get() or os.environ.get("EQFUSE_CACHE") == OFF
 
 
 def has_any(kind: str) -> bool:

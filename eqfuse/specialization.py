@@ -20,7 +20,7 @@ from eqfuse.extract.candidates import Candidate, Search
 from eqfuse.extract.devices import Device
 from eqfuse.regions import Region, Regions
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.threads import Lock, cached, undisturbed
+from eqfuse.threads import Lock, cached, uncollected, undisturbed
 from eqfuse.tile.modes import Mode
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.storage import resolve_extents
@@ -166,12 +166,15 @@ class Specializations:
         if compiled is None:
             regions = self._regions_of(dtypes, device)
             sizes = regions.sizes(regions.corner(some))
-            compiled = regions.at(some) or regions.add(
-                some,
-                lambda extents: self.compile(extents, dtypes, device),
-                self._seconds,
-                self._seconds_of,
-            )
+            compiled = regions.at(some)
+            if compiled is None:
+                with uncollected():
+                    compiled = regions.add(
+                        some,
+                        lambda extents: self.compile(extents, dtypes, device),
+                        self._seconds,
+                        self._seconds_of,
+                    )
         shards = self._shards(compiled, sizes)
         return Specialization(compiled, extents, shards, dtypes, 0 in extents.values())
 

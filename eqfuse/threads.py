@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -117,8 +118,31 @@ class undisturbed:
         self._modes.__exit__(None, None, None)
 
 
+class uncollected:
+    """Inside, no cycles of objects are collected: what compiling makes lives on or is freed at once, and a collection walks all
+    that torch has made, a fifth of the time of a first compilation. Several threads may be inside."""
+
+    _lock = threading.Lock()
+    _inside = 0
+    _was_on = False
+
+    def __enter__(self) -> None:
+        with uncollected._lock:
+            if not uncollected._inside:
+                uncollected._was_on = gc.isenabled()
+                gc.disable()
+            uncollected._inside += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with uncollected._lock:
+            uncollected._inside -= 1
+            if not uncollected._inside and uncollected._was_on:
+                gc.enable()
+
+
 def _forked() -> None:
     _Process.is_forked = True
+    uncollected._lock = threading.Lock()
     for lock in list(_locks):
         lock.reopen()
 

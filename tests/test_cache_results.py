@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse import results
+from eqfuse import compiler, results
 from eqfuse.cli import main
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.define import forget
@@ -342,8 +343,41 @@ def test_a_wrong_merge_is_not_covered_by_the_certificate_of_the_right_one(home: 
     eq.compile(source, prefer="rolling")
     for path in (home / "merged").iterdir():
         _changed(_swapped_sum)(path)
+    (planned,) = (home / "planned").iterdir()
+    planned.unlink()
     with pytest.raises(VerificationError):
         eq.compile(source, prefer="rolling")
+
+
+def test_a_wrong_plan_is_not_covered_by_the_certificate_of_the_right_one(home: Path) -> None:
+    source = "y[i] = sum[j](x[i,j] * exp(x[i,j] - max[j](x[i,j])))"
+    eq.compile(source, prefer="rolling")
+    (planned,) = (home / "planned").iterdir()
+    _changed(_swapped_sum)(planned)
+    with pytest.raises(VerificationError):
+        eq.compile(source, prefer="rolling")
+
+
+def test_a_kept_plan_is_that_which_is_chosen(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 5000)
+    first = eq.compile(SOFTMAX, native="off")
+    first(x=x)
+    chosen: list[object] = []
+    choose = compiler.choose
+
+    def counted(*args: Any) -> Any:
+        chosen.append(args)
+        return choose(*args)
+
+    monkeypatch.setattr(compiler, "choose", counted)
+    second = eq.compile(SOFTMAX, native="off")
+    assert torch.equal(second(x=x), first(x=x))
+    assert second.plan == first.plan and second.loops == first.loops and second.tile == first.tile
+    assert not chosen
+    assert [plan.schedule for plan in second.plans()] == [plan.schedule for plan in first.plans()]
+    assert len(chosen) == 1
+    assert copy.copy(second).plans() == first.plans()
+    assert second.explain() == first.explain() and second.why_not() == first.why_not()
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ Key = Mapping[str, Any]
 KINDS: Mapping[str, str] = {
     "rewritten": "programs, as rules rewrote them",
     "merged": "derived merges, and why there is none",
+    "planned": "plans that the cost model chose for sizes",
     "certified": "certificates of loop nests",
     "tuned": "the fastest plans that `Kernel.tune` has found",
     "triton": "emitted modules, which Triton reads its kernels from",

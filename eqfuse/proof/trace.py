@@ -181,7 +181,7 @@ class Tracer:
     def _trace_group(self, group: Group, claim: GroupProof) -> GroupProof:
         if group.merge is None:
             return claim
-        (key,) = (key for key, known in self.groups.items() if known is group)
+        key = next(key for key, known in self.groups.items() if known == group)
         axis, reduces, suffix = key
         self.recorder.tapes.clear()
         derive_group(axis, reduces, self.order, self.program.strict_casts, suffix, self.recorder.engine)
