@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         examples=options.examples,
         seed=options.seed,
         seconds=options.seconds,
+        jobs=options.jobs,
         resume=options.resume,
         native=options.native,
         measured=options.measured,
@@ -69,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         default=math.inf,
         metavar="S",
         help="fuzz, pairs: begin no batch after so long",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=0, metavar="N", help="pairs: processes at once (default: one per core)"
     )
     parser.add_argument("--resume", action="store_true", help="fuzz: keep the batches that are done")
     parser.add_argument("--native", action="store_true", help="fuzz: on the CPU, run compiled C++ as well")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import (
     Axis,
@@ -82,22 +83,40 @@ class Pair:
     def differ(self, seed: int) -> bool | None:
         """Whether the programs have different values at some point; None where rounding or the range of float64
         leaves that open."""
-        rng = np.random.default_rng(seed)
         first, second = parse(self.left), parse(self.right)
         open_, seen = False, False
         for number in range(POINTS):
-            found = _difference(first, second, self, rng, SCALES[number % len(SCALES)], number)
-            if found is None:
+            scale = SCALES[number % len(SCALES)]
+            found = [
+                _difference(first, second, self, np.random.default_rng([seed, number]), scale, number, domain)
+                for domain in (FloatDomain(), _Uncast())
+            ]
+            known = [each for each in found if each is not None]
+            if not known:
                 continue
             seen = True
-            if found > APART:
+            # What casts alone tell apart is rounding.
+            if len(known) == len(found) and min(known) > APART:
                 return True
-            open_ |= found > CLOSE
+            open_ |= max(known) > CLOSE
         return None if open_ or not seen else False
 
 
+class _Uncast(FloatDomain):
+    """float64 in which a cast is the identity, as it is to the algebra."""
+
+    def call(self, fn: str, args: Sequence[Any]) -> Any:
+        return args[0] if fn in CASTS else super().call(fn, args)
+
+
 def _difference(
-    first: Program, second: Program, pair: Pair, rng: np.random.Generator, scale: float, number: int
+    first: Program,
+    second: Program,
+    pair: Pair,
+    rng: np.random.Generator,
+    scale: float,
+    number: int,
+    domain: FloatDomain,
 ) -> float | None:
     """The largest relative difference at one point; None where nothing finite is there to compare."""
     names = dict.fromkeys((*axes_of(first.outputs), *axes_of(second.outputs)))
@@ -126,7 +145,7 @@ def _difference(
             tensors[name] = rng.integers(low, high + 1, spec.shape)
     reals = {name: scale * rng.uniform(0.2, 1) for name in (*first.scalars, *second.scalars)}
     numbers = {**reals, **scalars}
-    left, right = (evaluate(p, tensors, numbers, sizes, FloatDomain()) for p in (first, second))
+    left, right = (evaluate(p, tensors, numbers, sizes, domain) for p in (first, second))
     worst: float | None = None
     for name, expected in left.items():
         a, b = np.asarray(expected, np.float64), np.asarray(right[name], np.float64)

@@ -132,9 +132,9 @@ def run(options: Options, report: Report) -> None:
 
 
 def _batches(options: Options) -> Iterator[Tally]:
-    """Each batch as it is done, on all cores. None is begun after `--seconds`."""
+    """Each batch as it is done, `--jobs` at once. None is begun after `--seconds`."""
     deadline = time.monotonic() + options.seconds
-    workers = os.cpu_count() or 1
+    workers = options.jobs or os.cpu_count() or 1
     starts = iter(range(0, options.examples, BATCH))
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_prepare, max_tasks_per_child=4

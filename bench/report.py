@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Options:
     """What the command line asked for. `only` selects workloads as `workloads.select` does; `examples`,
-    `seed`, `seconds`, `resume` and `native` are of random programs, `measured` is the file of what a GPU elsewhere measured."""
+    `seed`, `seconds`, `jobs`, `resume` and `native` are of random programs, `measured` is the file of what a GPU elsewhere measured."""
 
     only: str | None = None
     device: str = "cpu"
@@ -35,6 +35,7 @@ class Options:
     examples: int = 500
     seed: int = 0
     seconds: float = math.inf
+    jobs: int = 0
     resume: bool = False
     native: bool = False
     measured: Path | None = None

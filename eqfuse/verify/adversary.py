@@ -101,15 +101,20 @@ def met_by_positions(program: Program) -> dict[str, int]:
 
 
 def sizes_met(*programs: Program) -> dict[str, tuple[int, ...]]:
-    """By axis, the numbers that its size is compared with."""
+    """By axis, the sizes that comparisons turn on: the numbers that a size is compared with, and for those that positions
+    are compared with (`j < 5`) the axis that ends there, and the one that is a position longer."""
     found: dict[str, set[int]] = {}
     for program in programs:
-        for node in walk(*roots(program)):
+        for node in outside_loads(*roots(program)):
             if isinstance(node, Call) and node.fn in COMPARISONS:
                 parts, whole = _parts_and_numbers(node)
                 for part in parts:
-                    if isinstance(part, Size) and whole:
-                        found.setdefault(program.domains.get(part.axis, part.axis), set()).update(whole)
+                    name = (
+                        part.name if isinstance(part, Axis) else part.axis if isinstance(part, Size) else None
+                    )
+                    if name is not None and whole:
+                        longer = {n + 1 for n in whole} if isinstance(part, Axis) else set[int]()
+                        found.setdefault(program.domains.get(name, name), set()).update(whole | longer)
     return {axis: tuple(sorted(numbers)) for axis, numbers in found.items()}
 
 
@@ -141,7 +146,7 @@ def settings(
             case _:
                 return {name: int(rng.integers(1, 12)) for name in names}
 
-    ones = Setting(Choice((1,), (1,), (1,), "none"), integers(0))
+    ones = Setting(Choice((1,), (1,), (1,), "none", near=False), integers(0))
     if of == "stages":
         yield Setting(_ragged(rng), integers(1))
         yield ones
@@ -157,7 +162,7 @@ def settings(
     exact = sizes_met(*programs)
     for number in sorted({n for numbers in exact.values() for n in numbers}, reverse=True)[:EXACT_SIZES]:
         if number < SMALL:
-            yield Setting(Choice((number,), (number,), (number,), "none"), integers(3))
+            yield Setting(Choice((number,), (number,), (number,), "none", near=False), integers(3))
         else:
             reached = {axis: number for axis, numbers in exact.items() if number in numbers}
             yield Setting(LEAST, integers(3), (reached, reached))

@@ -26,6 +26,7 @@ BELOW, EQUAL, ABOVE = 1, 2, 4
 """How the first of two numbers was to the second, in some element."""
 SIGNS = frozenset({"abs", "relu", "sign"})
 """Functions that compare their argument with 0."""
+LIMITS = frozenset({"maximum", "minimum"})
 
 _TRUE: Mapping[str, int] = {
     "lt": BELOW,
@@ -67,9 +68,11 @@ class Branches:
             self._numbers[node] = _fingerprint(node, parts)
         left = _reals(parts[0])
         right = _reals(parts[1]) if len(parts) > 1 else 0.0
+        # The limit of a number and an infinity is the number: parts of an axis without a position.
+        counted = np.isfinite(left) & np.isfinite(right) if fn in LIMITS else True
         with np.errstate(invalid="ignore"):
             for bit, found in ((BELOW, left < right), (EQUAL, left == right), (ABOVE, left > right)):
-                seen |= bit if not seen & bit and np.any(found) else 0
+                seen |= bit if not seen & bit and np.any(found & counted) else 0
         self._seen[node] = seen
 
     def untaken(self, program: Program) -> dict[int, str]:
@@ -117,6 +120,8 @@ def _missing(node: Call, seen: int) -> str:
         sides = [(true, "true"), (false, "false")]
     elif node.fn in SIGNS:
         sides = [(BELOW, "below 0"), (ABOVE, "above 0")]
+    elif seen & ~EQUAL == 0:  # of equal numbers either will do
+        return ""
     else:
         sides = [(BELOW, "with the first below the second"), (ABOVE, "with the first above the second")]
     gone = [said for bits, said in sides if not seen & bits and possible & bits]

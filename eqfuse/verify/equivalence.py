@@ -68,6 +68,8 @@ SMALLEST_SCALE = 1e-6
 """Real inputs are drawn smaller, down to this, where most trials leave the range of float64."""
 ELSEWHERE_TRIALS = 8
 """Trials at thresholds of stages at other sizes: each kind of value once."""
+MOST_TRIALS, ELEMENTS = 128, 40_000
+"""Trials that look for a difference at small sizes, and the elements of the largest value over all of them."""
 MOST_ELSEWHERE = 200_000
 """Elements of the largest value over all trials there."""
 CLOSE = 1e-9
@@ -397,7 +399,7 @@ def _look_elsewhere(
             hard = ELSEWHERE_TRIALS if kind == "at thresholds" else 0
             verification.run(elsewhere(found, number), source, half=True, numbers=numbers, hard=hard)
         else:
-            trials = min(ELSEWHERE_TRIALS, max(1, MOST_ELSEWHERE // max(1, size)))
+            trials = min(max(ELSEWHERE_TRIALS, _many(size) // 2), max(1, MOST_ELSEWHERE // max(1, size)))
             source = replace(source, special="ignored", defined="common")
             verification.probe(elsewhere(found, number), source, numbers, number, trials, (kind,))
         unseen.look((found,), values)
@@ -472,6 +474,7 @@ class Source:
     ) -> Inputs:
         """The inputs of a round, by the patterns from `start` on; real values of tensors are multiplied by `scale`."""
         infinities = self.special != "ignored"
+        domain.trials = trials
         tensors = draw_specs(
             self.specs, domain, trials, rng, infinities=infinities, number=number, start=start, scale=scale
         )
@@ -808,6 +811,11 @@ def _plain(text: str) -> str:
     return "".join(text.split())
 
 
+def _many(volume: int) -> int:
+    """Trials of programs that are small: a branch and what shows it are rarely met together."""
+    return min(MOST_TRIALS, ELEMENTS // max(1, volume))
+
+
 def _of_pair(
     pair: JointSizes, scalars: Mapping[str, object], defined: Defined
 ) -> tuple[Sequence[Stage], Source]:
@@ -840,7 +848,7 @@ def _look_for_difference(
         if verification.reason or pair.output_difference() or 2 * pair.volume > MOST_ELEMENTS:
             continue
         (stage,), source = _of_pair(pair, values, defined)
-        count = min(trials, MOST_ELEMENTS // max(1, pair.volume))
+        count = min(max(trials, _many(pair.volume)), MOST_ELEMENTS // max(1, pair.volume))
         verification.probe([stage], source, numbers, number, count)
         unseen.look((pair.left, pair.right), values)
 

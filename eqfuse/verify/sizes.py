@@ -64,13 +64,15 @@ class Choice:
     Those of `reduced` are one less than a multiple of 4: the last block of 4 has several positions, or any fold of it
     would do. None of `free` is a multiple of 4: blocks are padded somewhere, or their masks would not be seen.
     `compared` are for axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles.
-    Which axes have to differ is `apart`: all, those that a tensor has together, or none.
+    Which axes have to differ is `apart`: all, those that a tensor has together, or none. Where `near`, axes are longer than
+    small numbers that their positions are compared with.
     """
 
     reduced: tuple[int, ...]
     free: tuple[int, ...]
     compared: tuple[int, ...]
     apart: Literal["all", "together", "none"] = "all"
+    near: bool = True
 
 
 USUAL = Choice((7, 11, 15, 19, 23, 27), (3, 5, 6, 9, 10, 13, 14, 18, 22), (9, 11, 13, 14, 15, 17, 19))
@@ -238,7 +240,7 @@ def joint_extents(
                     reduced.add(classes.find((label, axis)))
                 case Call("floordiv" | "mod", (left, right)):
                     divisor = _Positions({}, integers, {}).range(right)
-                    if divisor is not None and 1 < divisor[1] <= LARGEST_DIVISOR:
+                    if choice.near and divisor is not None and 1 < divisor[1] <= LARGEST_DIVISOR:
                         for part in walk(left):
                             if isinstance(part, Axis):
                                 key = classes.find((label, part.name))
@@ -248,7 +250,7 @@ def joint_extents(
                     keys = {classes.find((label, part.name)) for part in parts if isinstance(part, Axis)}
                     offsets = [part.value for part in parts if isinstance(part, Const)]
                     compared |= keys if len(keys) > 1 else set()
-                    for key in keys:
+                    for key in keys if choice.near else ():
                         near = [int(abs(offset)) + 2 for offset in offsets if abs(offset) <= LARGEST_OFFSET]
                         atleast[key] = max(atleast.get(key, 0), *near, 0)
     chosen |= (reached or {}) if exact else {}
@@ -372,7 +374,8 @@ def constant_conditions(
         if isinstance(node, Call):
             parts = list(walk(node))
             known = all(part.name in integers for part in parts if isinstance(part, Scalar))
-            known &= not fixed or any(part.name not in fixed for part in parts if isinstance(part, Axis))
+            axes = {part.name for part in parts if isinstance(part, Axis)}
+            known &= not axes | {part.axis for part in parts if isinstance(part, Size)} <= fixed
             positional = any(isinstance(part, Axis) for part in parts)
             # what a comparison of sizes does at one size is the same at all positions
             positional |= node.fn in COMPARISONS and any(isinstance(part, Size) for part in parts)

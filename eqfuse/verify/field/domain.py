@@ -125,7 +125,7 @@ class FieldDomain:
     `opaque` collects the functions that were evaluated as hashes; `strict_casts` makes casts opaque
     (they are identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real
     value overflowed or vanished, so that orders may be wrong; where it is `careful`, which costs time, also those in which
-    rounding errors leave an order open. `extremes` counts, per reduction of max or min, how often the extreme
+    rounding errors leave an order open. `trials` is their number, where it is known. `extremes` counts, per reduction of max or min, how often the extreme
     was in the first, middle and last part of the axis.
     """
 
@@ -141,6 +141,7 @@ class FieldDomain:
         self.group = SquareGroup(p, q, generator)
         self.strict_casts = strict_casts
         self.careful = False
+        self.trials: int | None = None
         self.opaque: set[str] = set()
         self.interpreted: set[str] = set()
         self.extremes: dict[str, npt.NDArray[np.int64]] = {}
@@ -520,7 +521,7 @@ class FieldDomain:
             self._note_beyond_floats(error > 0.5)
             error = UNIT * np.abs(result.shadow) + (0.0 if x.error is None else _APART * x.error)
         else:
-            self._note_beyond_floats((np.abs(result.shadow) <= error) & (result.shadow != 0))
+            self._note_beyond_floats((np.abs(result.shadow) <= error) & (error > 0) & ~_is_zero(x))
         result.error = error
 
     def _note_unclear(self, x: FieldArray, y: FieldArray | None = None) -> None:
@@ -528,7 +529,8 @@ class FieldDomain:
         is one."""
         if y is None:
             unclear = rounding.unclear(x.shadow, 0.0, x.error)
-            self._note_beyond_floats(unclear & (x.shadow != 0) if unclear is not None else np.zeros(0, bool))
+            if unclear is not None and unclear.any():
+                self._note_beyond_floats(unclear & ~_is_zero(x))
             return
         unclear = rounding.unclear(x.shadow, y.shadow, x.error, y.error)
         if unclear is not None and unclear.any():
@@ -579,8 +581,10 @@ class FieldDomain:
         return result
 
     def _note_beyond_floats(self, elements: Truths) -> None:
+        """What has no dimension of trials counts for all of them."""
         if elements.any():
-            trials = elements.reshape(elements.shape[0], -1).any(1) if elements.ndim else elements.reshape(1)
+            batched = elements.ndim and (self.trials is None or elements.shape[0] == self.trials)
+            trials = elements.reshape(elements.shape[0], -1).any(1) if batched else np.ones(1, dtype=bool)
             self.beyond_floats = self.beyond_floats | trials
 
     # Order
