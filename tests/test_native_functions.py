@@ -42,6 +42,12 @@ SOURCE += """
 extern "C" void divide(const float* x, const float* by, float* y, i64 n, i64 m) {
   for (i64 k = 0; k < m; k++) for (i64 j = 0; j < n; j += LANES)
     put_f32(y + k * n + j, quotient(load_f32(x + j), by[k]));
+}
+extern "C" void divide_down(const float* x, const float* by, float* q, float* r, i64 n) {
+  for (i64 k = 0; k < n; k += LANES) {
+    put_f32(q + k, floor_quotient(load_f32(x + k), load_f32(by + k)));
+    put_f32(r + k, floor_remainder(load_f32(x + k), load_f32(by + k)));
+  }
 }"""
 WIDTHS = {"native": (), "avx2": ("-mno-avx512f",), "sse": ("-mno-avx512f", "-mno-avx", "-mno-fma")}
 """Vectors of 16, 8 and 4 lanes, where the processor has them."""
@@ -133,6 +139,20 @@ def test_narrow_dtypes_are_rounded_as_torch_rounds(library: Any, dtype: str) -> 
     wanted = (x.clamp(-448, 448) if dtype == "f8e4m3" else x).to(ROUNDED[dtype]).float().numpy()
     found = called(library, f"rounded_{dtype}")
     assert ((found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
+
+
+def test_divisions_that_round_down_are_those_of_numpy(library: Any) -> None:
+    """Also those beyond 2**22, where half of one is a unit in the last place."""
+    generator = np.random.default_rng(2)
+    x, by = (generator.choice([-1, 1], 1 << 16) * np.exp2(generator.uniform(-40, 40, 1 << 16)) for _ in "xy")
+    x[: 1 << 15] = np.floor(x[: 1 << 15] % 2**20)
+    by[: 1 << 14] = -0.1
+    x, by = x.astype(np.float32), by.astype(np.float32)
+    quotients, remainders = np.empty_like(x), np.empty_like(x)
+    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (x, by, quotients, remainders))
+    library.divide_down(*pointers, ctypes.c_longlong(len(x)))
+    np.testing.assert_array_equal(quotients, np.floor_divide(x, by))
+    np.testing.assert_array_equal(remainders, np.mod(x, by))
 
 
 def test_quotients_by_one_number_are_those_of_divisions(library: Any) -> None:

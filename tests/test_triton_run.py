@@ -14,8 +14,10 @@ from triton_nests import Case, attention, loop, paged_sum, pointwise, row_sum, s
 
 import eqfuse as eq
 from eqfuse.errors import BindError, EqfuseError
+from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Axis, Load, call
 from eqfuse.tile.triton import launch
+from eqfuse.tile.triton.aot import compile_for
 from eqfuse.tile.triton.functions import HELPERS
 from eqfuse.tile.triton.launch import interpret
 
@@ -188,14 +190,31 @@ def test_rounding_of_what_a_gpu_takes_for_0(fn: str, name: str) -> None:
         np.testing.assert_array_equal(known[name](x), expected)
 
 
-def test_real_division_rounded_down_is_exact() -> None:
+DIVISIONS = {"floordiv": ("//", np.floor_divide), "mod": ("%", np.mod)}
+LARGE = [803740.0, 600540.0, 2.0**30 + 64, 1e20, 3e38, 7.0, 1.0, 0.75, 1e-30, -1e-40, 0.0, math.inf, math.nan]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("fn", DIVISIONS)
+def test_division_of_reals_rounded_down_is_exact(fn: str, dtype: str) -> None:
+    """A quotient beyond 2**24 is rounded, and what it leaves of the dividend would be anything."""
+    symbol, exact = DIVISIONS[fn]
     case = pointwise(
-        call("floordiv", Load("x", (Axis("i"),)), Load("y_", (Axis("i"),))), "y[i] = x[i] // y_[i]"
+        call(fn, Load("x", (Axis("i"),)), Load("y_", (Axis("i"),))), f"y[i] = x[i] {symbol} y_[i]", dtype
     )
-    x = torch.tensor([6.0, -1e-40, 7.0, -7.0])
-    y = torch.tensor([3.0, 1.0, 2.0, 2.0])
-    torch.testing.assert_close(run(case, {"x": "f32", "y_": "f32"}, x, y), torch.floor(x / y))
-    assert "tl.div_rn(" in eq.compile("y[i] = x[i] // z[i]", target="sm_90", verify=False).triton
+    signed = torch.tensor([*LARGE, *(-x for x in LARGE)], dtype=TORCH_DTYPES[dtype])
+    x, y = (pairs.contiguous() for pairs in torch.cartesian_prod(signed, torch.cat([signed, signed / 3e6])).T)
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(exact(x.numpy(), y.numpy()))
+    found = run(case, {"x": dtype, "y_": dtype}, x, y)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_remainders_of_reals_are_those_of_the_gpu_vendor(target: str) -> None:
+    source = eq.compile("y[i] = x[i] // z[i] + 3 % x[i]", target=target, verify=False).triton
+    (report,) = compile_for(source, target)
+    assert "libdevice.fmod(" in source and report.spilled_bytes == 0
 
 
 @pytest.mark.parametrize("fn", ["add", "sub", "mul", "div", "maximum", "minimum"])

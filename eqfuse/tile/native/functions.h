@@ -181,7 +181,8 @@ INLINE F cosine(F x) { return circular(x, 1); }
 INLINE F floor_quotient(F x, F y) {
   EACH { float r = __builtin_fmodf(x[lane], y[lane]), q = (x[lane] - r) / y[lane];
     q -= r != 0 && (r < 0) != (y[lane] < 0);
-    x[lane] = y[lane] == 0 ? x[lane] / y[lane] : q == 0 ? __builtin_copysignf(0, x[lane] / y[lane]) : __builtin_rintf(q); }
+    float low = __builtin_floorf(q); low += q - low > 0.5f;
+    x[lane] = y[lane] == 0 ? x[lane] / y[lane] : q == 0 ? __builtin_copysignf(0, x[lane] / y[lane]) : low; }
   return x;
 }
 INLINE F floor_remainder(F x, F y) {

@@ -132,10 +132,7 @@ def elementwise(
         case "floordiv" | "mod" if integer:
             return call(use(f"{fn}_int" if division == "positive" else f"{fn}_any"), *args)
         case "floordiv" | "mod":
-            # the other division of float32 may be a rounding below the integer that the quotient is
-            quotient = infix("div", *args) if dtype == "f64" else call("tl.div_rn", *args)
-            below = call(use("floor"), quotient)
-            return below if fn == "floordiv" else call(use("mod_real"), *args, below)
+            return call(use(f"{fn}_real"), *args)
         case "maximum" | "minimum" if integer:
             return call(f"tl.{fn}", *args)
         case "maximum" | "minimum":
@@ -245,9 +242,23 @@ def floor(x):
     below = tl.floor(x)
     return tl.where((below == 0.0) & (x < 0.0), -1.0, below)
 """,
+    "floordiv_real": """
+def floordiv_real(a, b):
+    # Rounded down, as torch and numpy do it: a rounded quotient may be the integer above.
+    rest = libdevice.fmod(a, b)
+    if rest.dtype == tl.float64:
+        plain, quotient = a / b, (a - rest) / b
+    else:
+        plain, quotient = tl.div_rn(a, b), tl.div_rn(a - rest, b)
+    quotient = tl.where((rest != 0.0) & ((rest < 0.0) != (b < 0.0)), quotient - 1.0, quotient)
+    below = tl.floor(quotient)
+    return tl.where(b == 0.0, plain, tl.where(quotient - below > 0.5, below + 1.0, below))
+""",
     "mod_real": """
-def mod_real(a, b, quotient):
-    return a - b * quotient
+def mod_real(a, b):
+    # Exact, of the sign of b.
+    rest = libdevice.fmod(a, b)
+    return tl.where((rest != 0.0) & ((rest < 0.0) != (b < 0.0)), rest + b, rest)
 """,
     "sigmoid": """
 def sigmoid(x):
@@ -322,6 +333,10 @@ def rest_of_product(left, right, left_mask, right_mask, total):
 """,
 }
 """Helper sources by the function that they stand for, in the order in which a module prints them."""
+
+
+LIBRARY = "from triton.language.extra import libdevice"
+"""What a module imports where a helper calls the GPU vendor's functions."""
 
 
 def helper_name(key: str) -> str:

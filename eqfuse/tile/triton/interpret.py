@@ -3,7 +3,7 @@
 Triton decides at import whether its own library functions are interpreted; here they are while the
 context is open. Within it, folds with a user's combine function work on whole slices instead of one
 element at a time, dots of bfloat16 multiply numbers (not their bit patterns), conversions round
-as the hardware does, and loop bounds may be arrays of one element, which numpy no longer converts.
+as the hardware does, the vendor's functions are there, and loop bounds may be arrays of one element, which numpy no longer converts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import triton.experimental.gluon  # Triton's launcher imports it, which has to happen outside the context
 import triton.language as tl
 from triton.language import standard
+from triton.language.extra import libdevice
 from triton.runtime import interpreter as emulator
 from triton.runtime.jit import JITFunction
 
@@ -123,6 +124,7 @@ def interpreter() -> Iterator[None]:
         (folds, "generic_reduce", _reduce),
         (emulator, "_patch_lang_tensor", _patch_tensor),
         (emulator, "_patch_lang", _Patches().patch),
+        (libdevice, "fmod", lambda a, b: a % b),
     ]
     for name, function in list(vars(standard).items()):
         if isinstance(function, JITFunction):

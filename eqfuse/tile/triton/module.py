@@ -19,7 +19,7 @@ from eqfuse.terms.nodes import Call, Const, Expr, Program, Size
 from eqfuse.terms.parser import axes_of
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import Kernel, TileProgram
-from eqfuse.tile.triton.functions import HELPERS
+from eqfuse.tile.triton.functions import HELPERS, LIBRARY
 from eqfuse.tile.triton.kernel import KernelText, write_kernel
 from eqfuse.tile.triton.parameters import ALIGNMENT, Names, Tables, TensorInfo
 from eqfuse.tile.triton.runtime import RUNTIME, RUNTIME_NAMES
@@ -68,6 +68,7 @@ def emit(
     """
     module = _Module(program, source, dtypes, sizes or {}, name, extents or {})
     kernels = module.kernels()
+    helpers = _helpers({key for kernel in kernels for key in kernel.helpers})
     text = "\n".join(
         [
             *module.docstring(),
@@ -75,9 +76,10 @@ def emit(
             "import torch",
             "import triton",
             "import triton.language as tl",
+            *([LIBRARY] if any("libdevice." in line for line in helpers) else []),
             "",
             *module.tables(kernels, configs),
-            *_helpers({key for kernel in kernels for key in kernel.helpers}),
+            *helpers,
             *_functions(kernels),
             *(line for kernel in kernels for line in ("", "", *kernel.lines)),
             "",
