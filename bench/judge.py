@@ -11,12 +11,13 @@ the runs differ, and only there a fused program may differ as much.
 
 Where the unfused program leaves the range of the kernel's precision and float64 does not, a fused program may give
 anything: in another order it may overflow elsewhere, or not at all. It shows by an infinity or NaN, or by an error
-that rounding does not explain, or by an output that changes with the values that are out of range. Where the unfused one is right, the fused one must be.
+that rounding does not explain, or by an output that changes with the values that are out of range. Where the unfused one is right, the fused one must be,
+but for headroom: a factor that does not vary along a sum may be applied after it, and the sum alone be out of range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +28,7 @@ import torch
 from eqfuse.terms.floats import TORCH_DTYPES, FloatDomain
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate, reference
-from eqfuse.terms.nodes import Call, Expr, Load, Program, call, transform
+from eqfuse.terms.nodes import Call, Expr, Load, Program, Reduce, call, free_axes, transform, walk
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import kind
 
@@ -223,6 +224,8 @@ def expected(
         exact = tuple(precise[output.name] for output in program.outputs)
     positions = [o.name for o in program.outputs if kind(o.expr, dtypes) != "real"]
     ranged = list(_ranged(program, wide, scalars, extents, arithmetic))
+    if (later := factors_later(program)) is not program:
+        ranged += _ranged(later, wide, scalars, extents, arithmetic)
     runs = disturbed(program, tensors, scalars, extents, dtypes)
     return tuple(
         _expected(
@@ -252,6 +255,40 @@ def _ranged(
         if not domain.was_beyond:
             return
         yield outputs
+
+
+def factors_later(program: Program) -> Program:
+    """The program with what its sums multiply every term by applied to them: factors that do not vary along the sum, and
+    are no reductions, which are in the sum to keep it in range."""
+
+    def step(node: Expr) -> Expr:
+        if not isinstance(node, Reduce) or node.op != "sum":
+            return node
+        body, outside = _without(node.body, node.axis)
+        return outside(Reduce("sum", node.axis, body))
+
+    later = tuple(replace(o, expr=transform(o.expr, step)) for o in program.outputs)
+    return program if later == program.outputs else replace(program, outputs=later)
+
+
+def _without(body: Expr, axis: str) -> tuple[Expr, Callable[[Expr], Expr]]:
+    """A product without the factors that are the same along an axis, and what applies them."""
+
+    def is_same(factor: Expr) -> bool:
+        return axis not in free_axes(factor) and not any(isinstance(n, Reduce) for n in walk(factor))
+
+    match body:
+        case Call("mul", (a, b)) if is_same(a):
+            rest, outside = _without(b, axis)
+            return rest, lambda total: call("mul", a, outside(total))
+        case Call("mul" | "div" as fn, (a, b)) if is_same(b):
+            rest, outside = _without(a, axis)
+            return rest, lambda total: call(fn, outside(total), b)
+        case Call("neg", (a,)):
+            rest, outside = _without(a, axis)
+            return rest, lambda total: call("neg", outside(total))
+        case _:
+            return body, lambda total: total
 
 
 def disturbed(

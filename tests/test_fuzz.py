@@ -162,6 +162,18 @@ def test_the_judge_lets_overflow_be_and_not_what_the_unfused_program_keeps_in_ra
     assert not judged(overflowing, x, torch.tensor([20.0, 20.0]))
 
 
+def test_the_judge_lets_a_sum_need_headroom_for_what_multiplies_all_its_terms() -> None:
+    x = torch.tensor([[3e37] * 20, [3.0] * 20])
+    for scaled in ("c * x[i,j] / 2", "-x[i,j] / (2 / c)"):
+        source = f"c = 0.001\ny[i] = sum[j]({scaled})"
+        assert not judged(source, x, torch.tensor([torch.inf, 0.03 if scaled[0] == "c" else -0.03]))
+        assert "y[1] is inf" in judged(source, x, torch.tensor([torch.inf, torch.inf]))
+    varying = "y[i] = sum[j](0.001 * x[i,j] / (1 + j))"
+    assert "y[0] is inf" in judged(
+        varying.replace("0.001 * x[i,j]", "x[i,j] * exp(-7 - j)"), x, torch.full((2,), torch.inf)
+    )
+
+
 def test_the_judge_knows_positions_that_are_right_by_luck() -> None:
     x = torch.tensor([[3e30, 2e30, 1.0], [3.0, 2.0, 1.0]])
     chosen = "y[i] = argmax[j](sq(x[i,j]))"
