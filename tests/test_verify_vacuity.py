@@ -134,6 +134,14 @@ def nothing_derived_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "verify", strict)
 
 
+def test_what_is_the_same_in_every_trial_may_be_out_of_the_range_of_floats() -> None:
+    """Of no positions of k the sum is 0 in all trials: it has a dimension for i, and none for them."""
+    source = "t: bool[i,j]\na[i,j] = sum[k](where(t[i,j], sq(k), -inf))\nb[i] = sum[j](max(i, a[i,j]) - a[i,j] / N(i))"
+    kernel = eq.compile(source)
+    kernel(t=torch.ones((3, 0), dtype=torch.bool), sizes={"k": 0})
+    assert kernel.certificate.ok
+
+
 @pytest.mark.usefixtures("nothing_derived_verifies")
 def test_what_is_not_verified_runs_as_written_and_says_so() -> None:
     kernel = eq.compile(SOFTMAX, target="cpu")
