@@ -105,7 +105,7 @@ class _KernelPrinter(Whole):
                 *self._starts(),
                 *body,
                 "    }",
-                "    if (scratch) __builtin_free(scratch);",
+                "    thread_scratch.leave();",
                 "  }",
                 "}",
                 "",
@@ -144,7 +144,7 @@ class _KernelPrinter(Whole):
 
     def _memory(self) -> list[str]:
         if not self.buffers:
-            return ["    char* const scratch = 0;"]
+            return []
         lines, sizes = [], []
         for buffer in self.buffers.values():
             count = " * ".join(f"most_{self._c(dim)}" for dim in buffer.dims) or "1"
@@ -152,7 +152,7 @@ class _KernelPrinter(Whole):
                 f"    const i64 bytes_{buffer.name} = ({count} * {SIZES[kept(buffer.dtype)]} + 127) / 64 * 64;"
             )
             sizes.append(f"bytes_{buffer.name}")
-        lines.append(f"    char* const scratch = (char*)__builtin_malloc({' + '.join(sizes)} + 64);")
+        lines.append(f"    char* const scratch = thread_scratch.of({' + '.join(sizes)} + 64);")
         lines.append("    char* free_ = (char*)(((__UINTPTR_TYPE__)scratch + 63) / 64 * 64);")
         for buffer in self.buffers.values():
             element = ELEMENTS[kept(buffer.dtype)]

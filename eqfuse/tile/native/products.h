@@ -162,7 +162,7 @@ static void narrow(const T* left, i64 lm, i64 lk, const T* right, i64 rk, i64 rn
     some_sums(left + k * lk, lm, lk, right + k * rk, rk, out, om, M, least(few, K - k), N, 1, 0, keep || k);
 }
 INLINE bool is_narrow(float, i64 M, i64 K, i64 N, i64 lk, i64 rk, i64 rn) {
-  return M <= (K * N * (i64)sizeof(float) > CACHE / 2 ? SEVERAL : FEW) && (rk == 1 ? lk == 1 : rn == 1);
+  return M <= (K * N * (i64)sizeof(float) > CACHE / 2 ? SEVERAL : FEW) && (rk == 1 ? lk == 1 && (M <= FEW || K >= 16 * LANES) : rn == 1);
 }
 INLINE bool is_narrow(double, i64, i64, i64, i64, i64, i64) { return false; }
 INLINE void narrow(const double*, i64, i64, const double*, i64, i64, double*, i64, i64, i64, i64, bool) {}

@@ -250,3 +250,22 @@ INLINE void inside(I& wanted, L at, i64 extent, i64 tensor, i64* failure) {
     return x == y ? next : greatest ? x > y : x < y;                                         \
   }
 PRECEDES(float) PRECEDES(double) PRECEDES(int) PRECEDES(i64)
+
+// A thread's memory for tiles, kept between calls: new memory costs a fault of every page. More than the caches' size
+// goes back.
+struct Scratch {
+  char* memory = 0;
+  i64 size = 0;
+  char* of(i64 wanted) {
+    if (wanted > size) { __builtin_free(memory); memory = (char*)__builtin_malloc(wanted); size = wanted; }
+    return memory;
+  }
+  void drop() { __builtin_free(memory); memory = 0; size = 0; }
+#if defined(__SANITIZE_ADDRESS__)
+  void leave() { drop(); }
+#else
+  void leave() { if (size > 4 * CACHE) drop(); }
+#endif
+  ~Scratch() { drop(); }
+};
+static thread_local Scratch thread_scratch;
