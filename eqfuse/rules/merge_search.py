@@ -8,7 +8,7 @@ extraction finds for the values over AB is the merge. It is saturated once per p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eqfuse.rules.catalogue import MERGE
 from eqfuse.rules.egraph.encode import Encoder, global_name
@@ -265,11 +265,36 @@ class _Search:
             # of many states the cheapest ones together: an extraction for each takes minutes where there are a hundred
             for state in ready[: 1 if len(rest) <= FEW_STATES else len(rest) // 4]:
                 key = self.root(state, "AB")
-                self.engine.chose(f"{purpose} {state.name}", best, key)
-                found.append((state, best.term(key), costs[state.name][0] < UNPROVED_EXP))
+                chosen = self.repaired_from_own(state, best, known)
+                self.engine.chose(f"{purpose} {state.name}", chosen, key)
+                found.append((state, chosen.term(key), costs[state.name][0] < UNPROVED_EXP))
                 known = {**known, key: Local(f"{state.name}_new", state.dims)}
                 rest.remove(state)
         return found, tuple(rest)
+
+    def repaired_from_own(self, state: State, best: Extraction, known: Mapping[int, Expr]) -> Extraction:
+        """An extraction whose value of a state reads itself, what its body reads, and what was added to close the merge, if
+        there is one: what it could be restored from besides may be NaN where the program is not."""
+        key = self.root(state, "AB")
+        needed = self.read_by(state)
+        others = {s for s in self.states if s not in needed and not s.auxiliary}
+        apart = {k for s in others for part in ("A", "B", "AB") if (k := self.root(s, part)) in known}
+        if not apart or {known[k] for k in apart}.isdisjoint(walk(best.term(key))):
+            return best
+        own = replace(best, known={k: v for k, v in known.items() if k not in apart}, best={}, _risks={})
+        cost = own.cost(key)
+        return best if cost is None or cost[0] > best.best[key][0][0] else own
+
+    def read_by(self, state: State) -> set[State]:
+        """A state and those whose values its body reads, and so on."""
+        named = {s.name: s for s in self.states}
+        found, rest = {state}, [state]
+        while rest:
+            for node in walk(rest.pop().body):
+                if isinstance(node, Local) and (other := named.get(node.name)) and other not in found:
+                    found.add(other)
+                    rest.append(other)
+        return found
 
     def missing_accumulators(self, stuck: tuple[State, ...]) -> tuple[tuple[State, ...], tuple[State, ...]]:
         """Reductions over A that would close the merge (their bodies read values over A alone); or else the states
