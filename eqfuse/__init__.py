@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 _collects = gc.isenabled()
 gc.disable()  # modules make no garbage, and a collection here would walk all that torch has made: 70 ms
 try:
@@ -109,11 +111,10 @@ def compile(
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
     mode_named(native)
     device = device_named("cpu" if target == "auto" else target)
+    numbers = {name: n.item() if isinstance(n, np.generic) else n for name, n in (scalars or {}).items()}
     with uncollected():
-        derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
-        return Kernel(
-            derived, device, target == "auto", prefer, verify, trials, dict(scalars or {}), bound, native
-        )
+        derived = compiler.derive(source, numbers, strict_casts, assume_finite=assume_finite)
+        return Kernel(derived, device, target == "auto", prefer, verify, trials, numbers, bound, native)
 
 
 def reference(source: str, *, scalars: Mapping[str, float] | None = None) -> Callable[..., Any]:

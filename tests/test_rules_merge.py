@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
+import torch
 from conftest import Golden
 from rules_merges import (
     Derivation,
@@ -22,6 +24,7 @@ from rules_merges import (
 )
 from rules_programs import EXTENTS, FUSED, SCALE, SPECIAL_ROWS, UNFUSED, random_tensors, with_special_rows
 
+import eqfuse as eq
 from eqfuse.rules.merge import Combine, Group, Merge
 from eqfuse.rules.printer import MergeText, show_group, why_not
 from eqfuse.terms.floats import FloatDomain
@@ -197,6 +200,15 @@ def test_accumulators_are_not_recovered() -> None:
             assert group.merge is not None
             helpers = {s.name for s in group.states if s.auxiliary}
             assert not helpers & {last.state for last in group.merge.finish}
+
+
+def test_a_state_is_not_restored_from_sums_that_its_body_does_not_read() -> None:
+    """With an infinity sum[i](x[i] - sum[i](x[i])) is NaN, and the other sum is infinite."""
+    source = "x: f32[i]\nc = sum[i](mean[i](x[i]) + x[i])\nd = sum[i](x[i] - sum[i](x[i]))"
+    kernel = eq.compile(source, prefer="rolling", target="cpu", native="off")
+    x = torch.tensor([-math.inf, -math.inf, 1.0, 2.0, 3.0])
+    c, d = kernel(x=x)
+    assert c == -math.inf and d.isnan()
 
 
 @pytest.mark.parametrize("factor", [1e-40, 1e-30, 1e30])
