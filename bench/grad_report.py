@@ -1,7 +1,8 @@
 """`eqfuse bench grad`: gradients of random programs against torch's autograd over the float64 reference.
 
 A program counts as
-  right        every gradient by every tensor of real numbers is autograd's, wherever that is a number
+  right        every gradient by every tensor of real numbers is autograd's, wherever that is a number, and so is the one
+               that reads what its forward has saved
   refused      a reduction has no gradient: the reason is told
   constant     no output is a real number, or no tensor is
 and fails where a gradient is another one (mismatch), or something breaks. Written casts are left out: to a gradient they
@@ -25,7 +26,7 @@ from bench.autograd import Differentiated
 from bench.measure import time_limit
 from bench.programs import Example, programs, registered
 from bench.report import Column, Options, Report
-from eqfuse.differentiate.gradient import grad, real_outputs
+from eqfuse.differentiate.gradient import grad, real_outputs, saving_gradient
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.parser import axes_of, parse
@@ -88,9 +89,11 @@ def _judged(example: Example) -> Outcome:
     scalars = {name: number for name, number in example.scalars.items() if name in program.scalars}
     with np.errstate(all="ignore"):
         known = Differentiated.of(source, tensors, scalars, sizes, wrt, seed=example.seed)
-        error = known.error(parse(grad(source, wrt)))
-    if error > ROUNDING:
-        return Outcome("mismatch", f"a gradient is off by {error:.2g} of the largest one")
+        texts = {"": grad(source, wrt), " that reads what is saved": saving_gradient(source, wrt).whole}
+        errors = {which: known.error(parse(text)) for which, text in texts.items()}
+    for which, error in errors.items():
+        if error > ROUNDING:
+            return Outcome("mismatch", f"a gradient{which} is off by {error:.2g} of the largest one")
     return Outcome("right")
 
 
