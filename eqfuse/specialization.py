@@ -204,7 +204,7 @@ class Specializations:
         retiled = (
             self._search(compiled).retiled(candidate, extents) for compiled, candidate in better.values()
         )
-        return min(least, *map(_seconds, retiled))
+        return min((least, *map(_seconds, retiled)))
 
     def _seconds_of(self, compiled: Compiled, extents: Mapping[str, int]) -> float:
         """The predicted seconds of a plan at other sizes; infinite where it does not fit."""
