@@ -53,6 +53,7 @@ FUSED = {
         b = logsumexp[i](min[i](x[i]) / 0.1)
         """,
     "factor that is a quotient by 0": "d = sum[j](max[j](x[j]) * max[j](rsqrt(x[j])) + x[j])",
+    "exponent that shards store as a difference": "b = softmax_weighted[j](exp(x[j]) - round(x[j]), x[j])",
     "deviation over two axes": "a = std[i,j]((sq(0.1) * (x[j] * 0.5)) + 0.1)",
 }
 

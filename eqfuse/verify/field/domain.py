@@ -41,7 +41,7 @@ from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.contraction import Contraction
 from eqfuse.verify.field import rounding
-from eqfuse.verify.field.exponent_sums import Known, Split, chosen
+from eqfuse.verify.field.exponent_sums import Known, Split, chosen, placed
 from eqfuse.verify.field.modular import Reals, Residues, SquareGroup, Truths, inverse, matmul, power, scramble
 
 P = 1932740039
@@ -728,6 +728,9 @@ class FieldDomain:
         return value.each(lambda part: np.asarray(part[index]))
 
     def put(self, target: FieldArray, index: tuple[Any, ...], value: FieldArray) -> None:
+        terms = _terms(target), _terms(value)
+        if target.split is None and value.split is None:
+            terms = None, None
         if target.marks is None and value.marks is not None:
             target.marks = np.zeros(target.shape, dtype=np.uint8)
         target.p = _put(target.p, index, value.p)
@@ -739,7 +742,8 @@ class FieldDomain:
         if target.error is not None or value.error is not None:
             errors = (np.zeros(each.shape) if each.error is None else each.error for each in (target, value))
             target.error = _put(next(errors), index, next(errors))
-        target.split = None
+        before, new = terms
+        target.split = placed(before, index, new, target.shape) if before and new else None
         target.rooted = target.rooted or value.rooted
         target.whole, target.square_of = target.whole and value.whole, None
 

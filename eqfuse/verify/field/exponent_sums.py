@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -96,3 +96,16 @@ def chosen(condition: Truths, left: Split, right: Split) -> Split:
         lost = first.p is None or second.p is None
         known = Known(None if lost else choose(first.p, second.p), choose(first.q, second.q))
     return Split(known, pairs(left.plus, right.plus), pairs(left.minus, right.minus))
+
+
+def placed(target: Split, index: tuple[Any, ...], value: Split, shape: tuple[int, ...]) -> Split:
+    """How an array of a shape is written where the value is put at an index of it."""
+    here = np.zeros(shape, dtype=bool)
+    here[index] = True
+
+    def put(part: Residues) -> Residues:
+        found = np.zeros(shape, dtype=np.int64)
+        found[index] = part
+        return found
+
+    return chosen(here, value.each(put), target.spread(shape))
