@@ -43,6 +43,20 @@ PACKED = """
     p[h,i,j] = exp(s[h,i,j] - max[j](s[h,i,j]))
     o[i,h,e] = sum[j](p[h,i,j] / sum[j](p[h,i,j]) * v[j,h,e])
     """
+SHIFTED = """
+    shift: i32[b]
+    len: i32[b]
+    s[b,i,j] = where((j <= i + shift[b]) & (j < len[b]) and j >= i - 7, sum[d](q[b,i,d] * k[b,j,d]), -inf)
+    p[b,i,j] = exp(s[b,i,j] - max[j](s[b,i,j]))
+    o[b,i,e] = sum[j](p[b,i,j] / sum[j](p[b,i,j]) * v[b,j,e])
+    """
+BLOCKS = """
+    count: i32[r]
+    block: i32[r,n]
+    s[h,r,p,j] = where(j // 16 < count[r], sum[d](q[h,r,p,d] * k[h,block[r,j//16],j%16,d]), -inf)
+    p[h,r,p,j] = exp(s[h,r,p,j] - max[j](s[h,r,p,j]))
+    o[h,r,p,e] = sum[j](p[h,r,p,j] / sum[j](p[h,r,p,j]) * v[h,block[r,j//16],j%16,e])
+    """.replace("p[h,r,p,j]", "w[h,r,p,j]")
 SEGMENTS = "off: i32[n]\ny[s,e] = sum[j](where((off[s] <= j) & (j < off[s+1]), w[j] * v[j,e], 0))"
 
 
@@ -121,6 +135,39 @@ def segments(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
     return {"off": off, "w": w, "v": v}, expected, {}
 
 
+def shifted(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
+    """Several bounds at once, some of data: a window that each row of the batch has elsewhere."""
+    shift, length = torch.tensor([0, 5, room // 2]), torch.tensor([20, 9, room - 3])
+    given = {name: torch.randn(3, n, WIDTH) for name, n in (("q", 20), ("k", room), ("v", room))}
+    i, j = torch.arange(20)[:, None], torch.arange(room)
+    rows = []
+    for b in range(3):
+        seen = (j <= i + shift[b]) & (j < length[b]) & (j >= i - 7)
+        scores = (given["q"][b] @ given["k"][b].T).masked_fill(~seen, -math.inf)
+        rows.append(torch.softmax(scores, -1) @ given["v"][b])
+        for name in "kv":
+            given[name][b, ~seen.any(0)] = NAN
+    numbers = {"shift": shift.to(torch.int32), "len": length.to(torch.int32)}
+    return {**numbers, **given}, torch.stack(rows), {}
+
+
+def blocks(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
+    """Lists of blocks of keys, each row's as long as it says; behind it stands one that holds nothing."""
+    most = room // 16
+    count = torch.tensor([0, 1, most, most // 2], dtype=torch.int32)
+    block = torch.stack([torch.randperm(most + 1)[:most] for _ in count])
+    given = {"q": torch.randn(2, 4, 5, WIDTH)} | {n: torch.randn(2, most + 2, 16, WIDTH) for n in "kv"}
+    rows = []
+    for row, number in enumerate(count.tolist()):
+        block[row, number:] = most + 1
+        listed = [given[name][:, block[row, :number]].flatten(1, 2) for name in "kv"]
+        rows.append([attended(given["q"][h, row], listed[0][h], listed[1][h]) for h in range(2)])
+    for name in "kv":
+        given[name][:, most + 1] = NAN
+    expected = torch.stack([torch.stack([rows[r][h] for r in range(4)]) for h in range(2)])
+    return {"count": count, "block": block.to(torch.int32), **given}, expected, {}
+
+
 Case = tuple[str, Callable[[int], tuple[Tensors, torch.Tensor, dict[str, Any]]]]
 CASES: Mapping[str, Case] = {
     "decode": (DECODE, decode),
@@ -128,16 +175,19 @@ CASES: Mapping[str, Case] = {
     "paged": (PAGED, paged),
     "packed": (PACKED, packed),
     "segments": (SEGMENTS, segments),
+    "shifted": (SHIFTED, shifted),
+    "blocks": (BLOCKS, blocks),
 }
 
 
 def sizes_of(name: str, given: Tensors) -> dict[str, int]:
-    return {"j": given["page"].shape[1] * 16} if name == "paged" else {}
+    lists = {"paged": "page", "blocks": "block"}.get(name)
+    return {"j": given[lists].shape[1] * 16} if lists else {}
 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["decode-rolling", "packed-split_k", "paged-resident"])
+@pytest.mark.slow(but=["decode-rolling", "packed-split_k", "paged-resident", "blocks-rolling"])
 def test_nothing_outside_is_read_on_a_cpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)
@@ -164,7 +214,7 @@ def test_nothing_outside_is_read_by_compiled_code(name: str, prefer: str) -> Non
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["paged-split_k", "segments-rolling", "scalar-resident"])
+@pytest.mark.slow(but=["paged-split_k", "segments-rolling", "scalar-resident", "shifted-split_k"])
 def test_nothing_outside_is_read_on_a_gpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)

@@ -389,3 +389,13 @@ def test_processes_that_write_at_once(home: Path) -> None:
     assert [process.communicate()[0].split() for process in started] == [["True"]] * 4
     assert sorted(path for path in home.rglob("*") if path.is_file()) == files(home)  # nothing half is left
     assert eq.compile(SOFTMAX).certificate.cached
+
+
+@pytest.mark.slow
+def test_killed_processes_leave_a_cache_that_serves() -> None:
+    """Ten processes at once, half of them killed, files damaged in between; `bench cache` does it 1000 times."""
+    root = Path(__file__).parent.parent
+    words = [sys.executable, "-m", "bench.killed", "24", "0", "45"]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert found["faults"] == [] and found["killed"] and found["made"] and found["cached"]
