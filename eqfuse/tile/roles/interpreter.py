@@ -344,11 +344,28 @@ class _Role(Instances):
             position += self.whole[loop.axis]
 
     def _branch(self, when: When) -> Steps:
+        if all(isinstance(stmt, Let) for stmt in when.body):
+            yield from self._either(when)
+            return
         taken = bool(self._number_of(when.condition))
         if taken:
             yield from self._run(when.body)
         chosen = [(r.value.name, self.values[(r.then if taken else r.otherwise).name]) for r in when.results]
         self.values |= dict(chosen)
+
+    def _either(self, when: When) -> Steps:
+        """A branch that only computes, whose condition may differ between trials."""
+        taken = self.values[when.condition.name]
+        if taken.any():
+            yield from self._run(when.body)
+        for result in when.results:
+            name, other = result.value.name, self.values[result.otherwise.name]
+            if taken.any():
+                where = np.where if result.value.dtype in INTEGERS else self.domain.where
+                mask = taken.reshape(*taken.shape[:2], *(1,) * len(result.value.dims))
+                self.values[name] = where(mask, self.values[result.then.name], other)
+            else:
+                self.values[name] = other
 
     def _number_of(self, value: Value) -> int:
         """The number that a scalar is in all trials."""

@@ -28,6 +28,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.nodes import Stmt as TileStmt
+from eqfuse.tile.roles.branches import branched
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.joined import joined
@@ -47,6 +48,7 @@ from eqfuse.tile.roles.nodes import (
     Wait,
 )
 from eqfuse.tile.roles.pipeline import Source, pipelined, sources, straight
+from eqfuse.tile.roles.scaled_maxima import scaled_last
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import defined_by, names_in, nested, pruned, read_by
 from eqfuse.tile.storage import buffer_dtypes
@@ -65,7 +67,7 @@ def with_roles(
     """The program with the kernels' roles, one schedule for each. `axes` are those of every tensor's dims, as far as they
     are known; `finite` says that all that is stored is finite. Raises Unsuited."""
     tensors = Tensors(axes, dict(program.domains))
-    first = masked_first(program)
+    first = scaled_last(masked_first(program))
     kernels = tuple(
         _Split(kernel, schedule, tensors, finite).run()
         for kernel, schedule in zip(first.kernels, schedules, strict=True)
@@ -90,7 +92,7 @@ class _Split:
         self.kernel, self.schedule, self.tensors, self.finite = kernel, schedule, tensors, finite
         body = tuple(_loops(kernel.body))
         self.fresh = Fresh(names_in(body))
-        self.body = joined(body, self.fresh)
+        self.body = branched(joined(body, self.fresh))
         self.ops = ops_of(self.body)
         self.rows = self._rows()
         self._supported()
