@@ -14,6 +14,7 @@ from eqfuse.tile.roles.nodes import (
     Fill,
     Free,
     Issue,
+    Items,
     Loop,
     Result,
     Role,
@@ -33,7 +34,7 @@ def _bodies(body: Body, change: Callable[[Body], Iterable[Body]]) -> Iterator[Bo
     """A body changed, or one inside of it."""
     yield from change(body)
     for at, stmt in enumerate(body):
-        if isinstance(stmt, Loop | When):
+        if isinstance(stmt, Loop | Items | When):
             for inner in _bodies(stmt.body, change):
                 yield (*body[:at], replace(stmt, body=inner), *body[at + 1 :])
 

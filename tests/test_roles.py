@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import eqfuse as eq
@@ -15,12 +16,15 @@ from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import KernelConfig, Roles
+from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import RolesReport, compile_for_hopper
 from eqfuse.tile.gluon.module import emit
+from eqfuse.tile.nodes import Elementwise, Let, ReduceTile
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.choice import rows_of, sized
+from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Free, Issue, Loop, Read, RolesProgram, When
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
@@ -53,10 +57,12 @@ def _roles(
     slots: int = 2,
     delayed: Sequence[int] = (1,),
     step: int = 128,
+    *,
+    persistent: bool = False,
 ) -> Roles:
     (config,) = compiled.chosen.plan.configs
     blocks = sized(config.blocks, rows_of(compiled.tile), 64 * consumers, step)
-    return Roles(blocks, consumers, slots, tuple(delayed))
+    return Roles(blocks, consumers, slots, tuple(delayed), persistent)
 
 
 def _divided(derived: Derived, compiled: Compiled, roles: Roles) -> RolesProgram:
@@ -87,19 +93,19 @@ def test_a_product_is_issued_before_the_arithmetic_of_the_block_before(
 def test_ranges_of_one_axis_share_a_loop_whose_masks_are_branches(causal: tuple[Derived, Compiled]) -> None:
     body = _divided(*causal, _roles(*causal, delayed=())).kernels[0].roles[1].body
     (loop,) = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
-    (branch,) = [stmt for stmt in loop.body if isinstance(stmt, When)]
+    (_, branch) = [stmt for stmt in loop.body if isinstance(stmt, When)]
     assert len(branch.results) == 1
 
 
 VERIFIED = {
-    "global_prefill": (2, 2, (1,)),
-    "causal_prefill": (2, 1, ()),
-    "gqa_prefill": (3, 3, (1,)),
-    "softcap_prefill": (2, 2, ()),
-    "window_prefill": (2, 2, (1,)),
-    "attention_lse": (1, 2, (1,)),
+    "global_prefill": (2, 2, (1,), True),
+    "causal_prefill": (2, 1, (), False),
+    "gqa_prefill": (3, 3, (1,), False),
+    "softcap_prefill": (2, 2, (), False),
+    "window_prefill": (2, 2, (1,), True),
+    "attention_lse": (1, 2, (1,), False),
 }
-"""Programs, with consumers, slots and delayed products."""
+"""Programs, with consumers, slots, delayed products, and whether the grid is persistent."""
 
 
 @pytest.mark.parametrize("name", VERIFIED)
@@ -107,8 +113,8 @@ VERIFIED = {
 def test_roles_compute_what_the_program_does(name: str) -> None:
     derived = _derived(WORKLOADS[name].source)
     compiled = _compiled(derived)
-    consumers, slots, delayed = VERIFIED[name]
-    roles = _roles(derived, compiled, consumers, slots, delayed)
+    consumers, slots, delayed, persistent = VERIFIED[name]
+    roles = _roles(derived, compiled, consumers, slots, delayed, persistent=persistent)
     program = derived.program
     forms = compiler.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, roles)
     stages = roles_stages(program, forms, small_extents(program))
@@ -190,6 +196,39 @@ def test_a_loaded_tile_that_is_computed_with_is_read_from_its_slot() -> None:
     assert any(isinstance(stmt, Read) for stmt in nested(program.kernels[0].roles[1].body))
 
 
+def test_a_scale_is_applied_where_the_maximum_is_subtracted(causal: tuple[Derived, Compiled]) -> None:
+    """max(x * c) is max(x) * c for c > 0; of other scales the sign goes to x first, in a branch."""
+    body = _divided(*causal, _roles(*causal)).kernels[0].roles[1].body
+    (loop,) = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
+    ops = {s.value.name: s.op for s in loop.body if isinstance(s, Let)}
+    folded = [op.value for op in ops.values() if isinstance(op, ReduceTile) and op.op == "max"]
+    products = [op for op in ops.values() if isinstance(op, Elementwise) and op.fn == "mul"]
+    assert folded and all(
+        folded[0] not in (op.args[0], op.args[1]) or op.args[1].dims == () for op in products
+    )
+    assert [stmt.condition.name.endswith("_turns") for stmt in loop.body if isinstance(stmt, When)] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("scale", (0.5, -0.5, 0.0))
+def test_any_scale_gives_the_same(scale: float) -> None:
+    derived = _derived(WORKLOADS["global_prefill"].source)
+    compiled = _compiled(derived)
+    program = derived.program
+    forms = compiler.verified_roles(
+        compiled.chosen.nest, program, compiled.dtypes, H200, _roles(derived, compiled)
+    )
+    generator = np.random.default_rng(0)
+    sizes = {"b": 1, "h": 2, "i": 5, "j": 7, "d": 3, "e": 4}
+    shapes = {"Q": "bhid", "K": "bhjd", "V": "bhje"}
+    tensors = {name: generator.normal(size=[sizes[axis] for axis in axes]) for name, axes in shapes.items()}
+    found = run(forms[0], program, tensors, {"scale": scale}, sizes, FloatDomain("float64"), shards={})
+    expected = eq.reference(program.source)(**tensors, scale=scale)
+    np.testing.assert_allclose(found["O"], expected, atol=1e-3)  # weights are rounded to f16
+
+
 # Gluon ------------------------------------------------------------------------------------------------
 
 
@@ -199,26 +238,25 @@ def _reports(derived: Derived, compiled: Compiled, roles: Roles, dim: int) -> li
 
 
 COMPILED = {
-    "causal_prefill 128": (2, 2, (1,), 128),
-    "causal_prefill 64": (3, 2, (1,), 128),
-    "global_prefill 96": (2, 2, (), 128),
-    "window_prefill 128": (2, 3, (1,), 64),
-    "attention_lse 128": (2, 2, (1,), 128),
-    "softcap_prefill 64": (2, 2, (1,), 128),
+    "causal_prefill 128": (2, 2, (1,), 128, True),
+    "causal_prefill 64": (3, 2, (1,), 128, False),
+    "global_prefill 96": (2, 2, (), 128, False),
+    "window_prefill 128": (2, 3, (1,), 64, False),
+    "attention_lse 128": (2, 2, (1,), 128, True),
+    "softcap_prefill 64": (2, 2, (1,), 128, False),
 }
-"""Programs and head dims, with consumers, slots, delayed products and steps."""
+"""Programs and head dims, with consumers, slots, delayed products, steps, and whether the grid is persistent."""
 
 
 @pytest.mark.parametrize("case", COMPILED)
 @pytest.mark.slow(but=["causal_prefill 128"])
 def test_gluon_compiles_for_hopper_without_spills(case: str) -> None:
     name, _, dim = case.partition(" ")
-    consumers, slots, delayed, step = COMPILED[case]
+    consumers, slots, delayed, step, persistent = COMPILED[case]
     derived = _derived(WORKLOADS[name].source)
     compiled = _compiled(derived, d=int(dim), e=int(dim))
-    (report,) = _reports(
-        derived, compiled, _roles(derived, compiled, consumers, slots, delayed, step), int(dim)
-    )
+    roles = _roles(derived, compiled, consumers, slots, delayed, step, persistent=persistent)
+    (report,) = _reports(derived, compiled, roles, int(dim))
     assert report.kernel.spilled_bytes == 0 and report.machine["STL"] == 0
     assert report.machine["HGMMA"] and "cp.async.bulk.tensor" in report.kernel.assembly
     assert "setmaxnreg" in report.kernel.assembly

@@ -12,6 +12,7 @@ from eqfuse.tile.nodes import (
     Align,
     Argument,
     BlockSize,
+    Carried,
     Cast,
     Constant,
     Elementwise,
@@ -37,6 +38,7 @@ from eqfuse.tile.roles.nodes import (
     Free,
     Index,
     Issue,
+    Items,
     Loop,
     Put,
     Read,
@@ -127,7 +129,9 @@ class _Writer:
         self.tiles = {ring.name: self.names.new(f"{ring.name}") for ring in kernel.rings}
         self.full = {ring.name: self.names.new(f"{ring.name}_full") for ring in kernel.rings}
         self.empty = {
-            ring.name: self.names.new(f"{ring.name}_empty") for ring in kernel.rings if ring.slots > 1
+            ring.name: self.names.new(f"{ring.name}_empty")
+            for ring in kernel.rings
+            if ring.slots > 1 or kernel.persistent
         }
         self.staged = {s.name: self.names.new(s.name) for s in kernel.staging}
         tile_axes = {b.axis for b in kernel.blocks if _is_tile(b)}
@@ -140,7 +144,8 @@ class _Writer:
     def _parameters(self) -> Parameters:
         kernel, names, found = self.kernel, self.names, Parameters()
         index: dict[str, Index] = {}
-        extents = [*kernel.grid[:-1], *(axis for axis in kernel.grid[-1:] if axis in kernel.backwards)]
+        extents = [*kernel.grid[:-1]]
+        extents += [axis for axis in kernel.grid[-1:] if axis in kernel.backwards or kernel.persistent]
         for role in kernel.roles:
             for stmt in nested(role.body):
                 match stmt:
@@ -174,7 +179,7 @@ class _Writer:
     def run(self) -> KernelText:
         producer, *consumers = self.kernel.roles
         shared = [*self.tiles.values(), *self.full.values(), *self.empty.values(), *self.staged.values()]
-        starts = [self.starts[axis] for axis in self.kernel.grid]
+        starts = [] if self.kernel.persistent else [self.starts[axis] for axis in self.kernel.grid]
         given = [*self.parameters.given(), *shared, *starts]
         blocks = list(self.parameters.blocks.values())
         lines: list[str] = []
@@ -238,7 +243,8 @@ class _Writer:
                 )
                 lines.append(f"for slot in gl.static_range({ring.slots}):")
                 lines.append(f"    mbarrier.init({barrier}.index(slot), count={count})")
-        lines += self._grid()
+        if not kernel.persistent:
+            lines += self.grid("gl.program_id(0)")
         passed = ", ".join([*given, *blocks])
         functions = [*roles, f"{self.name}_producer"]
         calls = ", ".join(f"({function}, ({passed}))" for function in functions)
@@ -252,12 +258,20 @@ class _Writer:
         decorator = f"@gluon.jit(do_not_specialize=[{sizes}])" if sizes else "@gluon.jit"
         return [*wrap(decorator), *wrap(head), *(p for line in lines for p in wrap(f"    {line}"))]
 
-    def _grid(self) -> Iterator[str]:
-        """The position of a thread block along every axis of the grid; the first axis varies fastest."""
+    def items(self) -> str:
+        """How many items of work there are."""
+        counts = []
+        for axis in self.kernel.grid:
+            extent, block = self.parameters.extents[self.tables.root[axis]], self.parameters.blocks.get(axis)
+            counts.append(f"gl.cdiv({extent}, {block})" if block else extent)
+        return " * ".join(counts) or "1"
+
+    def grid(self, number: str) -> Iterator[str]:
+        """The position of an item along every axis of the grid; the first axis varies fastest."""
         kernel, grid = self.kernel, self.kernel.grid
         if not grid:
             return
-        yield "pid = gl.program_id(0)"
+        yield f"pid = {number}"
         for place, axis in enumerate(grid):
             block = self.parameters.blocks.get(axis)
             last, backwards = place == len(grid) - 1, axis in kernel.backwards
@@ -398,6 +412,8 @@ class _RoleText:
                 self._let(stmt, body)
             case Loop():
                 self._loop(stmt)
+            case Items():
+                self._items(stmt)
             case When():
                 self._when(stmt)
             case At(axis, start):
@@ -488,21 +504,38 @@ class _RoleText:
         self.indent += 1
         with self.local.scope():
             self._body(loop.body)
-            moves = [
-                (
-                    text.code(item.value),
-                    text.full(text.read(item.next), item.value.dims, item.value.dtype),
-                    item,
-                )
-                for item in loop.carried
-            ]
-            moves = [(old, new, item) for old, new, item in moves if old != new]
-            later = {old for old, _, _ in moves}
-            for place, (old, new, item) in enumerate(moves):
-                if new in later and new in {o for o, _, _ in moves[:place]}:
-                    raise AssertionError(f"{item.value.name} is carried from one that was replaced")
-                self._write(f"{old} = {new}")
+            self._moves(loop.carried)
         self.indent -= 1
+
+    def _moves(self, carried: Sequence[Carried]) -> None:
+        """What a loop carries to its next trip."""
+        text, names = self.expressions, {item.value.name for item in carried}
+        moves: list[tuple[str, str]] = []
+        for item in carried:
+            new = text.full(text.read(item.next), item.value.dims, item.value.dtype)
+            if item.next.name in names and item.next != item.value:  # before it is replaced itself
+                name = self.local.new(f"{text.code(item.value)}_next")
+                self._write(f"{name} = {new}")
+                new = name
+            moves.append((text.code(item.value), new))
+        for old, new in moves:
+            if old != new:
+                self._write(f"{old} = {new}")
+
+    def _items(self, items: Items) -> None:
+        for item in items.carried:
+            self._assign_new(item.value, item.init)
+        number = self.local.new("number")
+        self._write(f"for {number} in range(gl.program_id(0), {self.writer.items()}, gl.num_programs(0)):")
+        self.indent += 1
+        with self.local.scope():
+            for line in self.writer.grid(number):
+                self._write(line)
+            self._body(items.body)
+            self._moves(items.carried)
+        self.indent -= 1
+        if any(isinstance(stmt, Put) for stmt in items.body):
+            self._write("tma.store_wait(0)")
 
     def _assign_new(self, value: Value, source: Value) -> None:
         name = self.local.local(value.name)
@@ -601,11 +634,14 @@ class _RoleText:
         desc = self.writer.parameters.descriptors[stmt.staging].name
         tile = f"{self.writer.staged[staging.name]}.index(PART)"
         value = text.full(text.read(stmt.value), stmt.value.dims, stmt.value.dtype)
+        if self.kernel.persistent:  # the tile of the item before is on its way
+            self._write("tma.store_wait(0)")
         self._write(f"{tile}.reshape({text.shape(stmt.value.dims)}).store({value})")
         self._write("fence_async_shared()")
         at = self._coordinates(stmt.index, "PART")
         self._write(f"tma.async_copy_shared_to_global({desc}, [{at}], {tile})")
-        self._write("tma.store_wait(0)")
+        if not self.kernel.persistent:
+            self._write("tma.store_wait(0)")
 
 
 def _is_tile(block: Block) -> bool:

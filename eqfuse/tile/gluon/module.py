@@ -31,7 +31,7 @@ from eqfuse.tile.triton.runtime import RUNTIME as TRITON_RUNTIME
 from eqfuse.tile.triton.runtime import RUNTIME_NAMES, without
 from eqfuse.tile.triton.wrap import wrap
 
-NAMES = (*RUNTIME_NAMES, "suits", "descriptor", "moved", "copy", "gl", "gluon")
+NAMES = (*RUNTIME_NAMES, "suits", "descriptor", "moved", "workers", "gl", "gluon")
 
 
 def emit(
@@ -51,8 +51,6 @@ def emit(
     return "\n".join(
         [
             *module.docstring(),
-            "",
-            "import copy",
             "",
             "import torch",
             "import triton",
@@ -277,7 +275,10 @@ class _Module:
             for d in descriptors
         ]
         made = ", ".join(f'"{name}": {blocks}["{name}"]' for name in parameters.blocks.values())
-        arguments = [" * ".join(counts) or "1", tuple_text(tiles), tuple_text(integers), f"{{{made}}}"]
+        items = " * ".join(counts) or "1"
+        if kernel.kernel.persistent:
+            items = f"workers({items}, {self._outputs[0].name})"
+        arguments = [items, tuple_text(tiles), tuple_text(integers), f"{{{made}}}"]
         given = [
             known,
             f'"{kernel.name}"',

@@ -43,10 +43,15 @@ def descriptor(tensor, block):
     return TensorDescriptor(tensor, list(tensor.shape), [*steps[:-1], 1], list(block), layout)
 
 
+def workers(items, tensor):
+    """Thread blocks of a persistent grid: one for each SM, or fewer where there are fewer items."""
+    return min(items, torch.cuda.get_device_properties(tensor.device).multi_processor_count)
+
+
 def moved(known, tensor):
     """A descriptor as of an earlier call, of a tensor of the same shape and strides elsewhere."""
-    made = copy.copy(known)
-    made.base = tensor
+    made = object.__new__(type(known))
+    made.__dict__ = {**known.__dict__, "base": tensor}
     return made
 
 

@@ -11,6 +11,7 @@ from eqfuse.tile.roles.nodes import (
     Fill,
     Free,
     Issue,
+    Items,
     Loop,
     Put,
     Read,
@@ -80,6 +81,11 @@ class _Check:
                     kinds = {(v.dims, v.dtype) for v in (item.value, item.init, item.next)}
                     self.require(len(kinds) == 1, f"{item.value.name} changes its dims or dtype")
                 self._replaced_early(stmt)
+            case Items(carried, inner):
+                self.require(self.kernel.persistent, "walks items of a grid that is not persistent")
+                self._read((item.init for item in carried), visible)
+                ended = self.body(inner, {**visible, **self._defined(item.value for item in carried)})
+                self._read((item.next for item in carried), ended)
             case When(condition, inner, results):
                 self._read((condition, *(result.otherwise for result in results)), visible)
                 self.require(condition.dims == (), f"{condition.name} is no scalar")
@@ -93,7 +99,7 @@ class _Check:
         self._kinds(stmt)
         if isinstance(stmt, Issue):
             pending[stmt.pending.name] = stmt
-        if not isinstance(stmt, Loop):
+        if not isinstance(stmt, Loop | Items):
             self._defined(defined_by(stmt))
         visible |= {value.name: value for value in defined_by(stmt)}
 

@@ -1,6 +1,6 @@
 """Which roles a kernel gets, if any: every schedule of a small grid is priced, the cheapest that fits is built.
 
-    seconds = matrix * M + arithmetic * A + trip * trips + block * waves
+    seconds = max(matrix * M + arithmetic * A + trip * trips, least * A) + block * waves
 
 M and A are the seconds that matrix products, and all other arithmetic, would take alone; trips those of the loops of all
 thread blocks that an SM runs, waves how many of these it runs. The factors are fitted (residuals.py): they are smaller
@@ -17,7 +17,7 @@ from itertools import product
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
 from eqfuse.extract.residuals import RolesResiduals
-from eqfuse.extract.resources import WARPGROUP_ROWS
+from eqfuse.extract.resources import REGISTER_BYTES, WARPGROUP, WARPGROUP_ROWS
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.tile.nodes import Dot, For, Let, TileProgram, Value
@@ -38,7 +38,8 @@ HELD = {2: 240, 3: 160}
 """Registers of a consumer's thread, by the number of consumers."""
 
 ADDRESSES = 30
-"""Registers of a thread that hold no tile."""
+ITEM_ADDRESSES = 6
+"""Registers of a thread that hold no tile, and those of a loop over items."""
 
 BARRIER_BYTES = 1024
 """Shared memory for barriers, and to align tiles."""
@@ -145,21 +146,23 @@ def _priced(
 ) -> Iterator[tuple[float, Roles]]:
     most = max(map(len, _products(tiles)), default=0)
     behind = [(), *((number,) for number in range(1, most))]
-    for consumers, step, slots, delayed in product(CONSUMERS, STEPS, SLOTS, behind):
+    for consumers, step in product(CONSUMERS, STEPS):
         blocks = sized(outlook.config.blocks, rows, WARPGROUP_ROWS * consumers, step)
         config = replace(outlook.config, blocks=blocks)
-        alone = outlook.cost.alone(config)
-        waves = _waves(outlook, config)
-        seconds = residuals.seconds(
-            alone["matrix"],
-            alone["special"] + alone["elementwise"],
-            waves * outlook.cost.trips(config),
-            waves,
-            consumers,
-            overlapped=bool(delayed),
-        )
+        alone, waves = outlook.cost.alone(config), _waves(outlook, config)
         memory = max(alone["memory"], alone["cache"] / 2)
-        yield max(seconds, memory) * residuals.slots[min(slots, 3)], Roles(blocks, consumers, slots, delayed)
+        for slots, delayed, persistent in product(SLOTS, behind, (False, True)):
+            seconds = residuals.seconds(
+                alone["matrix"],
+                alone["special"] + alone["elementwise"],
+                waves * outlook.cost.trips(config),
+                waves,
+                consumers,
+                overlapped=bool(delayed),
+                persistent=persistent,
+            )
+            roles = Roles(blocks, consumers, slots, delayed, persistent)
+            yield max(seconds, memory) * residuals.slots[min(slots, 3)], roles
 
 
 def _waves(outlook: Outlook, config: KernelConfig) -> int:
@@ -180,10 +183,9 @@ def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> boo
     shared = sum(ring.slots * ring.parts * bytes_of(ring.tile) for ring in kernel.rings)
     shared += sum(kernel.consumers * bytes_of(s.tile) for s in kernel.staging if s.over is None)
     held = max((_held(loop, bytes_of) for loop in _loops(kernel)), default=0)
-    threads = 4 * device.lanes
-    return (
-        shared + BARRIER_BYTES <= device.shared and held / threads / 4 + ADDRESSES <= HELD[kernel.consumers]
-    )
+    registers = held / REGISTER_BYTES / (WARPGROUP * device.lanes)
+    registers += ADDRESSES + (ITEM_ADDRESSES if kernel.persistent else 0)
+    return shared + BARRIER_BYTES <= device.shared and registers <= HELD[kernel.consumers]
 
 
 def _loops(kernel: RolesKernel) -> Iterator[Loop]:

@@ -35,6 +35,7 @@ from eqfuse.tile.roles.nodes import (
     Free,
     Index,
     Issue,
+    Items,
     Loop,
     Put,
     Read,
@@ -70,6 +71,10 @@ TIMINGS = (
     Timing(0, "first first"),
 )
 """Those of thread blocks, in turn; where there are fewer blocks, they run again."""
+
+
+WORKERS = 2
+"""Thread blocks of a persistent grid."""
 
 
 class VaryingError(Exception):
@@ -149,11 +154,12 @@ def _run_kernel(
 ) -> None:
     owners: dict[str, Any] = {}
     count = Instances(kernel, memory, scalars, sizes, domain, trials).count
-    runs = max(count, len(timings)) if count else 0
+    started = min(count, WORKERS) if kernel.persistent else count
+    runs = max(started, len(timings)) if count else 0
     for number, timing in zip(range(runs), cycle(timings), strict=False):
         block = _Shared(kernel, timing)
         roles = [
-            _Role(block, role, number % count, owners, memory, scalars, sizes, domain, trials)
+            _Role(block, role, number % started, owners, memory, scalars, sizes, domain, trials)
             for role in kernel.roles
         ]
         block.run([role.steps() for role in roles])
@@ -253,10 +259,8 @@ class _Role(Instances):
         super().__init__(kernel, memory, scalars, sizes, domain, trials)
         self.shared, self.role, self.part = shared, role, role.part
         self.rows, self.consumers, self.rings = kernel.rows, kernel.consumers, kernel.rings
-        self.starts = {
-            axis: start if start.shape[-1] == 1 else start[..., number : number + 1]
-            for axis, start in self.starts.items()
-        }
+        self.items, self.every = range(number, self.count, WORKERS), dict(self.starts)
+        self._begin(number)
         self.whole = dict(self.blocks)
         self.blocks[self.rows] //= self.consumers
         self.number, self.count, self.owner = number * len(kernel.roles) + (role.part or 0), 1, owners
@@ -270,6 +274,11 @@ class _Role(Instances):
         yield from self._run(self.role.body)
         if self.reading and any(len(self.shared.slots[ring]) > 1 for ring, _ in self.reading):
             raise TileError(f"{self._who} ends without freeing {min(self.reading)[0]}")
+
+    def _begin(self, item: int) -> None:
+        """Sets the blocks of the grid to those of an item."""
+        for axis, start in self.every.items():
+            self.starts[axis] = start if start.shape[-1] == 1 else start[..., item : item + 1]
 
     @property
     def _who(self) -> str:
@@ -297,6 +306,8 @@ class _Role(Instances):
                     self._store(stmt, self.everywhere)
                 case Loop():
                     yield from self._blocks_of(stmt)
+                case Items():
+                    yield from self._all_items(stmt)
                 case When():
                     yield from self._branch(stmt)
                 case At(axis, start):
@@ -342,6 +353,14 @@ class _Role(Instances):
                 )
             self.values |= following
             position += self.whole[loop.axis]
+
+    def _all_items(self, items: Items) -> Steps:
+        for carried in items.carried:
+            self.values[carried.value.name] = self.values[carried.init.name]
+        for item in self.items:
+            self._begin(item)
+            yield from self._run(items.body)
+            self.values |= {c.value.name: self.values[c.next.name] for c in items.carried}
 
     def _branch(self, when: When) -> Steps:
         if all(isinstance(stmt, Let) for stmt in when.body):

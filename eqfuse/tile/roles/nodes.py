@@ -5,7 +5,8 @@
     role    ::= Role(name, part, body)             `part` numbers a consumer; the producer has none
     stmt    ::= Let(value, op)                     an op of the tile program, but for loads of rings and products
               | Loop(axis, start, stop, carried, body)
-              | When(condition, body, results)     a branch that all threads of the role take together
+              | Items(carried, body)               the items of work of a thread block, one after the other
+            | When(condition, body, results)     a branch that all threads of the role take together
               | At(axis, start)                    the block of `axis` begins at `start` from here on
               | Fill(ring, turn, index)            starts to copy a tile of a tensor to a slot; 0 past the tensor's edge
               | Wait(ring, end, turn, before)      until a slot is full, or empty again
@@ -107,6 +108,15 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Items:
+    """Work items of the grid that a thread block of a persistent grid does: those of its number, and of every number that is
+    as many thread blocks further on."""
+
+    carried: tuple[Carried, ...]
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
 class When:
     condition: Value
     body: tuple[Stmt, ...]
@@ -173,7 +183,7 @@ class Put:
     value: Value
 
 
-Stmt = Let | Loop | When | At | Fill | Wait | Free | Read | Issue | Await | Put | Store
+Stmt = Let | Loop | Items | When | At | Fill | Wait | Free | Read | Issue | Await | Put | Store
 
 
 @dataclass(frozen=True)
@@ -185,7 +195,8 @@ class Role:
 
 @dataclass(frozen=True)
 class RolesKernel:
-    """`blocks` are those of whole thread blocks, that of `rows` a multiple of `consumers`."""
+    """`blocks` are those of whole thread blocks, that of `rows` a multiple of `consumers`. Of a
+    `persistent` kernel every role is a loop over `Items`, and the grid says what the items are."""
 
     name: str
     grid: tuple[str, ...]
@@ -196,6 +207,7 @@ class RolesKernel:
     rings: tuple[Ring, ...]
     staging: tuple[Staging, ...]
     roles: tuple[Role, ...]
+    persistent: bool = False
 
     def ring(self, name: str) -> Ring:
         return next(ring for ring in self.rings if ring.name == name)

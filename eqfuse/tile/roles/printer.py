@@ -15,6 +15,7 @@ from eqfuse.tile.roles.nodes import (
     Free,
     Index,
     Issue,
+    Items,
     Loop,
     Put,
     Read,
@@ -48,7 +49,8 @@ class _Printer:
     def lines(self) -> Iterator[str]:
         kernel = self._kernel
         axes = (f"{axis} backwards" if axis in kernel.backwards else axis for axis in kernel.grid)
-        yield f"kernel {kernel.name}, grid ({', '.join(axes)}):"
+        walked = ", one thread block for each SM" if kernel.persistent else ""
+        yield f"kernel {kernel.name}, grid ({', '.join(axes)}){walked}:"
         for block in kernel.blocks:
             shared = f", {kernel.consumers} consumers" if block.axis == kernel.rows else ""
             yield f"    {show_block(block)}{shared}"
@@ -70,6 +72,12 @@ class _Printer:
                     self._constants[value.name] = constant(op)
                 case Loop(axis, start, stop, carried, inner):
                     yield f"{indent}for {axis} in {self._name(start)}..{self._name(stop)}:"
+                    for item in carried:
+                        init, following = self._name(item.init), self._name(item.next)
+                        yield f"{indent}    carry {typed(item.value)} = {init}, then {following}"
+                    yield from self._body(inner, indent + "    ")
+                case Items(carried, inner):
+                    yield f"{indent}for every item of this thread block:"
                     for item in carried:
                         init, following = self._name(item.init), self._name(item.next)
                         yield f"{indent}    carry {typed(item.value)} = {init}, then {following}"
@@ -110,7 +118,7 @@ class _Printer:
             case Store(tensor, index, value, mask):
                 where = "" if mask is None else f" where {self._name(mask)}"
                 return f"store {tensor}[{', '.join(map(self._name, index))}] = {self._name(value)}{where}"
-            case Loop() | When():
+            case Loop() | Items() | When():
                 raise TypeError(stmt)
 
     def _operand(self, side: Value | View) -> str:

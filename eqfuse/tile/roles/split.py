@@ -5,7 +5,7 @@ Looks at loads, products and carried values alone. A kernel that has no roles sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eqfuse.loops.plan import Roles
@@ -36,7 +36,9 @@ from eqfuse.tile.roles.loads import Tensors, copied, ops_of, put
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import (
     Fill,
+    Free,
     Index,
+    Items,
     Loop,
     Put,
     Ring,
@@ -168,23 +170,40 @@ class _Split:
 
     def run(self) -> RolesKernel:
         kernel, schedule = self.kernel, self.schedule
-        zero = self.fresh.value("no_turn", (), "i32")
-        producer = Role("producer", None, pruned((Let(zero, Constant(0)), *self._producer(zero))))
-        body = pruned((Let(zero, Constant(0)), *self._consumer(zero)))
+        persistent = schedule.persistent
+        producer = self._role(self._producer)
+        body = self._role(self._consumer)
         self._in_registers(body)
         consumers = [Role("consumer", part, body) for part in range(schedule.consumers)]
         rings = tuple(dict.fromkeys(copy.ring for copy in self.copies.values()))
+        # Items of like lengths run side by side: the axis along which they differ varies slowest.
+        grid = sorted(kernel.grid, key=kernel.backwards.__contains__) if persistent else kernel.grid
         return RolesKernel(
             kernel.name,
-            kernel.grid,
+            tuple(grid),
             kernel.blocks,
             kernel.backwards,
             self.rows,
             schedule.consumers,
             rings,
             tuple(self.staging.values()),
-            (producer, *consumers),
+            (Role("producer", None, producer), *consumers),
+            persistent,
         )
+
+    def _role(self, make: Callable[[Value, Value], tuple[list[Stmt], Value]]) -> tuple[Stmt, ...]:
+        """A role's body: `make` gives that of one item, and the next turn of the rings that loops fill, from the turns of
+        rings that loops do not fill and of those that they do."""
+        zero = self.fresh.value("no_turn", (), "i32")
+        if not self.schedule.persistent:
+            return pruned((Let(zero, Constant(0)), *make(zero, zero)[0]))
+        item, turn, one, following = (
+            self.fresh.value(n, (), "i32") for n in ("item", "turn_of_item", "one", "item_next")
+        )
+        body, last = make(item, turn)
+        count = (Let(one, Constant(1)), Let(following, Elementwise("add", (item, one))))
+        carried = (Carried(item, zero, following), Carried(turn, zero, last))
+        return pruned((Let(zero, Constant(0)), Items(carried, (*body, *count))))
 
     def _in_registers(self, body: Sequence[Stmt]) -> None:
         """Raises Unsuited for a tile that no part of the rows has."""
@@ -193,18 +212,35 @@ class _Split:
                 if len(value.dims) > 2 or (len(value.dims) == 2 and value.dims[0] != self.rows):
                     raise Unsuited(f"it computes with a tile of {', '.join(value.dims)}")
 
-    def _producer(self, zero: Value) -> Iterator[Stmt]:
+    def _producer(self, item: Value, turn: Value) -> tuple[list[Stmt], Value]:
         """The copies, in the order of the loads, and the integers that they need."""
         turns: dict[str, Value] = {}
+        made: list[Stmt] = []
         for stmt in self.body:
             match stmt:
                 case Let(value, LoadTile()) if value.name in self.copies:
                     copy = self.copies[value.name]
-                    yield Fill(copy.ring.name, zero, copy.index)
+                    if self.schedule.persistent:
+                        made.append(Wait(copy.ring.name, "empty", item, before=True))
+                    made.append(Fill(copy.ring.name, item, copy.index))
                 case Let(_, op) if not isinstance(op, Dot):
-                    yield stmt
+                    made.append(stmt)
                 case Loop():
-                    yield from self._filled(stmt, turns, zero)
+                    made += self._filled(stmt, turns, turn)
+        return made, self._last(turns, turn)
+
+    def _last(self, turns: Mapping[str, Value], turn: Value) -> Value:
+        """The next turn of all rings that loops fill, which is one in a persistent grid."""
+        looped = {c.ring.name for c in self.copies.values() if c.ring.name not in self._outside()}
+        last = {turns.get(ring, turn) for ring in looped}
+        if len(last) > 1 and self.schedule.persistent:
+            raise Unsuited("loops fill rings in different turns")
+        return last.pop() if last else turn
+
+    def _outside(self) -> set[str]:
+        """The rings of loads outside of loops."""
+        loads = {s.value.name for s in self.body if isinstance(s, Let)}
+        return {copy.ring.name for name, copy in self.copies.items() if name in loads}
 
     def _filled(self, loop: Loop, turns: dict[str, Value], zero: Value) -> Iterator[Stmt]:
         """The producer's form of a loop; `turns` are the next ones of the rings."""
@@ -226,29 +262,36 @@ class _Split:
         yield Loop(loop.axis, loop.start, loop.stop, carried, (*offsets, *fills, *count))
         turns |= dict.fromkeys((copy.ring.name for copy in copies), turn)
 
-    def _consumer(self, zero: Value) -> Iterator[Stmt]:
+    def _consumer(self, item: Value, turn: Value) -> tuple[list[Stmt], Value]:
         rings = {name: copy.ring for name, copy in self.copies.items()}
         top = [stmt for stmt in self.body if not isinstance(stmt, Loop)]
         outside = sources(top, rings)
         turns: dict[str, Value] = {}
         waited: set[str] = set()
+        made: list[Stmt] = []
         run: list[Stmt] = []
         for stmt in self.body:
             if not isinstance(stmt, Loop):
                 run += self._stored(stmt)
                 continue
-            yield from straight(run, outside, zero, self.fresh)
+            made += straight(run, outside, item, self.fresh)
             waited |= _waits(run, outside)
             run = []
             for ring in dict.fromkeys(s.ring.name for s in outside.values()):
                 if ring not in waited and _reads(stmt, outside, ring):
                     waited.add(ring)
-                    yield Wait(ring, "full", zero)
-            known = {ring.name: turns.get(ring.name, zero) for ring in rings.values()}
+                    made.append(Wait(ring, "full", item))
+            known = {ring.name: turns.get(ring.name, turn) for ring in rings.values()}
             delayed = frozenset(self.schedule.delayed)
-            made, turns = pipelined(stmt, rings, outside, known, delayed, self.fresh, zero)
-            yield from made
-        yield from straight(run, outside, zero, self.fresh)
+            body, turns = pipelined(stmt, rings, outside, known, delayed, self.fresh, item)
+            made += body
+        after = straight(run, outside, item, self.fresh)
+        if self.schedule.persistent:
+            late = [ring for ring in sorted(waited | _waits(run, outside))]
+            if any(_reads_any(run, outside, ring) for ring in late):
+                raise Unsuited("a tile is read behind all loops")
+            made += [Free(ring, item) for ring in late]
+        return [*made, *after], self._last(turns, turn)
 
     def _stored(self, stmt: Stmt) -> list[Stmt]:
         """A store of a tile of two dims goes through shared memory, where the copy engine can put it."""
@@ -258,7 +301,8 @@ class _Split:
         if index is None:
             return [stmt]
         name = self.fresh.value(f"{stmt.tensor}_staging", (), "i32").name
-        self.staging[name] = Staging(name, stmt.tensor, stmt.value, self._finished(stmt.value))
+        over = None if self.schedule.persistent else self._finished(stmt.value)
+        self.staging[name] = Staging(name, stmt.tensor, stmt.value, over)
         return [Put(name, stmt.tensor, index, stmt.value)]
 
     def _finished(self, tile: Value) -> str | None:

@@ -14,6 +14,7 @@ from eqfuse.tile.roles.nodes import (
     Free,
     Index,
     Issue,
+    Items,
     Loop,
     Put,
     Read,
@@ -30,7 +31,7 @@ def nested(body: Iterable[Stmt]) -> Iterator[Stmt]:
     """Every statement of a body, those inside loops and branches included, outer ones first."""
     for stmt in body:
         yield stmt
-        if isinstance(stmt, Loop | When):
+        if isinstance(stmt, Loop | Items | When):
             yield from nested(stmt.body)
 
 
@@ -41,6 +42,8 @@ def read_by(stmt: Stmt) -> tuple[Value, ...]:
             return operands(op)
         case Loop(_, start, stop, carried, _):
             return (start, stop, *(v for item in carried for v in (item.init, item.next)))
+        case Items(carried, _):
+            return tuple(v for item in carried for v in (item.init, item.next))
         case When(condition, _, results):
             return (condition, *(v for result in results for v in (result.then, result.otherwise)))
         case At(_, start):
@@ -72,7 +75,7 @@ def defined_by(stmt: Stmt) -> tuple[Value, ...]:
             return (value,)
         case Issue(pending, _, _, _, _):
             return (pending,)
-        case Loop(carried=carried):
+        case Loop(carried=carried) | Items(carried=carried):
             return tuple(item.value for item in carried)
         case When(results=results):
             return tuple(result.value for result in results)
@@ -106,6 +109,9 @@ def renamed(stmt: Stmt, names: Mapping[str, Value]) -> Stmt:
         case Loop(axis, start, stop, carried, body):
             items = tuple(Carried(of(c.value), of(c.init), of(c.next)) for c in carried)
             return Loop(axis, of(start), of(stop), items, tuple(renamed(s, names) for s in body))
+        case Items(carried, body):
+            items = tuple(Carried(of(c.value), of(c.init), of(c.next)) for c in carried)
+            return Items(items, tuple(renamed(s, names) for s in body))
         case When(condition, body, results):
             found = tuple(Result(of(r.value), of(r.then), of(r.otherwise)) for r in results)
             return When(of(condition), tuple(renamed(s, names) for s in body), found)
@@ -143,6 +149,9 @@ def pruned(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
                 roots += (start, stop)
                 for item in carried:
                     reads[item.value.name] = [item.init, item.next]
+            case Items(carried, _):
+                for item in carried:
+                    reads[item.value.name] = [item.init, item.next]
             case When(condition, _, results):
                 roots.append(condition)
                 for result in results:
@@ -171,6 +180,9 @@ def _kept(body: Iterable[Stmt], alive: set[str]) -> tuple[Stmt, ...]:
                 statements = _kept(inner, alive)
                 if items or statements:
                     kept.append(Loop(axis, start, stop, items, statements))
+            case Items(carried, inner):
+                alive_items = tuple(item for item in carried if item.value.name in alive)
+                kept.append(Items(alive_items, _kept(inner, alive)))
             case When(condition, inner, results):
                 found = tuple(result for result in results if result.value.name in alive)
                 statements = _kept(inner, alive)
