@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,7 @@ from rich.table import Table
 import eqfuse as eq
 from eqfuse.environment import environment
 from eqfuse.measure import as_tuple
+from eqfuse.tile.native.build import compiler
 
 PROGRAM = "m[i] = max[j](x[i,j])\ns[i] = sum[j](exp(x[i,j] - m[i]))"
 
@@ -20,6 +22,7 @@ def doctor(console: Console) -> int:
     facts = Table(title="environment", title_justify="left", show_header=False)
     for name, value in environment().items():
         facts.add_row(name, str(value) if value is not None else "none")
+    facts.add_row("C++ compiler", shlex.join(compiler() or ()) or "none")
     console.print(facts)
 
     checks = Table(title="what works", title_justify="left", show_header=False)

@@ -76,6 +76,56 @@ def test_without_a_compiler_the_torch_form_runs_and_says_so(monkeypatch: pytest.
     assert "no C++ compiler" in softmax("wait")[0].plan.code
 
 
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@compiling
+def test_the_compiler_may_have_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    """As with ccache: a program that calls the one that is its first argument."""
+    found = build.compiler()
+    assert found is not None
+    wrapper = script(tmp_path / "a wrapper", 'exec "$@"')
+    monkeypatch.setenv("CXX", f"'{wrapper}' {found[0]} -DWRAPPED=1")
+    assert build.compiler() == (str(wrapper), found[0], "-DWRAPPED=1")
+    assert softmax("wait")[0].plan.code == "C++"
+    assert len(list(own_cache.glob("*.so"))) == 1
+    monkeypatch.setenv("CXX", found[0])
+    assert softmax("wait")[0].plan.code == "C++"
+    assert len(list(own_cache.glob("*.so"))) == 2
+
+
+BROKEN = {
+    "is no command": ("no_such_compiler -O3", "is 'no_such_compiler -O3', which is no command here"),
+    "is no text of a shell": ("g++ 'un", "which is no command here"),
+    "fails at once": ("exit 3", "failed: exit status 3"),
+    "fails at the source": (
+        '[ "$1" = --version ] && exit 0\necho "kernel.cpp: error: no memory" >&2; exit 1',
+        "failed: kernel.cpp: error: no memory",
+    ),
+    "makes nothing": ("exit 0", "compiled kernel cannot be kept"),
+    "makes what is no library": (
+        'while [ "$#" -gt 1 ]; do shift; done\n[ "$1" = --version ] || echo nothing > "$1"',
+        "compiled kernel cannot be loaded",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_compiler_that_cannot_is_told(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    text, said = BROKEN[name]
+    command = text if said.endswith("no command here") else str(script(tmp_path / "cxx", text))
+    monkeypatch.setenv("CXX", command)
+    code = softmax("wait")[0].plan.code
+    assert code.startswith("torch calls: ") and said in code
+
+
 @compiling
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-include", "there_is_no_such_header.h"))

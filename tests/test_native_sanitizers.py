@@ -39,7 +39,7 @@ def _runtime() -> str | None:
     if found is None:
         return None
     asked = subprocess.run(
-        [found, "-print-file-name=libasan.so"], capture_output=True, text=True, check=False
+        [*found, "-print-file-name=libasan.so"], capture_output=True, text=True, check=False
     )
     path = asked.stdout.strip()
     return path if os.path.isabs(path) else None

@@ -15,7 +15,7 @@ from eqfuse.terms.nodes import Program
 from eqfuse.threads import undisturbed
 from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.modes import Mode
-from eqfuse.tile.native.build import compiler
+from eqfuse.tile.native.build import compiler, lacking
 from eqfuse.tile.native.nodes import NotNative
 from eqfuse.tile.native.run import NativeProgram, Unit, loaded_dtypes, prepared, unit_dims
 from eqfuse.tile.nodes import TileProgram
@@ -156,7 +156,7 @@ class HostProgram:
         if self._mode == "off":
             found = NotNative("it is switched off")
         elif compiler() is None:
-            found = NotNative("there is no C++ compiler (g++, clang++ or $CXX)")
+            found = NotNative(lacking())
         else:
             tiles = self._lowered()
             if not isinstance(tiles, NotNative):

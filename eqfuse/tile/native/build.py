@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -27,12 +28,27 @@ SECONDS = 120
 """How long a compiler may take."""
 
 
+def compiler() -> tuple[str, ...] | None:
+    """The command of the C++ compiler: `$CXX`, which may have arguments, or g++, clang++ or c++; None where there is none."""
+    return _command(os.environ.get("CXX", ""))
+
+
 @lru_cache
-def compiler() -> str | None:
-    """The path of the C++ compiler: `$CXX`, or g++, clang++ or c++; None where there is none."""
-    wanted = os.environ.get("CXX")
-    found = (shutil.which(name) for name in ([wanted] if wanted else ["g++", "clang++", "c++"]))
-    return next((path for path in found if path is not None), None)
+def _command(wanted: str) -> tuple[str, ...] | None:
+    try:
+        commands = [shlex.split(wanted)] if wanted.strip() else [["g++"], ["clang++"], ["c++"]]
+    except ValueError:  # a quotation that does not end
+        return None
+    found = ((shutil.which(command[0]), *command[1:]) for command in commands)
+    return next(((path, *rest) for path, *rest in found if path is not None), None)
+
+
+def lacking() -> str:
+    """What to say where there is no compiler."""
+    wanted = os.environ.get("CXX", "")
+    if wanted.strip():
+        return f"$CXX is {wanted!r}, which is no command here"
+    return "there is no C++ compiler (g++, clang++ or $CXX)"
 
 
 @lru_cache
@@ -53,19 +69,35 @@ def features() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-@lru_cache
 def _machine() -> str:
     """What the compiled code depends on besides its source: the compiler and the processor."""
-    path = compiler()
-    if path is None:
-        raise NotNative("there is no C++ compiler (g++, clang++ or $CXX)")
+    command = compiler()
+    if command is None:
+        raise NotNative(lacking())
+    return f"{shlex.join(command)}\n{_version(command)}\n{platform.machine()}\n{features()}"
+
+
+@lru_cache
+def _version(command: tuple[str, ...]) -> str:
+    done = _called(*command, "--version")
+    if done.returncode:
+        raise NotNative(f"{shlex.join(command)} failed: {_said(done)}")
+    return done.stdout
+
+
+def _called(*command: str) -> subprocess.CompletedProcess[str]:
     try:
-        version = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotNative(f"{path} failed: {error}") from None
-    return f"{path}\n{version.stdout}\n{platform.machine()}\n{features()}"
+        raise NotNative(f"{command[0]} failed: {error}") from None
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    """The line of what a compiler says that tells most."""
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return next((line for line in lines if "error" in line), lines[0]).strip()
 
 
 def library_of(source: str, flags: tuple[str, ...] = ()) -> Path:
@@ -84,24 +116,14 @@ def library_of(source: str, flags: tuple[str, ...] = ()) -> Path:
 
 
 def _compile(text: str, path: Path, flags: tuple[str, ...]) -> None:
-    found = compiler()
-    assert found is not None  # or there would be no key
+    command = compiler()
+    assert command is not None  # or there would be no key
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(text, encoding="utf-8")
-        try:
-            done = subprocess.run(
-                [found, *FLAGS, *flags, str(source), "-o", str(made)],
-                capture_output=True,
-                text=True,
-                timeout=SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NotNative(f"{found} failed: {error}") from None
+        done = _called(*command, *FLAGS, *flags, str(source), "-o", str(made))
         if done.returncode:
-            said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:300])
-            raise NotNative(f"{found} failed: {said.strip()}")
+            raise NotNative(f"{shlex.join(command)} failed: {_said(done)}")
         write_whole(path, made.read_bytes())
 
 
