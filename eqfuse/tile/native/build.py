@@ -39,8 +39,11 @@ def _command(wanted: str) -> tuple[str, ...] | None:
         commands = [shlex.split(wanted)] if wanted.strip() else [["g++"], ["clang++"], ["c++"]]
     except ValueError:  # a quotation that does not end
         return None
-    found = ((shutil.which(command[0]), *command[1:]) for command in commands)
-    return next(((path, *rest) for path, *rest in found if path is not None), None)
+    for program, *arguments in commands:
+        path = shutil.which(program)
+        if path is not None:
+            return path, *arguments
+    return None
 
 
 def lacking() -> str:
