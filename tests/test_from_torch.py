@@ -85,6 +85,7 @@ CASES = {
     "SwiGLU": Case(
         lambda x, a, b, c: (F.silu(x @ a) * (x @ b)) @ c, lambda n: (r(n, 8), r(8, 16), r(8, 16), r(16, 8))
     ),
+    "an output turned": Case(lambda x, y: (x @ y).permute(2, 0, 1), lambda n: (r(2, n, 3), r(2, 3, 4))),
     "einsum": Case(
         lambda q, k: torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1), lambda n: (r(2, n, 3, 8), r(2, n + 1, 3, 8))
     ),
@@ -122,7 +123,7 @@ CASES = {
     ),
     "casts": Case(lambda x: (x.half() * 2).float(), lambda n: (torch.randn(n, 4),)),
 }  # fmt: skip
-QUICK = ("rotary", "attention", "structures", "linear", "embedding", "grouped", "rows counted")
+QUICK = ("rotary", "attention", "structures", "turned", "linear", "embedding", "grouped", "rows counted")
 
 
 @pytest.mark.slow(but=list(QUICK))

@@ -119,7 +119,7 @@ def pulled_back(
             given[cotangent(output.name)] = value
     reads = {*(tensor.name for tensor in known.tensors), *known.scalars}
     values = {name: value for name, value in given.items() if name in reads}
-    made = called(gradient.content, values, _sizes(program, known, tensors, sizes, wanted))
+    made = called(gradient.content, values, gradient_sizes(program, known, tensors, sizes, wanted))
     results = made if isinstance(made, tuple) else (made,)
     return {
         name: value.to(tensors[name].dtype).reshape(tensors[name].shape)
@@ -127,7 +127,7 @@ def pulled_back(
     }
 
 
-def _sizes(
+def gradient_sizes(
     program: Program,
     gradient: Program,
     tensors: Mapping[str, torch.Tensor],

@@ -9,3 +9,22 @@ program.py     `eq.from_torch`: a text that is called as the function is
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eqfuse.torch.attention import register_attention
+    from eqfuse.torch.outcome import report
+    from eqfuse.torch.program import from_torch
+
+_AT_FIRST_USE = {"from_torch": "program", "register_attention": "attention", "report": "outcome"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _AT_FIRST_USE:
+        raise AttributeError(f"module 'eqfuse.torch' has no attribute {name!r}")
+    return getattr(import_module(f"eqfuse.torch.{_AT_FIRST_USE[name]}"), name)
+
+
+__all__ = ["from_torch", "register_attention", "report"]

@@ -90,11 +90,12 @@ def _renamed(lines: list[Line], names: Sequence[str]) -> list[Line]:
         of = line.expr.tensor if isinstance(line.expr, Load) else line.expr.name
         made = next((each for each in lines if each.names == (of,)), None)
         readers = [each for each in lines if each is not line and of in _reads(each)]
-        if made is None or readers or of in names or show(line.expr) != _line(made).partition(" = ")[0]:
+        if made is None or readers or of in names or made.several and made.axes != line.axes:
             continue
-        lines = [
-            Line((name,), each.axes, each.expr, each.several) if each is made else each for each in lines
-        ]
+        if show(line.expr) != _line(made).partition(" = ")[0]:
+            continue
+        found = Line((name,), line.axes, made.expr, made.several)
+        lines = [found if each is made else each for each in lines]
         lines = [each for each in lines if each is not line]
     return lines
 

@@ -112,12 +112,12 @@ class Translation:
             return  # it computes nothing; the examples passed it, and a kernel checks what it reads
         try:
             found = self._called(node)
+            if isinstance(found, Value):
+                found = self._kept(node, found)
         except Unsupported as why:
             raise Refused(node, str(why)) from None
         except NotImplementedError as why:
             raise Refused(node, str(why)) from None
-        if isinstance(found, Value):
-            found = self._kept(node, found)
         self.made[node] = found
 
     def _called(self, node: fx.Node) -> Any:

@@ -1,0 +1,406 @@
+"""`torch.compile(model, backend="eqfuse")`.
+
+    Dynamo's graph  --AOTAutograd, without gradients-->  ATen, functional
+                    --regions, prices-->                 the same, with `eqfuse::call` for each region that gains
+                    --Inductor, or AOTAutograd alone-->  what runs, forward and backward
+
+The kernel of a region has its gradient's kernel, so that in training the backward graph calls that.
+"""
+
+from __future__ import annotations
+
+import operator
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.tools_common import legalize_graph
+
+from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.devices import device_named, gpu_device
+from eqfuse.errors import EqfuseError
+from eqfuse.extract.devices import Device
+from eqfuse.kernel import Kernel
+from eqfuse.operator.content import compiled, joined
+from eqfuse.operator.derivative import apart as undisturbed
+from eqfuse.operator.derivative import gradient_sizes
+from eqfuse.operator.shapes import extents
+from eqfuse.torch import outcome as reports
+from eqfuse.torch import prices
+from eqfuse.torch.outcome import Entry
+from eqfuse.torch.regions import Finder, Region
+from eqfuse.torch.text import Text, text_of
+from eqfuse.torch.translate import Refused, Translation, reserved, user_line
+from eqfuse.torch.values import Value, Writer
+
+GAIN = 1.05
+"""How many times faster a region has to be predicted as a kernel, to become one."""
+
+RESTS = ("inductor", "aot_eager")
+CHOICES = ("predicted", "always")
+
+
+@dataclass(frozen=True)
+class Options:
+    """`rest` compiles what is left: "inductor" or "aot_eager"; by default Inductor where there is a compiler for it.
+    `take` is "predicted" (the candidate that the cost model predicts to gain most, where one gains) or "always" (the largest)."""
+
+    rest: str | None = None
+    take: str = "predicted"
+    native: str | None = None
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> Options:
+        known = ("rest", "take", "native")
+        for name in given:
+            if name not in known:
+                raise EqfuseError(f"the back end has no option {name!r}", hint=f"options: {', '.join(known)}")
+        options = Options(**given)
+        if options.rest not in (None, *RESTS):
+            raise EqfuseError(f"rest is {options.rest!r}", hint=f"choose one of {', '.join(RESTS)}")
+        if options.take not in CHOICES:
+            raise EqfuseError(f"take is {options.take!r}", hint=f"choose one of {', '.join(CHOICES)}")
+        return options
+
+
+def eqfuse(
+    graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **more: Any
+) -> Callable[..., Any]:
+    """The back end. Options are given as `torch.compile(model, backend="eqfuse", options={"take": "always"})`."""
+    chosen = Options.of({**(options or {}), **more})
+    found = _functional(graph, inputs)
+    number = reports.begin()
+    if isinstance(found, str):
+        reports.leave(number, found)
+        found = graph
+    else:
+        Fusion(found, number, chosen, _is_tracked(inputs)).run()
+        _as_dynamo(graph, found)
+    rest: Callable[..., Any] = _rest(chosen, inputs)(found, inputs)
+    return rest
+
+
+def _rest(options: Options, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """What compiles the rest."""
+    on_gpu = any(isinstance(each, torch.Tensor) and each.is_cuda for each in inputs)
+    has_compiler = on_gpu or any(shutil.which(name) for name in ("g++", "clang++"))
+    if (options.rest or ("inductor" if has_compiler else "aot_eager")) == "inductor":
+        from torch._inductor.compile_fx import compile_fx
+
+        return compile_fx
+    from torch._dynamo.backends.debugging import aot_eager
+
+    return aot_eager
+
+
+UNSEEN = ("detach", "detach_", "_set_grad_enabled", "_enter_autocast", "set_grad_enabled", "inference_mode")
+"""What stands in Dynamo's graph and not in ATen's, and changes gradients or dtypes."""
+
+
+def _functional(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule | str:
+    """A graph of functional ATen operators that is called as the graph of Dynamo is; or why there is none."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.exc import RestartAnalysis
+
+    tracked = _is_tracked(inputs)
+    for node in graph.graph.nodes:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if tracked and node.op in ("call_function", "call_method") and name in UNSEEN:
+            return f"it has {name!r} in training, which a graph of ATen operators does not show"
+    grabbed: list[fx.GraphModule] = []
+
+    def grab(found: fx.GraphModule, _: Sequence[Any]) -> Any:
+        grabbed.append(found)
+        return make_boxed_func(found.forward)
+
+    try:
+        with torch.no_grad():
+            aot_autograd(fw_compiler=grab, inference_compiler=grab)(graph, inputs)
+    except RestartAnalysis:
+        raise  # Dynamo traces again
+    except Exception as error:  # noqa: BLE001  what AOTAutograd does not trace is the rest's to refuse
+        return f"AOTAutograd refused it: {_first_line(error)}"
+    if len(grabbed) != 1:
+        return f"AOTAutograd made {len(grabbed)} graphs of it"
+    (found,) = grabbed
+    count = len(_results(graph))
+    if len(_results(found)) != count or len(_placeholders(found)) != len(_placeholders(graph)):
+        return "it changes its inputs, or returns views of what it computes"
+    return found
+
+
+def _is_tracked(inputs: Sequence[Any]) -> bool:
+    """Whether a backward is to come."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+@lru_cache(maxsize=512)
+def _kernel(source: str, native: str | None) -> Kernel:
+    """The kernel of a text: layers that are alike share it."""
+    return compiled(source, native=native)  # type: ignore[no-any-return]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _results(graph: fx.GraphModule) -> Sequence[Any]:
+    (last,) = [node for node in graph.graph.nodes if node.op == "output"]
+    found = last.args[0]
+    return found if isinstance(found, tuple | list) else (found,)
+
+
+def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def _as_dynamo(graph: fx.GraphModule, found: fx.GraphModule) -> None:
+    """Gives a graph what the rest reads of Dynamo's: where inputs come from."""
+    for old, new in zip(_placeholders(graph), _placeholders(found), strict=True):
+        for name in ("_dynamo_source",):
+            if hasattr(old, name):
+                setattr(new, name, getattr(old, name))
+        new.meta.update({key: value for key, value in old.meta.items() if key not in new.meta})
+    for node in found.graph.nodes:
+        # A kernel's output may have other strides than what it takes the place of.
+        if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+            node.target = torch.ops.aten.reshape.default
+    found.recompile()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A region with its kernel."""
+
+    region: Region
+    text: Text
+    inputs: tuple[tuple[str, fx.Node], ...]
+    results: tuple[Any, ...]
+    kernel: Kernel
+    alone: fx.GraphModule
+    seconds: tuple[float, float]
+
+    @property
+    def gain(self) -> float:
+        return self.seconds[1] - self.seconds[0]
+
+
+@dataclass
+class Fusion:
+    """The regions of one graph, replaced where that is predicted to gain."""
+
+    module: fx.GraphModule
+    number: int
+    options: Options
+    in_training: bool
+    entries: list[Entry] = field(default_factory=list)
+
+    def run(self) -> None:
+        taken: set[fx.Node] = set()
+        chosen: list[Candidate] = []
+        finder = Finder(self.module.graph, taken)
+        for seed in finder.seeds():
+            found = self._best(finder.candidates(seed), seed)
+            if found is not None:
+                taken.update(node for node in found.region.nodes if node not in found.region.copied)
+                chosen.append(found)
+        for candidate in chosen:
+            self._replace(candidate)
+        legalize_graph(self.module)  # what read a region's first result may stand before its last
+        self.module.graph.eliminate_dead_code()
+        self.module.recompile()
+        reports.add(self.entries)
+
+    def _best(self, regions: Sequence[Region], seed: fx.Node) -> Candidate | None:
+        """The candidate that gains most; what becomes of it is noted."""
+        made: list[Candidate] = []
+        why = "its result is read by what it computes with"
+        for region in regions:
+            try:
+                made.append(self._compiled(region))
+            except Refused as refused:
+                why = refused.error().message
+            except EqfuseError as error:
+                why = error.message
+            except Exception as error:  # noqa: BLE001  a region that cannot be compiled is left, and the report says why
+                why = f"{type(error).__name__}: {_first_line(error)}"
+        if not made:
+            name = regions[0].name if regions else seed.name
+            self.entries.append(Entry(self.number, name, user_line(seed), False, why))
+            return None
+        best = made[0] if self.options.take == "always" else max(made, key=lambda candidate: candidate.gain)
+        wins = self._wins(best.seconds)
+        why = "" if wins else f"the kernel is predicted to be no {GAIN:.2f} times faster"
+        places = {node: place for place, node in enumerate(best.region.inputs)}
+        names = {name: places[node] for name, node in best.inputs}
+        entry = Entry(
+            self.number, best.region.name, user_line(seed), wins, why, best.text.source, best.seconds,
+            kernel=best.kernel, alone=best.alone, time=lambda: _timed(best.kernel, best.alone, names),
+        )  # fmt: skip
+        self.entries.append(entry)
+        return best if wins else None
+
+    def _wins(self, seconds: tuple[float, float]) -> bool:
+        fused, rest = seconds
+        return fused * GAIN <= rest or self.options.take == "always"
+
+    def _backward(self, kernel: Kernel, values: Sequence[tuple[str, torch.Tensor]], device: Device) -> float:
+        """Predicted seconds of the gradient by all inputs. What it is compared with is twice the forward."""
+        from eqfuse.differentiate.gradient import cotangent, real_outputs
+
+        real = tuple(name for name, value in values if value.dtype.is_floating_point)
+        program, gradient = kernel.program, kernel.gradient(real)
+        made = {
+            name: torch.empty([prices.hint(n) for n in value.shape], dtype=value.dtype, device="meta")
+            for name, value in values
+        }
+        found = extents(program, {name: tuple(value.shape) for name, value in made.items()}, {})
+        dtype = values[0][1].dtype
+        cotangents = {
+            cotangent(output.name): torch.empty(
+                [found[axis] for axis in output.axes], dtype=dtype, device="meta"
+            )
+            for output in program.outputs
+            if output.name in real_outputs(program)
+        }
+        sizes = gradient_sizes(program, gradient.program, made, {}, real)
+        return prices.fused(gradient, [*made.items(), *cotangents.items()], device, sizes)
+
+    def _compiled(self, region: Region) -> Candidate:
+        """The kernel of a region. Raises Refused and EqfuseError."""
+        inputs = [node for node in region.inputs if isinstance(node.meta["val"], torch.Tensor)]
+        device = _device(inputs)
+        least, rest = prices.least(region, device), prices.apart(region, device)
+        if not self._wins((least, rest)):
+            raise EqfuseError(
+                f"reading and writing alone takes {1e6 * least:.3g} us, all of it {1e6 * rest:.3g} us without a kernel"
+            )
+        names = {node: f"x{place}" for place, node in enumerate(inputs)}
+        translation = Translation(Writer([*names.values(), *reserved()]))
+        for node in region.inputs:
+            if node in names and node.meta["val"].dtype not in DTYPE_NAMES:
+                raise Refused(node, f"it is {node.meta['val'].dtype}")
+            translation.read(node, names.get(node, node.name))
+        for node in region.nodes:
+            translation.call(node)
+        values: list[Value] = []
+        results: list[Any] = []
+        for node in region.outputs:
+            made = translation.made[node]
+            if not isinstance(made, Value):
+                raise Refused(node, "several of its results are read together")
+            results.append(node)
+            values.append(made)
+        try:
+            words = [translation.writer.names.definition("out") for _ in values]
+            text = text_of(translation, values, words)
+        except NotImplementedError as error:
+            raise Refused(region.outputs[0], str(error)) from None
+        if text.sizes or text.numbers:
+            raise Refused(region.outputs[0], "it has a size that no tensor gives")
+        given = tuple((names[node], node) for node in inputs if names[node] in text.inputs)
+        with undisturbed():
+            kernel = _kernel(text.source, self.options.native)
+            pairs = [(name, node.meta["val"]) for name, node in given]
+            seconds = prices.fused(kernel, pairs, device), rest
+            if self.in_training and self._wins(seconds):
+                seconds = seconds[0] + self._backward(kernel, pairs, device), 3 * rest
+        return Candidate(region, text, given, tuple(results), kernel, _alone(region), seconds)
+
+    def _replace(self, candidate: Candidate) -> None:
+        """Calls the kernel in place of a region."""
+        graph = self.module.graph
+        last = candidate.region.nodes[-1]
+        names = joined([name for name, _ in candidate.inputs], [], [], [])
+        with graph.inserting_after(last):
+            call = graph.call_function(
+                torch.ops.eqfuse.call.default,
+                (candidate.kernel.content, names, [node for _, node in candidate.inputs], [], []),
+            )
+        if trace := candidate.region.nodes[0].meta.get("stack_trace"):
+            call.meta["stack_trace"] = trace
+        place: fx.Node = call
+        for number, node in enumerate(candidate.results):
+            with graph.inserting_after(place):
+                result = graph.call_function(operator.getitem, (call, number))
+            place = result
+            if (
+                len(candidate.text.groups[number]) != sum(candidate.text.groups[number])
+                or 0 in candidate.text.groups[number]
+            ):
+                shape = self._shape(node, candidate)
+                with graph.inserting_after(place):
+                    result = graph.call_function(torch.ops.aten.reshape.default, (result, shape))
+                place = result
+            inside = set(candidate.region.nodes)
+            node.replace_all_uses_with(result, delete_user_cb=lambda user, inside=inside: user not in inside)
+            result.meta = dict(node.meta)
+
+    def _shape(self, node: fx.Node, candidate: Candidate) -> list[Any]:
+        """The shape of a result, of numbers and nodes; at most one size is left to torch."""
+        shape: list[Any] = []
+        for size in node.meta["val"].shape:
+            if isinstance(size, int):
+                shape.append(size)
+                continue
+            found = self._size(size, candidate)
+            shape.append(-1 if found is None else found)
+        if shape.count(-1) > 1:
+            raise EqfuseError(f"the shape of {node.name} cannot be told", hint="")
+        return shape
+
+    def _size(self, size: Any, candidate: Candidate) -> fx.Node | None:
+        for node in _placeholders(self.module):
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and value.node.expr == size.node.expr:
+                return node
+        graph = self.module.graph
+        for _, node in candidate.inputs:
+            for dimension, own in enumerate(node.meta["val"].shape):
+                if not isinstance(own, int) and own.node.expr == size.node.expr:
+                    with graph.inserting_after(node):
+                        return graph.call_function(torch.ops.aten.sym_size.int, (node, dimension))
+        return None
+
+
+def _device(nodes: Sequence[fx.Node]) -> Device:
+    on_gpu = any(node.meta["val"].device.type == "cuda" for node in nodes)
+    return gpu_device() if on_gpu else device_named("cpu")
+
+
+def _timed(kernel: Kernel, alone: fx.GraphModule, names: Mapping[str, int]) -> tuple[float, float]:
+    """Seconds of a region as a kernel and operator by operator, on random tensors of the example's sizes. `names` are
+    the kernel's inputs, as places among those of the region."""
+    values = [node.meta["val"] for node in _placeholders(alone)]
+    drawn = [_drawn(value) if isinstance(value, torch.Tensor) else prices.hint(value) for value in values]
+    given: dict[str, Any] = {name: drawn[place] for name, place in names.items()}
+    device = next((each.device for each in drawn if isinstance(each, torch.Tensor)), torch.device("cpu"))
+    with torch.no_grad():
+        return reports.timed(lambda: kernel(**given), device), reports.timed(lambda: alone(*drawn), device)
+
+
+def _alone(region: Region) -> fx.GraphModule:
+    """A region as a graph of its own."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for place, node in enumerate(region.inputs):
+        copies[node] = graph.placeholder(f"in{place}")
+        copies[node].meta = {"val": node.meta["val"]}
+    for node in region.nodes:
+        copies[node] = graph.node_copy(node, lambda each: copies[each])
+    graph.output(tuple(copies[node] for node in region.outputs))
+    return fx.GraphModule({}, graph)
+
+
+def _drawn(value: torch.Tensor) -> torch.Tensor:
+    shape = [prices.hint(size) for size in value.shape]
+    if value.dtype == torch.bool:
+        return torch.rand(shape, device=value.device) < 0.7
+    if not value.dtype.is_floating_point:
+        return torch.zeros(shape, dtype=value.dtype, device=value.device)
+    return torch.randn(shape, device=value.device).to(value.dtype)

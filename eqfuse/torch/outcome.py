@@ -1,0 +1,123 @@
+"""What `torch.compile(model, backend="eqfuse")` took, what it did not, and why: `eq.torch.report()`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from eqfuse.kernel import Kernel
+
+SECONDS = 0.2
+"""How long a form of a region is timed."""
+
+
+@dataclass
+class Entry:
+    """One region: the graph that it is in, its operators, the line of code that it comes from, and what became of it.
+    `kernel` is that of `source`, `alone` the region as a graph. `predicted` and `measured` are seconds as a kernel and without one; None where that is not known."""
+
+    graph: int
+    name: str
+    line: str
+    taken: bool
+    why: str
+    source: str = ""
+    predicted: tuple[float, float] | None = None
+    measured: tuple[float, float] | None = None
+    kernel: Kernel | None = field(default=None, repr=False)
+    alone: torch.fx.GraphModule | None = field(default=None, repr=False)
+    time: Callable[[], tuple[float, float]] | None = field(default=None, repr=False)
+
+    def measure(self) -> None:
+        """Times both forms on tensors of the example's sizes, once."""
+        if self.measured is None and self.time is not None:
+            self.measured = self.time()
+
+    def __str__(self) -> str:
+        parts = [f"graph {self.graph}: {self.name}", "taken" if self.taken else f"left: {self.why}"]
+        for label, pair in (("predicted", self.predicted), ("measured", self.measured)):
+            if pair is not None:
+                parts.append(f"{label} {_shown(pair[0])} as a kernel, {_shown(pair[1])} without")
+        if self.line:
+            parts.append(self.line)
+        return "\n    ".join(parts)
+
+
+def _shown(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} us"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The regions of all graphs that were compiled, in order, and the graphs that were left as they are."""
+
+    regions: tuple[Entry, ...]
+    graphs: int
+    left: tuple[str, ...]
+
+    @property
+    def taken(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.regions if entry.taken)
+
+    def __str__(self) -> str:
+        count = f"{len(self.taken)} of {len(self.regions)} regions in {self.graphs} graph{'s' * (self.graphs != 1)}"
+        return "\n".join([f"eqfuse took {count}", *map(str, self.regions), *self.left])
+
+
+_entries: list[Entry] = []
+_left: list[str] = []
+_graphs: list[int] = [0]
+
+
+def begin() -> int:
+    """The number of a graph that is compiled now."""
+    _graphs[0] += 1
+    return _graphs[0]
+
+
+def add(entries: Sequence[Entry]) -> None:
+    _entries.extend(entries)
+
+
+def leave(graph: int, why: str) -> None:
+    """Notes that a graph was left as it is."""
+    _left.append(f"graph {graph} was left to torch: {why}")
+
+
+def report(*, measure: bool = True, reset: bool = False) -> Report:
+    """What the back end "eqfuse" did with every region of every graph so far: taken or not, why, and predicted and measured
+    seconds. `measure` times regions that have a kernel, taken or not, and were not timed yet, each form for a fifth of a second on
+    tensors of the example's sizes: the kernel, and torch's operators one by one. `reset` forgets all afterwards."""
+    if measure:
+        for entry in _entries:
+            entry.measure()
+    found = Report(tuple(_entries), _graphs[0], tuple(_left))
+    if reset:
+        _entries.clear()
+        _left.clear()
+        _graphs[0] = 0
+    return found
+
+
+def timed(run: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of a call: the median of those in a fifth of a second, once it was called twice."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    run()
+    run()
+    wait()
+    found: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while len(found) < 3 or time.perf_counter() < end and len(found) < 200:
+        start = time.perf_counter()
+        run()
+        wait()
+        found.append(time.perf_counter() - start)
+    return sorted(found)[len(found) // 2]

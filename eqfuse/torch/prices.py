@@ -1,0 +1,123 @@
+"""What a region takes: as one kernel, by its plan; and as the compiler around would run it, by a roofline.
+
+The other side is given the benefit of the doubt: every matrix product, every attention operator and every reduction with all
+elementwise work around it is one launch that reads its inputs once and writes its outputs once, at the device's full rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from eqfuse import compiler
+from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.extract.devices import Device
+from eqfuse.kernel import Kernel
+from eqfuse.operator.shapes import extents
+from eqfuse.terms.types import program_dtypes
+from eqfuse.torch.operators.products import ATTENTION
+from eqfuse.torch.regions import Region, kind, packet, tensors_of
+
+
+def hint(size: Any) -> int:
+    """A size, as the example has it."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    found = node.hint if node.hint is not None else node.shape_env.size_hint(node.expr)
+    return int(found)
+
+
+def _bytes(tensor: torch.Tensor) -> float:
+    # What is broadcast is read once.
+    sizes = [
+        hint(n)
+        for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if hint(stride) != 0 or hint(n) == 1
+    ]
+    return float(math.prod(sizes) * tensor.element_size())
+
+
+def _operations(node: fx.Node) -> float:
+    """Multiplications and additions of a matrix product."""
+    shapes = [
+        [hint(n) for n in tensor.shape] for tensor in tensors_of(node.all_input_nodes) if tensor.dim() > 1
+    ]
+    if len(shapes) < 2:
+        return 0.0
+    if packet(node).removeprefix("aten.") in ATTENTION:
+        q, k, v = (shapes + shapes[-1:])[:3]
+        return 2.0 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+    left, right = shapes[-2:]
+    return 2.0 * math.prod(left) * right[-1]
+
+
+def apart(region: Region, device: Device) -> float:
+    """Seconds of a region outside of a kernel."""
+    groups: list[list[fx.Node]] = []
+    of: dict[fx.Node, int] = {}
+    for node in region.nodes:
+        alone = kind(node) == "product" or packet(node).removeprefix("aten.") in ATTENTION
+        before = [of[each] for each in node.all_input_nodes if each in of]
+        place = max(before, default=-1)
+        if alone or place < 0 or _is_product(groups[place][0]):
+            of[node] = len(groups)
+            groups.append([node])
+        else:
+            of[node] = place
+            groups[place].append(node)
+    return sum(_seconds(group, device) for group in groups if any(_computes(node) for node in group))
+
+
+def least(region: Region, device: Device) -> float:
+    """Seconds that no kernel of a region can do without: to read its inputs and to write its outputs."""
+    moved = sum(map(_bytes, tensors_of([*region.inputs, *region.outputs])))
+    return moved / device.bandwidth + device.launch
+
+
+def _is_product(node: fx.Node) -> bool:
+    return kind(node) == "product" or packet(node).removeprefix("aten.") in ATTENTION
+
+
+VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice", "select",
+        "split", "split_with_sizes", "alias", "detach", "clone",
+    )
+)  # fmt: skip
+
+
+def _computes(node: fx.Node) -> bool:
+    return packet(node) != "" and packet(node) not in VIEWS
+
+
+def _seconds(group: Sequence[fx.Node], device: Device) -> float:
+    inside = set(group)
+    read = dict.fromkeys(each for node in group for each in node.all_input_nodes if each not in inside)
+    wrote = [node for node in group if any(user not in inside for user in node.users)]
+    moved = sum(map(_bytes, tensors_of([*read, *wrote])))
+    half = any(tensor.element_size() <= 2 for tensor in tensors_of(list(read)))
+    rate = device.matrix_half if half else device.matrix_float
+    work = sum(_operations(node) for node in group if _is_product(node))
+    return max(moved / device.bandwidth, work / rate) + device.launch
+
+
+def fused(
+    kernel: Kernel,
+    values: Sequence[tuple[str, torch.Tensor]],
+    device: Device,
+    sizes: Mapping[str, int] | None = None,
+) -> float:
+    """Seconds of a kernel on tensors of these sizes, as its plan predicts."""
+    program = kernel.program
+    names = {tensor.name for tensor in program.tensors}
+    shapes = {name: tuple(map(hint, tensor.shape)) for name, tensor in values if name in names}
+    dtypes = {name: DTYPE_NAMES[tensor.dtype] for name, tensor in values if name in names}
+    found = {axis: max(1, size) for axis, size in extents(program, shapes, sizes or {}).items()}
+    chosen = compiler.choose(kernel.derived, found, program_dtypes(program, dtypes), device)[1]
+    return chosen.plan.cost.seconds if chosen.plan.cost else math.inf

@@ -1,0 +1,249 @@
+"""Regions of a graph that may become one kernel: around each reduction, and with the matrix products before and behind it.
+
+A region starts at a reduction that is no matrix product (softmax, a norm, a sum). It grows over elementwise operators, views
+and further reductions, as long as nothing outside reads what is inside. What remains of positions and constants alone is
+copied into each region that reads it. From this core come up to four candidates: alone, with the matrix products that it reads, with
+those that read it, and with both. Prices decide between them (`prices.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.torch.operators.products import ATTENTION
+from eqfuse.torch.operators.table import TABLE
+
+PRODUCTS = frozenset(
+    f"aten.{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot")
+)
+REDUCTIONS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "sum", "mean", "amax", "amin", "max", "min", "prod", "logsumexp", "any", "all", "argmax", "argmin", "var", "std",
+        "var_mean", "linalg_vector_norm", "norm", "softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax",
+        "layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "group_norm", "native_group_norm", "topk",
+        "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", *ATTENTION,
+    )
+)  # fmt: skip
+FREE = frozenset(
+    ["", *(f"aten.{name}" for name in ("view", "permute", "transpose", "t", "unsqueeze", "squeeze", "select", "slice", "split",
+     "split_with_sizes", "alias", "detach", "unbind"))]
+)  # fmt: skip
+"""Views, and the parts of results with several."""
+
+LARGEST = 64
+"""Nodes of a region: a larger one is cut off."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes of a graph, in its order. `copied` are those that others outside read too, and that stay there."""
+
+    nodes: tuple[fx.Node, ...]
+    copied: frozenset[fx.Node]
+
+    @property
+    def inputs(self) -> tuple[fx.Node, ...]:
+        inside = set(self.nodes)
+        read = dict.fromkeys(each for node in self.nodes for each in node.all_input_nodes)
+        return tuple(node for node in read if node not in inside)
+
+    @property
+    def outputs(self) -> tuple[fx.Node, ...]:
+        inside = set(self.nodes)
+        return tuple(
+            node
+            for node in self.nodes
+            if node not in self.copied and any(user not in inside for user in node.users)
+        )
+
+    @property
+    def name(self) -> str:
+        """The operators that compute, in order."""
+        kept = [packet(node) for node in self.nodes if kind(node) in ("product", "reduction")]
+        return " + ".join(name.removeprefix("aten.").removeprefix("_") for name in kept)
+
+
+def packet(node: fx.Node) -> str:
+    return str(node.target.overloadpacket) if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def kind(node: fx.Node) -> str:
+    """`product`, `reduction`, `other` (translated, and neither), or `no`."""
+    name = packet(node)
+    if node.op != "call_function" or not _is_known(node):
+        return "no"
+    if name in PRODUCTS:
+        return "product"
+    if name in REDUCTIONS:
+        return "reduction"
+    if name in TABLE or getattr(node.target, "__name__", "") == "getitem":
+        return "other"
+    return "no"
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Whether the language has the dtypes of what a node reads and makes."""
+    known = tensors_of([node, *node.all_input_nodes])
+    return all(tensor.dtype in DTYPE_NAMES for tensor in known)
+
+
+@dataclass
+class Finder:
+    """Candidates of one graph. `taken` are nodes that are part of a kernel already."""
+
+    graph: fx.Graph
+    taken: set[fx.Node]
+
+    def __post_init__(self) -> None:
+        self.order = {node: place for place, node in enumerate(self.graph.nodes)}
+        self.fixed = {node for node in self.graph.nodes if self._is_fixed(node)}
+
+    def _is_fixed(self, node: fx.Node) -> bool:
+        """Whether a node is made of positions and constants alone, or only views an input."""
+        pending, seen = [node], set()
+        while pending:
+            each = pending.pop()
+            if each in seen:
+                continue
+            seen.add(each)
+            if each.op == "placeholder":
+                if isinstance(each.meta.get("val"), torch.Tensor):
+                    return False
+            elif kind(each) != "other" and not isinstance(each.meta.get("val"), torch.SymInt | int):
+                return False
+            pending += each.all_input_nodes
+        return True
+
+    def seeds(self) -> Iterator[fx.Node]:
+        """Reductions that are in no kernel yet, in order."""
+        for node in self.graph.nodes:
+            if kind(node) == "reduction" and node not in self.taken:
+                yield node
+
+    def candidates(self, seed: fx.Node) -> list[Region]:
+        """The regions around a reduction, the largest first."""
+        core = self._grown({seed})
+        before = self._with(core, self._products_before(core))
+        behind = self._with(core, self._products_behind(core))
+        wide = self._with(before, self._products_behind(before))
+        found: dict[tuple[fx.Node, ...], Region] = {}
+        for nodes in (wide, before, behind, core):
+            region = self._region(nodes)
+            if region is not None:
+                found.setdefault(region.nodes, region)
+        return list(found.values())
+
+    def _grown(self, nodes: set[fx.Node]) -> set[fx.Node]:
+        """With all that may be computed where the nodes are: what only they read, and what only reads them."""
+        found = set(nodes)
+        while len(found) < LARGEST:
+            more = {
+                each
+                for node in found
+                for each in (*node.all_input_nodes, *node.users)
+                if each not in found and each not in self.taken and kind(each) in ("other", "reduction")
+            }
+            more = {each for each in more if self._joins(each, found)}
+            if not more:
+                break
+            found |= more
+        return found
+
+    def _joins(self, node: fx.Node, nodes: set[fx.Node]) -> bool:
+        """Whether nothing outside stands between a node and a region: it is read there alone, or all that it computes
+        with comes from there or from before the region."""
+        if node in self.fixed:
+            return False
+        if all(user in nodes for user in node.users):
+            return not self._depends(node, nodes)
+        reads = [each for each in node.all_input_nodes if each in nodes]
+        if not reads:
+            return False
+        return not any(self._depends(each, nodes) for each in node.all_input_nodes if each not in nodes)
+
+    def _depends(self, node: fx.Node, nodes: set[fx.Node]) -> bool:
+        """Whether something on the way to a node, outside of a region, is computed from it."""
+        first = min(self.order[each] for each in nodes)
+        pending, seen = [node], set()
+        while pending:
+            each = pending.pop()
+            if each in seen or self.order[each] < first:
+                continue
+            seen.add(each)
+            for before in each.all_input_nodes:
+                if before in nodes and each is not node:
+                    return True
+                if before not in nodes:
+                    pending.append(before)
+        return False
+
+    def _products_before(self, nodes: set[fx.Node]) -> set[fx.Node]:
+        return self._neighbours(nodes, forward=False)
+
+    def _products_behind(self, nodes: set[fx.Node]) -> set[fx.Node]:
+        return self._neighbours(nodes, forward=True)
+
+    def _neighbours(self, nodes: set[fx.Node], *, forward: bool) -> set[fx.Node]:
+        """Matrix products next to a region, with the views between."""
+        found: set[fx.Node] = set()
+        for node in nodes:
+            way: list[fx.Node] = []
+            each = node
+            while True:
+                near = [n for n in (each.users if forward else each.all_input_nodes) if n not in nodes]
+                for product in near:
+                    if kind(product) == "product" and product not in self.taken:
+                        found |= {product, *way}
+                views = [
+                    n for n in near if kind(n) == "other" and n not in self.fixed and n not in self.taken
+                ]
+                if len(views) != 1 or len(way) > 6:
+                    break
+                each = views[0]
+                way.append(each)
+        return found
+
+    def _with(self, nodes: set[fx.Node], more: set[fx.Node]) -> set[fx.Node]:
+        return self._grown(nodes | more) if more else nodes
+
+    def _region(self, nodes: set[fx.Node]) -> Region | None:
+        """A region that can be computed at one place, with what it copies; None where there is no such."""
+        copied: set[fx.Node] = set()
+        nodes = self._without_views(nodes)
+        pending = [each for node in nodes for each in node.all_input_nodes]
+        while pending:
+            node = pending.pop()
+            if node in self.fixed and node not in nodes and isinstance(node.meta.get("val"), torch.Tensor):
+                nodes = nodes | {node}
+                copied.add(node)
+                pending += node.all_input_nodes
+        if not any(kind(node) == "reduction" for node in nodes):
+            return None
+        ordered = tuple(sorted(nodes, key=lambda node: self.order[node]))
+        region = Region(ordered, frozenset(copied))
+        if any(self._depends(node, nodes) or self._computed_from(node, nodes) for node in region.inputs):
+            return None
+        return region if len(ordered) <= LARGEST and region.outputs else None
+
+    def _without_views(self, nodes: set[fx.Node]) -> set[fx.Node]:
+        """A region without the views that stand at its front: those cost nothing outside."""
+        while front := {
+            n for n in nodes if packet(n) in FREE and not any(b in nodes for b in n.all_input_nodes)
+        }:
+            nodes = nodes - front
+        return nodes
+
+    def _computed_from(self, node: fx.Node, nodes: set[fx.Node]) -> bool:
+        return any(each in nodes for each in node.all_input_nodes)
+
+
+def tensors_of(nodes: Sequence[fx.Node]) -> list[torch.Tensor]:
+    """What nodes are, where they are tensors."""
+    values = (node.meta.get("val") for node in nodes)
+    return [value for value in values if isinstance(value, torch.Tensor)]

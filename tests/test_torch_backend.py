@@ -1,0 +1,224 @@
+"""`torch.compile(model, backend="eqfuse")`: regions found, taken, refused with a reason; results as eager's in float64."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import eqfuse as eq
+from eqfuse.torch import outcome
+from eqfuse.torch.backend import eqfuse as backend
+
+ALL = {"rest": "aot_eager", "take": "always", "native": "off"}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Any:
+    torch._dynamo.reset()
+    outcome.report(measure=False, reset=True)
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return torch.compile(model, backend=backend, dynamic=True, fullgraph=True, options={**ALL, **options})
+
+
+def r(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def test_the_entry_point_names_the_back_end() -> None:
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    points = tomllib.loads(text)["project"]["entry-points"]["torch_dynamo_backends"]
+    assert EntryPoint("eqfuse", points["eqfuse"], "torch_dynamo_backends").load() is backend
+
+
+def test_a_softmax_becomes_a_kernel() -> None:
+    call = compiled(lambda x, w: torch.softmax(x @ w, -1).sum(-1))
+    for n in (5, 7):
+        x, w = r(n, 4), r(4, 6)
+        assert torch.allclose(call(x, w), torch.softmax(x @ w, -1).sum(-1))
+    report = eq.torch.report()
+    (entry,) = report.regions
+    assert report.graphs == 1 and entry.taken and entry.name == "mm + softmax + sum"
+    assert entry.predicted is not None and entry.measured is not None
+    assert "test_torch_backend.py" in entry.line and "torch.softmax(x @ w" in entry.line
+    assert "taken" in str(report) and "predicted" in str(report) and "measured" in str(report)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    scores = (q @ k.mT * 0.5).masked_fill(~mask, float("-inf"))
+    found = torch.softmax(scores, -1) @ v
+    return found.transpose(1, 2).reshape(q.shape[0], q.shape[2], -1)
+
+
+def test_attention_is_one_region_and_its_heads_are_joined() -> None:
+    call = compiled(attend)
+    for n in (6, 9):
+        q, k, v = r(2, 3, n, 4), r(2, 3, n, 4), r(2, 3, n, 4)
+        assert torch.allclose(call(q, k, v), attend(q, k, v))
+    assert [entry.name for entry in outcome.report(measure=False).taken] == ["bmm + softmax + bmm"]
+
+
+def test_training_runs_the_gradients_kernel() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Softmax(-1), nn.Linear(6, 2)).double()
+    call = compiled(model)
+    x = r(5, 4)
+    call(x).square().sum().backward()
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    model(x).square().sum().backward()
+    for parameter, one in zip(model.parameters(), found, strict=True):
+        assert torch.allclose(parameter.grad, one)
+    assert outcome.report(measure=False).taken
+
+
+def test_what_is_not_predicted_to_gain_is_left_with_its_reason() -> None:
+    call = compiled(lambda x: x.sum(-1) * 2, take="predicted")
+    x = r(5, 4)
+    assert torch.allclose(call(x), x.sum(-1) * 2)
+    (entry,) = outcome.report(measure=False).regions
+    assert not entry.taken and "reading and writing alone" in entry.why
+
+
+def test_what_has_no_translation_is_left_with_its_reason() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.sort(x, -1).values.to(torch.complex128).abs(), -1)
+
+    call = compiled(model)
+    x = r(5, 4)
+    assert torch.allclose(call(x), model(x))
+    assert [entry.taken for entry in outcome.report(measure=False).regions] == [True]
+    call = compiled(lambda x: torch.linalg.vector_norm(x, 3, -1))
+    assert torch.allclose(call(x), torch.linalg.vector_norm(x, 3, -1))
+    entry = outcome.report(measure=False).regions[-1]
+    assert not entry.taken and "the norm of order 3" in entry.why
+
+
+def test_detached_parts_in_training_are_left() -> None:
+    weight = r(4, 4).requires_grad_()
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ weight.detach(), -1) @ weight
+
+    call = compiled(model)
+    x = r(5, 4)
+    call(x).square().sum().backward()
+    found = weight.grad.clone() if weight.grad is not None else None
+    weight.grad = None
+    model(x).square().sum().backward()
+    assert found is not None and torch.allclose(found, weight.grad)
+    assert "'detach' in training" in str(outcome.report(measure=False))
+
+
+def test_changed_inputs_are_left() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return torch.softmax(x, -1)
+
+    x, y = r(3, 4), None
+    y = x.clone()
+    assert torch.allclose(compiled(model)(x), model(y)) and torch.allclose(x, y)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"rset": "x"}, "no option 'rset'"), ({"rest": "x"}, "rest is 'x'"), ({"take": "x"}, "take is 'x'")],
+)
+def test_wrong_options_are_named(options: dict[str, str], said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        torch.compile(lambda x: x + 1, backend=backend, options=options)(torch.ones(2))
+
+
+# -- families of models ----------------------------------------------------------------------------
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    n, d = x.shape[-2], x.shape[-1]
+    angle = torch.arange(n, dtype=x.dtype)[:, None] / 100 ** (torch.arange(0, d, 2, dtype=x.dtype) / d)
+    angle = torch.cat([angle, angle], -1)
+    low, high = x.chunk(2, -1)
+    return x * angle.cos() + torch.cat([-high, low], -1) * angle.sin()
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(d))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Bert(nn.Module):
+    def __init__(self, d: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.up, self.down = nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
+        self.norms = nn.ModuleList([nn.LayerNorm(d), nn.LayerNorm(d)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, d = x.shape
+        q, k, v = (p.view(b, n, self.heads, -1).transpose(1, 2) for p in self.qkv(x).chunk(3, -1))
+        found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d)
+        x = self.norms[0](x + self.out(found))
+        return self.norms[1](x + self.down(F.gelu(self.up(x))))  # type: ignore[no-any-return]
+
+
+class Llama(nn.Module):
+    """With `normed`, queries and keys are normalised, as in Qwen3."""
+
+    def __init__(self, d: int = 16, heads: int = 4, normed: bool = False) -> None:
+        super().__init__()
+        self.heads, self.width = heads, d // heads
+        self.q, self.k, self.v = (nn.Linear(d, s, bias=False) for s in (d, d // 2, d // 2))
+        self.out = nn.Linear(d, d, bias=False)
+        self.gate, self.up, self.down = (nn.Linear(a, b, bias=False) for a, b in ((d, 24), (d, 24), (24, d)))
+        self.before, self.behind = RMSNorm(d), RMSNorm(d)
+        self.normed = nn.ModuleList([RMSNorm(self.width), RMSNorm(self.width)]) if normed else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, d = x.shape
+        y = self.before(x)
+        q, k, v = (part(y).view(b, n, -1, self.width).transpose(1, 2) for part in (self.q, self.k, self.v))
+        if self.normed is not None:
+            q, k = self.normed[0](q), self.normed[1](k)
+        q, k = rotated(q), rotated(k)
+        k, v = (p[:, :, None].expand(-1, -1, 2, -1, -1).reshape(b, self.heads, n, -1) for p in (k, v))
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, n, d)
+        x = x + self.out(found)
+        y = self.behind(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))  # type: ignore[no-any-return]
+
+
+FAMILIES: dict[str, Callable[[], nn.Module]] = {
+    "BERT": Bert,
+    "Llama": Llama,
+    "Qwen3": lambda: Llama(normed=True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_of_models(name: str) -> None:
+    model = nn.Sequential(FAMILIES[name](), FAMILIES[name]()).double().eval()
+    call = compiled(model)
+    with torch.no_grad():
+        for n in (5, 8):
+            x = r(2, n, 16)
+            assert torch.allclose(call(x), model(x), atol=1e-10)
+    report = outcome.report(measure=False)
+    assert report.graphs == 1 and len(report.taken) >= 4
+    assert all(entry.taken or entry.why for entry in report.regions)
