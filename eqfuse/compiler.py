@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from eqfuse import debug, results
 from eqfuse.derived import Derived, Timings, rewritten
@@ -45,14 +45,12 @@ from eqfuse.tile.lower.program import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.passes.pipeline import passes_for, passes_of, run_passes
 from eqfuse.tile.printer import show as show_tiles
-from eqfuse.tile.roles.choice import Choice, Outlook, ranked, rows_of
-from eqfuse.tile.roles.nodes import RolesProgram
-from eqfuse.tile.roles.split import with_roles
-from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.verify.certificate import REQUESTED, Certificate
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.proof.derivation import Derivation
+    from eqfuse.tile.roles.choice import Choice
+    from eqfuse.tile.roles.nodes import RolesProgram
     from eqfuse.verify.equivalence import Special
 
 NOMINAL_EXTENT = 256
@@ -172,17 +170,10 @@ def pipeline(
     Raises ScheduleError where `prefer` is impossible, VerificationError where a stage is wrong. The passes of
     `prefer="multi_pass"` are those of the program as it is written, whatever it was rewritten to.
     """
-    timings = derived.timings
-    found, chosen = planned(derived, extents, dtypes, device, prefer)
+    found, ready, tile, roles = planned(derived, extents, dtypes, device, prefer)
     debug.show(4, "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
-    debug.show(4, "loops", lambda: show_nest(chosen.nest))
-
-    with timings.stage("lower"), _faults():
-        tile = lower_nest(chosen.nest, derived.program, dtypes, chosen.plan.configs, device)
+    debug.show(4, "loops", lambda: show_nest(ready.nest))
     debug.show(5, "tiles", lambda: show_tiles(tile))
-    with timings.stage("roles"):
-        ready, roles = divided(derived, chosen, tile, dtypes, extents, device)
-        found = _replaced(found, chosen, ready)
     if roles is not None:
         debug.show(5, "roles", lambda: roles)
 
@@ -193,13 +184,8 @@ def pipeline(
     return compiled
 
 
-def _replaced(found: Sequence[Candidate], old: Candidate, new: Candidate) -> Sequence[Candidate]:
-    """The candidates with another one in the place of one of them; those that nobody has asked for are still not made."""
-
-    def make() -> tuple[Candidate, ...]:
-        return tuple(new if candidate is old else candidate for candidate in found)
-
-    return found if new is old else Candidates(make) if isinstance(found, Candidates) else make()
+Planned: TypeAlias = "tuple[Sequence[Candidate], Candidate, TileProgram, RolesProgram | None]"
+"""The candidates for one shape, the one to run, its tile program, and its roles where it has some."""
 
 
 def planned(
@@ -208,34 +194,54 @@ def planned(
     dtypes: Mapping[str, str],
     device: Device,
     prefer: str | None = None,
-) -> tuple[Sequence[Candidate], Candidate]:
-    """The candidates for one shape, and the one to run, as it was kept or is chosen now. Raises ScheduleError."""
+) -> Planned:
+    """What runs a shape, as it was kept or is chosen now. Raises ScheduleError."""
     asked = extents, dtypes, device, prefer
     if derived.scope.added:  # a certificate names those of them that took part: merges have to be at hand
-        found, chosen = choose(derived, *asked)
-        return tuple(found), chosen
-    made: list[Candidate] = []
+        return chosen_now(derived, *asked)
+    made: list[Planned] = []
 
     def make() -> Candidate:
-        found, chosen = choose(derived, *asked)
-        made.extend(found)
-        return chosen
+        made.append(chosen_now(derived, *asked))
+        return made[0][1]
 
     subject = results.planning(derived.program, extents, dtypes, device.name, prefer, derived.scope)
-    with derived.timings.stage("plan"):
-        chosen, was_kept = results.kept("planned", subject, make)
-    if not was_kept:
-        return tuple(made), chosen
-    if chosen.plan.form == "apart":
+    ready, _ = results.kept("planned", subject, make)
+    if made:
+        return made[0]
+    if ready.plan.form == "apart":
         derived.taken_apart()
-    derived.nests[chosen.plan.kernels] = chosen.nest
+    nest, program = ready.nest, derived.program
+    derived.nests[ready.plan.kernels] = nest
+    with derived.timings.stage("lower"), _faults():
+        tile = lower_nest(nest, program, dtypes, ready.plan.configs, device)
+    roles = None
+    if ready.plan.roles is not None:
+        with derived.timings.stage("roles"):
+            roles = in_roles(nest, program, dtypes, device, ready.plan.roles)
 
     def again() -> Sequence[Candidate]:
         with derived.lock:
-            found = choose(derived, *asked)[0]
-        return [chosen if candidate == chosen else candidate for candidate in found]
+            found, chosen = choose(derived, *asked)
+        return [ready if candidate is chosen else candidate for candidate in found]
 
-    return Candidates(again), chosen
+    return Candidates(again), ready, tile, roles
+
+
+def chosen_now(
+    derived: Derived,
+    extents: Mapping[str, int],
+    dtypes: Mapping[str, str],
+    device: Device,
+    prefer: str | None = None,
+) -> Planned:
+    """What runs a shape: plans are priced, the best is lowered, and divided into roles. Raises ScheduleError."""
+    found, chosen = choose(derived, extents, dtypes, device, prefer)
+    with derived.timings.stage("lower"), _faults():
+        tile = lower_nest(chosen.nest, derived.program, dtypes, chosen.plan.configs, device)
+    with derived.timings.stage("roles"):
+        ready, roles = divided(derived, chosen, tile, dtypes, extents, device)
+    return tuple(ready if candidate is chosen else candidate for candidate in found), ready, tile, roles
 
 
 def choose(
@@ -510,7 +516,7 @@ def verified_roles(
     nest: Nest, program: Program, dtypes: Mapping[str, str], device: Device, roles: Roles
 ) -> list[RolesProgram]:
     """The forms in roles that are verified: in blocks of each of `VERIFIED_ROLES`. Raises Unsuited."""
-    from eqfuse.tile.roles.choice import small
+    from eqfuse.tile.roles.choice import rows_of, small
     from eqfuse.verify.stages import VERIFIED_ROLES
 
     lowered = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device)
@@ -527,6 +533,8 @@ def in_roles(
     least_dot: int | None = None,
 ) -> RolesProgram:
     """A nest of one kernel, divided into roles. Raises Unsuited."""
+    from eqfuse.tile.roles.split import with_roles
+
     tiles = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device, least_dot)
     return with_roles(tiles, [roles], _tensor_axes(program, tiles), finite=program.assume_finite)
 
@@ -549,6 +557,8 @@ def divided(
     faster. The plan says which, or why none."""
     if device.roles is None:
         return chosen, None
+    from eqfuse.tile.roles.unsuited import Unsuited
+
     plan = chosen.plan
     try:
         choice = next(roles_of(derived, chosen, tile, dtypes, extents, device))
@@ -574,6 +584,8 @@ def roles_of(
     device: Device,
 ) -> Iterator[Choice]:
     """The roles that a plan's kernel may have, fastest first. Raises Unsuited."""
+    from eqfuse.tile.roles.choice import Outlook, ranked, rows_of
+
     program, nest, plan = derived.program, chosen.nest, chosen.plan
     rows_of(tile)
     sizes = {**extents, **{renamed: extents[of] for renamed, of in nest.domains if of in extents}}
