@@ -204,6 +204,39 @@ def test_a_state_without_its_final_value_is_refused(name: str) -> None:
         assert not verdict and "where leaves are 0, infinite or masked" in verdict.why
 
 
+def test_factors_of_what_is_run_in_another_order_are_refused() -> None:
+    data = json.loads(text("rmsnorm_quant"))
+    found = [state["update"] for state in states(data)]
+    products = [merged for merged in found if data["terms"][merged["value"]][0] in ("Mul", "Add")]
+    assert products
+    for merged in products:
+        head, words, args = data["terms"][merged["value"]]
+        before = merged["value"]
+        data["terms"].append([head, words, args[::-1]])
+        merged["value"] = len(data["terms"]) - 1
+        assert "what is run is not what the steps end at" in verdict_of(data).why
+        data["terms"].pop()
+        merged["value"] = before
+
+
+def test_rows_that_nothing_refers_to_and_rows_that_are_there_twice_are_refused() -> None:
+    data = json.loads(text("softmax"))
+    data["terms"].append(["Leaf", ["unread"], []])
+    assert f"nothing in it refers to term {len(data['terms']) - 1}" in verdict_of(data).why
+    data = json.loads(text("softmax"))
+    data["inferences"].append(data["inferences"][0])
+    with pytest.raises(eq.EqfuseError, match="is there twice"):
+        verdict_of(data)
+
+
+def test_temporaries_in_another_order_are_refused() -> None:
+    data = json.loads(text("quant_gemm"))
+    outputs = data["kernels"][0]["outputs"]
+    assert len(outputs) > 1
+    outputs.reverse()
+    assert "not in the order of their numbers" in verdict_of(data).why
+
+
 def test_what_stands_beside_the_steps_is_checked() -> None:
     def changed(change: Callable[[Data], object], name: str = "softmax") -> str:
         data = json.loads(text(name))

@@ -97,7 +97,7 @@ def reading(
     return visit(expr)
 
 
-def normal(root: Term, axis: str | None = None, *, guards: bool = True) -> Term:
+def normal(root: Term, axis: str | None = None, *, guards: bool = True, ordered: bool = False) -> Term:
     """One form for terms that say the same in other notation: the order of two factors or two terms, a ratio and a
     division, a difference and a subtraction, N(j) and the number of positions of j. Parts are told apart of
     `axis` alone, where one is given.
@@ -156,14 +156,14 @@ def normal(root: Term, axis: str | None = None, *, guards: bool = True) -> Term:
                 return ONE
             if a is ZERO or b is ZERO:
                 return ZERO
-        return term("Mul", (), tuple(sorted((a, b), key=id)))
+        return term("Mul", (), (a, b) if ordered else tuple(sorted((a, b), key=id)))
 
     def total(a: Term, b: Term) -> Term:
         if a is ZERO or b is ZERO:
             return b if a is ZERO else a
         if not guards and (a is opposite(b) or b is opposite(a)):
             return ZERO
-        return term("Add", (), tuple(sorted((a, b), key=id)))
+        return term("Add", (), (a, b) if ordered else tuple(sorted((a, b), key=id)))
 
     return transform(root, step)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -132,6 +133,12 @@ def _leaves(kernel: KernelProof) -> Iterator[str]:
     yield from (node.words[0] for node in walk(*roots) if node.head == "Leaf")
 
 
+def _number(loaded: str) -> int:
+    """The number in the name of a temporary."""
+    digits = re.match(r"\D*(\d*)", loaded)
+    return int(digits[1] or 0) if digits else 0
+
+
 @dataclass(frozen=True)
 class _Examiner:
     proof: Proof
@@ -153,6 +160,9 @@ class _Examiner:
                 self._group(kernel, group, values)
             self._walks(kernel)
             self._auxiliaries(kernel, values)
+            mine = [name for name in outputs if name in {output.name for output in kernel.outputs}]
+            if mine != [output.name for output in kernel.outputs if output.name in outputs]:
+                raise Refused(kernel.name, "its outputs are not in the order of the program")
             for output in kernel.outputs:
                 where = f"{output.name} in {kernel.name}"
                 if output.name in made:
@@ -168,9 +178,13 @@ class _Examiner:
                     raise Refused(where, "it does not compute the prepared form of the output")
                 made.add(output.name)
         missing = [name for name in outputs if name not in made]
+        if list(stored) != sorted(stored, key=_number):
+            raise Refused("the derivation", "temporaries are not in the order of their numbers")
         if missing:
             raise Refused("the derivation", f"no kernel computes {missing[0]}")
         self._read(stored)
+        if self.proof.unread:
+            raise Refused("the derivation", f"nothing in it refers to {self.proof.unread[0]}")
 
     def _read(self, stored: Mapping[str, Term]) -> None:
         """That every temporary is read, as it is stored."""
@@ -279,8 +293,8 @@ def _is_derived(
     for node in walk(merged.value):
         if node.head == "Red" and node.words[1] == axis and node.words[2] not in fresh:
             raise Refused(where, f"it folds over a part of {axis} that it has only a state of")
-    run = normal(named(merged.value, known), axis, guards=False)
-    if run is not normal(merged.derived, axis, guards=False):
+    run = normal(named(merged.value, known), axis, guards=False, ordered=True)
+    if run is not normal(merged.derived, axis, guards=False, ordered=True):
         raise Refused(where, "what is run is not what the steps end at, with guards")
 
 

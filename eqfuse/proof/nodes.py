@@ -182,12 +182,14 @@ def has_casts(program: Program) -> bool:
 
 @dataclass(frozen=True)
 class Proof:
-    """All of a derivation. `gaps` say what could not be derived; a proof with gaps is none."""
+    """All of a derivation. `gaps` say what could not be derived; a proof with gaps is none. `unread` are the rows of a text
+    that nothing in it refers to."""
 
     origin: Origin
     outputs: tuple[OutputProof, ...]
     kernels: tuple[KernelProof, ...]
     gaps: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
     def chains(self) -> Iterator[tuple[str, Chain]]:
         """Every chain with what it is of."""

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -196,6 +196,8 @@ class _Reader:
     terms: list[Term] = field(default_factory=list)
     inferred: list[Inference] = field(default_factory=list)
     where: list[str] = field(default_factory=list)
+    used: set[tuple[str, int]] = field(default_factory=set)
+    rows: set[str] = field(default_factory=set)
 
     def fail(self, why: str) -> _Malformed:
         return _Malformed(", ".join(reversed(self.where)) or "the text", why)
@@ -238,6 +240,7 @@ class _Reader:
     def entry(self, value: Any, table: Sequence[Item], what: str) -> Item:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(table):
             raise self.fail(f"{value!r} is no {what} before it")
+        self.used.add((what, value))
         return table[value]
 
     def term(self, value: Any) -> Term:
@@ -275,6 +278,7 @@ class _Reader:
         self.terms.append(found)
 
     def read_inference(self, row: Any) -> None:
+        self.once(row)
         rule, values, premises = self.as_list(row, 3)
         self.inferred.append(
             Inference(
@@ -385,12 +389,24 @@ class _Reader:
         _, _, origin, terms, inferred, outputs, kernels, gaps = self.record(value, *keys)
         self.each(terms, "term", self.read_term)
         self.each(inferred, "inference", self.read_inference)
-        return Proof(
+        proof = Proof(
             self.origin(origin),
             self.each(outputs, "output", self.output),
             self.each(kernels, "kernel", self.kernel),
             self.words(gaps),
         )
+        tables = ("term", self.terms), ("inference", self.inferred)
+        unread = [
+            (what, n) for what, table in tables for n in range(len(table)) if (what, n) not in self.used
+        ]
+        return replace(proof, unread=tuple(f"{what} {number}" for what, number in unread))
+
+    def once(self, row: Any) -> None:
+        """That an inference is in its table once."""
+        text = json.dumps(row)
+        if text in self.rows:
+            raise self.fail(f"{text:.60} is there twice")
+        self.rows.add(text)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
