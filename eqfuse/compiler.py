@@ -57,7 +57,8 @@ NOMINAL_EXTENT = 256
 """Extent that a plan assumes for an axis while no tensor has given one."""
 
 INFINITIES_LOST = (
-    "infinities: where the program gives one, a sum that was taken apart or shifted may give NaN"
+    "infinities: where the program gives one, or shifts an exponential by one, a sum that was taken apart or shifted may "
+    "give NaN"
 )
 """What a certificate says of a plan that loses infinities."""
 
