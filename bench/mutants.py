@@ -33,7 +33,19 @@ from eqfuse.rules.states import axis_order
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate
-from eqfuse.terms.nodes import Call, Expr, Local, Output, Program, Reduce, call, reductions, replaced, walk
+from eqfuse.terms.nodes import (
+    Call,
+    Expr,
+    Load,
+    Local,
+    Output,
+    Program,
+    Reduce,
+    call,
+    reductions,
+    replaced,
+    walk,
+)
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.check import check as check_tiles
 from eqfuse.tile.nodes import TileProgram
@@ -227,6 +239,10 @@ class Subject:
         for group in self.derived.groups.values():
             for state in group.states:
                 body = replaced(state.body, values)
+                if any(
+                    isinstance(node, Load) and node.tensor not in self.normal.tensors for node in walk(body)
+                ):
+                    continue  # another kernel has stored it
                 value = Reduce(state.op, group.axis, body)
                 values[Local(state.name, state.dims)] = value
                 if state.op != "sum":

@@ -40,6 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = item.get_closest_marker("slow")
         if mark is None or not (but := mark.kwargs.get("but")):
             continue
+        if len([other for other in item.own_markers if other.name == "slow"]) > 1:
+            raise pytest.UsageError(f"{item.nodeid}: `slow` stands twice")
         function = (item.path, item.name.partition("[")[0])
         case = item.name.removeprefix(function[1])
         is_kept = any(word in case for word in but)

@@ -121,6 +121,7 @@ def test_a_bundle_runs_in_the_interpreter(bundle: Path) -> None:
         assert variant["agrees"] and variant["certificate"]
 
 
+@pytest.mark.slow
 def test_variants_tell_what_they_read_again(bundle: Path) -> None:
     _, variants = _cells(bundle)["rmsnorm_quant_3x256"]
     again = {variant["schedule"]: variant["read_again_bytes"] for variant in variants}
@@ -182,6 +183,7 @@ def test_aims_are_told_with_what_misses_them(tmp_path: Path) -> None:
     assert any(line.startswith("inputs stay in the cache, being small, in 2 of 3 cells") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_second_read_counts_as_bytes_moved(tmp_path: Path) -> None:
     long, *_ = _report(tmp_path).rows
     assert long["bandwidth_share"] == pytest.approx(1_050_673_152 / 4e-4 / 4e12)

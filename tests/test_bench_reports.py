@@ -140,6 +140,7 @@ def test_errors(tmp_path: Path) -> None:
     } <= kinds
 
 
+@pytest.mark.slow
 def test_errors_fails_where_an_output_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = errors_report.as_tuple
     monkeypatch.setattr(errors_report, "as_tuple", lambda found: tuple(x * 1.001 for x in original(found)))

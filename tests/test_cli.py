@@ -184,6 +184,7 @@ def test_rules_lists_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.sub(r"\W", "", rule.name)[:8] in printed
 
 
+@pytest.mark.slow
 def test_unknown_benchmark(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "cpus"]) == 2
     assert capfd.readouterr().err == "unknown benchmark 'cpus'\ndid you mean 'cpu'?\n"

@@ -167,6 +167,7 @@ def steiner() -> eq.Rule:
     )
 
 
+@pytest.mark.slow
 def test_without_the_moments_lemma_the_variance_falls_back_and_a_public_rule_brings_it_back() -> None:
     x = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32) + 5
     with eq.rules(without=[MOMENTS]):

@@ -241,7 +241,7 @@ def test_tensors_of_pairs_truth_values_holes_and_special_values() -> None:
     assert special.isfinite().double().mean() > 0.5
 
 
-def test_a_program_runs_in_threads_and_in_a_forked_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_runs_in_threads_and_in_a_forked_child() -> None:
     here = threading.current_thread(), os.getpid()
     seen: list[threading.Thread] = []
 
@@ -249,15 +249,14 @@ def test_a_program_runs_in_threads_and_in_a_forked_child(monkeypatch: pytest.Mon
         seen.append(threading.current_thread())
         return Outcome("fused", str(os.getpid()))
 
-    assert fuzz_report._in_threads(fused, 3).kind == "fused"
+    assert fuzz_report._in_threads(fused, 3, 60).kind == "fused"
     assert len(set(seen)) == 3 and here[0] not in seen
-    assert fuzz_report._in_a_fork(fused).why != str(here[1])
+    assert fuzz_report._in_a_fork(fused, 60).why != str(here[1])
     kinds = iter(["fused", "mismatch", "fused"])
-    assert fuzz_report._in_threads(lambda: Outcome(next(kinds), ""), 3).kind == "mismatch"
-    monkeypatch.setattr(fuzz_report, "MOST_SECONDS", 0.2)
-    assert fuzz_report._in_threads(lambda: time.sleep(1), 1).kind == "broken"  # type: ignore[arg-type, return-value]
-    assert fuzz_report._in_a_fork(lambda: time.sleep(60)).why == "a forked child hangs"  # type: ignore[arg-type, return-value]
-    assert fuzz_report._in_a_fork(lambda: os._exit(3)).why == "a forked child dies"
+    assert fuzz_report._in_threads(lambda: Outcome(next(kinds), ""), 3, 60).kind == "mismatch"
+    assert fuzz_report._in_threads(lambda: time.sleep(1), 1, 0.2).kind == "broken"  # type: ignore[arg-type, return-value]
+    assert fuzz_report._in_a_fork(lambda: time.sleep(60), 0.2).why == "a forked child hangs"  # type: ignore[arg-type, return-value]
+    assert fuzz_report._in_a_fork(lambda: os._exit(3), 60).why == "a forked child dies"
 
 
 @pytest.mark.slow

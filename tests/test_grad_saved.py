@@ -149,6 +149,7 @@ def exact(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
     return torch.softmax((Q @ K.mT * 0.5).masked_fill(~mask, -torch.inf), -1) @ V
 
 
+@pytest.mark.slow
 def test_backward_in_torch() -> None:
     kernel = eq.compile(ATTENTION, scalars={"g": 2})
     Q, K, V = attention()

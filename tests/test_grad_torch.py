@@ -46,7 +46,6 @@ STEPPED = ("casts", "remainders", "steps")
 """Functions with steps: differences do not see their derivative."""
 
 
-@pytest.mark.slow(but=["softmax", "attention", "max and min", "topk, what", "max over two"])
 @pytest.mark.parametrize("name", [name for name in CASES if name not in STEPPED])
 @pytest.mark.slow(but=["softmax", "max and min"])
 def test_gradients_agree_with_differences(name: str) -> None:

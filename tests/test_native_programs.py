@@ -69,9 +69,6 @@ def check(pairs: list[tuple[torch.Tensor, np.ndarray]], relative: float = 1e-5) 
         np.testing.assert_allclose(got[rest], wanted[rest], rtol=relative, atol=relative * min(scale, 1.0))
 
 
-@pytest.mark.slow(
-    but=["softmax", "moe_routing", "window_prefill", "quant_gemm", "inertia", "mla", "layernorm"]
-)
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.slow(but=["window", "quant_gemm", "softmax", "layernorm", "moe_routing"])
 def test_benchmark_programs(name: str) -> None:
@@ -81,7 +78,6 @@ def test_benchmark_programs(name: str) -> None:
     check(both(kernel, workload.arguments(case, workload.inputs(case))), 2e-5)
 
 
-@pytest.mark.slow(but=["softmax", "cross-entropy"])
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.slow(but=["softmax"])
@@ -90,7 +86,6 @@ def test_special_rows(name: str, prefer: str) -> None:
     check(both(kernel, {"x": X, **row_inputs(ROWS[name])}))
 
 
-@pytest.mark.slow(but=["rolling"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30])
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.slow(but=["rolling-nan"])

@@ -291,6 +291,7 @@ def checked(
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["forward", "backward"])
+@pytest.mark.slow(but=["forward"])
 def test_opcheck(grad: bool) -> None:
     checked(attention, dict(zip("QKV", inputs(grad=grad), strict=True)), {"scale": 0.3}, {})
 

@@ -84,7 +84,7 @@ def test_every_schedule_is_there_and_right(name: str, prefer: str) -> None:
 
 
 @pytest.mark.parametrize("name", APART)
-@pytest.mark.slow(but=["under a mask, rounded"])
+@pytest.mark.slow
 def test_what_is_taken_apart_says_so(name: str) -> None:
     kernel = eq.compile(APART[name][0], prefer="rolling")
     assert kernel.plan.form == "apart" and "terms taken apart" in repr(kernel.plan)

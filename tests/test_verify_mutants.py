@@ -41,6 +41,7 @@ def test_right_forms_pass(chosen: list[Subject]) -> None:
     assert [rejected(subject) for subject in chosen] == [""] * len(chosen)
 
 
+@pytest.mark.slow
 def test_a_maximum_that_another_kernel_subtracts_is_kept_as_it_is() -> None:
     """In float32, x - max x is 0 at the maximum however large it is: no product and its inverse may stand between."""
     name = "scaled softmax and its maximum"
