@@ -568,12 +568,7 @@ def divided(
     except StopIteration:
         why_not = "no faster roles fit an SM"
         return replace(chosen, plan=replace(plan, roles=None, code=f"Triton: {why_not}")), None
-    return replace(chosen, plan=with_code(plan, choice.roles)), choice.program
-
-
-def with_code(plan: Plan, roles: Roles) -> Plan:
-    """The plan with these roles."""
-    return replace(plan, roles=roles, code=f"Gluon: {roles}")
+    return replace(chosen, plan=plan.divided(choice.roles)), choice.program
 
 
 def roles_of(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import eqfuse as eq
 from bench.workloads import WORKLOADS
@@ -15,6 +17,7 @@ from eqfuse.compiler import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
+from eqfuse.extract.candidates import with_outputs
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.types import program_dtypes
@@ -28,6 +31,8 @@ from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Free, Issue, Loop, Read, RolesProgram, When
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
+from eqfuse.tune import kept
+from eqfuse.tune.tuner import Tuner
 from eqfuse.verify.equivalence import check_stages
 from eqfuse.verify.sizes import small_extents
 from eqfuse.verify.stages import roles_stages
@@ -152,7 +157,6 @@ def test_a_kernel_says_what_it_runs() -> None:
     assert compiled.chosen.plan.roles is not None and compiled.chosen.plan.roles.delayed == (1,)
 
 
-@pytest.mark.slow
 def test_the_certificate_covers_roles() -> None:
     derived = _derived(WORKLOADS["global_prefill"].source)
     compiled = compiler.pipeline(derived, SIZES, HALF, H200, checks=compiler.Checks(4, 1e-3))
@@ -227,6 +231,23 @@ def test_any_scale_gives_the_same(scale: float) -> None:
     found = run(forms[0], program, tensors, {"scale": scale}, sizes, FloatDomain("float64"), shards={})
     expected = eq.reference(program.source)(**tensors, scale=scale)
     np.testing.assert_allclose(found["O"], expected, atol=1e-3)  # weights are rounded to f16
+
+
+def test_a_search_tries_other_roles_and_none_and_keeps_the_winner(
+    causal: tuple[Derived, Compiled], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    derived, compiled = causal
+    tuner = Tuner(derived, compiled, None, {}, lambda made: dict, torch.device("cpu"))
+    others = tuner._of_other_roles()
+    assert [c.plan.roles is None for c in others] == [False] * (len(others) - 1) + [True] and len(others) > 2
+    assert tuner._compiled(others[-1]).roles is None
+    best = tuner._compiled(others[0])
+    assert best.roles is not None and best.chosen.plan.roles == others[0].plan.roles
+    kept.keep(tuner._key, kept.Found(others[0], 1e-3, 2e-3))
+    dtypes = with_outputs(derived.program, compiled.dtypes)
+    found = kept.read(tuner._key, compiled.candidates, compiled.extents, dtypes, H200)
+    assert found is not None and found.candidate.plan.roles == others[0].plan.roles
 
 
 # Gluon ------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def changed(
     dtypes: Mapping[str, str],
     device: Device,
 ) -> Candidate | None:
-    """The plan with other settings, priced; None where they do not fit the device."""
+    """The plan with other settings and no roles, priced; None where they do not fit the device."""
     nest = candidate.nest
     shape = shape_of(nest, extents, dtypes, shards)
     terms = []
@@ -95,7 +95,8 @@ def changed(
             return None
         terms.append(kernel_terms(kernel, config, shape, device))
     cost = total(terms)
-    plan = replace(candidate.plan, configs=configs, shards=shards, cost=cost, reason="", measured=None)
+    whole = replace(candidate.plan, roles=None, code="")
+    plan = replace(whole, configs=configs, shards=shards, cost=cost, reason="", measured=None)
     return Candidate(plan, nest)
 
 

@@ -125,7 +125,7 @@ class RolesResiduals:
     """The same with three consumers."""
     beside: tuple[float, float] = (0.822, 0.389)
     """The same where consumers overlap with each other alone."""
-    arithmetic: Mapping[int, float] = field(default_factory=lambda: {2: 1.6, 3: 1.35})
+    arithmetic: Mapping[int, float] = field(default_factory=lambda: {2: 1.4, 3: 1.35})
     """What other arithmetic takes at least, by the number of consumers: two do not fill an SM's schedulers."""
     trip: float = 0.243e-6
     block: float = 4.97e-6

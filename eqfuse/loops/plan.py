@@ -8,7 +8,7 @@ as `Local(state, dims)`, and a temporary of an earlier kernel as `Load(name, axe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from eqfuse.hashed import Hashed, hash_of
@@ -149,6 +149,10 @@ class Plan:
             g.group.merge for k in self.kernels for g in k.groups if g.schedule in ("rolling", "split_k")
         )
         return self.form == "apart" or any(merge is not None and merge.loses_infinities for merge in merged)
+
+    def divided(self, roles: Roles) -> Plan:
+        """The plan, its kernel divided into roles."""
+        return replace(self, roles=roles, code=f"Gluon: {roles}")
 
     @property
     def at_sizes(self) -> str:

@@ -21,7 +21,7 @@ from eqfuse.extract.devices import Device
 from eqfuse.extract.neighbours import STAGES, WARPS, changed, may_become
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.nodes import Kernel, Nest
-from eqfuse.loops.plan import KernelConfig
+from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.loops.printer import show
 
 KIND = "tuned"
@@ -56,6 +56,7 @@ def keep(key: Key, found: Found) -> None:
             }
             for config in plan.configs
         ],
+        "roles": None if plan.roles is None else _told(plan.roles),
         "seconds": found.seconds,
         "chosen_seconds": found.chosen_seconds,
     }
@@ -97,6 +98,8 @@ def read(
     found = changed(same[0], configs, shards, extents, dtypes, device)
     if found is None:
         raise Unfit(f"its blocks do not fit {device.name}")
+    if content.get("roles") is not None:
+        found = replace(found, plan=found.plan.divided(_roles(content["roles"], configs[0])))
     return Found(found, _seconds(content, "seconds"), _seconds(content, "chosen_seconds"))
 
 
@@ -116,6 +119,33 @@ def _config(settings: object, kernel: Kernel, own: KernelConfig, shape: Shape) -
     if not (_is_integer(stages) and STAGES[0] <= stages <= STAGES[1]):
         raise Unfit(f"{stages!r} is no number of stages")
     return KernelConfig(tuple(replace(b, size=sizes[b.axis]) for b in own.blocks), warps, stages)
+
+
+def _told(roles: Roles) -> dict[str, Any]:
+    return {
+        "blocks": {b.axis: b.size for b in roles.blocks},
+        "consumers": roles.consumers,
+        "slots": roles.slots,
+        "delayed": list(roles.delayed),
+        "persistent": roles.persistent,
+    }
+
+
+def _roles(told: object, config: KernelConfig) -> Roles:
+    """Roles of a kernel with blocks of the same axes and kinds as a configuration."""
+    if not isinstance(told, dict) or not isinstance(told.get("blocks"), dict):
+        raise Unfit("roles have no blocks")
+    sizes, delayed = told["blocks"], told.get("delayed")
+    if list(sizes) != [b.axis for b in config.blocks]:
+        raise Unfit("the blocks of its roles are not those of the kernel")
+    numbers = [told.get("consumers"), told.get("slots"), *(n for n in sizes.values() if n is not None)]
+    if not all(_is_integer(n) and 0 < n <= 1024 for n in numbers):
+        raise Unfit(f"{told!r} are no roles")
+    if not isinstance(delayed, list) or not all(map(_is_integer, delayed)):
+        raise Unfit(f"{delayed!r} are no products")
+    blocks = tuple(replace(b, size=sizes[b.axis]) for b in config.blocks)
+    persistent = told.get("persistent") is True
+    return Roles(blocks, told["consumers"], told["slots"], tuple(delayed), persistent)
 
 
 def _digest(nest: Nest) -> str:

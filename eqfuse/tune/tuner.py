@@ -6,6 +6,7 @@ import math
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 
@@ -20,6 +21,7 @@ from eqfuse.extract.neighbours import neighbours, of_other_schedules
 from eqfuse.loops.plan import Plan
 from eqfuse.progress import progress
 from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tune import kept
 from eqfuse.tune.search import Budget, Refused, Search, Trial, timed
 from eqfuse.tune.timing import called, replayed
@@ -72,6 +74,10 @@ class Limits:
             )
 
 
+OTHER_ROLES = 5
+"""Roles of a kernel that are timed, those that were chosen among them."""
+
+
 @dataclass
 class Tuner:
     """`start` gives a function that runs a compiled shape on the tensors; `base` is the shape with the plan that
@@ -111,7 +117,10 @@ class Tuner:
         """Times plans, keeps the winner. Raises EqfuseError where the chosen plan does not run."""
         base, chosen = self.base, self.base.chosen
         search = Search(self._prepare, self._measure, Budget(limits.seconds, limits.plans))
-        others = of_other_schedules(base.candidates, chosen, base.extents, self._dtypes)
+        others = [
+            *self._of_other_roles(),
+            *of_other_schedules(base.candidates, chosen, base.extents, self._dtypes),
+        ]
         winner = search.run(
             chosen,
             others if self.prefer is None else (),
@@ -135,7 +144,27 @@ class Tuner:
         tile = compiler.lower_nest(
             candidate.nest, self.derived.program, base.dtypes, candidate.plan.configs, base.device
         )
-        return replace(base, chosen=candidate, tile=tile)
+        roles = candidate.plan.roles
+        if roles is None:
+            return replace(base, chosen=candidate, tile=tile, roles=None)
+        program = self.derived.program
+        try:
+            divided = compiler.in_roles(candidate.nest, program, base.dtypes, base.device, roles)
+        except Unsuited as why:
+            raise Unfit(f"the kernel has no roles: {why}") from why
+        return replace(base, chosen=candidate, tile=tile, roles=divided)
+
+    def _of_other_roles(self) -> list[Candidate]:
+        """The plan without its roles, and with the next best ones."""
+        base, plan = self.base, self.base.chosen.plan
+        whole = replace(base.chosen, plan=replace(plan, roles=None, code=""))
+        asked = base.chosen, base.tile, base.dtypes, base.extents, base.device
+        try:
+            best = list(islice(compiler.roles_of(self.derived, *asked), OTHER_ROLES))
+        except Unsuited:
+            best = []
+        divided = [replace(base.chosen, plan=plan.divided(choice.roles)) for choice in best]
+        return [c for c in (*divided, whole) if c.plan.roles != plan.roles]
 
     def _prepare(self, candidate: Candidate) -> None:
         if candidate is self.base.chosen:

@@ -47,6 +47,9 @@ BARRIER_BYTES = 1024
 BYTES = {"f8e4m3": 1, "bool": 1, "f16": 2, "bf16": 2, "f64": 8, "i64": 8}
 """Bytes of an element; all others have 4."""
 
+WORTH = 0.95
+"""Part of the time without roles that roles may be predicted to take: less of a difference is within the model's error."""
+
 Lower = Callable[[Sequence[KernelConfig]], TileProgram]
 """The tile program in other blocks."""
 
@@ -123,14 +126,14 @@ def ranked(
     rows, residuals = rows_of(tiles), outlook.device.roles
     if residuals is None:
         raise Unsuited(f"{outlook.device.name} is no Hopper GPU")
-    limit = residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
+    limit = WORTH * residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
     priced = sorted(_priced(tiles, outlook, rows, residuals), key=lambda each: each[0])
     faster = [(seconds, schedule) for seconds, schedule in priced if seconds < limit]
     with_roles(
         lower([replace(outlook.config, blocks=priced[0][1].blocks)]), [priced[0][1]], axes, finite=finite
     )  # says why there are none, whatever they would cost
     if not faster:
-        best, other = 1e3 * priced[0][0], 1e3 * limit
+        best, other = 1e3 * priced[0][0], 1e3 * limit / WORTH
         raise Unsuited(f"predicted to take {best:.3g} ms in roles, {other:.3g} ms without")
     known: dict[tuple[Block, ...], TileProgram] = {}
     for seconds, schedule in faster:

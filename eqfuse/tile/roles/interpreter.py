@@ -1,6 +1,6 @@
 """Runs roles as coroutines, in any scalar domain, with the timing that shows most mistakes.
 
-Each thread block runs by itself: the producer and the consumers in turn, each until it has to wait. What the hardware does
+Each thread block runs by itself, or with others of the same rows: the producer and the consumers in turn, each until it has to wait. What the hardware does
 at some time between two points, it does here at the worst of them:
 
 - a copy may write its slot from `Fill` on, and has not done so before `full` completes: in between nothing is in the slot,
@@ -21,6 +21,7 @@ from itertools import cycle
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from eqfuse.terms.domain import Domain, total
 from eqfuse.terms.nodes import Program
@@ -76,9 +77,12 @@ TIMINGS = (
 WORKERS = 2
 """Thread blocks of a persistent grid."""
 
+Members = npt.NDArray[Any]
+"""Numbers of the instances that run together."""
+
 
 class VaryingError(Exception):
-    """A bound of a loop differs between trials, which run by themselves then."""
+    """A bound of a loop differs between thread blocks or trials, which run by themselves then."""
 
 
 def run(
@@ -152,17 +156,32 @@ def _run_kernel(
     trials: int,
     timings: Sequence[Timing],
 ) -> None:
+    """Thread blocks of the same rows run together, as if they were one, where their loops end at the same places."""
+    found = Instances(kernel, memory, scalars, sizes, domain, trials)
+    if not found.count:
+        return
+    rows = np.broadcast_to(found.starts[kernel.rows][0], (found.count,))
+    together = [np.flatnonzero(rows == start) for start in dict.fromkeys(rows.tolist())]
+    alone = [np.array([number]) for number in range(found.count)]
     owners: dict[str, Any] = {}
-    count = Instances(kernel, memory, scalars, sizes, domain, trials).count
-    started = min(count, WORKERS) if kernel.persistent else count
-    runs = max(started, len(timings)) if count else 0
-    for number, timing in zip(range(runs), cycle(timings), strict=False):
-        block = _Shared(kernel, timing)
-        roles = [
-            _Role(block, role, number % started, owners, memory, scalars, sizes, domain, trials)
-            for role in kernel.roles
-        ]
-        block.run([role.steps() for role in roles])
+
+    def attempt(blocks: Sequence[Members]) -> None:
+        started = min(len(blocks), WORKERS) if kernel.persistent else len(blocks)
+        runs = max(started, len(timings))
+        for number, timing in zip(range(runs), cycle(timings), strict=False):
+            first = number % started
+            items = blocks[first::started] if kernel.persistent else blocks[first : first + 1]
+            shared = _Shared(kernel, timing)
+            roles = [
+                _Role(shared, role, items, owners, memory, scalars, sizes, domain, trials)
+                for role in kernel.roles
+            ]
+            shared.run([role.steps() for role in roles])
+
+    try:
+        attempt(together)
+    except VaryingError:
+        attempt(alone)
 
 
 @dataclass
@@ -247,7 +266,7 @@ class _Role(Instances):
         self,
         shared: _Shared,
         role: Role,
-        number: int,
+        items: Sequence[Members],
         owners: dict[str, Any],
         memory: Mapping[str, Memory],
         scalars: Mapping[str, Any],
@@ -259,12 +278,12 @@ class _Role(Instances):
         super().__init__(kernel, memory, scalars, sizes, domain, trials)
         self.shared, self.role, self.part = shared, role, role.part
         self.rows, self.consumers, self.rings = kernel.rows, kernel.consumers, kernel.rings
-        self.items, self.every = range(number, self.count, WORKERS), dict(self.starts)
-        self._begin(number)
+        self.items, self.every = items, dict(self.starts)
+        self.owner, self.count = owners, len(items[0])
+        self.everywhere = np.ones((1, self.count), dtype=np.bool_)
+        self._begin(items[0])
         self.whole = dict(self.blocks)
         self.blocks[self.rows] //= self.consumers
-        self.number, self.count, self.owner = number * len(kernel.roles) + (role.part or 0), 1, owners
-        self.everywhere = np.ones((1, 1), dtype=np.bool_)
         self.issued = 0
         self.pending: dict[str, tuple[int, Issue]] = {}
         self.started: dict[str, Any] = {}
@@ -275,10 +294,11 @@ class _Role(Instances):
         if self.reading and any(len(self.shared.slots[ring]) > 1 for ring, _ in self.reading):
             raise TileError(f"{self._who} ends without freeing {min(self.reading)[0]}")
 
-    def _begin(self, item: int) -> None:
+    def _begin(self, item: Members) -> None:
         """Sets the blocks of the grid to those of an item."""
+        self.members = item
         for axis, start in self.every.items():
-            self.starts[axis] = start if start.shape[-1] == 1 else start[..., item : item + 1]
+            self.starts[axis] = start if start.shape[-1] == 1 else start[..., item]
 
     @property
     def _who(self) -> str:
@@ -447,6 +467,8 @@ class _Role(Instances):
         zero = self._number(0.0, tile.dtype, (1,) * (len(tile.dims) + 2))
         if not inside.any():
             return zero
+        if any(positions.shape[0] > 1 for positions in places):
+            raise VaryingError(tensor)
         safe = self._guarded(f"copy of {tensor}", memory, places, np.zeros_like(inside))
         where = (slice(None), *(p[0] for p in np.broadcast_arrays(*safe)))
         if memory.integer:
@@ -460,7 +482,7 @@ class _Role(Instances):
         self._write(f"put to {stmt.tensor}", memory, stmt.value, places, inside, self.everywhere)
 
     def _claim(self, what: str, tensor: Memory, target: Any, instance: Integers) -> None:
-        super()._claim(what, tensor, target, instance * 0 + self.number)
+        super()._claim(what, tensor, target, self.members[instance] * (self.consumers + 1) + (self.part or 0))
 
     def _tile_of(self, view: View) -> Any:
         """What this role reads of a slot now, as its tile's dims stand."""
