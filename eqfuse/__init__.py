@@ -111,9 +111,9 @@ def compile(
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
     mode_named(native)
     device = device_named("cpu" if target == "auto" else target)
-    numbers = {name: n.item() if isinstance(n, np.generic) else n for name, n in (scalars or {}).items()}
     with uncollected():
-        derived = compiler.derive(source, numbers, strict_casts, assume_finite=assume_finite)
+        derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
+        numbers = {n: v.item() if isinstance(v, np.generic) else v for n, v in (scalars or {}).items()}
         return Kernel(derived, device, target == "auto", prefer, verify, trials, numbers, bound, native)
 
 
