@@ -43,6 +43,7 @@ SIZES += [(n, k, m) for m, k, n in SIZES] + [(1, 1, 1), (6, 1, 20), (1, 300, 1)]
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("library", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.slow(but=["native"])
 def test_products_of_every_layout(dtype: str, library: bool, width: str) -> None:
     loaded = load(library_of(SOURCE, WIDTHS[width]))
     if library:

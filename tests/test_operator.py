@@ -101,6 +101,7 @@ class Layer(torch.nn.Module):
 
 
 @pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.slow(but=["False"])
 def test_exported_with_a_dynamic_length(strict: bool, tmp_path: Path) -> None:
     layer = copy.deepcopy(Layer())
     n = torch.export.Dim("n", min=2, max=4096)

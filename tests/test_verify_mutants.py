@@ -37,6 +37,7 @@ def test_there_are_at_least_forty_at_every_level_some() -> None:
     assert min(Counter(mutant.level for mutant in MUTANTS).values()) >= 10
 
 
+@pytest.mark.slow
 def test_right_forms_pass(chosen: list[Subject]) -> None:
     assert [rejected(subject) for subject in chosen] == [""] * len(chosen)
 
@@ -49,6 +50,7 @@ def test_a_maximum_that_another_kernel_subtracts_is_kept_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[f"{m.level}: {m.name}" for m in MUTANTS])
+@pytest.mark.slow(but=["merge:", "term:", "pass:", "roles:"])
 def test_a_mutant_is_rejected_wherever_it_is_made(mutant: Mutant, chosen: list[Subject]) -> None:
     for subject in chosen:
         if subject.strict is mutant.strict:
