@@ -571,6 +571,22 @@ def divided(
     return replace(chosen, plan=plan.divided(choice.roles)), choice.program
 
 
+def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Compiled:
+    """A compiled shape with the roles that are predicted to be fastest at other sizes, where its GPU is one whose kernels may
+    have them: the same object where those are its own."""
+    if compiled.device.roles is None:
+        return compiled
+    with derived.timings.stage("roles"):
+        found = Search(derived.program, compiled.dtypes, compiled.device, derived.nests)
+        chosen = found.at(compiled.chosen, extents)
+        given = compiled.tile, compiled.dtypes, extents, compiled.device
+        planned, roles = divided(derived, chosen, *given)
+    if planned.plan.roles == compiled.chosen.plan.roles:
+        return compiled
+    plan = replace(compiled.chosen.plan, roles=planned.plan.roles, code=planned.plan.code)
+    return replace(compiled, chosen=replace(compiled.chosen, plan=plan), roles=roles)
+
+
 def roles_of(
     derived: Derived,
     chosen: Candidate,

@@ -96,6 +96,9 @@ class Specializations:
     _searches: dict[Kinds, Search] = field(default_factory=dict)
     _tuned: dict[Shape, Compiled] = field(default_factory=dict)
     _counts: dict[tuple[int, tuple[tuple[str, int], ...]], int] = field(default_factory=dict)
+    _roles: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Compiled, Compiled]] = field(
+        default_factory=dict
+    )
     _refused: dict[Shape, VerificationError] = field(default_factory=dict)
     known: dict[CallKey, Known] = field(default_factory=dict)
     _calls: dict[Any, Specialization] = field(default_factory=dict)
@@ -111,6 +114,7 @@ class Specializations:
             "_runners": {},
             "_programs": {},
             "_counts": {},
+            "_roles": {},
             "known": {},
             "_searches": {},
         }
@@ -175,8 +179,29 @@ class Specializations:
                         self._seconds,
                         self._seconds_of,
                     )
+            compiled = self._divided(compiled, sizes)
         shards = self._shards(compiled, sizes)
         return Specialization(compiled, extents, shards, dtypes, 0 in extents.values())
+
+    def _divided(self, compiled: Compiled, sizes: Mapping[str, int]) -> Compiled:
+        """The plan of a region with the roles that are best at these sizes. Roles that are not verified are not taken."""
+        if compiled.device.roles is None:
+            return compiled
+        key = id(compiled), tuple(sorted(sizes.items()))
+        if key not in self._roles:
+            with uncollected():
+                found = compiler.divided_at(self.derived, compiled, sizes)
+            known = (
+                c for _, c in self._roles.values() if c.chosen == found.chosen and c.shape == found.shape
+            )
+            found = next(known, found)
+            if self.verifies and found is not compiled:
+                try:
+                    self.certificate(found)
+                except VerificationError:
+                    found = compiled
+            self._roles[key] = compiled, found
+        return self._roles[key][1]
 
     def _regions_of(self, dtypes: Mapping[str, str], device: Device) -> Regions:
         kinds = device.name, tuple(sorted(dtypes.items()))

@@ -157,6 +157,20 @@ def test_a_kernel_says_what_it_runs() -> None:
     assert compiled.chosen.plan.roles is not None and compiled.chosen.plan.roles.delayed == (1,)
 
 
+def test_sizes_of_one_region_have_roles_of_their_own() -> None:
+    kernel = eq.compile(WORKLOADS["global_prefill"].source, target="h200", verify=False)
+    shapes = kernel._shapes
+
+    def roles(length: int, dim: int) -> Roles | None:
+        sizes = {**SIZES, "i": length, "j": length, "d": dim, "e": dim}
+        del sizes["k"]
+        return shapes._special(sizes, HALF, H200).compiled.chosen.plan.roles
+
+    found = [roles(8192, 128), roles(8192, 64), roles(8192, 128)]
+    assert found[0] == found[2] != found[1]
+    assert found[1] is not None and found[1].consumers == 3
+
+
 def test_the_certificate_covers_roles() -> None:
     derived = _derived(WORKLOADS["global_prefill"].source)
     compiled = compiler.pipeline(derived, SIZES, HALF, H200, checks=compiler.Checks(4, 1e-3))
