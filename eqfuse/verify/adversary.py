@@ -152,6 +152,7 @@ def settings(
         yield ones
     else:
         yield ones
+        yield Setting(Choice((2,), (2,), (2,), "none", near=False), integers(0))
         yield Setting(LEAST, integers(1))
         for kind in range(2, 2 + SHUFFLED):
             yield Setting(_shuffled(rng), integers(kind))
@@ -378,9 +379,10 @@ def _picked(part: Any, *, at: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _integers(value: Any, numbers: Sequence[float], rng: np.random.Generator) -> Any:
-    """Integers at the numbers of the programs, beside them, and of wide range."""
+    """Integers at the numbers of the programs, beside them, and of wide range; or all alike."""
     whole = np.array([int(n) for n in numbers if abs(n) <= 2**31], dtype=np.int64)
     near = rng.choice(whole, value.shape) + rng.integers(-1, 2, value.shape)
     wide = rng.integers(-1000, 1001, value.shape)
     kind = rng.random(value.shape)
-    return np.where(kind < 0.4, near, np.where(kind < 0.8, wide, value))
+    mixed = np.where(kind < 0.4, near, np.where(kind < 0.8, wide, value))
+    return np.full_like(mixed, near.flat[0]) if near.size and rng.random() < 0.25 else mixed

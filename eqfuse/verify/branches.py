@@ -71,7 +71,8 @@ class Branches:
         # The limit of a number and an infinity is the number: parts of an axis without a position.
         counted = np.isfinite(left) & np.isfinite(right) if fn in LIMITS else True
         with np.errstate(invalid="ignore"):
-            for bit, found in ((BELOW, left < right), (EQUAL, left == right), (ABOVE, left > right)):
+            equal = (left == right) & _same_residues(parts)
+            for bit, found in ((BELOW, left < right), (EQUAL, equal), (ABOVE, left > right)):
                 seen |= bit if not seen & bit and np.any(found & counted) else 0
         self._seen[node] = seen
 
@@ -86,6 +87,16 @@ class Branches:
                 if said:
                     found[self._numbers[node]] = said
         return found
+
+
+def _same_residues(parts: Sequence[Any]) -> Any:
+    """Where what is compared is equal as far as residues know: real values may be so by rounding."""
+    if not all(isinstance(part, FieldArray) for part in parts):
+        return True
+    for residues in ([part.p for part in parts], [part.q for part in parts]):
+        if all(residue is not None for residue in residues):
+            return residues[0] == (residues[1] if len(residues) > 1 else 0)
+    return True
 
 
 def _reals(part: Any) -> Any:

@@ -29,6 +29,8 @@ SAME_EVERYWHERE = ": the same everywhere at these sizes"
 """How a condition on positions is listed of which one side was not seen."""
 
 
+NO_THRESHOLDS = "values at thresholds: all such trials left the range of floats, or an order open"
+"""What is listed where no trial that looks for a difference could be compared."""
 NEVER = " was never "
 """How a branch on data is listed of which one side was not taken: what follows is that side."""
 

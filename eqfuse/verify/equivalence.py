@@ -31,6 +31,7 @@ from eqfuse.verify.bound import Bound, Difference, Side
 from eqfuse.verify.branches import Branches
 from eqfuse.verify.certificate import (
     NEVER,
+    NO_THRESHOLDS,
     NOT_COVERED,
     REQUESTED,
     SAME_EVERYWHERE,
@@ -537,6 +538,7 @@ class Verification:
         self._constant: set[str] = set()
         self._untaken: set[str] = set()
         self.branches = Branches()
+        self._thresholds: int | None = None
         self._searched: list[Mapping[str, int]] = []
         self.reason = ""
         self.counterexample: Counterexample | None = None
@@ -630,6 +632,9 @@ class Verification:
                 ):
                     self.reason, self.counterexample = tally.failure, tally.counterexample
                     return
+            if kind == "at thresholds":
+                left_out = np.broadcast_to(domain.beyond_floats, trials)
+                self._thresholds = (self._thresholds or 0) + int((~left_out).sum())
         integers = {name: n for name, n in source.scalars.items() if isinstance(n, int)}
         extents = {axis: n for stage in stages for axis, n in stage.extents.items()}
         self._searched.append({**source.extents, **extents, **integers})
@@ -730,6 +735,7 @@ class Verification:
             reason=self.reason,
             not_covered=(
                 *NOT_COVERED,
+                *((NO_THRESHOLDS,) if self._thresholds == 0 else ()),
                 *(text + SAME_EVERYWHERE for text in sorted(self._constant)),
                 *(f"{text} in these trials" for text in sorted(self._untaken)),
             ),

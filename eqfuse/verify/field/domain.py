@@ -510,10 +510,20 @@ class FieldDomain:
 
     def _note_open(self, fn: str, result: FieldArray, args: Sequence[FieldArray]) -> None:
         """The error of an uninterpreted function, and trials in which it may have another sign, or another step."""
+        if fn in ("floordiv", "mod"):
+            x, y = args
+            quotient = x.shadow / y.shadow
+            error = rounding.of_quotient(quotient, y.shadow, x.error, y.error)
+            if x.error is not None or y.error is not None:
+                self._note_beyond_floats(np.floor(quotient - error) != np.floor(quotient + error))
+            result.error = UNIT * np.abs(result.shadow)
+            if fn == "mod":
+                result.error = result.error + error * np.abs(y.shadow)
+            return
         if len(args) > 1:
-            unclear = [arg.error is not None and arg.error > 0 for arg in args]
-            for each in unclear:
-                self._note_beyond_floats(np.broadcast_to(each, result.shape))
+            for arg in args:
+                if arg.error is not None:
+                    self._note_beyond_floats(np.broadcast_to(arg.error > 0, result.shape))
             return
         (x,) = args
         error = self._error_of(fn, np.asarray(self._floats.call(fn, [x.shadow])), x)
