@@ -213,12 +213,12 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_of_models(name: str) -> None:
-    model = nn.Sequential(FAMILIES[name](), FAMILIES[name]()).double().eval()
+    model = FAMILIES[name]().double().eval()
     call = compiled(model)
     with torch.no_grad():
         for n in (5, 8):
             x = r(2, n, 16)
             assert torch.allclose(call(x), model(x), atol=1e-10)
     report = outcome.report(measure=False)
-    assert report.graphs == 1 and len(report.taken) >= 4
+    assert report.graphs == 1 and len(report.taken) >= 2
     assert all(entry.taken or entry.why for entry in report.regions)

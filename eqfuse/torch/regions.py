@@ -2,8 +2,8 @@
 
 A region starts at a reduction that is no matrix product (softmax, a norm, a sum). It grows over elementwise operators, views
 and further reductions, as long as nothing outside reads what is inside. What remains of positions and constants alone is
-copied into each region that reads it. From this core come up to four candidates: alone, with the matrix products that it reads, with
-those that read it, and with both. Prices decide between them (`prices.py`).
+copied into each region that reads it, masks and indices. From this core come up to five candidates: without other reductions, as it
+is, with the matrix products that it reads, with those that read it, and with both. Prices decide between them (`prices.py`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ REDUCTIONS = frozenset(
     )
 )  # fmt: skip
 FREE = frozenset(
-    ["", *(f"aten.{name}" for name in ("view", "permute", "transpose", "t", "unsqueeze", "squeeze", "select", "slice", "split",
+    ["", *(f"aten.{name}" for name in ("view", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "select", "slice", "split",
      "split_with_sizes", "alias", "detach", "unbind"))]
 )  # fmt: skip
 """Views, and the parts of results with several."""
 
 LARGEST = 64
-"""Nodes of a region: a larger one is cut off."""
+"""Nodes of a region that compute: a larger one is no candidate."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,17 @@ def _is_known(node: fx.Node) -> bool:
     return all(tensor.dtype in DTYPE_NAMES for tensor in known)
 
 
+def computes(node: fx.Node) -> bool:
+    """Whether a node is more than a view."""
+    return packet(node) not in FREE
+
+
+def _is_cheap(node: fx.Node) -> bool:
+    """Whether a node that is made of positions alone is better computed where it is read: a mask, an index, a number."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and (not value.is_floating_point() or value.dim() == 0)
+
+
 @dataclass
 class Finder:
     """Candidates of one graph. `taken` are nodes that are part of a kernel already."""
@@ -129,25 +140,26 @@ class Finder:
     def candidates(self, seed: fx.Node) -> list[Region]:
         """The regions around a reduction, the largest first."""
         core = self._grown({seed})
+        tight = self._grown({seed}, ("other",))
         before = self._with(core, self._products_before(core))
         behind = self._with(core, self._products_behind(core))
         wide = self._with(before, self._products_behind(before))
         found: dict[tuple[fx.Node, ...], Region] = {}
-        for nodes in (wide, before, behind, core):
+        for nodes in (wide, before, behind, core, tight):
             region = self._region(nodes)
             if region is not None:
                 found.setdefault(region.nodes, region)
         return list(found.values())
 
-    def _grown(self, nodes: set[fx.Node]) -> set[fx.Node]:
+    def _grown(self, nodes: set[fx.Node], kinds: tuple[str, ...] = ("other", "reduction")) -> set[fx.Node]:
         """With all that may be computed where the nodes are: what only they read, and what only reads them."""
         found = set(nodes)
-        while len(found) < LARGEST:
+        while sum(map(computes, found)) < LARGEST:
             more = {
                 each
                 for node in found
                 for each in (*node.all_input_nodes, *node.users)
-                if each not in found and each not in self.taken and kind(each) in ("other", "reduction")
+                if each not in found and each not in self.taken and kind(each) in kinds
             }
             more = {each for each in more if self._joins(each, found)}
             if not more:
@@ -219,7 +231,7 @@ class Finder:
         pending = [each for node in nodes for each in node.all_input_nodes]
         while pending:
             node = pending.pop()
-            if node in self.fixed and node not in nodes and isinstance(node.meta.get("val"), torch.Tensor):
+            if node in self.fixed and node not in nodes and _is_cheap(node):
                 nodes = nodes | {node}
                 copied.add(node)
                 pending += node.all_input_nodes
@@ -229,7 +241,7 @@ class Finder:
         region = Region(ordered, frozenset(copied))
         if any(self._depends(node, nodes) or self._computed_from(node, nodes) for node in region.inputs):
             return None
-        return region if len(ordered) <= LARGEST and region.outputs else None
+        return region if sum(map(computes, ordered)) <= LARGEST and region.outputs else None
 
     def _without_views(self, nodes: set[fx.Node]) -> set[fx.Node]:
         """A region without the views that stand at its front: those cost nothing outside."""
