@@ -297,10 +297,16 @@ def test_opcheck(grad: bool) -> None:
     checked(attention, dict(zip("QKV", inputs(grad=grad), strict=True)), {"scale": 0.3}, {})
 
 
+OF_USERS = ("a fold that is not commutative", "a fold of what does not vary", "extremes of a user")
+"""Programs with reductions that other tests register."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("grad", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("casts", "remainders", "steps")])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OF_USERS])
 def test_opcheck_of_many_programs(name: str, grad: bool) -> None:
+    if grad and name == "topk":
+        pytest.skip("opcheck adds up gradients of outputs, and one holds integers")
     case = CASES[name]
     kernel = eq.compile(case.source, native="off")
     tensors = {
