@@ -65,6 +65,9 @@ def guarded(fn: str, value: Expr) -> Expr:
         case Call("add" | "sub" as sign, (a, b)) if fn == "finite" and reads_state(value):
             # term by term: -inf + inf would be NaN, and of a difference of two sums rules cancel common terms
             return call(sign, guarded(fn, a), guarded(fn, b))
+        case Call("neg", (a,)):
+            # repairs take signs out: 1 for -0 would be of the other one
+            return call("neg", guarded(fn, a))
         case Call("mul" | "div" as joint, (a, b)) if fn == "invertible" and reads_state(a) and reads_state(b):
             # factor by factor, as repairs divide them: one that is 0 so far leaves the other what it is
             return call(joint, guarded(fn, a), guarded(fn, b))

@@ -639,7 +639,9 @@ class FieldDomain:
                 result.split = chosen(condition, sides[0], sides[1]).spread(result.shape)
         result.rooted = left.rooted or right.rooted
         result.whole = left.whole and right.whole
-        result.error = rounding.chosen(condition, left.error, right.error)
+        if left.error is not None or right.error is not None:
+            error = rounding.chosen(condition, left.error, right.error)
+            result.error = np.broadcast_to(error, result.shape)
         return result
 
     def reduce(self, op: str, value: FieldArray, axis: int) -> FieldArray:

@@ -62,8 +62,8 @@ def of_function(function: Callable[[Any], Any], result: Reals, x: Reals, error: 
     return spread
 
 
-def chosen(condition: Truths, x: Error, y: Error) -> Error:
-    return None if x is None and y is None else np.where(condition, _of(x), _of(y))
+def chosen(condition: Truths, x: Error, y: Error) -> Reals:
+    return np.where(condition, _of(x), _of(y))
 
 
 def unclear(x: Reals, y: Any, ex: Error, ey: Error = None) -> Truths | None:
