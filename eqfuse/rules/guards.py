@@ -201,13 +201,16 @@ def guard_body(body: Expr, op: str, split: Split) -> Guarded:
     found, factor = _factors(body, split)
     term: Expr | None = None
     inner: tuple[_Shift, ...] = ()
+    late: tuple[Expr, ...] = ()
+    weighed_shift: tuple[Expr, ...] = ()
     if factor is None and op in ("max", "min"):
         found, term = _addends(body, split)
+        weighed_shift = (term,) if term is not None and _is_weighed(term) else ()
     elif op == "sum":
         if factor is None:
             found, term = _addends(body, split, NOTHING["sum"], split.is_infinite)
         found, inner = _inner_addends(found, split)
-    late = tuple(dict.fromkeys(_late_shifts(body, split))) if op == "sum" else ()
+        late = tuple(dict.fromkeys(_late_shifts(body, split)))
     for shift in dict.fromkeys((*(shift.fixed for shift in inner), *late)):
         undefined = call("mul", call("sub", shift, guarded("finite", shift)), Const(0))
         term = _joined("add", term, undefined)
@@ -224,7 +227,20 @@ def guard_body(body: Expr, op: str, split: Split) -> Guarded:
     )
     lost = tuple(shift.total for shift in inner if weighed or not shift.own)
     totals_of = tuple(shift.total for shift in inner)
-    return Guarded(guard_divisors(found, split), factor, term, totals_of, lost, late)
+    return Guarded(guard_divisors(found, split), factor, term, totals_of, lost, late + weighed_shift)
+
+
+def _is_weighed(shift: Expr) -> bool:
+    """Whether a state is multiplied with data, or divided by data: 0 and infinities there are told by no state."""
+    return any(
+        isinstance(node, Call)
+        and node.fn in ("mul", "div")
+        and any(
+            reads_state(a) and any(isinstance(n, Load) for n in walk(b)) and not reads_state(b)
+            for a, b in (node.args, node.args[::-1])
+        )
+        for node in walk(shift)
+    )
 
 
 def _late_shifts(body: Expr, split: Split) -> Iterator[Expr]:

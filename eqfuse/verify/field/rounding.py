@@ -63,7 +63,8 @@ def of_function(function: Callable[[Any], Any], result: Reals, x: Reals, error: 
 
 
 def chosen(condition: Truths, x: Error, y: Error) -> Reals:
-    return np.where(condition, _of(x), _of(y))
+    found: Reals = np.where(condition, _of(x), _of(y))
+    return found
 
 
 def unclear(x: Reals, y: Any, ex: Error, ey: Error = None) -> Truths | None:
