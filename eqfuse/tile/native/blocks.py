@@ -15,7 +15,7 @@ from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.tile.native.machine import cache_bytes
 from eqfuse.tile.native.nodes import Define
-from eqfuse.tile.native.order import LANES, flat, nesting
+from eqfuse.tile.native.order import LANES, flat, nesting, strided
 from eqfuse.tile.native.plain import plain
 from eqfuse.tile.nodes import Dot, Kernel, TileProgram
 
@@ -24,6 +24,13 @@ SHARE = 0.25
 
 VECTORS = 64
 """Vectors of a block along an axis of the grid that is walked in vectors: long runs in memory."""
+
+TURNED = 32
+"""Positions of a block along an axis that a tile lacks of which neighbours in memory become neighbours in no vector: so
+often it is used."""
+
+LEAST_BLOCKS = 16
+"""Blocks that such an axis is left with at the least, which threads share."""
 
 FOLDED = 0.1
 """The part of a kernel's elements from which an axis counts as one that is walked in vectors."""
@@ -56,6 +63,8 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
     vectors = {axis for axis, count in elements.items() if count >= FOLDED * total}
     most = int(SHARE * cache_bytes()) // 4
 
+    turned = strided(items, depth)
+
     def block(of: Block) -> Block:
         if of.kind != "grid" or not of.size or of.size == 1:
             return of
@@ -68,6 +77,8 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
             others = prod(n for axis, n in lengths.items() if axis != of.axis and axis in depth)
             size = min(of.size, VECTORS * LANES, max(LANES, most // others // LANES * LANES))
             return replace(of, size=size, valid=None)
+        if any(of.axis not in dims for dims in turned):
+            return replace(of, size=min(TURNED, max(of.size, sizes[of.axis] // LEAST_BLOCKS)), valid=None)
         return replace(of, size=1, valid=None)
 
     return replace(config, blocks=tuple(map(block, config.blocks)))

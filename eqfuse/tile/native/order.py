@@ -11,13 +11,19 @@ from itertools import permutations
 from math import prod
 
 from eqfuse.tile.native.nodes import Blocks, Define, Item, Put
-from eqfuse.tile.nodes import Dot, LoadTile, Positions, Value
+from eqfuse.tile.nodes import Dot, FoldTile, LoadTile, Positions, ReduceTile, Value
 
 LANES = 16
 """Elements of a vector, for what a loop of so many is worth."""
 
-STRIDED = 4.0
+STRIDED = 16.0
 """What an element costs where neighbours in the loop are not neighbours in memory."""
+
+ACROSS = 32.0
+"""Vector operations to fold the lanes of the sums that a loop over a folded axis has made, and to begin and end it."""
+
+ADDED = 2.0
+"""Vector operations to load and to store a sum, where the loop over the folded axis is not the innermost one."""
 
 MAX_PERMUTED = 6
 
@@ -46,6 +52,19 @@ def nesting(items: Sequence[Item], lengths: Mapping[str, int]) -> dict[str, int]
     if len(outer) <= MAX_PERMUTED:
         outer = list(min(permutations(outer), key=lambda o: cost((*o, *inner))))
     return {dim: depth for depth, dim in enumerate((*outer, *inner))}
+
+
+def strided(items: Sequence[Item], depth: Mapping[str, int]) -> list[frozenset[str]]:
+    """The dims of loads whose vectors are no neighbours in memory."""
+    every = list(flat(items))
+    plain = {i.value.name: i.op.axis for i in every if isinstance(i, Define) and isinstance(i.op, Positions)}
+    found = []
+    for item in every:
+        if isinstance(item, Define) and isinstance(item.op, LoadTile) and len(item.value.dims) > 1:
+            inner = max(item.value.dims, key=depth.__getitem__)
+            if plain.get(item.op.index[-1].name) != inner:
+                found.append(frozenset(item.value.dims))
+    return found
 
 
 def flat(items: Iterable[Item]) -> Iterable[Define | Put]:
@@ -84,11 +103,21 @@ def _costs(
         of = costs.setdefault(over, dict.fromkeys(over, 0.0))
         index = _access(item)
         last = plain.get(index[-1].name) if index else None
+        folded = _folded(item)
         for dim in over:
             vectors = -(-lengths[dim] // LANES) / lengths[dim]
             strided = index is not None and dim != last and any(dim in at.dims for at in index)
             of[dim] += elements * (STRIDED / LANES + vectors if strided else vectors)
+            if folded == dim:
+                of[dim] += ACROSS * elements / lengths[dim]
+            elif folded is not None:
+                of[dim] += ADDED * elements * vectors
     return costs
+
+
+def _folded(item: Define | Put) -> str | None:
+    """The axis that a reduction folds away."""
+    return item.op.axis if isinstance(item, Define) and isinstance(item.op, ReduceTile | FoldTile) else None
 
 
 def _pairs(items: Sequence[Define | Put], plain: Mapping[str, str]) -> dict[tuple[str, str], int]:

@@ -280,7 +280,9 @@ class Tree:
             case Elementwise(fn, _):
                 own = float(FUNCTIONS[fn].work) if fn in FUNCTIONS else EXP2
             case LoadTile(index=index, mask=mask):
-                plain = mask is None and all(not at.dims or self._axis_of(at) for at in index)
+                axes = [self._axis_of(at) for at in index if at.dims]
+                inner = max(value.dims, key=self.depth.__getitem__, default=None)
+                plain = mask is None and None not in axes and inner in (None, *axes[-1:])
                 return 1.0 if plain else GATHER
             case Cast() | Positions() | Lanes():
                 own = 1.0
