@@ -177,3 +177,17 @@ def test_dual_numbers_agree_with_differences(fn: str) -> None:
     )
     expected = (ahead - behind) / (2 * step)
     assert np.allclose(np.zeros(3) if found is None else found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrt", ["Q", "K", "dO"])
+def test_gradients_of_gradients_of_grouped_heads(wrt: str) -> None:
+    """An axis that nothing but sizes tells of has one extent in both programs; remainders have as many as are written."""
+    source = "S[h,i,j] = sum[d](Q[h,i,d] * K[h//2,j,d])\nO[h,i] = sum[j](sq(S[h,i,j]))"
+    once = eq.grad(source, ("Q", "K"))
+    certificate = eq.certify_gradient(once, eq.grad(once, (wrt,)))
+    assert certificate.ok, certificate.reason
+
+
+def test_terms_are_added_in_the_order_in_which_they_are_found() -> None:
+    text = eq.grad("y[i] = w[i] * x[i] - w[i] * a[i] + w[i]", ("w",))
+    assert text == "dw[i] = dy[i] * (1 - a[i] + x[i])\nreturn dw"

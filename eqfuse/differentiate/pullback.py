@@ -114,7 +114,7 @@ class _Solution:
             else:
                 continue
             self.solved[axis] = call("add", call("mul", position, divisor), within)
-            self.masks.append(call("lt", self.solved[axis], Size(axis)))
+            self.masks.append(call("lt", self.solved[axis], self._extent(axis)))
             self.done.add(dimension)
 
     def affine(self, dimension: int, part: Expr) -> None:
@@ -148,7 +148,7 @@ class _Solution:
         if step.value != 1:
             self.masks.append(call("eq", call("mod", ahead, step), Const(0)))
         self.masks.append(call("ge", self.solved[axis], Const(0)))
-        self.masks.append(call("lt", self.solved[axis], Size(axis)))
+        self.masks.append(call("lt", self.solved[axis], self._extent(axis)))
         self.done.add(dimension)
 
     def search(self, dimension: int, part: Expr) -> None:
@@ -156,6 +156,11 @@ class _Solution:
         if dimension not in self.done:
             self.masks.append(call("eq", part, Axis(_place(dimension))))
             self.done.add(dimension)
+
+    def _extent(self, axis: str) -> Expr:
+        """How many positions an axis has: the number that the text gives it, where it gives one."""
+        count = self.steps.lengths.get(self.steps.domains.get(axis, axis))
+        return Size(axis) if count is None else Const(count)
 
     def _at(self, expr: Expr) -> Expr:
         return substitute_axes(expr, {a: to for a, to in self.solved.items() if to is not Axis(a)})

@@ -117,7 +117,12 @@ def _join_undetermined(classes: AxisClasses, first: Program, second: Program) ->
         for k, index in enumerate(load.index)
         if isinstance(index, Axis)
     }
+    names = [
+        dict.fromkeys(program.domains.get(axis, axis) for axis in axes_of(program.outputs))
+        for program in (first, second)
+    ]
     pairs = [(axis, axis) for axis in axes_of(first.outputs) if axis in axes_of(second.outputs)]
+    pairs += [(axis, axis) for axis in names[0] if axis in names[1]]
     axes = {output.name: output.axes for output in second.outputs}
     for output in first.outputs:
         pairs += zip(output.axes, axes[output.name], strict=True)
