@@ -194,6 +194,8 @@ def _range_of_call(fn: str, args: Sequence[Expr], ranges: Sequence[Interval]) ->
             return max(a, c), max(b, d)
         case "minimum", [(a, b), (c, d)]:
             return min(a, c), min(b, d)
+        case "where", [_, one, other] if any(_is_infinite(arg) for arg in args[1:]):
+            return other if _is_infinite(args[1]) else one  # of the finite numbers that it gives
         case "where", [_, (a, b), (c, d)]:
             return min(a, c), max(b, d)
         case "relu", [(low, high)]:
@@ -211,6 +213,10 @@ def _range_of_call(fn: str, args: Sequence[Expr], ranges: Sequence[Interval]) ->
         if NONPOSITIVE in row.keeps and all(high <= 0 for _, high in ranges):
             return -math.inf, 0.0
     return _ALL
+
+
+def _is_infinite(node: Expr) -> bool:
+    return isinstance(node, Const) and not math.isfinite(node.value)
 
 
 def _product(one: Interval, other: Interval) -> Interval:
