@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from grad_programs import CASES
@@ -272,6 +273,13 @@ def test_copies_are_the_same_operator(copied: Callable[[eq.Kernel], eq.Kernel]) 
     assert kernel.content == softmax.content
     call = torch.compile(lambda x: kernel(x=x), fullgraph=True, backend="aot_eager")
     assert torch.allclose(call(x), torch.softmax(x, -1))
+
+
+def test_constants_may_be_numbers_of_numpy() -> None:
+    kernel = eq.compile("y[i] = sum[j](x[i,j]) * g", scalars={"g": np.int64(4)}, native="off")
+    assert json.loads(kernel.content)["scalars"] == {"g": 4}
+    call = torch.compile(lambda x: kernel(x=x), fullgraph=True, backend="aot_eager")
+    assert torch.equal(call(torch.ones(2, 3)), torch.full((2,), 12.0))
 
 
 def test_outputs_are_memory_of_their_own() -> None:

@@ -63,6 +63,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return found.transpose(1, 2).reshape(q.shape[0], q.shape[2], -1)
 
 
+@pytest.mark.slow
 def test_attention_is_one_region_and_its_heads_are_joined() -> None:
     call = compiled(attend)
     for n in (6, 9):

@@ -60,7 +60,7 @@ def written(given: Mapping[str, Any], added: Sequence[object]) -> str:
     process, where there are any."""
     text = "\n".join(map(str, added))
     mark = {ADDED: hashlib.sha256(text.encode()).hexdigest()[:16]} if text else {}
-    return json.dumps({**given, **mark}, sort_keys=True)
+    return json.dumps({**given, **mark}, sort_keys=True, default=lambda number: number.item())  # numpy's
 
 
 def enrol(kernel: Called) -> None:
