@@ -37,10 +37,7 @@ class Target:
 
     def of(self, tensors: Mapping[str, torch.Tensor]) -> Device:
         """The device that tensors are on, where the kernel runs on it. Raises BindError."""
-        places = {name: tensor.device for name, tensor in tensors.items()}
-        if len(set(places.values())) > 1:
-            listed = ", ".join(f"{name} on {place}" for name, place in places.items())
-            raise BindError(f"tensors are on different devices: {listed}", hint="move them to one device")
+        places = check_together(tensors)
         for name, place in places.items():
             if place.type not in ("cpu", "cuda"):
                 raise BindError(
@@ -62,3 +59,12 @@ class Target:
 def place_of(tensors: Mapping[str, torch.Tensor]) -> torch.device:
     """Where results go: where the tensors are, or the CPU where there are none."""
     return next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+
+
+def check_together(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.device]:
+    """The devices of tensors, which have to be one. Raises BindError."""
+    places = {name: tensor.device for name, tensor in tensors.items()}
+    if len(set(places.values())) > 1:
+        listed = ", ".join(f"{name} on {place}" for name, place in places.items())
+        raise BindError(f"tensors are on different devices: {listed}", hint="move them to one device")
+    return places

@@ -307,8 +307,8 @@ CALLING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
         ),
     ),
     (
-        "meta tensor",
-        lambda: kernel(SUM)(x=ones(2, 3, device="meta")),
+        "meta tensor that is bound",
+        lambda: kernel(SUM).bind(x=ones(2, 3, device="meta")),
         BindError,
         (
             "'x' is on device 'meta', where kernels do not run\n"

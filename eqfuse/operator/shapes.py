@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.devices import check_together
 from eqfuse.errors import BindError, locate
 from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.floats import TORCH_DTYPES
@@ -91,6 +92,7 @@ def empty_outputs(
     TypeCheckError as a call does."""
     known = {tensor.name for tensor in program.tensors}
     arrays = {name: tensor for name, tensor in tensors.items() if name in known or tensor.dim()}
+    check_together(arrays)
     shapes = {name: tuple(tensor.shape) for name, tensor in arrays.items()}
     plain = {name: value if type(value) in (int, float, bool) else 0 for name, value in numbers.items()}
     given = {**plain, **{name: 0 for name in tensors if name not in arrays}}
