@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from eqfuse import debug, results
 from eqfuse.derived import Derived, Timings, rewritten
+from eqfuse.environment import installed
 from eqfuse.errors import VerificationError
 from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick, with_outputs
 from eqfuse.extract.candidates import shape_of as shape_of_nest
@@ -562,6 +563,7 @@ def divided(
 
     plan = chosen.plan
     try:
+        _check_triton()
         choice = next(roles_of(derived, chosen, tile, dtypes, extents, device))
     except Unsuited as why:
         return replace(chosen, plan=replace(plan, roles=None, code=f"Triton: {why}")), None
@@ -569,6 +571,19 @@ def divided(
         why_not = "no faster roles fit an SM"
         return replace(chosen, plan=replace(plan, roles=None, code=f"Triton: {why_not}")), None
     return replace(chosen, plan=plan.divided(choice.roles)), choice.program
+
+
+OLDEST_TRITON = (3, 6)
+"""The first Triton whose Gluon has what roles are printed to."""
+
+
+def _check_triton() -> None:
+    """Raises Unsuited where the Triton that is installed is too old."""
+    from eqfuse.tile.roles.unsuited import Unsuited
+
+    found = installed("triton")
+    if found is not None and tuple(map(int, found.split(".")[:2])) < OLDEST_TRITON:
+        raise Unsuited(f"Triton {found} is installed, roles need {'.'.join(map(str, OLDEST_TRITON))}")
 
 
 def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Compiled:

@@ -146,6 +146,12 @@ def test_what_has_no_roles_says_why_and_stays_triton(why: str) -> None:
     assert why in compiled.chosen.plan.code
 
 
+def test_an_old_triton_gets_no_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "installed", lambda _: "3.5.1")
+    compiled = _compiled(_derived(WORKLOADS["global_prefill"].source))
+    assert compiled.chosen.plan.code == "Triton: Triton 3.5.1 is installed, roles need 3.6"
+
+
 def test_a_kernel_says_what_it_runs() -> None:
     kernel = eq.compile(WORKLOADS["global_prefill"].source, target="h200")
     assert kernel.plan.code.startswith("Triton: ")  # nothing is known of dtypes yet

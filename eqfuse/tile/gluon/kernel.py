@@ -123,7 +123,9 @@ def write_kernel(kernel: RolesKernel, name: str, tables: Tables) -> KernelText:
 class _Writer:
     def __init__(self, kernel: RolesKernel, name: str, tables: Tables) -> None:
         self.kernel, self.name, self.tables = kernel, name, tables
-        self.names = Names((name, "gl", "gluon", "tma", "mbarrier", "PART", "ROWS", "REGISTERS"))
+        self.names = Names(
+            (name, "copy_in", "copy_out", "gl", "gluon", "tma", "mbarrier", "PART", "ROWS", "REGISTERS")
+        )
         self.blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
         self.parameters = self._parameters()
         self.tiles = {ring.name: self.names.new(f"{ring.name}") for ring in kernel.rings}
@@ -612,7 +614,7 @@ class _RoleText:
             )
             tile = f"{self.writer.tiles[ring.name]}.index({place})"
             at = self._coordinates(index, str(part))
-            self._write(f"tma.async_copy_global_to_shared({desc}, [{at}], {full}, {tile})")
+            self._write(f"copy_in({desc}, [{at}], {full}, {tile})")
 
     def _issue(self, stmt: Issue) -> None:
         text, dims = self.expressions, stmt.pending.dims
@@ -639,7 +641,7 @@ class _RoleText:
         self._write(f"{tile}.reshape({text.shape(stmt.value.dims)}).store({value})")
         self._write("fence_async_shared()")
         at = self._coordinates(stmt.index, "PART")
-        self._write(f"tma.async_copy_shared_to_global({desc}, [{at}], {tile})")
+        self._write(f"copy_out({desc}, [{at}], {tile})")
         if not self.kernel.persistent:
             self._write("tma.store_wait(0)")
 

@@ -31,7 +31,7 @@ from eqfuse.tile.triton.runtime import RUNTIME as TRITON_RUNTIME
 from eqfuse.tile.triton.runtime import RUNTIME_NAMES, without
 from eqfuse.tile.triton.wrap import wrap
 
-NAMES = (*RUNTIME_NAMES, "suits", "descriptor", "moved", "workers", "gl", "gluon")
+NAMES = (*RUNTIME_NAMES, "suits", "descriptor", "moved", "workers", "copy_in", "copy_out", "gl", "gluon")
 
 
 def emit(
@@ -64,6 +64,10 @@ def emit(
             "    warpgroup_mma,",
             "    warpgroup_mma_wait,",
             ")",
+            "",
+            "# Triton 3.9 calls the copies so.",
+            'copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared',
+            'copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global',
             "",
             *module.tables(kernels),
             *_helpers({key for kernel in kernels for key in kernel.helpers}),
