@@ -21,7 +21,6 @@ UNBOUNDED = (
     "qknorm_attention",
     "performer",
     "softmax_entropy",
-    "attention_lse",
     "moe_routing_logits",
 )
 """Benchmark programs of whose gradients no theorem tells how surely they are right."""

@@ -11,6 +11,7 @@ from grad_programs import ATTENTION, CASES, Case
 import eqfuse as eq
 from bench.autograd import Differentiated
 from bench.grad_report import run
+from bench.programs import registered
 from bench.report import Options, Report
 from bench.workloads import WORKLOADS, Workload
 from eqfuse.terms.parser import parse
@@ -35,6 +36,7 @@ def test_gradient_is_that_of_autograd(name: str) -> None:
 @pytest.mark.slow(but=["sum", "softmax", "layernorm", "max and min", "topk-", "steps", "masks", "read"])
 def test_gradient_of_the_gradient_is_that_of_autograd(name: str) -> None:
     case = CASES[name]
+    registered(case.source)
     source = eq.grad(case.source, case.wrt)
     given = differentiated(case).arguments(parse(source))
     wrt = [name for name, value in given["tensors"].items() if value.dtype.kind == "f"]
