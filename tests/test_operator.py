@@ -275,6 +275,16 @@ def test_copies_are_the_same_operator(copied: Callable[[eq.Kernel], eq.Kernel]) 
     assert torch.allclose(call(x), torch.softmax(x, -1))
 
 
+def test_a_compiled_backward_beside_an_output_of_integers() -> None:
+    kernel = eq.compile("k: axis[2]\nv[i,k], p[i,k] = topk[j,k](x[i,j])", native="off")
+    call = torch.compile(lambda x: kernel(x=x), fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    values, places = call(x)
+    (found,) = torch.autograd.grad(values.square().sum(), x)
+    assert places.dtype == torch.int64 and not places.requires_grad
+    assert torch.equal(found, torch.autograd.grad(torch.topk(x, 2).values.square().sum(), x)[0])
+
+
 def test_constants_may_be_numbers_of_numpy() -> None:
     kernel = eq.compile("y[i] = sum[j](x[i,j]) * g", scalars={"g": np.int64(4)}, native="off")
     assert json.loads(kernel.content)["scalars"] == {"g": 4}
@@ -314,7 +324,9 @@ OF_USERS = ("a fold that is not commutative", "a fold of what does not vary", "e
 @pytest.mark.parametrize("name", [name for name in CASES if name not in OF_USERS])
 def test_opcheck_of_many_programs(name: str, grad: bool) -> None:
     if grad and name == "topk":
-        pytest.skip("opcheck adds up gradients of outputs, and one holds integers")
+        pytest.skip(
+            "opcheck's AOT check fails beside an output of integers; see the test of a compiled backward"
+        )
     case = CASES[name]
     kernel = eq.compile(case.source, native="off")
     tensors = {
