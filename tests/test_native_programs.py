@@ -86,6 +86,30 @@ def test_special_rows(name: str, prefer: str) -> None:
     check(both(kernel, {"x": X, **row_inputs(ROWS[name])}))
 
 
+@pytest.mark.slow(but=["softmax-dtype1"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ROWS)
+def test_special_rows_of_half_precision(name: str, dtype: torch.dtype) -> None:
+    given = {"x": X.to(dtype), **row_inputs(ROWS[name])}
+    check(both(eq.compile(ROWS[name], verify=False), given))
+
+
+GATHERED = "y[i] = sum[j](where(j < n[i], t[k[i,j]] * w[i,j], 0))\nm[i] = max[j](t[k[i,j]])\nreturn y, m"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gathers_over_ragged_ranges_of_special_values(dtype: torch.dtype) -> None:
+    """What stands behind the end of a row does not get into its sum, what is gathered gets into its maximum."""
+    generator = torch.Generator().manual_seed(7)
+    t, w = torch.randn(30, generator=generator), torch.randn(9, 70, generator=generator)
+    k = torch.randint(3, 30, (9, 70), generator=generator)
+    t[0], t[1], t[2] = NAN, INF, -INF
+    k[0, 40], k[1, 69], k[2, 0], k[3, 5] = 0, 1, 2, 1
+    n = torch.tensor([40, 69, 0, 6, 1, 70, 16, 17, 33])
+    given = {"t": t.to(dtype), "k": k, "w": w.to(dtype), "n": n}
+    check(both(eq.compile(GATHERED, verify=False), given), 2e-5)
+
+
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30])
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.slow(but=["rolling-nan"])
@@ -113,6 +137,7 @@ PROGRAMS = {
         "D[i,k] = sum[d](sq(x[i,d] - c[k,d]))\nb[i] = argmin[k](D[i,k])",
         {"x": (33, 5), "c": (21, 5)},
     ),
+    "distances": ("D[i,k] = sqrt(sum[d](sq(x[i,d] - c[k,d])))", {"x": (70, 11), "c": (83, 11)}),
     "smallest and where": (
         "m[i] = min[j](x[i,j])\nk[i] = argmin[j](x[i,j])\nl[i] = argmax[j](x[i,j])\nreturn m, k, l",
         {"x": (9, 70)},
