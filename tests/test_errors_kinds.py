@@ -56,7 +56,7 @@ cases: dict[str, tuple[Callable[[], Any], str]] = {
         "'x' is a sparse_coo tensor",
     ),
     "a tensor without values": (
-        lambda: eq.compile(SUM, verify=False)(x=x.to("meta")),
+        lambda: eq.compile(SUM, verify=False).bind(x=x.to("meta")),
         "'x' is on device 'meta'",
     ),
     "a tensor without values of the reference": (
