@@ -98,6 +98,7 @@ SOURCES: Mapping[str, str] = {
         m[i] = max[j](S[i,j])
         Z[i] = sum[j](exp(S[i,j] - m[i]))
         O[i,e] = sum[j](exp(S[i,j] - m[i]) / Z[i] * V[j,e])
+        L[i] = m[i] + log(Z[i])
         """,
     "attention with distances": """
         Q: f32[i, d]
