@@ -22,7 +22,7 @@ from eqfuse import debug, results
 from eqfuse.derived import Derived, Timings, rewritten
 from eqfuse.environment import installed
 from eqfuse.errors import VerificationError
-from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick, with_outputs
+from eqfuse.extract.candidates import Candidate, Search, by_cost, configured, of_form, pick, with_outputs
 from eqfuse.extract.candidates import shape_of as shape_of_nest
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
@@ -617,7 +617,7 @@ def roles_of(
     rows_of(tile)
     sizes = {**extents, **{renamed: extents[of] for renamed, of in nest.domains if of in extents}}
     shape = shape_of_nest(nest, extents, with_outputs(program, dtypes), plan.shards)
-    cost = KernelCost(nest.kernels[0], shape, device)
+    cost = KernelCost(configured(nest, shape, device)[0], shape, device)
     predicted = plan.cost.seconds if plan.cost else math.inf
     outlook = Outlook(plan.configs[0], cost, device, sizes, predicted)
     return ranked(

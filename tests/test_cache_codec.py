@@ -53,7 +53,7 @@ def through(codec: Codec, value: object, hint: Any) -> Any:
 def test_a_value_comes_back(value: object, hint: Any) -> None:
     found = through(CODEC, value, hint)
     assert found == value
-    assert repr(found) == repr(value) or isinstance(value, Tree)
+    assert repr(found) == repr(value) or "frozenset" in repr(value)  # which has no order
 
 
 def test_order_of_mappings_is_kept() -> None:

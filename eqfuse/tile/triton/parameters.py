@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 
 from eqfuse.loops.blocks import Block
 from eqfuse.tile.dtypes import INTEGERS
@@ -30,6 +31,9 @@ from eqfuse.tile.walk import nested
 
 MOST_SHARDS = 64
 """A block that holds the shards of an axis whole has so many positions, however many there are: one binary for all."""
+
+MOST_HELD = 2048
+"""Elements of a thread block's tiles up to which it does: more of them, mostly masked, are more than registers hold."""
 
 SHORT = 64
 """A block that holds an axis of matrix products whole has at least so many positions, where lengths differ."""
@@ -194,7 +198,9 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
         found.blocks[block.axis] = names.new(f"BLOCK_{block.axis}" if taken else upper)
     whole = {block.axis for block in kernel.blocks if block.kind == "whole"}
     found.held = {axis: SHORT for axis in whole & multiplied & tables.ragged}
-    found.held |= dict.fromkeys(whole & tables.shards, MOST_SHARDS)
+    rows = prod(block.size or 1 for block in filter(is_tile, kernel.blocks))
+    if rows * MOST_SHARDS <= MOST_HELD:
+        found.held |= dict.fromkeys(whole & tables.shards, MOST_SHARDS)
     for axis in dict.fromkeys(bounds):
         if axis in (whole & multiplied) - tables.ragged:
             found.even[axis] = names.new(found.blocks[axis].replace("BLOCK", "EVEN", 1))
