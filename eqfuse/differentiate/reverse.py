@@ -35,6 +35,7 @@ from eqfuse.differentiate.steps import Step, Steps, index_of, is_fold, name_of, 
 from eqfuse.differentiate.vanish import is_zero
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.definitions import derivatives
+from eqfuse.terms.expressions import is_position
 from eqfuse.terms.folds import Fold, fold_of, packed, ranks_of, unpacked
 from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.nodes import (
@@ -352,7 +353,7 @@ class Reverse:
             body = children(body)[1]
         parts = unpacked(body, len(fold.state))
         if fold.order:
-            place = next((k for k, part in enumerate(parts) if _is_position(part, axis)), None)
+            place = next((k for k, part in enumerate(parts) if is_position(part, axis)), None)
             if place is None:
                 raise self._without_position(step, fold)
             op = fold.ops[place]
@@ -464,16 +465,6 @@ def _times_sizes(terms: Polynomial, axes: Iterable[str]) -> Polynomial:
     for axis in axes:
         terms = multiplied(terms, Size(axis))
     return terms
-
-
-def _is_position(part: Expr, axis: str) -> bool:
-    match part:
-        case Axis(name):
-            return name == axis
-        case Call("add", (left, right)):
-            return _is_position(left, axis) and axis not in free_axes(right)
-        case _:
-            return False
 
 
 def _short(node: Expr) -> str:

@@ -183,7 +183,7 @@ class Reader:
         if exponent.value != exponent.value or abs(exponent.value) > MAX_EXPONENT or exponent.value % 0.5:
             hint = f"exponents are integers and halves up to {MAX_EXPONENT}; write exp(y * log(x)) for others"
             raise self._error(f"unsupported exponent {exponent.value!r}", node.right, hint)
-        power = _power(base, abs(exponent.value))
+        power = power_of(base, abs(exponent.value))
         return power if exponent.value >= 0 else call("div", Const(1), power)
 
     def _name(self, node: ast.Name, scope: Bindings) -> Expr:
@@ -442,33 +442,33 @@ class Reader:
         for part, arg in zip(parts, node.args, strict=True):
             self._check_same_along((ranks,), part, arg)
         position = fold.state.index(fold.ranks)
-        if not _is_position(parts[position], over[0]):
+        if not is_position(parts[position], over[0]):
             hint = f"its {fold.ranks} is the position, {over[0]}: another for every element"
             raise self._error("this is not the position", node.args[position], hint)
         return Reduce(fold.ops[place], over[0], ranked(ranks, parts))
 
 
-def _is_position(expr: Expr, axis: str) -> bool:
+def is_position(expr: Expr, axis: str) -> bool:
     """Whether an expression is the position along an axis, counted from anywhere."""
     match expr:
         case Axis(name):
             return name == axis
         case Call("add", (left, right)):
-            return _is_position(left, axis) and axis not in free_axes(right)
+            return is_position(left, axis) and axis not in free_axes(right)
         case _:
             return False
 
 
-def _power(base: Expr, exponent: float) -> Expr:
+def power_of(base: Expr, exponent: float) -> Expr:
     """A power by squaring, for an exponent that is a multiple of a half and not negative."""
     if exponent % 1:
         root = call("sqrt", base)
-        return root if exponent < 1 else call("mul", _power(base, exponent - 0.5), root)
+        return root if exponent < 1 else call("mul", power_of(base, exponent - 0.5), root)
     if exponent == 0:
         return Const(1)
     if exponent == 1:
         return base
-    half = call("sq", _power(base, exponent // 2))
+    half = call("sq", power_of(base, exponent // 2))
     return call("mul", half, base) if exponent % 2 else half
 
 

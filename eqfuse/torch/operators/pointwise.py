@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.terms.expressions import power_of
 from eqfuse.terms.nodes import Const, Expr, call
 from eqfuse.torch.operators.table import (
     TABLE,
@@ -190,15 +191,7 @@ def power(x: Expr, exponent: float) -> Expr:
         return call("rsqrt", x)
     if exponent < 0:
         return call("div", Const(1.0), power(x, -exponent))
-    if exponent % 1:
-        root = call("sqrt", x)
-        return root if exponent < 1 else call("mul", power(x, exponent - 0.5), root)
-    if exponent == 0:
-        return Const(1.0)
-    if exponent == 1:
-        return x
-    half = call("sq", power(x, exponent // 2))
-    return call("mul", half, x) if exponent % 2 else half
+    return Const(1.0) if exponent == 0 else power_of(x, exponent)
 
 
 @operator("gelu")
