@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from eqfuse.listed import text_of
 from eqfuse.loops.blocks import Block
+from eqfuse.loops.nodes import Buffer
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.printer import show as show_expr
 from eqfuse.tile.nodes import (
@@ -49,9 +50,7 @@ _IRRATIONAL = {"log2_e": "log2(e)", "ln_2": "ln(2)"}
 def show(program: TileProgram) -> str:
     """The program as text. Constants stand where they are used; the same program gives the same text."""
     lines = [f"after {name}" for name in program.passes]
-    for buffer in program.buffers:
-        kind = "output" if buffer.is_output else "temporary"
-        lines.append(f"{kind} {buffer.name}: {buffer.dtype}[{', '.join(buffer.axes)}]")
+    lines += map(show_buffer, program.buffers)
     for kernel in program.kernels:
         lines += ["", *_Printer(kernel).lines()]
     return "\n".join(lines).lstrip("\n") + "\n"
@@ -166,6 +165,11 @@ def show_op(value: Value, op: Op, name_of: Callable[[Value], str]) -> str:
             first = f"{name_of(left)}{where(left_mask)}"
             second = f"{name_of(right)}{where(right_mask)}"
             return f"{name_of(total)} + rest_of_dot({first}, {second}, over {axis})"
+
+
+def show_buffer(buffer: Buffer) -> str:
+    kind = "output" if buffer.is_output else "temporary"
+    return f"{kind} {buffer.name}: {buffer.dtype}[{', '.join(buffer.axes)}]"
 
 
 def show_block(block: Block) -> str:

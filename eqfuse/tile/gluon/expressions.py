@@ -34,6 +34,7 @@ from eqfuse.tile.nodes import (
     Start,
     Value,
 )
+from eqfuse.tile.triton.expressions import Piece
 from eqfuse.tile.triton.functions import (
     IRRATIONAL,
     TRITON_DTYPES,
@@ -47,16 +48,6 @@ from eqfuse.tile.triton.functions import (
 )
 
 GLUON_DTYPES: Mapping[str, str] = {dtype: name.replace("tl.", "gl.") for dtype, name in TRITON_DTYPES.items()}
-
-
-@dataclass(frozen=True)
-class Piece:
-    """How a value reads: an expression, and the dims of the tile that it is. Dims in `thin` have extent one and broadcast.
-    Without dims it is a scalar, which also stands for a tile whose elements are all equal."""
-
-    text: Text
-    dims: tuple[str, ...] = ()
-    thin: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.nodes import Expr
-from eqfuse.tile.gluon.expressions import Expressions, Piece, Places
+from eqfuse.tile.gluon.expressions import Expressions, Places
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -52,6 +52,7 @@ from eqfuse.tile.roles.nodes import (
     When,
 )
 from eqfuse.tile.roles.walk import nested, read_by
+from eqfuse.tile.triton.expressions import Piece
 from eqfuse.tile.triton.functions import Text
 from eqfuse.tile.triton.parameters import Names, Tables
 from eqfuse.tile.triton.wrap import wrap

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from eqfuse.listed import text_of
-from eqfuse.tile.nodes import Constant, Irrational, Let, Store, Value
-from eqfuse.tile.printer import constant, show_block, show_op, typed
+from eqfuse.tile.nodes import Carried, Constant, Irrational, Let, Store, Value
+from eqfuse.tile.printer import constant, show_block, show_buffer, show_op, typed
 from eqfuse.tile.roles.nodes import (
     Along,
     At,
@@ -32,10 +32,7 @@ from eqfuse.tile.roles.nodes import (
 @text_of.register
 def show(program: RolesProgram) -> str:
     """The program as text; the same program gives the same text."""
-    lines = []
-    for buffer in program.buffers:
-        kind = "output" if buffer.is_output else "temporary"
-        lines.append(f"{kind} {buffer.name}: {buffer.dtype}[{', '.join(buffer.axes)}]")
+    lines = [show_buffer(buffer) for buffer in program.buffers]
     for kernel in program.kernels:
         lines += ["", *_Printer(kernel).lines()]
     return "\n".join(lines).lstrip("\n") + "\n"
@@ -72,16 +69,10 @@ class _Printer:
                     self._constants[value.name] = constant(op)
                 case Loop(axis, start, stop, carried, inner):
                     yield f"{indent}for {axis} in {self._name(start)}..{self._name(stop)}:"
-                    for item in carried:
-                        init, following = self._name(item.init), self._name(item.next)
-                        yield f"{indent}    carry {typed(item.value)} = {init}, then {following}"
-                    yield from self._body(inner, indent + "    ")
+                    yield from self._carrying(carried, inner, indent + "    ")
                 case Items(carried, inner):
                     yield f"{indent}for every item of this thread block:"
-                    for item in carried:
-                        init, following = self._name(item.init), self._name(item.next)
-                        yield f"{indent}    carry {typed(item.value)} = {init}, then {following}"
-                    yield from self._body(inner, indent + "    ")
+                    yield from self._carrying(carried, inner, indent + "    ")
                 case When(condition, inner, results):
                     yield f"{indent}when {self._name(condition)}:"
                     yield from self._body(inner, indent + "    ")
@@ -90,6 +81,12 @@ class _Printer:
                         yield f"{indent}    gives {typed(result.value)} = {taken}, else {else_}"
                 case _:
                     yield indent + self._line(stmt)
+
+    def _carrying(self, carried: Iterable[Carried], body: Iterable[Stmt], indent: str) -> Iterator[str]:
+        for item in carried:
+            init, following = self._name(item.init), self._name(item.next)
+            yield f"{indent}carry {typed(item.value)} = {init}, then {following}"
+        yield from self._body(body, indent)
 
     def _line(self, stmt: Stmt) -> str:
         match stmt:
