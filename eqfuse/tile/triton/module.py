@@ -156,7 +156,8 @@ class _Module(Template[KernelText]):
             for axis, flag in parameters.even.items()
         }
         if parameters.aligned is not None:
-            rests = (f"{extent(axis)} % {ALIGNMENT}" for axis in parameters.divided)
+            lengths = [launch_text(kernel.at_launch[name], extent) for name in parameters.lengths]
+            rests = (f"{n} % {ALIGNMENT}" for n in (*map(extent, parameters.divided), *lengths))
             constants[parameters.aligned] = f"not ({' or '.join(rests)})"
         constants |= {} if parameters.stages is None else {parameters.stages: f'{blocks}["num_stages"]'}
         constants |= dict.fromkeys(parameters.flags, f"overlaps({self._outputs[0].name})")

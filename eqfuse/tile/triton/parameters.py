@@ -108,9 +108,12 @@ class Parameters:
     `flags` are WAITS, of a kernel after another one: it is launched before that one has ended, and so waits for
     what that has written, and LEADS, of a kernel before another one: the next may be launched from now on.
     `any_size` are the extents that Triton compiles nothing apart for: of axes along which no memory is contiguous, and of
-    shards; strides of shards, and numbers that are integers, are among them. Masks of those extents that have tiles take registers, unless `aligned`, a flag, says that all of these, `divided`, are multiples of 16.
+    shards; strides of shards, and integers, are among them. Masks of those extents that have tiles take registers, and a shard
+    that starts anywhere is not loaded as vectors, unless `aligned`, a flag, says that all of these are multiples of 16:
+    `divided`, the axes, and `lengths`, the integers that are made of sizes.
     `held` are the fewest positions of blocks of whole axes that other calls may have more or fewer positions of: shorter
-    ones would be binaries of their own. The last parameter is INDEX, the dtype of positions: int64 where some offset of an element needs it.
+    ones would be binaries of their own. The last parameter is INDEX, the dtype of positions: int64 where some offset of an
+    element needs it.
     """
 
     pointers: dict[str, str] = field(default_factory=dict)
@@ -125,6 +128,7 @@ class Parameters:
     held: dict[str, int] = field(default_factory=dict)
     aligned: str | None = None
     divided: tuple[str, ...] = ()
+    lengths: tuple[str, ...] = ()
 
     def signature(self) -> list[str]:
         return [
@@ -153,6 +157,7 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     bounds: list[str] = []
     last: set[str] = set()
     multiplied: set[str] = set()
+    lengths: list[str] = []
     strides: list[str] = []
     for stmt in nested(kernel.body):
         match stmt:
@@ -168,8 +173,10 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
                     found.strides[tensor] = tuple(names.new(f"{tensor}_stride_{label}") for label in labels)
                     if tables.tensors[tensor].last in tables.shards:
                         strides += found.strides[tensor][:-1]
-            case Let(value, Argument(name) | LaunchValue(name, _)):
+            case Let(value, Argument(name) | LaunchValue(name, _) as op):
                 scalars.setdefault(name, value.dtype)
+                if isinstance(op, LaunchValue) and value.dtype in INTEGERS:
+                    lengths.append(name)
             case Let(_, Extent(axis)):
                 extents.append(axis)
             case Let(_, Bound(axis, _)):
@@ -188,7 +195,8 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
         and b.axis not in tables.shards
     }
     found.divided = tuple(axis for axis in found.extents if axis in tiled - last)
-    if found.divided:
+    found.lengths = tuple(dict.fromkeys(lengths))
+    if found.divided or found.lengths:
         found.aligned = names.new("ALIGNED")
     found.scalars = {name: (names.new(name), dtype) for name, dtype in scalars.items()}
     found.any_size += tuple(name for name, dtype in found.scalars.values() if dtype in INTEGERS)
