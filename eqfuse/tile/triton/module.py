@@ -18,7 +18,7 @@ from eqfuse.tile.triton.functions import LIBRARY
 from eqfuse.tile.triton.kernel import KernelText, write_kernel
 from eqfuse.tile.triton.parameters import ALIGNMENT, Names, Tables, TensorInfo
 from eqfuse.tile.triton.runtime import RUNTIME, RUNTIME_NAMES
-from eqfuse.tile.triton.template import Template, helpers, labels, nested, shape, tuple_text
+from eqfuse.tile.triton.template import Template, helpers, labels, launch_text, nested, shape, tuple_text
 from eqfuse.tile.triton.wrap import wrap
 
 
