@@ -1,5 +1,5 @@
-"""Calls that are made ready beforehand: `Kernel.bind`, one call with its tensors fixed, and `Kernel.prepare`, which compiles for
-shapes."""
+"""Calls that are made ready beforehand: `Kernel.bind`, one call with its tensors fixed, and `Kernel.prepare`, which
+compiles for shapes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Launch:
     """One call of a kernel, its tensors fixed. Calling it runs the kernel on what the tensors hold now, and gives the same
     output tensors each time, written over. On a GPU it launches on the current stream, and may be captured in a CUDA graph.
 
-    `inputs` and `outputs` are the tensors by name, `scalars` the numbers, `compiled` is what runs. It keeps the tensors alive. Two threads, or two
-    streams, that run one launch at the same time write to the same memory.
+    `inputs` and `outputs` are the tensors by name, `scalars` the numbers, `compiled` is what runs. It keeps the tensors
+    alive. Two threads, or two streams, that run one launch at the same time write to the same memory.
     """
 
     def __init__(

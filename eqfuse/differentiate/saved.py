@@ -2,8 +2,8 @@
 
 A saved value is an output, which is there anyway, or a residual: a reduction, or what is made of reductions, that is
 smaller than the largest input or output. It is saved where writing and reading it costs less than the reductions below
-it, which are made again without it. The shares of a softmax then read one log-sum-exp (see `shares`), and a sum that an output is known to be
-is that output (see `interchange`).
+it, which are made again without it. The shares of a softmax then read one log-sum-exp (see `shares`), and a sum that an
+output is known to be is that output (see `interchange`).
 """
 
 from __future__ import annotations

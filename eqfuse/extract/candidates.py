@@ -176,9 +176,9 @@ class Search:
     def shards(
         self, nest: Nest, extents: Mapping[str, int], configs: Sequence[KernelConfig] | None = None
     ) -> int:
-        """As many shards as the device runs at once, two thread blocks to an SM where both fit (more of few warps), none
-        shorter than a tile: one more would wait for an SM to be free, and each has to be merged. `configs` are those of the kernels where
-        they are chosen."""
+        """As many shards as the device runs at once, two thread blocks to an SM where both fit (more of few warps),
+        none shorter than a tile: one more would wait for an SM to be free, and each has to be merged. `configs` are
+        those of the kernels where they are chosen."""
         shape = shape_of(nest, extents, self._kinds, MAX_SHARDS)
         most = 2
         for place, kernel in enumerate(configured(nest, shape, self.device)):

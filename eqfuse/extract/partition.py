@@ -188,8 +188,8 @@ class Partition:
 
     def structures(self, outputs: Sequence[Output]) -> list[Structure]:
         """The ways to divide a program that are priced: what blocks would compute again stored between kernels,
-        everything computed in place, that but for cascades over long axes inside of other loops, operands of matrix products stored too, and what a longer axis folds computed
-        for all of it beforehand."""
+        everything computed in place, that but for cascades over long axes inside of other loops, operands of matrix
+        products stored too, and what a longer axis folds computed for all of it beforehand."""
         variants = [
             self,
             replace(self, recompute_share=math.inf),

@@ -124,10 +124,10 @@ class Roles:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k. `measured` are
-    the seconds of one call where a search has timed the plan on the device. `form` is the form of the program that it
-    runs, `sizes` what its cost was predicted for. `roles` are those of its kernel, where it is divided. `code` is what calls run: on
-    a CPU "C++", or "torch calls" and why; on a Hopper GPU "Gluon" and its roles, or "Triton" and why."""
+    """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k. `measured` are the
+    seconds of one call where a search has timed the plan on the device. `form` is the form of the program that it runs,
+    `sizes` what its cost was predicted for. `roles` are those of its kernel, where it is divided. `code` is what calls
+    run: on a CPU "C++", or "torch calls" and why; on a Hopper GPU "Gluon" and its roles, or "Triton" and why."""
 
     schedule: Schedule
     kernels: tuple[KernelPlan, ...]

@@ -103,7 +103,8 @@ def normal(root: Term, axis: str | None = None, *, guards: bool = True, ordered:
     `axis` alone, where one is given.
 
     Without `guards`, the total repairs of rules/guards.py stand for what they guard: `finite(x)` and `invertible(x)`
-    for x, `where(s == identity, identity, f s)` for f s, `where(x == x, x, 0)` for x; and what is multiplied by x/x or added to by x - x is itself.
+    for x, `where(s == identity, identity, f s)` for f s, `where(x == x, x, 0)` for x; and what is multiplied by x/x or
+    added to by x - x is itself.
     """
 
     def step(node: Term) -> Term:

@@ -130,8 +130,9 @@ class Split:
     """The split axis and the states of its group, by all names under which they are read. What else is named was
     computed before, over all of its axis: it needs no guard.
 
-    `contents` are the bodies of all, `jumping` those of registered reductions whose value may go up and down. Some states are infinite at first, or their logarithm is: `bodies` are those of maxima and minima; `scales` has, for
-    the sum of `exp(x - m)` with m the maximum of x, m, without which it is never 0 in the end; and `first` has for every
+    `contents` are the bodies of all, `jumping` those of registered reductions whose value may go up and down. Some
+    states are infinite at first, or their logarithm is: `bodies` are those of maxima and minima; `scales` has, for the
+    sum of `exp(x - m)` with m the maximum of x, m, without which it is never 0 in the end; and `first` has for every
     state what it is while nothing has been seen.
     """
 

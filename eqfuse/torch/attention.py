@@ -1,7 +1,7 @@
 """Attention in models of transformers: `eq.torch.register_attention()`.
 
-A model that was loaded with `attn_implementation="eqfuse"` calls `attend` in every layer. transformers makes the mask, as it does
-for `scaled_dot_product_attention`: of truth values, or none where attention is causal or sees all.
+A model that was loaded with `attn_implementation="eqfuse"` calls `attend` in every layer. transformers makes the mask,
+as it does for `scaled_dot_product_attention`: of truth values, or none where attention is causal or sees all.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def attend(
 
 def register_attention() -> None:
     """Registers eqfuse's attention, and the mask that it takes, with transformers: load a model with
-    `attn_implementation="eqfuse"`, or call `model.set_attn_implementation("eqfuse")`. Raises EqfuseError without transformers, or with
-    one that has no interface for attention (before 4.53)."""
+    `attn_implementation="eqfuse"`, or call `model.set_attn_implementation("eqfuse")`. Raises EqfuseError without
+    transformers, or with one that has no interface for attention (before 4.53)."""
     try:
         from transformers import AttentionInterface
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface

@@ -47,7 +47,8 @@ CHOICES = ("predicted", "always")
 @dataclass(frozen=True)
 class Options:
     """`rest` compiles what is left: "inductor" or "aot_eager"; by default Inductor where there is a compiler for it.
-    `take` is "predicted" (the candidate that the cost model predicts to gain most, where one gains) or "always" (the largest)."""
+    `take` is "predicted" (the candidate that the cost model predicts to gain most, where one gains) or "always" (the
+    largest)."""
 
     rest: str | None = None
     take: str = "predicted"

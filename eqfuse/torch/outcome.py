@@ -18,7 +18,8 @@ SECONDS = 0.2
 @dataclass
 class Entry:
     """One region: the graph that it is in, its operators, the line of code that it comes from, and what became of it.
-    `kernel` is that of `source`, `alone` the region as a graph. `predicted` and `measured` are seconds as a kernel and without one; None where that is not known."""
+    `kernel` is that of `source`, `alone` the region as a graph. `predicted` and `measured` are seconds as a kernel and
+    without one; None where that is not known."""
 
     graph: int
     name: str
@@ -89,9 +90,10 @@ def leave(graph: int, why: str) -> None:
 
 
 def report(*, measure: bool = True, reset: bool = False) -> Report:
-    """What the back end "eqfuse" did with every region of every graph so far: taken or not, why, and predicted and measured
-    seconds. `measure` times regions that have a kernel, taken or not, and were not timed yet, each form for a fifth of a second on
-    tensors of the example's sizes: the kernel, and torch's operators one by one. `reset` forgets all afterwards."""
+    """What the back end "eqfuse" did with every region of every graph so far: taken or not, why, and predicted and
+    measured seconds. `measure` times regions that have a kernel, taken or not, and were not timed yet, each form for a
+    fifth of a second on tensors of the example's sizes: the kernel, and torch's operators one by one. `reset` forgets
+    all afterwards."""
     if measure:
         for entry in _entries:
             entry.measure()

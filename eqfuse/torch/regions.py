@@ -1,9 +1,10 @@
 """Regions of a graph that may become one kernel: around each reduction, and with the matrix products before and behind it.
 
-A region starts at a reduction that is no matrix product (softmax, a norm, a sum). It grows over elementwise operators, views
-and further reductions, as long as nothing outside reads what is inside. What remains of positions and constants alone is
-copied into each region that reads it, masks and indices. From this core come up to five candidates: without other reductions, as it
-is, with the matrix products that it reads, with those that read it, and with both. Prices decide between them (`prices.py`).
+A region starts at a reduction that is no matrix product (softmax, a norm, a sum). It grows over elementwise operators,
+views and further reductions, as long as nothing outside reads what is inside. What remains of positions and constants
+alone is copied into each region that reads it, masks and indices. From this core come up to five candidates: without
+other reductions, as it is, with the matrix products that it reads, with those that read it, and with both. Prices
+decide between them (`prices.py`).
 """
 
 from __future__ import annotations

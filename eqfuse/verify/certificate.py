@@ -112,20 +112,18 @@ class StageReport:
 class Certificate:
     """The result of a verification.
 
-    `ok` is True only where every stage agreed and enough was compared; otherwise `reason` tells why.
-    `bound` is the probability that a wrong program would have passed, by `theorem` (1.0: none claimed), and
-    `requested` what was asked for. It follows from `per_trial`, from `compared` (how often the least compared
-    output element was) and from what was counted of both programs: `degree` of their difference, its
-    exponentials `terms`, the degree `exponent` of an exponent, `roots`, and `calls` of opaque functions
-    (docs/verification.md). `resampled` counts trials drawn again because the
-    field had no value for some element; `extremes` counts where the extremes of max and min reductions
-    fell (first position, between, last). `unverified` says what registrations declared, or arithmetic left open,
-    of the reductions and rules that were used; `rules` are the added ones that matched. `passes` changed the tile programs before they were compared.
-    `cached` says that an earlier process ran the trials: the certificate was read from a file (docs/cache.md).
-    `nearer` says which large numbers that positions meet were also taken as which small ones, in the program and all
-    stages alike.
-    `searched` are the sizes and integer scalars at which a difference was looked for besides, on inputs at the thresholds
-    of both programs; these trials are no part of `trials` nor of the bound.
+    `ok` is True only where every stage agreed and enough was compared; otherwise `reason` tells why. `bound` is the
+    probability that a wrong program would have passed, by `theorem` (1.0: none claimed), and `requested` what was asked
+    for. It follows from `per_trial`, from `compared` (how often the least compared output element was) and from what
+    was counted of both programs: `degree` of their difference, its exponentials `terms`, the degree `exponent` of an
+    exponent, `roots`, and `calls` of opaque functions (docs/verification.md). `resampled` counts trials drawn again
+    because the field had no value for some element; `extremes` counts where the extremes of max and min reductions fell
+    (first position, between, last). `unverified` says what registrations declared, or arithmetic left open, of the
+    reductions and rules that were used; `rules` are the added ones that matched. `passes` changed the tile programs
+    before they were compared. `cached` says that an earlier process ran the trials: the certificate was read from a
+    file (docs/cache.md). `nearer` says which large numbers that positions meet were also taken as which small ones, in
+    the program and all stages alike. `searched` are the sizes and integer scalars at which a difference was looked for
+    besides, on inputs at the thresholds of both programs; these trials are no part of `trials` nor of the bound.
     """
 
     ok: bool

@@ -172,12 +172,13 @@ def compare(
 ) -> bool:
     """Adds one round's outputs to the tally; False, with `tally.failure` set, where they differ.
 
-    Outputs are equal where every residue known on both sides is, and where both are an infinity that a constant or
-    an input brought in. Elements without a value in the field are counted, not compared. What the reference makes finite, the candidate may not make infinite or
-    NaN. Unless `special` is "ignored", infinities of the reference must be there too, and NaN where all inputs are finite
-    (a tile that a condition rules out may be left out, and with it 0 times an infinity). Where a division by 0 makes
-    NaN in the reference, an infinity will do: c in c * sum(m) may be infinite, and some m be 0. Where it is "lost", NaN
-    will do for an infinity. `defined` says what to do where one side has a value and the other has none, as 0 / 0 has none.
+    Outputs are equal where every residue known on both sides is, and where both are an infinity that a constant or an
+    input brought in. Elements without a value in the field are counted, not compared. What the reference makes finite,
+    the candidate may not make infinite or NaN. Unless `special` is "ignored", infinities of the reference must be there
+    too, and NaN where all inputs are finite (a tile that a condition rules out may be left out, and with it 0 times an
+    infinity). Where a division by 0 makes NaN in the reference, an infinity will do: c in c * sum(m) may be infinite,
+    and some m be 0. Where it is "lost", NaN will do for an infinity. `defined` says what to do where one side has a
+    value and the other has none, as 0 / 0 has none.
     """
     if set(reference) != set(candidate):
         tally.failure = (
@@ -755,13 +756,12 @@ def equivalent(
 ) -> Certificate:
     """Whether two programs (or source texts) compute the same outputs from the same inputs, at any sizes.
 
-    Outputs are matched by name. Programs whose outputs differ in name or shape, or which read a tensor
-    differently, are not equivalent, and `reason` says so. Both have to have values for the same inputs (`x / z * z` has
-    none at z = 0, `x` has); `domain="common"` compares them where both have. Beside the trials that the bound counts, other
-    sizes, integers and values at the thresholds of both are tried (see `eqfuse.verify.adversary`). A condition of one
-    program alone that went one way in all of them is a reason to refuse; `allow` has those, as `reason` writes them, that are known
-    to make no difference.
-    Raises EqfuseError for a text that is no program, and for another `domain`.
+    Outputs are matched by name. Programs whose outputs differ in name or shape, or which read a tensor differently, are
+    not equivalent, and `reason` says so. Both have to have values for the same inputs (`x / z * z` has none at z = 0,
+    `x` has); `domain="common"` compares them where both have. Beside the trials that the bound counts, other sizes,
+    integers and values at the thresholds of both are tried (see `eqfuse.verify.adversary`). A condition of one program
+    alone that went one way in all of them is a reason to refuse; `allow` has those, as `reason` writes them, that are
+    known to make no difference. Raises EqfuseError for a text that is no program, and for another `domain`.
     """
     if domain not in get_args(Domains):
         raise EqfuseError(f"domain is {domain!r}", hint="give 'same' or 'common'")

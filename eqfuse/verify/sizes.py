@@ -343,9 +343,9 @@ def outside_loads(*roots: Expr) -> set[Expr]:
 def constant_conditions(
     program: Program, extents: Mapping[str, int], scalars: Mapping[str, object]
 ) -> list[tuple[Expr, object]]:
-    """Comparisons of positions or sizes that have one value at all positions, other than of axes of declared length, and divisions by numbers and limits that do
-    nothing or the same everywhere: what they do at larger sizes is not seen. With each, the truth that a comparison has, or
-    "nothing else"."""
+    """Comparisons of positions or sizes that have one value at all positions, other than of axes of declared length,
+    and divisions by numbers and limits that do nothing or the same everywhere: what they do at larger sizes is not
+    seen. With each, the truth that a comparison has, or "nothing else"."""
     integers = _integers(scalars)
     env = Env(FloatDomain("float64"), {}, integers, extents)
     fixed = {each for axis in fixed_lengths(program) for each in (axis, *_copies(program, axis))}

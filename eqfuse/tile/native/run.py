@@ -69,7 +69,8 @@ class NativeProgram:
         shards: Mapping[str, int],
         threads: int | None = None,
     ) -> dict[str, torch.Tensor]:
-        """The outputs by name, of tensors that are `prepared`; on as many threads as torch uses, unless told. Raises BindError where an index tensor points outside."""
+        """The outputs by name, of tensors that are `prepared`; on as many threads as torch uses, unless told. Raises
+        BindError where an index tensor points outside."""
         sizes = resolve_extents(self.program, extents, shards)
         buffers = buffers_for(self.program, sizes, self.dtypes, outputs().empty)
         self.into(tensors, buffers, scalars, sizes, threads)()

@@ -51,7 +51,8 @@ class Scope:
 
 class Tree:
     """`memory` are the values that are kept in memory, with the loops that all of their reads share; `direct` the loads
-    that a matrix product reads where they are; `again` what is computed once more; `states` the names of the state variables that one fold computes."""
+    that a matrix product reads where they are; `again` what is computed once more; `states` the names of the state
+    variables that one fold computes."""
 
     def __init__(self, items: Sequence[Item], depth: Mapping[str, int]) -> None:
         self.depth = depth

@@ -1,7 +1,7 @@
 """Runs roles as coroutines, in any scalar domain, with the timing that shows most mistakes.
 
-Each thread block runs by itself, or with others of the same rows: the producer and the consumers in turn, each until it has to wait. What the hardware does
-at some time between two points, it does here at the worst of them:
+Each thread block runs by itself, or with others of the same rows: the producer and the consumers in turn, each until it
+has to wait. What the hardware does at some time between two points, it does here at the worst of them:
 
 - a copy may write its slot from `Fill` on, and has not done so before `full` completes: in between nothing is in the slot,
   and nothing is again from the moment that all consumers have freed it;

@@ -59,10 +59,10 @@ def compile_for(
 ) -> list[KernelReport]:
     """Compiles every kernel of an emitted module for `target`, one of TARGETS.
 
-    `config` overrides CONFIGS as at a call; `sizes` are extents of axes that one block holds whole
-    (the program's own, else 64, where not given). With `divisible`, sizes and strides are multiples of 16 and last dims are
-    contiguous, as they are for most tensors; `wide` is for tensors of 2**31 elements or more. Raises EqfuseError for an unknown target, and for a
-    kernel that Triton cannot compile.
+    `config` overrides CONFIGS as at a call; `sizes` are extents of axes that one block holds whole (the program's own,
+    else 64, where not given). With `divisible`, sizes and strides are multiples of 16 and last dims are contiguous, as
+    they are for most tensors; `wide` is for tensors of 2**31 elements or more. Raises EqfuseError for an unknown
+    target, and for a kernel that Triton cannot compile.
     """
     if target not in TARGETS:
         raise EqfuseError(f"unknown target {target!r}", hint=f"one of {', '.join(TARGETS)}")

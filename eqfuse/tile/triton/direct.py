@@ -1,8 +1,8 @@
 """Calls of a kind that an emitted module has run before: straight from addresses to what Triton compiled.
 
-What a kind of call has in common (shapes, strides, dtypes, device, whether addresses are divisible by 16) decides grids, strides,
-sizes and constants. They stand in the text of a function that is written for the kind; what is left for a call is to
-allocate what it writes, and to launch.
+What a kind of call has in common (shapes, strides, dtypes, device, whether addresses are divisible by 16) decides
+grids, strides, sizes and constants. They stand in the text of a function that is written for the kind; what is left for
+a call is to allocate what it writes, and to launch.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ _INLINE_COLUMNS = 72
 class KernelText:
     """A printed kernel and what launching it takes.
 
-    `least` are block sizes below which its dots do not exist, `most` those above which the kernel
-    would be wrong (a quotient of positions that was proved to be the same for a whole block);
-    `combines` are the functions of registered folds by name, `at_launch` are scalars of its parameters that the launcher computes.
+    `least` are block sizes below which its dots do not exist, `most` those above which the kernel would be wrong (a
+    quotient of positions that was proved to be the same for a whole block); `combines` are the functions of registered
+    folds by name, `at_launch` are scalars of its parameters that the launcher computes.
     """
 
     name: str

@@ -34,11 +34,11 @@ def emit(
 ) -> str:
     """The source text of a module whose function `name` runs `program`.
 
-    `dtypes` gives the dtype of every input tensor, `configs` (one per kernel, in order) warps and
-    stages; block sizes are those of the tile program. `sizes` are defaults for extents that no
-    tensor determines, such as the number of shards; `extents` are those that the plan was chosen for: an axis that is no
-    power of two there gets no flag that says that it fills its block, which would be one more binary. Raises ScheduleError where a block that was
-    lowered for a fixed size is too small for the dot that reads it.
+    `dtypes` gives the dtype of every input tensor, `configs` (one per kernel, in order) warps and stages; block sizes
+    are those of the tile program. `sizes` are defaults for extents that no tensor determines, such as the number of
+    shards; `extents` are those that the plan was chosen for: an axis that is no power of two there gets no flag that
+    says that it fills its block, which would be one more binary. Raises ScheduleError where a block that was lowered
+    for a fixed size is too small for the dot that reads it.
     """
     module = _Module(program, source, dtypes, sizes or {}, name, extents or {})
     kernels = module.kernels()

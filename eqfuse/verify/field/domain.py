@@ -8,12 +8,12 @@ A value carries up to two residues and a shadow:
     shadow   the real number it stands for, in float64; decides order and nothing else. Values whose shadows are
              equal although their residues are not (saturated, or rounded to integers) are ordered by residues
 
-The squares modulo p have order q and play the positive reals: ``exp(x) = omega ** x.q`` is a homomorphism,
-``log`` is its inverse, ``sqrt(a) = a ** ((p + 1) / 4)`` is multiplicative on squares. A value whose residue
-modulo q is lost (a root, a second exponential) keeps how it is written as a sum of terms (see `split`):
-``exp(u - v) = G(u) / G(v)``, where G is exp for what has its residue modulo q, and an uninterpreted positive
-function for any other term. So a chain of differences still telescopes. ``exp2(x) = exp(x / L)``, where L is a
-formal log2 e, another random number in every trial. Everything else is a keyed hash of the residues: equal arguments, equal values.
+The squares modulo p have order q and play the positive reals: ``exp(x) = omega ** x.q`` is a homomorphism, ``log`` is
+its inverse, ``sqrt(a) = a ** ((p + 1) / 4)`` is multiplicative on squares. A value whose residue modulo q is lost (a
+root, a second exponential) keeps how it is written as a sum of terms (see `split`): ``exp(u - v) = G(u) / G(v)``, where
+G is exp for what has its residue modulo q, and an uninterpreted positive function for any other term. So a chain of
+differences still telescopes. ``exp2(x) = exp(x / L)``, where L is a formal log2 e, another random number in every
+trial. Everything else is a keyed hash of the residues: equal arguments, equal values.
 
 Elements on which the field has no answer (a zero divisor whose shadow is not zero) are marked UNDEFINED.
 Roots and logarithms of positive numbers that are no squares are taken of their negatives: still functions of
@@ -122,11 +122,11 @@ class FieldArray:
 class FieldDomain:
     """Implements `terms.domain.Domain`. `seed` chooses omega and the keys of the uninterpreted functions.
 
-    `opaque` collects the functions that were evaluated as hashes; `strict_casts` makes casts opaque
-    (they are identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real
-    value overflowed or vanished, so that orders may be wrong; where it is `careful`, which costs time, also those in which
-    rounding errors leave an order open. `trials` is their number, where it is known. `extremes` counts, per reduction of max or min, how often the extreme
-    was in the first, middle and last part of the axis.
+    `opaque` collects the functions that were evaluated as hashes; `strict_casts` makes casts opaque (they are
+    identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real value
+    overflowed or vanished, so that orders may be wrong; where it is `careful`, which costs time, also those in which
+    rounding errors leave an order open. `trials` is their number, where it is known. `extremes` counts, per reduction
+    of max or min, how often the extreme was in the first, middle and last part of the axis.
     """
 
     name = "field"
