@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench.workloads import Case, Workload
 from eqfuse import compiler
-from eqfuse.compiler import Compiled
+from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.terms.sizes import bind

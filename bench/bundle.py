@@ -15,7 +15,7 @@ from rich.console import Console
 from bench.ahead import compile_ahead
 from bench.report import each
 from bench.workloads import Case, Workload, select
-from eqfuse import compiler
+from eqfuse.certification import Checks, verify
 from eqfuse.errors import EqfuseError
 
 MANIFEST = "manifest.json"
@@ -46,9 +46,8 @@ def chosen_cases(workload: Workload, count: int) -> list[Case]:
 def _emit(folder: Path, workload: Workload, case: Case, target: str) -> dict[str, object]:
     ahead = compile_ahead(workload, case, target)
     nest, plan = ahead.compiled.chosen.nest, ahead.compiled.chosen.plan
-    certificate = compiler.verify(
-        ahead.derived, nest, ahead.compiled.dtypes, ahead.compiled.device, trials=16, scalars=case.constants
-    )
+    compiled, checks = ahead.compiled, Checks(16, scalars=case.constants)
+    certificate = verify(ahead.derived, nest, plan, compiled.dtypes, compiled.device, checks)
     (folder / f"{ahead.name}.py").write_text(ahead.source, encoding="utf-8")
     return {
         "workload": workload.name,

@@ -21,7 +21,8 @@ from rich.progress import track
 from bench.cells import Cell
 from bench.work import constants_of, work_of
 from eqfuse import compiler
-from eqfuse.compiler import Compiled
+from eqfuse.certification import Checks, verify
+from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.environment import installed
@@ -34,6 +35,7 @@ from eqfuse.extract.shape import Shape
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions
+from eqfuse.lowered import lower_nest
 from eqfuse.terms.nodes import Load, free_axes, walk
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
@@ -90,7 +92,7 @@ class Emitter:
         self, cell: Cell, derived: Derived, compiled: Compiled, candidate: Candidate, number: int
     ) -> Emitted:
         plan, nest = candidate.plan, candidate.nest
-        tile = compiler.lower_nest(nest, derived.program, compiled.dtypes, plan.configs, self.device)
+        tile = lower_nest(nest, derived.program, compiled.dtypes, plan.configs, self.device)
         this = replace(compiled, chosen=candidate, tile=tile)
         name = f"{cell.name}_v{number}"
         shards = {axis: plan.shards for axis, _ in nest.shards}
@@ -120,8 +122,8 @@ class Emitter:
     def _certify(self, cell: Cell, derived: Derived, compiled: Compiled, nest: Nest) -> bool:
         key = (_program(cell), nest)
         if key not in self._certified:
-            certificate = compiler.verify(
-                derived, nest, compiled.dtypes, self.device, trials=16, scalars=cell.case.constants
+            certificate = verify(
+                derived, nest, None, compiled.dtypes, self.device, Checks(16, scalars=cell.case.constants)
             )
             self._certified[key] = certificate.ok
         return self._certified[key]

@@ -55,6 +55,8 @@ from bench.measure import time_limit
 from bench.programs import Example, programs, registered
 from bench.report import Column, Options, Report
 from eqfuse import compiler
+from eqfuse.certification import Checks, verify
+from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError, EqfuseError, ScheduleError, VerificationError
@@ -62,6 +64,7 @@ from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.tile_sizes import tiny
 from eqfuse.kernel import Kernel
 from eqfuse.loops.plan import SCHEDULES
+from eqfuse.lowered import lower_nest
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.cpu.run import CpuProgram
@@ -259,10 +262,10 @@ def _on_cpu(example: Example, call: Call, native: bool) -> Outcome:
             ran.append(candidate.plan.schedule)
             nest, plan = candidate.nest, candidate.plan
             if nest not in verified:
-                compiler.verify(derived, nest, call.dtypes, device, plan=plan, trials=TRIALS)
+                verify(derived, nest, plan, call.dtypes, device, Checks(TRIALS))
                 verified.add(nest)
             configs = [tiny(k, block) for k in nest.kernels] if block else plan.configs
-            tiles = compiler.lower_nest(nest, program, call.dtypes, configs, device)
+            tiles = lower_nest(nest, program, call.dtypes, configs, device)
             if 0 in call.sizes.values():  # the call above has run the unfused program, which is all there is
                 continue
             shards = {axis: example.shards for axis, _ in nest.shards}
@@ -302,7 +305,7 @@ def _native(
     )
 
 
-def _candidates(compiled: compiler.Compiled) -> Iterator[tuple[str, Candidate]]:
+def _candidates(compiled: Compiled) -> Iterator[tuple[str, Candidate]]:
     """The cheapest candidate of every schedule and form, and what it is called."""
     seen = set[str]()
     for candidate in compiled.candidates:

@@ -19,7 +19,7 @@ import numpy as np
 from bench import mutants_loops, mutants_merges, mutants_passes, mutants_roles, mutants_terms, mutants_tiles
 from bench.mutation import Level, Mutant, Same
 from bench.stability import Uncast, draw_floats, first_gross_error
-from eqfuse import compiler
+from eqfuse import certification, compiler
 from eqfuse.derived import Derived
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import Candidate, Search
@@ -273,11 +273,11 @@ class Subject:
 
     @cached_property
     def tiles(self) -> list[TileProgram]:
-        return compiler.verified_tiles(self.candidate.nest, self.program, self.dtypes, DEVICE)
+        return certification.verified_tiles(self.candidate.nest, self.program, self.dtypes, DEVICE)
 
     @cached_property
     def after_passes(self) -> list[TileProgram]:
-        return compiler.verified_tiles(self.candidate.nest, self.program, self.dtypes, GPU)
+        return certification.verified_tiles(self.candidate.nest, self.program, self.dtypes, GPU)
 
     @cached_property
     def roles(self) -> list[RolesProgram]:
@@ -286,7 +286,7 @@ class Subject:
             chosen = compiler.pipeline(self.derived, self.extents, self.dtypes, GPU, self.schedule).chosen
             roles = Roles(chosen.plan.configs[0].blocks, consumers=2, slots=2, delayed=(1,))
             try:
-                return compiler.verified_roles(chosen.nest, self.program, self.dtypes, GPU, roles)
+                return certification.verified_roles(chosen.nest, self.program, self.dtypes, GPU, roles)
             except Unsuited:
                 return []
         return []
@@ -468,7 +468,7 @@ def _stages(level: Level, mutated: Any, subject: Subject) -> Iterator[Stage]:
         case "merge" | "loop":
             check_nest(mutated, program)
             yield from loop_stages(program, mutated, extents)
-            tiles = compiler.verified_tiles(mutated, program, subject.dtypes, DEVICE)
+            tiles = certification.verified_tiles(mutated, program, subject.dtypes, DEVICE)
             yield from tile_stages(program, tiles, extents)
         case "tile" | "pass":
             for lowered in mutated:

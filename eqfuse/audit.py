@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from eqfuse import results
-from eqfuse.compiler import chosen_now, examined, rederived
+from eqfuse.certification import examined
+from eqfuse.compiled import Asked
+from eqfuse.compiler import chosen_now, rederived
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.devices import DEVICES
 from eqfuse.results import Certifying, Merging, Planning, Rewriting, Subject
@@ -58,7 +60,7 @@ def _wrong(subject: Subject, value: Any) -> str:
                 return f"no device is named {device!r}"
             with scope.entered(), results.anew():
                 derived = rederived(program)
-                chosen = chosen_now(derived, extents, dtypes, DEVICES[device], prefer)[1]
+                chosen = chosen_now(derived, Asked(extents, dtypes, DEVICES[device], prefer))[1]
             return "" if chosen == value else "another plan is chosen"
         case Certifying(device=device):
             if device not in DEVICES:

@@ -12,7 +12,8 @@ from torch.compiler import is_dynamo_compiling
 
 from eqfuse import compiler
 from eqfuse.arguments import Arguments, CallKey, Given, call_key
-from eqfuse.compiler import Checks, Compiled, Shape
+from eqfuse.certification import Checks
+from eqfuse.compiled import Compiled, Shape
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, place_of
 from eqfuse.errors import EqfuseError, VerificationError

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from eqfuse.arguments import DTYPE_NAMES, Given
-from eqfuse.compiler import Compiled
+from eqfuse.compiled import Compiled
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.specialization import Specializations
 from eqfuse.terms.floats import TORCH_DTYPES

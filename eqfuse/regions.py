@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from eqfuse.compiler import Compiled
+from eqfuse.compiled import Compiled
 
 TOLERANCE = 1.05
 """How many times the cost of the best plan another one may have that is compiled already."""

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from eqfuse import compiler
+from eqfuse import certification, compiler, division
 from eqfuse.arguments import Arguments, CallKey, Given, Scalars, Tensors, as_given, to_numpy
-from eqfuse.compiler import Checks, Compiled, Shape, shape_of
+from eqfuse.certification import Checks
+from eqfuse.compiled import Compiled, Shape, shape_of
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, device_named, place_of
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extract.candidates import Candidate, Search
 from eqfuse.extract.devices import Device
+from eqfuse.lowered import lower_nest
 from eqfuse.regions import Region, Regions
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.threads import Lock, cached, uncollected, undisturbed
@@ -190,7 +192,7 @@ class Specializations:
         key = id(compiled), tuple(sorted(sizes.items()))
         if key not in self._roles:
             with uncollected():
-                found = compiler.divided_at(self.derived, compiled, sizes)
+                found = division.divided_at(self.derived, compiled, sizes)
             known = (
                 c for _, c in self._roles.values() if c.chosen == found.chosen and c.shape == found.shape
             )
@@ -285,11 +287,11 @@ class Specializations:
 
     def certificate(self, compiled: Compiled) -> Certificate:
         """The certificate of a shape, verified now where it was not. Raises VerificationError."""
-        return compiler.certify(self.derived, compiled, self.checks)
+        return certification.certify(self.derived, compiled, self.checks)
 
     def certified(self, compiled: Compiled) -> Certificate | None:
         """The certificate of a shape, where there is one already."""
-        return compiler.certified(self.derived, compiled, self.checks)
+        return certification.certified(self.derived, compiled, self.checks)
 
     def planned(self, special: Specialization) -> Compiled:
         """The plan that the cost model chooses for the very sizes of a call, whatever runs now."""
@@ -457,7 +459,7 @@ class Specializations:
         shards = {axis: chosen.plan.shards for axis, _ in chosen.nest.shards}
         sizes = resolve_extents(compiled.tile, compiled.extents, shards)
         configs = native_configs(compiled.tile, chosen.plan.configs, sizes)
-        return compiler.lower_nest(chosen.nest, program, compiled.dtypes, configs, compiled.device)
+        return lower_nest(chosen.nest, program, compiled.dtypes, configs, compiled.device)
 
     def host(self, compiled: Compiled) -> HostProgram | None:
         """What runs a shape on a CPU; None before it is called there."""

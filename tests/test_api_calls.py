@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.compiled import Compiled
 
 SOFTMAX = "e[i,j] = exp(x[i,j] - max[j](x[i,j]))\ny[i,j] = e[i,j] / sum[j](e[i,j])"
 softmax = eq.compile(SOFTMAX)
@@ -151,7 +152,7 @@ def test_a_plan_that_is_good_enough_is_not_made_again(monkeypatch: pytest.Monkey
     planned = []
     pipeline = compiler.pipeline
 
-    def counted(*args: Any) -> compiler.Compiled:
+    def counted(*args: Any) -> Compiled:
         planned.append(args[1])
         return pipeline(*args)
 

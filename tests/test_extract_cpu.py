@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from eqfuse.compiler import Compiled, derive, pipeline
+from eqfuse.compiled import Compiled
+from eqfuse.compiler import derive, pipeline
 from eqfuse.extract.devices import DEVICES
 from eqfuse.extract.mask_coverage import Coverage, covering
 from eqfuse.extract.residuals import CPU as MEASURED

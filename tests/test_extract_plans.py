@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 from rules_programs import UNFUSED
 
-from eqfuse.compiler import Compiled, derive, nominal_extents, pipeline
+from eqfuse.compiled import Compiled
+from eqfuse.compiler import derive, nominal_extents, pipeline
 from eqfuse.derived import Derived
 from eqfuse.errors import ScheduleError
 from eqfuse.extract.devices import DEVICES

@@ -9,7 +9,7 @@ import pytest
 from bench.ahead import compile_ahead
 from bench.reductions_cells import Cell
 from eqfuse import compiler
-from eqfuse.compiler import Compiled
+from eqfuse.compiled import Compiled
 from eqfuse.devices import device_named
 from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
 from eqfuse.extract.resources import bytes_read_again, shared_bytes, two_per_sm

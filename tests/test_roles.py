@@ -12,13 +12,14 @@ import torch
 
 import eqfuse as eq
 from bench.workloads import WORKLOADS
-from eqfuse import compiler
-from eqfuse.compiler import Compiled
+from eqfuse import certification, compiler, division
+from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import with_outputs
 from eqfuse.loops.plan import KernelConfig, Roles
+from eqfuse.lowered import in_roles
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.check import TileError
@@ -71,7 +72,7 @@ def _roles(
 
 
 def _divided(derived: Derived, compiled: Compiled, roles: Roles) -> RolesProgram:
-    return compiler.in_roles(compiled.chosen.nest, derived.program, compiled.dtypes, H200, roles)
+    return in_roles(compiled.chosen.nest, derived.program, compiled.dtypes, H200, roles)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def test_roles_compute_what_the_program_does(name: str) -> None:
     consumers, slots, delayed, persistent = VERIFIED[name]
     roles = _roles(derived, compiled, consumers, slots, delayed, persistent=persistent)
     program = derived.program
-    forms = compiler.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, roles)
+    forms = certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, roles)
     stages = roles_stages(program, forms, small_extents(program))
     certificate = check_stages(program, stages, trials=8, dtypes=compiled.dtypes)
     assert certificate.ok, certificate.reason
@@ -147,7 +148,7 @@ def test_what_has_no_roles_says_why_and_stays_triton(why: str) -> None:
 
 
 def test_an_old_triton_gets_no_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "installed", lambda _: "3.5.1")
+    monkeypatch.setattr(division, "installed", lambda _: "3.5.1")
     compiled = _compiled(_derived(WORKLOADS["global_prefill"].source))
     assert compiled.chosen.plan.code == "Triton: Triton 3.5.1 is installed, roles need 3.6"
 
@@ -179,8 +180,8 @@ def test_sizes_of_one_region_have_roles_of_their_own() -> None:
 
 def test_the_certificate_covers_roles() -> None:
     derived = _derived(WORKLOADS["global_prefill"].source)
-    compiled = compiler.pipeline(derived, SIZES, HALF, H200, checks=compiler.Checks(4, 1e-3))
-    certificate = compiler.certify(derived, compiled, compiler.Checks(4, 1e-3))
+    compiled = compiler.pipeline(derived, SIZES, HALF, H200, checks=certification.Checks(4, 1e-3))
+    certificate = certification.certify(derived, compiled, certification.Checks(4, 1e-3))
     assert any("roles" in stage.name for stage in certificate.stages)
 
 
@@ -241,7 +242,7 @@ def test_any_scale_gives_the_same(scale: float) -> None:
     derived = _derived(WORKLOADS["global_prefill"].source)
     compiled = _compiled(derived)
     program = derived.program
-    forms = compiler.verified_roles(
+    forms = certification.verified_roles(
         compiled.chosen.nest, program, compiled.dtypes, H200, _roles(derived, compiled)
     )
     generator = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.compiler import INFINITIES_LOST
+from eqfuse.certification import INFINITIES_LOST
 from eqfuse.loops.plan import SCHEDULES
 
 SIZES = {"i": 5, "j": 37, "d": 8, "e": 6, "t": 5, "c": 37, "o": 4}

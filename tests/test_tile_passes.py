@@ -12,7 +12,7 @@ from triton_nests import Case, attention, softmax, split_log_sum
 
 import eqfuse as eq
 from bench.workloads import select
-from eqfuse import compiler
+from eqfuse import certification, compiler
 from eqfuse.devices import device_named
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
@@ -476,7 +476,9 @@ def test_what_is_verified_has_gone_through_the_passes_of_what_runs(target: str, 
         extents = bind(derived.program, shapes, scalars=case.scalars)
         made = compiler.pipeline(derived, extents, dtypes, device, None)
         chosen = made.chosen
-        tiles = compiler.verified_tiles(chosen.nest, derived.program, dtypes, device, chosen.plan.configs)
+        tiles = certification.verified_tiles(
+            chosen.nest, derived.program, dtypes, device, chosen.plan.configs
+        )
         assert set(made.tile.passes) <= set(passes_of(tiles)), workload.name
 
 

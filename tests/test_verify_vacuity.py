@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse import compiler
+from eqfuse import certification
 from eqfuse.derived import Derived
 from eqfuse.errors import VerificationError
+from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.equivalence import equivalent
@@ -124,14 +125,14 @@ SOFTMAX = "y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])) * v[j]) / sum[j](exp(x[i,j
 @pytest.fixture
 def nothing_derived_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a rule were wrong: only the program as written is verified."""
-    verify = compiler.verify
+    verify = certification.verify
 
-    def strict(derived: Derived, *args: Any, plan: Plan, **options: Any) -> Certificate:
+    def strict(derived: Derived, nest: Nest, plan: Plan, *rest: Any) -> Certificate:
         if plan.schedule != "multi_pass":
             raise VerificationError("the fused program was not verified: wrong", hint="x = 1")
-        return verify(derived, *args, plan=plan, **options)
+        return verify(derived, nest, plan, *rest)
 
-    monkeypatch.setattr(compiler, "verify", strict)
+    monkeypatch.setattr(certification, "verify", strict)
 
 
 def test_what_is_the_same_in_every_trial_may_be_out_of_the_range_of_floats() -> None:

@@ -15,6 +15,7 @@ from torch import fx
 
 from eqfuse import compiler
 from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.compiled import Asked
 from eqfuse.extract.devices import Device
 from eqfuse.kernel import Kernel
 from eqfuse.operator.shapes import extents
@@ -119,5 +120,6 @@ def fused(
     shapes = {name: tuple(map(hint, tensor.shape)) for name, tensor in values if name in names}
     dtypes = {name: DTYPE_NAMES[tensor.dtype] for name, tensor in values if name in names}
     found = {axis: max(1, size) for axis, size in extents(program, shapes, sizes or {}).items()}
-    chosen = compiler.choose(kernel.derived, found, program_dtypes(program, dtypes), device)[1]
+    asked = Asked(found, program_dtypes(program, dtypes), device)
+    chosen = compiler.choose(kernel.derived, asked)[1]
     return chosen.plan.cost.seconds if chosen.plan.cost else math.inf

@@ -10,15 +10,16 @@ from itertools import islice
 
 import torch
 
-from eqfuse import compiler
 from eqfuse.cache.entries import Key, Unfit
-from eqfuse.compiler import Compiled
+from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
+from eqfuse.division import roles_of
 from eqfuse.environment import installed
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import Candidate, with_outputs
 from eqfuse.extract.neighbours import neighbours, of_other_schedules
 from eqfuse.loops.plan import Plan
+from eqfuse.lowered import in_roles, lower_nest
 from eqfuse.progress import progress
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.tile.roles.unsuited import Unsuited
@@ -141,7 +142,7 @@ class Tuner:
 
     def _compiled(self, candidate: Candidate) -> Compiled:
         base = self.base
-        tile = compiler.lower_nest(
+        tile = lower_nest(
             candidate.nest, self.derived.program, base.dtypes, candidate.plan.configs, base.device
         )
         roles = candidate.plan.roles
@@ -149,7 +150,7 @@ class Tuner:
             return replace(base, chosen=candidate, tile=tile, roles=None)
         program = self.derived.program
         try:
-            divided = compiler.in_roles(candidate.nest, program, base.dtypes, base.device, roles)
+            divided = in_roles(candidate.nest, program, base.dtypes, base.device, roles)
         except Unsuited as why:
             raise Unfit(f"the kernel has no roles: {why}") from why
         return replace(base, chosen=candidate, tile=tile, roles=divided)
@@ -158,9 +159,8 @@ class Tuner:
         """The plan without its roles, and with the next best ones."""
         base, plan = self.base, self.base.chosen.plan
         whole = replace(base.chosen, plan=replace(plan, roles=None, code=""))
-        asked = base.chosen, base.tile, base.dtypes, base.extents, base.device
         try:
-            best = list(islice(compiler.roles_of(self.derived, *asked), OTHER_ROLES))
+            best = list(islice(roles_of(self.derived, base.asked, base.chosen, base.tile), OTHER_ROLES))
         except Unsuited:
             best = []
         divided = [replace(base.chosen, plan=plan.divided(choice.roles)) for choice in best]

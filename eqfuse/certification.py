@@ -1,0 +1,235 @@
+"""Every stage of a compiled program against its source, in a finite field: once for all shapes of a loop nest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from eqfuse import results
+from eqfuse.compiled import Compiled
+from eqfuse.derived import Derived
+from eqfuse.errors import VerificationError
+from eqfuse.extract.devices import Device
+from eqfuse.extract.tile_sizes import tiny
+from eqfuse.loops.nodes import Nest
+from eqfuse.loops.plan import KernelConfig, Plan, Roles
+from eqfuse.lowered import faults, in_roles, lower_nest
+from eqfuse.results import Certifying
+from eqfuse.terms.folds import folds_in
+from eqfuse.terms.nodes import Output, Program
+from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.passes.pipeline import passes_of
+from eqfuse.verify.certificate import REQUESTED, Certificate
+
+if TYPE_CHECKING:  # loaded at first use: every start would wait for them
+    from eqfuse.tile.roles.nodes import RolesProgram
+    from eqfuse.verify.equivalence import Special
+
+INFINITIES_LOST = (
+    "infinities: where the program gives one, or shifts an exponential by one, a sum that was taken apart or shifted may "
+    "give NaN"
+)
+"""What a certificate says of a plan that loses infinities."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """How a kernel is verified: `trials` drawn at a time, until the probability of accepting a wrong one is at most
+    `bound`, with the scalars that are known; `again` where an earlier process did."""
+
+    trials: int
+    bound: float = REQUESTED
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    again: bool = False
+
+
+def certify(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate:
+    """The certificate of a compiled shape, which all shapes of its loop nest have in common that went through the same
+    passes. Raises VerificationError."""
+    key = _certificate_key(compiled, checks)
+    if key not in derived.certificates:
+        chosen = compiled.chosen
+        what = derived, chosen.nest, chosen.plan, compiled.dtypes, compiled.device, checks
+
+        def make() -> Certificate:
+            return verify(*what)
+
+        certificate, was_kept = results.kept("certified", certifying(*what), make, again=checks.again)
+        found = replace(certificate, cached=was_kept).located(derived.program.source)
+        derived.certificates[key] = found
+    return derived.certificates[key]
+
+
+def certified(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate | None:
+    """The certificate of a compiled shape, where there is one already."""
+    return derived.certificates.get(_certificate_key(compiled, checks))
+
+
+def _certificate_key(compiled: Compiled, checks: Checks) -> tuple[Any, ...]:
+    known = tuple(sorted(checks.scalars.items()))
+    roles = _small_roles(compiled.chosen.plan.roles)
+    made = compiled.chosen.nest, compiled.device.kind, compiled.tile.passes, roles
+    return *made, checks.trials, checks.bound, known
+
+
+def verify(
+    derived: Derived,
+    nest: Nest,
+    plan: Plan | None,
+    dtypes: Mapping[str, str],
+    device: Device,
+    checks: Checks,
+) -> Certificate:
+    """The source against the rewritten outputs, the loop nest and the tile program, in the field.
+
+    `plan` is what the nest is of, where that is known. Tiles are smaller than the axes, the last ones ragged, shards
+    several and uneven.
+    Raises VerificationError with the counterexample where a stage differs.
+    """
+    subject = certifying(derived, nest, plan, dtypes, device, checks)
+    with derived.timings.stage("verify"), faults():
+        certificate = examined(replace(subject, program=derived.program), device)
+    if not certificate.ok:
+        raise VerificationError(
+            f"the fused program was not verified: {certificate.reason}",
+            hint=str(certificate.counterexample or "no counterexample: too little could be compared"),
+            certificate=certificate,
+        )
+    return certificate
+
+
+def certifying(
+    derived: Derived,
+    nest: Nest,
+    plan: Plan | None,
+    dtypes: Mapping[str, str],
+    device: Device,
+    checks: Checks,
+) -> Certifying:
+    """What `verify` examines."""
+    program = derived.program
+    return Certifying(
+        replace(program, source=""),
+        derived.form(plan.form if plan else "rewritten"),
+        nest,
+        dtypes,
+        device.name,
+        tuple(map(_single, plan.configs)) if plan else (),
+        plan is not None and plan.loses_infinities,
+        derived.scope.trusted(derived.report.matches),
+        derived.scope.taking_part(derived.report.matches),
+        checks.trials,
+        checks.bound,
+        checks.scalars,
+        results.folds_in_order(*(output.expr for output in program.outputs)),
+        _small_roles(plan.roles) if plan else None,
+    )
+
+
+def examined(subject: Certifying, device: Device) -> Certificate:
+    """The certificate of a nest on a device, whatever it says."""
+    from eqfuse.extend.laws import keeps_infinities
+    from eqfuse.extend.reductions import assumptions
+    from eqfuse.verify.equivalence import check_stages
+    from eqfuse.verify.nearer import Nearer
+    from eqfuse.verify.sizes import small_extents
+    from eqfuse.verify.stages import stages_of
+
+    program = subject.program
+    exprs = [output.expr for output in program.outputs]
+    special: Special = "lost" if subject.loses_infinities else "kept"
+    if not all(map(keeps_infinities, folds_in(*exprs))):
+        special = "ignored"
+
+    def compared(
+        program: Program, outputs: tuple[Output, ...], nest: Nest
+    ) -> tuple[Certificate, list[TileProgram]]:
+        tiles = _examined_tiles(nest, program, subject.dtypes, device, subject.single)
+        forms: list[RolesProgram] = []
+        if subject.roles is not None and nest == subject.nest:
+            forms = verified_roles(nest, program, subject.dtypes, device, subject.roles)
+        stages = partial(stages_of, program, outputs, nest, tiles, forms)
+        certificate = check_stages(
+            program,
+            stages(small_extents(program, subject.scalars), 0),
+            trials=subject.trials,
+            dtypes=subject.dtypes,
+            scalars=subject.scalars,
+            special=special,
+            bound=subject.bound,
+            elsewhere=lambda sizes, number: stages(sizes, number + 1),
+        )
+        return certificate, tiles
+
+    certificate, tiles = compared(program, subject.outputs, subject.nest)
+    nearer = Nearer.of(program, subject.outputs, subject.nest)
+    if nearer is not None and certificate.counterexample is None:
+        near, _ = compared(nearer.program, nearer.outputs, nearer.nest)
+        certificate = certificate.with_nearer(near, str(nearer))
+    lost = (INFINITIES_LOST,) if subject.loses_infinities else ()
+    return replace(
+        certificate,
+        unverified=assumptions(exprs) + subject.trusted + lost,
+        rules=subject.added,
+        passes=passes_of(tiles),
+    )
+
+
+def verified_tiles(
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    device: Device,
+    configs: Sequence[KernelConfig] = (),
+) -> list[TileProgram]:
+    """The tile programs that are verified: the nest lowered to blocks of each of `VERIFIED_BLOCKS`.
+
+    The last of them has one position per program instance along the axes that have so in `configs`, those of a plan: a
+    batch in blocks is no matrix product for a GPU, and what is printed is.
+    """
+    return _examined_tiles(nest, program, dtypes, device, tuple(map(_single, configs)))
+
+
+def _examined_tiles(
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    device: Device,
+    single: tuple[tuple[str, ...], ...],
+) -> list[TileProgram]:
+    from eqfuse.verify.stages import VERIFIED_BLOCKS
+
+    found = []
+    for block, _ in VERIFIED_BLOCKS:
+        last = block == VERIFIED_BLOCKS[-1][0]
+        axes = single if single and last else ((),) * len(nest.kernels)
+        small = [tiny(kernel, block, each) for kernel, each in zip(nest.kernels, axes, strict=True)]
+        found.append(lower_nest(nest, program, dtypes, small, device, least_dot=1))
+    return found
+
+
+def verified_roles(
+    nest: Nest, program: Program, dtypes: Mapping[str, str], device: Device, roles: Roles
+) -> list[RolesProgram]:
+    """The forms in roles that are verified: in blocks of each of `VERIFIED_ROLES`. Raises Unsuited."""
+    from eqfuse.tile.roles.choice import rows_of, small
+    from eqfuse.verify.stages import VERIFIED_ROLES
+
+    lowered = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device)
+    forms = (small(roles, rows_of(lowered), block) for block, _ in VERIFIED_ROLES)
+    return [in_roles(nest, program, dtypes, device, form, least_dot=1) for form in forms]
+
+
+def _single(config: KernelConfig) -> tuple[str, ...]:
+    """Axes of the grid with one position per program instance."""
+    return tuple(block.axis for block in config.blocks if block.kind == "grid" and block.size == 1)
+
+
+def _small_roles(roles: Roles | None) -> Roles | None:
+    """What the certificate of roles depends on: not the sizes of their blocks."""
+    if roles is None:
+        return None
+    blocks = (replace(b, size=2) if b.size is not None and b.size > 1 else b for b in roles.blocks)
+    return replace(roles, blocks=tuple(blocks))

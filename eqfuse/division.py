@@ -1,0 +1,90 @@
+"""Whether the kernel of a plan is divided into roles, and into which: by predicted time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from eqfuse.compiled import Asked, Compiled
+from eqfuse.derived import Derived
+from eqfuse.environment import installed
+from eqfuse.extract.candidates import Candidate, Search, configured, shape_of, with_outputs
+from eqfuse.extract.cost import KernelCost
+from eqfuse.lowered import lower_nest, tensor_axes
+from eqfuse.tile.nodes import TileProgram
+
+if TYPE_CHECKING:  # loaded at first use: every start would wait for them
+    from eqfuse.tile.roles.choice import Choice
+    from eqfuse.tile.roles.nodes import RolesProgram
+
+OLDEST_TRITON = (3, 6)
+"""The first Triton whose Gluon has what roles are printed to."""
+
+
+def divided(
+    derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram
+) -> tuple[Candidate, RolesProgram | None]:
+    """The plan with the roles of its kernel, where the GPU is one whose kernels may have them and they are predicted to be
+    faster. The plan says which, or why none."""
+    if asked.device.roles is None:
+        return chosen, None
+    from eqfuse.tile.roles.unsuited import Unsuited
+
+    plan = chosen.plan
+    try:
+        _check_triton()
+        choice = next(roles_of(derived, asked, chosen, tile))
+    except Unsuited as why:
+        return replace(chosen, plan=replace(plan, roles=None, code=f"Triton: {why}")), None
+    except StopIteration:
+        why_not = "no faster roles fit an SM"
+        return replace(chosen, plan=replace(plan, roles=None, code=f"Triton: {why_not}")), None
+    return replace(chosen, plan=plan.divided(choice.roles)), choice.program
+
+
+def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Compiled:
+    """A compiled shape with the roles that are predicted to be fastest at other sizes, where its GPU is one whose kernels may
+    have them: the same object where those are its own."""
+    if compiled.device.roles is None:
+        return compiled
+    with derived.timings.stage("roles"):
+        found = Search(derived.program, compiled.dtypes, compiled.device, derived.nests)
+        chosen = found.at(compiled.chosen, extents)
+        asked = Asked(extents, compiled.dtypes, compiled.device)
+        planned, roles = divided(derived, asked, chosen, compiled.tile)
+    if planned.plan.roles == compiled.chosen.plan.roles:
+        return compiled
+    plan = replace(compiled.chosen.plan, roles=planned.plan.roles, code=planned.plan.code)
+    return replace(compiled, chosen=replace(compiled.chosen, plan=plan), roles=roles)
+
+
+def roles_of(derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram) -> Iterator[Choice]:
+    """The roles that a plan's kernel may have, fastest first. Raises Unsuited."""
+    from eqfuse.tile.roles.choice import Outlook, ranked, rows_of
+
+    program, nest, plan = derived.program, chosen.nest, chosen.plan
+    extents, dtypes, device = asked.extents, asked.dtypes, asked.device
+    rows_of(tile)
+    sizes = {**extents, **{renamed: extents[of] for renamed, of in nest.domains if of in extents}}
+    shape = shape_of(nest, extents, with_outputs(program, dtypes), plan.shards)
+    cost = KernelCost(configured(nest, shape, device)[0], shape, device)
+    predicted = plan.cost.seconds if plan.cost else math.inf
+    outlook = Outlook(plan.configs[0], cost, device, sizes, predicted)
+    return ranked(
+        tile,
+        outlook,
+        lambda configs: lower_nest(nest, program, dtypes, configs, device),
+        tensor_axes(program, tile),
+        finite=program.assume_finite,
+    )
+
+
+def _check_triton() -> None:
+    """Raises Unsuited where the Triton that is installed is too old."""
+    from eqfuse.tile.roles.unsuited import Unsuited
+
+    found = installed("triton")
+    if found is not None and tuple(map(int, found.split(".")[:2])) < OLDEST_TRITON:
+        raise Unsuited(f"Triton {found} is installed, roles need {'.'.join(map(str, OLDEST_TRITON))}")

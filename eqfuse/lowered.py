@@ -1,0 +1,70 @@
+"""A loop nest, lowered for a device: the tile program that is printed, and its form in roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from eqfuse.errors import VerificationError
+from eqfuse.extract.devices import Device
+from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN
+from eqfuse.loops.nodes import Nest
+from eqfuse.loops.plan import KernelConfig, Roles
+from eqfuse.terms.nodes import Program
+from eqfuse.tile.check import TileError
+from eqfuse.tile.lower.program import lower as lower_tiles
+from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.passes.pipeline import passes_for, run_passes
+
+if TYPE_CHECKING:  # loaded at first use: every start would wait for it
+    from eqfuse.tile.roles.nodes import RolesProgram
+
+
+def lower_nest(
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    configs: Sequence[KernelConfig],
+    device: Device,
+    least_dot: int | None = None,
+) -> TileProgram:
+    """The tile program of a nest, after the passes of the device. The CPU takes matrix products over shared leading
+    axes; a GPU's matrix unit wants `least_dot` positions of every axis (the device's own minimum by default)."""
+    on_cpu = device.kind == "cpu"
+    smallest = least_dot or (1 if on_cpu else TENSOR_CORE_MIN)
+    tiles = lower_tiles(nest, program, dtypes, tuple(configs), batched_dots=on_cpu, least_dot=smallest)
+    return run_passes(tiles, passes_for(device.kind), dtypes)
+
+
+def in_roles(
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    device: Device,
+    roles: Roles,
+    least_dot: int | None = None,
+) -> RolesProgram:
+    """A nest of one kernel, divided into roles. Raises Unsuited."""
+    from eqfuse.tile.roles.split import with_roles
+
+    tiles = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device, least_dot)
+    return with_roles(tiles, [roles], tensor_axes(program, tiles), finite=program.assume_finite)
+
+
+def tensor_axes(program: Program, tiles: TileProgram) -> dict[str, tuple[str | None, ...]]:
+    """The axes of the dims of every tensor, as far as they are known."""
+    found: dict[str, tuple[str | None, ...]] = {t.name: t.axes or (None,) * t.rank for t in program.tensors}
+    return found | {buffer.name: buffer.axes for buffer in tiles.buffers}
+
+
+@contextmanager
+def faults() -> Iterator[None]:
+    """A tile program that does not hold together is not verified: the program may run in another form."""
+    try:
+        yield
+    except TileError as fault:
+        raise VerificationError(
+            f"the fused program was not verified: {fault.message}",
+            hint="a fault of eqfuse, which the program does not cause: please report it with the program",
+        ) from fault
