@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
@@ -37,7 +38,15 @@ def loop_stages(program: Program, nest: Nest, extents: Mapping[str, int]) -> lis
 def tile_stages(program: Program, tiles: Sequence[TileProgram], extents: Mapping[str, int]) -> list[Stage]:
     """Tile programs of one nest, lowered to blocks of each of `VERIFIED_BLOCKS`, run in padded blocks."""
     return [
-        _tile_stage(lowered, program, extents, block, shards)
+        _blocks_stage(
+            f"tiles, blocks of {block}",
+            f"blocks of {block}, padded",
+            tile_interpreter.run,
+            lowered,
+            program,
+            extents,
+            shards,
+        )
         for lowered, (block, shards) in zip(tiles, VERIFIED_BLOCKS, strict=True)
     ]
 
@@ -72,23 +81,11 @@ def stages_of(
 def roles_stages(program: Program, forms: Sequence[RolesProgram], extents: Mapping[str, int]) -> list[Stage]:
     """Forms in roles of one nest, of blocks of each of `VERIFIED_ROLES`."""
     return [
-        _roles_stage(form, program, extents, block, shards)
+        _blocks_stage(
+            name := f"roles, blocks of {block}", name, roles_interpreter.run, form, program, extents, shards
+        )
         for form, (block, shards) in zip(forms, VERIFIED_ROLES, strict=True)
     ]
-
-
-def _roles_stage(
-    form: RolesProgram, program: Program, extents: Mapping[str, int], block: int, shards: int
-) -> Stage:
-    split = {axis: shards for axis, _ in form.shards}
-    return Stage(
-        f"roles, blocks of {block}",
-        lambda i, d: roles_interpreter.run(
-            form, program, i.tensors, i.scalars, i.extents, d, shards=split, batch=i.trials
-        ),
-        extents,
-        f"roles, blocks of {block}" + (f", {shards} shards" if split else ""),
-    )
 
 
 def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: int, shards: int) -> Stage:
@@ -105,15 +102,20 @@ def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: 
     )
 
 
-def _tile_stage(
-    tiles: TileProgram, program: Program, extents: Mapping[str, int], block: int, shards: int
+def _blocks_stage(
+    of: str,
+    detail: str,
+    run: Callable[..., Mapping[str, Any]],
+    form: TileProgram | RolesProgram,
+    program: Program,
+    extents: Mapping[str, int],
+    shards: int,
 ) -> Stage:
-    split = {axis: shards for axis, _ in tiles.shards}
+    """What the interpreter of a form in blocks gives for it."""
+    split = {axis: shards for axis, _ in form.shards}
     return Stage(
-        f"tiles, blocks of {block}",
-        lambda i, d: tile_interpreter.run(
-            tiles, program, i.tensors, i.scalars, i.extents, d, shards=split, batch=i.trials
-        ),
+        of,
+        lambda i, d: run(form, program, i.tensors, i.scalars, i.extents, d, shards=split, batch=i.trials),
         extents,
-        f"blocks of {block}, padded" + (f", {shards} shards" if split else ""),
+        detail + (f", {shards} shards" if split else ""),
     )
