@@ -29,9 +29,6 @@ BACKENDS: Mapping[str, SDPBackend] = {
 }
 """Libraries behind scaled_dot_product_attention."""
 
-COMPILERS = ("flex", "inductor")
-"""Compiled FlexAttention, and torch.compile of the plain expression."""
-
 
 def of(cell: Cell) -> list[Peer]:
     """The peers that can compute a cell."""

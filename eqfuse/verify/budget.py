@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Draw = Callable[[tuple[int, ...], np.random.Generator], Array]
-Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Outputs by name, from input tensors by name."""
 
 FACTOR = 2.0
 """A fused kernel may have this many times the unfused program's rms error."""
@@ -39,16 +36,6 @@ def distributions() -> dict[str, Draw]:
         "close": lambda shape, rng: 3.0 + 0.003 * rng.normal(size=shape),
         "outliers": lambda shape, rng: rng.normal(size=shape) * np.where(rng.random(shape) < 0.02, 50.0, 1.0),
         "heavy tails": lambda shape, rng: np.clip(rng.standard_t(2, shape), -200.0, 200.0),
-    }
-
-
-def input_sets(
-    shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator
-) -> dict[str, dict[str, Array]]:
-    """Real input tensors of every distribution, by its name."""
-    return {
-        kind: {name: draw(shape, rng) for name, shape in shapes.items()}
-        for kind, draw in distributions().items()
     }
 
 
@@ -126,68 +113,6 @@ class Measurement:
     def within(self, factor: float, floor: float) -> bool:
         """Whether the fused error is at most `factor` times the unfused one, or below `floor`."""
         return bool(self.special) and self.fused.rms <= max(factor * self.unfused.rms, floor)
-
-
-@dataclass(frozen=True)
-class ErrorReport:
-    """Errors against float64 over all kinds of inputs. `floor` is an rms error that always passes."""
-
-    measurements: tuple[Measurement, ...]
-    factor: float
-    floor: float
-
-    @property
-    def ok(self) -> bool:
-        """Whether there were measurements, and all are within the budget."""
-        return bool(self.measurements) and all(m.within(self.factor, self.floor) for m in self.measurements)
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def __str__(self) -> str:
-        head = f"{'inputs':<12} {'output':<10} {'fused max':>10} {'rms':>10} {'unfused max':>12} {'rms':>10}"
-        return "\n".join([head, *map(self._line, self.measurements)])
-
-    def _line(self, m: Measurement) -> str:
-        numbers = f"{m.fused.max:>10.2e} {m.fused.rms:>10.2e} {m.unfused.max:>12.2e} {m.unfused.rms:>10.2e}"
-        verdict = (
-            "" if m.within(self.factor, self.floor) else f"  over {self.factor:g} times the unfused error"
-        )
-        flag = "  cancellation" if m.cancels() else ""
-        return f"{m.distribution:<12} {m.output:<10} {numbers}{flag}" + (
-            verdict if m.special else f"  {m.special}"
-        )
-
-
-def float_error(
-    reference64: Run,
-    candidate: Run,
-    unfused: Run,
-    inputs: Mapping[str, Mapping[str, Any]],
-    *,
-    factor: float = FACTOR,
-    floor: float = FLOOR,
-) -> ErrorReport:
-    """Errors of the fused candidate and of the unfused program, both in the kernel's precision.
-
-    An output is within the budget where its rms error is at most `factor` times the unfused program's, or
-    below `floor`, and its special values are in place. `inputs` are sets of tensors by name of their kind (see `input_sets`); every set is rounded to the
-    kernel's input dtypes by the caller, so that all three read the same numbers.
-    """
-    measurements: list[Measurement] = []
-    for kind, tensors in inputs.items():
-        exact, fused, plain = reference64(tensors), candidate(tensors), unfused(tensors)
-        for name, expected in exact.items():
-            measurements.append(
-                Measurement(
-                    kind,
-                    name,
-                    Error.of(expected, fused[name]),
-                    Error.of(expected, plain[name]),
-                    same_special(expected, fused[name]),
-                )
-            )
-    return ErrorReport(tuple(measurements), factor, floor)
 
 
 @dataclass(frozen=True)
