@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from test_api_special import CAUSAL, INF, NAN, ROWS, X, row_inputs
+from test_native_functions import WIDTHS
 
 import eqfuse as eq
 from bench.workloads import WORKLOADS
@@ -67,6 +68,22 @@ def check(pairs: list[tuple[torch.Tensor, np.ndarray]], relative: float = 1e-5) 
         rest = ~(infinite | np.isnan(got))
         scale = max(np.abs(wanted[rest]).max(initial=0.0), 1e-30)
         np.testing.assert_allclose(got[rest], wanted[rest], rtol=relative, atol=relative * min(scale, 1.0))
+
+
+@pytest.mark.slow(but=["f32-native"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f8e4m3", "f64", "i64"])
+def test_outputs_past_the_caches_are_the_same(dtype: str, width: str) -> None:
+    """Rows begin anywhere: the elements before and after whole vectors are written as usual."""
+    source = (
+        "y[i, j] = x[i, j] + x[i, 0]" if dtype == "i64" else f"y[i, j] = {dtype}(x[i, j] - max[j](x[i, j]))"
+    )
+    kernel = eq.compile(source, verify=False)
+    x = torch.randn(5, 1213).double() if dtype == "f64" else torch.randn(5, 1213)
+    x = (100 * x).long() if dtype == "i64" else x
+    (usual,) = both(kernel, {"x": x}, WIDTHS[width])
+    (past,) = both(kernel, {"x": x}, (*WIDTHS[width], "-DPAST_CACHES=1LL"))
+    assert torch.equal(usual[0].double(), past[0].double())
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

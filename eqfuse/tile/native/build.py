@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from eqfuse.cache.files import cache_home, write_whole
-from eqfuse.tile.native.machine import cache_bytes
+from eqfuse.tile.native.machine import cache_bytes, past_caches
 from eqfuse.tile.native.nodes import NotNative
 
 FLAGS = (
@@ -59,7 +59,10 @@ def prelude() -> str:
     """What every kernel's source begins with."""
     room = files("eqfuse.tile.native")
     texts = ((room / name).read_text(encoding="utf-8") for name in PRELUDE)
-    return "\n".join([f"#define CACHE {cache_bytes()}LL", *texts])
+    sizes = (
+        f"#define CACHE {cache_bytes()}LL\n#ifndef PAST_CACHES\n#define PAST_CACHES {past_caches()}LL\n#endif"
+    )
+    return "\n".join([sizes, *texts])
 
 
 @lru_cache

@@ -112,6 +112,7 @@ class Context:
         self.loops: list[Open] = []
         self.buffers: dict[str, Buffer] = {}
         self.used: set[str] = set()
+        self.streamed: set[str] = set()
         self.walks: list[str] = []
         self.asked: dict[str, str] = {}
 

@@ -105,6 +105,7 @@ class _KernelPrinter(Whole):
                 *self._starts(),
                 *body,
                 "    }",
+                *(["    written();"] if self.streamed else []),
                 "    thread_scratch.leave();",
                 "  }",
                 "}",
@@ -128,6 +129,10 @@ class _KernelPrinter(Whole):
                     )
                     extent = self._extent(tensor, dim)
                     self.emit(f"const i64 {extent} = strides[{offset + 2 * dim + 1}]; (void){extent};")
+            if tensor in self.streamed:
+                size = " * ".join(self._extent(tensor, dim) for dim in range(self.interface.ranks[tensor]))
+                bytes_ = f"(i64)sizeof *{self._tensor(tensor)} * {size}"
+                self.emit(f"const bool {self._past(tensor)} = {bytes_} >= PAST_CACHES;")
             offset += 2 * self.interface.ranks[tensor]
         counts = []
         for axis in self.kernel.grid:
@@ -204,6 +209,12 @@ class _KernelPrinter(Whole):
                             self._copy(accumulators, copy)
                             self._body(loop.body)
                 self.emit(f"{at} = {copies} * {far};")
+            elif (first := self._first_whole(loop.body, loop.axis)) is not None:
+                head = self.names.fresh("head")
+                self.emit(f"const i64 {head} = least({first}, length_{c});")
+                with self.block(f"if ({head})"), self._inside(Open(loop.axis, "0", True, head)):
+                    self._body(loop.body)
+                self.emit(f"{at} = {head};")
             with (
                 self.block(f"for (; {at} + LANES <= length_{c}; {at} += LANES)"),
                 self._inside(Open(loop.axis, at, True)),

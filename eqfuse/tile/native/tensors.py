@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from eqfuse.tile.native.context import Context
+from eqfuse.tile.native.context import Context, Open
 from eqfuse.tile.native.machine import cache_bytes
+from eqfuse.tile.native.nodes import Leaf, Node, Put
 from eqfuse.tile.native.text import (
     SIZES,
     converted,
@@ -145,6 +146,35 @@ class Tensors(Context):
         op = self.tree.defined[at.name].op
         return op.axis if isinstance(op, Positions | Start) else None
 
+    def _past(self, tensor: str) -> str:
+        """The name of what says whether a tensor is larger than the caches."""
+        return f"{self._tensor(tensor)}_past"
+
+    def _first_whole(self, body: Sequence[Node], axis: str) -> str | None:
+        """How many positions of a loop of vectors come before those that are stored as whole vectors past the caches;
+        None where nothing is stored so."""
+        for node in body:
+            store = node.item.store if isinstance(node, Leaf) and isinstance(node.item, Put) else None
+            if store is None or store.mask is not None or self._axis_of(store.index[-1]) != axis:
+                continue
+            if not all(map(self._is_position, store.index)):
+                continue
+            if (store.tensor, len(store.index) - 1) in self.interface.unit:
+                self.used.add(store.tensor)
+                self.streamed.add(store.tensor)
+                with self._inside(Open(axis, "0", wide=True)):
+                    places = (
+                        f"(i64)({self._first_position(at)}) * {self._stride(store.tensor, k)}"
+                        for k, at in enumerate(store.index)
+                    )
+                    place = " + ".join([self._tensor(store.tensor), *places])
+                return f"{self._past(store.tensor)} ? before_whole({place}) : 0"
+        return None
+
+    def _first_position(self, at: Value) -> str:
+        op = self.tree.defined[at.name].op
+        return self._position(op.axis, False) if isinstance(op, Positions) else self._scalar(at)
+
     def _store(self, store: Store) -> None:
         dtype, vector = self._dtype(store.tensor), self._vector
         used = (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
@@ -157,5 +187,8 @@ class Tensors(Context):
                 self.emit(f"{f'if ({wanted}) ' if wanted else ''}put_{dtype}({place}, {text});")
             elif wanted:
                 self.emit(f"scatter_{dtype}({place}, {text}, {step}, {wanted});")
+            elif step == "1" and not vector.left:
+                self.streamed.add(store.tensor)
+                self.emit(f"put_{dtype}({place}, {text}, {self._past(store.tensor)});")
             else:
                 self._put(dtype, place, step, text, True)

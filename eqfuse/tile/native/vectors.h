@@ -180,6 +180,46 @@ INLINE U8 to_f8e4m3(F x) {  // to nearest, ties to even; beyond the largest numb
 
 // Memory -------------------------------------------------------------------------------------------------------
 
+// Writes past the caches, where else a line is read before it is written: in no order with other stores, until `written`.
+#if defined(__clang__) || !defined(__SSE__)
+INLINE void written() {}
+template <int size> INLINE void put_past(char* p, const char* x) { __builtin_memcpy(p, x, size); }
+#else
+INLINE void written() { __builtin_ia32_sfence(); }
+#define PAST(size, instruction)                                                  \
+  INLINE void past_##size(char* p, const char* x) {                              \
+    typedef float P __attribute__((vector_size(size)));                          \
+    P v;                                                                         \
+    __builtin_memcpy(&v, x, size);                                               \
+    instruction((float*)p, v);                                                   \
+  }
+#define IN_PARTS(size)                                                     \
+  if constexpr (n >= size) { past_##size(p, x); return put_past<n - size>(p + size, x + size); }
+PAST(16, __builtin_ia32_movntps)
+#if defined(__AVX__)
+PAST(32, __builtin_ia32_movntps256)
+#endif
+#if defined(__AVX512F__)
+PAST(64, __builtin_ia32_movntps512)
+#endif
+template <int n> INLINE void put_past(char* p, const char* x) {
+#if defined(__AVX512F__)
+  IN_PARTS(64)
+#endif
+#if defined(__AVX__)
+  IN_PARTS(32)
+#endif
+  IN_PARTS(16)
+  __builtin_memcpy(p, x, n);
+}
+#endif
+
+// How many elements there are before the next place that whole vectors can be written past the caches from.
+template <class T> INLINE i64 before_whole(const T* p) {
+  const __UINTPTR_TYPE__ size = LANES * sizeof(T) < 64 ? LANES * sizeof(T) : 64;
+  return (size - (__UINTPTR_TYPE__)p % size) % size / sizeof(T);
+}
+
 // `put` and `scatter` write, `n` is how many lanes there are, `step` the distance of neighbours.
 #define MEMORY(dtype, element, raw, vector, scalar, from, to)                                                 \
   INLINE vector load_##dtype(const element* p) { raw x; __builtin_memcpy(&x, p, sizeof x); return from; }     \
@@ -191,6 +231,10 @@ INLINE U8 to_f8e4m3(F x) {  // to nearest, ties to even; beyond the largest numb
     raw x = raw{}; EACH if (wanted[lane]) x[lane] = p[at[lane]]; return from; }                               \
   INLINE scalar get_##dtype(const element* p) { raw x = raw{}; x[0] = *p; return (scalar)(from)[0]; }         \
   INLINE void put_##dtype(element* p, vector v) { raw x = to; __builtin_memcpy(p, &x, sizeof x); }            \
+  INLINE void put_##dtype(element* p, vector v, bool past) {                                                  \
+    raw x = to;                                                                                               \
+    if (past && before_whole(p) == 0) put_past<sizeof x>((char*)p, (const char*)&x);                          \
+    else __builtin_memcpy(p, &x, sizeof x); }                                                                 \
   INLINE void put_##dtype(element* p, vector v, i64 n) {                                                      \
     raw x = to; __builtin_memcpy(p, &x, n * sizeof(element)); }                                               \
   INLINE void scatter_##dtype(element* p, vector v, i64 step, i64 n) {                                        \
