@@ -10,10 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
+from bench.judge import Disturbed
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS, COMPARISONS
@@ -47,6 +49,8 @@ SCALES = (1.0, 1.0, 30.0, 1000.0)
 """Magnitudes of the values of a point, in turn."""
 CLOSE, APART = 1e-7, 1e-4
 """Relative differences: below the first, rounding; above the second, none that rounding makes."""
+ROUNDINGS = 1000.0
+"""A difference is one of the programs where it is so many times what disturbed operations make."""
 MOST_ELEMENTS = 200_000
 NEW_AXIS = "r9"
 
@@ -86,27 +90,68 @@ class Pair:
         first, second = parse(self.left), parse(self.right)
         open_, seen = False, False
         for number in range(POINTS):
-            scale = SCALES[number % len(SCALES)]
+            scale, domains = SCALES[number % len(SCALES)], (_Ranged(), _Uncast())
             found = [
                 _difference(first, second, self, np.random.default_rng([seed, number]), scale, number, domain)
-                for domain in (FloatDomain(), _Uncast())
+                for domain in domains
             ]
             known = [each for each in found if each is not None]
-            if not known:
+            if not known or any(domain.was_beyond for domain in domains):
                 continue
             seen = True
             # What casts alone tell apart is rounding.
             if len(known) == len(found) and min(known) > APART:
-                return True
+                if not self._by_rounding(first, second, seed, scale, number, min(known)):
+                    return True
+                open_ = True
             open_ |= max(known) > CLOSE
         return None if open_ or not seen else False
 
+    def _by_rounding(
+        self, first: Program, second: Program, seed: int, scale: float, number: int, difference: float
+    ) -> bool:
+        """Whether both programs have values that differ as much from those that they have where every operation is a
+        unit of rounding off: roots of what is 0 but for rounding, as a variance of equal values."""
+        for program in (first, second):
+            rng = partial(np.random.default_rng, [seed, number])
+            usual, disturbed = FloatDomain(), Disturbed("f64", number)
+            off = _difference(program, program, self, rng(), scale, number, usual, disturbed)
+            if off is not None and ROUNDINGS * off < difference:
+                return False
+        return True
 
-class _Uncast(FloatDomain):
-    """float64 in which a cast is the identity, as it is to the algebra."""
+
+class _Ranged(FloatDomain):
+    """float64 that notes whether a number became 0 or infinite that is none: an exponential of too large a one, a product
+    that is too small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_beyond = False
 
     def call(self, fn: str, args: Sequence[Any]) -> Any:
-        return args[0] if fn in CASTS else super().call(fn, args)
+        found = np.asarray(self._called(fn, args))
+        if fn in ("exp", "mul", "div", "sq", "add", "sub"):
+            finite = reduce(np.logical_and, [np.isfinite(arg) for arg in args])
+            gone = found == 0
+            if fn in ("add", "sub"):
+                gone = np.False_
+            elif fn != "exp":
+                gone = gone & (np.asarray(args[0]) != 0)
+                gone = gone & (np.asarray(args[1]) != 0) if fn == "mul" else gone
+            infinite = np.isinf(found) & (np.asarray(args[1]) != 0) if fn == "div" else np.isinf(found)
+            self.was_beyond |= bool((finite & (gone | infinite)).any())
+        return found
+
+    def _called(self, fn: str, args: Sequence[Any]) -> Any:
+        return super().call(fn, args)
+
+
+class _Uncast(_Ranged):
+    """The same in which a cast is the identity, as it is to the algebra."""
+
+    def _called(self, fn: str, args: Sequence[Any]) -> Any:
+        return args[0] if fn in CASTS else super()._called(fn, args)
 
 
 def _difference(
@@ -117,8 +162,10 @@ def _difference(
     scale: float,
     number: int,
     domain: FloatDomain,
+    other: FloatDomain | None = None,
 ) -> float | None:
-    """The largest relative difference at one point; None where nothing finite is there to compare."""
+    """The largest relative difference at one point; None where nothing finite is there to compare. The second program
+    is run in the `other` domain, where there is one."""
     names = dict.fromkeys((*axes_of(first.outputs), *axes_of(second.outputs)))
     sizes = {axis: int(rng.integers(2, 8)) for axis in names}
     if number % 3:
@@ -145,11 +192,14 @@ def _difference(
             tensors[name] = rng.integers(low, high + 1, spec.shape)
     reals = {name: scale * rng.uniform(0.2, 1) for name in (*first.scalars, *second.scalars)}
     numbers = {**reals, **scalars}
-    left, right = (evaluate(p, tensors, numbers, sizes, domain) for p in (first, second))
+    left = evaluate(first, tensors, numbers, sizes, domain)
+    right = evaluate(second, tensors, numbers, sizes, other or domain)
     worst: float | None = None
     for name, expected in left.items():
         a, b = np.asarray(expected, np.float64), np.asarray(right[name], np.float64)
         known = np.isfinite(a) & np.isfinite(b)
+        if (np.isnan(a) != np.isnan(b)).any():  # `where(c > 0, x, 0)` is 0 where c has no value
+            return float("inf")
         if known.any():
             size = np.maximum(np.maximum(np.abs(a), np.abs(b)), 1e-3)[known]
             worst = max(worst or 0.0, float((np.abs(a[known] - b[known]) / size).max()))

@@ -159,7 +159,7 @@ def page() -> str:
         "Every elementwise function of the language, from `eqfuse/terms/functions.py`. The result is a real number, an",
         "integer where all numbers among the arguments are (like), or a truth value. The field is what verification makes",
         "of it ([verification.md](verification.md)): arithmetic of residues (exact), decided by the order of values, `exp`,",
-        "`log`, a root, made of exponentials (logistic), a hash. Work is in additions, about.",
+        "`log`, a root, made of exponentials (logistic), a coordinate of a point of a circle, a hash. Work is in additions, about.",
         "",
         "| function | result | derivatives | defined as | field | work |",
         "|---|---|---|---|---|---|",

@@ -45,6 +45,21 @@ DIFFERENT = {
     "sign of a cast": ("sign(f16(x[i]))", "sign(x[i])"),
     "rounding of a sum of casts": ("round(sum[j](f16(x[i,j])))", "round(f16(sum[j](x[i,j])))"),
     "large magnitudes": ("min(x[i], 1e20 + z[i])", "x[i] + 0 * z[i]"),
+    "one size of one axis alone": (
+        "sum[j](where(i < j, x[i,j], 0))",
+        "sum[j](where(i < j, where(N(i) == 1, x[i,j] + 1, x[i,j]), 0))",
+    ),
+    "axes that share no tensor": (
+        "x[i] * N(j) * sum[j](z[j]) * sum[k](w[k])",
+        "x[i] * N(k) * sum[j](z[j]) * sum[k](w[k])",
+    ),
+    "one number under a quotient": ("where(x[i] == 10, 2 * x[i], x[i]) // 2", "x[i] // 2"),
+    "one number under a step": ("floor(where(x[i] == 10, 2 * x[i], x[i]))", "floor(x[i])"),
+    "sine of a sum, a sign": ("sin(x[i] + z[i])", "sin(x[i]) * cos(z[i]) - cos(x[i]) * sin(z[i])"),
+    "cosine of a sum, a sign": ("cos(x[i] + z[i])", "cos(x[i]) * cos(z[i]) + sin(x[i]) * sin(z[i])"),
+    "hyperbolic for circular": ("cos(x[i])", "(exp(x[i]) + exp(-x[i])) / 2"),
+    "sine for cosine": ("sq(sin(x[i])) + sq(sin(x[i]))", "1 + 0 * x[i]"),
+    "another frequency": ("sin(3 * x[i])", "2 * sin(x[i]) * cos(x[i])"),
     "multiples of both primes": ("x[i] + 1932740039 * (966370019 * z[i])", "x[i] + 0 * z[i]"),
 }
 DECLARED = {"remainder of integers": "n: i32[i]\n", "zeros of a polynomial": "n: i32[i]\n"}
@@ -86,6 +101,20 @@ EQUAL = {
     "parts by sign": ("relu(x[i]) - relu(-x[i])", "x[i]"),
     "sign and size": ("sign(x[i]) * abs(x[i])", "x[i]"),
     "integers": ("(n[i] + 1) * (n[i] - 1)", "n[i] * n[i] - 1"),
+    "sine of a sum": ("sin(x[i] + z[i])", "sin(x[i]) * cos(z[i]) + cos(x[i]) * sin(z[i])"),
+    "cosine of a sum": ("cos(x[i] + z[i])", "cos(x[i]) * cos(z[i]) - sin(x[i]) * sin(z[i])"),
+    "sine of twice an angle": ("sin(2 * x[i])", "2 * sin(x[i]) * cos(x[i])"),
+    "points of a circle": ("sq(sin(x[i])) + sq(cos(x[i]))", "1 + 0 * x[i]"),
+    "half angles": ("sq(cos(x[i] / 2))", "(1 + cos(x[i])) / 2"),
+    "relative positions": (
+        "sum[j]((cos(i * w[j]) * x[j] - sin(i * w[j]) * z[j]) * cos(3 * w[j]) + (sin(i * w[j]) * x[j] + cos(i * w[j]) * z[j]) * sin(3 * w[j]))",
+        "sum[j](cos((i - 3) * w[j]) * x[j] - sin((i - 3) * w[j]) * z[j])",
+    ),
+    "angles without exponents": (
+        "sin(exp(x[i]) + z[i])",
+        "sin(exp(x[i])) * cos(z[i]) + cos(exp(x[i])) * sin(z[i])",
+    ),
+    "order of sines": ("max[j](2 * sin(x[i,j]))", "2 * max[j](sin(x[i,j]))"),
 }
 
 

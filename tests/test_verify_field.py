@@ -7,8 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eqfuse.verify.field.domain import SIGNED, TWISTED, UNDEFINED, FieldArray, FieldDomain, P, Q
-from eqfuse.verify.field.modular import SquareGroup, inverse, power
+from eqfuse.verify.field.domain import (
+    CIRCLE_P,
+    CIRCLE_Q,
+    SIGNED,
+    TWISTED,
+    UNDEFINED,
+    FieldArray,
+    FieldDomain,
+    P,
+    Q,
+)
+from eqfuse.verify.field.modular import PowerGroup, inverse, power
 
 SHAPE = (16, 3, 7)
 Law = Callable[..., FieldArray]
@@ -57,7 +67,7 @@ def test_modular_inverse_and_power(rng: np.random.Generator) -> None:
 
 
 def test_discrete_logarithm_inverts_exponentiation(rng: np.random.Generator) -> None:
-    group = SquareGroup(P, Q, 4)
+    group = PowerGroup(P, Q, 4)
     exponents = rng.integers(0, Q, (5, 11))
     assert np.array_equal(group.log(group.exp(exponents)), exponents)
     assert int(group.exp(np.array(77))) == pow(4, 77, P)
@@ -65,15 +75,25 @@ def test_discrete_logarithm_inverts_exponentiation(rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize("p", [263, 1019, 2027, 2147483579])
 def test_discrete_logarithm_modulo_other_safe_primes(p: int, rng: np.random.Generator) -> None:
-    group = SquareGroup(p, p // 2, 4)
+    group = PowerGroup(p, p // 2, 4)
     exponents = rng.integers(0, group.q, 500)
     assert np.array_equal(group.log(group.exp(exponents)), exponents)
 
 
+def test_discrete_logarithm_where_minus_one_has_a_root(rng: np.random.Generator) -> None:
+    group = FieldDomain(CIRCLE_P, CIRCLE_Q).group
+    exponents = rng.integers(0, group.q, (3, 50))
+    assert np.array_equal(group.log(group.exp(exponents)), exponents)
+    one, other = rng.integers(1, group.p, (2, 50))
+    both = (group.log(one) + group.log(other)) % group.q
+    assert np.array_equal(group.log(one * other % group.p), both)
+    assert np.array_equal(group.log(group.p - one), group.log(one))
+
+
 def test_wrong_parameters_are_refused() -> None:
-    with pytest.raises(ValueError, match="safe prime"):
+    with pytest.raises(ValueError, match="generator of order q"):
         FieldDomain(p=101, q=50)
-    with pytest.raises(ValueError, match="safe prime"):
+    with pytest.raises(ValueError, match="generator of order q"):
         FieldDomain(generator=P - 1)
 
 

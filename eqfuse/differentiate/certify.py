@@ -50,6 +50,7 @@ from eqfuse.terms.parser import parse
 from eqfuse.verify.bound import Side
 from eqfuse.verify.certificate import REQUESTED, Certificate
 from eqfuse.verify.equivalence import Source, Stage, Verification
+from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import constant_conditions, small_integers
@@ -108,7 +109,8 @@ class _Check:
 
     def compared(self, name: str, primal: Program, dual: Program) -> Certificate:
         """Compares the tangents of one program with the values of another."""
-        verification = Verification(self.trials, self.seed, self.program.strict_casts, self.bound)
+        field = FieldChoice.of(primal, dual)
+        verification = Verification(self.trials, self.seed, field, self.bound)
         verification.reason = _difference(self.program, self.adjoint)
         if verification.reason:
             return verification.certificate()

@@ -20,6 +20,7 @@ from eqfuse.terms.domain import Domain
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.python import parsed
 from eqfuse.terms.syntax import Source
+from eqfuse.verify.field.choice import primes_for
 from eqfuse.verify.field.domain import FieldDomain
 
 ENOUGH = 8
@@ -105,7 +106,8 @@ def _check_bound(name: str, source: Source, left: Pattern, right: Pattern, facts
 
 def check(rule: Rule) -> None:
     """Raises EqfuseError for a rule that a sample refutes, or that no sample meets the condition of."""
-    floats, field_, exact = FloatDomain("float64"), FieldDomain(seed=1), FieldDomain(seed=2)
+    primes = primes_for(_functions_in(rule))
+    floats, field_, exact = FloatDomain("float64"), FieldDomain(*primes, seed=1), FieldDomain(*primes, seed=2)
     near = Near(_numbers_in(rule))
     draws: tuple[tuple[Domain, Draw], ...] = (
         (floats, _readable),
@@ -133,6 +135,12 @@ def _numbers_in(rule: Rule) -> tuple[float, ...]:
     sides = (ast.walk(parsed(text)) for text in (rule.rewrite.left, rule.rewrite.right))
     constants = (node.value for side in sides for node in side if isinstance(node, ast.Constant))
     return numbers_around(float(value) for value in constants if isinstance(value, int | float))
+
+
+def _functions_in(rule: Rule) -> set[str]:
+    sides = (ast.walk(parsed(text)) for text in (rule.rewrite.left, rule.rewrite.right))
+    calls = (node.func for side in sides for node in side if isinstance(node, ast.Call))
+    return {function.id for function in calls if isinstance(function, ast.Name)}
 
 
 def _tried(rule: Rule, world: World) -> tuple[int, int]:

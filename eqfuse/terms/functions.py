@@ -17,9 +17,10 @@ from typing import Literal
 Result = Literal["real", "like", "truth"]
 """`real` always; `like` the values: an integer where all of them are; `truth`: a truth value."""
 
-Field = Literal["exact", "order", "exp", "log", "root", "logistic", "hash"]
+Field = Literal["exact", "order", "exp", "log", "root", "logistic", "circle", "hash"]
 """What verification makes of a function in a finite field (see verify/field/domain.py): arithmetic of residues;
-decided by the order of values; a homomorphism onto the squares, its inverse, a root; made of exponentials; a hash."""
+decided by the order of values; a homomorphism onto the squares, its inverse, a root; made of exponentials; a coordinate of a
+point of a circle; a hash."""
 
 NONNEGATIVE, NONPOSITIVE, POSITIVE = "nonneg", "nonpos", "positive"
 BOUNDED, WITHIN, CONSTANT, SCALAR = "bounded", "within", "constant", "scalar"
@@ -422,7 +423,7 @@ _ROWS = (
         zero_at_zero=True,
         finite=True,
         work=10,
-        field="hash",
+        field="circle",
         parity="odd",
         numpy="sin",
         torch="torch.sin",
@@ -434,7 +435,7 @@ _ROWS = (
         ("-sin(x)",),
         finite=True,
         work=10,
-        field="hash",
+        field="circle",
         parity="even",
         numpy="cos",
         torch="torch.cos",
@@ -475,6 +476,8 @@ ARITY: Mapping[str, int] = {row.name: len(row.args) for row in _ROWS}
 
 COMPARISONS = tuple(row.name for row in _ROWS if row.is_comparison)
 LOGICAL = ("and", "or", "not")
+CIRCULAR = frozenset(row.name for row in _ROWS if row.field == "circle")
+"""Coordinates of points of a circle: made of the exponential of i times the argument."""
 
 AMONG_INTEGERS = tuple(row.name for row in _ROWS if row.result == "like")
 """Functions whose result is an integer where all numbers among the arguments are."""

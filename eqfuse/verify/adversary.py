@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -26,10 +26,12 @@ import numpy as np
 
 from eqfuse.terms.domain import BRANCHING
 from eqfuse.terms.functions import COMPARISONS
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, children, walk
+from eqfuse.terms.parser import axes_of
 from eqfuse.verify.field.domain import STEPS, FieldArray, FieldDomain
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import (
+    APART,
     COMPACT,
     LEAST,
     USUAL,
@@ -44,6 +46,9 @@ LARGEST_CONSTANT = 4096
 """Positions and sizes are taken beyond numbers up to this one."""
 SHUFFLED = 3
 """Runs at small sizes in an order of their own."""
+ALONE = 3
+"""Axes of two programs that are taken longer than one position alone."""
+ONES = Choice((1,), (1,), (1,), "none", near=False)
 MOST_ELEMENTS = 2_000_000
 """Elements of the largest value over all trials of such a run: where it would have more, it has fewer trials."""
 EXACT_SIZES, SMALL = 6, 9
@@ -56,11 +61,13 @@ KINDS = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes to try, the integer scalars with them, and for each program how long axes are that meet numbers."""
+    """Sizes to try, the integer scalars with them, for each program how long axes are at least that meet numbers, and how long
+    just those of these names are."""
 
     choice: Choice
     integers: Mapping[str, int]
     least: tuple[Mapping[str, int], ...] = ()
+    pinned: Mapping[str, int] = field(default_factory=dict)
 
 
 def constants(*programs: Program) -> tuple[float, ...]:
@@ -119,10 +126,20 @@ def sizes_met(*programs: Program) -> dict[str, tuple[int, ...]]:
 
 
 def _parts_and_numbers(node: Expr) -> tuple[set[Expr], set[int]]:
-    """What stands in no index of an expression, and the whole numbers in it that sizes are taken to."""
-    parts = outside_loads(node)
+    """What a function is given, but for what is read or reduced and for other choices, and the whole numbers in it that
+    sizes are taken to."""
+    parts: set[Expr] = {node}
+    waiting = list(children(node))
+    while waiting:
+        part = waiting.pop()
+        if part not in parts and not isinstance(part, Load | Reduce):
+            parts.add(part)
+            waiting += () if isinstance(part, Call) and part.fn in _CHOICES else children(part)
     numbers = (abs(part.value) for part in parts if isinstance(part, Const) and np.isfinite(part.value))
-    return parts, {int(number) for number in numbers if 1 < number <= LARGEST_CONSTANT}
+    return parts, {int(number) for number in numbers if 1 <= number <= LARGEST_CONSTANT}
+
+
+_CHOICES = frozenset({*COMPARISONS, "where", "and", "or", "not"})
 
 
 def settings(
@@ -146,7 +163,7 @@ def settings(
             case _:
                 return {name: int(rng.integers(1, 12)) for name in names}
 
-    ones = Setting(Choice((1,), (1,), (1,), "none", near=False), integers(0))
+    ones, apart = Setting(ONES, integers(0)), LEAST if of == "stages" else APART
     if of == "stages":
         yield Setting(_ragged(rng), integers(1))
         yield ones
@@ -155,25 +172,34 @@ def settings(
         yield Setting(Choice((2,), (2,), (2,), "none", near=False), integers(0))
         yield Setting(LEAST, integers(1))
         for kind in range(2, 2 + SHUFFLED):
-            yield Setting(_shuffled(rng), integers(kind))
+            yield Setting(_shuffled(rng, "all" if kind % 2 else "together"), integers(kind))
+        names_of_axes = dict.fromkeys(axis for program in programs for axis in axes_of(program.outputs))
+        for axis in list(names_of_axes)[:ALONE] if len(names_of_axes) > 1 else ():
+            yield Setting(ONES, integers(3), pinned={axis: int(rng.integers(3, 7))})
     met = [met_by_positions(program) for program in programs]
     if any(met):
         least = tuple({axis: number + 2 for axis, number in each.items()} for each in met)
-        yield Setting(LEAST, integers(3), least)
+        yield Setting(apart, integers(3), least)
     exact = sizes_met(*programs)
     for number in sorted({n for numbers in exact.values() for n in numbers}, reverse=True)[:EXACT_SIZES]:
         if number < SMALL:
             yield Setting(Choice((number,), (number,), (number,), "none", near=False), integers(3))
-        else:
-            reached = {axis: number for axis, numbers in exact.items() if number in numbers}
-            yield Setting(LEAST, integers(3), (reached, reached))
+        reached = [axis for axis, each in exact.items() if number in each]
+        for axes in (
+            [[axis] for axis in reached] if of == "programs" else [reached] if number >= SMALL else []
+        ):
+            yield Setting(apart, integers(3), pinned=dict.fromkeys(axes, number))
 
 
-def _shuffled(rng: np.random.Generator) -> Choice:
+def _shuffled(rng: np.random.Generator, apart: Literal["all", "together"]) -> Choice:
     """Small sizes in another order."""
     numbers = [int(n) for n in rng.permutation(np.arange(2, 13))]
     return replace(
-        COMPACT, reduced=tuple(numbers), free=tuple(numbers[::-1]), compared=tuple(sorted(numbers))
+        COMPACT,
+        reduced=tuple(numbers),
+        free=tuple(numbers[::-1]),
+        compared=tuple(sorted(numbers)),
+        apart=apart,
     )
 
 

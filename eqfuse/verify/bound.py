@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from eqfuse.terms.functions import CASTS, FUNCTIONS
+from eqfuse.terms.functions import CASTS, CIRCULAR, FUNCTIONS
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -210,8 +210,8 @@ def _hashes(node: Call, strict_casts: bool) -> int:
     """How many values of uninterpreted functions `FieldDomain` makes one value of this call from, at most."""
     inside = {part.fn for part in walk(*node.args) if isinstance(part, Call)}
     match node.fn:
-        case "exp":
-            return 2 if inside & {"exp", "sqrt", "rsqrt", *LOGISTIC} else 0
+        case fn if fn == "exp" or fn in CIRCULAR:
+            return 2 if inside & {"exp", "sqrt", "rsqrt", *LOGISTIC, *CIRCULAR} else 0
         case "log" | "sqrt" | "rsqrt":
             return int("log" in inside)
         case "gelu":
@@ -256,6 +256,10 @@ def _side_atoms(side: Side, name: str) -> list[_Atom]:
         for node, bound in _occurrences(output.expr):
             if isinstance(node, Call) and (node.fn == "exp" or node.fn in LOGISTIC):
                 found += _split(node.args[0], bound, side)
+            elif isinstance(node, Call) and node.fn in CIRCULAR:
+                # Atoms of their own: i times a term is no sum of other terms.
+                atoms = _split(node.args[0], bound, side)
+                found += [_Atom(Call("cos", (atom.term,)), atom.bound) for atom in atoms]
     return found
 
 

@@ -18,7 +18,7 @@ from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
 from eqfuse.terms.printer import show
 from eqfuse.verify.certificate import NEVER
-from eqfuse.verify.field.domain import FieldArray, P, Q
+from eqfuse.verify.field.domain import FieldArray
 
 Interval = tuple[float, float]
 
@@ -55,7 +55,8 @@ class Branches:
     `max(x, y)`; `abs(x)`, `max(x, -x)` and `x < 0`. The residues tell, in the first run of each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, p: int, q: int) -> None:
+        self._moduli = p, q
         self._seen: dict[Expr, int] = {}
         self._numbers: dict[Expr, int] = {}
 
@@ -65,7 +66,7 @@ class Branches:
         if seen == BELOW | EQUAL | ABOVE:
             return
         if node not in self._numbers:
-            self._numbers[node] = _fingerprint(node, parts)
+            self._numbers[node] = _fingerprint(node, parts, self._moduli)
         left = _reals(parts[0])
         right = _reals(parts[1]) if len(parts) > 1 else 0.0
         # The limit of a number and an infinity is the number: parts of an axis without a position.
@@ -107,12 +108,12 @@ def _depends_on_data(node: Expr) -> bool:
     return any(isinstance(part, Load | Reduce | Scalar) for part in walk(node))
 
 
-def _fingerprint(node: Expr, parts: Sequence[Any]) -> int:
+def _fingerprint(node: Expr, parts: Sequence[Any], moduli: tuple[int, int]) -> int:
     """A number for the differences between what is compared, up to their sign and however they are repeated."""
     known: list[tuple[Any, Any]] = [
         (part.p, part.q) if isinstance(part, FieldArray) else (np.asarray(part),) * 2 for part in parts
     ]
-    for at, modulus in ((0, P), (1, Q)):
+    for at, modulus in enumerate(moduli):
         residues = [pair[at] for pair in known]
         if all(residue is not None for residue in residues):
             first, *rest = residues

@@ -199,7 +199,9 @@ class Certificate:
             lines += ["  " + line for line in str(self.counterexample).splitlines()]
         if not self.stages:
             return "\n".join(lines)  # nothing was run
-        lines.append(f"arithmetic: residues modulo p = {p}, inside exponentials modulo q = (p - 1) / 2 = {q}")
+        lines.append(
+            f"arithmetic: residues modulo p = {p}, inside exponentials modulo q = (p - 1) / {(p - 1) // q} = {q}"
+        )
         if self.interpreted:
             lines.append("interpreted: " + " ".join(self.interpreted))
         if self.opaque:

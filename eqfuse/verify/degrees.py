@@ -17,7 +17,7 @@ import numpy as np
 
 from eqfuse.terms.definitions import evaluated
 from eqfuse.terms.domain import Watch
-from eqfuse.terms.functions import CASTS, FUNCTIONS
+from eqfuse.terms.functions import CASTS, CIRCULAR, FUNCTIONS
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import InputSpec
@@ -125,6 +125,8 @@ class DegreeDomain:
                 return _root(x)
             case (_, [x]) if fn in LOGISTIC:
                 return self._logistic(fn, x)
+            case (_, [x]) if fn in CIRCULAR:
+                return self._circular(x)
             case (_, [x, y]) if fn in SELECTIONS:
                 return _either(x, y)
             case ("finite" | "invertible", [x]):
@@ -167,6 +169,11 @@ class DegreeDomain:
         quotient = self._product(_sum(NUMBER, exponential), _reciprocal(_sum(NUMBER, exponential)))
         self._hashed([x])
         return self._product(x, quotient) if fn == "silu" else quotient._replace(weight=1.0, q=True)
+
+    def _circular(self, x: Form) -> Form:
+        """Half the sum of a point z, the exponential of a multiple of x, and of 1 / z."""
+        z = self._exp(x._replace(above=x.above + 1))
+        return _sum(z, _reciprocal(z))._replace(weight=1.0, q=False)
 
     def _hashed(self, args: Sequence[Form]) -> Form:
         degrees = [(arg.above + arg.below) * (2 if arg.logarithm else 1) for arg in args]

@@ -40,13 +40,15 @@ from eqfuse.verify.certificate import (
     StageReport,
 )
 from eqfuse.verify.degrees import Counted, count
-from eqfuse.verify.field.casts import CastAware, decides_on_casts
+from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.field.domain import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.field.modular import Truths
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, full_entropy
 from eqfuse.verify.shrink import smallest
 from eqfuse.verify.sizes import (
+    APART,
+    LEAST,
     InputSpec,
     constant_conditions,
     delimiting_scalars,
@@ -71,6 +73,8 @@ ELSEWHERE_TRIALS = 8
 """Trials at thresholds of stages at other sizes: each kind of value once."""
 MOST_TRIALS, ELEMENTS = 128, 40_000
 """Trials that look for a difference at small sizes, and the elements of the largest value over all of them."""
+DRAWS = 4
+"""Integers and truth values of two programs are drawn so often at sizes where there are as many trials."""
 MOST_ELSEWHERE = 200_000
 """Elements of the largest value over all trials there."""
 CLOSE = 1e-9
@@ -117,7 +121,7 @@ Draws = Literal["as usual", "at thresholds"]
 Domains = Literal["same", "common"]
 """Of these, what `equivalent` has."""
 
-APART = 1e-6
+UNEXPLAINED = 1e-6
 """Relative difference of float64 shadows that no rounding explains at inputs of ordinary size."""
 
 
@@ -270,7 +274,7 @@ def _compare_output(
         counts[name] = counts.get(name, 0) + elements[independent].sum(0)
     if defined != "reference" and not (expected.rooted or found.rooted):
         with np.errstate(invalid="ignore"):
-            reach = APART * np.maximum(scale, np.abs(found.shadow))
+            reach = UNEXPLAINED * np.maximum(scale, np.abs(found.shadow))
             if expected.error is not None and found.error is not None:
                 reach = 4 * (expected.error + found.error) + CLOSE * np.abs(expected.shadow)
             tally.apart += int((residues & (np.abs(expected.shadow - found.shadow) > reach)).sum())
@@ -346,7 +350,7 @@ def check_stages(
     for stage in stages:
         groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
     forms = (program, *(stage.program for stage in stages if stage.program is not None))
-    verification = Verification(trials, seed, program.strict_casts, bound, decides_on_casts(*forms))
+    verification = Verification(trials, seed, FieldChoice.of(*forms), bound)
     for key, members in groups.items():
         extents = dict(key)
         specs = input_specs(program, extents, given, dtypes)
@@ -389,7 +393,7 @@ def _look_elsewhere(
         values = {**usual, **setting.integers, **fixed}
         least = setting.least[0] if setting.least else {}
         try:
-            found = extents_at(program, values, setting.choice, least)
+            found = extents_at(program, values, setting.choice, least, setting.pinned)
         except EqfuseError:  # a read that is outside its tensor at these sizes
             continue
         size = volume(program, found)
@@ -430,17 +434,17 @@ class Source:
         """What the stages are compared with."""
         return self.expected or Stage.of_program("program", self.sides[0].program, self.sides[0].extents)
 
-    def bounds(self, stages: Sequence[Stage], strict_casts: bool) -> list[Bound]:
+    def bounds(self, stages: Sequence[Stage], field: FieldChoice) -> list[Bound]:
         """What one trial can miss, for every stage."""
         integers = small_integers(*self.programs)
         names = dict.fromkeys(name for program in self.programs for name in program.scalars)
         scalars = {name: self.scalars.get(name, integers.get(name)) for name in names}
 
         def counted(stage: Stage) -> Counted:
-            return count(stage.run, self.specs, scalars, self.extents, strict_casts=strict_casts)
+            return count(stage.run, self.specs, scalars, self.extents, strict_casts=field.strict_casts)
 
         expected = counted(self.reference)
-        difference = Difference.of(self.sides, expected, strict_casts=strict_casts)
+        difference = Difference.of(self.sides, expected, field.q, strict_casts=field.strict_casts)
         alone = difference.worst(expected)
         if alone.per_trial >= 1.0:  # nor is it told from another, which need not be counted
             return [alone] * len(stages)
@@ -521,13 +525,10 @@ class Source:
 class Verification:
     """Rounds of trials, each in a field of its own, and what they showed."""
 
-    def __init__(
-        self, trials: int, seed: int, strict_casts: bool, requested: float, decides_on_casts: bool = False
-    ) -> None:
+    def __init__(self, trials: int, seed: int, field: FieldChoice, requested: float) -> None:
         if trials < 1:
             raise ValueError("at least one trial is needed")
-        self._trials, self._seed, self._strict_casts, self._requested = trials, seed, strict_casts, requested
-        self._decides_on_casts = decides_on_casts
+        self._trials, self._seed, self._kind, self._requested = trials, seed, field, requested
         self._reports: list[StageReport] = []
         self._interpreted: set[str] = set()
         self._opaque: set[str] = set()
@@ -538,7 +539,7 @@ class Verification:
         self._bounds: list[tuple[Bound, int, int, int]] = []
         self._constant: set[str] = set()
         self._untaken: set[str] = set()
-        self.branches = Branches()
+        self.branches = Branches(field.p, field.q)
         self._thresholds: int | None = None
         self._searched: list[Mapping[str, int]] = []
         self.reason = ""
@@ -556,7 +557,7 @@ class Verification:
         """Compares the stages with the source until every output position was compared often enough, or
         never will be. With `half`, rounds have half as many trials; the first has `hard` more at the thresholds of
         these numbers."""
-        bounds = source.bounds(stages, self._strict_casts)
+        bounds = source.bounds(stages, self._kind)
         tallies = {stage.name: Tally() for stage in stages}
         least_rounds = source.least_rounds()
         usual = (self._trials + 1) // 2 if half else self._trials
@@ -638,7 +639,9 @@ class Verification:
                 self._thresholds = (self._thresholds or 0) + int((~left_out).sum())
         integers = {name: n for name, n in source.scalars.items() if isinstance(n, int)}
         extents = {axis: n for stage in stages for axis, n in stage.extents.items()}
-        self._searched.append({**source.extents, **extents, **integers})
+        searched = {**source.extents, **extents, **integers}
+        if searched not in self._searched:
+            self._searched.append(searched)
 
     def _enough(self, tally: Tally, bound: Bound, rounds: int, drawn: int, share: float) -> bool:
         """Whether every position of a stage was compared, and the bound is reached, or given up, after so many rounds
@@ -663,8 +666,7 @@ class Verification:
 
     def _field(self, number: int) -> tuple[FieldDomain, np.random.Generator]:
         rng = np.random.default_rng([self._seed, number])
-        kind = CastAware if self._decides_on_casts and not self._strict_casts else FieldDomain
-        domain = kind(seed=int(rng.integers(2**62)), strict_casts=self._strict_casts)
+        domain = self._kind.domain(int(rng.integers(2**62)))
         domain.watch = self.branches.note
         self._primes = (domain.p, domain.q)
         return domain, rng
@@ -770,8 +772,7 @@ def equivalent(
     defined: Defined = "same" if domain == "same" else "common"
     first, second = (each if isinstance(each, Program) else parse(each) for each in (left, right))
     given = {**small_integers(first, second), **(scalars or {})}
-    strict, decides = first.strict_casts or second.strict_casts, decides_on_casts(first, second)
-    verification = Verification(trials, seed, strict, bound, decides)
+    verification = Verification(trials, seed, FieldChoice.of(first, second), bound)
     verification.reason = _interface_difference(first, second)
     if verification.reason:
         return verification.certificate()
@@ -848,14 +849,20 @@ def _look_for_difference(
     for number, setting in enumerate(settings((first, second), fixed, np.random.default_rng(seed))):
         values = {**usual, **setting.integers, **fixed}
         try:
-            pair = JointSizes.of(first, second, values, (setting.choice,), setting.least)
+            choices = (setting.choice, LEAST) if setting.choice is APART else (setting.choice,)
+            pair = JointSizes.of(first, second, values, choices, setting.least, setting.pinned)
         except EqfuseError:  # a read that is outside its tensor at these sizes
             continue
         if verification.reason or pair.output_difference() or 2 * pair.volume > MOST_ELEMENTS:
             continue
         (stage,), source = _of_pair(pair, values, defined)
         count = min(max(trials, _many(pair.volume)), MOST_ELEMENTS // max(1, pair.volume))
-        verification.probe([stage], source, numbers, number, count)
+        # Integers and truth values are the same in all trials of a draw.
+        draws = (
+            max(1, min(DRAWS, count // trials)) if any(s.kind != "real" for s in pair.specs.values()) else 1
+        )
+        for draw in range(draws):
+            verification.probe([stage], source, numbers, DRAWS * number + draw, -(-count // draws))
         unseen.look((pair.left, pair.right), values)
 
 

@@ -42,12 +42,14 @@ class JointSizes:
         scalars: Mapping[str, object],
         choices: Sequence[Choice] = CHOICES,
         least: Sequence[Mapping[str, int]] = (),
+        pinned: Mapping[str, int] | None = None,
     ) -> JointSizes:
         """Small sizes at which a dimension of a tensor is the same for both programs; the first of the choices that is
-        small enough. `least` are extents at least, by axis, of the first and of the second program."""
+        small enough. `least` are extents at least, by axis, of the first and of the second program, `pinned` those that
+        axes of this name have in either."""
         found: list[JointSizes] = []
         for choice in choices:
-            found.append(cls._fitting(first, second, scalars, choice, least))
+            found.append(cls._fitting(first, second, scalars, choice, least, pinned or {}))
             if found[-1].volume <= LARGEST_VOLUME:
                 break
         return min(found, key=lambda each: each.volume)
@@ -65,6 +67,7 @@ class JointSizes:
         scalars: Mapping[str, object],
         choice: Choice,
         least: Sequence[Mapping[str, int]],
+        pinned: Mapping[str, int],
     ) -> JointSizes:
         programs = (("first", first), ("second", second))
         classes = AxisClasses()
@@ -76,8 +79,14 @@ class JointSizes:
             for axis, extent in axes.items():
                 key = classes.find((label, axis))
                 reached[key] = max(reached.get(key, 0), extent)
+        fixed = {
+            classes.find((label, axis)): extent
+            for label, program in programs
+            for axis, extent in pinned.items()
+            if axis in axes_of(program.outputs)
+        }
         for _ in range(_ATTEMPTS):
-            extents = joint_extents(classes, programs, scalars, reached, choice)
+            extents = joint_extents(classes, programs, scalars, reached, choice, pinned=fixed)
             left, right = ({a: n for (at, a), n in extents.items() if at == label} for label, _ in programs)
             specs = _specs(first, second, left, right, scalars)
             if not _enlarge(classes, programs, specs, extents, reached):

@@ -103,7 +103,8 @@ class _Search:
             right = two[name]
             if left.shape != right.shape or not left.size:
                 continue
-            apart = np.abs(left - right) / np.maximum(1.0, np.maximum(np.abs(left), np.abs(right)))
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(left - right) / np.maximum(1.0, np.maximum(np.abs(left), np.abs(right)))
             apart = np.where(np.isfinite(left) & np.isfinite(right), apart, 0.0)
             at = np.unravel_index(int(np.argmax(apart)), apart.shape)
             if apart[at] > max(APART, worst):

@@ -78,6 +78,8 @@ class Choice:
 USUAL = Choice((7, 11, 15, 19, 23, 27), (3, 5, 6, 9, 10, 13, 14, 18, 22), (9, 11, 13, 14, 15, 17, 19))
 COMPACT = Choice((3, 5, 7, 6, 9, 11, 13), (3, 5, 6, 7, 9, 10, 13), (5, 6, 7, 9, 11, 13), "together")
 """For programs of many axes, whose product counts: each has several tiles of 2 and a ragged last one."""
+APART = Choice((3, 5, 2, 4, 6), (2, 4, 3, 5, 6), (4, 3, 5, 2, 6), "all", near=False)
+"""As small as sizes can be that tell axes apart."""
 LEAST = Choice((3,), (3,), (3,), "none")
 """For programs of so many that this is too much."""
 CHOICES = (USUAL, COMPACT, LEAST)
@@ -127,11 +129,15 @@ def join_axes(classes: AxisClasses, program: Program, label: str = "") -> None:
 
 
 def extents_at(
-    program: Program, scalars: Mapping[str, object], choice: Choice, least: Mapping[str, int]
+    program: Program,
+    scalars: Mapping[str, object],
+    choice: Choice,
+    least: Mapping[str, int],
+    pinned: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Extents of one choice with which every read is inside its tensor, of some axes at least so many. Raises BindError
-    where there are none."""
-    return _fitting(program, scalars, choice, least)
+    """Extents of one choice with which every read is inside its tensor, of some axes at least so many, of those that are
+    `pinned` just so many. Raises BindError where there are none."""
+    return _fitting(program, scalars, choice, least, pinned)
 
 
 def small_extents(program: Program, scalars: Mapping[str, object] | None = None) -> dict[str, int]:
@@ -156,7 +162,11 @@ def volume(program: Program, extents: Mapping[str, int]) -> int:
 
 
 def _fitting(
-    program: Program, scalars: Mapping[str, object], choice: Choice, least: Mapping[str, int] | None = None
+    program: Program,
+    scalars: Mapping[str, object],
+    choice: Choice,
+    least: Mapping[str, int] | None = None,
+    pinned: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Extents with which every read is inside its tensor. Those that are too short get a longer one of the choice,
     or else, where only some lengths will do (`x[c//4*4 + q]`), just what is read."""
@@ -164,10 +174,13 @@ def _fitting(
     join_axes(classes, program)
     integers = {**small_integers(program), **_integers(scalars)}
     plain = {(load.tensor, k): index.name for load, k, index in _plain_indices(program)}
+    fixed = {classes.find(("", axis)): n for axis, n in (pinned or {}).items()}
     for exact in (False, True):
         reached: dict[object, int] = {classes.find(("", axis)): n for axis, n in (least or {}).items()}
         for _ in range(_ATTEMPTS):
-            found = joint_extents(classes, [("", program)], scalars, reached, choice, exact=exact)
+            found = joint_extents(
+                classes, [("", program)], scalars, reached, choice, exact=exact, pinned=fixed
+            )
             extents = {axis: extent for (_, axis), extent in found.items()}
             shapes = small_shapes(program, extents, scalars)
             outside = list(reads_outside(program, shapes, extents, integers))
@@ -214,9 +227,10 @@ def joint_extents(
     choice: Choice = USUAL,
     *,
     exact: bool = False,
+    pinned: Mapping[object, int] | None = None,
 ) -> dict[tuple[str, str], int]:
     """Extents by class for several labelled programs whose axes were joined; `reached` are least extents, or where
-    they are `exact` the extents themselves."""
+    they are `exact` the extents themselves, as those that are `pinned` always are."""
     members: dict[object, list[tuple[str, str]]] = {}
     reduced: set[object] = set()
     compared: set[object] = set()
@@ -253,7 +267,7 @@ def joint_extents(
                     for key in keys if choice.near else ():
                         near = [int(abs(offset)) + 2 for offset in offsets if abs(offset) <= LARGEST_OFFSET]
                         atleast[key] = max(atleast.get(key, 0), *near, 0)
-    chosen |= (reached or {}) if exact else {}
+    chosen |= {**((reached or {}) if exact else {}), **(pinned or {})}
 
     def used(key: object) -> frozenset[int]:
         """Extents that others have from which this one has to be told."""

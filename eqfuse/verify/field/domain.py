@@ -42,12 +42,16 @@ from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.contraction import Contraction
 from eqfuse.verify.field import rounding
 from eqfuse.verify.field.exponent_sums import Known, Split, chosen, placed
-from eqfuse.verify.field.modular import Reals, Residues, SquareGroup, Truths, inverse, matmul, power, scramble
+from eqfuse.verify.field.modular import PowerGroup, Reals, Residues, Truths, inverse, matmul, power, scramble
 
 P = 1932740039
 """The largest safe prime below 2**31 modulo which 2, 3, 5, ... 61 are all squares, so that the constants and
 sizes that people write have roots, as positive numbers do. -1 is a non-square."""
 Q = (P - 1) // 2
+
+CIRCLE_P, CIRCLE_Q = 1525921609, 63580067
+"""The largest primes p = 24 q + 1 below 2**31 for which 2, 3, 5 and 7 are in the group of order q. -1 has a root there, so that
+the points of a circle, cos + i sin, are elements of the field. Below 24, 2 or 3 is never in that group."""
 
 UNDEFINED, TWISTED, SIGNED, POLE = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
 """Marks of elements: no value at all; a value by continuation of a root to non-squares; one of a logarithm; made
@@ -133,12 +137,19 @@ class FieldDomain:
     watch: Watch | None = None
 
     def __init__(
-        self, p: int = P, q: int = Q, generator: int = 4, seed: int = 0, *, strict_casts: bool = False
+        self,
+        p: int = P,
+        q: int = Q,
+        generator: int | None = None,
+        seed: int = 0,
+        *,
+        strict_casts: bool = False,
     ) -> None:
-        if p != 2 * q + 1 or not 2**8 < p < 2**31 or pow(generator, q, p) != 1 or generator % p in (0, 1):
-            raise ValueError(f"need a safe prime p = 2q + 1 below 2**31 and a square generator, got {p}, {q}")
+        generator = pow(2, (p - 1) // q, p) if generator is None else generator
+        if (p - 1) % q or not 2**8 < p < 2**31 or pow(generator, q, p) != 1 or generator % p in (0, 1):
+            raise ValueError(f"need primes p = kq + 1 below 2**31 and a generator of order q, got {p}, {q}")
         self.p, self.q = p, q
-        self.group = SquareGroup(p, q, generator)
+        self.group = PowerGroup(p, q, generator)
         self.strict_casts = strict_casts
         self.careful = False
         self.trials: int | None = None
@@ -147,7 +158,7 @@ class FieldDomain:
         self.extremes: dict[str, npt.NDArray[np.int64]] = {}
         self.beyond_floats: Truths = np.zeros(1, dtype=bool)
         self._seed = seed
-        self._log_omega = int(np.random.default_rng(seed).integers(1, q))
+        self._log_omega, self._turn = (int(n) for n in np.random.default_rng(seed).integers(1, q, 2))
         self._floats = FloatDomain("float64")
         self._table: dict[str, Callable[..., FieldArray]] = {
             "add": self._add,
@@ -168,6 +179,9 @@ class FieldDomain:
             "sigmoid": self._sigmoid,
             "tanh": self._tanh,
         }
+        self._i = _root_of_minus_one(p) if p % 4 == 1 else 0
+        if self._i:
+            self._table |= {"sin": self._sin, "cos": self._cos}
 
     @property
     def omega(self) -> int:
@@ -213,9 +227,8 @@ class FieldDomain:
 
         0 and infinities have the residues 0.
         """
-        root = rng.integers(1, self.p, size=shadow.shape)
-        square = root * root % self.p
-        p = np.where(shadow < 0, self.p - square, square)
+        positive = self.group.powers(rng.integers(1, self.p, size=shadow.shape))
+        p = np.where(shadow < 0, self.p - positive, positive)
         q = rng.integers(1, self.q, shadow.shape)
         random = (shadow != 0) & np.isfinite(shadow)
         return FieldArray(np.where(random, p, 0), np.where(random, q, 0), shadow)
@@ -363,7 +376,7 @@ class FieldDomain:
     def _any_without_root(self, values: Residues) -> bool:
         """Whether some residue is no square; a piece at a time, since among numbers at random half are none."""
         pieces = (values[at : at + PIECE] for at in range(0, values.size, PIECE))
-        return any(bool((power(piece, self.q, self.p) == self.p - 1).any()) for piece in pieces)
+        return any(bool((power(piece, self.q, self.p) > 1).any()) for piece in pieces)
 
     def _exp(self, x: FieldArray) -> FieldArray:
         shadow = np.exp(x.shadow)
@@ -405,17 +418,17 @@ class FieldDomain:
     def _positive(self, fn: str, residues: Residues) -> Residues:
         """An uninterpreted function into the squares, 1 at 0."""
         root = scramble(residues, self._key(fn)) % (self.p - 1) + 1
-        return np.where(residues == 0, 1, root * root % self.p)
+        return np.where(residues == 0, 1, self.group.powers(root))
 
     def _log(self, x: FieldArray) -> FieldArray:
         if x.p is None:
             return self._opaque("log", [x])
         positive = (x.shadow > 0) & np.isfinite(x.shadow)
-        square = power(x.p, self.q, self.p) == 1
+        straight = power(x.p, self.q, self.p) == 1
         usable = positive & (x.p != 0)
-        exponents = self.group.log(np.where(usable, np.where(square, x.p, self.p - x.p), 1))
+        exponents = self.group.log(np.where(usable, x.p, 1))
         q = exponents * pow(self._log_omega, -1, self.q) % self.q
-        marks = _joined(_marked(SIGNED, positive & ~square), _marked(UNDEFINED, positive & ~usable))
+        marks = _joined(_marked(SIGNED, positive & ~straight), _marked(UNDEFINED, positive & ~usable))
         result = FieldArray(None, q, np.log(x.shadow), marks)
         if self.careful:
             self._note_unclear(x)
@@ -425,7 +438,7 @@ class FieldDomain:
     def _sqrt(self, x: FieldArray) -> FieldArray:
         if x.p is None:
             return self._opaque("sqrt", [x])
-        root = power(x.p, (self.p + 1) // 4, self.p)
+        root = power(x.p, (self.q + 1) // 2, self.p)
         # A variance of equal values may be -1e-17 in float64 where it is exactly 0.
         real = np.where((x.p == 0) & np.isfinite(x.shadow), np.maximum(x.shadow, 0.0), x.shadow)
         twisted = (root * root % self.p != x.p) & (real >= 0) & np.isfinite(real)
@@ -456,6 +469,50 @@ class FieldDomain:
         opaque = self._opaque("tanh", [x])
         result.q, result.shadow, result.error = opaque.q, self._unsaturated("tanh", x), opaque.error
         return result
+
+    def _sin(self, x: FieldArray) -> FieldArray:
+        z = self._point(x)
+        return self._on_circle(
+            "sin", x, None if z is None else (z[0] - z[1]) * pow(2 * self._i, -1, self.p) % self.p
+        )
+
+    def _cos(self, x: FieldArray) -> FieldArray:
+        z = self._point(x)
+        return self._on_circle("cos", x, None if z is None else (z[0] + z[1]) * pow(2, -1, self.p) % self.p)
+
+    def _point(self, x: FieldArray) -> tuple[Residues, Residues] | None:
+        """z(x), which stands for cos(x) + i sin(x), and its inverse: omega to the power of t x, where t, a random number
+        that stands for i, is unknown to exponentials; of a value without residue modulo q, uninterpreted elements of the
+        group, one for each term of the sum that it was written as."""
+        if x.q is not None:
+            z = self._power_of_omega(x.q * self._turn % self.q)
+            return z, self._power_of_omega((self.q - x.q) * self._turn % self.q)
+        split = x.split or _whole(x)
+        if split is None:
+            return None
+        self.opaque.add("sin, cos of a value without exponent residue")
+        above = [self._circling(part) for part in split.plus]
+        below = [self._circling(-part % self.p) for part in split.minus]
+        if split.known is not None:
+            above.append(self._power_of_omega(split.known.q * self._turn % self.q))
+        z = reduce(lambda one, other: one * other % self.p, [*above, *below])
+        return z, inverse(z, self.p)
+
+    def _circling(self, residues: Residues) -> Residues:
+        """An uninterpreted function into the group, of which that of the negative is the inverse."""
+        upper = residues > self.p // 2
+        found = self._positive("cos + i sin", np.where(upper, self.p - residues, residues))
+        return np.where(upper, inverse(found, self.p), found)
+
+    def _on_circle(self, fn: str, x: FieldArray, residues: Residues | None) -> FieldArray:
+        """The sine or cosine with these residues; none is known modulo q."""
+        if residues is None:
+            return self._opaque(fn, [x])
+        shadow = np.asarray(self._floats.call(fn, [x.shadow]))
+        result = FieldArray(np.broadcast_to(residues, shadow.shape), None, shadow)
+        if self.careful:
+            result.error = UNIT + (0.0 if x.error is None else np.minimum(x.error, 2.0)) + np.zeros(x.shape)
+        return self._settle(result, x, poles=np.True_)
 
     def _sigmoid(self, x: FieldArray) -> FieldArray:
         half = self.full((), 0.5)
@@ -495,7 +552,7 @@ class FieldDomain:
             assert whole.p is not None and whole.q is not None
             hashed = finite & (result.shadow != 0)
             negative = result.shadow < 0
-            p, q = root * root % self.p, scramble(mixed, self._key(fn)) % self.q
+            p, q = self.group.powers(root), scramble(mixed, self._key(fn)) % self.q
             result.p = np.where(hashed, np.where(negative, self.p - p, p), whole.p)
             result.q = np.where(hashed, np.where(negative, -q % self.q, q), whole.q)
             if fn in STEPS:  # in the order of the arguments
@@ -515,7 +572,8 @@ class FieldDomain:
             quotient = x.shadow / y.shadow
             error = rounding.of_quotient(quotient, y.shadow, x.error, y.error)
             if x.error is not None or y.error is not None:
-                self._note_beyond_floats(np.floor(quotient - error) != np.floor(quotient + error))
+                open_ = np.floor(quotient - error) != np.floor(quotient + error)
+                self._note_beyond_floats(open_ & ~(self._is_whole(x) & self._is_whole(y)))
             result.error = UNIT * np.abs(result.shadow)
             if fn == "mod":
                 result.error = result.error + error * np.abs(y.shadow)
@@ -528,11 +586,21 @@ class FieldDomain:
         (x,) = args
         error = self._error_of(fn, np.asarray(self._floats.call(fn, [x.shadow])), x)
         if fn in STEPS:
-            self._note_beyond_floats(error > 0.5)
+            self._note_beyond_floats((error > 0.5) & ~self._is_whole(x))
             error = UNIT * np.abs(result.shadow) + (0.0 if x.error is None else _APART * x.error)
         else:
             self._note_beyond_floats((np.abs(result.shadow) <= error) & (error > 0) & ~_is_zero(x))
         result.error = error
+
+    def _is_whole(self, x: FieldArray) -> Truths:
+        """Where a value is the whole number that its shadow is, as its residue says."""
+        whole = np.abs(x.shadow) < 2.0**53
+        number = np.where(whole, np.rint(x.shadow), 0.0)
+        whole &= number == x.shadow
+        if x.p is None:
+            return np.zeros_like(whole)
+        found: Truths = whole & (number.astype(np.int64) % self.p == x.p)
+        return found
 
     def _note_unclear(self, x: FieldArray, y: FieldArray | None = None) -> None:
         """Trials in which rounding leaves open which of two different numbers is the greater; of one and 0, where there
@@ -849,6 +917,13 @@ def _terms(x: FieldArray) -> Split | None:
 
 def _whole(x: FieldArray) -> Split | None:
     return None if x.p is None else Split(None, (x.p,), ())
+
+
+@lru_cache(maxsize=4)
+def _root_of_minus_one(p: int) -> int:
+    """An i with i * i = -1, modulo a prime that is 1 modulo 4."""
+    found = (pow(base, (p - 1) // 4, p) for base in range(2, p))
+    return next(i for i in found if i * i % p == p - 1)
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""Arithmetic modulo primes below 2**31 on int64 arrays, and the group of squares of a safe prime.
+"""Arithmetic modulo primes below 2**31 on int64 arrays, and the subgroup of large prime order modulo such a prime.
 
 Every array holds residues in [0, modulus); a product of two of them fits in int64.
 """
@@ -26,6 +26,8 @@ a modulus of 31 bits."""
 
 def power(base: Residues, exponent: int, modulus: int) -> Residues:
     """`base ** exponent` by a four-bit window: one product per bit and one per digit."""
+    if exponent == 2:
+        return base * base % modulus
     digits = f"{exponent:x}"
     powers = [np.ones_like(base), base]
     for _ in range(14):
@@ -80,12 +82,22 @@ def _remainder(integers: Reals, modulus: int) -> Reals:
 
 
 @dataclass(frozen=True)
-class SquareGroup:
-    """The squares modulo a safe prime `p = 2q + 1`: a cyclic group of prime order q, made by `generator`."""
+class PowerGroup:
+    """The k-th powers modulo a prime `p = kq + 1`: a cyclic group of prime order q, made by `generator`. Of a safe prime,
+    k = 2, they are the squares."""
 
     p: int
     q: int
     generator: int
+
+    @property
+    def cofactor(self) -> int:
+        """k."""
+        return (self.p - 1) // self.q
+
+    def powers(self, roots: Residues) -> Residues:
+        """The elements of the group that are the k-th powers of residues."""
+        return power(roots, self.cofactor, self.p)
 
     def exp(self, exponents: Residues) -> Residues:
         """`generator ** exponent`: two table look-ups and one product per element."""
@@ -93,16 +105,17 @@ class SquareGroup:
         bits = _low_bits(self)
         return np.asarray(low[exponents & ((1 << bits) - 1)] * high[exponents >> bits] % self.p)
 
-    def log(self, squares: Residues) -> Residues:
-        """The exponent of every square: each is up to sign a fraction of two numbers of half its length, whose
-        logarithms are in a table (index calculus). Every element must be a non-zero square."""
-        distinct, where = np.unique(squares.ravel(), return_inverse=True)
+    def log(self, values: Residues) -> Residues:
+        """The exponent of every element of the group, and of other residues the k-th part of that of their k-th power: a
+        homomorphism of all that are not 0, which takes -1 to 0. Each value is up to sign a fraction of two numbers of half its
+        length, whose logarithms are in a table (index calculus)."""
+        distinct, where = np.unique(values.ravel(), return_inverse=True)
         table = _small_logs(self)
         above, below = _fractions(distinct, self.p)
-        return np.asarray(((table[above] - table[below]) % self.q)[where].reshape(squares.shape))
+        return np.asarray(((table[above] - table[below]) % self.q)[where].reshape(values.shape))
 
 
-def _low_bits(group: SquareGroup) -> int:
+def _low_bits(group: PowerGroup) -> int:
     return (group.q.bit_length() + 1) // 2
 
 
@@ -115,7 +128,7 @@ def _powers(base: int, count: int, modulus: int) -> Residues:
 
 
 @lru_cache(maxsize=4)
-def _exp_tables(group: SquareGroup) -> tuple[Residues, Residues]:
+def _exp_tables(group: PowerGroup) -> tuple[Residues, Residues]:
     bits = _low_bits(group)
     low = _powers(group.generator, 1 << bits, group.p)
     high = _powers(pow(group.generator, 1 << bits, group.p), (group.q >> bits) + 1, group.p)
@@ -131,15 +144,15 @@ _UNKNOWN = -1
 
 
 @lru_cache(maxsize=2)
-def _small_logs(group: SquareGroup) -> Residues:
-    """For 0 < n <= sqrt(p) + 2 the logarithm of n or of -n, whichever is a square (p = 3 modulo 4)."""
+def _small_logs(group: PowerGroup) -> Residues:
+    """For 0 < n <= sqrt(p) + 2 the logarithm of n (see `PowerGroup.log`)."""
     size = isqrt(group.p) + 3
     factor = _least_factors(size)
     primes = np.flatnonzero(factor == np.arange(size))[2:]
     logs = np.full(size, _UNKNOWN, dtype=np.int64)
     logs[1] = 0
     first = primes[primes < _FIRST_PRIMES]
-    logs[first] = _searched_logs(group, np.where(power(first, group.q, group.p) == 1, first, group.p - first))
+    logs[first] = _searched_logs(group, group.powers(first)) * pow(group.cofactor, -1, group.q) % group.q
     for limit in (_MORE_PRIMES, size):
         _fill_products(logs, factor, group.q)
         _relate(group, primes[primes < limit], logs)
@@ -166,7 +179,7 @@ def _fill_products(logs: Residues, factor: Residues, modulus: int) -> None:
         logs[rest[known]] = (prime + other)[known] % modulus
 
 
-def _relate(group: SquareGroup, primes: Residues, logs: Residues) -> None:
+def _relate(group: PowerGroup, primes: Residues, logs: Residues) -> None:
     """Adds the logarithms of all `primes`: each times a power of the generator is soon a fraction of two
     numbers whose logarithms are known."""
     pending, tried = primes[logs[primes] == _UNKNOWN], 0
@@ -200,15 +213,15 @@ def _fractions(values: Residues, p: int) -> tuple[Residues, Residues]:
     return above.reshape(values.shape), below.reshape(values.shape)
 
 
-def _searched_logs(group: SquareGroup, squares: Residues) -> Residues:
-    """Logarithms of a few squares by baby steps and giant steps."""
+def _searched_logs(group: PowerGroup, elements: Residues) -> Residues:
+    """Logarithms of a few elements by baby steps and giant steps."""
     baby = _powers(group.generator, min(_BABY_STEPS, group.q), group.p)
     order = np.argsort(baby)
     keys = baby[order]
     giant = _powers(pow(group.generator, -keys.size, group.p), group.q // keys.size + 1, group.p)
-    found = np.empty_like(squares)
-    for n, square in enumerate(squares):
-        rest = square * giant % group.p
+    found = np.empty_like(elements)
+    for n, element in enumerate(elements):
+        rest = element * giant % group.p
         at = np.minimum(np.searchsorted(keys, rest), keys.size - 1)
         step = int(np.argmax(keys[at] == rest))
         found[n] = (step * keys.size + order[at[step]]) % group.q
