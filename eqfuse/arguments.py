@@ -18,6 +18,7 @@ from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.integers import fits
 from eqfuse.terms.interpreter import check_dense
 from eqfuse.terms.nodes import Program
+from eqfuse.terms.promises import ascending, check_ascending
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes
 from eqfuse.threads import is_plain
@@ -138,9 +139,14 @@ class Arguments:
         return bind(self.program, shapes, given.sizes, given.scalars)
 
     def bound(self, given: Given) -> tuple[dict[str, int], dict[str, str]]:
-        """The extent of every axis, and the dtype of every tensor. Raises BindError and TypeCheckError."""
+        """The extent of every axis, and the dtype of every tensor. Raises BindError and TypeCheckError, also where
+        integers in the memory of a CPU do not ascend as the program says."""
         extents = self.extents(given)
         check_selections(self.program, extents, given.scalars)
+        if ascending(self.program) and not is_recording():
+            known = given.tensors.items()
+            at_hand = {n: t.numpy() for n, t in known if type(t) is torch.Tensor and t.device.type == "cpu"}
+            check_ascending(self.program, at_hand)
         key = tuple((name, tensor.dtype) for name, tensor in given.tensors.items())
         found = self._dtypes.get(key)
         if found is None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import math
+import mmap
+import os
+import signal
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +19,7 @@ import torch
 import eqfuse as eq
 from eqfuse import compiler
 from eqfuse.devices import device_named
+from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
@@ -57,6 +63,14 @@ BLOCKS = """
     p[h,r,p,j] = exp(s[h,r,p,j] - max[j](s[h,r,p,j]))
     o[h,r,p,e] = sum[j](p[h,r,p,j] / sum[j](p[h,r,p,j]) * v[h,block[r,j//16],j%16,e])
     """.replace("p[h,r,p,j]", "w[h,r,p,j]")
+DOCUMENTS = """
+    doc: i32[j]
+    at: i32[i]
+    assert doc[j] <= doc[j+1]
+    s[h,i,j] = where((doc[j] == at[i]) & (j <= i + 40), sum[d](q[i,h,d] * k[j,h,d]), -inf)
+    p[h,i,j] = exp(s[h,i,j] - max[j](s[h,i,j]))
+    o[i,h,e] = sum[j](p[h,i,j] / sum[j](p[h,i,j]) * v[j,h,e])
+    """
 SEGMENTS = "off: i32[n]\ny[s,e] = sum[j](where((off[s] <= j) & (j < off[s+1]), w[j] * v[j,e], 0))"
 
 
@@ -125,6 +139,23 @@ def packed(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
     return {"first": first.to(torch.int32), **given}, torch.stack(rows), {}
 
 
+def documents(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
+    """Keys sorted by the document that they are of; those of documents that no row is of are never read."""
+    doc = torch.repeat_interleave(torch.tensor([-3, 0, 1, 5, 6, 9]), torch.tensor([4, 3, 9, 1, 2, room - 19]))
+    at = torch.tensor([0] * 5 + [1] * 8 + [2, 5, 5, -7] + [1] * 3)
+    given = {"q": torch.randn(len(at), HEADS, WIDTH)} | {n: torch.randn(room, HEADS, WIDTH) for n in "kv"}
+    places = [torch.nonzero((doc == at[i]) & (torch.arange(room) <= i + 40))[:, 0] for i in range(len(at))]
+    rows = [
+        torch.cat(
+            [attended(given["q"][i, h][None], given["k"][js, h], given["v"][js, h]) for h in range(HEADS)]
+        )
+        for i, js in enumerate(places)
+    ]
+    unread = [j for j in range(room) if int(doc[j]) in (-3, 6, 9)]
+    given["k"][unread] = given["v"][unread] = NAN
+    return {"doc": doc.to(torch.int32), "at": at.to(torch.int32), **given}, torch.stack(rows), {}
+
+
 def segments(room: int) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
     """Rows of a sparse matrix; elements before the first and behind the last are of none."""
     off = torch.tensor([4, 4, 7, room // 2, room // 2, room - 9], dtype=torch.int32)
@@ -174,6 +205,7 @@ CASES: Mapping[str, Case] = {
     "scalar": (SCALAR, scalar),
     "paged": (PAGED, paged),
     "packed": (PACKED, packed),
+    "documents": (DOCUMENTS, documents),
     "segments": (SEGMENTS, segments),
     "shifted": (SHIFTED, shifted),
     "blocks": (BLOCKS, blocks),
@@ -187,7 +219,9 @@ def sizes_of(name: str, given: Tensors) -> dict[str, int]:
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["decode-rolling", "packed-split_k", "paged-resident", "blocks-rolling"])
+@pytest.mark.slow(
+    but=["decode-rolling", "packed-split_k", "paged-resident", "blocks-rolling", "documents-rolling"]
+)
 def test_nothing_outside_is_read_on_a_cpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)
@@ -210,6 +244,119 @@ def test_nothing_outside_is_read_by_compiled_code(name: str, prefer: str) -> Non
     given, expected, scalars = make(320)
     found = kernel(**given, **scalars, sizes=sizes_of(name, given))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def at_the_end_of_memory(tensor: torch.Tensor, kept: int) -> torch.Tensor:
+    """The tensor in memory of which the process may not read what lies behind the first `kept` bytes."""
+    size = tensor.numel() * tensor.element_size()
+    room = -(-kept // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, room + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+    raw = torch.frombuffer(memory, dtype=torch.uint8)
+    found = raw[room - kept : room - kept + size].view(tensor.dtype).view(tensor.shape)
+    found.copy_(tensor)
+    libc = ctypes.CDLL(None, use_errno=True)
+    behind = ctypes.c_void_p(raw.data_ptr() + room)
+    assert libc.mprotect(behind, ctypes.c_size_t(len(memory) - room), 0) == 0, ctypes.get_errno()
+    return found
+
+
+def status_of(call: Callable[[], object]) -> int:
+    """How a forked child ends in which this is called: 0, or what stopped it."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            faulthandler.disable()
+            call()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
+
+
+ASCENDING = "doc: i32[j]\nassert doc[j] <= doc[j+1]\ny[i] = sum[j](where(doc[j] == at[i], x[j] * z[i], 0))\nat: i32[i]"
+
+
+def sorted_sums() -> Tensors:
+    doc = torch.tensor([-3, 0, 0, 4, 4, 4, 9], dtype=torch.int32)
+    at = torch.tensor([0, 4, 5], dtype=torch.int32)
+    return {"doc": doc, "at": at, "x": torch.arange(7.0), "z": torch.tensor([1.0, 2.0, 3.0])}
+
+
+def test_what_falls_against_the_promise_is_named() -> None:
+    given = sorted_sums()
+    given["doc"][4] = 3
+    for call in (eq.compile(ASCENDING), eq.reference(ASCENDING)):
+        with pytest.raises(EqfuseError, match=r"doc\[4\] is less than doc\[3\].*ascends \(line 2\)"):
+            call(**given)
+    assert (
+        eq.compile(ASCENDING.splitlines()[0] + "\n" + "\n".join(ASCENDING.splitlines()[2:]))(**given)[1] == 16
+    )
+
+
+def test_reals_that_are_promised_to_ascend_are_refused() -> None:
+    with pytest.raises(EqfuseError, match="'doc' is promised to ascend, and declared f32"):
+        eq.compile(ASCENDING.replace("doc: i32", "doc: f32"))
+    undeclared = eq.compile("\n".join(ASCENDING.splitlines()[1:]))
+    with pytest.raises(EqfuseError, match="'doc' is promised to ascend, so it holds integers"):
+        undeclared(**{**sorted_sums(), "doc": torch.arange(7.0)})
+
+
+def test_the_gradient_of_what_a_search_cuts_is_cut() -> None:
+    given = sorted_sums()
+    given["x"].requires_grad_()
+    given["z"].requires_grad_()
+    kernel = eq.compile(ASCENDING)
+    kernel(**given).sum().backward()
+    assert given["x"].grad.tolist() == [0, 1, 1, 2, 2, 2, 0] and given["z"].grad.tolist() == [3, 12, 0]
+    assert "assert doc[j] <= doc[j + 1]" in kernel.backward.source
+    assert "search doc" in str(eq.compile(kernel.backward.source, target="cpu", prefer="rolling").tile)
+
+
+def test_searches_under_vmap() -> None:
+    given = sorted_sums()
+    kernel = eq.compile(ASCENDING)
+    doc = torch.stack([given["doc"], torch.tensor([4, 4, 4, 4, 4, 5, 5], dtype=torch.int32)])
+    each = torch.func.vmap(lambda doc: kernel(**{**given, "doc": doc}))(doc)
+    torch.testing.assert_close(each, torch.stack([kernel(**{**given, "doc": one}) for one in doc]))
+
+
+ENDS = {
+    "length": "len: i32[b]\ny[b,e] = sum[j](where(j < len[b], w[b,j] * v[j,e], 0))",
+    "scalar": "L: i32\ny[b,e] = sum[j](where(j < L, w[b,j] * v[j,e], 0))",
+    "ascending": (
+        "doc: i32[j]\nassert doc[j] <= doc[j+1]\ny[b,e] = sum[j](where(doc[j] < 3 + b, w[b,j] * v[j,e], 0))"
+    ),
+}
+
+
+@pytest.mark.parametrize("native", ["off", "wait"])
+@pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.slow(but=["length-rolling-off", "ascending-split_k-off"])
+def test_memory_behind_the_longest_row_is_not_even_read(name: str, prefer: str, native: str) -> None:
+    """The child that reads it is stopped by a signal: so is one that asks for one position more."""
+    if (prefer, native) == ("resident", "off"):
+        pytest.skip("one operation of torch reads a whole tile")
+    rows, room, most = 3, 700, 500
+    w, v = torch.randn(rows, room), torch.randn(room, WIDTH)
+    guarded = at_the_end_of_memory(v, most * WIDTH * v.element_size())
+    kernel = eq.compile(ENDS[name], target="cpu", prefer=prefer, native=native, verify=False)
+
+    def given(last: int) -> dict[str, Any]:
+        lengths = torch.tensor([0, 7, last], dtype=torch.int32)
+        doc = torch.full((room,), 9, dtype=torch.int32)
+        for b, n in reversed(list(enumerate(lengths.tolist()))):
+            doc[:n] = 2 + b
+        return {"w": w} | {"length": {"len": lengths}, "scalar": {"L": last}, "ascending": {"doc": doc}}[name]
+
+    def run(last: int) -> None:
+        found, same = (kernel(v=each, **given(last)) for each in (guarded, v))
+        assert torch.equal(found, same)
+
+    kernel(v=v, **given(most))
+    assert status_of(lambda: run(most)) == 0
+    assert os.WTERMSIG(status_of(lambda: run(most + 1))) == signal.SIGSEGV
 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)

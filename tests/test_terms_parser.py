@@ -7,7 +7,8 @@ import pytest
 from eqfuse.errors import BudgetError, ParseError
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Reduce, Scalar, Size, Tensor, call, reductions
 from eqfuse.terms.parser import parse
-from eqfuse.terms.printer import show
+from eqfuse.terms.printer import show, show_program
+from eqfuse.terms.promises import ascending
 from eqfuse.terms.registry import REGISTERED
 
 ATTENTION = """
@@ -252,3 +253,13 @@ def test_deep_nesting_over_many_lines_is_an_error_too() -> None:
 
 def test_scalar_names_that_look_like_functions() -> None:
     assert value("N * x[i,j]") is call("mul", Scalar("N"), X)
+
+
+def test_a_tensor_that_is_promised_to_ascend_holds_integers() -> None:
+    text = "y[i] = sum[j](where(doc[i] == doc[j], x[j], 0))\nassert doc[j] <= doc[j+1]"
+    program = parse(text)
+    assert ascending(program) == (("doc", 0),) and program.integer_tensors == ("doc",)
+    assert ascending(parse(show_program(program))) == (("doc", 0),)
+    assert not ascending(parse(text.replace("doc[j+1]", "doc[i]")))
+    turned = "y[b] = sum[j](where(t[b,j] < n[b], x[j], 0))\nassert t[b,1+j] >= t[b,j]"
+    assert ascending(parse(f"t: i64[b,j]\n{turned}")) == (("t", 1),)

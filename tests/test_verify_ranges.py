@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -29,12 +30,20 @@ SOFTMAX = """
     p[i,j] = exp(s[i,j] - max[j](s[i,j]))
     o[i,d] = sum[j](p[i,j] * v[j,d]) / sum[j](p[i,j])
     """
+DOCUMENTS = """
+    doc: i32[j]
+    at: i32[i]
+    assert doc[j] <= doc[j+1]
+    y[i] = sum[j](where(doc[j] == at[i], x[i,j], 0))
+    """
+ASCENDING = "doc: i32[b,j]\nassert doc[b,j] <= doc[b,j+1]\ny[b] = sum[j](where(doc[b,j] < n[b], x[b,j], 0))\nn: i32[b]"
 PROGRAMS = {
     "length": LENGTH,
     "packed": PACKED,
     "segments": SEGMENTS,
     "scalar": SCALAR,
     "softmax": SOFTMAX,
+    "documents": DOCUMENTS,
 }
 
 
@@ -110,14 +119,15 @@ def moved(by: int) -> Callable[[Edge], Edge]:
 
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.slow(but=["length", "packed", "segments", "scalar"])
+@pytest.mark.slow(but=["length", "packed", "segments", "scalar", "documents"])
 def test_a_range_that_is_off_by_one_is_rejected(name: str, by: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Regions, "_edge", moved(by)(Regions._edge))
+    edge = "_search" if name == "documents" else "_edge"
+    monkeypatch.setattr(Regions, edge, moved(by)(getattr(Regions, edge)))
     with pytest.raises(VerificationError):
         eq.compile(PROGRAMS[name], target="cpu", prefer="rolling")
 
 
-@pytest.mark.parametrize("name", ["length", "packed", "segments", "softmax"])
+@pytest.mark.parametrize("name", ["length", "packed", "segments", "softmax", "documents"])
 def test_the_extremes_of_rows_taken_for_one_another_are_rejected(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,10 +143,37 @@ def test_the_extremes_of_rows_taken_for_one_another_are_rejected(
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("name", ["length", "packed", "segments", "softmax"])
+@pytest.mark.parametrize("name", ["length", "packed", "segments", "softmax", "documents"])
 def test_one_row_taken_for_all_is_rejected(name: str, which: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least of the rows for both ends, or the greatest."""
     extremes = Expressions.extremes
     monkeypatch.setattr(Expressions, "extremes", lambda self, *given: (extremes(self, *given)[which],) * 2)
     with pytest.raises(VerificationError):
         eq.compile(PROGRAMS[name], target="cpu", prefer="rolling")
+
+
+@pytest.mark.parametrize("name", ["<", "<=", ">", ">=", "=="])
+def test_the_other_side_of_what_is_equal_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that ends before the elements that are equal instead of behind them, or the other way round."""
+    source = DOCUMENTS.replace("==", name)
+    assert eq.compile(source, target="cpu", prefer="rolling").certificate.ok
+    search = Regions._search
+    monkeypatch.setattr(
+        Regions, "_search", lambda self, op: search(self, dataclasses.replace(op, right=not op.right))
+    )
+    with pytest.raises(VerificationError):
+        eq.compile(source, target="cpu", prefer="rolling", verify="again")
+
+
+def test_what_is_promised_to_ascend_does_in_every_round() -> None:
+    first, second, *others = drawn(ASCENDING, "doc", {"b": 4, "j": 9}, 6)
+    assert all((np.diff(each, axis=1) >= 0).all() for each in (first, second, *others))
+    assert (np.diff(first, axis=1) > 0).any() and (second == second[0, 0]).all()
+    assert (np.diff(first, axis=0) < 0).any()
+
+
+def test_integers_that_meet_a_number_are_equal_to_it_and_are_not() -> None:
+    found = drawn(
+        "k: i32[j]\ny[i] = sum[j](where((k[j] == 3) | (k[j] == 5), x[i,j], 0))", "k", {"i": 3, "j": 40}
+    )[0]
+    assert {3, 4, 5, 6} <= set(found.tolist())

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from eqfuse.differentiate.steps import Step, Steps, name_of
-from eqfuse.terms.nodes import Axis, Expr, Load, Reduce, Scalar, Size, children, rebuild, walk
+from eqfuse.terms.nodes import Axis, Expr, Load, Reduce, Scalar, Size, children, free_axes, rebuild, walk
 from eqfuse.terms.printer import show
+from eqfuse.terms.promises import ascends
 
 LONGEST_INLINED = 48
 """Letters of a value that is written where it is read, if it is read once."""
@@ -48,9 +49,16 @@ def text_of(
     used = axes | {steps.domains.get(axis, axis) for axis in axes}
     lines += [f"{axis}: axis[{count}]" for axis, count in steps.lengths.items() if axis in used]
     lines += [_line(step) for step in written]
-    lines += [f"assert {show(left)} <= {show(right)}" for left, right in at_most]
+    ascending = [pair for pair in steps.program.at_most if _ascends_in(pair, reads, axes)]
+    lines += [f"assert {show(left)} <= {show(right)}" for left, right in (*at_most, *ascending)]
     lines += [f"# {note}" for note in dict.fromkeys(notes)]
     return "\n".join([*lines, f"return {', '.join(step.name for step in outputs)}"])
+
+
+def _ascends_in(pair: tuple[Expr, Expr], reads: Collection[str | None], axes: Collection[str]) -> bool:
+    """Whether a promise is that a tensor ascends which a text with these axes reads."""
+    found = ascends(*pair)
+    return found is not None and found[0] in reads and free_axes(pair[0]) <= set(axes)
 
 
 def _is_computed(step: Step) -> bool:

@@ -9,7 +9,7 @@ walks, has n / (n + 1) of the axis on average, half of it where a block has one 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -86,31 +86,44 @@ def ragged(kernel: Kernel) -> Mapping[str, Ragged]:
         loads: list[Load] = []
         for predicate in predicates(loop):
             for wanted in (True, False):
-                parts = {part: _ends(part, loop.axis) for part in conjuncts(predicate, wanted)}
+                parts = {
+                    part: _ends(part, loop.axis, kernel.ascending) for part in conjuncts(predicate, wanted)
+                }
                 parts = {part: ends for part, ends in parts.items() if ends}
                 if parts and vanishes(loop, predicate, not wanted):
                     ends = ends.union(*parts.values())
                     loads += [node for node in walk(*parts) if isinstance(node, Load)]
+        searched = any(_ascends(load, loop.axis, kernel.ascending) for load in loads)
         if ends:
             axes = frozenset[str]().union(*map(free_axes, loads)) - {loop.axis}
             before = found.get(loop.axis, Ragged(frozenset(), segment=True))
-            found[loop.axis] = Ragged(axes | before.axes, before.segment and len(ends) == 2)
+            found[loop.axis] = Ragged(axes | before.axes, before.segment and len(ends) == 2 and not searched)
     return found
 
 
-def _ends(condition: Expr, axis: str) -> frozenset[str]:
+def _ends(condition: Expr, axis: str, ascending: Collection[tuple[str, int]]) -> frozenset[str]:
     """Which ends of a range along the axis a comparison with data gives."""
     match condition:
         case Call("not", (Call(fn, (left, right)),)) if fn in NEGATED:
             condition = Call(NEGATED[fn], (left, right))
     if not isinstance(condition, Call) or condition.fn not in COMPARISONS:
         return frozenset()
-    if not any(isinstance(node, Load | Scalar) for node in walk(condition)) or not tells(condition, axis):
+    if not any(isinstance(node, Load | Scalar) for node in walk(condition)):
+        return frozenset()
+    first, second = (tells(side, axis) or _ascends(side, axis, ascending) for side in condition.args)
+    if first == second:
         return frozenset()
     if condition.fn in ("eq", "ne"):
         return frozenset(("start", "stop") if condition.fn == "eq" else ())
-    is_below = (condition.fn in ("lt", "le")) == tells(condition.args[0], axis)
+    is_below = (condition.fn in ("lt", "le")) == first
     return frozenset({"stop" if is_below else "start"})
+
+
+def _ascends(side: Expr, axis: str, ascending: Collection[tuple[str, int]]) -> bool:
+    """Whether a side of a comparison is an element of a tensor that ascends along the axis, at it."""
+    return isinstance(side, Load) and any(
+        tensor == side.tensor and side.index[place] is Axis(axis) for tensor, place in ascending
+    )
 
 
 class Coverage:

@@ -22,6 +22,8 @@ def show(nest: Nest) -> str:
     ]
     head += [f"N({axis}) = N({of})" for axis, of in nest.domains]
     head += [f"N({shard}) = number of shards of {axis}" for shard, axis in nest.shards]
+    ascending = dict.fromkeys(each for kernel in nest.kernels for each in kernel.ascending)
+    head += [f"{tensor} ascends along dimension {place}" for tensor, place in ascending]
     parts = [head, *(list(_kernel(kernel)) for kernel in nest.kernels)]
     return "\n\n".join("\n".join(part) for part in parts if part)
 

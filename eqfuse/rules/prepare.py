@@ -19,6 +19,7 @@ from eqfuse.rules.engine import PLAIN, Engine
 from eqfuse.rules.scope import current
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import Call, Const, Expr, Output, Program, Reduce, free_axes, walk
+from eqfuse.terms.promises import ascends
 
 
 def prepare(
@@ -50,7 +51,8 @@ def _prepared(program: Program, engine: Engine, apart: bool) -> tuple[tuple[Outp
         roots = [encoder.encode(expr) for expr in exprs]
         names = [global_name(f"out{i}") for i in range(len(roots))]
         lets = [f"(let {name} {root})" for name, root in zip(names, roots, strict=True)]
-        bounds = [f"(le {encoder.encode(a)} {encoder.encode(b)})" for a, b in program.at_most]
+        promises = [pair for pair in program.at_most if not ascends(*pair)]
+        bounds = [f"(le {encoder.encode(a)} {encoder.encode(b)})" for a, b in promises]
         saturation.run(encoder.lines + encoder.facts(axes) + lets + bounds)
         saturation.saturate()
         graph = saturation.read()

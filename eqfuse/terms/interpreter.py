@@ -46,6 +46,7 @@ from eqfuse.terms.nodes import (
     free_axes,
     walk,
 )
+from eqfuse.terms.promises import check_ascending
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import KINDS, check_dtypes, result_dtype
 from eqfuse.threads import undisturbed
@@ -186,6 +187,7 @@ def reference(
         extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
         check_selections(program, extents, numbers)
         check_dtypes(program, _dtypes(program, arrays))
+        check_ascending(program, arrays)
         results = evaluate(program, arrays, numbers, extents, domain)
         outputs = tuple(np.array(results[output.name]) for output in program.outputs)
         return outputs[0] if len(outputs) == 1 else outputs

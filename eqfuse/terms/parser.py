@@ -32,6 +32,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.positions import index_uses, integer_uses
+from eqfuse.terms.promises import ascends
 from eqfuse.terms.syntax import (
     MAX_DEPTH,
     TOO_DEEP,
@@ -124,8 +125,8 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
     extents = {domains.get(axis, axis) for axis in axes}
     beyond = {(r.load.tensor, r.dimension, domains.get(r.axis, r.axis)) for r in reads_beyond(outputs)}
     tensors = _tensors(list(walk(*(output.expr for output in outputs))), names, domains, beyond)
-    integers, integer_tensors = _integers(outputs, tensors, names, made)
     _check_promises(source, read, tensors)
+    integers, integer_tensors = _integers(outputs, tensors, names, made, read.at_most)
     return Program(
         source=source.text,
         tensors=tensors,
@@ -289,6 +290,12 @@ def _check_promises(source: Source, read: Texts, tensors: Sequence[Tensor]) -> N
             if isinstance(node, Load) and node.tensor not in known:
                 hint = "assert something of what the outputs are made of, or remove the line"
                 raise source.error(f"no output reads {node.tensor!r}", promise.left, hint)
+        ascending = ascends(*sides)
+        declared = None if ascending is None else read.names.declared.get(ascending[0])
+        if declared is not None and declared.dtype not in INTEGER_DTYPES:
+            message = f"{declared.name!r} is promised to ascend, and declared {declared.dtype}"
+            hint = "integers that ascend bound ranges of positions, and nothing else would read this: remove the line"
+            raise source.error(message, promise.left, hint, TypeCheckError)
 
 
 def _aliases(source: Source, found: Sequence[Statement]) -> dict[str, str]:
@@ -418,11 +425,15 @@ def _plain_axis(
 
 
 def _integers(
-    outputs: Sequence[Output], tensors: Sequence[Tensor], names: ProgramNames, made: bool
+    outputs: Sequence[Output],
+    tensors: Sequence[Tensor],
+    names: ProgramNames,
+    made: bool,
+    at_most: Sequence[tuple[Expr, Expr]],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The scalars that hold integers, and the undeclared tensors that do."""
     declared = {name: each.dtype in INTEGER_DTYPES for name, each in names.declared.items()}
-    uses = (index_uses if made else integer_uses)([output.expr for output in outputs], declared)
+    uses = (index_uses if made else integer_uses)([output.expr for output in outputs], declared, at_most)
     scalars = _scalars(outputs)
     of_tensors = [tensor.name for tensor in tensors if tensor.name in uses]
     return tuple(name for name in scalars if name in uses or declared.get(name, False)), tuple(of_tensors)

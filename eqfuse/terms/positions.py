@@ -14,13 +14,18 @@ from typing import Literal
 from eqfuse.terms.folds import contributions, fold_of
 from eqfuse.terms.functions import AMONG_INTEGERS, ARITY, COMPARISONS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
+from eqfuse.terms.promises import ascends
 
 Form = Literal["position", "integer", "open", "other"]
 """A position of an axis, shifted or scaled; another integer; a name that may be an integer, alone or computed with
 integers; anything else."""
 
 Role = Literal[
-    "used in an index", "divided with a position", "compared with a position", "added to a position"
+    "used in an index",
+    "divided with a position",
+    "compared with a position",
+    "added to a position",
+    "promised to ascend",
 ]
 
 _SAME = tuple(fn for fn in AMONG_INTEGERS if ARITY[fn] == 1)
@@ -35,13 +40,19 @@ class Use:
     where: Expr
 
 
-def integer_uses(roots: Sequence[Expr], declared: Mapping[str, bool]) -> dict[str, Use]:
+Promises = Sequence[tuple[Expr, Expr]]
+"""Pairs of which a program says that the first is at most the second."""
+
+
+def integer_uses(
+    roots: Sequence[Expr], declared: Mapping[str, bool], promises: Promises = ()
+) -> dict[str, Use]:
     """The undeclared scalars and tensors that hold integers, each with one use that tells.
 
     `declared` are the names that are declared, and whether as integers.
     """
     nodes = list(walk(*roots))
-    found = index_uses(roots, declared)
+    found = index_uses(roots, declared, promises)
     while True:
         known = {**declared, **dict.fromkeys(found, True)}
         forms: dict[Expr, Form] = {}
@@ -56,9 +67,14 @@ def integer_uses(roots: Sequence[Expr], declared: Mapping[str, bool]) -> dict[st
             return found
 
 
-def index_uses(roots: Sequence[Expr], declared: Mapping[str, bool]) -> dict[str, Use]:
-    """As `integer_uses`, but for what serves in an index alone."""
-    uses = ((name, use) for node in walk(*roots) for name, use in _indexing(node))
+def index_uses(
+    roots: Sequence[Expr], declared: Mapping[str, bool], promises: Promises = ()
+) -> dict[str, Use]:
+    """As `integer_uses`, but for what serves in an index, or is promised to ascend, alone."""
+    uses = [(name, use) for node in walk(*roots) for name, use in _indexing(node)]
+    for left, right in promises:
+        if (found := ascends(left, right)) is not None:
+            uses.append((found[0], Use("promised to ascend", left)))
     return {name: use for name, use in uses if name not in declared}
 
 
@@ -66,7 +82,7 @@ def reason(program: Program, name: str) -> Use | None:
     """Why a scalar or tensor of a program is an integer; None where it is declared so."""
     declared = {tensor.name: tensor.dtype in ("i32", "i64") for tensor in program.tensors if tensor.dtype}
     declared |= dict.fromkeys(set(program.scalars) - set(program.integers), False)
-    return integer_uses([output.expr for output in program.outputs], declared).get(name)
+    return integer_uses([output.expr for output in program.outputs], declared, program.at_most).get(name)
 
 
 def _indexing(node: Expr) -> Iterator[tuple[str, Use]]:

@@ -127,7 +127,7 @@ def _not_an_integer(program: Program, tensor: Tensor, dtype: str) -> EqfuseError
     assert use is not None
     message = f"{tensor.name!r} is {use.role}, so it holds integers; the tensor given is {dtype}"
     hint = "convert it to integers"
-    if use.role != "used in an index":
+    if use.role not in ("used in an index", "promised to ascend"):
         hint += f", or declare it: {tensor.name}: {dtype}[{', '.join(axis or '...' for axis in tensor.axes)}]"
     return _error(program, message, use.where, hint)
 

@@ -37,6 +37,7 @@ from eqfuse.tile.nodes import (
     RankTile,
     ReduceTile,
     RestOfProduct,
+    Search,
     Start,
     Stmt,
     Store,
@@ -233,6 +234,8 @@ class _KernelCheck:
                 self._shape(value, source.dims, source.dtype)
             case LoadTile(tensor, index, mask, _):
                 self._access(tensor, index, mask, value)
+            case Search():
+                self._search(value, op)
             case ReduceTile(fold, source, axis):
                 self._require(fold in COMBINE, f"unknown reduction {fold!r}")
                 self._require(axis in source.dims, f"{_typed(source)} has no dim {axis!r} to fold")
@@ -328,6 +331,15 @@ class _KernelCheck:
         )
         dtype = self._dtypes.get(tensor, tile.dtype)
         self._require(tile.dtype == dtype, f"{tensor!r} holds {dtype}, not {tile.dtype}")
+
+    def _search(self, value: Value, op: Search) -> None:
+        for operand in (*op.index, op.stop, op.target):
+            self._scalar_integer(operand)
+        self._require(0 <= op.place <= len(op.index), f"{op.tensor!r} has no dimension {op.place}")
+        dtype = self._dtypes.get(op.tensor, "i32")
+        self._require(dtype in ("i32", "i64"), f"{op.tensor!r} holds {dtype}, which is not searched")
+        self._require(op.tensor not in self._ranks, f"{op.tensor!r} is searched, and no input")
+        self._shape(value, (), "i32")
 
     def _launch_value(self, expr: Expr) -> None:
         match expr:

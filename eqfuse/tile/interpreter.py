@@ -52,6 +52,7 @@ from eqfuse.tile.nodes import (
     RankTile,
     ReduceTile,
     RestOfProduct,
+    Search,
     Start,
     Stmt,
     Store,
@@ -325,6 +326,8 @@ class Instances:
                 return self._finite_part(self.values[operand.name])
             case LoadTile():
                 return self._load(value, op, active)
+            case Search():
+                return self._search(value, op, active)
             case ReduceTile(reduction, operand, axis):
                 return self._reduce(reduction, operand, axis)
             case FoldTile(fold, sources, axis):
@@ -594,6 +597,21 @@ class Instances:
             return found if mask is None else np.where(mask, found, other)
         found = self.domain.take(tensor.array, where)
         return found if mask is None else self.domain.where(mask, found, other)
+
+    def _search(self, value: Value, op: Search, active: npt.NDArray[np.bool_]) -> Integers:
+        tensor, stop = self.memory[op.tensor], self.values[op.stop.name]
+        longest = tensor.shape[op.place]
+        what = f"search {value.name} of {op.tensor} in {self.kernel.name}"
+        wrong = active & (stop > longest)
+        if wrong.any():
+            raise TileError(f"{what} reads {stop.max()} of {longest} elements")
+        fixed = [self.values[at.name][..., None] for at in op.index]
+        at = [*fixed[: op.place], np.arange(longest).reshape(1, 1, -1), *fixed[op.place :]]
+        safe = self._guarded(what, tensor, at, _tiled(active, 1))
+        found = tensor.array[(0, *safe)]
+        target = self.values[op.target.name][..., None]
+        below = (found <= target if op.right else found < target) & (np.arange(longest) < stop[..., None])
+        return np.asarray(below.sum(-1), dtype=np.int64)
 
     def _trials(self, tensor: Memory) -> int:
         return int(tensor.array.shape[0] if tensor.integer else self.domain.shape(tensor.array)[0])

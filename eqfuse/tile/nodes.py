@@ -18,6 +18,10 @@
               | Cast(value, written)               to the result's dtype; `written`: the program says so
               | FinitePart(value)                  0 where the value is an infinity or NaN
               | LoadTile(tensor, index, mask, other)
+              | Search(tensor, index, place, stop, target, right)
+                                                   a scalar: how many of the first `stop` elements along the dimension
+                                                   `place` of a tensor of ascending integers are below `target`, or with
+                                                   `right` at most `target`; `index` are scalars, for the other dimensions
               | ReduceTile(op, value, axis)        drops one dim
               | FoldTile(op, values, axis)         one state variable of a registered fold (`argmax.k`), from
                                                    tiles of all of them, of the same dims; drops one dim
@@ -172,6 +176,18 @@ class LoadTile:
 
 
 @dataclass(frozen=True)
+class Search:
+    """Where the tensor does not ascend, any number from 0 to `stop`."""
+
+    tensor: str
+    index: tuple[Value, ...]
+    place: int
+    stop: Value
+    target: Value
+    right: bool
+
+
+@dataclass(frozen=True)
 class ReduceTile:
     op: str
     value: Value
@@ -247,6 +263,7 @@ Op = (
     | Cast
     | FinitePart
     | LoadTile
+    | Search
     | ReduceTile
     | FoldTile
     | RankTile

@@ -35,6 +35,7 @@ from eqfuse.tile.nodes import (
     RankTile,
     ReduceTile,
     RestOfProduct,
+    Search,
     Start,
     Stmt,
     Store,
@@ -146,6 +147,10 @@ def show_op(value: Value, op: Op, name_of: Callable[[Value], str]) -> str:
         case LoadTile(tensor, index, mask, other):
             otherwise = "" if mask is None else f", else {other:g}"
             return f"load {tensor}[{listed(index)}]{where(mask)}{otherwise}"
+        case Search(tensor, index, place, stop, target, right):
+            at = [name_of(value) for value in index]
+            at.insert(place, f":{name_of(stop)}")
+            return f"search {tensor}[{', '.join(at)}] for {'>' if right else '>='} {name_of(target)}"
         case ReduceTile(fold, source, axis):
             return f"{fold}({name_of(source)}, over {axis})"
         case FoldTile(fold, sources, axis):

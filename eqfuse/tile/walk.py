@@ -21,6 +21,7 @@ from eqfuse.tile.nodes import (
     RankTile,
     ReduceTile,
     RestOfProduct,
+    Search,
     Stmt,
     Store,
     Value,
@@ -40,6 +41,8 @@ def operands(op: Op) -> tuple[Value, ...]:
             return (value,)
         case LoadTile(_, index, mask, _):
             return index if mask is None else (*index, mask)
+        case Search(_, index, _, stop, target, _):
+            return (*index, stop, target)
         case Dot(left, right, _, other, left_mask, right_mask) | RestOfProduct(
             left, right, _, other, left_mask, right_mask
         ):
@@ -70,6 +73,8 @@ def with_operands(op: Op, read: Mapping[str, Value]) -> Op:
             return replace(op, value=read[value.name])
         case LoadTile(_, index, mask, _):
             return replace(op, index=many(index), mask=maybe(mask))
+        case Search(_, index, _, stop, target, _):
+            return replace(op, index=many(index), stop=read[stop.name], target=read[target.name])
         case Dot():
             return replace(
                 op,

@@ -284,7 +284,7 @@ def hardened(
         if isinstance(value, FieldArray):
             tensors[name] = _reals(value, numbers, domain, rng)
         elif specs[name].kind == "integer" and not specs[name].delimits and name not in indices:
-            tensors[name] = _integers(value, numbers, rng)
+            tensors[name] = specs[name].ordered(_integers(value, numbers, rng))
         else:
             tensors[name] = value
     scalars = {

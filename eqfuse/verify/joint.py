@@ -169,7 +169,14 @@ def _merged(left: Mapping[str, InputSpec], right: Mapping[str, InputSpec]) -> di
             values = narrow if narrow[0] <= narrow[1] else values
         shape = tuple(max(a, b) for a, b in zip(one.shape, two.shape, strict=True))
         kind = exact[0].kind if exact else "real"
-        merged[name] = InputSpec(name, shape, kind, values, one.delimits or two.delimits)
+        merged[name] = InputSpec(
+            name,
+            shape,
+            kind,
+            values,
+            one.delimits or two.delimits,
+            tuple(dict.fromkeys((*one.ascending, *two.ascending))),
+        )
     return merged
 
 

@@ -100,7 +100,8 @@ def _input_sets(specs: Mapping[str, InputSpec], rng: np.random.Generator) -> dic
         if spec.kind == "truth":
             exact[name] = rng.random(spec.shape) < 0.6
         elif spec.kind == "integer":
-            exact[name] = rng.integers(spec.values[0], spec.values[1] + 1, spec.shape)
+            drawn = rng.integers(spec.values[0], spec.values[1] + 1, spec.shape)
+            exact[name] = spec.ordered(drawn)
     kinds = {
         kind: {name: draw(shape, rng) for name, shape in real.items()}
         for kind, draw in distributions().items()

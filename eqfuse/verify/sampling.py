@@ -154,9 +154,16 @@ def draw_specs(
 def _integers(spec: InputSpec, rng: np.random.Generator, number: int) -> npt.NDArray[np.int64]:
     """Integers within their range. Of the ends of ranges, in the first three rounds, every fourth is the least, every
     fourth the one after it (a range of one position), every fourth the greatest (all positions): in the first in
-    ascending order, as lengths that add up are, in the others in any order."""
+    ascending order, as lengths that add up are, in the others in any order. Those that are promised to ascend do in every
+    round; in the second one they are equal, unless they are ends of ranges."""
+    return spec.ordered(_any_order(spec, rng, number))
+
+
+def _any_order(spec: InputSpec, rng: np.random.Generator, number: int) -> npt.NDArray[np.int64]:
     low, high = spec.values
     found = rng.integers(low, high + 1, spec.shape)
+    if spec.ascending and not spec.delimits and number == 1:
+        found[...] = low
     if not spec.delimits or number > 2:
         return found
     flat, place = found.reshape(-1), np.arange(found.size) + 2 * number

@@ -37,6 +37,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.parser import axes_of
+from eqfuse.terms.promises import ascending
 from eqfuse.terms.types import truths
 
 Kind = Literal["real", "integer", "truth"]
@@ -498,13 +499,20 @@ def _stand_in(name: str) -> Axis:
 @dataclass(frozen=True)
 class InputSpec:
     """One tensor to draw: its shape and, for integers, the values that make sense. `delimits`: positions are compared
-    with them, so that they are ends of ranges."""
+    with them, so that they are ends of ranges. Along the dimensions `ascending` they do not fall."""
 
     name: str
     shape: tuple[int, ...]
     kind: Kind
     values: Range = (0, 1)
     delimits: bool = False
+    ascending: tuple[int, ...] = ()
+
+    def ordered(self, integers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The integers in the order that is promised."""
+        for place in self.ascending:
+            integers = np.sort(integers, axis=place)
+        return integers
 
 
 def input_specs(
@@ -522,8 +530,18 @@ def input_specs(
     kinds = _kinds(program, dtypes or {})
     values, delimiting = _integer_values(program, extents, integers, kinds)
     shapes = _shapes(program, extents, integers, values)
+    places: dict[str, tuple[int, ...]] = {}
+    for name, place in ascending(program):
+        places[name] = (*places.get(name, ()), place)
     return {
-        name: InputSpec(name, shapes[name], kinds[name], values.get(name, (0, 1)), name in delimiting)
+        name: InputSpec(
+            name,
+            shapes[name],
+            kinds[name],
+            values.get(name, (0, 1)),
+            name in delimiting,
+            places.get(name, ()),
+        )
         for name in (tensor.name for tensor in program.tensors)
     }
 
@@ -555,15 +573,20 @@ def _integer_values(
     integer = [name for name, kind in kinds.items() if kind == "integer"]
     values: dict[str, Range] = dict.fromkeys(integer, (0, GATHERED - 1))
     delimiting: set[str] = set()
+    numbers: dict[str, Range] = {}
     for node in walk(*roots(program)):
         match node:
             case Call(fn, (left, right)) if fn in COMPARISONS:
                 for name, (low, high), positional in _Positions(extents, integers, values).compared(
                     left, right
                 ):
-                    if positional or name not in delimiting:
+                    if positional:
                         values[name] = (low, high) if fn in ("eq", "ne") else (low, high + 1)
-                        delimiting |= {name} if positional else set()
+                        delimiting |= {name}
+                    elif name not in delimiting:  # what it is compared with, and beyond
+                        before = numbers.get(name, (low, high))
+                        numbers[name] = (min(low, before[0]), max(high, before[1]))
+                        values[name] = (numbers[name][0], numbers[name][1] + GATHERED - 1)
     plain = _plain_dimensions(program, extents)
     for load in loads(program):
         for k, index in enumerate(load.index):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from eqfuse.tile.cpu.values import TORCH, Item, Line
 from eqfuse.tile.cpu.writer import Writer
 from eqfuse.tile.dtypes import INTEGERS
-from eqfuse.tile.nodes import LoadTile, Store, Value
+from eqfuse.tile.nodes import LoadTile, Search, Store, Value
 
 
 def load(w: Writer, value: Value, op: LoadTile) -> Item:
@@ -46,6 +46,15 @@ def load(w: Writer, value: Value, op: LoadTile) -> Item:
         return item
     masked = w.let(value.name, f"torch.where({tile_mask.text}, {item.text}, {other})")
     return w.owned(replace(item, text=masked, full=item.full | tile_mask.full), value.name)
+
+
+def searched(w: Writer, value: Value, op: Search) -> Item:
+    """How many elements of a dimension come before what is searched for."""
+    at = [w.python(w.items[v.name]) for v in op.index]
+    at.insert(op.place, ":")
+    stop, target = w.python(w.items[op.stop.name]), w.python(w.items[op.target.name])
+    text = f"search({w.tensor(op.tensor)}[{', '.join(at)}], {stop}, {target}, right={op.right})"
+    return w.scalar(value, text, data=True)
 
 
 def store(w: Writer, stmt: Store) -> None:

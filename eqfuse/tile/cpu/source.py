@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.tile.check import TileError
-from eqfuse.tile.cpu.access import load, store
+from eqfuse.tile.cpu.access import load, searched, store
 from eqfuse.tile.cpu.elementwise import dot, elementwise, reduced
 from eqfuse.tile.cpu.factors import known_numbers
 from eqfuse.tile.cpu.folds import folded, merged, ranked
@@ -55,6 +55,7 @@ from eqfuse.tile.nodes import (
     RankTile,
     ReduceTile,
     RestOfProduct,
+    Search,
     Start,
     Stmt,
     Store,
@@ -70,7 +71,7 @@ import torch
 
 from eqfuse.tile.cpu.torch_ops import checked, finite, first_ranks, fold_empty, fold_first, fold_pairwise
 from eqfuse.tile.cpu.torch_ops import from_float8, gather, gelu, integer_quotient, integer_remainder, invertible
-from eqfuse.tile.cpu.torch_ops import masked_product, scatter, strided, to_float8, vector_product
+from eqfuse.tile.cpu.torch_ops import masked_product, scatter, search, strided, to_float8, vector_product
 """
 
 
@@ -211,6 +212,8 @@ def _operation(w: Writer, value: Value, op: Op) -> Item:
             return _elementwise(w, value, op)
         case LoadTile():
             return load(w, value, op)
+        case Search():
+            return searched(w, value, op)
         case ReduceTile(reduction, source, axis):
             return reduced(w, value, reduction, w.read(source), axis)
         case FoldTile():

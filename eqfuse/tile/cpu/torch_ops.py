@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
 import torch
@@ -346,6 +347,12 @@ def gather(
     else:
         found = view.reshape((1,) * (len(order) - view.dim()) + tuple(view.shape))
     return found.permute(order)
+
+
+def search(elements: torch.Tensor, stop: int, target: int, *, right: bool) -> int:
+    """How many of the first `stop` elements, which ascend, are below `target`, or with `right` at most `target`."""
+    find = bisect_right if right else bisect_left
+    return find(range(stop), target, key=lambda at: int(elements[at]))
 
 
 def scatter(

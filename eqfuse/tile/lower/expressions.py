@@ -8,7 +8,7 @@ factors fall into two sides becomes a dot; no pattern of known operators is look
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from eqfuse.loops import nodes as loops
@@ -57,7 +57,8 @@ class Expressions:
 
     `reads` counts the places that read each named value. `walk_loop` lowers a loop of the nest;
     a fold over an axis that no open loop walks becomes one. `needed` are the conditions without which
-    nothing reads a named value, `kept` those without which the program does not read an element that may be outside.
+    nothing reads a named value, `kept` those without which the program does not read an element that may be outside,
+    `ascending` tensors and the dimension along which their integers do not fall.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Expressions:
         dots: DotRules,
         needed: Mapping[str, Sequence[Expr]],
         kept: Mapping[Expr, Sequence[Expr]],
+        ascending: Collection[tuple[str, int]] = (),
     ) -> None:
         self._build = build
         self._types = types
@@ -77,6 +79,7 @@ class Expressions:
         self._dots = dots
         self._needed = needed
         self._kept = kept
+        self._ascending = ascending
         self._proven: Mapping[Expr, bool] = {}
         self._guards: tuple[Expr, ...] = ()
         self._zero: dict[str, frozenset[str]] = {}
@@ -230,10 +233,27 @@ class Expressions:
         it inside, though that widens the access."""
         own = [guard for guard in guards if self._types.dims(guard) <= set(dims)]
         if not any(map(_may_be_outside, walk(*index))):
-            return [guard for guard in own if _cuts(guard, index)]
+            return [guard for guard in own if self._cuts(guard, index)]
         if own or not any(map(is_shift, walk(*index))):
             return own
         return [guard for guard in self._connected(guards, index) if may_keep_inside(guard, index)]
+
+    def _cuts(self, guard: Expr, index: Sequence[Expr]) -> bool:
+        """Whether a condition compares positions that an access is made at with data, or what ascends along them."""
+        axes = frozenset[str]().union(*map(free_axes, index))
+        nodes = list(walk(guard))
+        if any(isinstance(node, Load | Scalar) for node in nodes) and any(
+            tells(guard, axis) for axis in axes
+        ):
+            return True
+        places = (
+            (node, place) for node in nodes if isinstance(node, Load) for place in range(len(node.index))
+        )
+        return any(
+            (load.tensor, place) in self._ascending and at.name in axes
+            for load, place in places
+            if isinstance(at := load.index[place], Axis)
+        )
 
     def _connected(self, guards: Sequence[Expr], index: tuple[Expr, ...]) -> list[Expr]:
         """The conditions that may bound an index: those on the axes of what is shifted or data in it, and on axes that such
@@ -550,13 +570,6 @@ def may_miss(expr: Expr) -> bool:
 
 def _may_be_outside(part: Expr) -> bool:
     return isinstance(part, Load) or is_shift(part)
-
-
-def _cuts(guard: Expr, index: Sequence[Expr]) -> bool:
-    """Whether a condition compares positions that an access is made at with data."""
-    axes = frozenset[str]().union(*map(free_axes, index))
-    is_data = any(isinstance(node, Load | Scalar) for node in walk(guard))
-    return is_data and any(tells(guard, axis) for axis in axes)
 
 
 def is_shift(part: Expr) -> bool:

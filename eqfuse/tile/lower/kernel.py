@@ -48,7 +48,7 @@ class KernelLowering:
         )
         reads = _reads(kernel)
         self._expressions = Expressions(
-            self._build, self._types, reads, self._loop, dots, needed(kernel), kept
+            self._build, self._types, reads, self._loop, dots, needed(kernel), kept, kernel.ascending
         )
 
     def run(self) -> Kernel:
@@ -130,7 +130,7 @@ class KernelLowering:
                 )
                 segments: tuple[Segment, ...] = (Segment(start, stop, False, loop.body),)
             else:
-                partition = Partition(build, self._types, self._expressions, loop)
+                partition = Partition(build, self._types, self._expressions, loop, self._kernel.ascending)
                 segments = partition.segments()
                 if partition.at_multiples is not None:
                     self._aligned.discard(loop.axis)

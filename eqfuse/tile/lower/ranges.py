@@ -13,7 +13,7 @@ Blocks are counted from the start of the range, or, where `low` is data, from th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from eqfuse.loops.identity import predicates, vanishes
@@ -42,12 +42,19 @@ class Segment:
 class Partition:
     """Cuts one loop."""
 
-    def __init__(self, build: Builder, types: Types, expressions: Expressions, loop: Loop) -> None:
+    def __init__(
+        self,
+        build: Builder,
+        types: Types,
+        expressions: Expressions,
+        loop: Loop,
+        ascending: Collection[tuple[str, int]],
+    ) -> None:
         self._build = build
         self._types = types
         self._expressions = expressions
         self._loop = loop
-        self._regions = Regions(build, types, expressions, loop.axis, _names_inside(loop))
+        self._regions = Regions(build, types, expressions, loop.axis, _names_inside(loop), ascending)
         self.at_multiples: bool | None = None
         """Whether blocks start at multiples of their size; None where the loop's start tells."""
 

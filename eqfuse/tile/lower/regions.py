@@ -19,7 +19,7 @@ from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Sca
 from eqfuse.tile.lower.builder import Builder
 from eqfuse.tile.lower.expressions import Expressions, is_shift, may_keep_inside, may_miss
 from eqfuse.tile.lower.types import Types
-from eqfuse.tile.nodes import Value
+from eqfuse.tile.nodes import Search, Value
 
 LARGEST_TERM = 2**62
 """A 64-bit integer that others are added to counts as at most this: no sum of two of them is beyond 64 bits."""
@@ -49,16 +49,24 @@ EVERYWHERE = Region(None, None, None, None, {})
 
 
 class Regions:
-    """Regions along one axis. `inside` are names that stand for nothing yet where the regions are computed."""
+    """Regions along one axis. `inside` are names that stand for nothing yet where the regions are computed, `ascending`
+    tensors and the dimension along which their integers do not fall."""
 
     def __init__(
-        self, build: Builder, types: Types, expressions: Expressions, axis: str, inside: Collection[str]
+        self,
+        build: Builder,
+        types: Types,
+        expressions: Expressions,
+        axis: str,
+        inside: Collection[str],
+        ascending: Collection[tuple[str, int]] = (),
     ) -> None:
         self._build = build
         self._types = types
         self._expressions = expressions
         self._axis = axis
         self._inside = inside
+        self._ascending = ascending
         self._guards: tuple[Expr, ...] = ()
 
     def of(self, predicate: Expr, wanted: bool, guards: tuple[Expr, ...]) -> Region | None:
@@ -100,6 +108,8 @@ class Regions:
             case Call("eq" | "ne" as fn, (left, right)) if (fn == "eq") == wanted:
                 low = self._compared(predicate, wanted, "ge", left, right)
                 hull = self.both(low, self._compared(predicate, wanted, "le", left, right))
+                if self._searched(_difference(left, right)) is not None:
+                    return hull
                 return hull and replace(hull, full_low=None, full_high=None, proven={}, is_proven=False)
             case Call("lt" | "le" | "gt" | "ge" as fn, (left, right)):
                 return self._compared(predicate, wanted, fn if wanted else _NEGATED[fn], left, right)
@@ -145,11 +155,10 @@ class Regions:
 
     def _compared(self, whole: Expr, wanted: bool, fn: str, left: Expr, right: Expr) -> Region | None:
         """The region of `left fn right`, solved for the axis."""
-        terms = _linear(left, 1, {})
-        _linear(right, -1, terms)
+        terms = _difference(left, right)
         found = self._solved(terms)
         if found is None:
-            return None
+            return self._among_ascending(whole, wanted, fn, terms)
         factor, divisor = found
         # factor * j + terms <= 0 (below) or >= 0, so |factor| * j <= rest or >= rest.
         sign = 1 if factor > 0 else -1
@@ -182,6 +191,48 @@ class Regions:
                     del terms[term]
                     return count, divisor
         return None
+
+    def _searched(self, terms: Mapping[Expr, int]) -> Load | None:
+        """The one element of a linear combination that is at the axis itself and ascends along it, alone."""
+        axis = Axis(self._axis)
+        loads = [term for term in terms if axis in walk(term)]
+        match loads:
+            case [Load(tensor, index) as load] if abs(terms[load]) == 1:
+                places = [place for place, at in enumerate(index) if axis in walk(at)]
+                if len(places) == 1 and index[places[0]] is axis and (tensor, places[0]) in self._ascending:
+                    return load
+        return None
+
+    def _among_ascending(self, whole: Expr, wanted: bool, fn: str, terms: dict[Expr, int]) -> Region | None:
+        """The region of `terms fn 0` where one term is an element that ascends along the axis: it begins or ends where
+        the others would stand among its elements, which a search tells."""
+        load = self._searched(terms)
+        if load is None or self._types.of(load)[1] not in ("i32", "i64"):
+            return None
+        sign = terms[load]
+        bounds = self._sum(
+            {term: -sign * count for term, count in terms.items() if count and term is not load}
+        )
+        place = load.index.index(Axis(self._axis))
+        others = [at for at in load.index if at is not Axis(self._axis)]
+        if bounds is None or may_miss(load) or any(self._types.of(at)[0] for at in others):
+            return None
+        if not all(map(self._is_known, others)):
+            return None
+        index, stop = tuple(map(self._expressions.index, others)), self._build.extent(self._axis)
+        # Elements at most the target end behind the last one that is equal, those below it before the first one.
+        fn = fn if sign == 1 else _MIRRORED[fn]
+        least, most = (
+            self._search(Search(load.tensor, index, place, stop, bound, fn in ("le", "gt")))
+            for bound in bounds
+        )
+        proven = {whole: wanted}
+        if fn in ("lt", "le"):
+            return Region(None, most, None, least, proven, is_data=True)
+        return Region(least, None, most, None, proven, True, True)
+
+    def _search(self, op: Search) -> Value:
+        return self._build.emit(op, (), "i32", f"{self._axis}_found")
 
     def _edge(
         self, rest: Value, factor: int, divisor: Expr, *, below: bool, strict: bool, is_data: bool
@@ -349,6 +400,11 @@ class Regions:
 
 
 _NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+_MIRRORED = {"lt": "gt", "ge": "le", "le": "ge", "gt": "lt"}
+
+
+def _difference(left: Expr, right: Expr) -> dict[Expr, int]:
+    return _linear(right, -1, _linear(left, 1, {}))
 
 
 def _linear(expr: Expr, factor: int, terms: dict[Expr, int]) -> dict[Expr, int]:

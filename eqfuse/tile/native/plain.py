@@ -27,6 +27,7 @@ from eqfuse.tile.nodes import (
     Positions,
     RankTile,
     ReduceTile,
+    Search,
     Start,
     Stmt,
     Store,
@@ -127,6 +128,11 @@ class _Plain:
                     return self._keep(value, Constant(other), ())
                 load = LoadTile(tensor, self._all(index), self._mask(mask), other)
                 return self._keep(value, load, union((*load.index, load.mask)))
+            case Search(tensor, index, place, stop, target, right):
+                search = Search(
+                    tensor, self._all(index), place, self._plain(stop), self._plain(target), right
+                )
+                return self._keep(value, search, ())
             case ReduceTile(fold, source, axis):
                 kept_one = self._plain(source)
                 return self._keep(value, ReduceTile(fold, kept_one, axis), kept_one.dims, axis)

@@ -41,6 +41,7 @@ from eqfuse.tile.nodes import (
     Positions,
     RankTile,
     ReduceTile,
+    Search,
     Start,
     Store,
     TileProgram,
@@ -366,6 +367,8 @@ class _KernelPrinter(Whole):
                 return rounded(text, value.dtype) if is_rounded else text
             case LoadTile():
                 return self._load(value, op, wide)
+            case Search():
+                return self._search(op)
             case _:
                 raise NotNative(_named(op))
 

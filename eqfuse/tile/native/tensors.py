@@ -19,6 +19,7 @@ from eqfuse.tile.nodes import (
     Elementwise,
     LoadTile,
     Positions,
+    Search,
     Start,
     Store,
     Value,
@@ -126,6 +127,15 @@ class Tensors(Context):
             self._ask_ahead(value, op, place)
             return f"load_{dtype}({place}{f', {vector.left}' if vector.left else ''})"
         return f"gather_{dtype}({place}, {step}, {vector.left or 'LANES'})"
+
+    def _search(self, op: Search) -> str:
+        self.used.add(op.tensor)
+        texts = [self._scalar(at) for at in op.index]
+        texts.insert(op.place, "0")
+        first = " + ".join(f"(i64)({t}) * {self._stride(op.tensor, k)}" for k, t in enumerate(texts))
+        elements, step = f"{self._tensor(op.tensor)} + {first}", self._stride(op.tensor, op.place)
+        right = "true" if op.right else "false"
+        return f"search({elements}, {step}, {self._scalar(op.stop)}, {self._scalar(op.target)}, {right})"
 
     def _ask_ahead(self, value: Value, op: LoadTile, place: str) -> None:
         """Asks for a tile of the next block, while this block's is read again: that comes from a cache, and memory has

@@ -286,6 +286,16 @@ INLINE void inside(I& wanted, L at, i64 extent, i64 tensor, i64* failure) {
   }
 }
 
+// How many of the first `stop` elements, which ascend, are below target, or with `right` at most target.
+template <class T> INLINE int search(const T* elements, i64 stride, i64 stop, i64 target, bool right) {
+  i64 first = 0;
+  while (first < stop) {
+    i64 middle = first + (stop - first) / 2, element = elements[middle * stride];
+    if (right ? element <= target : element < target) first = middle + 1; else stop = middle;
+  }
+  return (int)first;
+}
+
 // Whether a state comes before another one in a list: NaN before all numbers; where the keys are equal, as `next` says.
 #define PRECEDES(type)                                                                       \
   INLINE bool precedes(type x, type y, bool greatest, bool next) {                           \

@@ -23,6 +23,7 @@ from eqfuse.tile.nodes import (
     RankTile,
     ReduceTile,
     RestOfProduct,
+    Search,
     Store,
     TileProgram,
     Value,
@@ -133,6 +134,8 @@ class _Split:
                     raise Unsuited(
                         "products with masked operands that may not be finite: assume_finite=True promises that they are"
                     )
+                case Search(tensor):
+                    raise Unsuited(f"a search in {tensor!r}")
                 case FoldTile() | RankTile() | MergeTile():
                     raise Unsuited(f"the reduction {op.op.partition('.')[0]}")
                 case ReduceTile(_, _, axis) if axis == self.rows:

@@ -35,6 +35,7 @@ from eqfuse.tile.nodes import (
     RankTile,
     ReduceTile,
     RestOfProduct,
+    Search,
     Start,
     Value,
 )
@@ -150,6 +151,8 @@ class Expressions:
                 return self._elementwise(fn, args, division, value)
             case LoadTile():
                 return self._load(op, value)
+            case Search():
+                return self._search(op)
             case ReduceTile(fn, source, axis):
                 return self._reduce(fn, source, axis, value)
             case FoldTile(_, _, axis):
@@ -275,9 +278,16 @@ class Expressions:
         self, tensor: str, index: tuple[Value, ...], dims: tuple[str, ...]
     ) -> tuple[Text, frozenset[str]]:
         """The address of every element, and the dims that no index depends on."""
-        pointer = Text(self._parameters.pointers[tensor])
+        strides = self._parameters.strides[tensor]
+        pointer, covered = self._shifted(Text(self._parameters.pointers[tensor]), index, strides, dims)
+        return pointer, frozenset(dims) - covered
+
+    def _shifted(
+        self, pointer: Text, index: Sequence[Value], strides: Sequence[str], dims: tuple[str, ...]
+    ) -> tuple[Text, set[str]]:
+        """A pointer moved by positions, and the dims that they depend on."""
         covered: set[str] = set()
-        for value, stride in zip(index, self._parameters.strides[tensor], strict=True):
+        for value, stride in zip(index, strides, strict=True):
             piece = self.read(value)
             if not self._is_wide(value):
                 piece = Piece(call("tl.cast", piece.text, "INDEX"), piece.dims, piece.thin)
@@ -285,7 +295,14 @@ class Expressions:
             covered |= set(piece.dims) - piece.thin
             if piece.text.code != "0":
                 pointer = infix("add", pointer, infix("mul", piece.text, Text(stride)))
-        return pointer, frozenset(dims) - covered
+        return pointer, covered
+
+    def _search(self, op: Search) -> Piece:
+        strides = list(self._parameters.strides[op.tensor])
+        stride = strides.pop(op.place)
+        first, _ = self._shifted(Text(self._parameters.pointers[op.tensor]), op.index, strides, ())
+        stop, target = self.read(op.stop).text, self.read(op.target).text
+        return Piece(call(self.use("search"), first, stride, stop, target, str(op.right)))
 
     def _load(self, op: LoadTile, value: Value) -> Piece:
         dims = self._uses.load_order(value)

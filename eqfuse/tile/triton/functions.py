@@ -305,6 +305,25 @@ def is_finite(x):
 def finite_part(x):
     return tl.where(is_finite(x), x, 0.0)
 """,
+    "search": """
+def search(elements, stride, stop, target, RIGHT: tl.constexpr):
+    # How many of the first `stop` elements, which ascend, are below target, or at most target: of up to 128 equal parts
+    # the last elements are read at once, and those before the target counted, until a part has no other element.
+    PARTS: tl.constexpr = 128
+    lanes = tl.arange(0, PARTS)
+    first = tl.full([], 0, tl.int32)
+    size = first + stop
+    while size > 0:
+        part = (size + PARTS - 1) // PARTS
+        ends = (lanes + 1) * part
+        there = ends <= size
+        last = tl.load(elements + (first + ends - 1).to(tl.int64) * stride, mask=there, other=0)
+        before = last <= target if RIGHT else last < target
+        count = tl.sum((there & before).to(tl.int32), 0)
+        first += count * part
+        size = tl.minimum(part - 1, size - count * part)
+    return first
+""",
     "rest_of_product": """
 def rest_of_product(left, right, left_mask, right_mask, total):
     # total + left @ right, for what of them is no finite number: an operand is read where the mask of the other one

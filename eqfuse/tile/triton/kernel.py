@@ -30,6 +30,7 @@ from eqfuse.tile.nodes import (
     Op,
     Positions,
     RankTile,
+    Search,
     Start,
     Stmt,
     Store,
@@ -233,6 +234,8 @@ class _Writer:
                 return "tl." not in code or len(self._uses.readers(value)) == 1
             case Bound():
                 return code == "True" or len(self._uses.readers(value)) == 1
+            case Search():
+                return False
             case LoadTile():
                 return self._uses.is_inlined(value)
             case Cast(source) if isinstance(self._uses.ops.get(source.name), LoadTile):

@@ -23,6 +23,7 @@ from eqfuse.tile.nodes import (
     LaunchValue,
     Let,
     LoadTile,
+    Search,
     Start,
     Store,
 )
@@ -166,7 +167,7 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
             case Let(_, Dot(left, right)):
                 multiplied.update((*left.dims, *right.dims))
         match stmt:
-            case Let(_, LoadTile(tensor, _, _, _)) | Store(tensor, _, _, _):
+            case Let(_, LoadTile(tensor, _, _, _) | Search(tensor)) | Store(tensor, _, _, _):
                 if tensor not in found.pointers:
                     labels = tables.tensors[tensor].labels
                     found.pointers[tensor] = names.new(f"{tensor}_ptr")
