@@ -66,6 +66,23 @@ def test_dropout_and_sinks_are_refused() -> None:
         attend(module, q, q, q, None, s_aux=torch.ones(1))
 
 
+def test_compiled_it_is_one_graph_for_all_lengths() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    call = torch.compile(
+        lambda *given: attend(module, *given, None)[0], fullgraph=True, dynamic=True, backend=backend
+    )
+    for n in (4, 5, 7):
+        q, k, v = r(1, 4, n, 8), r(1, 2, n, 8), r(1, 2, n, 8)
+        assert torch.allclose(call(q, k, v), attend(module, q, k, v, None)[0])
+    assert len(graphs) == 1
+    assert sum(node.target is torch.ops.eqfuse.call.default for node in graphs[0].graph.nodes) == 1
+
+
 def test_without_transformers_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(eq.EqfuseError, match="transformers has no interface for attention here"):

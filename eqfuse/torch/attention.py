@@ -10,10 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from eqfuse.errors import EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled
+from eqfuse.operator.library import called
 
 NAME = "eqfuse"
 """What `attn_implementation` is given."""
@@ -47,6 +49,12 @@ def kernel_for(mask: str, groups: int, is_capped: bool) -> Kernel:
     return compiled(source, scalars={"g": groups})  # type: ignore[no-any-return]
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _content(mask: str, groups: int, is_capped: bool) -> str:
+    """What the operator names the kernel by. Dynamo calls this while it traces, and keeps the text."""
+    return kernel_for(mask, groups, is_capped).content
+
+
 def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -78,11 +86,13 @@ def attend(
         kind = "truth" if mask.dtype == torch.bool else "added"
     elif (getattr(module, "is_causal", True) if is_causal is None else is_causal) and query.shape[2] > 1:
         kind = "causal"
-    kernel = kernel_for(kind, query.shape[1] // key.shape[1], softcap is not None)
+    groups = query.shape[1] // key.shape[1]
     if softcap is not None:
         given["cap"] = float(softcap)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    return kernel(**given, scale=scale), None
+    if is_dynamo_compiling():
+        return called(_content(kind, groups, softcap is not None), {**given, "scale": scale}, None), None
+    return kernel_for(kind, groups, softcap is not None)(**given, scale=scale), None
 
 
 def register_attention() -> None:

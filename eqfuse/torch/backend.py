@@ -13,14 +13,16 @@ import operator
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 from torch.fx.passes.tools_common import legalize_graph
 
+from eqfuse import compiler
 from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.derived import Derived
 from eqfuse.devices import device_named, gpu_device
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.devices import Device
@@ -29,6 +31,7 @@ from eqfuse.operator.content import compiled, joined
 from eqfuse.operator.derivative import apart as undisturbed
 from eqfuse.operator.derivative import gradient_sizes
 from eqfuse.operator.shapes import extents
+from eqfuse.terms.nodes import Program
 from eqfuse.torch import outcome as reports
 from eqfuse.torch import prices
 from eqfuse.torch.outcome import Entry
@@ -39,6 +42,8 @@ from eqfuse.torch.values import Value, Writer
 
 GAIN = 1.05
 """How many times faster a region has to be predicted as a kernel, to become one."""
+
+T = TypeVar("T")
 
 RESTS = ("inductor", "aot_eager")
 CHOICES = ("predicted", "always")
@@ -146,6 +151,17 @@ def _kernel(source: str, native: str | None) -> Kernel:
     return compiled(source, native=native)  # type: ignore[no-any-return]
 
 
+@lru_cache(maxsize=512)
+def _derived(source: str) -> Derived:
+    """A text with its merges, which plans are priced from; nothing of it is verified."""
+    return compiler.derive(source, None, strict_casts=False)
+
+
+def _real(values: Sequence[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
+    """The inputs that have a gradient."""
+    return tuple(name for name, value in values if value.dtype.is_floating_point)
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
@@ -176,19 +192,39 @@ def _as_dynamo(graph: fx.GraphModule, found: fx.GraphModule) -> None:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A region with its kernel."""
+    """A region as a program. `seconds` are predicted, as a kernel and without one."""
 
     region: Region
     text: Text
     inputs: tuple[tuple[str, fx.Node], ...]
     results: tuple[Any, ...]
-    kernel: Kernel
     alone: fx.GraphModule
     seconds: tuple[float, float]
 
     @property
     def gain(self) -> float:
         return self.seconds[1] - self.seconds[0]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A candidate that becomes a kernel."""
+
+    candidate: Candidate
+    kernel: Kernel
+
+
+def _tried(make: Callable[[], T]) -> T | str:
+    """What `make` gives, or why it failed. Whatever it is, a region that cannot be compiled is left, and the report says
+    why."""
+    try:
+        return make()
+    except Refused as refused:
+        return refused.error().message
+    except EqfuseError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {_first_line(error)}"
 
 
 @dataclass
@@ -203,59 +239,74 @@ class Fusion:
 
     def run(self) -> None:
         taken: set[fx.Node] = set()
-        chosen: list[Candidate] = []
+        chosen: list[Chosen] = []
         finder = Finder(self.module.graph, taken)
         for seed in finder.seeds():
             found = self._best(finder.candidates(seed), seed)
             if found is not None:
-                taken.update(node for node in found.region.nodes if node not in found.region.copied)
+                region = found.candidate.region
+                taken.update(node for node in region.nodes if node not in region.copied)
                 chosen.append(found)
-        for candidate in chosen:
-            self._replace(candidate)
+        for each in chosen:
+            self._replace(each.candidate, each.kernel)
         legalize_graph(self.module)  # what read a region's first result may stand before its last
         self.module.graph.eliminate_dead_code()
         self.module.recompile()
         reports.add(self.entries)
 
-    def _best(self, regions: Sequence[Region], seed: fx.Node) -> Candidate | None:
-        """The candidate that gains most; what becomes of it is noted."""
+    def _best(self, regions: Sequence[Region], seed: fx.Node) -> Chosen | None:
+        """The candidate that gains most, with its kernel; what becomes of it is noted. Only a candidate that wins is
+        compiled and verified: the next one takes its place where that fails."""
         made: list[Candidate] = []
         why = "its result is read by what it computes with"
         for region in regions:
-            try:
-                made.append(self._compiled(region))
-            except Refused as refused:
-                why = refused.error().message
-            except EqfuseError as error:
-                why = error.message
-            except Exception as error:  # noqa: BLE001  a region that cannot be compiled is left, and the report says why
-                why = f"{type(error).__name__}: {_first_line(error)}"
-        if not made:
-            name = regions[0].name if regions else seed.name
-            self.entries.append(Entry(self.number, name, user_line(seed), False, why))
-            return None
-        best = made[0] if self.options.take == "always" else max(made, key=lambda candidate: candidate.gain)
-        wins = self._wins(best.seconds)
-        why = "" if wins else f"the kernel is predicted to be no {GAIN:.2f} times faster"
-        places = {node: place for place, node in enumerate(best.region.inputs)}
-        names = {name: places[node] for name, node in best.inputs}
-        entry = Entry(
-            self.number, best.region.name, user_line(seed), wins, why, best.text.source, best.seconds,
-            kernel=best.kernel, alone=best.alone, time=lambda: _timed(best.kernel, best.alone, names),
+            priced = _tried(partial(self._priced, region))
+            if isinstance(priced, str):
+                why = priced
+            else:
+                made.append(priced)
+        if self.options.take == "predicted":
+            made.sort(key=lambda candidate: -candidate.gain)
+        failed = ""
+        for candidate in made:
+            if not self._wins(candidate.seconds):
+                loses = f"the kernel is predicted to be no {GAIN:.2f} times faster"
+                self.entries.append(self._entry(candidate, seed, failed or loses))
+                return None
+            kernel = _tried(partial(self._compiled, candidate))
+            if not isinstance(kernel, str):
+                self.entries.append(self._entry(candidate, seed, "", kernel))
+                return Chosen(candidate, kernel)
+            failed = kernel
+        name = regions[0].name if regions else seed.name
+        self.entries.append(Entry(self.number, name, user_line(seed), False, failed or why))
+        return None
+
+    def _entry(self, candidate: Candidate, seed: fx.Node, why: str, kernel: Kernel | None = None) -> Entry:
+        region, source, alone = candidate.region, candidate.text.source, candidate.alone
+        places = {node: place for place, node in enumerate(region.inputs)}
+        names = {name: places[node] for name, node in candidate.inputs}
+
+        def time() -> tuple[float, float]:
+            return _timed(kernel or _kernel(source, self.options.native), alone, names)
+
+        return Entry(
+            self.number, region.name, user_line(seed), kernel is not None, why, source, candidate.seconds,
+            kernel=kernel, alone=alone, time=time,
         )  # fmt: skip
-        self.entries.append(entry)
-        return best if wins else None
 
     def _wins(self, seconds: tuple[float, float]) -> bool:
         fused, rest = seconds
         return fused * GAIN <= rest or self.options.take == "always"
 
-    def _backward(self, kernel: Kernel, values: Sequence[tuple[str, torch.Tensor]], device: Device) -> float:
+    def _backward(
+        self, program: Program, values: Sequence[tuple[str, torch.Tensor]], device: Device
+    ) -> float:
         """Predicted seconds of the gradient by all inputs. What it is compared with is twice the forward."""
-        from eqfuse.differentiate.gradient import cotangent, real_outputs
+        from eqfuse.differentiate.gradient import cotangent, grad, real_outputs
 
-        real = tuple(name for name, value in values if value.dtype.is_floating_point)
-        program, gradient = kernel.program, kernel.gradient(real)
+        real = _real(values)
+        gradient = _derived(grad(program.source, real))
         made = {
             name: torch.empty([prices.hint(n) for n in value.shape], dtype=value.dtype, device="meta")
             for name, value in values
@@ -272,8 +323,16 @@ class Fusion:
         sizes = gradient_sizes(program, gradient.program, made, {}, real)
         return prices.fused(gradient, [*made.items(), *cotangents.items()], device, sizes)
 
-    def _compiled(self, region: Region) -> Candidate:
-        """The kernel of a region. Raises Refused and EqfuseError."""
+    def _compiled(self, candidate: Candidate) -> Kernel:
+        """The kernel of a candidate, and in training its gradient's, both verified. Raises EqfuseError."""
+        with undisturbed():
+            kernel = _kernel(candidate.text.source, self.options.native)
+            if self.in_training:
+                kernel.gradient(_real([(name, node.meta["val"]) for name, node in candidate.inputs]))
+        return kernel
+
+    def _priced(self, region: Region) -> Candidate:
+        """A region as a program, and what its kernel is predicted to take. Raises Refused and EqfuseError."""
         inputs = [node for node in region.inputs if isinstance(node.meta["val"], torch.Tensor)]
         device = _device(inputs)
         least, rest = prices.least(region, device), prices.apart(region, device)
@@ -306,14 +365,14 @@ class Fusion:
             raise Refused(region.outputs[0], "it has a size that no tensor gives")
         given = tuple((names[node], node) for node in inputs if names[node] in text.inputs)
         with undisturbed():
-            kernel = _kernel(text.source, self.options.native)
+            derived = _derived(text.source)
             pairs = [(name, node.meta["val"]) for name, node in given]
-            seconds = prices.fused(kernel, pairs, device), rest
+            seconds = prices.fused(derived, pairs, device), rest
             if self.in_training and self._wins(seconds):
-                seconds = seconds[0] + self._backward(kernel, pairs, device), 3 * rest
-        return Candidate(region, text, given, tuple(results), kernel, _alone(region), seconds)
+                seconds = seconds[0] + self._backward(derived.program, pairs, device), 3 * rest
+        return Candidate(region, text, given, tuple(results), _alone(region), seconds)
 
-    def _replace(self, candidate: Candidate) -> None:
+    def _replace(self, candidate: Candidate, kernel: Kernel) -> None:
         """Calls the kernel in place of a region."""
         graph = self.module.graph
         last = candidate.region.nodes[-1]
@@ -321,7 +380,7 @@ class Fusion:
         with graph.inserting_after(last):
             call = graph.call_function(
                 torch.ops.eqfuse.call.default,
-                (candidate.kernel.content, names, [node for _, node in candidate.inputs], [], []),
+                (kernel.content, names, [node for _, node in candidate.inputs], [], []),
             )
         if trace := candidate.region.nodes[0].meta.get("stack_trace"):
             call.meta["stack_trace"] = trace

@@ -16,8 +16,8 @@ from torch import fx
 from eqfuse import compiler
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.compiled import Asked
+from eqfuse.derived import Derived
 from eqfuse.extract.devices import Device
-from eqfuse.kernel import Kernel
 from eqfuse.operator.shapes import extents
 from eqfuse.terms.types import program_dtypes
 from eqfuse.torch.operators.products import ATTENTION
@@ -109,17 +109,25 @@ def _seconds(group: Sequence[fx.Node], device: Device) -> float:
 
 
 def fused(
-    kernel: Kernel,
+    derived: Derived,
     values: Sequence[tuple[str, torch.Tensor]],
     device: Device,
     sizes: Mapping[str, int] | None = None,
 ) -> float:
-    """Seconds of a kernel on tensors of these sizes, as its plan predicts."""
-    program = kernel.program
+    """Seconds of a program's kernel on tensors of these sizes, as the plan of its choice predicts."""
+    program = derived.program
     names = {tensor.name for tensor in program.tensors}
     shapes = {name: tuple(map(hint, tensor.shape)) for name, tensor in values if name in names}
     dtypes = {name: DTYPE_NAMES[tensor.dtype] for name, tensor in values if name in names}
     found = {axis: max(1, size) for axis, size in extents(program, shapes, sizes or {}).items()}
-    asked = Asked(found, program_dtypes(program, dtypes), device)
-    chosen = compiler.choose(kernel.derived, asked)[1]
-    return chosen.plan.cost.seconds if chosen.plan.cost else math.inf
+    key = program.source, tuple(found.items()), tuple(dtypes.items()), device.name
+    if key not in _known:
+        asked = Asked(found, program_dtypes(program, dtypes), device)
+        with derived.lock:
+            plan = compiler.choose(derived, asked)[1].plan
+        _known[key] = plan.cost.seconds if plan.cost else math.inf
+    return _known[key]
+
+
+_known: dict[object, float] = {}
+"""Layers that are alike have one price."""
