@@ -63,6 +63,10 @@ _COMPARE: Mapping[str, Any] = {
 }
 
 
+STEADY = 1e-3
+"""What a gradient may change by, relative to its largest element, where its inputs change by their last digits."""
+
+
 class TorchDomain:
     """Implements `terms.domain.Domain` with float64 tensors that autograd sees."""
 
@@ -137,7 +141,8 @@ class TorchDomain:
 
 @dataclass(frozen=True)
 class Differentiated:
-    """A program with inputs, cotangents of its outputs, and the gradients that autograd finds, by input."""
+    """A program with inputs, cotangents of its outputs, and the gradients that autograd finds, by input; `has_values`:
+    all outputs are numbers."""
 
     program: Program
     tensors: Mapping[str, np.ndarray]
@@ -145,6 +150,7 @@ class Differentiated:
     extents: Mapping[str, int]
     cotangents: Mapping[str, np.ndarray]
     gradients: Mapping[str, np.ndarray]
+    has_values: bool = True
 
     @staticmethod
     def of(
@@ -202,7 +208,8 @@ class Differentiated:
         for name in wrt:
             if name in numbers:
                 gradients[name] = gradients[name][0]
-        return Differentiated(program, tensors, scalars, extents, cotangents, gradients)
+        has_values = all(torch.isfinite(v).all() for v in found.values() if isinstance(v, torch.Tensor))
+        return Differentiated(program, tensors, scalars, extents, cotangents, gradients, has_values)
 
     def arguments(self, gradient: Program, constants: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What a gradient of the program is called with: tensors, scalars and sizes."""
@@ -223,14 +230,20 @@ class Differentiated:
         every = values if isinstance(values, tuple) else (values,)
         return {o.name.removeprefix("d"): v for o, v in zip(gradient.outputs, every, strict=True)}
 
-    def error(self, gradient: Program) -> float:
-        """The largest difference of both, relative to the largest gradient; where autograd gives a number."""
+    def error(self, gradient: Program, beside: Differentiated | None = None) -> float:
+        """The largest difference of both, relative to the largest gradient; where autograd gives a number. NaN is right
+        where an output is none. Only what autograd finds for the inputs of `beside` as well is compared, where given."""
         worst = 0.0
         for name, value in self.found(gradient).items():
             expected = self.gradients[name]
             usable = np.isfinite(expected)
             if usable.any():
                 scale = max(1.0, float(np.abs(expected[usable]).max()))
+                if beside is not None:
+                    usable = usable & (np.abs(beside.gradients[name] - expected) <= STEADY * scale)
+                if not self.has_values:
+                    usable = usable & ~np.isnan(value)
                 difference = np.abs(np.asarray(value, np.float64)[usable] - expected[usable])
-                worst = max(worst, float(np.where(np.isnan(difference), np.inf, difference).max()) / scale)
+                difference = np.where(np.isnan(difference), np.inf, difference)
+                worst = max(worst, float(difference.max(initial=0.0)) / scale)
         return worst

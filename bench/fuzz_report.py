@@ -197,7 +197,7 @@ def _judged(example: Example, device: str, native: bool) -> Outcome:
             return Outcome("refused", "an output is infinite or NaN whatever the inputs")
         return Outcome("not verified", str(error))
     except BindError as error:
-        if _is_of_what_is_behind(error, example):
+        if is_of_what_is_behind(error, example):
             return Outcome("refused", "a condition on an axis guards what is read behind it")
         return Outcome("refused wrongly", f"BindError: {error}")
     except EqfuseError as error:
@@ -221,7 +221,7 @@ def _is_always_special(certificate: Certificate | None) -> bool:
     return any(stage.special for stage in stages) and not any(s.undefined or s.signs for s in stages)
 
 
-def _is_of_what_is_behind(error: BindError, example: Example) -> bool:
+def is_of_what_is_behind(error: BindError, example: Example) -> bool:
     """Whether two sizes of an axis are told, one of them that of a tensor with one position more, and the program has
     a condition on that axis beside the tensor's own."""
     for given in example.inputs:

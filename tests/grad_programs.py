@@ -112,6 +112,21 @@ CASES: Mapping[str, Case] = {
     ),
     "shifted and reversed": Case("y[i] = where(i > 0, x[i-1], 0) * x[N(i)-1-i]", X, {"x0": 5}),
     "one more": Case("y[i] = u[i+1] * u[i]", ("u",), {"u0": 6}),
+    "digits": Case(
+        "n: axis[2]\np: axis[3]\ny[i,n] = sum[p](x[i, n*3 + p + 1] * w[p])",
+        ("x", "w"),
+        {"x1": 8, "p": 3, "n": 2},
+    ),
+    "heads in one matrix": Case(
+        """
+        p: axis[3]
+        a[i,d] = sum[k](x[i,k] * w[d,k])
+        s[h,i,j] = sum[p](a[i, h*3 + p] * a[j, h*3 + p + 6])
+        y[i,h] = sum[j](tanh(s[h,i,j]))
+        """,
+        ("x", "w"),
+        {"w0": 12, "h": 2, "p": 3, "x0": 5, "j": 5},
+    ),
     "chosen by a position": Case(
         "y[i] = where(argmax[j](x[i,j]) > 2, z[i] * z[i], z[i]) * sum[j](x[i,j])", ("x", "z")
     ),

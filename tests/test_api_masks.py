@@ -236,3 +236,29 @@ def test_finite_values_may_be_promised() -> None:
     guarded = eq.compile(PROGRAMS["causal"], target="cpu")
     assert "where le" in str(guarded.tile) and "rest_of_product(" in guarded.triton
     assert "where le" not in str(kernel.tile) and "rest_of_product(" not in kernel.triton
+
+
+@pytest.mark.parametrize(
+    ("source", "sizes"),
+    [
+        ("y[i] = sum[j](where(i // 4 < 3, x[i // 4, j], 0) * v[j])", {"i": 16}),
+        ("y[i] = sum[j](where(i % 4 < 3, x[i % 4, j], 0) * v[j])", {"i": 16}),
+        (
+            """
+            p: axis[2]
+            n: axis[3]
+            s[m,n] = sum[p]((x[n, p] + w[2*n + p]) * (z[m,n,p] + w[2*n + p + 6]))
+            y[i] = sum[n,m](where((i >= 4*n) & (i < 4*n + 4), v[i - 4*n] * exp(s[m,n]), 0))
+            """,
+            {"i": 12, "n": 3},
+        ),
+    ],
+    ids=["a quotient", "a remainder", "a product of operands that a condition widens"],
+)
+def test_what_a_condition_keeps_inside_is_not_read_outside(source: str, sizes: dict[str, int]) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"x": (3, 2), "v": (4,) if "p" in source else (2,), "w": (12,), "z": (5, 3, 2)}
+    given = {name: rng.standard_normal(shape) for name, shape in shapes.items() if f"{name}[" in source}
+    kernel = eq.compile(source, target="cpu", native="off")
+    axes = {axis: size for axis, size in sizes.items() if f"{axis}: axis" not in source}
+    np.testing.assert_allclose(kernel(**given, sizes=axes), eq.reference(source)(**given, sizes=axes))

@@ -182,6 +182,17 @@ def test_programs_are_differentiable() -> None:
         assert torch.allclose(one, other)
 
 
+@pytest.mark.slow
+def test_gradients_of_heads_that_are_split_and_joined() -> None:
+    torch.manual_seed(0)
+    attention = Attention().double()
+    x = r(2, 5, 12).requires_grad_()
+    program = eq.from_torch(attention, x, native="off")
+    (found,) = torch.autograd.grad(program(x).square().sum(), x)
+    (expected,) = torch.autograd.grad(attention(x).square().sum(), x)
+    assert torch.allclose(found, expected)
+
+
 def test_what_cannot_be_expressed_is_named_with_its_line() -> None:
     def sorted_rows(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

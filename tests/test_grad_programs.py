@@ -86,6 +86,20 @@ def test_the_gradient_of_attention_is_that_of_papers() -> None:
     ]
 
 
+def test_digits_of_a_position_are_solved_for() -> None:
+    source = eq.grad("p: axis[4]\ny[n] = sum[p](w[n*4 + p + 24] * v[p])", ("w",))
+    assert source.splitlines()[-2] == (
+        "dw[w0] = where(w0 >= 24 and (w0 - 24) // 4 < N(n_1), dy[(w0 - 24) // 4] * v[(w0 - 24) % 4], 0)"
+    )
+
+
+def test_axes_of_one_dimension_have_one_extent() -> None:
+    """No mask asks whether a position of the one is a position of the other."""
+    assert eq.grad("y[i,j] = exp(x[i] - x[j])").splitlines()[-2] == (
+        "dx[i] = sum[j](dy[i, j] * y[i, j]) - sum[i_1](dy[i_1, i] * y[i_1, i])"
+    )
+
+
 def test_a_masked_cotangent_is_masked_before_it_is_divided() -> None:
     source = eq.grad("y[i] = where(x[i] > 0, log(x[i]), 0)")
     found = eq.reference(source)(x=np.array([2.0, 0.0, -1.0]), dy=np.ones(3))

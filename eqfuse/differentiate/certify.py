@@ -46,7 +46,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
-from eqfuse.terms.parser import parse
+from eqfuse.terms.parser import axes_of, parse
 from eqfuse.verify.bound import Side
 from eqfuse.verify.certificate import REQUESTED, Certificate
 from eqfuse.verify.equivalence import Source, Stage, Verification
@@ -264,14 +264,19 @@ def _programs(
     scalars = [name for name in axes if not axes[name]]
     scalars += [DIRECTION + name for name in names if name not in inputs]
     left = [replace(each, expr=call("add", each.expr, _nothing(each))) for each in left]
-    return (
-        _made(program, left, scalars),
-        _made(
-            adjoint,
-            [replace(o, expr=call("add", call("add", o.expr, _nothing(o)), nothing)) for o in right],
-            scalars,
-        ),
-    )
+    right = [replace(o, expr=call("add", call("add", o.expr, _nothing(o)), nothing)) for o in right]
+    lengths = dict(_row_lengths(program))
+    return _made(program, left, scalars, lengths), _made(adjoint, right, scalars, lengths)
+
+
+def _row_lengths(program: Program) -> Iterator[tuple[str, int]]:
+    """The lengths of axes that stand for those of an output of which the text gives a number."""
+    for output in program.outputs:
+        for axis in output.axes:
+            count = program.lengths.get(program.domains.get(axis, axis))
+            if count is not None:
+                yield f"{output.name}.{axis}", count
+                yield f"{cotangent(output.name)}.{axis}", count
 
 
 def _sizes(adjoint: Program, axes: Mapping[str, tuple[str, ...]]) -> Iterator[Expr]:
@@ -295,14 +300,20 @@ def _zero(name: str, axes: Sequence[str]) -> Expr:
     return _summed(call("mul", Const(0.0), _value(name, axes)), axes)
 
 
-def _made(program: Program, outputs: Sequence[Output], scalars: Sequence[str]) -> Program:
-    """A program with other outputs, and with what they read."""
+def _made(
+    program: Program, outputs: Sequence[Output], scalars: Sequence[str], lengths: Mapping[str, int]
+) -> Program:
+    """A program with other outputs, and with what they read. `lengths` are those of axes that it may have."""
     nodes = list(walk(*(output.expr for output in outputs)))
+    own = {axis: count for axis, count in lengths.items() if axis in axes_of(outputs)}
     known = {tensor.name: tensor for tensor in program.tensors}
     ranks = {node.tensor: len(node.index) for node in nodes if isinstance(node, Load)}
     tensors = [known.get(name, Tensor(name, rank, None, (None,) * rank)) for name, rank in ranks.items()]
     every = tuple(dict.fromkeys((*program.scalars, *scalars)))
-    return replace(program, outputs=tuple(outputs), tensors=tuple(tensors), scalars=every)
+    known_lengths = {**program.lengths, **own}
+    return replace(
+        program, outputs=tuple(outputs), tensors=tuple(tensors), scalars=every, lengths=known_lengths
+    )
 
 
 class _Tangents:

@@ -186,6 +186,7 @@ def _axes_of(
     found: list[str] = []
     for dimension in range(tensor.rank):
         axis = tensor.axes[dimension] if dimension < len(tensor.axes) else None
+        axis = axis or steps.extents.axis.get((name, dimension))
         place = shared.get((name, dimension), (name, dimension))
         if axis is None:
             if place not in made or made[place] in found:

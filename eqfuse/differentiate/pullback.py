@@ -6,6 +6,7 @@ instead of being searched:
     x[j, i]         nothing is left to sum                       i := p1, j := p0
     x[i + k]        i := p - k, where that is a position of i     sum over k
     x[2 * i + k]    i := (p - k) // 2, where that divides         sum over k
+    x[4 * i + k]    i := p // 4, k := p % 4, where k has 4 positions: nothing is left to sum
     x[j//4, j%4]    j := 4 * p0 + p1, where p1 < 4
     x[h//4]         h := 4 * p + u, with an axis u of 4           sum over u
     x[ids[t]]       sum over t of what is at ids[t] == p
@@ -13,8 +14,9 @@ instead of being searched:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from eqfuse.differentiate.polynomial import Polynomial, collected, substituted
 from eqfuse.differentiate.steps import Steps
@@ -45,6 +47,8 @@ def pulled(
     for dimension, part in enumerate(index):
         found.plain(dimension, part)
     found.quotients(index)
+    for dimension, part in enumerate(index):
+        found.digits(dimension, part)
     for dimension, part in enumerate(index):
         found.affine(dimension, part)
     for dimension, part in enumerate(index):
@@ -88,7 +92,7 @@ class _Solution:
         if isinstance(part, Axis) and part.name in self.loops and part.name not in self.solved:
             position = Axis(_place(dimension))
             self.solved[part.name] = self._apart(part.name, dimension, position)
-            if not self._same_extent(part.name, self.target[dimension]):
+            if not self.steps.same_extent(part.name, self.target[dimension]):
                 self.masks.append(call("lt", position, Size(part.name)))
             self.done.add(dimension)
 
@@ -135,21 +139,69 @@ class _Solution:
             candidates, key=lambda a: (a in self.reduced, abs(form.terms[Axis(a)]), self.loops.index(a))
         )
         factor = form.terms[Axis(axis)]
-        others = {other: count for other, count in form.terms.items() if other is not Axis(axis)}
-        rest = Affine(others, form.constant)
-        if any(free_axes(other) & self.solved.keys() for other in others):
-            others = {self._at(other): count for other, count in others.items()}
-            rest = Affine(others, form.constant)
-        position: Expr = Axis(_place(dimension))
-        ahead = _sum(Affine({position: 1}, 0).plus(rest, -1).scaled(1 if factor > 0 else -1))
+        ahead = self._ahead(dimension, form, {axis}, 1 if factor > 0 else -1)
         step = Const(abs(factor))
         value = ahead if step.value == 1 else call("floordiv", ahead, step)
         self.solved[axis] = self._apart(axis, dimension, value)
         if step.value != 1:
             self.masks.append(call("eq", call("mod", ahead, step), Const(0)))
-        self.masks.append(call("ge", self.solved[axis], Const(0)))
-        self.masks.append(call("lt", self.solved[axis], self._extent(axis)))
+        self._limit(ahead, axis, abs(factor))
         self.done.add(dimension)
+
+    def digits(self, dimension: int, part: Expr) -> None:
+        """`x[4 * i + k]` where k has 4 positions: both are digits of the position."""
+        form = _affine(part)
+        if dimension in self.done or form is None:
+            return
+        factors = {
+            term.name: count
+            for term, count in form.terms.items()
+            if isinstance(term, Axis) and term.name in self.loops and term.name not in self.solved
+        }
+        others = [term for term in form.terms if not (isinstance(term, Axis) and term.name in factors)]
+        if len(factors) < 2 or any(factors.keys() & free_axes(other) for other in others):
+            return
+        axes = sorted(factors, key=lambda axis: -factors[axis])
+        counts = {axis: self._length(axis) or 0 for axis in axes}
+        if factors[axes[-1]] < 1 or any(factors[a] != factors[b] * counts[b] for a, b in pairwise(axes)):
+            return
+        ahead = self._ahead(dimension, form, factors.keys(), 1)
+        least = Const(factors[axes[-1]])
+        if least.value != 1:
+            self.masks.append(call("eq", call("mod", ahead, least), Const(0)))
+        for number, axis in enumerate(axes):
+            value = ahead if factors[axis] == 1 else call("floordiv", ahead, Const(factors[axis]))
+            self.solved[axis] = call("mod", value, Const(counts[axis])) if number else value
+        self._limit(ahead, axes[0], factors[axes[0]])
+        self.done.add(dimension)
+
+    def _limit(self, ahead: Expr, axis: str, factor: int) -> None:
+        """Where `ahead`, of which the solution of an axis is the quotient by `factor`, gives a position of it."""
+        form, count = _affine(ahead), self._length(axis)
+        assert form is not None
+        behind = -form.constant
+        position, plain = ahead, False
+        if list(form.terms.values()) == [1]:
+            ((position, _),) = form.terms.items()
+            plain = True
+        if not plain:
+            self.masks.append(call("ge", self.solved[axis], Const(0)))
+        elif behind > 0:
+            self.masks.append(call("ge", position, Const(behind)))
+        if plain and count is not None:
+            self.masks.append(call("lt", position, Const(behind + factor * count)))
+        else:
+            self.masks.append(call("lt", self.solved[axis], self._extent(axis)))
+
+    def _ahead(self, dimension: int, form: Affine, axes: Collection[str], sign: int) -> Expr:
+        """The position less all of an affine form but its terms in some axes; `sign` times that."""
+        others = {
+            self._at(other): count
+            for other, count in form.terms.items()
+            if not (isinstance(other, Axis) and other.name in axes)
+        }
+        position = Affine({Axis(_place(dimension)): 1}, 0)
+        return _sum(position.plus(Affine(others, form.constant), -1).scaled(sign))
 
     def search(self, dimension: int, part: Expr) -> None:
         """`x[ids[t]]`"""
@@ -159,8 +211,11 @@ class _Solution:
 
     def _extent(self, axis: str) -> Expr:
         """How many positions an axis has: the number that the text gives it, where it gives one."""
-        count = self.steps.lengths.get(self.steps.domains.get(axis, axis))
+        count = self._length(axis)
         return Size(axis) if count is None else Const(count)
+
+    def _length(self, axis: str) -> int | None:
+        return self.steps.lengths.get(self.steps.domains.get(axis, axis))
 
     def _at(self, expr: Expr) -> Expr:
         return substitute_axes(expr, {a: to for a, to in self.solved.items() if to is not Axis(a)})
@@ -169,17 +224,12 @@ class _Solution:
         """A solution that is no plain index where the axis and the dimension differ in their extents: such an index
         says that they do not."""
         is_plain = value is Axis(_place(dimension))
-        if is_plain and not self._same_extent(axis, self.target[dimension]):
+        if is_plain and not self.steps.same_extent(axis, self.target[dimension]):
             return call("add", value, Const(0))
         return value
 
     def _is_open(self, axis: str, dimension: int) -> bool:
         return dimension not in self.done and axis in self.loops and axis not in self.solved
-
-    def _same_extent(self, left: str, right: str) -> bool:
-        domains, lengths = self.steps.domains, self.steps.lengths
-        one, two = domains.get(left, left), domains.get(right, right)
-        return one == two or (one in lengths and lengths.get(one) == lengths.get(two))
 
 
 def _is_number(expr: Expr) -> bool:

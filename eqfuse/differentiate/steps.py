@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, locate
+from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.expressions import Number, Reader
 from eqfuse.terms.folds import PAIR, contributions, fold_of
 from eqfuse.terms.nodes import (
@@ -32,8 +33,9 @@ from eqfuse.terms.nodes import (
     rebuild,
     walk,
 )
-from eqfuse.terms.parser import parse, texts
+from eqfuse.terms.parser import axes_of, parse, texts
 from eqfuse.terms.printer import show
+from eqfuse.terms.sizes import places
 from eqfuse.terms.syntax import Declaration, Source
 from eqfuse.terms.types import kinds, program_dtypes
 
@@ -123,10 +125,50 @@ class Names:
         return self.fresh(f"{base}_{number}")
 
 
+@dataclass(frozen=True)
+class Extents:
+    """Which axes have as many positions as others, since they are put for the same dimension of an input. `axis` is one
+    of each dimension's."""
+
+    axis: dict[tuple[str, int], str]
+    _roots: dict[str, str]
+
+    @staticmethod
+    def of(program: Program, domains: Mapping[str, str], values: Iterable[Expr]) -> Extents:
+        """`values` are those of the text's definitions. An axis of a definition that is read elsewhere alone is none of
+        the program's: it has the extent of an input if it is put for one dimension, since nothing says that two agree."""
+        found = Extents({}, {})
+        for axis, tensor, dimension in places(program):
+            found._put(axis, (tensor, dimension))
+        known = {domains.get(axis, axis) for axis in (*axes_of(program.outputs), *program.domains)}
+        inputs = {tensor.name for tensor in program.tensors}
+        apart: dict[str, set[tuple[str, int]]] = {}
+        for node in walk(*values):
+            for dimension, part in enumerate(index_of(node)):
+                if isinstance(part, Axis) and (name := name_of(node)) in inputs:
+                    apart.setdefault(domains.get(part.name, part.name), set()).add((name or "", dimension))
+        longer = longer_dimensions(program)
+        for axis, read in apart.items():
+            if axis not in known and len(read) == 1 and not read & longer.keys():
+                found._put(axis, *read)
+        return found
+
+    def root(self, axis: str) -> str:
+        """What axes of the same extent share."""
+        while axis in self._roots:
+            axis = self._roots[axis]
+        return axis
+
+    def _put(self, axis: str, place: tuple[str, int]) -> None:
+        other, own = self.root(self.axis.setdefault(place, axis)), self.root(axis)
+        if own != other:
+            self._roots[own] = other
+
+
 @dataclass
 class Steps:
     """A program as steps. `dtypes` are those of every name; `declared` the declarations of inputs, as text; `domains`
-    and `lengths` what the text says of axes."""
+    and `lengths` what the text says of axes, `extents` which of them have equally many positions."""
 
     program: Program
     names: Names
@@ -136,6 +178,7 @@ class Steps:
     lengths: dict[str, int]
     declared: dict[str, str]
     outputs: tuple[str, ...]
+    extents: Extents
     steps: list[Step] = field(default_factory=list)
     _known: dict[tuple[object, ...], Step] = field(default_factory=dict)
     _reducing: set[str] = field(default_factory=set)
@@ -164,6 +207,7 @@ class Steps:
             dict(found.names.lengths),
             declared,
             tuple(found.outputs),
+            Extents.of(program, found.domains, found.reader.done.values()),
         )
         renamed = {name: steps.names.numbered(name) for name in found.names.definitions if name in reserved}
         for name, definition in found.names.definitions.items():
@@ -221,6 +265,11 @@ class Steps:
             self.lengths[name] = divisor
             self._remainders.setdefault((axis, divisor), name)
         return name
+
+    def same_extent(self, left: str, right: str) -> bool:
+        """Whether two axes have as many positions whatever the sizes are."""
+        one, two = (self.extents.root(self.domains.get(axis, axis)) for axis in (left, right))
+        return one == two or (one in self.lengths and self.lengths.get(one) == self.lengths.get(two))
 
     def is_real(self, expr: Expr) -> bool:
         """Whether an expression is a real number, so that it may have a derivative."""

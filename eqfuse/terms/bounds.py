@@ -332,6 +332,13 @@ def _guarded_children(node: Expr, guards: Guards) -> Iterator[tuple[Expr, Guards
 
 
 def _with(guards: Guards, condition: Expr, holds: bool) -> Guards:
+    """Guards and one more, each part of a conjunction by itself: inside of a reduction over an axis of one part, the
+    others still hold."""
+    match condition:
+        case Call("not", (part,)):
+            return _with(guards, part, not holds)
+        case Call("and" | "or" as fn, (left, right)) if holds == (fn == "and"):
+            return _with(_with(guards, left, holds), right, holds)
     guard = Guard(condition, holds)
     return guards if guard in guards else (*guards, guard)
 

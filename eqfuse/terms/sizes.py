@@ -141,12 +141,12 @@ def _extents(
 
 
 def sources(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Extent]]:
-    for axis, name, dimension in _places(program):
+    for axis, name, dimension in places(program):
         yield axis, Extent(shapes[name][dimension], name, dimension)
 
 
 @once
-def _places(program: Program) -> tuple[tuple[str, str, int], ...]:
+def places(program: Program) -> tuple[tuple[str, str, int], ...]:
     """Dimensions of tensors that give an axis its size: axis, tensor, dimension."""
     return tuple(dict.fromkeys(_each_place(program)))
 

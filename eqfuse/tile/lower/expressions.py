@@ -228,12 +228,13 @@ class Expressions:
     def _relevant(
         self, guards: Sequence[Expr], dims: tuple[str, ...], index: tuple[Expr, ...]
     ) -> Sequence[Expr]:
-        """The conditions under which an access is read: those on its own positions, for one that cannot miss its
-        tensor only those that compare its positions with data. For a shifted index without any, all that may keep
-        it inside, though that widens the access."""
+        """The conditions under which an access is read: those on its own positions; where nothing is shifted and no index
+        is data, only those that compare its positions with data, or are about the positions of a quotient. For a
+        shifted index without any, all that may keep it inside, though that widens the access."""
         own = [guard for guard in guards if self._types.dims(guard) <= set(dims)]
         if not any(map(_may_be_outside, walk(*index))):
-            return [guard for guard in own if self._cuts(guard, index)]
+            divided = set().union(*(self.free(part) for part in walk(*index) if _is_quotient(part)))
+            return [g for g in own if self._cuts(g, index) or any(tells(g, axis) for axis in divided)]
         if own or not any(map(is_shift, walk(*index))):
             return own
         return [guard for guard in self._connected(guards, index) if may_keep_inside(guard, index)]
@@ -301,8 +302,8 @@ class Expressions:
             return self.value(Product((inner, *outside.over), outside.under).expr(), hint)
         if not build.is_open(axis):
             return self._folded(expr, hint)
-        if plan is not None:
-            return self._dot(plan, axis, None, hint)
+        if plan is not None and (dot := self._dot(plan, axis, None, hint)) is not None:
+            return dot
         value = self.value(expr.body)
         dtype = self._types.dtype(expr)
         value = self._zeros_as(build.cast(value, dtype), value)
@@ -449,15 +450,18 @@ class Expressions:
         bound = {node.axis for node in walk(definition) if isinstance(node, Reduce)}
         return None if opened & bound else definition
 
-    def _dot(self, plan: Contraction, axis: str, accumulator: Value | None, hint: str) -> Value:
+    def _dot(self, plan: Contraction, axis: str, accumulator: Value | None, hint: str) -> Value | None:
+        """The dot; None where a guard of an access has widened an operand by dims of the other one."""
         build = self._build
         left = self.value(self._without(plan.left.expr(), plan.left_masks))
         right = self.value(self._without(plan.right.expr(), plan.right_masks))
+        left_dims, right_dims = (*plan.batch, *plan.rows, axis), (*plan.batch, axis, *plan.columns)
+        if not (set(left.dims) <= set(left_dims) and set(right.dims) <= set(right_dims)):
+            return None
         dtype = build.accumulate
         if plan.rows:  # a vector is not rounded: no matrix unit wants it narrow
             loaded = (left.name in self._loaded, right.name in self._loaded)
             dtype = dot_dtype(left.dtype, right.dtype, *loaded, build.accumulate)
-        left_dims, right_dims = (*plan.batch, *plan.rows, axis), (*plan.batch, axis, *plan.columns)
         left = self._operand(left, axis, dtype, left_dims)
         right = self._operand(right, axis, dtype, right_dims)
         op = Dot(
@@ -564,12 +568,18 @@ def may_keep_inside(guard: Expr, index: Sequence[Expr]) -> bool:
 
 
 def may_miss(expr: Expr) -> bool:
-    """Whether an access may fall outside its tensor where a guard is false: its index is shifted, or data."""
-    return isinstance(expr, Load) and any(map(_may_be_outside, walk(*expr.index)))
+    """Whether an access may fall outside its tensor where a guard is false: its index is shifted, a quotient, or data."""
+    return isinstance(expr, Load) and any(
+        _may_be_outside(part) or _is_quotient(part) for part in walk(*expr.index)
+    )
 
 
 def _may_be_outside(part: Expr) -> bool:
     return isinstance(part, Load) or is_shift(part)
+
+
+def _is_quotient(part: Expr) -> bool:
+    return isinstance(part, Call) and part.fn in ("floordiv", "mod")
 
 
 def is_shift(part: Expr) -> bool:
