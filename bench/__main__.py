@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resume=options.resume,
         native=options.native,
         measured=options.measured,
+        threads=options.threads,
     )
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     try:
@@ -42,6 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _threads(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(map(int, text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of threads, like 2,1")
+    return numbers
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,7 +85,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=int, default=0, metavar="N", help="pairs: processes at once (default: one per core)"
     )
-    parser.add_argument("--resume", action="store_true", help="fuzz: keep the batches that are done")
+    parser.add_argument(
+        "--resume", action="store_true", help="fuzz, cpu: keep the batches and programs that are done"
+    )
+    parser.add_argument(
+        "--threads",
+        type=_threads,
+        default=(),
+        metavar="N,...",
+        help="cpu: numbers of threads (default: one per core, and 1)",
+    )
     parser.add_argument("--native", action="store_true", help="fuzz: on the CPU, run compiled C++ as well")
     parser.add_argument(
         "--measured",

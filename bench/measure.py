@@ -24,8 +24,8 @@ R = TypeVar("R")
 
 
 def rounding(values: Tensors) -> float:
-    """A unit in the last place of the coarsest output dtype, relative: no result is asked to be better."""
-    return max(torch.finfo(v.dtype).eps for v in values if v.dtype.is_floating_point)
+    """A unit in the last place of the coarsest output dtype, relative: no result is asked to be better; 0 for integers."""
+    return max((torch.finfo(v.dtype).eps for v in values if v.dtype.is_floating_point), default=0.0)
 
 
 def resident_bytes() -> int:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Options:
     """What the command line asked for. `only` selects workloads as `workloads.select` does; `examples`,
-    `seed`, `seconds`, `jobs`, `resume` and `native` are of random programs, `measured` is the file of what a GPU elsewhere measured."""
+    `seed`, `seconds`, `jobs` and `native` are of random programs, `measured` is the file of what a GPU elsewhere measured,
+    `threads` are the numbers of threads of `cpu`, empty for all cores and one; `resume` keeps what is in the output already."""
 
     only: str | None = None
     device: str = "cpu"
@@ -39,6 +40,7 @@ class Options:
     resume: bool = False
     native: bool = False
     measured: Path | None = None
+    threads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

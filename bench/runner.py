@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.operators import OPERATORS
 from bench.report import Options, Report
-from bench.workloads import select
+from bench.workloads import WORKLOADS, select
 from eqfuse.errors import EqfuseError, did_you_mean
 
 REPORTS: Mapping[str, str] = {
@@ -45,8 +46,9 @@ def run(name: str, options: Options, *, output: Path | None = None, console: Con
     if name not in REPORTS:
         hint = did_you_mean(name, REPORTS) or "benchmarks: " + " ".join(REPORTS)
         raise EqfuseError(f"unknown benchmark {name!r}", hint=hint)
-    if not select(options.only):
-        names = " ".join(workload.name for workload in select(None))
+    table = {**WORKLOADS, **OPERATORS} if name == "cpu" else WORKLOADS
+    if not select(options.only, table):
+        names = " ".join(workload.name for workload in select(None, table))
         raise EqfuseError(f"no workload starts with {options.only!r}", hint=f"workloads: {names}")
     try:
         module = import_module(f"bench.{name}_report")

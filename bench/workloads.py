@@ -71,7 +71,7 @@ class Workload:
 
     `eager` takes tensors, scalars and constants by name and returns the outputs in program order. `refused` are the
     schedules that need a merge which the program has not, `checked` the papers' cases that `bench workloads` runs, as
-    a CPU does them in seconds.
+    a CPU does them in seconds, `sized` the axes that no tensor determines.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Workload:
     cases: Mapping[str, Case] = field(repr=False)
     refused: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()
+    sized: tuple[str, ...] = ()
 
     @property
     def paper_cases(self) -> tuple[Case, ...]:
@@ -114,7 +115,8 @@ class Workload:
 
     def arguments(self, case: Case, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """What a kernel compiled with the case's constants is called with."""
-        return {**inputs, **case.scalars}
+        sizes = {axis: case.sizes[axis] for axis in self.sized}
+        return {**inputs, **case.scalars, **({"sizes": sizes} if sizes else {})}
 
     @property
     def exact_source(self) -> str:
@@ -195,12 +197,12 @@ def _add(
     WORKLOADS[name] = Workload(name, family, _program(source), specs, run, entries, refused, checked)
 
 
-def select(pattern: str | None) -> list[Workload]:
+def select(pattern: str | None, table: Mapping[str, Workload] = WORKLOADS) -> list[Workload]:
     """Workloads whose name or family starts with one of the comma-separated words; all where None."""
     if pattern is None:
-        return list(WORKLOADS.values())
+        return list(table.values())
     words = tuple(word.strip() for word in pattern.split(","))
-    return [w for w in WORKLOADS.values() if w.name.startswith(words) or w.family.startswith(words)]
+    return [w for w in table.values() if w.name.startswith(words) or w.family.startswith(words)]
 
 
 # --- attention ---------------------------------------------------------------------------------

@@ -48,12 +48,17 @@ def synchronize(device: str) -> None:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds per call, one list per contestant, in the order of rounds."""
+    """Seconds per call, one list per contestant, in the order of rounds. `warm` are those of calls on inputs that the
+    same contestant has just read."""
 
     seconds: Mapping[str, Sequence[float]]
+    warm: Mapping[str, Sequence[float]]
 
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
+
+    def warm_median(self, name: str) -> float:
+        return statistics.median(self.warm[name])
 
 
 def interleaved(
@@ -63,23 +68,27 @@ def interleaved(
     device: str = "cpu",
     rounds: int = 9,
     budget_seconds: float = 6.0,
+    again: int = 0,
 ) -> Times:
-    """Time the contestants in turn on fresh inputs: one warm-up round, then up to `rounds`.
+    """Time the contestants in turn on fresh inputs: one warm-up round, then up to `rounds`; each of them `again` on the
+    same inputs.
 
     Stops early, after three rounds at the least, once `budget_seconds` have passed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    warm: dict[str, list[float]] = {name: [] for name in contestants}
     started = time.perf_counter()
     for index in range(rounds + 1):
         values = inputs(index)
         for name, run in contestants.items():
-            synchronize(device)
-            begin = time.perf_counter()
-            result = run(values)
-            synchronize(device)
-            if index > 0:
-                seconds[name].append(time.perf_counter() - begin)
-            del result
+            for kept in (seconds, *[warm] * again):
+                synchronize(device)
+                begin = time.perf_counter()
+                result = run(values)
+                synchronize(device)
+                if index > 0:
+                    kept[name].append(time.perf_counter() - begin)
+                del result
         if index >= 3 and time.perf_counter() - started > budget_seconds:
             break
-    return Times(seconds)
+    return Times(seconds, warm)

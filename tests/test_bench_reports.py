@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import eqfuse as eq
 from bench import cpu_report, errors_report, start_report, workloads_report
 from bench.magnitudes import MAGNITUDES
+from bench.operators import INEXPRESSIBLE, OPERATORS
 from bench.report import Options, Report
 from bench.runner import REPORTS, run
 from eqfuse.loops.plan import SCHEDULES
+from eqfuse.measure import as_tuple, worst_error
 from eqfuse.verify.budget import Error, Measurement, SpecialReport
 
 ONE = Options(only="l2norm", small=True, torch_compile=False)
@@ -79,33 +83,67 @@ def test_emit(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_cpu(tmp_path: Path) -> None:
     assert run("cpu", ONE, output=tmp_path / "x.json") == 0
-    (row,) = rows_of(tmp_path / "x.json")
-    assert set(row["median_ms"]) == {"eager", "fused", "copy"} and set(row["memory"]) == {"eager", "fused"}
-    assert row["code"] in ("C++", "torch calls: there is no C++ compiler (g++, clang++ or $CXX)")
-    assert row["errors"]["fused"] <= row["errors"]["bound"]
-    assert row["torch_compile_skipped"] == "not asked for"
+    rows = rows_of(tmp_path / "x.json")
+    assert [row["threads"] for row in rows] == list(dict.fromkeys((torch.get_num_threads(), 1)))
+    for row in rows:
+        assert set(row["median_ms"]) == set(row["warm_ms"]) == {"eager", "fused", "copy"}
+        assert row["code"] in ("C++", "torch calls: there is no C++ compiler (g++, clang++ or $CXX)")
+        assert row["errors"]["fused"] <= row["errors"]["bound"]
+        assert row["torch_compile_skipped"] == "not asked for"
+    assert set(rows[0]["memory"]) == {"eager", "fused"}
+    assert rows[0]["seconds"]["fused"] > 0 and rows[0]["seconds_again"]["fused"] > 0
+    before = (tmp_path / "x.json").stat().st_mtime_ns
+    assert run("cpu", replace(ONE, resume=True), output=tmp_path / "x.json") == 0
+    assert rows_of(tmp_path / "x.json") == rows and (tmp_path / "x.json").stat().st_mtime_ns > before
 
 
-def test_cpu_says_which_programs_torch_compile_did_not_run() -> None:
+def test_cpu_says_which_programs_miss_the_aims() -> None:
     report = Report(cpu_report.TITLE, cpu_report.COLUMNS)
-    done = {
-        "torch_compile_skipped": "",
-        "over_eager": 2.0,
-        "over_compile": 0.5,
-        "compile_calls_attention": True,
-    }
-    late = {"torch_compile_skipped": "TimeoutError: not done after 180 s", "over_eager": 2.0}
-    report.add({"program": "a", **done}, {"program": "b", **late}, {"program": "c", **late})
+
+    def row(name: str, compiled: float | None, problem: str = "", *, calls: bool = False) -> dict[str, Any]:
+        times = {"eager": 4.0, "fused": 2.0, "copy": 1.0}
+        if compiled is not None:
+            times["torch.compile"] = compiled
+        return {
+            "program": name,
+            "threads": 1,
+            "median_ms": times,
+            "warm_ms": times,
+            "seconds": {"fused": 0.25, "torch.compile": 4.0},
+            "bytes": 1 << 40,
+            "torch_compile_skipped": problem,
+            "compile_calls_attention": calls,
+            "code": "C++",
+        }
+
+    late = "TimeoutError: not done after 120 s"
+    report.add(row("softmax", 1.0, calls=True), row("b", 4.0), row("c", None, late), row("d", None, late))
     cpu_report.summarise(report)
     assert report.summary == [
-        "geometric mean over eager 2.00x (aim 1.5x), 3 programs",
-        "geometric mean over torch.compile 0.50x, 1 programs",
-        "where torch.compile calls torch's own attention (*): 0.50x, 1 programs",
-        "under 0.8x of torch.compile: a 0.50x",
+        "1 thread, all programs over torch.compile: 1.00x cold, 1.00x warm (aim 1.5x), 2 programs",
+        "1 thread, all programs over eager: 2.00x cold, 2.00x warm (aim 4.0x), 4 programs",
+        "1 thread, row programs over torch.compile: 0.50x cold, 0.50x warm (aim 2.5x), 1 programs",
+        "1 thread, under 1.0x of torch.compile: softmax 0.50x",
+        "1 thread, under 1.0x of eager: none",
+        "1 thread, row programs above 1.5 copies, of 1: softmax 2.00",
+        "1 thread, where torch.compile calls torch's own attention (*): 0.50x, 1 programs",
+        "1 thread, where torch.compile generates the code: 2.00x, 1 programs",
+        "median seconds of compiling and the first call, fused: 0.25 / -",
+        "median seconds of compiling and the first call, torch.compile: 4.00 / -",
         "not C++: none",
-        "torch.compile did not run: TimeoutError: not done after 180 s (b, c)",
-        "under 0.8x of eager: none",
+        f"torch.compile did not run: {late} (c, d)",
+        "not in the table: cumsum, " + INEXPRESSIBLE["cumsum"],
     ]
+
+
+@pytest.mark.slow(but=["gemm"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_are_those_of_torch(name: str) -> None:
+    workload = OPERATORS[name]
+    case = workload.cases["small"]
+    inputs = workload.inputs(case)
+    found = as_tuple(eq.compile(workload.text(case))(**workload.arguments(case, inputs)))
+    assert worst_error(found, workload.run_exact(case, inputs)) < 1e-6
 
 
 def test_verify(tmp_path: Path) -> None:
