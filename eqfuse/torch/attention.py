@@ -86,7 +86,9 @@ def attend(
         kind = "truth" if mask.dtype == torch.bool else "added"
     elif (getattr(module, "is_causal", True) if is_causal is None else is_causal) and query.shape[2] > 1:
         kind = "causal"
-    groups = query.shape[1] // key.shape[1]
+    groups = 1
+    while key.shape[1] * groups < query.shape[1]:  # under Dynamo a quotient of sizes may be a symbol
+        groups += 1
     if softcap is not None:
         given["cap"] = float(softcap)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
