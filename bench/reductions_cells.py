@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.cells import Cell as AnyCell
 from bench.workloads import WORKLOADS, Case, Workload
-from eqfuse.extract.shape import BYTES
+from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.parser import parse
 from eqfuse.terms.types import program_dtypes, result_dtype
 

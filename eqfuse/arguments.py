@@ -187,7 +187,7 @@ def as_given(results: Sequence[torch.Tensor], numpy: bool) -> Any:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[Any]]:
     """numpy has no bfloat16 and no float8: those become float32."""
-    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn):
+    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
         tensor = tensor.float()
     result: np.ndarray[Any, np.dtype[Any]] = tensor.numpy()
     return result

@@ -342,16 +342,16 @@ CALLING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
         BindError,
         (
             "'x' has dtype torch.complex64, which the language does not have\n"
-            "convert it to one of f8e4m3, f16, bf16, f32, f64, i32, i64, bool"
+            "convert it to one of f8e4m3, f8e5m2, f16, bf16, f32, f64, i8, u8, i16, i32, i64, bool"
         ),
     ),
     (
-        "uint8",
-        lambda: kernel(SUM)(x=ones(2, 3, dtype=torch.uint8)),
+        "uint16",
+        lambda: kernel(SUM)(x=ones(2, 3, dtype=torch.uint16)),
         BindError,
         (
-            "'x' has dtype torch.uint8, which the language does not have\n"
-            "convert it to one of f8e4m3, f16, bf16, f32, f64, i32, i64, bool"
+            "'x' has dtype torch.uint16, which the language does not have\n"
+            "convert it to one of f8e4m3, f8e5m2, f16, bf16, f32, f64, i8, u8, i16, i32, i64, bool"
         ),
     ),
     (
@@ -360,7 +360,7 @@ CALLING: list[tuple[str, Callable[[], Any], type[eq.EqfuseError], str]] = [
         BindError,
         (
             "'x' has dtype object, which the language does not have\n"
-            "convert it to one of f8e4m3, f16, bf16, f32, f64, i32, i64, bool"
+            "convert it to one of f8e4m3, f8e5m2, f16, bf16, f32, f64, i8, u8, i16, i32, i64, bool"
         ),
     ),
     (

@@ -30,7 +30,12 @@ FUNCTIONS: dict[str, tuple[Exact, float]] = {
     "nearest": (torch.round, 0.0),
 }
 """Each function in float64, and how many units in the last place of float32 it may be off."""
-ROUNDED = {"f16": torch.float16, "bf16": torch.bfloat16, "f8e4m3": torch.float8_e4m3fn}
+ROUNDED = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f8e4m3": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
+}
 
 SOURCE = "\n".join(
     f"""extern "C" void call_{name}(const float* x, float* y, i64 n) {{
@@ -136,7 +141,8 @@ def test_functions_are_right_to_a_few_units(library: Any, name: str) -> None:
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_narrow_dtypes_are_rounded_as_torch_rounds(library: Any, dtype: str) -> None:
     x = torch.from_numpy(X)
-    wanted = (x.clamp(-448, 448) if dtype == "f8e4m3" else x).to(ROUNDED[dtype]).float().numpy()
+    end = {"f8e4m3": 448.0, "f8e5m2": 57344.0}.get(dtype, np.inf)
+    wanted = x.clamp(-end, end).to(ROUNDED[dtype]).float().numpy()
     found = called(library, f"rounded_{dtype}")
     assert ((found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
 

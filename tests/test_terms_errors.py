@@ -306,7 +306,7 @@ CASES = [
             "unknown dtype 'f17' (line 1)\n"
             "    x: f17[i]\n"
             "       ^^^^^^\n"
-            "did you mean 'f16'? dtypes: f8e4m3 f16 bf16 f32 f64 i32 i64 bool"
+            "did you mean 'f16'? dtypes: f8e4m3 f8e5m2 f16 bf16 f32 f64 i8 u8 i16 i32 i64 bool"
         ),
     ),
     (
@@ -387,7 +387,7 @@ def test_error_text(source: str, kind: type[EqfuseError], text: str) -> None:
     [
         "y[i] = x[i].T",
         "y[i] = a @ b",
-        "y[i] = x[i] << 2",
+        "y[i] = x[i] @ 2",
         "y[i] = x[i] in a",
         "y[i] = f(*x)",
         "y[i] = exp(x=1)",

@@ -14,14 +14,14 @@ import sympy
 from eqfuse.terms import integers
 from eqfuse.terms.definitions import definition, derivatives
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.functions import CALLABLE, CASTS, FUNCTIONS, LOGICAL, Function
+from eqfuse.terms.functions import CALLABLE, CASTS, FUNCTIONS, LOGICAL, ROUNDINGS, Function
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import Call, Expr, Scalar
 from eqfuse.terms.printer import show
 from eqfuse.terms.symbolic import to_sympy
 
-NUMERIC = [row for row in FUNCTIONS.values() if row.result != "truth"]
-STEPS = ("floor", "round", "sign", "floordiv")
+NUMERIC = [row for row in FUNCTIONS.values() if row.result != "truth" and not row.of_integers]
+STEPS = ("floor", "round", "sign", "floordiv", *ROUNDINGS)
 REPAIRS = ("finite", "invertible")
 KINKS = {"maximum": (1.0, 1.0), "minimum": (1.0, 1.0), "abs": (0.0,)}
 """Where left and right derivatives differ."""
@@ -98,8 +98,8 @@ def test_derivatives_are_sympys(row: Function) -> None:
 
 
 @pytest.mark.parametrize("row", FUNCTIONS.values(), ids=lambda row: row.name)
-def test_truth_values_have_no_derivative(row: Function) -> None:
-    assert all(d is None for d in derivatives(of(row))) == (row.result == "truth")
+def test_truth_values_and_functions_of_integers_have_no_derivative(row: Function) -> None:
+    assert all(d is None for d in derivatives(of(row))) == (row.result == "truth" or row.of_integers)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,8 @@ def test_values_have_the_facts_that_hold(fact: str) -> None:
 
 
 def test_integers_stay_integers_as_the_table_says() -> None:
-    assert set(integers.INTEGER_FUNCTIONS) == {row.name for row in FUNCTIONS.values() if row.result == "like"}
+    whole = {row.name for row in FUNCTIONS.values() if row.result in ("like", "integer")}
+    assert set(integers.INTEGER_FUNCTIONS) == whole
     truths = {row.name for row in FUNCTIONS.values() if row.result == "truth"}
     assert set(integers.TRUTH_FUNCTIONS) == truths and set(LOGICAL) < truths
 
@@ -157,7 +158,8 @@ def page() -> str:
         "# Functions",
         "",
         "Every elementwise function of the language, from `eqfuse/terms/functions.py`. The result is a real number, an",
-        "integer where all numbers among the arguments are (like), or a truth value. The field is what verification makes",
+        "integer, an integer where all numbers among the arguments are (like), or a truth value. `& | ^ << >>` take integers",
+        "alone. The field is what verification makes",
         "of it ([verification.md](verification.md)): arithmetic of residues (exact), decided by the order of values, `exp`,",
         "`log`, a root, made of exponentials (logistic), a coordinate of a point of a circle, a hash. Work is in additions, about.",
         "",

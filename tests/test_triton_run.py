@@ -158,6 +158,7 @@ REFERENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "f16": lambda x: x.half().double(),
     "bf16": lambda x: x.bfloat16().double(),
     "f8e4m3": lambda x: x.float().clamp(-448, 448).to(torch.float8_e4m3fn).double(),
+    "f8e5m2": lambda x: x.float().clamp(-57344, 57344).to(torch.float8_e5m2).double(),
 }
 
 

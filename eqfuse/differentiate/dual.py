@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.domain import Domain, Watch
-from eqfuse.terms.functions import CASTS
+from eqfuse.terms.functions import CASTS, OF_INTEGERS, ROUNDINGS
 from eqfuse.verify.field.domain import FieldArray, extreme
 
 
@@ -149,6 +149,8 @@ class DualDomain:
                 lost = self._scaled(whole, y.tangent)
                 return self._sum(x.tangent, None if lost is None else self._call("neg", lost))
             case (("floor" | "round" | "sign" | "floordiv"), _):
+                return None
+            case (fn, _) if fn in ROUNDINGS or fn in OF_INTEGERS:
                 return None
             case _, (x,) if fn in self._rules:
                 return self._rules[fn](x.value, value, x.tangent)

@@ -12,12 +12,13 @@ from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
 from eqfuse.extract.resources import shared_bytes
 from eqfuse.extract.roles import power_of_two
-from eqfuse.extract.shape import BYTES, Shape
+from eqfuse.extract.shape import Shape
 from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.kernel_axes import quotients
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.plan import SCHEDULES, KernelConfig
+from eqfuse.terms.dtypes import BYTES
 
 WARPS, STAGES = (1, 32), (1, 5)
 """Least and most of what a step may reach."""

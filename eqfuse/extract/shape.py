@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from eqfuse.terms.dtypes import BYTES, FLOAT8, INTEGERS
 from eqfuse.terms.nodes import Expr, Load, walk
 
-BYTES = {"f8e4m3": 1, "bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8, "i64": 8}
-HALF = ("f8e4m3", "f16", "bf16")
+HALF = (*FLOAT8, "f16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -42,5 +42,5 @@ class Shape:
         """The dtypes of the reals that an expression reads."""
         if expr not in self._read:
             found = {self.dtypes.get(node.tensor, "f32") for node in walk(expr) if isinstance(node, Load)}
-            self._read[expr] = frozenset(found - {"bool", "i32", "i64"})
+            self._read[expr] = frozenset(found - {"bool", *INTEGERS})
         return self._read[expr]

@@ -15,7 +15,7 @@ from eqfuse.loops.integers import carried_integers
 from eqfuse.loops.nodes import Buffer, Kernel, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.walk import statements
 from eqfuse.terms.domain import Domain, total
-from eqfuse.terms.integers import identity, is_exact
+from eqfuse.terms.integers import dtype_of, identity, is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, aligned, evaluate_expr, expand
 from eqfuse.terms.nodes import Call, Const, Expr, Program, free_axes
 
@@ -120,8 +120,7 @@ def _run_loop(loop: Loop, env: Env, memory: _Memory, tiles: Mapping[str, int]) -
 def _integer_dtypes(env: Env) -> dict[str, str]:
     """dtypes of the tensors, scalars and values at hand that are no reals."""
     arrays = {**env.tensors, **{name: data for name, (_, data) in env.locals.items()}}
-    names = {np.dtype(np.int32): "i32", np.dtype(bool): "bool"}
-    found = {name: names.get(data.dtype, "i64") for name, data in arrays.items() if is_exact(data)}
+    found = {name: dtype_of(data) for name, data in arrays.items() if is_exact(data)}
     return found | {name: "i64" for name, number in env.scalars.items() if isinstance(number, int)}
 
 

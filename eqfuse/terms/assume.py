@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS
 from eqfuse.terms.nodes import (
     REDUCTIONS,
@@ -35,7 +36,7 @@ LOW, HIGH = Const(-math.inf), Const(math.inf)
 
 _KEEP_ZERO = frozenset(name for name, row in FUNCTIONS.items() if row.zero_at_zero)
 _KEEP_FINITE = frozenset(name for name, row in FUNCTIONS.items() if row.finite)
-_WIDE_CASTS = frozenset(CASTS) - {"f8e4m3"}
+_WIDE_CASTS = frozenset(CASTS) - FLOAT8.keys()
 
 
 def is_zero_without(expr: Expr, predicate: Expr, value: bool) -> bool:

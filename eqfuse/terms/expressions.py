@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean
+from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean, source_lines
 from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked
-from eqfuse.terms.functions import ARITY, CALLABLE, CONSTANTS, VARIADIC
+from eqfuse.terms.functions import ARITY, BITWISE, CALLABLE, CONSTANTS, VARIADIC
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
+from eqfuse.terms.integers import BITS
 from eqfuse.terms.nodes import (
     REDUCTIONS,
     Axis,
@@ -24,10 +25,12 @@ from eqfuse.terms.nodes import (
     Size,
     call,
     free_axes,
+    transform,
     walk,
 )
 from eqfuse.terms.registry import ARGUMENT, REGISTERED, Reduction, instance, reducers
 from eqfuse.terms.syntax import Declaration, Definition, Source, axis_names
+from eqfuse.terms.types import TIGHT, kinds
 
 BINARY: Mapping[type[ast.operator], str] = {
     ast.Add: "add",
@@ -38,6 +41,9 @@ BINARY: Mapping[type[ast.operator], str] = {
     ast.Mod: "mod",
     ast.BitAnd: "and",
     ast.BitOr: "or",
+    ast.BitXor: "bitxor",
+    ast.LShift: "lshift",
+    ast.RShift: "rshift",
 }
 COMPARE: Mapping[type[ast.cmpop], str] = {
     ast.Lt: "lt",
@@ -115,7 +121,7 @@ class Reader:
             case ast.BinOp(op=ast.Pow()):
                 return self._power(node, scope)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
-                return call(BINARY[type(op)], self.read(left, scope), self.read(right, scope))
+                return self._binary(BINARY[type(op)], self.read(left, scope), self.read(right, scope))
             case ast.UnaryOp(op=op, operand=operand):
                 return self._unary(op, self.read(operand, scope))
             case ast.Compare():
@@ -161,10 +167,39 @@ class Reader:
                 return Const(-value)
             case ast.USub(), _:
                 return call("neg", operand)
+            case ast.Invert(), _ if self._kinds(operand) == {"int"}:
+                return call(BITWISE["not"], operand, Const(-1))
             case _:
                 return call("not", operand)
 
+    def _binary(self, fn: str, left: Expr, right: Expr) -> Expr:
+        """`&` and `|` join truth values, or the bits of integers: where one side is known to be an integer."""
+        if fn == "bitxor" and "bool" in self._kinds(left, right):
+            return call("ne", left, right)
+        if fn in BITWISE:
+            found = self._kinds(left, right)
+            fn = BITWISE[fn] if "int" in found and "bool" not in found else fn
+        return call(fn, left, right)
+
+    def _kinds(self, *exprs: Expr) -> set[str]:
+        """The kinds of expressions, as far as declarations tell: what nothing is known of counts as real."""
+        dtypes = {name: declaration.dtype for name, declaration in self.names.declared.items()}
+        found = kinds(exprs, dtypes)
+        return {found[expr] for expr in exprs}
+
+    def _check_tight(self, part: ast.expr) -> None:
+        """Raises TypeCheckError for `a > 0 & b > 0`, which compares with `0 & b`: nobody means that but in parentheses."""
+        match part:
+            case ast.BinOp(ast.Constant() as number, ast.BitAnd() | ast.BitOr() as op):
+                span = self.source.span(part)
+                before = source_lines(self.source.text)[span.line - 1][: span.column].rstrip()
+                if not before.endswith("("):
+                    message = f"{BINARY[type(op)]!r} takes truth values, this is an integer"
+                    raise self._error(message, number, TIGHT, TypeCheckError)
+
     def _comparison(self, node: ast.Compare, scope: Bindings) -> Expr:
+        for part in node.comparators:
+            self._check_tight(part)
         parts = [self.read(part, scope) for part in (node.left, *node.comparators)]
         links: list[Expr] = []
         for op, left, right in zip(node.ops, parts, parts[1:], strict=False):
@@ -252,6 +287,7 @@ class Reader:
                 )
                 raise self._error(f"axis {node.id!r} is not bound here", node, hint)
         expr = self.read(node, scope)
+        expr = transform(expr, _divided) if any(_is_bits(part) for part in walk(expr)) else expr
         if not is_index(expr):
             hint = "an index adds, scales by sizes, divides (//, %) by sizes, clamps (min, max), or reads a tensor"
             raise self._error("this cannot be an index", node, hint)
@@ -487,6 +523,29 @@ def is_index(expr: Expr) -> bool:
             return is_index(left) and is_index(right) and _is_uniform(right)
         case _:
             return False
+
+
+def _is_bits(expr: Expr) -> bool:
+    return isinstance(expr, Call) and expr.fn in ("lshift", "rshift", "bitand")
+
+
+def _divided(expr: Expr) -> Expr:
+    """Shifts by a constant and masks of low bits as an index has them: products with, quotients and remainders by powers
+    of two."""
+    match expr:
+        case Call("rshift", (part, Const(int(count)))) if 0 <= count < BITS - 1:
+            return call("floordiv", part, Const(1 << count))
+        case Call("lshift", (part, Const(int(count)))) if 0 <= count < BITS - 1:
+            return call("mul", part, Const(1 << count))
+        case Call("bitand", (part, Const(int(mask))) | (Const(int(mask)), part)) if _is_low(mask):
+            return call("mod", part, Const(mask + 1))
+        case _:
+            return expr
+
+
+def _is_low(mask: int) -> bool:
+    """Whether a mask is of the lowest bits, however many."""
+    return 0 <= mask < 1 << (BITS - 2) and mask & (mask + 1) == 0
 
 
 def _is_uniform(expr: Expr) -> bool:

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from eqfuse.terms import integers
 from eqfuse.terms.definitions import evaluated
 from eqfuse.terms.domain import Watch
-from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS
+from eqfuse.terms.dtypes import FLOAT8
+from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS, OF_INTEGERS, ROUNDINGS
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.threads import undisturbed
 
@@ -19,10 +21,14 @@ Array = npt.NDArray[Any]
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "f8e4m3": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
     "f16": torch.float16,
     "bf16": torch.bfloat16,
     "f32": torch.float32,
     "f64": torch.float64,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "i16": torch.int16,
     "i32": torch.int32,
     "i64": torch.int64,
     "bool": torch.bool,
@@ -36,8 +42,8 @@ FOLD: Mapping[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.mini
 def rounded(value: Array, dtype: str) -> Array:
     """`value` rounded to a dtype as torch rounds, in its own dtype; a wider dtype changes nothing. Beyond the largest
     number of float8 is that number: of torch's versions some give NaN there."""
-    if dtype == "f8e4m3":
-        value = np.clip(value, -448, 448)
+    if dtype in FLOAT8:
+        value = np.clip(value, -FLOAT8[dtype], FLOAT8[dtype])
     return _by_torch(lambda tensor: tensor.to(TORCH_DTYPES[dtype]).to(tensor.dtype))(value)
 
 
@@ -85,6 +91,10 @@ class FloatDomain:
     def call(self, fn: str, args: Sequence[Any]) -> Array:
         if fn in CASTS:
             return rounded(args[0], fn)
+        if fn in ROUNDINGS:
+            return integers.rounded(args[0], fn)
+        if fn in OF_INTEGERS:
+            return integers.call(fn, tuple(map(integers.nearest, args)))
         if fn not in PRIMITIVE:
             return np.asarray(evaluated(FUNCTIONS[fn].definition, fn, args, self.dtype.type, self.call))
         with np.errstate(all="ignore"):

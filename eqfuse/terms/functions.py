@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Result = Literal["real", "like", "truth"]
-"""`real` always; `like` the values: an integer where all of them are; `truth`: a truth value."""
+from eqfuse.terms.dtypes import FLOATS, STORED
+
+Result = Literal["real", "integer", "like", "truth"]
+"""`real` or an `integer` always; `like` the values: an integer where all of them are; `truth`: a truth value."""
 
 Field = Literal["exact", "order", "exp", "log", "root", "logistic", "circle", "hash"]
 """What verification makes of a function in a finite field (see verify/field/domain.py): arithmetic of residues;
@@ -31,11 +33,13 @@ class Function:
     """One elementwise function.
 
     args: names of its arguments in the other texts. `p` is a truth value, others are numbers.
-    derivative: the partial derivative by each argument; "" where the argument is a truth value or the result is one.
+    derivative: the partial derivative by each argument; "" where the argument is a truth value or the result is one,
+        and where arguments are integers.
         Where left and right derivatives differ, a subgradient: the mean of both, as in torch. A cast counts as the
         identity, a step as 0.
     result: see `Result`.
     symbol: the operator that it is written as; "" for `name(args)`.
+    of_integers: whether it takes integers alone.
     definition: the function in terms of others; "" for a primitive.
     notation: whether rules see the definition in place of the function.
     constructor: the e-graph's constructor for it; "" where rules know nothing of it but its arguments.
@@ -55,6 +59,7 @@ class Function:
     derivative: tuple[str, ...]
     result: Result = "real"
     symbol: str = ""
+    of_integers: bool = False
     definition: str = ""
     notation: bool = False
     constructor: str = ""
@@ -81,6 +86,40 @@ _X, _XY = ("x",), ("x", "y")
 
 def _comparison(name: str, symbol: str, numpy: str) -> Function:
     return Function(name, _XY, ("", ""), "truth", symbol, field="order", numpy=numpy)
+
+
+def _rounding(dtype: str) -> Function:
+    """Rounding to an integer that a dtype has: half to even, and beyond its ends the end; NaN is 0."""
+    return Function(
+        dtype,
+        _X,
+        ("0",),
+        "integer",
+        order="+",
+        keeps={NONNEGATIVE: "rounding keeps the sign"}
+        | ({} if dtype == "u8" else {NONPOSITIVE: "rounding keeps the sign"}),
+        holds={NONNEGATIVE: "no number of the dtype is below 0"} if dtype == "u8" else {},
+        zero_at_zero=True,
+        finite=True,
+        work=2,
+        field="hash",
+    )
+
+
+def _bitwise(name: str, symbol: str, numpy: str) -> Function:
+    """A function of integers as 64 bits, the sign in two's complement."""
+    return Function(
+        name,
+        _XY,
+        ("", ""),
+        "like",
+        of_integers=True,
+        symbol=symbol,
+        zero_at_zero=True,
+        finite=True,
+        field="hash",
+        numpy=numpy,
+    )
 
 
 def _cast(dtype: str) -> Function:
@@ -232,6 +271,12 @@ _ROWS = (
     Function("and", ("p", "q"), ("", ""), "truth", "and", field="order", numpy="logical_and"),
     Function("or", ("p", "q"), ("", ""), "truth", "or", field="order", numpy="logical_or"),
     Function("not", ("p",), ("",), "truth", "not", field="order", numpy="logical_not"),
+    # Bits of integers
+    _bitwise("bitand", "&", "bitwise_and"),
+    _bitwise("bitor", "|", "bitwise_or"),
+    _bitwise("bitxor", "^", "bitwise_xor"),
+    _bitwise("lshift", "<<", ""),
+    _bitwise("rshift", ">>", ""),
     # Functions of one number
     Function(
         "abs",
@@ -442,7 +487,8 @@ _ROWS = (
         triton="tl.cos",
     ),
     # Rounding
-    *map(_cast, ("f8e4m3", "f16", "bf16", "f32", "f64")),
+    *map(_cast, FLOATS),
+    *map(_rounding, STORED),
     # Choice
     Function(
         "where",
@@ -468,8 +514,11 @@ _ROWS = (
 FUNCTIONS: Mapping[str, Function] = {row.name: row for row in _ROWS}
 """Every elementwise function by its name in `Call`."""
 
-CASTS = ("f8e4m3", "f16", "bf16", "f32", "f64")
-"""dtypes that can be written as functions; the cast `f16(x)` is `Call("f16", (x,))`."""
+CASTS = FLOATS
+"""Floating dtypes, which can be written as functions; the cast `f16(x)` is `Call("f16", (x,))`."""
+
+ROUNDINGS = STORED
+"""dtypes of integers that can be written as functions. Unlike casts they are never the identity to the algebra."""
 
 ARITY: Mapping[str, int] = {row.name: len(row.args) for row in _ROWS}
 """Number of arguments of every elementwise function."""
@@ -481,6 +530,15 @@ CIRCULAR = frozenset(row.name for row in _ROWS if row.field == "circle")
 
 AMONG_INTEGERS = tuple(row.name for row in _ROWS if row.result == "like")
 """Functions whose result is an integer where all numbers among the arguments are."""
+
+OF_INTEGERS = tuple(row.name for row in _ROWS if row.of_integers)
+"""Functions that take integers alone."""
+
+ON_BITS = tuple(row.name for row in _ROWS if row.of_integers and row.result == "like")
+"""Functions of integers as bits."""
+
+BITWISE: Mapping[str, str] = {"and": "bitand", "or": "bitor", "not": "bitxor"}
+"""What `&`, `|` and `~` (with -1) are where they stand between integers."""
 
 OPERATORS: Mapping[str, str] = {row.name: row.symbol for row in _ROWS if row.symbol and len(row.args) == 2}
 """Functions that are written between their arguments."""

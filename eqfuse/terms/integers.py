@@ -8,12 +8,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eqfuse.terms.functions import AMONG_INTEGERS, COMPARISONS, FUNCTIONS, LOGICAL
+from eqfuse.terms.dtypes import LIMITS
+from eqfuse.terms.functions import AMONG_INTEGERS, COMPARISONS, FUNCTIONS, LOGICAL, ROUNDINGS
+
+BITS = 64
+"""Bits of an integer, as shifts have it."""
+
+
+def shifted_left(x: Any, by: Any) -> Any:
+    """`x << by`; 0 by a count below 0 or of all bits."""
+    inside = (by >= 0) & (by < BITS)
+    return np.where(inside, np.left_shift(x, np.where(inside, by, 0)), 0)
+
+
+def shifted_right(x: Any, by: Any) -> Any:
+    """`x >> by`, the sign moved in; the sign alone by a count below 0 or of all bits."""
+    return np.right_shift(x, np.where((by >= 0) & (by < BITS), by, BITS - 1))
+
+
+def _within(dtype: str) -> Callable[[Any], Any]:
+    low, high = LIMITS[dtype]
+    return lambda x: np.clip(x, low, high)
+
 
 INTEGER_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{fn: getattr(np, FUNCTIONS[fn].numpy) for fn in AMONG_INTEGERS if FUNCTIONS[fn].numpy},
     "sign": np.sign,
     "relu": lambda x: np.maximum(x, 0),
+    "lshift": shifted_left,
+    "rshift": shifted_right,
+    **{dtype: _within(dtype) for dtype in ROUNDINGS},
 }
 """Functions whose result is an integer where all their values are."""
 
@@ -39,6 +63,20 @@ def fits(number: float) -> bool:
     return not isinstance(number, int) or -(2**63) <= number < 2**63
 
 
+def dtype_of(array: npt.NDArray[Any]) -> str:
+    """The dtype of the language that an array of integers or truth values has."""
+    return _NAMES.get(array.dtype, "i64")
+
+
+_NAMES: Mapping[np.dtype[Any], str] = {
+    np.dtype(bool): "bool",
+    np.dtype(np.int8): "i8",
+    np.dtype(np.uint8): "u8",
+    np.dtype(np.int16): "i16",
+    np.dtype(np.int32): "i32",
+}
+
+
 def is_exact(value: Any) -> bool:
     """Whether an interpreter's value is integers or truth values, rather than reals of a domain."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "iub"
@@ -58,8 +96,21 @@ def fold(op: str, value: Any, dimension: int, dtype: str = "i64") -> npt.NDArray
 
 def identity(number: float, dtype: str) -> int:
     """The identity of a reduction in an integer dtype: an infinity is the last integer that the dtype has."""
-    bounds = np.iinfo(np.int64 if dtype == "i64" else np.int32)
-    return int(number) if np.isfinite(number) else int(bounds.max if number > 0 else bounds.min)
+    low, high = LIMITS["i64" if dtype == "i64" else "i32"]
+    return int(number) if np.isfinite(number) else high if number > 0 else low
+
+
+def nearest(value: Any) -> npt.NDArray[np.int64]:
+    """Integers as they are; of numbers that stand for integers, the nearest ones."""
+    if is_exact(value):
+        return as_integers(value)
+    return as_integers(np.rint(np.clip(np.nan_to_num(value, nan=0.0), -(2.0**62), 2.0**62)))
+
+
+def rounded(value: Any, dtype: str) -> npt.NDArray[np.int64]:
+    """Reals rounded half to even to integers that a dtype of `ROUNDINGS` has; beyond its ends the end, and NaN is 0."""
+    low, high = LIMITS[dtype]
+    return as_integers(np.clip(np.rint(np.nan_to_num(value, nan=0.0)), low, high))
 
 
 def call(fn: str, args: tuple[Any, ...]) -> npt.NDArray[Any]:

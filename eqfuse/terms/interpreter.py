@@ -438,10 +438,9 @@ class _Run:
                 return self.value(factor), None
 
     def _integer_dtype(self, expr: Expr) -> str:
-        """i32 where an integer is made from i32 values alone."""
-        names = {np.dtype(np.int32): "i32", np.dtype(bool): "bool"}
+        """i32 where an integer is made from i32 and narrower values alone."""
         tensors = {name: data for name, data in self.env.tensors.items() if integers.is_exact(data)}
-        return result_dtype(expr, {name: names.get(data.dtype, "i64") for name, data in tensors.items()})
+        return result_dtype(expr, {name: integers.dtype_of(data) for name, data in tensors.items()})
 
     def _states(self, fold: Fold, node: Reduce) -> tuple[Value, ...]:
         """Every state variable of a fold over the positions of an axis."""

@@ -27,7 +27,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from eqfuse.terms.functions import ARITY
 
-DTYPES = ("f8e4m3", "f16", "bf16", "f32", "f64", "i32", "i64", "bool")
 REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "prod": 1.0}
 """Built-in reductions and their identities. (`mean` is parsed as `sum / size`.)"""
 

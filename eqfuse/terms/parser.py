@@ -11,8 +11,9 @@ import numpy as np
 
 from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean, locate
 from eqfuse.terms.bounds import reads_beyond
+from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.expressions import Bindings, Number, ProgramNames, Reader
-from eqfuse.terms.functions import CASTS, CONSTANTS
+from eqfuse.terms.functions import CASTS, CONSTANTS, ROUNDINGS
 from eqfuse.terms.inline import Inliner
 from eqfuse.terms.integers import fits
 from eqfuse.terms.nodes import (
@@ -47,8 +48,8 @@ from eqfuse.terms.syntax import (
     Statement,
     statements,
 )
+from eqfuse.terms.types import check_integers
 
-INTEGER_DTYPES = ("i32", "i64")
 MAX_AXES = 10
 """Axes of a value: verification holds all of its positions, for two of each axis or more."""
 SIZES = "sizes"
@@ -127,7 +128,7 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
     tensors = _tensors(list(walk(*(output.expr for output in outputs))), names, domains, beyond)
     _check_promises(source, read, tensors)
     integers, integer_tensors = _integers(outputs, tensors, names, made, read.at_most)
-    return Program(
+    program = Program(
         source=source.text,
         tensors=tensors,
         scalars=_scalars(outputs),
@@ -139,6 +140,8 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
         lengths={axis: count for axis, count in names.lengths.items() if axis in extents},
         at_most=read.at_most,
     )
+    check_integers(program)
+    return program
 
 
 def axes_of(outputs: Iterable[Output]) -> tuple[str, ...]:
@@ -228,7 +231,7 @@ def _check_constants(source: Source, names: ProgramNames, read: set[str]) -> Non
             known = "scalars: " + " ".join(sorted(scalars)) if scalars else "it reads no scalars"
             raise BindError(f"the program has no scalar {name!r}", hint=did_you_mean(name, scalars) or known)
         declaration = names.declared.get(name)
-        if declaration is not None and declaration.dtype in INTEGER_DTYPES and not isinstance(value, int):
+        if declaration is not None and declaration.dtype in INTEGERS and not isinstance(value, int):
             message = f"{name!r} is declared {declaration.dtype}, its value is {value!r}"
             raise source.error(message, declaration.node, "give it an integer", BindError)
 
@@ -325,7 +328,7 @@ def _defined(source: Source, reader: Reader, definition: Definition) -> Expr:
             message = f"{definition.name!r} is declared with other axes"
             raise source.error(message, definition.node, hint, TypeCheckError)
         outermost = expr.fn if isinstance(expr, Call) else None
-        if declaration.dtype in CASTS and declaration.dtype != outermost:
+        if declaration.dtype in (*CASTS, *ROUNDINGS) and declaration.dtype != outermost:
             expr = call(declaration.dtype, expr)
     most = max((free_axes(node) for node in walk(expr)), key=len)
     if len(most | set(definition.axes)) > MAX_AXES:
@@ -386,7 +389,7 @@ def _output_names(
 
 def _output(definition: Definition, expr: Expr, names: ProgramNames) -> Output:
     declaration = names.declared.get(definition.name)
-    cast = expr.fn if isinstance(expr, Call) and expr.fn in CASTS else None
+    cast = expr.fn if isinstance(expr, Call) and expr.fn in (*CASTS, *ROUNDINGS) else None
     return Output(definition.name, definition.axes, expr, declaration.dtype if declaration else cast)
 
 
@@ -432,7 +435,7 @@ def _integers(
     at_most: Sequence[tuple[Expr, Expr]],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The scalars that hold integers, and the undeclared tensors that do."""
-    declared = {name: each.dtype in INTEGER_DTYPES for name, each in names.declared.items()}
+    declared = {name: each.dtype in INTEGERS for name, each in names.declared.items()}
     uses = (index_uses if made else integer_uses)([output.expr for output in outputs], declared, at_most)
     scalars = _scalars(outputs)
     of_tensors = [tensor.name for tensor in tensors if tensor.name in uses]

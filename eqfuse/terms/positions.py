@@ -1,7 +1,7 @@
 """Which undeclared scalars and tensors hold integers, told from how a program uses them.
 
 A name is an integer where it serves in an index, is divided (`//`, `%`) with a position, or is compared with a
-position or added to one: `j < len[b]`, `j - first[i] <= w`. A product tells nothing, since a position may be
+position or added to one: `j < len[b]`, `j - first[i] <= w`; where it is shifted or taken as bits, and in `rand`. A product tells nothing, since a position may be
 weighed by a real (`slope[h] * (j - i)`).
 """
 
@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.folds import contributions, fold_of
-from eqfuse.terms.functions import AMONG_INTEGERS, ARITY, COMPARISONS
+from eqfuse.terms.functions import AMONG_INTEGERS, ARITY, COMPARISONS, OF_INTEGERS, ROUNDINGS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
 from eqfuse.terms.promises import ascends
 
@@ -26,10 +27,15 @@ Role = Literal[
     "compared with a position",
     "added to a position",
     "promised to ascend",
+    "shifted, or taken as bits",
+    "a seed or a position of random numbers",
 ]
 
 _SAME = tuple(fn for fn in AMONG_INTEGERS if ARITY[fn] == 1)
 _JOINED = tuple(fn for fn in AMONG_INTEGERS if ARITY[fn] == 2 and fn != "mul")
+
+
+_TAKEN: Mapping[str, Role] = {"rand": "a seed or a position of random numbers"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def index_uses(
 
 def reason(program: Program, name: str) -> Use | None:
     """Why a scalar or tensor of a program is an integer; None where it is declared so."""
-    declared = {tensor.name: tensor.dtype in ("i32", "i64") for tensor in program.tensors if tensor.dtype}
+    declared = {tensor.name: tensor.dtype in INTEGERS for tensor in program.tensors if tensor.dtype}
     declared |= dict.fromkeys(set(program.scalars) - set(program.integers), False)
     return integer_uses([output.expr for output in program.outputs], declared, program.at_most).get(name)
 
@@ -110,6 +116,8 @@ def _form(node: Expr, forms: Mapping[Expr, Form], known: Mapping[str, bool]) -> 
                 return "integer" if forms[body] in ("position", "integer") else "other"
             part = forms[contributions(node)[fold[1]]]
             return part if part == "position" and fold[0].selects(fold[1]) else "other"
+        case Call(fn, (_,)) if fn in ROUNDINGS:
+            return "integer"
         case Call(fn, (part,)) if fn in _SAME:
             return forms[part]
         case Call(fn, args) if fn in _JOINED:
@@ -149,6 +157,9 @@ def _wanted(node: Expr, forms: Mapping[Expr, Form]) -> Iterator[tuple[Expr, Use]
                     yield part, Use("divided with a position", node)
             if forms[left] == "position":
                 yield right, Use("divided with a position", node)
+        case Call(fn, args) if fn in OF_INTEGERS:
+            for part in args:
+                yield part, Use(_TAKEN.get(fn, "shifted, or taken as bits"), node)
         case Call(fn, (left, right)) if fn in COMPARISONS or fn in _JOINED:
             role: Role = "added to a position" if fn in ("add", "sub") else "compared with a position"
             for one, other in ((left, right), (right, left)):

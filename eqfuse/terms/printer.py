@@ -26,13 +26,17 @@ from eqfuse.terms.nodes import (
     walk,
 )
 
-OR, AND, NOT, COMPARE, SUM, PRODUCT, UNARY, ATOM = range(1, 9)
+OR, AND, NOT, COMPARE, BITS_OR, BITS_XOR, BITS_AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(1, 13)
 """Binding strengths, weakest first."""
 
 _OF_SYMBOL = {
     "or": OR,
     "and": AND,
     **dict.fromkeys(("<", "<=", ">", ">=", "==", "!="), COMPARE),
+    "|": BITS_OR,
+    "^": BITS_XOR,
+    "&": BITS_AND,
+    **dict.fromkeys(("<<", ">>"), SHIFT),
     **dict.fromkeys(("+", "-"), SUM),
     **dict.fromkeys(("*", "/", "//", "%"), PRODUCT),
 }

@@ -18,8 +18,8 @@ import re
 from dataclasses import dataclass
 
 from eqfuse.errors import EqfuseError, ParseError, Span, did_you_mean, source_lines
+from eqfuse.terms.dtypes import DTYPES, STORED
 from eqfuse.terms.integers import LONGEST
-from eqfuse.terms.nodes import DTYPES
 from eqfuse.terms.python import module
 
 MAX_DEPTH = 150
@@ -237,6 +237,9 @@ def _declaration(
         guess = did_you_mean(dtype, DTYPES)
         hint = f"{guess} dtypes: {' '.join(DTYPES)}".strip()
         raise source.error(f"unknown dtype {dtype!r}", annotation, hint)
+    if dtype in STORED and axes is None:
+        hint = f"declare it i32: {target.id}: i32"
+        raise source.error(f"{dtype} is a dtype of tensors alone", annotation, hint)
     if dtype == "bool" and axes is None:
         hint = f"declare it i32, and compare it: {target.id} != 0"
         raise source.error("a scalar is a number", annotation, hint)

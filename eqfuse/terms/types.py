@@ -7,8 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from eqfuse.errors import EqfuseError, TypeCheckError, locate
+from eqfuse.terms.dtypes import FLOAT8, INTEGERS, STORED
 from eqfuse.terms.folds import Fold, contributions, fold_of, sides
-from eqfuse.terms.functions import AMONG_INTEGERS, CASTS, COMPARISONS, LOGICAL
+from eqfuse.terms.functions import (
+    AMONG_INTEGERS,
+    BITWISE,
+    CASTS,
+    COMPARISONS,
+    LOGICAL,
+    OF_INTEGERS,
+    ON_BITS,
+    OPERATORS,
+    ROUNDINGS,
+)
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -29,7 +40,9 @@ from eqfuse.terms.printer import show
 
 Kind = Literal["int", "bool", "real"]
 
-KINDS: Mapping[str, Kind] = {"i32": "int", "i64": "int", "bool": "bool"}
+TIGHT = "& and | bind more tightly than comparisons: write (a > 0) & (b > 0)"
+
+KINDS: Mapping[str, Kind] = {**dict.fromkeys(INTEGERS, "int"), "bool": "bool"}
 """Kinds of the dtypes that are not real."""
 
 
@@ -65,6 +78,8 @@ def _kind(node: Expr, found: Mapping[Expr, Kind], dtypes: Mapping[str, str]) -> 
             return fold_kinds(fold[0], both)[fold[1]]
         case Call(fn, _) if fn in COMPARISONS or fn in LOGICAL:
             return "bool"
+        case Call(fn, _) if fn in ROUNDINGS or fn in ON_BITS:
+            return "int"
         case Call("where", (_, left, right)) if found[left] == found[right]:
             return found[left]
         case Call(fn, args) if fn in AMONG_INTEGERS:
@@ -158,13 +173,16 @@ def result_dtype(expr: Expr, dtypes: Mapping[str, str]) -> str:
     """The dtype of an output: its outermost written cast, else torch's promotion of what it is made from.
 
     f8 gives way to any other floating dtype and counts as f32 alone; a real made from no floating
-    input is f32. Integers are i64 unless made from i32 values alone.
+    input is f32. Integers are i64 unless made from i32 and narrower values alone, then i32.
     """
     match kind(expr, dtypes):
         case "bool":
             return "bool"
         case "int":
-            return "i32" if _contributions(expr, dtypes, "int") == {"i32"} else "i64"
+            if isinstance(expr, Call) and expr.fn in ROUNDINGS:
+                return expr.fn
+            made_from = _contributions(expr, dtypes, "int")
+            return "i32" if made_from and made_from <= {"i32", *STORED} else "i64"
         case _ if isinstance(expr, Call) and expr.fn in CASTS:
             return expr.fn
         case _:
@@ -174,7 +192,7 @@ def result_dtype(expr: Expr, dtypes: Mapping[str, str]) -> str:
 def _promoted(dtypes: frozenset[str]) -> str:
     if "f64" in dtypes:
         return "f64"
-    wider = dtypes - {"f8e4m3"}
+    wider = dtypes - FLOAT8.keys()
     return next(iter(wider)) if len(wider) == 1 else "f32"
 
 
@@ -186,6 +204,8 @@ def _contributions(root: Expr, dtypes: Mapping[str, str], wanted: Kind) -> froze
         match node:
             case Call(fn, _) if fn in CASTS:
                 own = frozenset({fn})
+            case Call(fn, _) if fn in ROUNDINGS:
+                own = frozenset({fn} if wanted == "int" else ())
             case Call(fn, _) if fn in COMPARISONS or fn in LOGICAL:
                 own = frozenset()
             case Call(fn, _) if (fold := fold_of(fn)) is not None:
@@ -231,6 +251,25 @@ def check_dtypes(program: Program, dtypes: Mapping[str, str] | None = None) -> d
     return known
 
 
+def check_integers(program: Program) -> None:
+    """Raises TypeCheckError where declarations alone tell that a function of integers is given something else."""
+    known = {tensor.name: tensor.dtype for tensor in program.tensors if tensor.dtype is not None}
+    known |= dict.fromkeys((*program.integers, *program.integer_tensors), "i64")
+    nodes = list(walk(*_roots(program)))
+    if not any(isinstance(node, Call) and node.fn in OF_INTEGERS for node in nodes):
+        return
+    all_kinds = kinds(_roots(program), known)
+    for node in nodes:
+        if isinstance(node, Call) and node.fn in OF_INTEGERS:
+            told = [part for part in node.args if all_kinds[part] != "real" or _inputs(part) <= known.keys()]
+            _check_integers(program, node.fn, told, all_kinds)
+
+
+def _inputs(expr: Expr) -> set[str]:
+    loads = {node.tensor for node in walk(expr) if isinstance(node, Load)}
+    return loads | {node.name for node in walk(expr) if isinstance(node, Scalar)}
+
+
 def check_indices(program: Program, dtypes: Mapping[str, str]) -> None:
     """Raises TypeCheckError for an index that is no integer."""
     roots = _roots(program)
@@ -252,12 +291,13 @@ def _check(program: Program, node: Expr, all_kinds: Mapping[Expr, Kind]) -> None
             for part in args:
                 if all_kinds[part] != "bool":
                     message = f"{fn!r} takes truth values, this is {_describe(all_kinds[part])}"
-                    tight = "& and | bind more tightly than comparisons: write (a > 0) & (b > 0)"
-                    hint = tight if isinstance(part, Const) else f"compare it: ({show(part)} != 0)"
+                    hint = TIGHT if isinstance(part, Const) else f"compare it: ({show(part)} != 0)"
                     raise _error(program, message, part, hint)
+        case Call(fn, args) if fn in OF_INTEGERS:
+            _check_integers(program, fn, args, all_kinds)
         case Call("eq" | "ne", (left, right)) if all_kinds[left] == all_kinds[right]:
             pass
-        case Call(fn, args) if fn != "where" and fn not in CASTS:
+        case Call(fn, args) if fn != "where" and fn not in CASTS and fn not in ROUNDINGS:
             _check_numbers(program, args, all_kinds)
         case Reduce("max" | "min" | "prod" as op, axis, body) if all_kinds[body] == "bool":
             instead = "any" if op == "max" else "all"
@@ -270,6 +310,17 @@ def _check_numbers(program: Program, args: Iterable[Expr], all_kinds: Mapping[Ex
         if all_kinds[part] == "bool":
             hint = f"write where({show(part)}, 1, 0)"
             raise _error(program, "a truth value stands where a number is expected", part, hint)
+
+
+def _check_integers(program: Program, fn: str, args: Sequence[Expr], all_kinds: Mapping[Expr, Kind]) -> None:
+    written = OPERATORS.get(fn, fn)
+    for part in args:
+        if all_kinds[part] != "int":
+            hint = "round it first: i8(...), u8(...) or i16(...)"
+            if fn in BITWISE.values():
+                hint += f". {TIGHT}"
+            message = f"{written!r} takes integers, this is {_describe(all_kinds[part])}"
+            raise _error(program, message, part, hint)
 
 
 def _describe(found: Kind) -> str:

@@ -1,7 +1,7 @@
 """Which dtype a value has on chip: the numerics policy, as functions of dtypes alone.
 
 Arithmetic on reals happens in the accumulation dtype (f32, or f64); arithmetic on integers that
-stays among integers is exact. Storage dtypes survive only where nothing is computed: in loads, in
+stays among integers is exact, in i32 or i64. Storage dtypes survive only where nothing is computed: in loads, in
 written casts, and in the operands of a dot.
 """
 
@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqfuse.terms import folds, integers
-from eqfuse.terms.functions import AMONG_INTEGERS, CASTS, COMPARISONS, LOGICAL
+from eqfuse.terms import dtypes, folds, integers
+from eqfuse.terms.dtypes import FLOAT8
+from eqfuse.terms.functions import AMONG_INTEGERS, CASTS, COMPARISONS, LOGICAL, OF_INTEGERS, ROUNDINGS
 
-INTEGERS = ("bool", "i32", "i64")
-NARROW = ("f8e4m3", "f16", "bf16")
+INTEGERS = ("bool", *dtypes.INTEGERS)
+NARROW = (*FLOAT8, "f16", "bf16")
 """Floating dtypes that tensor cores multiply and that nothing is accumulated in."""
 
 
-def widest_integer(dtypes: Sequence[str]) -> str:
+def widest_integer(operands: Sequence[str]) -> str:
     """The dtype that integer arithmetic on such operands has: i32 unless one is i64."""
-    return "i64" if "i64" in dtypes else "i32"
+    return "i64" if "i64" in operands else "i32"
 
 
 def operand_dtypes(fn: str, args: Sequence[str], accumulate: str) -> tuple[str, ...]:
@@ -29,6 +30,10 @@ def operand_dtypes(fn: str, args: Sequence[str], accumulate: str) -> tuple[str, 
             return ("bool", *(result_dtype(fn, args, accumulate),) * 2)
         case _ if fn in CASTS:
             return tuple(args)
+        case _ if fn in ROUNDINGS:
+            return (_common(args, accumulate),)
+        case _ if fn in OF_INTEGERS:
+            return (widest_integer(args),) * len(args)
         case _ if fn in LOGICAL:
             return ("bool",) * len(args)
         case _ if fn in COMPARISONS:
@@ -42,7 +47,7 @@ def result_dtype(fn: str, args: Sequence[str], accumulate: str) -> str:
     match fn:
         case "where":
             return "bool" if set(args[1:]) == {"bool"} else _common(args[1:], accumulate)
-        case _ if fn in CASTS:
+        case _ if fn in CASTS or fn in ROUNDINGS:
             return fn
         case _ if fn in LOGICAL or fn in COMPARISONS:
             return "bool"
@@ -58,8 +63,8 @@ def reduced_dtype(op: str, body: str, accumulate: str) -> str:
     return "i64" if dtype == "i32" and op in ("sum", "prod") else dtype
 
 
-def _common(dtypes: Sequence[str], accumulate: str) -> str:
-    return widest_integer(dtypes) if all(d in INTEGERS for d in dtypes) else accumulate
+def _common(operands: Sequence[str], accumulate: str) -> str:
+    return widest_integer(operands) if all(d in INTEGERS for d in operands) else accumulate
 
 
 def identity(op: str, dtype: str) -> float | int:
@@ -84,11 +89,13 @@ def dot_dtype(left: str, right: str, left_loaded: bool, right_loaded: bool, accu
     ]
     match narrow:
         case [(first, _), (second, _)]:
-            return first if second == "f8e4m3" else second if first == "f8e4m3" else accumulate
+            if first in FLOAT8 and second in FLOAT8:  # of two kinds: bf16 holds both
+                return "bf16"
+            return first if second in FLOAT8 else second if first in FLOAT8 else accumulate
         case [(dtype, True)]:
             other_loaded = left_loaded if dtype == right else right_loaded
             if other_loaded:
                 return accumulate
-            return "bf16" if dtype == "f8e4m3" else dtype
+            return "bf16" if dtype in FLOAT8 else dtype
         case _:
             return accumulate

@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
+from eqfuse.terms import integers
 from eqfuse.terms.domain import Domain, contract_masked, total
 from eqfuse.terms.folds import Fold, fold_of
 from eqfuse.terms.functions import COMPARISONS, LOGICAL
+from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import Value as Dimensioned
 from eqfuse.terms.interpreter import fold_states, merge_states, rank_states
 from eqfuse.terms.nodes import Program
@@ -64,30 +66,6 @@ from eqfuse.tile.storage import buffer_dtypes, launch_value, resolve_extents
 Integers = npt.NDArray[Any]
 """Integers or truth values, with numpy's own arithmetic."""
 
-_INTEGER_FUNCTIONS: Mapping[str, Any] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "floordiv": np.floor_divide,
-    "mod": np.mod,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "neg": np.negative,
-    "abs": np.abs,
-    "sign": np.sign,
-    "sq": np.square,
-    "relu": lambda x: np.maximum(x, 0),
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "not": np.logical_not,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "where": np.where,
-}
 _INTEGER_REDUCTIONS: Mapping[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
@@ -161,37 +139,40 @@ def accumulates(op: Op) -> bool:
     return isinstance(op, Dot) or (isinstance(op, Elementwise) and op.fn in ("add", "mul"))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Memory:
     """A tensor of shape (trials or 1, *shape). `written` and `owner` are kept for buffers only."""
 
     name: str
     array: Any
     shape: tuple[int, ...]
-    integer: bool
     dtype: str | None = None
     written: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def integer(self) -> bool:
+        """Whether it holds exact integers or truth values, not a domain's numbers."""
+        return is_exact(self.array)
 
     @classmethod
     def of_input(cls, name: str, tensor: Any, rank: int, domain: Domain, batch: int | None) -> Memory:
         if isinstance(tensor, np.ndarray) and tensor.dtype.kind in "iub":
-            return cls(name, tensor[None], tensor.shape, integer=True)
+            return cls(name, tensor[None], tensor.shape)
         shape = domain.shape(tensor)
         if batch is None:
             tensor, shape = domain.reshape(tensor, (1, *shape)), (1, *shape)
         if len(shape) != rank + 1:
             raise TileError(f"tensor {name!r} has shape {shape}; expected (trials, ...) of rank {rank + 1}")
-        return cls(name, tensor, shape[1:], integer=False)
+        return cls(name, tensor, shape[1:])
 
     @classmethod
     def of_buffer(
         cls, buffer: Buffer, dtype: str, sizes: Mapping[str, int], domain: Domain, trials: int
     ) -> Memory:
         shape = tuple(sizes[axis] for axis in buffer.axes)
-        integer = dtype in INTEGERS
         full = (trials, *shape)
-        array = np.zeros(full, dtype=np.int64) if integer else domain.full(full, math.nan)
-        return cls(buffer.name, array, shape, integer, dtype, np.zeros(full, dtype=np.bool_))
+        array = np.zeros(full, dtype=np.int64) if dtype in INTEGERS else domain.full(full, math.nan)
+        return cls(buffer.name, array, shape, dtype, np.zeros(full, dtype=np.bool_))
 
 
 class Instanced(Protocol):
@@ -281,11 +262,10 @@ class Instances:
         for carried in loop.carried:
             name, rank = carried.value.name, len(carried.value.dims)
             following = self._converted(carried.next, carried.value.dtype)
-            if carried.next.name in totals and carried.value.dtype not in INTEGERS:
+            if carried.next.name in totals and not is_exact(following):
                 following = total(self.domain, following)
             if not everywhere:
-                where = np.where if carried.value.dtype in INTEGERS else self.domain.where
-                following = where(_tiled(running, rank), following, self.values[name])
+                following = self._chosen(_tiled(running, rank), following, self.values[name])
             advanced[name] = following
         self.values |= advanced
 
@@ -381,7 +361,7 @@ class Instances:
         if missing := set(value.dims) - set(dims):
             raise TileError(f"{value.name} in {self.kernel.name} has dims {sorted(missing)} that {dims} lack")
         order = (0, 1, *(2 + value.dims.index(d) for d in dims if d in value.dims))
-        if value.dtype in INTEGERS:
+        if is_exact(array):
             array = array.transpose(order)
             old = array.shape
         else:
@@ -389,7 +369,7 @@ class Instances:
             old = self.domain.shape(array)
         tile = iter(old[2:])
         shape = (*old[:2], *(next(tile) if d in value.dims else 1 for d in dims))
-        return array.reshape(shape) if value.dtype in INTEGERS else self.domain.reshape(array, shape)
+        return array.reshape(shape) if is_exact(array) else self.domain.reshape(array, shape)
 
     def _converted(self, value: Value, dtype: str, written: bool = False) -> Any:
         """The value in another dtype; rounded where that is narrower, or where the program has the cast."""
@@ -399,29 +379,31 @@ class Instances:
         if dtype in INTEGERS:
             if value.dtype not in INTEGERS:
                 raise TileError(f"{value.name} in {self.kernel.name} is real and cannot become {dtype}")
+            if not is_exact(array):  # what a field makes of rounded numbers
+                return array
             return array.astype(np.bool_ if dtype == "bool" else np.int64)
-        real = self._real(array, value.dtype)
+        real = self._real(array)
         if written:
             return self.domain.call(dtype, [real])
         narrower = dtype in NARROW or (dtype == "f32" and value.dtype == "f64")
         return self.domain.rounded(dtype, real) if narrower else real
 
-    def _real(self, array: Any, dtype: str) -> Any:
-        return self.domain.lift(array) if dtype in INTEGERS else array
+    def _real(self, array: Any) -> Any:
+        return self.domain.lift(array) if is_exact(array) else array
+
+    def _chosen(self, condition: npt.NDArray[np.bool_], left: Any, right: Any) -> Any:
+        if is_exact(left) and is_exact(right):
+            return np.where(condition, left, right)
+        return self.domain.where(condition, self._real(left), self._real(right))
 
     def _elementwise(self, value: Value, fn: str, args: Sequence[Value]) -> Any:
         arrays = [self._aligned(arg, value.dims) for arg in args]
         if fn == "where":
-            condition, left, right = arrays
-            if value.dtype in INTEGERS:
-                return np.where(condition, left, right)
-            return self.domain.where(
-                condition, self._real(left, args[1].dtype), self._real(right, args[2].dtype)
-            )
-        among_integers = all(arg.dtype in INTEGERS for arg in args)
-        if fn in LOGICAL or (among_integers and fn in COMPARISONS) or value.dtype in ("i32", "i64"):
-            return _INTEGER_FUNCTIONS[fn](*arrays)
-        reals = [self._real(array, arg.dtype) for array, arg in zip(arrays, args, strict=True)]
+            return self._chosen(arrays[0], arrays[1], arrays[2])
+        among_integers = all(map(is_exact, arrays))
+        if among_integers and (fn in LOGICAL or fn in COMPARISONS or value.dtype in INTEGERS):
+            return integers.call(fn, tuple(arrays))
+        reals = list(map(self._real, arrays))
         if fn in COMPARISONS:
             return self.domain.compare(fn, *reals)
         return self.domain.call(fn, reals)
@@ -429,17 +411,19 @@ class Instances:
     def _divided(self, value: Value, op: Elementwise) -> Any:
         """A division as a machine does it, of what is said to be not below 0, and by what is said to be above it."""
         left, right = (self._aligned(arg, value.dims) for arg in op.args)
+        if not is_exact(left) or not is_exact(right):
+            return self.domain.call(op.fn, [self._real(left), self._real(right)])
         if (right <= 0).any():
             raise TileError(f"{value.name} in {self.kernel.name} divides by what is not above 0")
         if op.division == "positive":
-            return _INTEGER_FUNCTIONS[op.fn](left, right)
+            return integers.call(op.fn, (left, right))
         quotient = np.sign(left) * (np.abs(left) // right)
         return quotient if op.fn == "floordiv" else left - quotient * right
 
     def _reduce(self, op: str, value: Value, axis: str) -> Any:
         array = self.values[value.name]
         place = 2 + value.dims.index(axis)
-        integer = value.dtype in INTEGERS
+        integer = is_exact(array)
         shape = list(array.shape if integer else self.domain.shape(array))
         shape[place] = self.blocks[axis]
         if integer:
@@ -456,10 +440,7 @@ class Instances:
         assert found is not None  # checked
         fold, place = found
         arrays = [self.values[source.name] for source in sources]
-        shapes = [
-            a.shape if s.dtype in INTEGERS else self.domain.shape(a)
-            for a, s in zip(arrays, sources, strict=True)
-        ]
+        shapes = [a.shape if is_exact(a) else self.domain.shape(a) for a in arrays]
         shape = list(np.broadcast_shapes(*shapes))
         shape[2 + sources[0].dims.index(axis)] = self.blocks[axis]
         dims = ("%trial", "%instance", *sources[0].dims)
@@ -467,10 +448,10 @@ class Instances:
             Dimensioned(
                 dims,
                 np.broadcast_to(array, shape)
-                if source.dtype in INTEGERS
+                if is_exact(array)
                 else self.domain.broadcast(array, tuple(shape)),
             )
-            for array, source in zip(arrays, sources, strict=True)
+            for array in arrays
         ]
         return fold, place, parts
 
@@ -488,7 +469,7 @@ class Instances:
     def _factors(self, value: Value, op: Dot | RestOfProduct) -> tuple[Any, Any]:
         """The operands of a product, with the dims of the result and the axis that is summed over, whole along it."""
         dims = (*value.dims, op.axis)
-        left, right = (self._real(self._aligned(v, dims), v.dtype) for v in (op.left, op.right))
+        left, right = (self._real(self._aligned(v, dims)) for v in (op.left, op.right))
         return self._spread(left, self.blocks[op.axis]), self._spread(right, self.blocks[op.axis])
 
     def _masks(self, value: Value, op: Dot | RestOfProduct) -> tuple[Any, Any]:
@@ -596,7 +577,7 @@ class Instances:
             found = tensor.array[where]
             return found if mask is None else np.where(mask, found, other)
         found = self.domain.take(tensor.array, where)
-        return found if mask is None else self.domain.where(mask, found, other)
+        return found if mask is None else self._chosen(mask, found, other)
 
     def _search(self, value: Value, op: Search, active: npt.NDArray[np.bool_]) -> Integers:
         tensor, stop = self.memory[op.tensor], self.values[op.stop.name]
@@ -646,12 +627,13 @@ class Instances:
         target = (chosen[0], *(np.broadcast_to(positions, shape)[chosen] for positions in safe))
         self._claim(what, tensor, target, chosen[1])
         tensor.written[target] = True
+        if tensor.integer and not is_exact(array):  # rounded numbers in a field
+            tensor.array = self.domain.lift(tensor.array)
         if tensor.integer:
             tensor.array[target] = np.broadcast_to(array, shape)[chosen]
         else:
-            self.domain.put(
-                tensor.array, target, self.domain.take(self.domain.broadcast(array, shape), chosen)
-            )
+            stored = self.domain.broadcast(self._real(array), shape)
+            self.domain.put(tensor.array, target, self.domain.take(stored, chosen))
 
     def _claim(self, what: str, tensor: Memory, target: Any, instance: Integers) -> None:
         """TileError where two program instances store to one element: the order would decide."""

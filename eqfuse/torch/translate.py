@@ -12,8 +12,9 @@ import torch
 from torch import fx
 
 from eqfuse.errors import EqfuseError
+from eqfuse.terms.dtypes import DTYPES
 from eqfuse.terms.functions import CALLABLE, CONSTANTS
-from eqfuse.terms.nodes import DTYPES, Axis, Expr, Load, Scalar, children, walk
+from eqfuse.terms.nodes import Axis, Expr, Load, Scalar, children, walk
 from eqfuse.terms.registry import reducers
 from eqfuse.torch.operators import indices, pointwise, products, reductions, views
 from eqfuse.torch.operators.table import TABLE, Node, Unsupported

@@ -28,7 +28,7 @@ from eqfuse.terms.domain import BRANCHING
 from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, children, walk
 from eqfuse.terms.parser import axes_of
-from eqfuse.verify.field.domain import STEPS, FieldArray, FieldDomain
+from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import (
     APART,
@@ -86,7 +86,7 @@ def branches_on_data(program: Program) -> bool:
     """Whether a program goes one way or another by a number that it reads or computes; extremes of an axis apart."""
     return any(
         isinstance(node, Call)
-        and (node.fn in BRANCHING or node.fn in STEPS)
+        and (node.fn in BRANCHING or node.fn in WHOLE)
         and any(isinstance(part, Load | Reduce | Scalar) for part in walk(node))
         for node in walk(*roots(program))
     )

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from eqfuse.terms.functions import CASTS, CIRCULAR, FUNCTIONS
+from eqfuse.terms.functions import CASTS, CIRCULAR, FUNCTIONS, ON_BITS, ROUNDINGS
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -216,6 +216,8 @@ def _hashes(node: Call, strict_casts: bool) -> int:
             return int("log" in inside)
         case "gelu":
             return 1
+        case fn if fn in ON_BITS:  # of integers they are exact
+            return int(bool(inside & set(ROUNDINGS)))
         case fn:
             return int(fn in UNINTERPRETED or fn in LOGISTIC or (strict_casts and fn in CASTS))
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, NONNEGATIVE, NONPOSITIVE
+from eqfuse.terms import dtypes
+from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, NONNEGATIVE, NONPOSITIVE, ROUNDINGS
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
 from eqfuse.terms.printer import show
@@ -205,6 +206,9 @@ def _range_of_call(fn: str, args: Sequence[Expr], ranges: Sequence[Interval]) ->
             return max(low, -high, 0.0), max(abs(low), abs(high))
         case "floor" | "round", [(low, high)]:
             return low - 1, high + 1
+        case _ if fn in ROUNDINGS:
+            low, high = dtypes.LIMITS[fn]
+            return float(low), float(high)
     if fn in _BETWEEN:
         return _BETWEEN[fn]
     row = FUNCTIONS.get(fn)

@@ -25,7 +25,7 @@ from eqfuse.verify.sizes import InputSpec
 UNINTERPRETED = tuple(
     row.name
     for row in FUNCTIONS.values()
-    if row.field == "hash" and row.result == "real" and not row.definition
+    if row.field == "hash" and row.result in ("real", "integer") and not row.definition
 )
 """Hashed wherever they stand. (So are `//` and `%` of reals; of integers, where programs have them, they are exact.)"""
 LOGISTIC = tuple(row.name for row in FUNCTIONS.values() if row.field == "logistic")

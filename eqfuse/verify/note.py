@@ -100,8 +100,7 @@ def _input_sets(specs: Mapping[str, InputSpec], rng: np.random.Generator) -> dic
         if spec.kind == "truth":
             exact[name] = rng.random(spec.shape) < 0.6
         elif spec.kind == "integer":
-            drawn = rng.integers(spec.values[0], spec.values[1] + 1, spec.shape)
-            exact[name] = spec.ordered(drawn)
+            exact[name] = spec.ordered(rng.integers(*spec.values, spec.shape, endpoint=True))
     kinds = {
         kind: {name: draw(shape, rng) for name, shape in real.items()}
         for kind, draw in distributions().items()

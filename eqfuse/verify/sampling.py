@@ -161,7 +161,7 @@ def _integers(spec: InputSpec, rng: np.random.Generator, number: int) -> npt.NDA
 
 def _any_order(spec: InputSpec, rng: np.random.Generator, number: int) -> npt.NDArray[np.int64]:
     low, high = spec.values
-    found = rng.integers(low, high + 1, spec.shape)
+    found = rng.integers(low, high, spec.shape, endpoint=True)
     if spec.ascending and not spec.delimits and number == 1:
         found[...] = low
     if not spec.delimits or number > 2:

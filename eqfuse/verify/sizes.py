@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.terms.bounds import Outside, longer_dimensions, never_inside, reads_outside
+from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.functions import COMPARISONS, ON_BITS
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.intervals import Affine, Box, Range
 from eqfuse.terms.nodes import (
@@ -41,7 +42,7 @@ from eqfuse.terms.promises import ascending
 from eqfuse.terms.types import truths
 
 Kind = Literal["real", "integer", "truth"]
-_KIND_OF_DTYPE: Mapping[str, Kind] = {"i32": "integer", "i64": "integer", "bool": "truth"}
+_KIND_OF_DTYPE: Mapping[str, Kind] = {**dict.fromkeys(LIMITS, "integer"), "bool": "truth"}
 
 SHORT = 2
 """One of three and more free axes is as short as this, a single block: one along which less is computed than along
@@ -527,8 +528,9 @@ def input_specs(
     indices do. Integers stay within what they gather from or are compared with.
     """
     integers = {**small_integers(program), **_integers(scalars or {})}
-    kinds = _kinds(program, dtypes or {})
-    values, delimiting = _integer_values(program, extents, integers, kinds)
+    dtypes = {t.name: t.dtype for t in program.tensors if t.dtype is not None} | dict(dtypes or {})
+    kinds = _kinds(program, dtypes)
+    values, delimiting = _integer_values(program, extents, integers, kinds, dtypes)
     shapes = _shapes(program, extents, integers, values)
     places: dict[str, tuple[int, ...]] = {}
     for name, place in ascending(program):
@@ -566,12 +568,34 @@ def _kinds(program: Program, dtypes: Mapping[str, str]) -> dict[str, Kind]:
     return kinds
 
 
+def _whole_range(program: Program, dtypes: Mapping[str, str]) -> Iterator[tuple[str, Range]]:
+    """Tensors whose integers may be any that their dtype has: narrow ones that are in no index, and those whose bits are
+    taken."""
+    indices = {part.tensor for load in loads(program) for part in walk(*load.index) if isinstance(part, Load)}
+    bits = {
+        part.tensor
+        for node in walk(*roots(program))
+        if isinstance(node, Call) and node.fn in ON_BITS
+        for part in walk(*node.args)
+        if isinstance(part, Load)
+    }
+    for tensor in program.tensors:
+        dtype = dtypes.get(tensor.name, "i64")
+        if tensor.name not in indices and (dtype in STORED or (tensor.name in bits and dtype in LIMITS)):
+            yield tensor.name, LIMITS[dtype]
+
+
 def _integer_values(
-    program: Program, extents: Mapping[str, int], integers: Mapping[str, int], kinds: Mapping[str, Kind]
+    program: Program,
+    extents: Mapping[str, int],
+    integers: Mapping[str, int],
+    kinds: Mapping[str, Kind],
+    dtypes: Mapping[str, str],
 ) -> tuple[dict[str, Range], set[str]]:
     """What the integers of tensors may be, and the tensors that positions are compared with."""
     integer = [name for name, kind in kinds.items() if kind == "integer"]
     values: dict[str, Range] = dict.fromkeys(integer, (0, GATHERED - 1))
+    values |= {name: ends for name, ends in _whole_range(program, dtypes) if name in values}
     delimiting: set[str] = set()
     numbers: dict[str, Range] = {}
     for node in walk(*roots(program)):

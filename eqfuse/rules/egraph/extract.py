@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from eqfuse.rules.egraph.encode import Encoder
 from eqfuse.rules.egraph.ranges import Ranges
 from eqfuse.rules.egraph.saturate import Graph, Node
+from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.terms.nodes import Expr
 
 Cost = tuple[float, float]
@@ -48,7 +49,7 @@ LOST_RANGE = 0.02
 """A square of what nothing bounds can overflow, and so can a sum that a factor was taken out of. Only a choice of
 whole-axis forms weighs squares, by how many values that nothing bounds are multiplied; a merge keeps those of its states."""
 MOST_DEGREE = 4
-NARROW = ("f8e4m3", "f16")
+NARROW = (*FLOAT8, "f16")
 
 
 @dataclass

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS, LOGICAL, OPERATORS
+from eqfuse.terms.dtypes import LIMITS
+from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS, LOGICAL, OPERATORS, ROUNDINGS
 from eqfuse.tile.cpu.access import place
 from eqfuse.tile.cpu.values import Affine, Item
 from eqfuse.tile.cpu.writer import Writer
@@ -16,9 +17,17 @@ _SIGNS: Mapping[str, str] = {fn: OPERATORS[fn] for fn in (*COMPARISONS, "add", "
 _DIVIDED = {"floordiv": "integer_quotient({0}, {1})", "mod": "integer_remainder({0}, {1})"}
 _BY_NONZERO = {"floordiv": "({0} // {1})", "mod": "({0} % {1})"}
 """Divisions of integers; and those whose divisors are known not to be 0."""
+_BITS: Mapping[str, str] = {
+    "bitand": "({0} & {1})",
+    "bitor": "({0} | {1})",
+    "bitxor": "({0} ^ {1})",
+    "lshift": "shifted_left({0}, {1})",
+    "rshift": "shifted_right({0}, {1})",
+}
 _PYTHON: Mapping[str, str] = {
     **{fn: f"({{0}} {sign} {{1}})" for fn, sign in _SIGNS.items()},
     **_DIVIDED,
+    **_BITS,
     "and": "({0} and {1})",
     "or": "({0} or {1})",
     "not": "(not {0})",
@@ -35,6 +44,7 @@ _PYTHON: Mapping[str, str] = {
 INTEGER_TILES: Mapping[str, str] = {
     **{fn: f"{{0}} {sign} {{1}}" for fn, sign in _SIGNS.items()},
     **_DIVIDED,
+    **_BITS,
     "and": "{0} & {1}",
     "or": "{0} | {1}",
     "not": "~{0}",
@@ -62,6 +72,8 @@ def elementwise(w: Writer, value: Value, fn: str, args: Sequence[Item], division
     """An elementwise function of `nodes.ARITY`, in place where an operand dies here."""
     if fn in CASTS:
         return w.converted(w.converted(args[0], fn, value.name), value.dtype, value.name)
+    if fn in ROUNDINGS:
+        return _whole(w, value, fn, w.plain(args[0]))
     if fn == "where":
         return _where(w, value, *args)
     if fn in LOGICAL and (folded := _folded(w, value, fn, args)) is not None:
@@ -72,6 +84,16 @@ def elementwise(w: Writer, value: Value, fn: str, args: Sequence[Item], division
     if not value.dims:
         return w.scalar(value, _template(_PYTHON, fn, args, division), data=_from_data(args))
     return _integer_tile(w, value, fn, args, division)
+
+
+def _whole(w: Writer, value: Value, fn: str, item: Item) -> Item:
+    low, high = LIMITS[fn]
+    if item.is_python:
+        return w.scalar(value, f"min(max({item.text}, {low}), {high})", data=_from_data([item]))
+    text = f"whole({item.text}, {low}, {high})"
+    if not value.dims:
+        return w.scalar(value, f"int({text})", data=True)
+    return w.owned(Item(w.let(value.name, text), value.dims, value.dtype, item.full), value.name)
 
 
 def _from_data(args: Sequence[Item]) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from eqfuse.terms.dtypes import FLOAT8, LIMITS
 from eqfuse.terms.folds import Fold, fold_of
-from eqfuse.terms.functions import CASTS, COMPARISONS, LOGICAL
+from eqfuse.terms.functions import CASTS, COMPARISONS, LOGICAL, ROUNDINGS
 from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
 from eqfuse.terms.types import kinds
 from eqfuse.tile.cpu.elementwise import INTEGER_TILES, REAL
@@ -122,10 +123,15 @@ def _applied(fn: str, args: tuple[Expr, ...], known: Mapping[Expr, str], convert
     if kind == "int" and fn not in INTEGER_TILES:
         kind = "real"
     texts = [converted(arg, kind) for arg in args]
+    if fn in ROUNDINGS:
+        low, high = LIMITS[fn]
+        return f"whole({texts[0]}, {low}, {high})"
     if kind != "real" or fn in COMPARISONS:
         return INTEGER_TILES[fn].format(*texts)
     if fn in CASTS:
-        narrow = f"to_float8({texts[0]})" if fn == "f8e4m3" else f"{texts[0]}.to({TORCH[fn]})"
+        narrow = f"{texts[0]}.to({TORCH[fn]})"
+        if fn in FLOAT8:
+            narrow = f"to_float8({texts[0]}, {TORCH[fn]}, {FLOAT8[fn]!r})"
         return f"{narrow}.to({TORCH[real]})"
     match fn:
         case "sq":

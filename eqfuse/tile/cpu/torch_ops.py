@@ -72,14 +72,46 @@ def integer_remainder(x: int | torch.Tensor, by: int | torch.Tensor) -> int | to
     return x % by if by else x * 0
 
 
-def to_float8(x: torch.Tensor) -> torch.Tensor:
-    """float8_e4m3fn, rounded half to even; beyond the largest number is that number, whichever version of torch runs."""
-    return x.clamp(-448, 448).to(torch.float8_e4m3fn)
+def whole(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """Reals rounded half to even to integers between two ends; NaN is 0."""
+    if not x.is_floating_point():
+        return x.clamp(low, high)
+    return torch.nan_to_num(x.round(), nan=0.0).clamp(low, high).to(torch.int64)
+
+
+def shifted_left(x: int | torch.Tensor, by: int | torch.Tensor) -> int | torch.Tensor:
+    """`x << by` in 64 bits; 0 by a count below 0 or beyond them."""
+    if isinstance(by, torch.Tensor):
+        inside = (by >= 0) & (by < 64)
+        return torch.where(inside, torch.bitwise_left_shift(_tensor(x), torch.where(inside, by, 0)), 0)
+    if not 0 <= by < 64:
+        return x * 0
+    if isinstance(x, torch.Tensor):
+        return torch.bitwise_left_shift(x, by)
+    number = (x << by) & (2**64 - 1)
+    return number - 2**64 if number >> 63 else number
+
+
+def shifted_right(x: int | torch.Tensor, by: int | torch.Tensor) -> int | torch.Tensor:
+    """`x >> by`, the sign moved in; the sign alone by a count below 0 or beyond 64 bits."""
+    if isinstance(by, torch.Tensor):
+        return torch.bitwise_right_shift(_tensor(x), torch.where((by < 0) | (by > 63), 63, by))
+    count = by if 0 <= by < 64 else 63
+    return torch.bitwise_right_shift(x, count) if isinstance(x, torch.Tensor) else x >> count
+
+
+def _tensor(x: int | torch.Tensor) -> torch.Tensor:
+    return x if isinstance(x, torch.Tensor) else torch.tensor(x)
+
+
+def to_float8(x: torch.Tensor, dtype: torch.dtype, largest: float) -> torch.Tensor:
+    """A float8 dtype, rounded half to even; beyond the largest number is that number, whichever version of torch runs."""
+    return x.clamp(-largest, largest).to(dtype)
 
 
 def from_float8(x: torch.Tensor) -> torch.Tensor:
-    """float8_e4m3fn as float32, from a table of all its values: torch's own conversion takes ten times as long."""
-    table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
+    """float8 as float32, from a table of all its values: torch's own conversion takes ten times as long."""
+    table = torch.arange(256, dtype=torch.uint8).view(x.dtype).to(torch.float32)
     return table.index_select(0, x.view(torch.uint8).to(torch.int32).reshape(-1)).view(x.shape)
 
 

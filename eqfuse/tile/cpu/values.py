@@ -11,16 +11,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from eqfuse.terms.dtypes import INTEGERS as WIDE
 from eqfuse.tile.dtypes import INTEGERS
 
 TORCH: Mapping[str, str] = {
     "f8e4m3": "torch.float8_e4m3fn",
+    "f8e5m2": "torch.float8_e5m2",
     "f16": "torch.float16",
     "bf16": "torch.bfloat16",
     "f32": "torch.float32",
     "f64": "torch.float64",
-    "i32": "torch.int64",
-    "i64": "torch.int64",
+    **dict.fromkeys(WIDE, "torch.int64"),
     "bool": "torch.bool",
 }
 """How each dtype is spelt on chip; integers are computed in 64 bits, which holds both."""

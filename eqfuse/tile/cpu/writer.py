@@ -10,6 +10,7 @@ import keyword
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Size
 from eqfuse.tile.check import TileError
@@ -35,10 +36,10 @@ def identifier(wanted: str, taken: set[str]) -> str:
 
 def _conversion(item: Item, dtype: str) -> str:
     """An expression for a tensor in another dtype."""
-    if (item.dtype, dtype) == ("f8e4m3", "f32"):
+    if item.dtype in FLOAT8 and dtype == "f32":
         return f"from_float8({item.text})"
-    if dtype == "f8e4m3":
-        return f"to_float8({item.text})"
+    if dtype in FLOAT8:
+        return f"to_float8({item.text}, {TORCH[dtype]}, {FLOAT8[dtype]!r})"
     return f"{item.text}.to({TORCH[dtype]})"
 
 
@@ -336,7 +337,7 @@ class Writer:
             return item.wide
         if item.is_python:
             if dtype in INTEGERS:
-                text = item.text if item.dtype in ("i32", "i64") else f"int({item.text})"
+                text = item.text if item.dtype != "bool" else f"int({item.text})"
                 return replace(
                     item, text=text, dtype=dtype, affine=item.affine and replace(item.affine, constant=text)
                 )

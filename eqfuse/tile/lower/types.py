@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
+from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.folds import Fold, contributions, fold_of, sides
+from eqfuse.terms.functions import ROUNDINGS
+from eqfuse.terms.integers import BITS
 from eqfuse.terms.nodes import (
     REDUCTIONS,
     Axis,
@@ -121,7 +124,7 @@ class Types:
                 return NO_DIMS, "i32"
             case Call(fn, _):
                 dtype = result_dtype(fn, [part[1] for part in parts], self.accumulate)
-                return dims, "i64" if dtype == "i32" and _magnitude(expr) >= 2**31 else dtype
+                return dims, "i64" if dtype == "i32" and magnitude(expr, self.tensors) >= 2**31 else dtype
             case _:
                 return NO_DIMS, "i32"
 
@@ -186,30 +189,45 @@ class Types:
         return left[0] | right[0], result_dtype("where", ("bool", left[1], right[1]), self.accumulate)
 
 
-def _magnitude(expr: Expr) -> int:
-    """An upper bound of the absolute value of an i32."""
+def magnitude(expr: Expr, tensors: Mapping[str, str], unknown: int = POSITIONS) -> int:
+    """An upper bound of the absolute value of an i32, given the dtypes of tensors; `unknown` is that of what nothing
+    bounds."""
+
+    def of(part: Expr) -> int:
+        return magnitude(part, tensors, unknown)
+
     match expr:
         case Const(number):
             return abs(int(number))
         case Local():
             return 2**31 - 1
+        case Load(tensor, _) if tensors.get(tensor) in STORED:
+            return max(map(abs, LIMITS[tensors[tensor]]))
         case Call("add" | "sub", (left, right)):
-            return _magnitude(left) + _magnitude(right)
-        case Call("mul", (Axis(axis), Call("floordiv", (whole, Size(of))))) if axis == of:
-            return _magnitude(whole)  # where the axis's share of it starts
+            return of(left) + of(right)
+        case Call("mul", (Axis(axis), Call("floordiv", (whole, Size(size))))) if axis == size:
+            return of(whole)  # where the axis's share of it starts
         case Call("mul", (left, right)):
-            return _magnitude(left) * _magnitude(right)
+            return of(left) * of(right)
         case Call("sq", (operand,)):
-            return _magnitude(operand) ** 2
+            return of(operand) ** 2
         case Call("mod", (_, Const(int(divisor)))):
             return abs(divisor)
-        case Call("neg" | "abs" | "floordiv" | "mod", (operand, *_)):
-            return _magnitude(operand)
+        case Call("bitand", (Const(int(mask)), _) | (_, Const(int(mask)))) if mask >= 0:
+            return mask
+        case Call("bitand" | "bitor" | "bitxor", args):  # of 32 bits like their operands
+            return min(2**31 - 1, (1 << max(of(arg).bit_length() for arg in args)))
+        case Call("lshift", (left, right)):  # positions have room, data of 32 bits has none
+            return magnitude(left, tensors, 2**31 - 1) << min(of(right), BITS)
+        case Call(fn, _) if fn in ROUNDINGS:
+            return max(map(abs, LIMITS[fn]))
+        case Call("neg" | "abs" | "floordiv" | "mod" | "rshift", (operand, *_)):
+            return of(operand)
         case Call("maximum" | "minimum", args):
-            return max(map(_magnitude, args))
+            return max(map(of, args))
         case Call("where", (_, *branches)):
-            return max(map(_magnitude, branches))
+            return max(map(of, branches))
         case Reduce("max" | "min", _, body):
-            return _magnitude(body)
+            return of(body)
         case _:
-            return POSITIONS
+            return unknown

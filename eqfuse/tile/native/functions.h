@@ -220,3 +220,16 @@ OF_DOUBLES(sine, __builtin_sin(x))
 OF_DOUBLES(cosine, __builtin_cos(x))
 OF_DOUBLES(floor, __builtin_floor(x))
 OF_DOUBLES(nearest, __builtin_rint(x))
+
+// Numbers rounded half to even to integers between two ends; NaN is 0.
+#define WHOLE(real, integer, as)                                                                     \
+  INLINE integer whole(real x, int low, int high) {                                                  \
+    x = choose(eq(x, x), x, real{});                                                                 \
+    return to_i32(nearest(minimum(maximum(x, as(low)), as(high)))); }
+#define AS_F(n) splat((float)(n))
+#define AS_D(n) splat((double)(n))
+WHOLE(float, int, float) WHOLE(double, int, double) WHOLE(F, I, AS_F) WHOLE(D, I, AS_D)
+INLINE int whole(int x, int low, int high) { return minimum(maximum(x, low), high); }
+INLINE int whole(i64 x, int low, int high) { return (int)minimum(maximum(x, (i64)low), (i64)high); }
+INLINE I whole(I x, int low, int high) { return minimum(maximum(x, splat(low)), splat(high)); }
+INLINE I whole(L x, int low, int high) { return to_i32(minimum(maximum(x, splat((i64)low)), splat((i64)high))); }

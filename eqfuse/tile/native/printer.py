@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.terms.functions import CASTS
 from eqfuse.tile.dtypes import INTEGERS
@@ -12,7 +13,6 @@ from eqfuse.tile.native.folds import UNROLLED, folded_axis, folds_of
 from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, NotNative, Put, Walk
 from eqfuse.tile.native.text import (
     ELEMENTS,
-    SIZES,
     applied,
     converted,
     kept,
@@ -155,7 +155,7 @@ class _KernelPrinter(Whole):
         for buffer in self.buffers.values():
             count = " * ".join(f"most_{self._c(dim)}" for dim in buffer.dims) or "1"
             lines.append(
-                f"    const i64 bytes_{buffer.name} = ({count} * {SIZES[kept(buffer.dtype)]} + 127) / 64 * 64;"
+                f"    const i64 bytes_{buffer.name} = ({count} * {BYTES[kept(buffer.dtype)]} + 127) / 64 * 64;"
             )
             sizes.append(f"bytes_{buffer.name}")
         lines.append(f"    char* const scratch = thread_scratch.of({' + '.join(sizes)} + 64);")

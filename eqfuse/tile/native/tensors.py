@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from eqfuse.terms.dtypes import BYTES
 from eqfuse.tile.native.context import Context, Open
 from eqfuse.tile.native.machine import cache_bytes
 from eqfuse.tile.native.nodes import Leaf, Node, Put
 from eqfuse.tile.native.text import (
-    SIZES,
     converted,
     kind,
     number,
@@ -146,7 +146,7 @@ class Tensors(Context):
         next_one = next(
             (axis for axis in (*reversed(self.walks), *self.kernel.grid[:1]) if axis in axes), None
         )
-        size = SIZES[self._dtype(op.tensor)] * prod(self.lengths[dim] for dim in value.dims)
+        size = BYTES[self._dtype(op.tensor)] * prod(self.lengths[dim] for dim in value.dims)
         if next_one is not None and axes.count(next_one) == 1 and size <= AHEAD * cache_bytes():
             stride = self._stride(op.tensor, axes.index(next_one))
             self.emit(f"__builtin_prefetch({place} + {self._step(next_one)} * {stride}, 0, 2);")

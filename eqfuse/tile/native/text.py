@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from eqfuse.terms.dtypes import FLOAT8, LIMITS, STORED
 from eqfuse.terms.folds import Fold
-from eqfuse.terms.functions import CASTS
+from eqfuse.terms.functions import CASTS, ROUNDINGS
 from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
 from eqfuse.terms.types import kinds
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.native.nodes import NotNative
 
-KINDS: Mapping[str, str] = {"bool": "bool", "i32": "i32", "i64": "i64", "f64": "f64"}
+KINDS: Mapping[str, str] = {
+    "bool": "bool",
+    **dict.fromkeys((*STORED, "i32"), "i32"),
+    "i64": "i64",
+    "f64": "f64",
+}
 """The dtype that a value of a dtype is computed in; f32 for the others."""
 
 SCALARS: Mapping[str, str] = {"bool": "bool", "i32": "int", "i64": "i64", "f64": "double", "f32": "float"}
@@ -26,16 +32,10 @@ ELEMENTS: Mapping[str, str] = {
     "f16": "_Float16",
     "bf16": "u16",
     "f8e4m3": "u8",
-}
-SIZES: Mapping[str, int] = {
-    "bool": 1,
-    "i32": 4,
-    "i64": 8,
-    "f64": 8,
-    "f32": 4,
-    "f16": 2,
-    "bf16": 2,
-    "f8e4m3": 1,
+    "f8e5m2": "u8",
+    "i8": "i8",
+    "u8": "u8",
+    "i16": "i16",
 }
 
 _FUNCTIONS: Mapping[str, str] = {
@@ -56,6 +56,11 @@ _FUNCTIONS: Mapping[str, str] = {
     "floordiv": "floor_quotient({0}, {1})",
     "mod": "floor_remainder({0}, {1})",
     "where": "choose({0}, {1}, {2})",
+    "bitand": "({0} & {1})",
+    "bitor": "({0} | {1})",
+    "bitxor": "({0} ^ {1})",
+    "lshift": "shifted_left({0}, {1})",
+    "rshift": "shifted_right({0}, {1})",
     **{fn: f"{fn}({{0}}, {{1}})" for fn in ("lt", "le", "gt", "ge", "eq", "ne")},
 }
 _REALS: Mapping[str, str] = {
@@ -85,7 +90,7 @@ def kind(dtype: str) -> str:
 
 def kept(dtype: str) -> str:
     """The dtype that memory of a thread keeps values of a dtype in, exactly. bfloat16 holds every float8."""
-    return "bf16" if dtype in ("bf16", "f8e4m3") else kind(dtype)
+    return "bf16" if dtype == "bf16" or dtype in FLOAT8 else kind(dtype)
 
 
 def type_of(dtype: str, wide: bool) -> str:
@@ -121,6 +126,9 @@ def applied(fn: str, args: Sequence[str], dtypes: Sequence[str]) -> str:
     """An elementwise function of values computed in these dtypes."""
     if fn in CASTS:
         return rounded(converted(args[0], dtypes[0], fn), fn)
+    if fn in ROUNDINGS:
+        low, high = LIMITS[fn]
+        return f"whole({args[0]}, {low}, {high})"
     if fn in _FUNCTIONS:
         return _FUNCTIONS[fn].format(*args)
     if fn not in _REALS or dtypes[0] in INTEGERS:
@@ -139,7 +147,7 @@ def converted(text: str, source: str, target: str) -> str:
 
 
 def rounded(text: str, dtype: str) -> str:
-    return f"rounded_{dtype}({text})" if dtype in ("f16", "bf16", "f8e4m3") else text
+    return f"rounded_{dtype}({text})" if dtype in ("f16", "bf16", *FLOAT8) else text
 
 
 def combination(

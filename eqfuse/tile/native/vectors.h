@@ -16,13 +16,18 @@
 typedef long long i64;
 typedef unsigned short u16;
 typedef unsigned char u8;
+typedef signed char i8;
+typedef short i16;
 VECTOR(float, F);
 VECTOR(double, D);
 VECTOR(int, I);  // integers of 32 bits, and truth values: 0 or -1
 VECTOR(i64, L);
 VECTOR(unsigned, U);
+VECTOR(unsigned long long, UL);
 VECTOR(u16, U16);
 VECTOR(u8, U8);
+VECTOR(i8, I8);
+VECTOR(i16, I16);
 VECTOR(_Float16, H);
 
 #define INFINITY __builtin_inff()
@@ -119,6 +124,20 @@ VECTOR_EXTREMES(F)
 INTEGER_EXTREMES(int, I)
 INTEGER_EXTREMES(i64, L)
 
+// 0, or the sign alone, by a count below 0 or beyond all 64 bits; a number of 32 bits is one of 64 with as many signs.
+#define SHIFTS(scalar, natural, vector, naturals, bits)                                                       \
+  INLINE scalar shifted_left(scalar x, scalar n) {                                                            \
+    return n < 0 || n >= bits ? 0 : (scalar)((natural)x << n); }                                              \
+  INLINE scalar shifted_right(scalar x, scalar n) { return x >> (n < 0 || n >= bits ? bits - 1 : n); }        \
+  INLINE vector shifted_left(vector x, vector n) {                                                            \
+    vector out = (n < 0) | (n >= bits);                                                                       \
+    return (vector)((naturals)x << (naturals)(n & ~out)) & ~out; }                                            \
+  INLINE vector shifted_right(vector x, vector n) {                                                           \
+    vector out = (n < 0) | (n >= bits);                                                                       \
+    return x >> ((n & ~out) | (out & (bits - 1))); }
+SHIFTS(int, unsigned, I, U, 32)
+SHIFTS(i64, unsigned long long, L, UL, 64)
+
 #define SQUARE(type) INLINE type square(type x) { return x * x; }
 SQUARE(float) SQUARE(double) SQUARE(int) SQUARE(i64) SQUARE(F) SQUARE(D) SQUARE(I) SQUARE(L)
 
@@ -174,6 +193,16 @@ INLINE U8 to_f8e4m3(F x) {  // to nearest, ties to even; beyond the largest numb
   I high = (b - (120 << 23) + 0x7ffff + (b >> 20 & 1)) >> 20;
   I found = b < (121 << 23) ? low : high;
   found = (found > 0x7e) | (b >= (1087 << 20)) ? splat(0x7e) : found;
+  found = b > 0x7f800000 ? splat(0x7f) : found;
+  return CONVERT((found & 0x7f) | (bits(x) >> 24 & 0x80), U8);
+}
+
+INLINE F from_f8e5m2(U8 x) { return from_f16((H)(CONVERT(x, U16) << 8)); }  // the upper half of a float16
+INLINE U8 to_f8e5m2(F x) {  // to nearest, ties to even; beyond the largest number is that number
+  I b = bits(x) & 0x7fffffff, low = bits(floats(b) + floats(splat(134 << 23))) - (134 << 23);
+  I high = (b - (112 << 23) + 0xfffff + (b >> 21 & 1)) >> 21;
+  I found = b < (113 << 23) ? low : high;
+  found = (found > 0x7b) | (b >= (143 << 23)) ? splat(0x7b) : found;
   found = b > 0x7f800000 ? splat(0x7f) : found;
   return CONVERT((found & 0x7f) | (bits(x) >> 24 & 0x80), U8);
 }
@@ -247,9 +276,13 @@ MEMORY(f64, double, D, D, double, x, v)
 MEMORY(i32, int, I, I, int, x, v)
 MEMORY(i64, i64, L, L, i64, x, v)
 MEMORY(bool, u8, U8, I, bool, (I)(CONVERT(x, I) != 0), CONVERT(v & 1, U8))
+MEMORY(i8, i8, I8, I, int, CONVERT(x, I), CONVERT(v, I8))
+MEMORY(u8, u8, U8, I, int, CONVERT(x, I), CONVERT(v, U8))
+MEMORY(i16, i16, I16, I, int, CONVERT(x, I), CONVERT(v, I16))
 MEMORY(f16, _Float16, H, F, float, from_f16(x), to_f16(v))
 MEMORY(bf16, u16, U16, F, float, from_bf16(x), to_bf16(v))
 MEMORY(f8e4m3, u8, U8, F, float, from_f8e4m3(x), to_f8e4m3(v))
+MEMORY(f8e5m2, u8, U8, F, float, from_f8e5m2(x), to_f8e5m2(v))
 
 #if defined(__AVX512F__) && !defined(__clang__)
 // The processor's own gather, where offsets fit 32 bits; all lanes.
@@ -263,9 +296,11 @@ INLINE F gather_f32(const float* p, i64 step, int) {
 INLINE F rounded_f16(F x) { return from_f16(to_f16(x)); }
 INLINE F rounded_bf16(F x) { return from_bf16(to_bf16(x)); }
 INLINE F rounded_f8e4m3(F x) { return from_f8e4m3(to_f8e4m3(x)); }
+INLINE F rounded_f8e5m2(F x) { return from_f8e5m2(to_f8e5m2(x)); }
 INLINE float rounded_f16(float x) { return rounded_f16(splat(x))[0]; }
 INLINE float rounded_bf16(float x) { return rounded_bf16(splat(x))[0]; }
 INLINE float rounded_f8e4m3(float x) { return rounded_f8e4m3(splat(x))[0]; }
+INLINE float rounded_f8e5m2(float x) { return rounded_f8e5m2(splat(x))[0]; }
 
 // Positions ----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.tile.dtypes import INTEGERS, NARROW
 from eqfuse.tile.nodes import Dot, Elementwise, Kernel, Let, LoadTile, Stmt, TileProgram
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
@@ -48,7 +49,7 @@ def _kernel(kernel: Kernel, is_half: bool) -> Kernel:
 
     def one(let: Let) -> Sequence[Stmt]:
         match let.op:
-            case Dot(left, imprecise=None) as op if left.dtype == "f8e4m3":
+            case Dot(left, imprecise=None) as op if left.dtype in FLOAT8:
                 product = replace(op, accumulator=None, imprecise=IMPRECISE)
                 if op.accumulator is None:
                     return (replace(let, op=product),)

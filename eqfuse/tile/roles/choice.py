@@ -20,6 +20,7 @@ from eqfuse.extract.residuals import RolesResiduals
 from eqfuse.extract.resources import REGISTER_BYTES, WARPGROUP, WARPGROUP_ROWS
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles
+from eqfuse.terms.dtypes import BYTES
 from eqfuse.tile.nodes import Dot, For, Let, TileProgram, Value
 from eqfuse.tile.roles.nodes import Await, Issue, Loop, RolesKernel, RolesProgram
 from eqfuse.tile.roles.split import with_roles
@@ -43,9 +44,6 @@ ITEM_ADDRESSES = 6
 
 BARRIER_BYTES = 1024
 """Shared memory for barriers, and to align tiles."""
-
-BYTES = {"f8e4m3": 1, "bool": 1, "f16": 2, "bf16": 2, "f64": 8, "i64": 8}
-"""Bytes of an element; all others have 4."""
 
 WORTH = 0.95
 """Part of the time without roles that roles may be predicted to take: less of a difference is within the model's error."""
@@ -181,7 +179,7 @@ def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> boo
         return False
 
     def bytes_of(value: Value) -> int:
-        return math.prod(parts[axis] for axis in value.dims) * BYTES.get(value.dtype, 4)
+        return math.prod(parts[axis] for axis in value.dims) * BYTES[value.dtype]
 
     shared = sum(ring.slots * ring.parts * bytes_of(ring.tile) for ring in kernel.rings)
     shared += sum(kernel.consumers * bytes_of(s.tile) for s in kernel.staging if s.over is None)

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.terms.domain import Domain, total
+from eqfuse.terms.integers import is_exact
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.check import TileError
-from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.interpreter import Instances, Integers, Memory, accumulates, memory_of, outputs_of
 from eqfuse.tile.nodes import Let, Store, Value
 from eqfuse.tile.roles.nodes import (
@@ -141,6 +141,8 @@ def _copied(into: Memory, own: Memory, trial: int, domain: Domain) -> None:
     shape = (1, *own.shape)
     target = tuple(np.broadcast_to(part, shape) for part in np.indices(shape))
     target = (target[0] + trial, *target[1:])
+    if into.integer and not own.integer:
+        into.array = domain.lift(into.array)
     if into.integer:
         into.array[target] = own.array
     else:
@@ -367,10 +369,8 @@ class _Role(Instances):
             following = {}
             for item in loop.carried:
                 new = self._converted(item.next, item.value.dtype)
-                real = item.value.dtype not in INTEGERS
-                following[item.value.name] = (
-                    total(self.domain, new) if real and item.next.name in sums else new
-                )
+                summed = item.next.name in sums and not is_exact(new)
+                following[item.value.name] = total(self.domain, new) if summed else new
             self.values |= following
             position += self.whole[loop.axis]
 
@@ -400,9 +400,8 @@ class _Role(Instances):
         for result in when.results:
             name, other = result.value.name, self.values[result.otherwise.name]
             if taken.any():
-                where = np.where if result.value.dtype in INTEGERS else self.domain.where
                 mask = taken.reshape(*taken.shape[:2], *(1,) * len(result.value.dims))
-                self.values[name] = where(mask, self.values[result.then.name], other)
+                self.values[name] = self._chosen(mask, self.values[result.then.name], other)
             else:
                 self.values[name] = other
 
@@ -497,11 +496,11 @@ class _Role(Instances):
 
     def _operand(self, side: Value | View, dims: tuple[str, ...]) -> Any:
         if isinstance(side, Value):
-            return self._real(self._aligned(side, dims), side.dtype)
+            return self._real(self._aligned(side, dims))
         ring = next(ring for ring in self.rings if ring.name == side.ring)
         tile = ring.tile
         self.values["%operand"] = self._tile_of(side)
-        return self._real(self._aligned(Value("%operand", tile.dims, tile.dtype), dims), tile.dtype)
+        return self._real(self._aligned(Value("%operand", tile.dims, tile.dtype), dims))
 
     def _product(self, value: Value, pending: Value, behind: int) -> Any:
         number, issued = self.pending.pop(pending.name, (0, None))

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eqfuse.loops.blocks import Block
+from eqfuse.terms.dtypes import FLOAT8
 from eqfuse.terms.folds import MAX_RANKS, Fold, fold_of
+from eqfuse.terms.functions import ROUNDINGS
 from eqfuse.tile.check import TileError
 from eqfuse.tile.def_use import Uses
 from eqfuse.tile.dtypes import INTEGERS, NARROW
@@ -171,7 +173,9 @@ class Expressions:
         if dtype == wanted:
             return piece.text
         text, scalar = piece.text, not piece.dims
-        if {dtype, wanted} == {"f8e4m3", "f64"}:  # there is no direct conversion
+        if "f64" in (dtype, wanted) and (
+            dtype in FLOAT8 or wanted in FLOAT8
+        ):  # there is no direct conversion
             text = convert(text, "f32", scalar=scalar, use=self.use)
         return convert(text, wanted, scalar=scalar, use=self.use)
 
@@ -226,7 +230,7 @@ class Expressions:
             self._converted(piece, arg.dtype, computed) if arg.dtype in NARROW else piece.text
             for piece, arg in zip(pieces, args, strict=True)
         ]
-        dtype = args[-1].dtype if value.dtype == "bool" else value.dtype
+        dtype = args[-1].dtype if value.dtype == "bool" or fn in ROUNDINGS else value.dtype
         text = elementwise(
             fn,
             texts,
@@ -399,7 +403,7 @@ class Expressions:
                 f"{value.name} is a masked product, which no matrix unit has: run the passes first"
             )
         dtype, block = op.left.dtype, self._parameters.blocks[op.axis]
-        self.least[block] = max(self.least.get(block, 1), 32 if dtype == "f8e4m3" else 16)
+        self.least[block] = max(self.least.get(block, 1), 32 if dtype in FLOAT8 else 16)
         operands = (op.left, op.right, *(() if op.accumulator is None else (op.accumulator,)))
         arguments = [self.full(self.read(side), side).code for side in operands]
         if dtype in ("f32", "f64"):

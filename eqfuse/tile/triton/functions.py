@@ -12,19 +12,24 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eqfuse.terms.functions import FUNCTIONS
+from eqfuse.terms.dtypes import FLOAT8, LIMITS
+from eqfuse.terms.functions import FUNCTIONS, ROUNDINGS
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import Division
 
-COMPARE, OR, AND, ADD, MUL, UNARY, ATOM = range(7)
+COMPARE, OR, XOR, AND, SHIFT, ADD, MUL, UNARY, ATOM = range(9)
 """Precedences of Python's operators, loosest first."""
 
 TRITON_DTYPES: Mapping[str, str] = {
     "f8e4m3": "tl.float8e4nv",
+    "f8e5m2": "tl.float8e5",
     "f16": "tl.float16",
     "bf16": "tl.bfloat16",
     "f32": "tl.float32",
     "f64": "tl.float64",
+    "i8": "tl.int8",
+    "u8": "tl.uint8",
+    "i16": "tl.int16",
     "i32": "tl.int32",
     "i64": "tl.int64",
     "bool": "tl.int1",
@@ -74,8 +79,13 @@ _INFIX = {
     "ge": (">=", COMPARE, OR),
     "eq": ("==", COMPARE, OR),
     "ne": ("!=", COMPARE, OR),
-    "and": ("&", AND, ADD),
-    "or": ("|", OR, AND),
+    "and": ("&", AND, SHIFT),
+    "or": ("|", OR, XOR),
+    "bitand": ("&", AND, SHIFT),
+    "bitor": ("|", OR, XOR),
+    "bitxor": ("^", XOR, AND),
+    "lshift": ("<<", SHIFT, ADD),
+    "rshift": (">>", SHIFT, ADD),
 }
 """Symbol, precedence, and the precedence that the right operand needs: tighter, for order is rounding."""
 
@@ -96,9 +106,9 @@ def call(fn: str, *args: Text | str) -> Text:
 
 
 def convert(value: Text, dtype: str, *, scalar: bool, use: Callable[[str], str]) -> Text:
-    """`value` in another dtype, rounded half to even; f8e4m3 saturates, as in torch."""
-    if dtype == "f8e4m3":
-        return call(use("to_f8e4m3"), value)
+    """`value` in another dtype, rounded half to even; float8 saturates."""
+    if dtype in FLOAT8:
+        return call(use(f"to_{dtype}"), value)
     if scalar:  # may be a plain number, which has no methods
         return call("tl.cast", value, TRITON_DTYPES[dtype])
     return Text(f"{value.at(ATOM)}.to({TRITON_DTYPES[dtype]})")
@@ -118,7 +128,16 @@ def elementwise(
     registers a helper and returns its name.
     """
     integer = dtype in INTEGERS
+    if fn in ("lshift", "rshift") and not _is_count(args[1]):
+        whole = (_as_tile(arg, dtype) for arg in args)
+        return call(use(fn), *whole)
     match fn:
+        case _ if fn in ROUNDINGS:
+            low, high = LIMITS[fn]
+            if integer:
+                return call("tl.minimum", call("tl.maximum", args[0], str(low)), str(high))
+            use("round")
+            return call(use("whole"), args[0], str(float(low)), str(float(high)))
         case _ if fn in _INFIX:
             joined = any(not _LITERAL.fullmatch(arg.code) for arg in args)
             return infix(fn, args[0] if joined else exact(args[0], dtype), args[1])
@@ -155,6 +174,16 @@ def elementwise(
             return call(_CALLS[fn], *args)
         case _:
             return call(use(fn), *args)
+
+
+def _as_tile(value: Text, dtype: str) -> Text:
+    """An operand of a helper of integers: a literal has no dtype."""
+    return call("tl.full", "()", value, TRITON_DTYPES[dtype]) if _LITERAL.fullmatch(value.code) else value
+
+
+def _is_count(count: Text) -> bool:
+    """Whether a number of bits is known to be one that 32 bits have."""
+    return count.code.isdigit() and int(count.code) < 32
 
 
 def fold(op: str, value: Text, position: int, dtype: str, use: Callable[[str], str]) -> Text:
@@ -295,10 +324,33 @@ def to_f8e4m3(x):
     # Beyond the largest number is that number, on every target, as in torch.
     return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 """,
+    "to_f8e5m2": """
+def to_f8e5m2(x):
+    # Beyond the largest number is that number, on every target.
+    return tl.clamp(x, -57344.0, 57344.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e5)
+""",
+    "whole": """
+def whole(x, low, high):
+    # Rounded half to even, between the ends; NaN is 0.
+    return round_half_even(tl.minimum(tl.maximum(tl.where(x == x, x, 0.0), low), high)).to(tl.int32)
+""",
+    "lshift": """
+def shifted_left(x, by):
+    # 0 by a count below 0 or beyond all bits.
+    BITS: tl.constexpr = x.dtype.primitive_bitwidth
+    inside = (by >= 0) & (by < BITS)
+    return tl.where(inside, x << tl.where(inside, by, 0), 0)
+""",
+    "rshift": """
+def shifted_right(x, by):
+    # The sign alone by a count below 0 or beyond all bits.
+    BITS: tl.constexpr = x.dtype.primitive_bitwidth
+    return x >> tl.where((by >= 0) & (by < BITS), by, BITS - 1)
+""",
     "is_finite": """
 def is_finite(x):
     # The difference of an infinity or a NaN from itself is NaN.
-    y = x.to(tl.float32) if x.dtype == tl.float8e4nv else x
+    y = x.to(tl.float32) if x.dtype.is_fp8() else x
     return y - y == 0
 """,
     "finite_part": """

@@ -27,6 +27,7 @@ _TORCH = {
     tl.float32: torch.float32,
     tl.float64: torch.float64,
     tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
 }
 
 

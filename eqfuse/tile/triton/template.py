@@ -19,10 +19,14 @@ from eqfuse.tile.triton.wrap import wrap
 
 TORCH_DTYPES: Mapping[str, str] = {
     "f8e4m3": "torch.float8_e4m3fn",
+    "f8e5m2": "torch.float8_e5m2",
     "f16": "torch.float16",
     "bf16": "torch.bfloat16",
     "f32": "torch.float32",
     "f64": "torch.float64",
+    "i8": "torch.int8",
+    "u8": "torch.uint8",
+    "i16": "torch.int16",
     "i32": "torch.int32",
     "i64": "torch.int64",
     "bool": "torch.bool",
@@ -30,10 +34,14 @@ TORCH_DTYPES: Mapping[str, str] = {
 
 SIGNATURE_DTYPES: Mapping[str, str] = {
     "f8e4m3": "fp8e4nv",
+    "f8e5m2": "fp8e5",
     "f16": "fp16",
     "bf16": "bf16",
     "f32": "fp32",
     "f64": "fp64",
+    "i8": "i8",
+    "u8": "u8",
+    "i16": "i16",
     "i32": "i32",
     "i64": "i64",
     "bool": "i1",

@@ -18,11 +18,11 @@ import numpy as np
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.nodes import Call, Expr, Program, Reduce, walk
-from eqfuse.verify.field.domain import STEPS, FieldArray, FieldDomain
+from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain
 from eqfuse.verify.field.modular import Reals, Residues, Truths
 
 NARROWING = frozenset(CASTS) - {"f32", "f64"}
-_DECIDING = frozenset({*STEPS, *COMPARISONS, "sign", "floordiv", "mod"})
+_DECIDING = frozenset({*WHOLE, *COMPARISONS, "sign", "floordiv", "mod"})
 _MANTISSA = 53
 
 

@@ -37,7 +37,7 @@ import numpy.typing as npt
 from eqfuse.terms.definitions import evaluated
 from eqfuse.terms.domain import Watch
 from eqfuse.terms.floats import IRRATIONAL, FloatDomain
-from eqfuse.terms.functions import CASTS, FUNCTIONS
+from eqfuse.terms.functions import CASTS, FUNCTIONS, ON_BITS, ROUNDINGS
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.verify.contraction import Contraction
 from eqfuse.verify.field import rounding
@@ -65,6 +65,8 @@ _APART = 1e-6
 to one number (2.1 and 2.9 rounded down) give values in an order that sums and multiples keep."""
 STEPS = frozenset({"floor", "round"})
 """Functions whose values are whole numbers, which they leave as they are: values are in the order of the arguments."""
+WHOLE = frozenset({*STEPS, *ROUNDINGS, *ON_BITS})
+"""All functions whose values are whole numbers."""
 
 _SATURATED = 300.0
 """From here on, and long before, tanh is 1 in float64; exp of twice as much is a number."""
@@ -82,7 +84,7 @@ class FieldArray:
     `split`: how the value was written as a sum or a difference, or a multiple of one.
     `rooted`: a principal root was taken on the way, so the sign of the residue is a convention.
     `formal`: this is log2 e or its inverse, by which a sum is multiplied term by term.
-    `whole`: every value is one of a function of `STEPS`.
+    `whole`: every value is one of a function of `WHOLE`.
     `square_of`: what this is the square of, where it was made as one.
     `error`: how far the shadow may be from the real number, in a domain that is `careful`; None: not at all.
     `rounded`: the same value with its casts applied, where a domain keeps that (see `casts`).
@@ -555,14 +557,14 @@ class FieldDomain:
             p, q = self.group.powers(root), scramble(mixed, self._key(fn)) % self.q
             result.p = np.where(hashed, np.where(negative, self.p - p, p), whole.p)
             result.q = np.where(hashed, np.where(negative, -q % self.q, q), whole.q)
-            if fn in STEPS:  # in the order of the arguments
-                apart = result.shadow + _APART * (args[0].shadow - result.shadow)
+            if fn in STEPS or fn in ROUNDINGS:  # in the order of the arguments
+                apart = result.shadow + _APART * np.clip(args[0].shadow - result.shadow, -1.0, 1.0)
             else:
                 apart = result.shadow * _apart(mixed)
             result.shadow = np.where(hashed, apart, result.shadow)
         if self.careful:
             self._note_open(fn, result, args)
-        result.whole = fn in STEPS
+        result.whole = fn in WHOLE
         return self._settle(result, *args, poles=np.True_)
 
     def _note_open(self, fn: str, result: FieldArray, args: Sequence[FieldArray]) -> None:
@@ -581,11 +583,12 @@ class FieldDomain:
         if len(args) > 1:
             for arg in args:
                 if arg.error is not None:
-                    self._note_beyond_floats(np.broadcast_to(arg.error > 0, result.shape))
+                    most = 0.5 if fn in ON_BITS else 0.0  # of whole numbers
+                    self._note_beyond_floats(np.broadcast_to(arg.error > most, result.shape))
             return
         (x,) = args
         error = self._error_of(fn, np.asarray(self._floats.call(fn, [x.shadow])), x)
-        if fn in STEPS:
+        if fn in STEPS or fn in ROUNDINGS:
             self._note_beyond_floats((error > 0.5) & ~self._is_whole(x))
             error = UNIT * np.abs(result.shadow) + (0.0 if x.error is None else _APART * x.error)
         else:
