@@ -74,6 +74,7 @@ NUMBERS = (
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.slow(but=["u8"])
 def test_numbers_round_to_even_and_saturate(dtype: str) -> None:
     low, high = ENDS[dtype]
     x = torch.tensor([*NUMBERS, -32768.5, 1e30, -1e30, torch.inf, -torch.inf, torch.nan])
@@ -87,6 +88,7 @@ def test_numbers_round_to_even_and_saturate(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.slow(but=["i8"])
 def test_integers_saturate_as_numbers_do(dtype: str) -> None:
     x = torch.tensor([0, -1, 127, 128, 255, 256, -128, -129, 32767, 32768, -32768, -40000, 2**40])
     found = everywhere(f"x: i64[i]\ny: {dtype}[i]\ny[i] = x[i] + 1", x=x)
@@ -95,6 +97,7 @@ def test_integers_saturate_as_numbers_do(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.slow(but=["u8"])
 def test_arithmetic_on_narrow_integers_is_wide(dtype: str) -> None:
     low, high = ENDS[dtype]
     x = torch.tensor([[low, high, 3], [high, high, 0]], dtype=DTYPES[dtype])
@@ -125,6 +128,7 @@ def test_float8_with_a_wide_range_saturates_too() -> None:
 
 
 @pytest.mark.parametrize("other", [torch.float8_e5m2, torch.float8_e4m3fn, torch.float16])
+@pytest.mark.slow(but=["other1"])
 def test_products_with_float8_of_a_wide_range(other: torch.dtype) -> None:
     torch.manual_seed(0)
     a, b = torch.randn(17, 32).to(torch.float8_e5m2), torch.randn(32, 16).to(other)
@@ -142,6 +146,7 @@ BITS = "a[i] = x[i] & n[i]\no[i] = x[i] | n[i]\nx_[i] = x[i] ^ n[i]\nt[i] = ~x[i
 
 
 @pytest.mark.parametrize("dtype", ["u8", "i8", "i32", "i64"])
+@pytest.mark.slow(but=["u8"])
 def test_bits_are_those_of_twos_complement(dtype: str) -> None:
     torch_dtype = {**DTYPES, "i32": torch.int32, "i64": torch.int64}[dtype]
     generator = np.random.default_rng(0)
@@ -160,6 +165,7 @@ def test_bits_are_those_of_twos_complement(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["u8", "i8", "i32", "i64"])
+@pytest.mark.slow(but=["i32"])
 def test_shifts_are_torchs_whatever_the_count(dtype: str) -> None:
     torch_dtype = {**DTYPES, "i32": torch.int32, "i64": torch.int64}[dtype]
     info = torch.iinfo(torch_dtype)
