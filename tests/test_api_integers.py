@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.errors import TypeCheckError
+from eqfuse.errors import BindError, TypeCheckError
 from eqfuse.terms.parser import parse
 from eqfuse.terms.printer import show_program
 from eqfuse.tile.triton.aot import compile_for
@@ -302,3 +302,22 @@ def test_bits_of_what_has_none_are_refused(source: str, message: str, caret: str
     assert message in text
     marked, marks = text.splitlines()[-3:-1] if "^" in text.splitlines()[-2] else text.splitlines()[-2:]
     assert marked[marks.index("^") : marks.rindex("^") + 1] == caret
+
+
+def test_narrow_integers_are_lengths_and_indices() -> None:
+    """A length of 8 bits bounds a loop, and an index of 8 bits gathers."""
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 40), torch.randn(9, 5)
+    lengths, rows = torch.tensor([0, 40, 17], dtype=torch.uint8), torch.tensor([8, 0, 3, 3], dtype=torch.int8)
+    source = """
+    len: u8[b]
+    row: i8[t]
+    y[b] = sum[j](where(j < len[b], x[b,j], 0))
+    z[t,d] = w[row[t] + 0, d] * w[row[t], d]
+    """
+    found = everywhere(source, len=lengths, row=rows, x=x, w=w)
+    assert_same(found, 1e-5)
+    expected = torch.stack([line[:n].sum() for line, n in zip(x.double(), lengths.tolist(), strict=True)])
+    torch.testing.assert_close(found["reference"][0].double(), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(BindError, match="'w': position 9 is outside"):
+        eq.compile(source)(len=lengths, row=rows + 1, x=x, w=w)

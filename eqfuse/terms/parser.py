@@ -295,7 +295,7 @@ def _check_promises(source: Source, read: Texts, tensors: Sequence[Tensor]) -> N
                 raise source.error(f"no output reads {node.tensor!r}", promise.left, hint)
         ascending = ascends(*sides)
         declared = None if ascending is None else read.names.declared.get(ascending[0])
-        if declared is not None and declared.dtype not in INTEGER_DTYPES:
+        if declared is not None and declared.dtype not in INTEGERS:
             message = f"{declared.name!r} is promised to ascend, and declared {declared.dtype}"
             hint = "integers that ascend bound ranges of positions, and nothing else would read this: remove the line"
             raise source.error(message, promise.left, hint, TypeCheckError)

@@ -90,7 +90,7 @@ def _whole(w: Writer, value: Value, fn: str, item: Item) -> Item:
     low, high = LIMITS[fn]
     if item.is_python:
         return w.scalar(value, f"min(max({item.text}, {low}), {high})", data=_from_data([item]))
-    text = f"whole({item.text}, {low}, {high})"
+    text = f"to_whole({item.text}, {low}, {high})"
     if not value.dims:
         return w.scalar(value, f"int({text})", data=True)
     return w.owned(Item(w.let(value.name, text), value.dims, value.dtype, item.full), value.name)

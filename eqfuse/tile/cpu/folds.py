@@ -125,7 +125,7 @@ def _applied(fn: str, args: tuple[Expr, ...], known: Mapping[Expr, str], convert
     texts = [converted(arg, kind) for arg in args]
     if fn in ROUNDINGS:
         low, high = LIMITS[fn]
-        return f"whole({texts[0]}, {low}, {high})"
+        return f"to_whole({texts[0]}, {low}, {high})"
     if kind != "real" or fn in COMPARISONS:
         return INTEGER_TILES[fn].format(*texts)
     if fn in CASTS:

@@ -72,7 +72,7 @@ def integer_remainder(x: int | torch.Tensor, by: int | torch.Tensor) -> int | to
     return x % by if by else x * 0
 
 
-def whole(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
+def to_whole(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """Reals rounded half to even to integers between two ends; NaN is 0."""
     if not x.is_floating_point():
         return x.clamp(low, high)
