@@ -22,7 +22,7 @@ from eqfuse.extract.devices import Device
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
-from eqfuse.operator.content import enrol, written
+from eqfuse.operator.content import Saving, enrol, written
 from eqfuse.operator.library import called, is_recorded
 from eqfuse.regions import Region
 from eqfuse.rules.printer import MergeText
@@ -262,7 +262,11 @@ class Kernel:
         program = self.program
         with self.derived.scope.entered():
             derived = compiler.derive(source, None, program.strict_casts, assume_finite=program.assume_finite)
-        return Kernel(derived, self.device, self.auto, None, self.verify, self.trials, {}, self.bound)
+        return self._made(derived)
+
+    def _made(self, derived: Derived) -> Kernel:
+        """A kernel of another program, compiled as this one is."""
+        return replace(self, derived=derived, prefer=None, scalars={})
 
     # -- as an operator of torch -------------------------------------------------------------------
 
@@ -284,10 +288,19 @@ class Kernel:
         added = [*scope.added, *sorted(scope.without), *registered_in(*(o.expr for o in program.outputs))]
         return written({"source": program.source, "scalars": dict(self.scalars), **options}, added)
 
-    def gradient(self, names: tuple[str, ...]) -> Kernel:
-        """The kernel of the gradient by some inputs, from inputs and cotangents alone."""
+    def forward(self, names: tuple[str, ...]) -> Saving:
+        """What a call runs of which gradients by these inputs may be asked."""
         with self._lock:
-            return self._differentiated.alone(names).kernel  # type: ignore[return-value]
+            found = self._differentiated.forward(names)
+            return Saving(found.kernel or self, found.outputs, found.residuals)  # type: ignore[arg-type]
+
+    def gradient(self, names: tuple[str, ...], of: tuple[str, ...] = (), alike: bool = False) -> Kernel:
+        """The kernel of the gradient by some inputs: one that reads what the forward for gradients `of` inputs has saved,
+        or, without these, one of inputs and cotangents alone. `alike`: dimensions that are divided alike are as long."""
+        with self._lock:
+            known = self._differentiated
+            found = known.by(names, of, alike) if of else known.alone(names)
+            return found.kernel  # type: ignore[return-value]
 
     def alike(self, source: str) -> Kernel:
         """The kernel of another text, compiled as this one is."""
@@ -323,7 +336,7 @@ class Kernel:
             derived = compiler.derive(
                 source, None, program.strict_casts, assume_finite=program.assume_finite, made=True
             )
-        return Kernel(derived, self.device, self.auto, None, self.verify, self.trials, {}, self.bound)
+        return self._made(derived)
 
     def init(self, start: int = 0, total: int | None = None) -> StreamState:
         """A stream that has seen nothing, the first position of which is `start`. `total` is the extent of the whole

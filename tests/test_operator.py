@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from grad_programs import CASES
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -273,6 +275,26 @@ def test_copies_are_the_same_operator(copied: Callable[[eq.Kernel], eq.Kernel]) 
     assert kernel.content == softmax.content
     call = torch.compile(lambda x: kernel(x=x), fullgraph=True, backend="aot_eager")
     assert torch.allclose(call(x), torch.softmax(x, -1))
+
+
+def test_a_compiled_backward_reads_what_its_forward_has_saved() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def seen(graph: torch.fx.GraphModule, _: Any) -> Any:
+        calls.extend(node.args for node in graph.graph.nodes if "eqfuse.call" in str(node.target))
+        return make_boxed_func(graph.forward)
+
+    given = inputs(6, grad=True)
+    backend = aot_autograd(fw_compiler=seen, bw_compiler=seen)
+    loss = torch.compile(
+        lambda q, k, v: attention(Q=q, K=k, V=v, scale=0.3).sum(), backend=backend, fullgraph=True
+    )
+    found = torch.autograd.grad(loss(*given), given)
+    expected = torch.autograd.grad(exact(*given, 0.3).sum(), given)
+    assert all(torch.allclose(one, other) for one, other in zip(found, expected, strict=True))
+    forward, backward = calls
+    assert json.loads(forward[0])["source"].endswith("return O, lse")
+    assert backward[1].startswith("Q K V O lse dO|") and "max[" not in json.loads(backward[0])["source"]
 
 
 def test_a_compiled_backward_beside_an_output_of_integers() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -25,11 +26,24 @@ class Called(Protocol):
 
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
 
-    def gradient(self, names: tuple[str, ...]) -> Called:
-        """The kernel of the gradient by some inputs."""
+    def forward(self, names: tuple[str, ...]) -> Saving:
+        """What a call runs of which gradients by these inputs may be asked."""
+
+    def gradient(self, names: tuple[str, ...], of: tuple[str, ...] = (), alike: bool = False) -> Called:
+        """The kernel of the gradient by some inputs: one that reads what the forward for gradients `of` inputs has saved,
+        or, without these, one of inputs and cotangents alone. `alike`: dimensions that are divided alike are as long."""
 
     def alike(self, source: str) -> Called:
         """The kernel of another text, compiled as this one is."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What a gradient reads of its forward: some `outputs`, and the `residuals` that `kernel` gives after the outputs."""
+
+    kernel: Called
+    outputs: tuple[str, ...]
+    residuals: tuple[str, ...]
 
 
 ADDED = "added"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
-from eqfuse.operator.content import Called, kernel_of, names_in
+from eqfuse.operator.content import Called, joined, kernel_of, names_in
 from eqfuse.operator.library import arguments, called, run
 from eqfuse.operator.shapes import Size, extents
 from eqfuse.terms.nodes import Program
@@ -50,7 +51,7 @@ def recorded(
             return _operator(content, names, tensors, integers, reals)
     with enable_single_level_autograd_function():
         made = _Recorded.apply(content, names, integers, reals, *tensors)  # type: ignore[attr-defined]
-    return list(made)
+    return list(made[: len(kernel_of(content).program.outputs)])
 
 
 def _operator(
@@ -58,6 +59,45 @@ def _operator(
 ) -> Sequence[torch.Tensor]:
     found: Sequence[torch.Tensor] = torch.ops.eqfuse.call.default(content, names, tensors, integers, reals)
     return found
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """What a call runs whose gradient may be asked for by the inputs `by`: the operator of the kernel, or of one that gives
+    more after its `count` outputs. `saved` are the places, by name, of what is kept for the gradient."""
+
+    content: str
+    by: tuple[str, ...]
+    count: int
+    saved: Mapping[str, int]
+
+    @staticmethod
+    def of(content: str, names: str, tensors: Sequence[torch.Tensor]) -> _Forward:
+        from eqfuse.differentiate.gradient import differentiable  # derivatives are for those who ask
+
+        with apart():
+            kernel = kernel_of(content)
+            real = differentiable(kernel.program)
+            given = zip(names_in(names)[0], tensors, strict=True)
+            by = tuple(name for name, tensor in given if tensor.requires_grad and name in real)
+            saving = kernel.forward(by)
+            kernel_of(saving.kernel.content)
+        outputs = [output.name for output in kernel.program.outputs]
+        every = (*outputs, *saving.residuals)
+        saved = {name: every.index(name) for name in (*saving.outputs, *saving.residuals)}
+        return _Forward(saving.kernel.content, by, len(outputs), saved)
+
+    def __call__(
+        self, names: str, tensors: Sequence[torch.Tensor], integers: Sequence[Any], reals: Sequence[Any]
+    ) -> Sequence[torch.Tensor]:
+        """The outputs, and what is saved besides."""
+        of_tensors, of_integers, of_reals, axes = names_in(names)
+        known = kernel_of(self.content).program
+        own = {*axes_of(known.outputs), *known.domains.values()}
+        sizes = dict(zip(axes, integers[len(of_integers) :], strict=True))
+        kept = {axis: size for axis, size in sizes.items() if axis in own}
+        names = joined(list(of_tensors), list(of_integers), list(of_reals), list(kept))
+        return _operator(self.content, names, tensors, [*integers[: len(of_integers)], *kept.values()], reals)
 
 
 class _Recorded(_SingleLevelFunction):
@@ -72,31 +112,50 @@ class _Recorded(_SingleLevelFunction):
         reals: Sequence[Any],
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
+        forward = _Forward.of(content, names, tensors)
         with torch._C._AutoDispatchBelowAutograd():
-            outputs = _operator(content, names, list(tensors), integers, reals)
-        ctx.call = content, names, integers, reals
+            every = forward(names, list(tensors), integers, reals)
+        outputs = every[: forward.count]
+        ctx.call = content, names, integers, reals, forward
         ctx.shapes = [(output.shape, output.dtype, output.device) for output in outputs]
-        ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
+        ctx.save_for_backward(*tensors, *(every[place] for place in forward.saved.values()))
+        ctx.mark_non_differentiable(
+            *(value for value in outputs if not value.is_floating_point()), *every[forward.count :]
+        )
         ctx.set_materialize_grads(False)
-        return tuple(outputs)
+        return tuple(every)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        content, names, integers, reals = ctx.call
-        tensors, numbers, sizes = arguments(names, ctx.saved_tensors, integers, reals)
-        needed = zip(names_in(names)[0], ctx.needs_input_grad[4:], strict=True)
+        content, names, integers, reals, forward = ctx.call
+        of_tensors = names_in(names)[0]
+        every = ctx.saved_tensors
+        tensors, numbers, sizes = arguments(names, every[: len(of_tensors)], integers, reals)
+        needed = zip(of_tensors, ctx.needs_input_grad[4:], strict=True)
         wanted = tuple(name for name, is_needed in needed if is_needed)
+        # What may be differentiated again reads nothing that was saved: that would count as a constant.
+        of = () if torch.is_grad_enabled() else forward.by
+        saved = dict(zip(forward.saved, every[len(of_tensors) :], strict=True)) if of else {}
         with apart():
             kernel = kernel_of(content)
-            gradient = kernel.gradient(wanted)
+            gradient = kernel.gradient(wanted, of, _are_alike(kernel.program, tensors))
             kernel_of(gradient.content)
         filled = [
             torch.zeros((), dtype=dtype, device=device).expand(shape) if value is None else value
-            for value, (shape, dtype, device) in zip(cotangents, ctx.shapes, strict=True)
+            for value, (shape, dtype, device) in zip(cotangents[: forward.count], ctx.shapes, strict=True)
         ]
-        found = pulled_back(kernel, gradient, wanted, tensors, numbers, sizes, filled)
-        return None, None, None, None, *(found.get(name) for name in names_in(names)[0])
+        found = pulled_back(kernel, gradient, wanted, tensors, {**numbers, **saved}, sizes, filled)
+        return None, None, None, None, *(found.get(name) for name in of_tensors)
+
+
+def _are_alike(program: Program, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether dimensions that are divided alike are known to be as long."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    from eqfuse.differentiate.gradient import divided
+
+    groups = ([tensors[name].shape[k] for name, k in group] for group in divided(program))
+    return all(statically_known_true(size == first) for first, *rest in groups for size in rest)
 
 
 def pulled_back(
@@ -108,7 +167,7 @@ def pulled_back(
     sizes: Mapping[str, Size],
     cotangents: Sequence[torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """The gradients by the inputs `wanted`, in their shapes and dtypes."""
+    """The gradients by the inputs `wanted`, in their shapes and dtypes; `numbers` are all other values by name."""
     from eqfuse.differentiate.gradient import cotangent, real_outputs  # derivatives are for those who ask
 
     program, known = kernel.program, gradient.program

@@ -328,7 +328,8 @@ class Fusion:
         with undisturbed():
             kernel = _kernel(candidate.text.source, self.options.native)
             if self.in_training:
-                kernel.gradient(_real([(name, node.meta["val"]) for name, node in candidate.inputs]))
+                real = _real([(name, node.meta["val"]) for name, node in candidate.inputs])
+                kernel.gradient(real, real, alike=True)
         return kernel
 
     def _priced(self, region: Region) -> Candidate:
