@@ -33,8 +33,8 @@ from bench.measure import in_fresh_process, peak_growth, rounding, time_limit
 from bench.operators import INEXPRESSIBLE, OPERATORS
 from bench.report import Column, Options, Report, each, geometric_mean, recorded
 from bench.workloads import WORKLOADS, Case, Workload, select
+from eqfuse.extract.machine import past_caches
 from eqfuse.measure import as_tuple, interleaved, worst_error
-from eqfuse.tile.native.machine import past_caches
 
 Contestant = Callable[[Mapping[str, torch.Tensor]], Any]
 

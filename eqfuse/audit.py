@@ -12,7 +12,7 @@ from eqfuse.certification import examined
 from eqfuse.compiled import Asked
 from eqfuse.compiler import chosen_now, rederived
 from eqfuse.errors import EqfuseError
-from eqfuse.extract.devices import DEVICES
+from eqfuse.extract.machine import known_device
 from eqfuse.results import Certifying, Merging, Planning, Rewriting, Subject
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.prepare import prepare
@@ -56,16 +56,16 @@ def _wrong(subject: Subject, value: Any) -> str:
                 group, _ = derive_group(axis, reduces, order, strict_casts, suffix, dtypes=dtypes)
             return "" if group == value[0] else "another merge is derived"
         case Planning(program, extents, dtypes, device, prefer, scope):
-            if device not in DEVICES:
-                return f"no device is named {device!r}"
+            if (found := known_device(device)) is None:
+                return f"no device here is named {device!r}"
             with scope.entered(), results.anew():
                 derived = rederived(program)
-                chosen = chosen_now(derived, Asked(extents, dtypes, DEVICES[device], prefer))[1]
+                chosen = chosen_now(derived, Asked(extents, dtypes, found, prefer))[1]
             return "" if chosen == value else "another plan is chosen"
         case Certifying(device=device):
-            if device not in DEVICES:
-                return f"no device is named {device!r}"
-            certificate = examined(subject, DEVICES[device])
+            if (found := known_device(device)) is None:
+                return f"no device here is named {device!r}"
+            certificate = examined(subject, found)
             if not certificate.ok:
                 return f"it is not verified: {certificate.reason}"
             same = certificate.bound == value.bound and certificate.stages == value.stages

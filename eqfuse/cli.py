@@ -120,7 +120,12 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--trials", type=int, default=16, metavar="N", help="trials drawn at a time (16)")
 
     add("bench", _bench, "measure every program of the papers (in a checkout): bench NAME, bench --help")
-    add("doctor", _doctor, "versions, devices, and what works here")
+    doctor = add("doctor", _doctor, "versions, devices, and what works here")
+    doctor.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure the CPU, for the cost model; kept in the cache's folder",
+    )
     cache = add("cache", _cache, "what is kept between processes")
     actions = (
         "list; clear: delete all of it; pack: copy what serves here to FOLDER; verify: make it once more"
@@ -270,7 +275,7 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
 def _doctor(options: argparse.Namespace, console: Console) -> int:
     from eqfuse.doctor import doctor
 
-    return doctor(console)
+    return doctor(console, measure=options.measure)
 
 
 def _cache(options: argparse.Namespace, console: Console) -> int:

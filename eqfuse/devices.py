@@ -9,10 +9,13 @@ import torch
 
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.extract.devices import DEVICES, Device
+from eqfuse.extract.machine import cpu_device
 
 
 def device_named(name: str) -> Device:
-    """The device description of a target. Raises EqfuseError for an unknown name."""
+    """The device description of a target, `cpu` the one that is here. Raises EqfuseError for an unknown name."""
+    if name == "cpu":
+        return cpu_device()
     if name not in DEVICES:
         raise EqfuseError(f"unknown target {name!r}", hint=f"choose one of auto, {', '.join(DEVICES)}")
     return DEVICES[name]

@@ -11,19 +11,26 @@ from rich.table import Table
 
 import eqfuse as eq
 from eqfuse.environment import environment
+from eqfuse.extract import machine
 from eqfuse.measure import as_tuple
+from eqfuse.tile.native import rates
 from eqfuse.tile.native.build import compiler
+from eqfuse.tile.native.nodes import NotNative
 
 PROGRAM = "m[i] = max[j](x[i,j])\ns[i] = sum[j](exp(x[i,j] - m[i]))"
 
 
-def doctor(console: Console) -> int:
-    """Print the findings; 1 where the CPU cannot run and verify a kernel, else 0."""
+def doctor(console: Console, *, measure: bool = False) -> int:
+    """Print the findings; 1 where the CPU cannot run and verify a kernel, else 0. With `measure` the CPU's rates are measured
+    first and kept. Raises EqfuseError where they cannot be."""
+    if measure:
+        _measure()
     facts = Table(title="environment", title_justify="left", show_header=False)
     for name, value in environment().items():
         facts.add_row(name, str(value) if value is not None else "none")
     facts.add_row("C++ compiler", shlex.join(compiler() or ()) or "none")
     console.print(facts)
+    console.print(_rates())
 
     checks = Table(title="what works", title_justify="left", show_header=False)
     problems = {name: _problem(check) for name, check in CHECKS.items()}
@@ -31,6 +38,39 @@ def doctor(console: Console) -> int:
         checks.add_row(name, "[green]yes[/]" if not problem else "no", problem)
     console.print(checks)
     return 1 if problems[CPU] else 0
+
+
+def _measure() -> None:
+    try:
+        machine.keep(rates.measure())
+    except NotNative as why:
+        raise eq.EqfuseError(
+            f"nothing is measured: {why}", hint="install a C++ compiler, or name one in $CXX"
+        ) from None
+    except OSError as why:
+        raise eq.EqfuseError(f"what is measured cannot be kept: {why}", hint="see $XDG_CACHE_HOME") from None
+
+
+def _rates() -> Table:
+    """What the cost model takes the CPU to be."""
+    found = machine.measured()
+    how = "measured" if found else "assumed of its cores and vectors; --measure measures it"
+    table = Table(title=f"the CPU: {how}", title_justify="left", show_header=False)
+    shown = found or machine.assumed()
+    for level, size in sorted(machine.cache_levels().items()):
+        table.add_row(f"level {level} cache", f"{size >> 10} KB")
+    table.add_row("lanes of float32", str(machine.lanes()))
+    for name, rate, unit in (
+        ("copies in memory", shown.bandwidth, "GB/s"),
+        ("sums in second-level caches", shown.cache_bandwidth, "GB/s"),
+        ("products of matrices", shown.matrix, "GFLOP/s"),
+        ("sums and products of vectors", shown.elementwise, "GFLOP/s"),
+        ("exponentials", shown.special, "10^9/s"),
+    ):
+        table.add_row(name, f"{rate / 1e9:.1f} {unit}")
+    table.add_row("a call that wakes all threads", f"{1e6 * shown.launch:.1f} us")
+    table.add_row("an operation of torch", f"{1e6 * shown.step:.1f} us")
+    return table
 
 
 def _problem(check: Callable[[], str]) -> str:

@@ -16,6 +16,8 @@ from eqfuse.terms.registry import REGISTERED
 
 # Kernels that tests compile by the thousand run as torch calls; those of C++ ask for it.
 os.environ.setdefault("EQFUSE_NATIVE", "off")
+# Plans for a CPU are the same on every machine.
+os.environ["EQFUSE_CPU"] = "reference"
 # Every test derives and verifies for itself; those of the cache ask for it.
 os.environ["EQFUSE_CACHE"] = "off"
 

@@ -27,6 +27,7 @@ KINDS: Mapping[str, str] = {
     "tuned": "the fastest plans that `Kernel.tune` has found",
     "triton": "emitted modules, which Triton reads its kernels from",
     "native": "C++ kernels, compiled for this machine",
+    "machine": "rates of this CPU, as `eqfuse doctor --measure` has measured them",
 }
 """The folders below `cache_home()`, and what is in them."""
 

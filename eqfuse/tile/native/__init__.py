@@ -9,6 +9,6 @@ build.py      the system's compiler, and libraries that are kept
 run.py        one library on torch tensors
 host.py       C++ where it is there, else torch calls, and why
 blocks.py     sizes of blocks for caches
-machine.py    the caches
+rates.py      what `eqfuse doctor --measure` measures
 memory.py     large outputs
 """

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from eqfuse.extract.machine import cache_bytes
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig
-from eqfuse.tile.native.machine import cache_bytes
 from eqfuse.tile.native.nodes import Define
 from eqfuse.tile.native.order import LANES, flat, nesting, strided
 from eqfuse.tile.native.plain import plain

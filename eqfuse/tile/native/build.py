@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from eqfuse.cache.files import cache_home, write_whole
-from eqfuse.tile.native.machine import cache_bytes, past_caches
+from eqfuse.extract.machine import cache_bytes, features, past_caches
 from eqfuse.tile.native.nodes import NotNative
 
 FLAGS = (
@@ -63,16 +63,6 @@ def prelude() -> str:
         f"#define CACHE {cache_bytes()}LL\n#ifndef PAST_CACHES\n#define PAST_CACHES {past_caches()}LL\n#endif"
     )
     return "\n".join([sizes, *texts])
-
-
-@lru_cache
-def features() -> str:
-    """The names of the processor's instruction sets, as the system lists them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def _machine() -> str:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from eqfuse.errors import BindError
+from eqfuse.extract.machine import features
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.tile.native.build import features, library_of, load
+from eqfuse.tile.native.build import library_of, load
 from eqfuse.tile.native.context import Interface
 from eqfuse.tile.native.memory import outputs
 from eqfuse.tile.native.printer import source_of

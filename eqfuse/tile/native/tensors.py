@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from eqfuse.extract.machine import cache_bytes
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.tile.native.context import Context, Open
-from eqfuse.tile.native.machine import cache_bytes
 from eqfuse.tile.native.nodes import Leaf, Node, Put
 from eqfuse.tile.native.text import (
     converted,

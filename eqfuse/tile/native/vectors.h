@@ -43,7 +43,13 @@ INLINE I splat(bool x) { return I{} - (int)x; }
 
 INLINE I bits(F x) { return (I)x; }
 INLINE F floats(I x) { return (F)x; }
-INLINE I lanes() { I x; EACH x[lane] = lane; return x; }
+#if LANES == 16
+INLINE I lanes() { return I{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+#elif LANES == 8
+INLINE I lanes() { return I{0, 1, 2, 3, 4, 5, 6, 7}; }
+#else
+INLINE I lanes() { return I{0, 1, 2, 3}; }
+#endif
 
 // Truth values of a vector of 64-bit elements are narrowed to those of 32 bits.
 #define COMPARISON(name, sign)                                        \
@@ -147,12 +153,23 @@ INLINE I units(I x) { return x & 1; }
 // The first `n` lanes of one vector, the others of another one.
 INLINE I first(i64 n) { return lanes() < (int)n; }
 
-// What the lanes fold to.
-#define FOLD(name, text)                                                                              \
-  INLINE float name(F v) { float x = v[0]; for (int k = 1; k < LANES; k++) { float y = v[k]; x = text; } return x; }    \
-  INLINE double name(D v) { double x = v[0]; for (int k = 1; k < LANES; k++) { double y = v[k]; x = text; } return x; } \
-  INLINE int name(I v) { int x = v[0]; for (int k = 1; k < LANES; k++) { int y = v[k]; x = text; } return x; }          \
-  INLINE i64 name(L v) { i64 x = v[0]; for (int k = 1; k < LANES; k++) { i64 y = v[k]; x = text; } return x; }
+// What the lanes fold to: halves of the vector at once.
+#if defined(__clang__)
+#define FOLD_OF(name, scalar, vector, integers, text)                                                        \
+  INLINE scalar name(vector v) { scalar x = v[0]; for (int k = 1; k < LANES; k++) { scalar y = v[k]; x = text; } return x; }
+#else
+#define FOLD_OF(name, scalar, vector, integers, text)                                                        \
+  INLINE scalar name(vector v) {                                                                             \
+    _Pragma("GCC unroll 4") for (int h = LANES / 2; h; h /= 2) {                                             \
+      vector x = v, y = __builtin_shuffle(v, CONVERT(lanes() ^ h, integers));                                \
+      v = text;                                                                                              \
+    }                                                                                                        \
+    return v[0];                                                                                             \
+  }
+#endif
+#define FOLD(name, text)                                                                                     \
+  FOLD_OF(name, float, F, I, text) FOLD_OF(name, double, D, L, text)                                         \
+  FOLD_OF(name, int, I, I, text) FOLD_OF(name, i64, L, L, text)
 FOLD(fold_sum, x + y)
 FOLD(fold_prod, x * y)
 FOLD(fold_max, maximum(x, y))

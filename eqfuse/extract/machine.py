@@ -1,0 +1,183 @@
+"""The CPU that is here: what the system says of it, and what `eqfuse doctor --measure` has measured once.
+
+Rates that were not measured are scaled from those of the reference machine by cores and lanes of a vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+
+from eqfuse.cache.files import cache_home, write_whole
+from eqfuse.errors import EqfuseError
+from eqfuse.extract.devices import DEVICES, Device
+
+USUAL_CACHE = 1 << 20
+"""Bytes of a core's second-level cache where the system does not say."""
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CPUINFO = Path("/proc/cpuinfo")
+
+OWN_SHARE = 4
+"""How much of a third-level cache is taken to be a core's own, in second-level caches: a virtual machine is told of all
+of the cache, which it shares with others."""
+
+REFERENCE_LANES, REFERENCE_CORES = 16, 2
+"""Of the machine whose rates `DEVICES["cpu"]` has."""
+
+KIND = "machine"
+"""The folder of what was measured, in the cache's."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of all cores together: `bandwidth` and `cache_bandwidth` (of second-level caches) in bytes/s, products of matrices in
+    float32, additions and multiplications of vectors, and exponentials in operations/s; `launch` is the time of a call that
+    wakes all threads, `step` that of an operation of torch on a few elements, in seconds."""
+
+    bandwidth: float
+    cache_bandwidth: float
+    matrix: float
+    elementwise: float
+    special: float
+    launch: float
+    step: float
+
+
+@lru_cache
+def cache_levels() -> Mapping[int, int]:
+    """Bytes of the caches for data by level, as far as the system says."""
+    found: dict[int, int] = {}
+    for index in sorted(CACHES.glob("index*")):
+        try:
+            level, kind, size = (
+                (index / name).read_text(encoding="ascii").strip() for name in ("level", "type", "size")
+            )
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K"):
+            found[int(level)] = int(size[:-1]) << 10
+    return found
+
+
+def cores() -> int:
+    return os.cpu_count() or 1
+
+
+def cache_bytes() -> int:
+    """Bytes of a core's second-level cache."""
+    return cache_levels().get(2, USUAL_CACHE)
+
+
+def past_caches() -> int:
+    """Bytes of an output from which on it does not stay in the caches anyway."""
+    own = OWN_SHARE * cache_bytes() * cores()
+    return min(own, cache_levels().get(3, own))
+
+
+@lru_cache
+def features() -> str:
+    """The names of the processor's instruction sets, as the system lists them."""
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def lanes() -> int:
+    """Elements of a vector of float32."""
+    names = features().split()
+    return 16 if "avx512f" in names else 8 if "avx" in names else 4
+
+
+def assumed() -> Rates:
+    """What a machine of so many cores and lanes does, as the reference machine does."""
+    here = DEVICES["cpu"]
+    memory = cores() / REFERENCE_CORES
+    vectors = memory * lanes() / REFERENCE_LANES
+    return Rates(
+        here.bandwidth * memory,
+        here.cache_bandwidth * memory,
+        here.matrix_float * vectors,
+        here.elementwise * vectors,
+        here.special * vectors,
+        here.launch,
+        here.step,
+    )
+
+
+def _kept_in() -> Path:
+    """The file of this machine's rates: another processor has another one."""
+    about = f"{platform.machine()} {cores()} {features()} {sorted(cache_levels().items())}"
+    return cache_home() / KIND / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+
+
+def measured() -> Rates | None:
+    """What was measured here; None where nothing was, or what is there cannot be read."""
+    try:
+        path = _kept_in()
+        return _read(path, path.stat().st_mtime_ns)
+    except OSError:
+        return None
+
+
+@lru_cache
+def _read(path: Path, _changed: int) -> Rates | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rates = Rates(**{field.name: float(found[field.name]) for field in fields(Rates)})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return rates if all(0 < rate < float("inf") for rate in asdict(rates).values()) else None
+
+
+def keep(rates: Rates) -> Path:
+    """Keeps what was measured for later processes. Raises OSError where the folder cannot be written."""
+    path = _kept_in()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(asdict(rates), indent=1) + "\n")
+    return path
+
+
+def cpu_device() -> Device:
+    """The CPU that is here, as the cost model takes it; with `EQFUSE_CPU=reference` the one of `DEVICES`, so that plans are
+    the same on every machine. Raises EqfuseError for another setting."""
+    wanted = os.environ.get("EQFUSE_CPU", "here")
+    if wanted not in ("here", "reference"):
+        raise EqfuseError(f"EQFUSE_CPU is {wanted!r}", hint="choose one of here, reference")
+    return DEVICES["cpu"] if wanted == "reference" else _device(measured() or assumed())
+
+
+def known_device(name: str) -> Device | None:
+    """The device of a name, the CPU that is here among them; None where there is none, as of another machine's CPU."""
+    here = cpu_device()
+    return here if here.name == name else DEVICES.get(name)
+
+
+@lru_cache
+def _device(rates: Rates) -> Device:
+    half = cache_bytes() // 2
+    text = f"{rates} {half} {past_caches()} {cores()}"
+    return Device(
+        name=f"cpu-{cores()}x{lanes()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}",
+        kind="cpu",
+        bandwidth=rates.bandwidth,
+        cache_bandwidth=rates.cache_bandwidth,
+        cache=2 * past_caches(),
+        matrix_half=rates.matrix,
+        matrix_float=rates.matrix,
+        elementwise=rates.elementwise,
+        special=rates.special,
+        launch=rates.launch,
+        step=rates.step,
+        sms=cores(),
+        tile=half,
+        shared=half,
+    )
