@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import WORKLOADS, Workload, select
+from eqfuse.terms.parser import axes_of, parse
 
 PROCESSES = 10
 DEFAULT = ("softmax", "causal_prefill", "gqa_decode")
@@ -112,11 +113,13 @@ def _medians(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _process(workload: Workload, device: str, home: str) -> dict[str, Any]:
     case = workload.cases["small"]
+    source = workload.text(case)
+    axes = axes_of(parse(source, scalars=case.constants).outputs)
     given: Mapping[str, Any] = {
-        "source": workload.text(case),
+        "source": source,
         "constants": dict(case.constants),
         "scalars": dict(case.scalars),
-        "sizes": dict(case.sizes),
+        "sizes": {axis: size for axis, size in case.sizes.items() if axis in axes},
         "device": device,
         "tensors": {
             name: (workload.shape(name, case), _torch_name(workload.dtype(name, case)))

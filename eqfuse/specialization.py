@@ -96,6 +96,9 @@ class Specializations:
     _compiled: dict[Shape, Compiled] = field(default_factory=dict)
     _regions: dict[Kinds, Regions] = field(default_factory=dict)
     _searches: dict[Kinds, Search] = field(default_factory=dict)
+    _prices: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Compiled, float]] = field(
+        default_factory=dict
+    )
     _tuned: dict[Shape, Compiled] = field(default_factory=dict)
     _counts: dict[tuple[int, tuple[tuple[str, int], ...]], int] = field(default_factory=dict)
     _roles: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Compiled, Compiled]] = field(
@@ -119,6 +122,7 @@ class Specializations:
             "_roles": {},
             "known": {},
             "_searches": {},
+            "_prices": {},
         }
         return {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
 
@@ -174,6 +178,7 @@ class Specializations:
             sizes = regions.sizes(regions.corner(some))
             compiled = regions.at(some)
             if compiled is None:
+                self._prices.clear()
                 with uncollected():
                     compiled = regions.add(
                         some,
@@ -235,7 +240,10 @@ class Specializations:
 
     def _seconds_of(self, compiled: Compiled, extents: Mapping[str, int]) -> float:
         """The predicted seconds of a plan at other sizes; infinite where it does not fit."""
-        return self._priced(compiled, compiled.chosen, extents)
+        key = id(compiled), tuple(extents.items())
+        if key not in self._prices:
+            self._prices[key] = compiled, self._priced(compiled, compiled.chosen, extents)
+        return self._prices[key][1]
 
     def _priced(self, compiled: Compiled, candidate: Candidate, extents: Mapping[str, int]) -> float:
         return _seconds(self._search(compiled).at(candidate, extents))

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from eqfuse.extract.devices import Device
 from eqfuse.extract.kernel_work import Axes, KernelWork, MatrixProduct, Step, work_of
 from eqfuse.extract.mask_coverage import Coverage
-from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, slowdowns
+from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, size_of, slowdowns
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.traffic import load_seconds
 from eqfuse.loops.nodes import Kernel
@@ -227,7 +227,7 @@ class _Priced:
 
     def _widest(self) -> float:
         """Elements of the widest tile that is computed."""
-        return max((math.prod(self.blocks.get(a, 1) for a in axes) for axes in self.work.values), default=1)
+        return max((size_of(axes, self.blocks) for axes in self.work.values), default=1)
 
     def _spill(self) -> float:
         """Seconds to move what does not fit on chip out and in again."""

@@ -19,7 +19,7 @@ from eqfuse.extract.resources import (
     WARPGROUP_ROWS,
     fits_twice,
     registers,
-    shared_bytes,
+    shared_by_stages,
 )
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.nodes import Kernel
@@ -118,7 +118,7 @@ class Lattice:
     def _priced(self, blocks: Mapping[str, int]) -> Iterator[Point]:
         kernel, device, shape = self.kernel, self.device, self.shape
         sized = self._waves(blocks) * self._sizes(blocks)
-        needed = [shared_bytes(kernel, blocks, stages, shape) for stages in range(device.stages + 1)]
+        needed = shared_by_stages(kernel, blocks, range(device.stages + 1), shape)
         held = registers(kernel, blocks, 1, device, shape)
         for warps in WARPS:
             by_warps = sized * self._registers(blocks, warps, held / warps)

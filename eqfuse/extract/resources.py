@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -76,48 +76,60 @@ def _operand(axes: frozenset[str], load: Load | None, around: frozenset[str]) ->
 def shared_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
     """Bytes of shared memory of a thread block: what waits there for matrix products and loops, or a tile on its way
     from one layout to another, whose buffer takes the place of what was waiting."""
-    waiting = _operand_bytes(kernel, blocks, stages, shape) + _prefetched_bytes(kernel, blocks, stages, shape)
-    return max(waiting, _converted_bytes(kernel, blocks))
+    return shared_by_stages(kernel, blocks, (stages,), shape)[0]
 
 
-def _operand_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
-    """The operands of all matrix products, those that loops load once for each stage. A product that walks its own
-    axis in steps streams both operands. What several products load is there once."""
-    total = 0
-    loaded: dict[Load, int] = {}
+def shared_by_stages(
+    kernel: Kernel, blocks: Mapping[str, int], stages: Sequence[int], shape: Shape
+) -> list[int]:
+    """`shared_bytes` for several numbers of stages."""
+    held, loaded = _operand_bytes(kernel, blocks, shape)
+
+    def one_stage(loads: Iterable[Load]) -> int:
+        return sum(size_of(free_axes(load), blocks) * shape.itemsize(load.tensor) for load in loads)
+
+    loops = _streamed(kernel)
+    if products(kernel):  # each stage of what loops load besides operands waits, and that of all loops
+        prefetched, in_use = one_stage(dict.fromkeys(load for loads in loops for load in loads)), 0
+    else:  # all stages but the one in use, which is in registers, and one loop's after the other's
+        prefetched, in_use = max(map(one_stage, loops), default=0), 1
+    converted = _converted_bytes(kernel, blocks)
+    found = []
+    for count in stages:
+        operands = sum(max(once, count * each) for once, each in loaded.values())
+        found.append(max(held + operands + (count - in_use) * prefetched, converted))
+    return found
+
+
+def _operand_bytes(
+    kernel: Kernel, blocks: Mapping[str, int], shape: Shape
+) -> tuple[int, dict[Load, tuple[int, int]]]:
+    """The bytes of computed operands of all matrix products; and those of each loaded one, where no loop loads it, and for each
+    stage, where a loop does. What several products load is there once, as the one that takes most. A product that walks its
+    own axis in steps streams both operands."""
+    held = 0
+    loaded: dict[Load, tuple[int, int]] = {}
     for product in products(kernel):
         axis = product.contraction.axis
         stepped = blocks.get(axis, 1) < shape.extents.get(axis, 1)
         left, right = product.left, product.right
         width = 1 if shape.is_narrow(product.node) else 2 if shape.is_half(product.node) else 4
         for operand in (left, right) if left.load else (right,):  # a computed left one is in registers
-            copies = stages if operand.streamed or (operand.load and stepped) else 1
-            size = copies * _size(operand.axes, blocks) * width
+            size = size_of(operand.axes, blocks) * width
             if operand.load is None:
-                total += size
-            else:
-                loaded[operand.load] = max(size, loaded.get(operand.load, 0))
-    return total + sum(loaded.values())
-
-
-def _prefetched_bytes(kernel: Kernel, blocks: Mapping[str, int], stages: int, shape: Shape) -> int:
-    """What loops load anew at every step besides operands. Beside matrix products each stage of it waits, and that of all
-    loops; without, all but the one in use, which is in registers, and one loop's after the other's."""
-
-    def one_stage(loads: Iterable[Load]) -> int:
-        return sum(_size(free_axes(load), blocks) * shape.itemsize(load.tensor) for load in loads)
-
-    loops = _streamed(kernel)
-    if products(kernel):
-        return stages * one_stage(dict.fromkeys(load for loads in loops for load in loads))
-    return (stages - 1) * max(map(one_stage, loops), default=0)
+                held += size
+                continue
+            once, each = loaded.get(operand.load, (0, 0))
+            again = operand.streamed or stepped
+            loaded[operand.load] = (once, max(each, size)) if again else (max(once, size), each)
+    return held, loaded
 
 
 def _converted_bytes(kernel: Kernel, blocks: Mapping[str, int]) -> int:
     """The largest tile that is stored along another axis than all it is made of was loaded along. Loads of different
     orders that meet are no such tiles: one of them is loaded in the other's layout."""
     tiles = (
-        _size(axes, blocks) for axes, ways in _converted(kernel) if all(blocks.get(a, 1) > 1 for a in ways)
+        size_of(axes, blocks) for axes, ways in _converted(kernel) if all(blocks.get(a, 1) > 1 for a in ways)
     )
     return max(tiles, default=0) * REGISTER_BYTES
 
@@ -171,7 +183,7 @@ def _streamed(kernel: Kernel) -> tuple[tuple[Load, ...], ...]:
 
 def rows(contraction: Contraction, blocks: Mapping[str, int]) -> int:
     """Rows of a matrix product in one block."""
-    return _size(contraction.rows, blocks)
+    return size_of(contraction.rows, blocks)
 
 
 def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Device, shape: Shape) -> float:
@@ -185,7 +197,7 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Dev
         if isinstance(stmt, Loop)
         for value in stmt.carried
     ]
-    carried = sum(_size(axes, blocks) for axes in states)
+    carried = sum(size_of(axes, blocks) for axes in states)
     made = {axes for axes in widest_values(kernel) if axes not in states and (axes & loops or not loops)}
     passing = 0.0
     for product in products(kernel):
@@ -193,11 +205,11 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Dev
         stepped = blocks.get(product.contraction.axis, 1) < shape.extents.get(product.contraction.axis, 1)
         sums = product.contraction.apart
         if stepped and product.contraction.axis not in loops:  # its sums are carried from step to step
-            carried += _size(sums, blocks)
+            carried += size_of(sums, blocks)
         if shape.is_narrow(product.node):  # those of a step are added to them afterwards
             made.add(sums)
         for side, operand in enumerate((product.left, product.right)):
-            elements = _size(operand.axes, blocks)
+            elements = size_of(operand.axes, blocks)
             if not half:
                 passing += 1.5 * elements
             elif operand.load is None and side == 1:
@@ -206,7 +218,7 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Dev
                 rows(product.contraction, blocks) < WARPGROUP_ROWS or not (loops or stepped)
             ):
                 passing += elements / 4
-    widest, second = sorted((*(_size(axes, blocks) for axes in made), 1, 1))[:-3:-1]
+    widest, second = sorted((*(size_of(axes, blocks) for axes in made), 1, 1))[:-3:-1]
     weights = device.residuals
     return (carried + weights.widest * widest + weights.second * second + passing) / (warps * device.lanes)
 
@@ -309,5 +321,9 @@ def bytes_read_again(kernel: Kernel, shape: Shape) -> float:
     )
 
 
-def _size(axes: Iterable[str], blocks: Mapping[str, int]) -> int:
-    return math.prod(blocks.get(a, 1) for a in axes)
+def size_of(axes: Iterable[str], blocks: Mapping[str, int]) -> int:
+    """Elements of a tile with these axes."""
+    found = 1
+    for axis in axes:  # several times as fast as a product of what is generated
+        found *= blocks.get(axis, 1)
+    return found
