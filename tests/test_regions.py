@@ -10,7 +10,7 @@ import torch
 from fake_gpu import binaries
 
 import eqfuse as eq
-from eqfuse import compiler
+from eqfuse import certification, compiler
 from eqfuse.arguments import Arguments
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError
@@ -69,8 +69,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         monkeypatch.setattr(module, name, call)
 
-    for name in ("pipeline", "verify", "choose"):
+    for name in ("pipeline", "choose"):
         count(compiler, name)
+    count(certification, "verify")
     count(merge_search, "derive_group")
     return counts
 
