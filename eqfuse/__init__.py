@@ -8,7 +8,7 @@ y = kernel(x=tensor)
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +27,7 @@ try:
     from eqfuse.terms.parser import parse
     from eqfuse.threads import uncollected
     from eqfuse.tile.modes import mode_named
-    from eqfuse.verify.certificate import REQUESTED, Certificate
+    from eqfuse.verify.certificate import REQUESTED, Certificate, allowed_texts
 finally:
     if _collects:
         gc.enable()
@@ -85,6 +85,7 @@ def compile(
     trials: int = 16,
     bound: float = REQUESTED,
     native: str | None = None,
+    allow: Sequence[str] | Literal["untaken"] = (),
 ) -> Kernel:
     """Derive, choose, lower and verify a fused kernel for a program.
 
@@ -97,11 +98,13 @@ def compile(
     opaque to the rules. What a mask excludes never reaches the output, be it NaN; `assume_finite` promises that it is a
     finite number, which spares matrix products on a GPU a test of it. `native` is whether
     kernels on the CPU are compiled to C++: "background" (calls run as torch calls until that is done), "wait" (the first
-    call waits), or "off"; `$EQFUSE_NATIVE`, else "background", where it is not given.
+    call waits), or "off"; `$EQFUSE_NATIVE`, else "background", where it is not given. `allow` has sides of branches that
+    verification need not have seen taken, as its error writes them: conditions that no input meets, or "untaken" for all.
 
     Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
     impossible (the text says which factor is in the way), BudgetError where a program is too large
-    once its temporaries are written out, VerificationError with a counterexample where a stage is wrong.
+    once its temporaries are written out, VerificationError with a counterexample where a stage is wrong, and
+    where no trial took a side of a branch that is not shown to make no difference and not in `allow`.
     """
     if verify not in (True, False, "again"):
         raise EqfuseError(f"verify is {verify!r}", hint='give True, False, or "again"')
@@ -110,11 +113,14 @@ def compile(
     if not isinstance(bound, int | float) or not 0 < bound < 1:
         raise EqfuseError(f"bound is {bound!r}", hint="give a probability between 0 and 1, as 1e-12")
     mode_named(native)
+    allowed = allowed_texts(allow)
     device = device_named("cpu" if target == "auto" else target)
     with uncollected():
         derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
         numbers = {n: v.item() if isinstance(v, np.generic) else v for n, v in (scalars or {}).items()}
-        return Kernel(derived, device, target == "auto", prefer, verify, trials, numbers, bound, native)
+        return Kernel(
+            derived, device, target == "auto", prefer, verify, trials, numbers, bound, native, allowed
+        )
 
 
 def reference(source: str, *, scalars: Mapping[str, float] | None = None) -> Callable[..., Any]:

@@ -37,12 +37,14 @@ INFINITIES_LOST = (
 @dataclass(frozen=True)
 class Checks:
     """How a kernel is verified: `trials` drawn at a time, until the probability of accepting a wrong one is at most
-    `bound`, with the scalars that are known; `again` where an earlier process did."""
+    `bound`, with the scalars that are known; `again` where an earlier process did. `allow` has the sides of branches that
+    no trial has to take (see `Certificate.accepted`)."""
 
     trials: int
     bound: float = REQUESTED
     scalars: Mapping[str, float] = field(default_factory=dict)
     again: bool = False
+    allow: tuple[str, ...] = ()
 
 
 def certify(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate:
@@ -54,11 +56,11 @@ def certify(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate
         what = derived, chosen.nest, chosen.plan, compiled.dtypes, compiled.device, checks
 
         def make() -> Certificate:
-            return verify(*what)
+            return agreeing(*what)
 
         certificate, was_kept = results.kept("certified", certifying(*what), make, again=checks.again)
         found = replace(certificate, cached=was_kept).located(derived.program.source)
-        derived.certificates[key] = found
+        derived.certificates[key] = _accepted(found, checks)
     return derived.certificates[key]
 
 
@@ -71,7 +73,7 @@ def _certificate_key(compiled: Compiled, checks: Checks) -> tuple[Any, ...]:
     known = tuple(sorted(checks.scalars.items()))
     roles = _small_roles(compiled.chosen.plan.roles)
     made = compiled.chosen.nest, compiled.device.kind, compiled.tile.passes, roles
-    return *made, checks.trials, checks.bound, known
+    return *made, checks.trials, checks.bound, known, checks.allow
 
 
 def verify(
@@ -86,8 +88,22 @@ def verify(
 
     `plan` is what the nest is of, where that is known. Tiles are smaller than the axes, the last ones ragged, shards
     several and uneven.
-    Raises VerificationError with the counterexample where a stage differs.
+    Raises VerificationError with the counterexample where a stage differs, and where a side of a branch was neither taken nor
+    allowed.
     """
+    made = agreeing(derived, nest, plan, dtypes, device, checks)
+    return _accepted(made.located(derived.program.source), checks)
+
+
+def agreeing(
+    derived: Derived,
+    nest: Nest,
+    plan: Plan | None,
+    dtypes: Mapping[str, str],
+    device: Device,
+    checks: Checks,
+) -> Certificate:
+    """As `verify`, whatever sides of branches no trial took."""
     subject = certifying(derived, nest, plan, dtypes, device, checks)
     with derived.timings.stage("verify"), faults():
         certificate = examined(replace(subject, program=derived.program), device)
@@ -98,6 +114,18 @@ def verify(
             certificate=certificate,
         )
     return certificate
+
+
+def _accepted(certificate: Certificate, checks: Checks) -> Certificate:
+    """The certificate, with what was allowed. Raises VerificationError where something is left."""
+    found = certificate.accepted(checks.allow)
+    if not found.ok:
+        raise VerificationError(
+            f"the program was not verified as a whole: {found.reason}",
+            hint='or allow="untaken" takes all such sides on trust',
+            certificate=found,
+        )
+    return found
 
 
 def certifying(

@@ -117,6 +117,13 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--bound", type=float, default=REQUESTED, metavar="P", help="probability of error to reach (2**-40)"
     )
+    verify.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="a branch of which no trial has to take a side, as the refusal writes it; untaken: all of them",
+    )
     verify.add_argument("--trials", type=int, default=16, metavar="N", help="trials drawn at a time (16)")
 
     add("bench", _bench, "measure every program of the papers (in a checkout): bench NAME, bench --help")
@@ -243,6 +250,7 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
 def _verify(options: argparse.Namespace, console: Console) -> int:
     source, constants = _read(options.file), _numbers(options.constant, "--constant")
     chosen: dict[str, Any] = {"scalars": constants, "trials": options.trials, "bound": options.bound}
+    chosen["allow"] = options.allow
     if options.against:
         other = _read(options.against)
         certificate = eq.equivalent(source, other, **chosen)

@@ -33,7 +33,7 @@ from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
 from eqfuse.tile.modes import mode_named
 from eqfuse.tile.nodes import TileProgram
-from eqfuse.verify.certificate import REQUESTED, Certificate
+from eqfuse.verify.certificate import ALL_UNTAKEN, REQUESTED, Certificate
 
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     import torch
@@ -65,9 +65,10 @@ class Kernel:
     scalars: Mapping[str, float]
     bound: float = REQUESTED
     native: str | None = None
+    allow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        checks = Checks(self.trials, self.bound, self.scalars, self.verify == "again")
+        checks = Checks(self.trials, self.bound, self.scalars, self.verify == "again", self.allow)
         target = Target(self.device, self.auto)
         self._shapes = Specializations(
             self.derived, target, self.prefer, bool(self.verify), checks, mode_named(self.native)
@@ -265,8 +266,8 @@ class Kernel:
         return self._made(derived)
 
     def _made(self, derived: Derived) -> Kernel:
-        """A kernel of another program, compiled as this one is."""
-        return replace(self, derived=derived, prefer=None, scalars={})
+        """A kernel of another program, compiled as this one is: the user has not written its branches."""
+        return replace(self, derived=derived, prefer=None, scalars={}, allow=(ALL_UNTAKEN,))
 
     # -- as an operator of torch -------------------------------------------------------------------
 
@@ -284,6 +285,7 @@ class Kernel:
             "trials": self.trials,
             "bound": self.bound,
             "native": self.native,
+            "allow": list(self.allow),
         }
         added = [*scope.added, *sorted(scope.without), *registered_in(*(o.expr for o in program.outputs))]
         return written({"source": program.source, "scalars": dict(self.scalars), **options}, added)

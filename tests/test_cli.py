@@ -169,7 +169,7 @@ def test_verify_of_a_wrong_stage_is_status_1(
     def refuse(*arguments: object, **options: object) -> None:
         raise VerificationError("the fused program was not verified", hint="x = [1.0]")
 
-    monkeypatch.setattr("eqfuse.certification.verify", refuse)
+    monkeypatch.setattr("eqfuse.certification.agreeing", refuse)
     assert main(["verify", softmax]) == 1
     assert "x = [1.0]" in capsys.readouterr().out
 

@@ -69,23 +69,43 @@ def test_values_that_leave_the_range_of_floats_are_drawn_smaller() -> None:
     np.testing.assert_allclose(kernel(x=x), weights / weights.sum(1, keepdims=True), rtol=1e-6)
 
 
-def test_a_branch_on_data_that_nothing_takes_is_listed_by_line() -> None:
+def test_sides_that_nothing_takes_are_proved() -> None:
     text = "z[i,j] = x[i,j] - max[j](x[i,j])\ny[i] = sum[j](where(z[i,j] > 0, 1, x[i,j]))"
-    listed = [what for what in eq.compile(text).certificate.not_covered if "was never" in what]
-    assert listed == ["line 2: x[i, j] - max[j](x[i, j]) > 0 was never true in these trials"]
-    certificate = eq.compile("y[i] = sum[j](where(exp(x[i,j]) < 0, 1, x[i,j]))").certificate
-    assert not any("was never" in what for what in certificate.not_covered)
+    for source in (
+        text,
+        "y[i] = sum[j](where(exp(x[i,j]) < 0, 1, x[i,j]))",
+        "y[i] = x[i] * where(i < N(i), 1, 2)",
+    ):
+        certificate = eq.compile(source).certificate
+        assert not certificate.untaken and not certificate.supposed
+        assert not any("was never" in what for what in certificate.not_covered)
+    assert eq.equivalent("y[i] = max[j](min(x[i,j], max[j](x[i,j])))", "y[i] = max[j](x[i,j])").ok
 
 
-def test_a_branch_of_one_program_that_nothing_takes_has_to_be_allowed() -> None:
-    one, other = "y[i] = max[j](min(x[i,j], max[j](x[i,j])))", "y[i] = max[j](x[i,j])"
+LEAST_SQUARE = "sum[j](sq(x[i,j])) + sum[j](sq(z[i,j]))"
+
+
+def test_a_side_that_nothing_takes_is_compared_with_the_order_supposed() -> None:
+    text = f"s[i] = {LEAST_SQUARE} - 2 * sum[j](x[i,j] * z[i,j])\ny[i] = sum[j](where(s[i] < -1, z[i,j], x[i,j]))"
+    certificate = eq.compile(text).certificate
+    assert certificate.ok and not certificate.untaken
+    (said,) = certificate.supposed
+    assert said.startswith("line 2: ") and "< -1 was never true" in said
+    assert "compared with the order of their numbers supposed" in str(certificate)
+
+
+def test_a_side_that_nothing_takes_and_that_differs_has_to_be_allowed() -> None:
+    condition = f"{LEAST_SQUARE} - 2 * sum[j](x[i,j] * z[i,j]) < -1"
+    one, other = f"y[i] = where({condition}, 1, x[i,0])", "y[i] = x[i,0] + 0 * sum[j](z[i,j])"
     certificate = eq.equivalent(one, other)
-    assert not certificate.ok and certificate.counterexample is None
-    assert "no input that was tried takes a branch that only one of the programs has" in certificate.reason
-    assert eq.equivalent(one, other, allow=["min(x[i,j], max[j](x[i,j]))"]).ok
-    assert not eq.equivalent(
-        one, other.replace("x[i,j]", "2 * x[i,j]"), allow=["min(x[i,j], max[j](x[i,j]))"]
-    ).ok
+    assert not certificate.ok and certificate.counterexample is None and certificate.bound == 1
+    assert "no trial took a side of a branch" in certificate.reason and certificate.untaken
+    for allow in ([condition], [f"line 1: {condition}"], "untaken", [certificate.untaken[0]]):
+        allowed = eq.equivalent(one, other, allow=allow)
+        assert allowed.ok and allowed.allowed == certificate.untaken
+        assert "that were allowed" in str(allowed)
+    assert not eq.equivalent(one, other, allow=["x[i] > 5"]).ok
+    assert not eq.equivalent(one, other.replace("x[i,0]", "2 * x[i,0]"), allow="untaken").ok
 
 
 def test_allow_has_texts() -> None:

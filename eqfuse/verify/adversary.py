@@ -28,6 +28,7 @@ from eqfuse.terms.domain import BRANCHING
 from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, children, walk
 from eqfuse.terms.parser import axes_of
+from eqfuse.verify.dead import truth
 from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import (
@@ -243,6 +244,7 @@ class Unseen:
 
     def __post_init__(self) -> None:
         self._had: list[dict[str, set[object]]] = [{} for _ in self.programs]
+        self._proved: set[str] = set()
         self._looks = 0
 
     def look(self, extents: Sequence[Mapping[str, int]], scalars: Mapping[str, object]) -> None:
@@ -251,18 +253,21 @@ class Unseen:
         for had, program, sizes in zip(self._had, self.programs, extents, strict=True):
             found = constant_conditions(program, sizes, scalars)
             constant = {str(_flipped(expr)): value for expr, value in found}
+            self._proved |= {str(_flipped(e)) for e, _ in found if truth(e, program.domains) is not None}
             for text in had.keys() - constant.keys():
                 had[text] |= {True, False}
             for text, value in constant.items():
                 had.setdefault(text, set() if self._looks == 1 else {True, False}).add(value)
 
     def everywhere(self) -> list[str]:
-        """Conditions of any program that did one thing only."""
-        return sorted({text for had in self._had for text, values in had.items() if len(values) < 2})
+        """Conditions of any program that did one thing only, though they may do another at some sizes."""
+        found = {text for had in self._had for text, values in had.items() if len(values) < 2}
+        return sorted(found - self._proved)
 
     def one_sided(self) -> list[str]:
         """Those of one program alone."""
-        each = [{text for text, values in had.items() if len(values) < 2} for had in self._had]
+        once = (({text for text, values in had.items() if len(values) < 2}) for had in self._had)
+        each = [found - self._proved for found in once]
         return sorted({text for one in each for text in one if not all(text in other for other in each)})
 
 

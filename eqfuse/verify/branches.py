@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,20 @@ import numpy as np
 from eqfuse.terms import dtypes
 from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, NONNEGATIVE, NONPOSITIVE, ROUNDINGS
 from eqfuse.terms.masks import masked
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    free_axes,
+    substitute_axes,
+    walk,
+)
 from eqfuse.terms.printer import show
 from eqfuse.verify.certificate import NEVER
 from eqfuse.verify.field.domain import FieldArray
@@ -49,6 +63,14 @@ _BETWEEN: Mapping[str, Interval] = {
 }
 
 
+@dataclass(frozen=True)
+class Untaken:
+    """A branch of which a side was not taken, and what to say of it."""
+
+    node: Call
+    said: str
+
+
 class Branches:
     """What the numbers of every branch were to each other, over all runs.
 
@@ -78,17 +100,17 @@ class Branches:
                 seen |= bit if not seen & bit and np.any(found & counted) else 0
         self._seen[node] = seen
 
-    def untaken(self, program: Program) -> dict[int, str]:
-        """The sides of data-dependent branches of a program that were never taken, though they can be: what to say, by
-        the numbers that are compared."""
-        found: dict[int, str] = {}
+    def untaken(self, program: Program) -> list[Untaken]:
+        """The data-dependent branches of a program of which a side was never taken, though it can be; of those that
+        compare the same numbers the last."""
+        found: dict[int, Untaken] = {}
         mask = masked(program)
         for node in walk(*(mask(output.expr) for output in program.outputs)):
             if isinstance(node, Call) and node in self._seen and _depends_on_data(node):
-                said = _missing(node, self._seen[node])
+                said = _missing(node, self._seen[node], program.domains)
                 if said:
-                    found[self._numbers[node]] = said
-        return found
+                    found[self._numbers[node]] = Untaken(node, said)
+        return list(found.values())
 
 
 def _same_residues(parts: Sequence[Any]) -> Any:
@@ -125,9 +147,9 @@ def _fingerprint(node: Expr, parts: Sequence[Any], moduli: tuple[int, int]) -> i
     return hash(node)
 
 
-def _missing(node: Call, seen: int) -> str:
+def _missing(node: Call, seen: int, domains: Mapping[str, str]) -> str:
     """What of a branch was not seen, though it is possible; empty where nothing is."""
-    possible = _possible(node)
+    possible = _possible(node, domains) & _by_extremes(node, domains)
     if node.fn in COMPARISONS:
         true, false = _TRUE[node.fn], 7 & ~_TRUE[node.fn]
         sides = [(true, "true"), (false, "false")]
@@ -142,24 +164,71 @@ def _missing(node: Call, seen: int) -> str:
     return f"{subject}{NEVER}{' nor '.join(gone)}" if gone else ""
 
 
-def _possible(node: Call) -> int:
+def _possible(node: Call, domains: Mapping[str, str]) -> int:
     """How the numbers of a branch may be to each other, from the ranges of functions."""
     if len(node.args) > 1 and node.args[0] is node.args[1]:
         return EQUAL
     memo: dict[Expr, Interval] = {}
-    low, high = _range(node.args[0], memo)
-    least, most = _range(node.args[1], memo) if len(node.args) > 1 else (0.0, 0.0)
+    low, high = _range(node.args[0], memo, domains)
+    least, most = _range(node.args[1], memo, domains) if len(node.args) > 1 else (0.0, 0.0)
     touching = EQUAL if high >= least and low <= most else 0
     return (BELOW if low < most else 0) | touching | (ABOVE if high > least else 0)
 
 
-def _range(root: Expr, memo: dict[Expr, Interval]) -> Interval:
+def _by_extremes(node: Call, domains: Mapping[str, str]) -> int:
+    """How the numbers of a branch may be to each other where one is an extreme of the other's: a number is not above its
+    maximum along an axis."""
+    sides = node.args if len(node.args) > 1 else (node.args[0], Const(0))
+    left, right = sides
+    if right == Const(0) and isinstance(left, Call) and left.fn == "sub":
+        left, right = left.args
+    found = BELOW | EQUAL | ABOVE
+    for one, other, above in ((left, right, ABOVE), (right, left, BELOW)):
+        match other:
+            case Reduce("max", axis, body) if _is_of(one, body, axis, domains):
+                found &= ~above
+            case Reduce("min", axis, body) if _is_of(one, body, axis, domains):
+                found &= ~(BELOW | ABOVE) | above
+    return found
+
+
+def _is_of(one: Expr, body: Expr, axis: str, domains: Mapping[str, str]) -> bool:
+    """Whether a number is among those that a body has along an axis."""
+    if one is body:
+        return True
+    whole = domains.get(axis, axis)
+    others = (of for of in free_axes(one) if domains.get(of, of) == whole)
+    for of in others:
+        try:
+            if substitute_axes(body, {axis: Axis(of)}) == one:
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+def _range(root: Expr, memo: dict[Expr, Interval], domains: Mapping[str, str]) -> Interval:
     """Bounds of an expression over all finite inputs."""
     for node in walk(root):
         if node not in memo:
             low, high = _range_of(node, memo)
+            low, high = _below_extreme(node, low, high, domains)
             memo[node] = (low, high) if low <= high else _ALL
     return memo[root]
+
+
+def _below_extreme(node: Expr, low: float, high: float, domains: Mapping[str, str]) -> Interval:
+    """Narrower limits where a number is taken from its maximum or minimum along an axis, or that from it."""
+    match node:
+        case Call("sub", (one, Reduce("max", axis, body))) if _is_of(one, body, axis, domains):
+            return low, min(high, 0.0)
+        case Call("sub", (Reduce("max", axis, body), one)) if _is_of(one, body, axis, domains):
+            return max(low, 0.0), high
+        case Call("sub", (one, Reduce("min", axis, body))) if _is_of(one, body, axis, domains):
+            return max(low, 0.0), high
+        case Call("sub", (Reduce("min", axis, body), one)) if _is_of(one, body, axis, domains):
+            return low, min(high, 0.0)
+    return low, high
 
 
 def _range_of(node: Expr, memo: Mapping[Expr, Interval]) -> Interval:

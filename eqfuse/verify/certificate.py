@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from eqfuse.errors import Span, locate
+from eqfuse.errors import EqfuseError, Span, locate
 
 REQUESTED = 2.0**-40
 """Bound that verification goes on for, where a theorem gives one."""
@@ -124,6 +125,8 @@ class Certificate:
     file (docs/cache.md). `nearer` says which large numbers that positions meet were also taken as which small ones, in
     the program and all stages alike. `searched` are the sizes and integer scalars at which a difference was looked for
     besides, on inputs at the thresholds of both programs; these trials are no part of `trials` nor of the bound.
+    `untaken` are sides of branches that no trial took: where there are some, `ok` needs that they were `allowed`.
+    `supposed` are such sides where all stages were compared with the order of the numbers said to be the other one.
     """
 
     ok: bool
@@ -154,6 +157,9 @@ class Certificate:
     searched: tuple[Mapping[str, int], ...] = ()
     nearer: str = ""
     cached: bool = False
+    untaken: tuple[str, ...] = ()
+    supposed: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.ok
@@ -169,7 +175,35 @@ class Certificate:
             span = next(found, None)
             return text if span is None else f"line {span.line}: {text}"
 
-        return replace(self, not_covered=tuple(map(said, self.not_covered)))
+        lists = (tuple(map(said, texts)) for texts in (self.not_covered, self.untaken, self.supposed))
+        not_covered, untaken, supposed = lists
+        return replace(self, not_covered=not_covered, untaken=untaken, supposed=supposed)
+
+    def at_sizes(self) -> tuple[str, ...]:
+        """Of what no trial took, the conditions on positions and sizes."""
+        return tuple(text for text in self.untaken if text.endswith(SAME_EVERYWHERE))
+
+    def accepted(self, allow: Sequence[str] = ()) -> Certificate:
+        """What this says where sides of branches that no trial took are those allowed, as `untaken` has them, with or
+        without their line, or all of them ("untaken"): if others are left, it is not `ok`."""
+        given = {_plain(_LINE.sub("", text)) for text in allow}
+
+        def is_allowed(text: str) -> bool:
+            said = _LINE.sub("", text)
+            condition = said.removesuffix(SAME_EVERYWHERE).partition(NEVER)[0]
+            return bool({_plain(each) for each in (said, condition, ALL_UNTAKEN)} & given)
+
+        allowed = tuple(text for text in self.untaken if is_allowed(text))
+        left = [text for text in self.untaken if text not in allowed]
+        found = replace(self, allowed=allowed)
+        if not self.ok or not left:
+            return found
+        conditions = [_LINE.sub("", text).removesuffix(SAME_EVERYWHERE).partition(NEVER)[0] for text in left]
+        reason = (
+            f"no trial took a side of a branch, and nothing shows that none can: {'; '.join(left)}. If it makes no "
+            f"difference, or no input takes it, pass allow={conditions}"
+        )
+        return replace(found, ok=False, bound=1.0, reason=reason)
 
     def with_nearer(self, other: Certificate, numbers: str) -> Certificate:
         """This certificate, with what the same stages showed where large numbers that positions meet were small
@@ -183,6 +217,8 @@ class Certificate:
         return replace(
             self,
             not_covered=(*kept, *sorted(near)),
+            untaken=tuple(text for text in self.untaken if not text.endswith(SAME_EVERYWHERE))
+            + other.at_sizes(),
             stages=self.stages + other.stages,
             trials=self.trials + other.trials,
             searched=self.searched + other.searched,
@@ -234,6 +270,12 @@ class Certificate:
         if self.unverified:
             lines.append("taken on trust:")
             lines += [f"  {what}" for what in self.unverified]
+        if self.supposed:
+            lines.append("sides that no trial took, compared with the order of their numbers supposed:")
+            lines += [f"  {what}" for what in self.supposed]
+        if self.allowed:
+            lines.append("sides that no trial took, and that were allowed:")
+            lines += [f"  {what}" for what in self.allowed]
         lines.append("not covered:")
         lines += [f"  {what}" for what in self.not_covered]
         return "\n".join(lines)
@@ -256,6 +298,33 @@ class Certificate:
             f"  at most {self.per_trial:.2g} in a trial; compared without continued roots {self.compared} times or more",
             "  what this assumes: docs/verification.md",
         ]
+
+
+ALL_UNTAKEN = "untaken"
+"""What allows every side of a branch that no trial took."""
+
+
+def allowed_texts(allow: object) -> tuple[str, ...]:
+    """What `allow=` was given as texts. Raises EqfuseError where it is neither "untaken" nor a list of them."""
+    if allow == ALL_UNTAKEN:
+        return (ALL_UNTAKEN,)
+    if (
+        isinstance(allow, str)
+        or not isinstance(allow, Sequence)
+        or not all(isinstance(t, str) for t in allow)
+    ):
+        raise EqfuseError(
+            "allow is no list of texts", hint='give conditions, as allow=["x[i] > 5"], or allow="untaken"'
+        )
+    return tuple(allow)
+
+
+_LINE = re.compile(r"^line \d+: ")
+
+
+def _plain(text: str) -> str:
+    """A condition without blanks."""
+    return "".join(text.split())
 
 
 _MIRRORED = {" < ": " > ", " <= ": " >= ", " == ": " == ", " != ": " != "}

@@ -14,9 +14,10 @@ from eqfuse.errors import EqfuseError
 from eqfuse.progress import progress
 from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.domain import Domain
+from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.intervals import Range
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Expr, Program
 from eqfuse.terms.parser import parse
 from eqfuse.verify.adversary import (
     MOST_ELEMENTS,
@@ -30,7 +31,6 @@ from eqfuse.verify.adversary import (
 from eqfuse.verify.bound import Bound, Difference, Side
 from eqfuse.verify.branches import Branches
 from eqfuse.verify.certificate import (
-    NEVER,
     NO_THRESHOLDS,
     NOT_COVERED,
     REQUESTED,
@@ -38,12 +38,23 @@ from eqfuse.verify.certificate import (
     Certificate,
     Counterexample,
     StageReport,
+    allowed_texts,
 )
 from eqfuse.verify.degrees import Counted, count
+from eqfuse.verify.field.casts import rounded_of
 from eqfuse.verify.field.choice import FieldChoice
-from eqfuse.verify.field.domain import POLE, TWISTED, UNDEFINED, FieldArray, FieldDomain
+from eqfuse.verify.field.domain import (
+    HASHED_EXP,
+    HASHED_POINT,
+    POLE,
+    TWISTED,
+    UNDEFINED,
+    FieldArray,
+    FieldDomain,
+)
 from eqfuse.verify.field.modular import Truths
 from eqfuse.verify.joint import JointSizes
+from eqfuse.verify.nearer import nearer_programs
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, full_entropy
 from eqfuse.verify.shrink import smallest
 from eqfuse.verify.sizes import (
@@ -73,8 +84,11 @@ ELSEWHERE_TRIALS = 8
 """Trials at thresholds of stages at other sizes: each kind of value once."""
 MOST_TRIALS, ELEMENTS = 128, 40_000
 """Trials that look for a difference at small sizes, and the elements of the largest value over all of them."""
-DRAWS = 4
-"""Integers and truth values of two programs are drawn so often at sizes where there are as many trials."""
+SUPPOSED, MOST_APART = 2, 6
+"""Rounds of trials in which orders are supposed; so many branches are taken one by one where all together differ."""
+DRAWS, FEW = 4, 6
+"""Integers and truth values of two programs are drawn so often at the same sizes, scalars again below the second."""
+_EXACT = frozenset({*INTEGERS, "bool"})
 MOST_ELSEWHERE = 200_000
 """Elements of the largest value over all trials there."""
 CLOSE = 1e-9
@@ -198,7 +212,8 @@ def compare(
         # Where reals have left the range of floats, orders tell nothing.
         lost = domain.beyond_floats if defined != "reference" else domain.beyond_floats & inputs.hard()
         left, right = (_without(side, lost) for side in (left, right))
-        if not _compare_output(name, left, right, inputs, tally, stage, special, defined):
+        by_terms = bool(domain.opaque & {HASHED_EXP, HASHED_POINT})
+        if not _compare_output(name, left, right, inputs, tally, stage, special, defined, by_terms):
             return False
     return True
 
@@ -229,6 +244,7 @@ def _compare_output(
     stage: str,
     special: Special,
     defined: Defined,
+    by_terms: bool,
 ) -> bool:
     decided = expected.lacks(UNDEFINED) & found.lacks(UNDEFINED)
     straight = expected.lacks(TWISTED) & found.lacks(TWISTED)
@@ -247,6 +263,8 @@ def _compare_output(
     if expected.rooted or found.rooted:
         # The sign of a root's residue is a convention: only together do residues and real values decide.
         undecided = usable & (same != close)
+    elif by_terms:
+        undecided = usable & close & ~same
     misplaced = np.isinf(expected.shadow) & (found.shadow != expected.shadow)
     misplaced &= ~np.isnan(found.shadow) | (special != "lost")
     plain = inputs.finite().reshape(-1, *(1,) * (expected.shadow.ndim - 1))
@@ -351,11 +369,13 @@ def check_stages(
         groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
     forms = (program, *(stage.program for stage in stages if stage.program is not None))
     verification = Verification(trials, seed, FieldChoice.of(*forms), bound)
+    first: tuple[Sequence[Stage], Source] | None = None
     for key, members in groups.items():
         extents = dict(key)
         specs = input_specs(program, extents, given, dtypes)
-        sides = (Side(program, extents),)
-        verification.run(members, Source(sides, specs, given, extents, special))
+        source = Source((Side(program, extents),), specs, given, extents, special)
+        first = first or (members, source)
+        verification.run(members, source)
         if elsewhere is None:
             integers = {**small_integers(program), **given}
             verification.note_constant(
@@ -363,7 +383,8 @@ def check_stages(
             )
     if elsewhere is not None and stages:
         _look_elsewhere(verification, program, elsewhere, stages, dtypes, given, special, seed)
-    verification.note_untaken(verification.branches.untaken(program).values())
+    if first is not None:
+        verification.suppose(*first)
     return verification.certificate()
 
 
@@ -539,6 +560,7 @@ class Verification:
         self._bounds: list[tuple[Bound, int, int, int]] = []
         self._constant: set[str] = set()
         self._untaken: set[str] = set()
+        self._supposed: set[str] = set()
         self.branches = Branches(field.p, field.q)
         self._thresholds: int | None = None
         self._searched: list[Mapping[str, int]] = []
@@ -656,9 +678,48 @@ class Verification:
             return False
         return (straight if tally.twisted else least) >= ENOUGH
 
-    def note_untaken(self, said: Iterable[str]) -> None:
-        """Sides of data-dependent branches that no trial took."""
-        self._untaken |= set(said)
+    def suppose(self, stages: Sequence[Stage], source: Source) -> None:
+        """Notes the sides of branches on data of the programs that no trial took, and compares the stages with the order of
+        what they compare supposed, in all of them alike (see `eqfuse.verify.field.supposed`)."""
+        found = [each for program in source.programs for each in self.branches.untaken(program)]
+        if not found or self.reason:
+            self._untaken |= {each.said for each in found}
+            return
+        parts = [found]
+        if not self._agree([each.node for each in found], stages, source):
+            parts = [[each] for each in found] if 1 < len(found) <= MOST_APART else []
+            parts = [part for part in parts if self._agree([each.node for each in part], stages, source)]
+        self._supposed |= {each.said for part in parts for each in part}
+        self._untaken |= {each.said for each in found} - self._supposed
+
+    def _agree(self, nodes: Sequence[Expr], stages: Sequence[Stage], source: Source) -> bool:
+        """Whether the stages agree with the source where the order of what these branches compare is supposed."""
+        tallies = {stage.name: Tally() for stage in stages}
+        for number in range(SUPPOSED):
+            domain, rng = self._field(8 * ROUNDS + number)
+            inputs = source.draw(domain, self._trials, rng, number, scale=self._scale)
+
+            def supposed(node: Expr, fn: str, parts: Sequence[Any], domain: FieldDomain = domain) -> None:
+                if node in nodes:
+                    reals = [_field_array(part, domain) for part in parts]
+                    domain.supposed.add(*(rounded_of(real) for real in reals))
+
+            domain.watch = supposed
+            for _ in range(2):  # a supposed order may be part of what another branch compares
+                _, known = source.evaluate(stages, inputs, domain)
+                for stage in stages:
+                    if stage.program is not None and stage.name not in known:
+                        stage.run(inputs, domain)
+            domain.watch = None
+            expected, known = source.evaluate(stages, inputs, domain)
+            for stage in stages:
+                outputs = known[stage.name] if stage.name in known else stage.run(inputs, domain)
+                tally, defined = tallies[stage.name], source.defined
+                if not compare(
+                    expected, outputs, inputs, domain, tally, stage.name, special="ignored", defined=defined
+                ):
+                    return False
+        return all(tally.least() >= ENOUGH for tally in tallies.values())
 
     def note_constant(self, conditions: Iterable[str]) -> None:
         """Conditions on positions that have one value at the sizes used: the other side was not seen."""
@@ -742,6 +803,8 @@ class Verification:
                 *(text + SAME_EVERYWHERE for text in sorted(self._constant)),
                 *(f"{text} in these trials" for text in sorted(self._untaken)),
             ),
+            untaken=(*(text + SAME_EVERYWHERE for text in sorted(self._constant)), *sorted(self._untaken)),
+            supposed=tuple(sorted(self._supposed)),
         )
 
 
@@ -754,21 +817,20 @@ def equivalent(
     scalars: Mapping[str, object] | None = None,
     bound: float = REQUESTED,
     domain: str = "same",
-    allow: Sequence[str] = (),
+    allow: Sequence[str] | Literal["untaken"] = (),
 ) -> Certificate:
     """Whether two programs (or source texts) compute the same outputs from the same inputs, at any sizes.
 
     Outputs are matched by name. Programs whose outputs differ in name or shape, or which read a tensor differently, are
     not equivalent, and `reason` says so. Both have to have values for the same inputs (`x / z * z` has none at z = 0,
     `x` has); `domain="common"` compares them where both have. Beside the trials that the bound counts, other sizes,
-    integers and values at the thresholds of both are tried (see `eqfuse.verify.adversary`). A condition of one program
-    alone that went one way in all of them is a reason to refuse; `allow` has those, as `reason` writes them, that are
-    known to make no difference. Raises EqfuseError for a text that is no program, and for another `domain`.
+    integers and values at the thresholds of both are tried (see `eqfuse.verify.adversary`). A side of a branch that no
+    trial took, and of which nothing shows that it makes no difference, is a reason to refuse; `allow` has those, as
+    `reason` writes them, that are known to make none, or "untaken" for all. Raises EqfuseError for a text that is no program, and for another `domain`.
     """
     if domain not in get_args(Domains):
         raise EqfuseError(f"domain is {domain!r}", hint="give 'same' or 'common'")
-    if isinstance(allow, str) or not all(isinstance(text, str) for text in allow):
-        raise EqfuseError("allow is no list of texts", hint='give conditions, as allow=["x[i] > 5"]')
+    allowed = allowed_texts(allow)
     defined: Defined = "same" if domain == "same" else "common"
     first, second = (each if isinstance(each, Program) else parse(each) for each in (left, right))
     given = {**small_integers(first, second), **(scalars or {})}
@@ -781,41 +843,41 @@ def equivalent(
     if verification.reason:
         return verification.certificate()
 
-    unseen = Unseen((first, second))
-    with progress("verify"):
-        verification.run(*_of_pair(pair, given, defined))
-        unseen.look((pair.left, pair.right), given)
-        _look_for_difference(verification, unseen, given, scalars or {}, defined, seed, trials)
-    untaken = [verification.branches.untaken(program) for program in (first, second)]
-    for said in untaken:
-        verification.note_untaken(said.values())
-    allowed = {_plain(text) for text in allow}
-    one_sided = [text for text in unseen.one_sided() if _plain(text) not in allowed]
-    one_way = sorted(
-        untaken[0][key] if key in untaken[0] else untaken[1][key]
-        for key in untaken[0].keys() ^ untaken[1].keys()
-    )
-    one_way = [text for text in one_way if _plain(text.partition(NEVER)[0]) not in allowed]
-    if one_sided and not verification.reason:
-        verification.reason = (
-            f"the sizes tried are too small to tell the programs apart: only one of them has {', '.join(one_sided)}, "
-            f"which does the same at all positions"
-        )
-    if one_way and not verification.reason:
-        verification.reason = (
-            f"no input that was tried takes a branch that only one of the programs has: {'; '.join(one_way)}. "
-            f"If it makes no difference, pass allow={[text.partition(NEVER)[0] for text in one_way]}"
-        )
-    verification.note_constant(unseen.everywhere())
-    made = verification.certificate().located(first.source, second.source)
+    made = _compared(verification, pair, given, scalars or {}, defined, seed, trials)
+    if made.at_sizes() and made.counterexample is None:
+        brought = nearer_programs((first, second))
+        if brought is not None:
+            (one, two), numbers = brought
+            near = Verification(trials, seed, FieldChoice.of(one, two), bound)
+            sizes = JointSizes.of(one, two, given)
+            if not sizes.output_difference():
+                found = _compared(near, sizes, given, scalars or {}, defined, seed, trials)
+                made = made.with_nearer(found, numbers)
+    made = made.located(first.source, second.source).accepted(allowed)
     if made.counterexample is None:
         return made
     return replace(made, counterexample=smallest(first, second, made.counterexample))
 
 
-def _plain(text: str) -> str:
-    """A condition without blanks."""
-    return "".join(text.split())
+def _compared(
+    verification: Verification,
+    pair: JointSizes,
+    given: Mapping[str, object],
+    fixed: Mapping[str, object],
+    defined: Defined,
+    seed: int,
+    trials: int,
+) -> Certificate:
+    """What two programs showed, whatever no trial took."""
+    unseen = Unseen((pair.first, pair.second))
+    stages, source = _of_pair(pair, given, defined)
+    with progress("verify"):
+        verification.run(stages, source)
+        unseen.look((pair.left, pair.right), given)
+        _look_for_difference(verification, unseen, given, fixed, defined, seed, trials)
+        verification.suppose(stages, source)
+    verification.note_constant(unseen.everywhere())
+    return verification.certificate()
 
 
 def _many(volume: int) -> int:
@@ -845,25 +907,27 @@ def _look_for_difference(
     """Runs both programs at other sizes and integers, on inputs at the thresholds of both. `usual` are the scalars of
     the first run, `fixed` those that were given."""
     first, second = unseen.programs
-    numbers = constants(first, second)
-    for number, setting in enumerate(settings((first, second), fixed, np.random.default_rng(seed))):
-        values = {**usual, **setting.integers, **fixed}
-        try:
-            choices = (setting.choice, LEAST) if setting.choice is APART else (setting.choice,)
-            pair = JointSizes.of(first, second, values, choices, setting.least, setting.pinned)
-        except EqfuseError:  # a read that is outside its tensor at these sizes
-            continue
-        if verification.reason or pair.output_difference() or 2 * pair.volume > MOST_ELEMENTS:
-            continue
-        (stage,), source = _of_pair(pair, values, defined)
-        count = min(max(trials, _many(pair.volume)), MOST_ELEMENTS // max(1, pair.volume))
+    numbers, rng = constants(first, second), np.random.default_rng(seed)
+    for number, setting in enumerate(settings((first, second), fixed, rng)):
         # Integers and truth values are the same in all trials of a draw.
-        draws = (
-            max(1, min(DRAWS, count // trials)) if any(s.kind != "real" for s in pair.specs.values()) else 1
+        exact = any(name not in fixed for name in setting.integers) or any(
+            spec.dtype in _EXACT for program in (first, second) for spec in program.tensors
         )
-        for draw in range(draws):
-            verification.probe([stage], source, numbers, DRAWS * number + draw, -(-count // draws))
-        unseen.look((pair.left, pair.right), values)
+        for draw in range(DRAWS if exact else 1):
+            few = {name: int(rng.integers(1, FEW)) for name in setting.integers} if draw else {}
+            values = {**usual, **setting.integers, **few, **fixed}
+            try:
+                choices = (setting.choice, LEAST) if setting.choice is APART else (setting.choice,)
+                pair = JointSizes.of(first, second, values, choices, setting.least, setting.pinned)
+            except EqfuseError:  # a read that is outside its tensor at these sizes
+                continue
+            if verification.reason or pair.output_difference() or 2 * pair.volume > MOST_ELEMENTS:
+                continue
+            (stage,), source = _of_pair(pair, values, defined)
+            count = min(max(trials, _many(pair.volume)), MOST_ELEMENTS // max(1, pair.volume))
+            count = -(-count // DRAWS) if exact else count
+            verification.probe([stage], source, numbers, DRAWS * number + draw, count)
+            unseen.look((pair.left, pair.right), values)
 
 
 def _interface_difference(first: Program, second: Program) -> str:

@@ -1,6 +1,6 @@
 """Programs whose positions meet large numbers (`j > i + 290`), with small ones in their place.
 
-Every whole number that a position or a size is compared with, or divided by, is a name for a place on an axis: what a
+Every whole number that a position or a size is compared with, limited to or divided by, is a name for a place on an axis: what a
 compiler makes of a program may not depend on which place it is, as long as the order of such numbers is kept. So the program
 and each of its stages can be compared with all of them brought nearer alike, by what lies between them, and a mask far
 out is seen at small sizes. Where the stages then differ although they did not before (a number was computed from
@@ -9,14 +9,14 @@ another while compiling), nothing is said of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 from eqfuse.loops.nodes import Nest, Store
 from eqfuse.loops.walk import statements
 from eqfuse.terms.functions import COMPARISONS
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Output, Program, Size, transform, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Output, Program, Reduce, Size, transform, walk
 from eqfuse.verify.sizes import LARGEST_OFFSET, outside_loads, roots
 
 NEAREST, GAP = 5, 3
@@ -38,33 +38,60 @@ class Nearer:
     @classmethod
     def of(cls, program: Program, outputs: tuple[Output, ...], nest: Nest) -> Nearer | None:
         """None where positions meet no large number."""
-        exprs = [*roots(program), *(output.expr for output in outputs), *_exprs(nest)]
-        far = sorted({number for expr in exprs for number in _far(expr)})
-        if not far:
+        numbers = _nearer_numbers([*roots(program), *(output.expr for output in outputs), *_exprs(nest)])
+        if not numbers:
             return None
-        numbers: dict[int, int] = {}
-        place = NEAREST
-        for before, number in zip([far[0], *far], far, strict=False):
-            place += min(number - before, GAP)
-            numbers[number] = place
-
-        def step(node: Expr) -> Expr:
-            match node:
-                case Const(int() as value) if abs(value) in numbers:
-                    return Const(numbers[abs(value)] if value > 0 else -numbers[abs(value)])
-            return node
-
-        memo: dict[Expr, Expr] = {}
-
-        def changed(value: T) -> T:
-            return cast(T, _mapped(value, lambda expr: transform(expr, step, memo)))
-
-        lengths = {axis: numbers.get(length, length) for axis, length in program.lengths.items()}
-        made = replace(program, outputs=changed(program.outputs), lengths=lengths)
-        return cls(made, changed(outputs), changed(nest), numbers)
+        changed = _change(numbers)
+        return cls(_with_numbers(program, numbers, changed), changed(outputs), changed(nest), numbers)
 
     def __str__(self) -> str:
-        return ", ".join(f"{far} as {near}" for far, near in self.numbers.items())
+        return _said(self.numbers)
+
+
+def nearer_programs(programs: tuple[Program, Program]) -> tuple[tuple[Program, Program], str] | None:
+    """Two programs with other numbers, alike in both, and which stands for which; None where positions meet no large
+    number."""
+    numbers = _nearer_numbers([root for program in programs for root in roots(program)])
+    if not numbers:
+        return None
+    changed = _change(numbers)
+    first, second = (_with_numbers(program, numbers, changed) for program in programs)
+    return (first, second), _said(numbers)
+
+
+def _said(numbers: Mapping[int, int]) -> str:
+    return ", ".join(f"{far} as {near}" for far, near in numbers.items())
+
+
+def _nearer_numbers(exprs: Sequence[Expr]) -> dict[int, int]:
+    """What stands for each large number that positions meet in some expression."""
+    far = sorted({number for expr in exprs for number in _far(expr)})
+    numbers: dict[int, int] = {}
+    place = NEAREST
+    for before, number in zip([*far[:1], *far], far, strict=False):
+        place += min(number - before, GAP)
+        numbers[number] = place
+    return numbers
+
+
+def _change(numbers: Mapping[int, int]) -> Callable[[T], T]:
+    def step(node: Expr) -> Expr:
+        match node:
+            case Const(int() as value) if abs(value) in numbers:
+                return Const(numbers[abs(value)] if value > 0 else -numbers[abs(value)])
+        return node
+
+    memo: dict[Expr, Expr] = {}
+
+    def changed(value: T) -> T:
+        return cast(T, _mapped(value, lambda expr: transform(expr, step, memo)))
+
+    return changed
+
+
+def _with_numbers(program: Program, numbers: Mapping[int, int], changed: Callable[[T], T]) -> Program:
+    lengths = {axis: numbers.get(length, length) for axis, length in program.lengths.items()}
+    return replace(program, outputs=cast(Any, changed)(program.outputs), lengths=lengths)
 
 
 def _mapped(value: Any, change: Any) -> Any:
@@ -91,11 +118,16 @@ def _exprs(nest: Nest) -> Sequence[Expr]:
     return found
 
 
+def _limits(node: Call) -> bool:
+    """Whether positions or sizes alone are limited."""
+    return node.fn in ("maximum", "minimum") and not any(isinstance(p, Load | Reduce) for p in walk(node))
+
+
 def _far(root: Expr) -> set[int]:
-    """Large whole numbers that positions or sizes are compared with or divided by."""
+    """Large whole numbers that positions or sizes are compared with, limited to or divided by."""
     found: set[int] = set()
     for node in walk(root):
-        if isinstance(node, Call) and (node.fn in COMPARISONS or node.fn in _DIVISIONS):
+        if isinstance(node, Call) and (node.fn in COMPARISONS or node.fn in _DIVISIONS or _limits(node)):
             parts = outside_loads(node)
             if any(isinstance(part, Axis | Size) for part in parts):
                 found |= {

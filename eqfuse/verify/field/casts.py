@@ -18,11 +18,12 @@ import numpy as np
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.nodes import Call, Expr, Program, Reduce, walk
-from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain
+from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain, extreme
 from eqfuse.verify.field.modular import Reals, Residues, Truths
 
 NARROWING = frozenset(CASTS) - {"f32", "f64"}
 _DECIDING = frozenset({*WHOLE, *COMPARISONS, "sign", "floordiv", "mod"})
+_CHOOSING = frozenset({"maximum", "minimum", "abs", "relu"})
 _MANTISSA = 53
 
 
@@ -50,22 +51,59 @@ class CastAware(FieldDomain):
     def call(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
         if all(arg.rounded is None for arg in args) and fn not in NARROWING:
             return super().call(fn, args)
-        companions = [_companion(arg) for arg in args]
+        companions = [rounded_of(arg) for arg in args]
         if fn in _DECIDING:
             return super().call(fn, companions)
+        if fn in _CHOOSING:
+            return self._chosen(fn, args)
         if fn in NARROWING:
             return replace(args[0], rounded=self._cast(fn, companions[0]))
         found = super().call(fn, args)
         return replace(found, rounded=super().call(fn, companions))
 
+    def _chosen(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
+        """One of two numbers, as the rounded ones are to each other, or where those are equal as the numbers are."""
+        x = args[0]
+        y = args[1] if len(args) > 1 else super().call("neg", [x]) if fn == "abs" else self.full((), 0.0)
+        mine, other = rounded_of(x), rounded_of(y)
+        if fn == "abs" and x.rounded is not None:
+            other = super().call("neg", [mine])
+        self._note_unclear(mine, other)
+        turn = -1.0 if fn == "minimum" else 1.0
+        with np.errstate(invalid="ignore"):
+            tied = (mine.shadow == other.shadow) & (turn * x.shadow >= turn * y.shadow)
+            first = (turn * mine.shadow > turn * other.shadow) | tied | np.isnan(mine.shadow)
+        if self.supposed:
+            below = turn < 0
+            first = self.supposed.instead(first if below else ~first, mine, other) ^ (not below)
+        self.interpreted.add(fn)
+        found = super().where(first, x, y)
+        return replace(found, rounded=super().where(first, mine, other))
+
     def compare(self, fn: str, left: FieldArray, right: FieldArray) -> Truths:
-        return super().compare(fn, _companion(left), _companion(right))
+        return super().compare(fn, rounded_of(left), rounded_of(right))
 
     def where(self, condition: Truths, left: FieldArray, right: FieldArray) -> FieldArray:
         return self._both(lambda x, y: FieldDomain.where(self, condition, x, y), left, right)
 
     def reduce(self, op: str, value: FieldArray, axis: int) -> FieldArray:
+        if op in ("max", "min") and value.rounded is not None and value.shape[axis]:
+            return self._extreme(op, value, value.rounded, axis)
         return self._both(lambda x: FieldDomain.reduce(self, op, x, axis), value)
+
+    def _extreme(self, op: str, value: FieldArray, rounded: FieldArray, axis: int) -> FieldArray:
+        """The extreme of the rounded numbers, among equal ones that of the numbers."""
+        best = np.expand_dims(super().reduce(op, rounded, axis).shadow, axis)
+        last = -np.inf if op == "max" else np.inf
+        with np.errstate(invalid="ignore"):
+            among = replace(value, shadow=np.where(rounded.shadow == best, value.shadow, last))
+        at = np.expand_dims(extreme(op, among, axis), axis)
+        rest = value.shape[:axis] + value.shape[axis + 1 :]
+        found, companion = (
+            part.each(lambda each: np.take_along_axis(each, at, axis).reshape(rest))
+            for part in (replace(value, rounded=None), rounded)
+        )
+        return replace(found, rounded=companion)
 
     def contract(self, left: FieldArray, right: FieldArray, axis: int) -> FieldArray:
         return self._both(lambda x, y: FieldDomain.contract(self, x, y, axis), left, right)
@@ -84,9 +122,9 @@ class CastAware(FieldDomain):
 
     def put(self, target: FieldArray, index: tuple[Any, ...], value: FieldArray) -> None:
         if target.rounded is not None or value.rounded is not None:
-            companion = replace(_companion(target), rounded=None)
+            companion = replace(rounded_of(target), rounded=None)
             companion = companion.each(np.array)
-            super().put(companion, index, _companion(value))
+            super().put(companion, index, rounded_of(value))
             target.rounded = companion
         super().put(target, index, value)
 
@@ -94,7 +132,7 @@ class CastAware(FieldDomain):
         found = change(*values)
         if all(value.rounded is None for value in values):
             return found
-        return replace(found, rounded=change(*map(_companion, values)))
+        return replace(found, rounded=change(*map(rounded_of, values)))
 
     def _cast(self, dtype: str, value: FieldArray) -> FieldArray:
         """The number that a value is rounded to."""
@@ -105,7 +143,7 @@ class CastAware(FieldDomain):
         return self.where(exact, value, found) if exact.any() else found
 
 
-def _companion(value: FieldArray) -> FieldArray:
+def rounded_of(value: FieldArray) -> FieldArray:
     return value if value.rounded is None else value.rounded
 
 

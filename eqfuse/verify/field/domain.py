@@ -43,6 +43,7 @@ from eqfuse.verify.contraction import Contraction
 from eqfuse.verify.field import rounding
 from eqfuse.verify.field.exponent_sums import Known, Split, chosen, placed
 from eqfuse.verify.field.modular import PowerGroup, Reals, Residues, Truths, inverse, matmul, power, scramble
+from eqfuse.verify.field.supposed import Supposed
 
 P = 1932740039
 """The largest safe prime below 2**31 modulo which 2, 3, 5, ... 61 are all squares, so that the constants and
@@ -72,6 +73,11 @@ _SATURATED = 300.0
 """From here on, and long before, tanh is 1 in float64; exp of twice as much is a number."""
 
 UNIT = rounding.UNIT
+
+HASHED_EXP = "exp of a value without exponent residue"
+HASHED_POINT = "sin, cos of a value without exponent residue"
+"""What `opaque` has where an exponential or a point is that of the terms of a sum as it is written: sums that are equal,
+written in other terms, may have others."""
 
 _NEAR_ZERO = 1e-9
 """A shadow this small relative to the operands is rounding where the residue is exactly 0."""
@@ -160,6 +166,7 @@ class FieldDomain:
         self.extremes: dict[str, npt.NDArray[np.int64]] = {}
         self.beyond_floats: Truths = np.zeros(1, dtype=bool)
         self._seed = seed
+        self.supposed = Supposed((p, q), seed)
         self._log_omega, self._turn = (int(n) for n in np.random.default_rng(seed).integers(1, q, 2))
         self._floats = FloatDomain("float64")
         self._table: dict[str, Callable[..., FieldArray]] = {
@@ -359,17 +366,17 @@ class FieldDomain:
 
     def _maximum(self, x: FieldArray, y: FieldArray) -> FieldArray:
         self._note_unclear(x, y)
-        first = (x.shadow >= y.shadow) & ~_settled_by_residues(y, x)
-        return self.where(first | np.isnan(x.shadow), x, y)
+        first = (x.shadow >= y.shadow) & ~_settled_by_residues(y, x) | np.isnan(x.shadow)
+        return self.where(~self.supposed.instead(~first, x, y), x, y)
 
     def _minimum(self, x: FieldArray, y: FieldArray) -> FieldArray:
         self._note_unclear(x, y)
-        first = (x.shadow <= y.shadow) & ~_settled_by_residues(x, y)
-        return self.where(first | np.isnan(x.shadow), x, y)
+        first = (x.shadow <= y.shadow) & ~_settled_by_residues(x, y) | np.isnan(x.shadow)
+        return self.where(self.supposed.instead(first, x, y), x, y)
 
     def _abs(self, x: FieldArray) -> FieldArray:
         self._note_unclear(x)
-        result = self.where(x.shadow < 0, self._neg(x), x)
+        result = self.where(self.supposed.instead(x.shadow < 0, x), self._neg(x), x)
         if not result.rooted and result.p is not None:
             finite = np.isfinite(x.shadow) & x.lacks(UNDEFINED)
             result.rooted = self._any_without_root(result.p[np.broadcast_to(finite, result.p.shape)])
@@ -389,7 +396,7 @@ class FieldDomain:
         else:
             p = None if x.p is None else self._positive("exp", x.p)
         if x.q is None:
-            self.opaque.add("exp of a value without exponent residue")
+            self.opaque.add(HASHED_EXP)
         if p is not None:
             p = np.where(np.isneginf(x.shadow), 0, p)
         underflow = (shadow == 0) & np.isfinite(x.shadow)
@@ -492,7 +499,7 @@ class FieldDomain:
         split = x.split or _whole(x)
         if split is None:
             return None
-        self.opaque.add("sin, cos of a value without exponent residue")
+        self.opaque.add(HASHED_POINT)
         above = [self._circling(part) for part in split.plus]
         below = [self._circling(-part % self.p) for part in split.minus]
         if split.known is not None:
@@ -635,6 +642,9 @@ class FieldDomain:
     def _from_shadow(self, integers: Reals, x: FieldArray) -> FieldArray:
         """What depends on the shadow alone. Of NaN it may be a number (the sign of NaN is 0), but not one to compare."""
         self._note_unclear(x)
+        if self.supposed:
+            below = self.supposed.instead(integers < 0, x)
+            integers = np.where(below, -1.0, np.where(integers < 0, 1.0, integers))
         result = self.lift(np.nan_to_num(integers))
         result.shadow, result.marks = integers, _joined(x.marks, _marked(UNDEFINED, np.isnan(x.shadow)))
         return result
@@ -678,14 +688,15 @@ class FieldDomain:
         with np.errstate(invalid="ignore"):
             match fn:
                 case "eq":
-                    return same
+                    return self.supposed.instead(same, left, right)
                 case "ne":
-                    return ~same
+                    return ~self.supposed.instead(same, left, right)
                 case "lt":
-                    below = (left.shadow < right.shadow) & ~same
-                    return below | _settled_by_residues(right, left)
+                    below = (left.shadow < right.shadow) & ~same | _settled_by_residues(right, left)
+                    return self.supposed.instead(below, left, right)
                 case "le":
-                    return ((left.shadow <= right.shadow) & ~_settled_by_residues(left, right)) | same
+                    below = (left.shadow <= right.shadow) & ~_settled_by_residues(left, right) | same
+                    return self.supposed.instead(below, left, right)
         raise ValueError(f"{fn} is not a comparison")
 
     def _same(self, left: FieldArray, right: FieldArray) -> Truths:

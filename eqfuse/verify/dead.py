@@ -1,0 +1,129 @@
+"""Sides of conditions on positions and sizes that nothing takes, by proof.
+
+A condition is looked at as a difference that is affine in positions, sizes and in what is rounded down or a remainder. A
+position of an axis is between 0 and its size less 1, a size with a position is 1 or more, a remainder by n is between 0 and
+n - 1. Where the greatest value of the difference at any sizes is below 0, or its least above, the condition is always the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A number plus multiples of positions, of sizes, and of whole numbers between two limits. A position is known by its
+    axis, and the axis whose size it has."""
+
+    number: float = 0.0
+    positions: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[Expr, tuple[float, float, float]] = field(default_factory=dict)
+
+    def plus(self, other: _Sum, factor: float = 1.0) -> _Sum:
+        def joined(mine: Mapping[K, float], theirs: Mapping[K, float]) -> dict[K, float]:
+            names = dict.fromkeys((*mine, *theirs))
+            return {name: mine.get(name, 0.0) + factor * theirs.get(name, 0.0) for name in names}
+
+        others = dict(self.others)
+        for expr, (times, low, high) in other.others.items():
+            others[expr] = others.get(expr, (0.0, low, high))[0] + factor * times, low, high
+        return _Sum(
+            self.number + factor * other.number,
+            joined(self.positions, other.positions),
+            joined(self.sizes, other.sizes),
+            others,
+        )
+
+    def most(self) -> float:
+        """Not below the greatest value at any sizes."""
+        number, sizes = self.number, dict(self.sizes)
+        for (_, axis), times in self.positions.items():
+            if times > 0:  # the last position
+                number -= times
+                sizes[axis] = sizes.get(axis, 0.0) + times
+        for times, low, high in self.others.values():
+            number += max(times * low, times * high) if times else 0.0
+        return math.inf if any(times > 0 for times in sizes.values()) else number + sum(sizes.values())
+
+    def least(self) -> float:
+        """Not above the least value at any sizes."""
+        return -_Sum().plus(self, -1.0).most()
+
+
+def truth(node: Expr, domains: Mapping[str, str]) -> bool | None:
+    """What a comparison of positions and sizes always is; None where that is not known. `domains` has what renamed axes are
+    copies of."""
+    if not isinstance(node, Call) or node.fn not in COMPARISONS:
+        return None
+    found = difference(node.args[0], node.args[1], domains)
+    if found is None:
+        return None
+    low, high = found
+    match node.fn:
+        case "lt":
+            return True if high < 0 else False if low >= 0 else None
+        case "le":
+            return True if high <= 0 else False if low > 0 else None
+        case "gt":
+            return True if low > 0 else False if high <= 0 else None
+        case "ge":
+            return True if low >= 0 else False if high < 0 else None
+    apart = low > 0 or high < 0
+    same = low == high == 0
+    if not apart and not same:
+        return None
+    return same if node.fn == "eq" else apart
+
+
+def difference(left: Expr, right: Expr, domains: Mapping[str, str]) -> tuple[float, float] | None:
+    """Limits of the difference of two numbers made of positions and sizes; None where they are made of others."""
+    one, other = _affine(left, domains), _affine(right, domains)
+    if one is None or other is None:
+        return None
+    found = one.plus(other, -1.0)
+    return found.least(), found.most()
+
+
+def _affine(node: Expr, domains: Mapping[str, str]) -> _Sum | None:
+    match node:
+        case Const(value) if not isinstance(value, bool):
+            return _Sum(float(value)) if math.isfinite(value) else None
+        case Axis(name):
+            return _Sum(positions={(name, domains.get(name, name)): 1.0})
+        case Size(axis):
+            return _Sum(sizes={domains.get(axis, axis): 1.0})
+        case Call("add" | "sub" as fn, (left, right)):
+            one, other = _affine(left, domains), _affine(right, domains)
+            return None if one is None or other is None else one.plus(other, 1.0 if fn == "add" else -1.0)
+        case Call("neg", (inner,)):
+            found = _affine(inner, domains)
+            return found and _Sum().plus(found, -1.0)
+        case Call("mul", (Const(factor), inner)) | Call("mul", (inner, Const(factor))):
+            found = _affine(inner, domains) if math.isfinite(factor) else None
+            return found and _Sum().plus(found, float(factor))
+        case Call("mod", (inner, Const(int(by)))) if by > 0:
+            found = _affine(inner, domains)
+            return found and _Sum(others={node: (1.0, 0.0, min(by - 1.0, _if_positive(found)))})
+        case Call("floordiv", (inner, Const(int(by)))) if by > 0:
+            found = _affine(inner, domains)
+            if found is None:
+                return None
+            return _Sum(others={node: (1.0, _floor(found.least(), by), _floor(found.most(), by))})
+    return None
+
+
+def _if_positive(found: _Sum) -> float:
+    return found.most() if found.least() >= 0 else math.inf
+
+
+def _floor(number: float, by: int) -> float:
+    return number if math.isinf(number) else float(number // by)

@@ -1,0 +1,75 @@
+"""Orders of numbers that are supposed: for branches whose other side no real numbers take.
+
+Whatever two numbers are, a program and a stage of it that compare the same two have to agree whichever is said to be the
+greater. So where a branch went one way in all trials, it is said to go either way, at random, by the residue of the
+difference of what is compared: in every program and stage alike, wherever these two numbers meet. Programs that agree then
+agree on both sides of the branch, for all numbers. Those that do not may still be equal: the other side may be one that
+nothing takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from eqfuse.verify.field.modular import Reals, Residues, Truths, scramble
+
+
+class Number(Protocol):
+    """What is known of an array of numbers: residues modulo p and modulo q, where they are, and real values."""
+
+    @property
+    def p(self) -> Residues | None: ...
+    @property
+    def q(self) -> Residues | None: ...
+    @property
+    def shadow(self) -> Reals: ...
+
+
+class Supposed:
+    """Differences whose sign is supposed, by the modulus of their residues: none at first."""
+
+    def __init__(self, moduli: tuple[int, int], seed: int) -> None:
+        self._moduli, self._key = moduli, seed * 0x9E3779B97F4A7C15 + 1
+        self._known: list[Residues] = [np.zeros(0, np.int64)] * 2
+
+    def __bool__(self) -> bool:
+        return any(known.size for known in self._known)
+
+    def add(self, x: Number, y: Number | None = None) -> None:
+        """Supposes the order of two numbers, of one and 0, at all elements that are not equal."""
+        for at, found in enumerate(self._differences(x, y)):
+            if found is not None:
+                finite = np.isfinite(x.shadow) if y is None else np.isfinite(x.shadow) & np.isfinite(y.shadow)
+                new = np.unique(self._folded(found[np.broadcast_to(finite, found.shape)], at))
+                self._known[at] = np.union1d(self._known[at], new[new != 0])
+
+    def instead(self, below: Any, x: Number, y: Number | None = None) -> Truths:
+        """Whether the first is below the second (or 0), or equal to it: as it is said, or as it is supposed."""
+        if not self:
+            return np.asarray(below)
+        said = np.asarray(below)
+        for at, found in enumerate(self._differences(x, y)):
+            known = self._known[at]
+            if found is None or not known.size:
+                continue
+            folded = self._folded(found, at)
+            place = np.minimum(np.searchsorted(known, folded), known.size - 1)
+            mine = known[place] == folded
+            finite = np.isfinite(x.shadow) if y is None else np.isfinite(x.shadow) & np.isfinite(y.shadow)
+            supposed = (scramble(folded, self._key) & 1 == 1) ^ (found != folded)
+            return np.where(mine & finite, supposed, said)
+        return said
+
+    def _folded(self, differences: Residues, at: int) -> Residues:
+        """Residues up to their sign."""
+        return np.minimum(differences, self._moduli[at] - differences) % self._moduli[at]
+
+    def _differences(self, x: Number, y: Number | None) -> tuple[Residues | None, Residues | None]:
+        """Residues of the difference: modulo p, or modulo q where there is none."""
+        for at, (mine, other) in enumerate(((x.p, 0 if y is None else y.p), (x.q, 0 if y is None else y.q))):
+            if mine is not None and other is not None:
+                found = np.asarray((mine - other) % self._moduli[at])
+                return (found, None) if at == 0 else (None, found)
+        return None, None
