@@ -172,6 +172,12 @@ def test_a_derivation_is_recorded_when_it_is_asked_for(home: Path, opened: list[
     assert opened
 
 
+def test_what_is_not_fused_is_said_of_a_kept_plan(home: Path) -> None:
+    source = "m[i] = max[j](x[i,j])\ns[i] = sum[j](sin(x[i,j] - m[i]))"
+    first, second = (eq.compile(source, verify=False) for _ in range(2))
+    assert "is not fused" in first.why_not()[0] and second.why_not() == first.why_not()
+
+
 def test_again_runs_the_trials(home: Path) -> None:
     eq.compile(SOFTMAX)
     again = eq.compile(SOFTMAX, verify="again").certificate
