@@ -206,7 +206,7 @@ def _measured(
     ):
         # Where the unfused program overflows in its own precision, the fused one may.
         allowed = np.where(_kinds(found) == _kinds(plain), found, _single(expected))
-        if beside is not None:  # README: what a mask excludes is not read where a whole tile is masked
+        if beside is not None:  # what a mask excludes is not read where a whole tile is masked
             unread = np.abs(found - beside) <= NEAR * np.nanmax(np.abs(beside), initial=0.0)
             allowed = np.where(unread & ~np.isfinite(expected), found, allowed)
         special = same_special(allowed, found, shown=1)

@@ -175,7 +175,7 @@ def writable(file: str) -> Path:
 
 def _add_program(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "file", metavar="FILE", help="a program in the language of README, or - for standard input"
+        "file", metavar="FILE", help="a program in the language of docs/language.md, or - for standard input"
     )
     command.add_argument(
         "--constant",

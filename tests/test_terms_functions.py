@@ -149,7 +149,7 @@ def test_integers_stay_integers_as_the_table_says() -> None:
     assert set(integers.TRUTH_FUNCTIONS) == truths and set(LOGICAL) < truths
 
 
-LANGUAGE = Path(__file__).parents[1] / "docs" / "functions.md"
+FUNCTIONS_PAGE = Path(__file__).parents[1] / "docs" / "functions.md"
 
 
 def page() -> str:
@@ -177,11 +177,11 @@ def page() -> str:
 
 def test_the_page_of_functions_is_that_of_the_table(pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--update-golden"):
-        LANGUAGE.write_text(page(), encoding="utf-8")
-    assert LANGUAGE.read_text(encoding="utf-8") == page()
+        FUNCTIONS_PAGE.write_text(page(), encoding="utf-8")
+    assert FUNCTIONS_PAGE.read_text(encoding="utf-8") == page()
 
 
-def test_the_readme_names_every_function() -> None:
-    text = LANGUAGE.parents[1].joinpath("README.md").read_text(encoding="utf-8")
+def test_the_page_of_the_language_names_every_function() -> None:
+    text = FUNCTIONS_PAGE.with_name("language.md").read_text(encoding="utf-8")
     hidden = {"maximum", "minimum", *REPAIRS}  # written max, min; made by merges
     assert all(re.search(rf"[`| ]{fn}[`(, ]", text) for fn in CALLABLE if fn not in hidden)
