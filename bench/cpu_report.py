@@ -109,19 +109,23 @@ def run(options: Options, report: Report) -> None:
         if not left:
             continue
         with recorded(report.failing(workload.name)), tempfile.TemporaryDirectory() as folder:
-            rows = in_fresh_process(timed, workload.name, case.name, options, left, folder)
+            rows = in_fresh_process(timed, workload, case, options, left, folder)
             if options.memory:
                 rows[0].update(_memory(workload, case, options, folder))
             report.add(*rows)
             if options.memory and not options.small and "long" in workload.cases:
                 _check_long(report, workload, options, folder)
-    for row in report.rows:
-        errors = row["errors"]
-        if not errors["fused"] <= errors["bound"]:
-            report.failures.append(
-                f"{row['program']}: error {errors['fused']:.2e}, {errors['eager']:.2e} unfused"
-            )
+    report.failures += failing(report.rows)
     summarise(report)
+
+
+def failing(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Programs with an error above twice the unfused one."""
+    return [
+        f"{row['program']}: error {errors['fused']:.2e}, {errors['eager']:.2e} unfused"
+        for row in rows
+        if not (errors := row["errors"])["fused"] <= errors["bound"]
+    ]
 
 
 def _own_caches(folder: str) -> None:
@@ -159,12 +163,11 @@ def _fused(workload: Workload, case: Case, inputs: Mapping[str, torch.Tensor]) -
 
 
 def timed(
-    name: str, case_name: str, options: Options, threads: Sequence[int], folder: str
+    workload: Workload, case: Case, options: Options, threads: Sequence[int], folder: str
 ) -> list[dict[str, Any]]:
     """The rows of one program but for its memory, one for each number of threads."""
     _own_caches(folder)
-    workload, inductor = PROGRAMS[name], import_config()
-    case = workload.cases[case_name]
+    inductor = import_config()
     inputs = [workload.inputs(case, seed=seed) for seed in range(3)]
     exact = workload.run_exact(case, inputs[1])
     rows = []

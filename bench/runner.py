@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.gallery import GALLERY
 from bench.operators import OPERATORS
 from bench.report import Options, Report
-from bench.workloads import WORKLOADS, select
+from bench.workloads import WORKLOADS, Workload, select
 from eqfuse.errors import EqfuseError, did_you_mean
 
 REPORTS: Mapping[str, str] = {
@@ -31,9 +32,13 @@ REPORTS: Mapping[str, str] = {
     "verify": "every program: milliseconds of verification, its part of compiling, trials, bound reached",
     "errors": "every program: errors of fused and unfused against float64, over kinds of inputs, special values, magnitudes",
     "lengths": "64 lengths of one kernel: regions, binaries, milliseconds of a new length, regret",
+    "gallery": "the programs of docs/gallery beside torch and torch.compile; writes the table of docs/gallery.md",
     "cpu": "fused against torch eager and torch.compile on the CPU: times, errors, peak memory",
 }
 """Names of benchmarks and what each one shows; `<name>_report.py` holds it."""
+
+TABLES: Mapping[str, Mapping[str, Workload]] = {"cpu": {**WORKLOADS, **OPERATORS}, "gallery": GALLERY}
+"""The programs of benchmarks that have others than those of the papers."""
 
 RESULTS = Path("bench/results")
 
@@ -46,7 +51,7 @@ def run(name: str, options: Options, *, output: Path | None = None, console: Con
     if name not in REPORTS:
         hint = did_you_mean(name, REPORTS) or "benchmarks: " + " ".join(REPORTS)
         raise EqfuseError(f"unknown benchmark {name!r}", hint=hint)
-    table = {**WORKLOADS, **OPERATORS} if name == "cpu" else WORKLOADS
+    table = TABLES.get(name, WORKLOADS)
     if not select(options.only, table):
         names = " ".join(workload.name for workload in select(None, table))
         raise EqfuseError(f"no workload starts with {options.only!r}", hint=f"workloads: {names}")

@@ -7,8 +7,8 @@ verification), `cpu` (about a second unfused on a CPU), and the sizes of the pap
 Tensors are written `T[b, h, i, d]`: a dtype, where `T` is the case's, and one axis per dimension,
 optionally `~ draw`: how random values are made. Draws are `normal` (the default for floats),
 `weight` (normal, scaled by 1/sqrt of the last dimension), `positive` (uniform in 0.1 to 1.1),
-`slope` (2 ** (-8 (n + 1) / size), ALiBi's), `index AXIS` (uniform integers below its size), `length AXIS` (log-normal integers from 1 to its
-size, of a heavy tail) and `first AXIS` (where the document of every position starts: documents of such
+`slope` (2 ** (-8 (n + 1) / size), ALiBi's), `index AXIS` (uniform integers below its size), `count AXIS` (likewise from 1 to its
+size), `length AXIS` (log-normal ones from 1 to its size, of a heavy tail) and `first AXIS` (where the document of every position starts: documents of such
 lengths, one after the other).
 """
 
@@ -148,6 +148,8 @@ def _draw(spec: TensorSpec, shape: tuple[int, ...], case: Case, generator: torch
             return torch.exp2(-8.0 * (torch.arange(shape[0], device=place) + 1) / shape[0])
         case ["index", axis]:
             return torch.randint(case.sizes[axis], shape, generator=generator, device=place)
+        case ["count", axis]:
+            return torch.randint(1, case.sizes[axis] + 1, shape, generator=generator, device=place)
         case ["length", axis]:
             return _lengths(shape, case.sizes[axis], generator)
         case ["first", axis]:
