@@ -46,7 +46,7 @@ def test_the_page_is_made_of_the_programs_and_the_measurement(pytestconfig: pyte
         gallery_page.PAGE.write_text(gallery_page.text(), encoding="utf-8")
     assert gallery_page.PAGE.read_text(encoding="utf-8") == gallery_page.text()
     for name in GALLERY:
-        assert gallery_page.kernel(name).derivation.check().ok
+        assert gallery_page.derivation(name).check().ok
 
 
 def test_the_command_line_takes_a_file(capsys: pytest.CaptureFixture[str]) -> None:
