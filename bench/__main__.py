@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="workloads, compile, emit, explain, verify, errors, lemmas, fuzz, pairs, grad, backward, mutants, attention, "
+        help="workloads, compile, emit, explain, verify, errors, lemmas, audit, fuzz, pairs, grad, backward, mutants, attention, "
         "reductions, lengths, gallery or cpu",
     )
     parser.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")

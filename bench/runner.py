@@ -23,6 +23,7 @@ REPORTS: Mapping[str, str] = {
     "explain": "every program's derivation: steps, milliseconds, JSON size, checked, with each rule removed",
     "mutants": "wrong transformations of terms, merges, loops and tiles: what rejects each, at which trial",
     "lemmas": "shipped rules as lemmas for an SMT solver: which it proves for all sizes, which not and why",
+    "audit": "examples that an audit of proofs found: refused with what shows it, or accepted",
     "pairs": "random programs and edits of them: what equivalence accepts and refuses wrongly",
     "fuzz": "random programs: fused, fallen back, refused, mismatches of any schedule against float64",
     "grad": "gradients of random programs against autograd of the float64 reference",

@@ -313,6 +313,9 @@ BEYOND_SMALL_NUMBERS = {
     "number of positions": ("sum[j](c)", "7 * c", "fixed(c, j)"),
     "nothing below a threshold": ("relu(a - 20)", "0 * a", ""),
     "limit under a maximum": ("max[j](min(a, 500))", "max[j](a)", ""),
+    "logarithms of what is negative": ("exp(log(a))", "a", ""),
+    "roots of what is negative": ("sqrt(a) * sqrt(a)", "a", ""),
+    "quotients by 0": ("a / a", "1", ""),
     "a little more": ("a * 1.0000000001", "a", ""),
 }
 

@@ -133,6 +133,8 @@ RIGHT = {
     "factored": ("sum[j](e)", "c * sum[j](m)", "factors(e, c, m, j)"),
     "of-parts": ("sum[AB](a + b)", "sum[A](a) + sum[B](a) + sum[AB](b)", ""),
     "ordered": ("max(a, b)", "b", "le(a, b)"),
+    "inverse-of-log": ("exp(log(a))", "a", "positive(a)"),
+    "ratio": ("a / a", "1", "positive(a)"),
     "cauchy-schwarz-of-one": ("sq(sum[j](c))", "N(j) * sum[j](sq(c))", "fixed(c, j)"),
 }
 
@@ -151,9 +153,9 @@ SHIPPED = {each.name: each for ruleset in EVERY for each in ruleset.rules if isi
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.slow
 def test_shipped_rules_pass_what_registered_ones_have_to(name: str) -> None:
-    """Over readable numbers, over reals, and in the field."""
+    """Over readable numbers, over reals, and in the field. The right sides of some have values where the left have none."""
     each = SHIPPED[name]
-    check(eq.Rule(name, each.left, each.right, ", ".join(each.when), each.why, None, each))
+    check(eq.Rule(name, each.left, each.right, ", ".join(each.when), each.why, None, each), defined=False)
 
 
 def steiner() -> eq.Rule:

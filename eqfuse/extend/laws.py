@@ -293,6 +293,13 @@ def differs(domain: Domain, left: Any, right: Any, *, of_numbers: bool = False) 
     return ~_close(x, y) & usable, usable
 
 
+def gained(left: Any, right: Any) -> Truths:
+    """Where the second of two arrays of floats is a finite number and the first none."""
+    x, y = np.broadcast_arrays(_reals(left), _reals(right))
+    found: Truths = np.isnan(x) & np.isfinite(y)
+    return found
+
+
 def _residues(left: FieldArray, right: FieldArray) -> tuple[Truths, Truths | None]:
     """Where both have a value in the field, and where their residues agree: None where residues cannot tell."""
     usable = left.lacks(UNDEFINED) & right.lacks(UNDEFINED)

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 from eqfuse.errors import EqfuseError, did_you_mean, require_text
-from eqfuse.extend.laws import Draw, Near, differs, numbers_around
+from eqfuse.extend.laws import Draw, Near, differs, gained, numbers_around
 from eqfuse.extend.patterns import Pattern, conditions, expression, named_domains, term
 from eqfuse.extend.worlds import POSITIONS, SAMPLES, World
 from eqfuse.rules.catalogue import EVERY
@@ -104,8 +104,9 @@ def _check_bound(name: str, source: Source, left: Pattern, right: Pattern, facts
 # -- trying it -------------------------------------------------------------------------------------
 
 
-def check(rule: Rule) -> None:
-    """Raises EqfuseError for a rule that a sample refutes, or that no sample meets the condition of."""
+def check(rule: Rule, *, defined: bool = True) -> None:
+    """Raises EqfuseError for a rule that a sample refutes, or that no sample meets the condition of. Both sides have to
+    have values for the same numbers, unless it is not asked that they be `defined` alike."""
     primes = primes_for(_functions_in(rule))
     floats, field_, exact = FloatDomain("float64"), FieldDomain(*primes, seed=1), FieldDomain(*primes, seed=2)
     near = Near(_numbers_in(rule))
@@ -119,7 +120,7 @@ def check(rule: Rule) -> None:
     with np.errstate(all="ignore"):
         for (domain, draw), positions in product(draws, POSITIONS):
             for seed in range(ROUNDS):
-                found, known = _tried(rule, World(rule.rewrite, domain, draw, seed, positions))
+                found, known = _tried(rule, World(rule.rewrite, domain, draw, seed, positions), defined)
                 met, decided = met + found, decided + known
                 if found >= ENOUGH:
                     break
@@ -143,7 +144,7 @@ def _functions_in(rule: Rule) -> set[str]:
     return {function.id for function in calls if isinstance(function, ast.Name)}
 
 
-def _tried(rule: Rule, world: World) -> tuple[int, int]:
+def _tried(rule: Rule, world: World, defined: bool) -> tuple[int, int]:
     """How many samples met the condition, and how many of those had values to compare."""
     sides = [parsed(text) for text in (rule.rewrite.left, rule.rewrite.right)]
     try:
@@ -156,6 +157,10 @@ def _tried(rule: Rule, world: World) -> tuple[int, int]:
     wrong, known = wrong & met[:, None, None], known & met[:, None, None]
     if wrong.any():
         raise _refused(rule, world, left, right, wrong)
+    if defined and isinstance(world.domain, FloatDomain):
+        alone = gained(left, right) & met[:, None, None]
+        if alone.any():
+            raise _refused(rule, world, left, right, alone, _ALONE)
     return int(met.sum()), int(known.reshape(SAMPLES, -1).any(1).sum())
 
 
@@ -165,6 +170,7 @@ def _refused(
     left: object,
     right: object,
     wrong: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    hint: str = "the sides must be equal wherever the condition holds",
 ) -> EqfuseError:
     at = tuple(int(k) for k in np.argwhere(wrong)[0])
     values = [_number(side, at) for side in (left, right)]
@@ -175,8 +181,12 @@ def _refused(
     lines = [f"    {rule.left} = {values[0]}", f"    {rule.right} = {values[1]}"]
     given = [f"{name} = {_line(value, at[0])}" for name, value in sorted(world.values.items())]
     lines += [f"    for {given[0]}", *(f"        {each}" for each in given[1:])]
-    hint = "the sides must be equal wherever the condition holds"
     return EqfuseError(f"rule {rule.name!r} is not true\n" + "\n".join(lines), hint=hint)
+
+
+_ALONE = (
+    "only the right side has a value there: a condition may exclude it, as nonneg(a), positive(a) or a != 0"
+)
 
 
 def _number(value: object, at: tuple[int, ...]) -> str:
