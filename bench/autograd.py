@@ -72,6 +72,7 @@ class TorchDomain:
 
     name = "torch"
     watch: Watch | None = None
+    orders = True
 
     def full(self, shape: tuple[int, ...], number: float) -> torch.Tensor:
         return torch.full(shape, number, dtype=torch.float64)

@@ -37,6 +37,7 @@ class DualDomain:
 
     name = "dual numbers"
     watch: Watch | None = None
+    orders = True
 
     def __init__(self, base: Domain) -> None:
         self.base = base

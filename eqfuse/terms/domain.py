@@ -27,6 +27,8 @@ class Domain(Protocol):
 
     name: str
     watch: Watch | None
+    orders: bool
+    """Whether comparisons tell something of values: where they do not, nor do positions that they choose."""
 
     def full(self, shape: tuple[int, ...], number: float) -> Any:
         """An array of one number (inf allowed)."""

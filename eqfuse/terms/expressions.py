@@ -10,7 +10,7 @@ from functools import reduce
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean, source_lines
 from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked
-from eqfuse.terms.functions import ARITY, BITWISE, CALLABLE, CONSTANTS, VARIADIC
+from eqfuse.terms.functions import ARITY, BITWISE, CALLABLE, CONSTANTS, ROUNDINGS, VARIADIC
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
 from eqfuse.terms.integers import BITS
 from eqfuse.terms.nodes import (
@@ -511,7 +511,9 @@ def power_of(base: Expr, exponent: float) -> Expr:
 def is_index(expr: Expr) -> bool:
     """Whether a term has the form of an index: affine, // and % by sizes, clamps, and reads of tensors."""
     match expr:
-        case Axis() | Size() | Scalar() | Load():
+        case Axis() | Size() | Scalar() | Load() | Reduce():
+            return True
+        case Call(fn, _) if fn in ROUNDINGS:
             return True
         case Const(value):
             return type(value) is int
@@ -549,7 +551,7 @@ def _is_low(mask: int) -> bool:
 
 
 def _is_uniform(expr: Expr) -> bool:
-    return not any(isinstance(node, Axis | Load) for node in walk(expr))
+    return not any(isinstance(node, Axis | Load | Reduce) for node in walk(expr))
 
 
 def _declared_text(declaration: Declaration) -> str:

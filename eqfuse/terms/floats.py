@@ -74,6 +74,7 @@ class FloatDomain:
     """Arithmetic of `domain.Domain` in one float dtype. A written cast rounds; NaN propagates."""
 
     watch: Watch | None = None
+    orders = True
 
     def __init__(self, dtype: Literal["float64", "float32"] = "float64") -> None:
         self.name: str = dtype

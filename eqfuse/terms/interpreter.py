@@ -363,6 +363,8 @@ class _Run:
         inside = np.ones((1,) * len(dims), bool)
         for part, size in zip(parts, shape, strict=True):
             inside = inside & (part >= 0) & (part < size)
+        if not env.domain.orders and min(shape, default=1) > 0:
+            inside = np.ones_like(inside)  # any position does
         if not inside.any():
             zero = np.zeros(counts, data.dtype) if exact else env.domain.full(counts, 0.0)
             return Value(dims, zero)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Scalar, Size
+from eqfuse.terms.folds import contributions, fold_of
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Reduce, Scalar, Size
 
 Range = tuple[int, int]
 """Least and greatest value, both attained or beyond what is attained."""
@@ -70,6 +71,8 @@ class Box:
                 # A division by 0 has no value, so it must not cancel.
                 defined = divisor is not None and divisor[0] > 0 and self.affine(first) is not None
                 return Affine({expr: 1}, 0) if defined else None
+            case Reduce() if (chosen := _chosen(expr)) is not None:
+                return None if self.affine(chosen) is None else Affine({expr: 1}, 0)
             case Call("maximum" | "minimum" | "abs" | "sq" | "relu", args):
                 return None if any(self.affine(arg) is None for arg in args) else Affine({expr: 1}, 0)
             case _:
@@ -100,6 +103,9 @@ class Box:
 
     def _atom(self, expr: Expr) -> Range | None:
         match expr:
+            case Reduce():
+                chosen = _chosen(expr)
+                return None if chosen is None else self.range(chosen)
             case Call("abs" | "sq" as fn, (operand,)):
                 inner = self.range(operand)
                 if inner is None:
@@ -114,6 +120,16 @@ class Box:
                 return None if left is None or right is None else _combined(fn, left, right)
             case _:
                 return None
+
+
+def _chosen(reduction: Reduce) -> Expr | None:
+    """The expression of which a reduction gives the value at one of its positions, whichever: the greatest or least one,
+    or a state that the combination selects (the position of an argmax); None where it gives another one."""
+    found = fold_of(reduction.op)
+    if found is None:
+        return reduction.body if reduction.op in ("max", "min") else None
+    fold, place = found
+    return contributions(reduction)[place] if fold.selects(place) else None
 
 
 def whole_number(value: object) -> int | None:

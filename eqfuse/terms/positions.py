@@ -14,7 +14,7 @@ from typing import Literal
 from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.folds import contributions, fold_of
 from eqfuse.terms.functions import AMONG_INTEGERS, ARITY, COMPARISONS, OF_INTEGERS, ROUNDINGS
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, children, walk
 from eqfuse.terms.promises import ascends
 
 Form = Literal["position", "integer", "open", "other"]
@@ -93,9 +93,23 @@ def reason(program: Program, name: str) -> Use | None:
 
 def _indexing(node: Expr) -> Iterator[tuple[str, Use]]:
     if isinstance(node, Load):
-        for part in walk(*node.index):
-            if isinstance(part, Load | Scalar):
+        for index in node.index:
+            for part in _counting(index):
                 yield _name(part), Use("used in an index", node)
+
+
+def _counting(index: Expr) -> Iterator[Load | Scalar]:
+    """The names that an index is computed from as integers: not what a position is chosen by, nor what is rounded."""
+    match index:
+        case Load() | Scalar():
+            yield index
+        case Reduce(op, _, _) if fold_of(op) is not None:
+            return
+        case Call(fn, _) if fn in ROUNDINGS or fold_of(fn) is not None:
+            return
+        case _:
+            for part in children(index):
+                yield from _counting(part)
 
 
 def _form(node: Expr, forms: Mapping[Expr, Form], known: Mapping[str, bool]) -> Form:

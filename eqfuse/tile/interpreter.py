@@ -539,7 +539,7 @@ class Instances:
         for place, (positions, extent) in enumerate(zip(index, tensor.shape, strict=True)):
             outside = (positions < 0) | (positions >= extent)
             wrong = required & outside
-            if wrong.any():
+            if wrong.any() and self.domain.orders:
                 example = np.broadcast_to(positions, wrong.shape)[wrong][0]
                 raise TileError(
                     f"{what} is out of range in dimension {place}: position {example} of {extent} is not masked"

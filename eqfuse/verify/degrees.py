@@ -81,6 +81,7 @@ class DegreeDomain:
 
     name = "degrees"
     watch: Watch | None = None
+    orders = False
 
     def __init__(self, *, strict_casts: bool = False) -> None:
         self.strict_casts = strict_casts

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from eqfuse.terms.bounds import Outside, longer_dimensions, never_inside, reads_outside
 from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.folds import ranks_of
 from eqfuse.terms.functions import COMPARISONS, ON_BITS
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.intervals import Affine, Box, Range
@@ -240,8 +241,12 @@ def joint_extents(
     varying: Counter[object] = Counter()
     chosen: dict[object, int] = {}
     together: list[set[object]] = []
+    listed: dict[object, int] = {}
     for label, program in programs:
         chosen |= {classes.find((label, axis)): n for axis, n in fixed_lengths(program).items()}
+        for axis, count in _listed(program):
+            key = classes.find((label, axis))
+            listed[key] = max(listed.get(key, 0), count)
         together += [{classes.find((label, axis)) for axis in axes} for axes in _axes_together(program)]
         integers = {**small_integers(program), **_integers(scalars)}
         for axis, step in _strides(program) if exact else ():
@@ -270,6 +275,8 @@ def joint_extents(
                         near = [int(abs(offset)) + 2 for offset in offsets if abs(offset) <= LARGEST_OFFSET]
                         atleast[key] = max(atleast.get(key, 0), *near, 0)
     chosen |= {**((reached or {}) if exact else {}), **(pinned or {})}
+    atleast |= {key: max(n, atleast.get(key, 0)) for key, n in listed.items()}
+    chosen |= {key: max(n, chosen[key]) for key, n in listed.items() if key in chosen}
 
     def used(key: object) -> frozenset[int]:
         """Extents that others have from which this one has to be told."""
@@ -290,6 +297,15 @@ def joint_extents(
         preferred = choice.reduced if key in reduced else choice.compared if key in compared else choice.free
         chosen[key] = _unused(preferred, atleast.get(key, 0), used(key))
     return {name: chosen[key] for key, names in members.items() for name in names}
+
+
+def _listed(program: Program) -> Iterator[tuple[str, int]]:
+    """Axes of which positions are listed in an index, and how many: there are as many, or the list would have positions
+    that do not exist."""
+    for load in loads(program):
+        for part in walk(*load.index):
+            if isinstance(part, Reduce) and (ranks := ranks_of(part)) is not None:
+                yield part.axis, program.lengths.get(program.domains.get(ranks, ranks), 1)
 
 
 def fixed_lengths(program: Program) -> dict[str, int]:

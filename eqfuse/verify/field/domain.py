@@ -143,6 +143,7 @@ class FieldDomain:
 
     name = "field"
     watch: Watch | None = None
+    orders = True
 
     def __init__(
         self,
