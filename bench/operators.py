@@ -43,7 +43,7 @@ def _cross_entropy(x: Tensor, W: Tensor, label: Tensor) -> Tensor:
 
 _add(
     "conv2d",
-    "O[n,o,y,x] = sum[c,p,q](I[n,c,y+p,x+q] * W[o,c,p,q])",
+    "O[n,o,y,x] = sum[p,q,c](I[n,c,y+p,x+q] * W[o,c,p,q])",
     {"I": "T[n, c, v, u]", "W": "T[o, c, p, q] ~ weight"},
     lambda I, W: F.conv2d(I, W),
     {"n": 2, "c": 3, "o": 5, "v": 9, "u": 11, "y": 7, "x": 9, "p": 3, "q": 3},

@@ -195,6 +195,14 @@ def test_a_position_outside_is_the_caller_s_error() -> None:
     with pytest.raises(eq.EqfuseError, match="'t': position 4 is outside a dimension of 4"):
         kernel(x=x, t=t, k=k)
     assert kernel.plan.code == "C++"
+    window = "O[n,o,y] = sum[c](I[c,off[n]+y] * W[o,c])\ny: axis[19]"
+    kernel = eq.compile(window, native="wait", verify=False)
+    given, weights, off = torch.randn(40, 21), torch.randn(20, 40), torch.tensor([0, 2, 1])
+    wanted = torch.stack([weights @ given[:, n : n + 19] for n in off.tolist()])
+    torch.testing.assert_close(kernel(I=given, W=weights, off=off), wanted)
+    with pytest.raises(eq.EqfuseError, match="'I': position 21 is outside a dimension of 21"):
+        kernel(I=given, W=weights, off=off + 1)
+    assert kernel.plan.code == "C++"
 
 
 @compiling

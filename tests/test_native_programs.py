@@ -162,6 +162,18 @@ PROGRAMS = {
     "largest few": ("v[i,k], p[i,k] = topk[j,k](x[i,j])\nk: axis[5]\nreturn v, p", {"x": (9, 70)}),
     "transposed": ("y[j,i] = exp(x[i,j]) / sum[j](exp(x[i,j]))", {"x": (19, 70)}),
     "window": ("y[i] = sum[k](where(i + k < N(i), x[i + k], 0) * w[k]) + x[i]", {"x": (70,), "w": (5,)}),
+    "convolution": (
+        "O[o,y,x] = sum[p,q,c](I[c,y+p,x+q] * W[o,c,p,q])\ny: axis[7]\nx: axis[19]",
+        {"I": (5, 9, 21), "W": (20, 5, 3, 3)},
+    ),
+    "strided convolution": (
+        "O[o,y,x] = sum[c,p,q](I[c,2*y+p,x+q] * W[o,c,p,q])\ny: axis[4]\nx: axis[19]",
+        {"I": (5, 9, 21), "W": (20, 5, 3, 3)},
+    ),
+    "strided convolution by products": (
+        "O[o,y,x] = sum[p,q,c](I[c,2*y+p,x+q] * W[o,c,p,q])\ny: axis[4]\nx: axis[19]",
+        {"I": (5, 9, 21), "W": (20, 5, 3, 3)},
+    ),
     "product of three": ("y[i] = prod[j](x[i,j])", {"x": (7, 40)}),
     "any and all": ("a[i] = any[j](x[i,j] > 2)\nb[i] = all[j](x[i,j] > -1)\nreturn a, b", {"x": (7, 40)}),
     "functions": (

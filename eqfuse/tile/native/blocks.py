@@ -7,17 +7,17 @@ over it, and nothing but what later passes read is kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
 from eqfuse.extract.machine import cache_bytes
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig
-from eqfuse.tile.native.nodes import Define
+from eqfuse.tile.native.nodes import Define, Item
 from eqfuse.tile.native.order import LANES, flat, nesting, strided
 from eqfuse.tile.native.plain import plain
-from eqfuse.tile.nodes import Dot, Kernel, TileProgram
+from eqfuse.tile.nodes import Dot, FoldTile, Kernel, LoadTile, ReduceTile, TileProgram
 
 SHARE = 0.25
 """How much of the cache the widest tile may take: beside it are others, and what is streamed past."""
@@ -31,6 +31,9 @@ often it is used."""
 
 LEAST_BLOCKS = 16
 """Blocks that such an axis is left with at the least, which threads share."""
+
+CROSSED = 128
+"""Positions of a block along each of two axes that a fold reads different tensors along: so often each element is used."""
 
 FOLDED = 0.1
 """The part of a kernel's elements from which an axis counts as one that is walked in vectors."""
@@ -48,14 +51,24 @@ def native_configs(
 def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) -> KernelConfig:
     lengths = {b.axis: max(1, min(b.size or sizes[b.axis], sizes[b.axis])) for b in kernel.blocks}
     items = plain(kernel, lengths)
+    crossed = _crossed(items, {b.axis for b in kernel.blocks if b.kind == "grid"})
+    if crossed:
+        lengths |= {axis: min(CROSSED, sizes[axis]) for axis in crossed}
+        items = plain(kernel, lengths)
     depth = nesting(items, lengths)
     matrix: set[str] = set()
+    walked: dict[str, int] = {}
     elements: dict[str, int] = {}
     widest = 1
     for item in flat(items):
         if isinstance(item, Define) and isinstance(item.op, Dot):
             matrix |= set(item.value.dims) - set(item.dims)
             widest = max(widest, prod(lengths[d] for d in item.value.dims if d not in item.dims))
+            grid = {b.axis for b in kernel.blocks if b.kind == "grid"}
+            for side in (True, False):
+                axes = [d for d in item.value.dims if (d in item.op.left.dims) is side and d not in item.dims]
+                if grid.issuperset(axes):
+                    walked |= _walked(sorted(axes, key=depth.__getitem__), lengths, sizes)
         if item.dims:
             inner = max(item.dims, key=depth.__getitem__)
             elements[inner] = elements.get(inner, 0) + prod(lengths[d] for d in item.dims)
@@ -66,11 +79,13 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
     turned = strided(items, depth)
 
     def block(of: Block) -> Block:
+        if of.axis in crossed:
+            return replace(of, size=lengths[of.axis], valid=None)
         if of.kind != "grid" or not of.size or of.size == 1:
             return of
         if of.axis in matrix:
-            size = of.size
-            while size > LANES and widest // of.size * size > most:
+            size = whole = walked.get(of.axis, of.size)
+            while size > LANES and widest // whole * size > most:
                 size //= 2
             return of if size == of.size else replace(of, size=size, valid=None)
         if of.axis in vectors:
@@ -82,3 +97,31 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
         return replace(of, size=1, valid=None)
 
     return replace(config, blocks=tuple(map(block, config.blocks)))
+
+
+def _crossed(items: Sequence[Item], grid: Collection[str]) -> set[str]:
+    """Axes of the grid that a fold walks of which some of its loads lack one, some another, as in a product of matrices: each
+    of them is read as often as there are positions of what it lacks."""
+    every = [item for item in flat(items) if isinstance(item, Define)]
+    loads = [frozenset(item.value.dims) for item in every if isinstance(item.op, LoadTile)]
+    found: set[str] = set()
+    for item in every:
+        if isinstance(item.op, ReduceTile | FoldTile):
+            axis, over = item.op.axis, frozenset(item.dims)
+            mine = [dims for dims in loads if axis in dims and dims <= over]
+            lacked = [over.intersection(grid) - dims for dims in mine]
+            both = frozenset[str]().union(*lacked)
+            if all(len(lacks) == 1 for lacks in lacked) and len(both) == 2:
+                found |= both
+    return found
+
+
+def _walked(axes: Sequence[str], lengths: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Blocks of the axes, outermost first, that are the rows of a matrix product, or its columns: as many positions as
+    `lengths` has, more of them along the last one, which the library walks; loops around it walk the others."""
+    left = prod(lengths[axis] for axis in axes)
+    found = {}
+    for axis in reversed(axes):
+        found[axis] = min(left, sizes[axis])
+        left //= found[axis]
+    return found

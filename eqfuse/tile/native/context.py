@@ -105,7 +105,7 @@ class Context:
             for axis, block in self.blocks.items()
         }
         items = plain(kernel, self.lengths)
-        self.tree = Tree(items, nesting(items, self.lengths))
+        self.tree = Tree(items, nesting(items, self.lengths), interface.unit)
         self.lines: list[str] = []
         self.depth = 1
         self.scopes: list[dict[str, tuple[str, bool]]] = [{}]

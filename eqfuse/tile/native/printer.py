@@ -49,6 +49,9 @@ from eqfuse.tile.nodes import (
 )
 from eqfuse.tile.walk import nested
 
+JAMMED = 4
+"""Positions of a folded axis that a loop of vectors along another axis takes at once."""
+
 
 def source_of(program: TileProgram, interface: Interface, extents: Mapping[str, int]) -> str:
     """The C++ source of a program, for the extents or others: they only decide about the order of loops.
@@ -72,7 +75,9 @@ def source_of(program: TileProgram, interface: Interface, extents: Mapping[str, 
 
 
 class _KernelPrinter(Whole):
-    """One kernel."""
+    """One kernel. `jammed` are positions of a loop that the loop of vectors inside it takes at once."""
+
+    jammed: Sequence[Open] = ()
 
     def _check(self) -> None:
         stores = {s.tensor for s in nested(self.kernel.body) if isinstance(s, Store)}
@@ -208,26 +213,34 @@ class _KernelPrinter(Whole):
                     for copy in range(copies):
                         with self.block(), self._inside(Open(loop.axis, f"({at} + {copy} * {far})", True)):
                             self._copy(accumulators, copy)
-                            self._body(loop.body)
+                            self._vectors(loop)
                 self.emit(f"{at} = {copies} * {far};")
             elif (first := self._first_whole(loop.body, loop.axis)) is not None:
                 head = self.names.fresh("head")
                 self.emit(f"const i64 {head} = least({first}, length_{c});")
                 with self.block(f"if ({head})"), self._inside(Open(loop.axis, "0", True, head)):
-                    self._body(loop.body)
+                    self._vectors(loop)
                 self.emit(f"{at} = {head};")
             with (
                 self.block(f"for (; {at} + LANES <= length_{c}; {at} += LANES)"),
                 self._inside(Open(loop.axis, at, True)),
             ):
                 self._copy(accumulators, 0)
-                self._body(loop.body)
+                self._vectors(loop)
             left = self.names.fresh("left")
             with self.block(f"if ({at} < length_{c})"):
                 self.emit(f"const i64 {left} = length_{c} - {at};")
                 with self._inside(Open(loop.axis, at, True, left)):
                     self._copy(accumulators, 0)
-                    self._body(loop.body)
+                    self._vectors(loop)
+        elif self._is_jammed(loop, folds):
+            self.emit(f"i64 {at} = 0;")
+            with self.block(f"for (; {at} + {JAMMED} <= length_{c}; {at} += {JAMMED})"):
+                self.jammed = [Open(loop.axis, f"({at} + {k})") for k in range(JAMMED)]
+                self._body(loop.body)
+                self.jammed = ()
+            with self.block(f"for (; {at} < length_{c}; {at}++)"), self._inside(Open(loop.axis, at)):
+                self._body(loop.body)
         else:
             with (
                 self.block(f"for (i64 {at} = 0; {at} < length_{c}; {at}++)"),
@@ -236,6 +249,29 @@ class _KernelPrinter(Whole):
                 self._body(loop.body)
         for item in folds:
             self._end(item, loop)
+
+    def _is_jammed(self, loop: Loop, folds: Sequence[Define]) -> bool:
+        """Whether a loop folds into sums in memory, by vectors of another axis alone: then some of its positions are taken at
+        once, so that the sums stay in registers meanwhile."""
+        inner = loop.body[0]
+        return (
+            bool(folds)
+            and len(loop.body) == 1
+            and isinstance(inner, Loop)
+            and self._is_vector(inner)
+            and not any(folded_axis(item) == inner.axis for item in folds_of(inner))
+        )
+
+    def _vectors(self, loop: Loop) -> None:
+        """The body of a loop of vectors, for each position of a loop around it that is taken at once with others."""
+        if not self.jammed:
+            self._body(loop.body)
+            return
+        vector = self.loops.pop()
+        for around in self.jammed:
+            with self.block(), self._inside(around), self._inside(vector):
+                self._body(loop.body)
+        self.loops.append(vector)
 
     def _walk(self, walk: Walk) -> None:
         loop, c = walk.blocks.loop, self._c(walk.blocks.loop.axis)

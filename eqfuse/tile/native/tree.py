@@ -7,7 +7,7 @@ cheaper than a store and a load.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.terms.folds import fold_of
@@ -49,13 +49,24 @@ class Scope:
     copies: dict[tuple[str, int], Value] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Linear:
+    """An index: the sum of `factors` times positions and of `numbers`, where it is `known` to be one."""
+
+    factors: Mapping[str, int]
+    numbers: tuple[Value, ...]
+    is_known: bool = True
+
+
 class Tree:
     """`memory` are the values that are kept in memory, with the loops that all of their reads share; `direct` the loads
     that a matrix product reads where they are; `again` what is computed once more; `states` the names of the state
     variables that one fold computes."""
 
-    def __init__(self, items: Sequence[Item], depth: Mapping[str, int]) -> None:
-        self.depth = depth
+    def __init__(
+        self, items: Sequence[Item], depth: Mapping[str, int], unit: Container[tuple[str, int]]
+    ) -> None:
+        self.depth, self._unit = depth, unit
         self.memory: dict[str, Path] = {}
         self.direct: set[str] = set()
         self.again: set[str] = set()
@@ -154,23 +165,68 @@ class Tree:
             store = item.store
             return (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
         if isinstance(item.op, Dot):
-            return tuple(read for v in operands(item.op) for read in self._read_of(v, item.op))
+            return tuple(read for v in operands(item.op) for read in self._read_of(v, item))
         return operands(item.op)
 
-    def _read_of(self, value: Value, dot: Dot) -> tuple[Value, ...]:
+    def _read_of(self, value: Value, item: Define) -> tuple[Value, ...]:
         """What a matrix product waits for of an operand: of a plain tile of a tensor where it begins."""
-        if not self._is_direct(value) or value is dot.accumulator:
+        if not self._is_direct(value, item):
             return (value,)
+        return self._begins(value)
+
+    def _begins(self, value: Value) -> tuple[Value, ...]:
+        """The numbers that say where the tile of a load begins."""
         load = self.defined[value.name].op
         assert isinstance(load, LoadTile)
-        return tuple(at for at in load.index if not at.dims)
+        return tuple(number for at in load.index for number in self.linear(at).numbers)
 
-    def _is_direct(self, value: Value) -> bool:
+    def _is_direct(self, value: Value, dot: Define) -> bool:
+        """Whether a matrix product can read an operand where it is: every axis moves along one dimension, one of the matrix's
+        from neighbour to neighbour."""
         item = self.defined.get(value.name)
-        if item is None or not isinstance(item.op, LoadTile) or item.op.mask is not None:
+        assert isinstance(dot.op, Dot)
+        if item is None or value is dot.op.accumulator:
             return False
-        axes = [self._axis_of(at) for at in item.op.index if at.dims]
-        return value.dtype in ("f32", "f64", "bf16") and None not in axes and len(set(axes)) == len(axes)
+        if not isinstance(item.op, LoadTile) or item.op.mask is not None:
+            return False
+        parts = [self.linear(at) for at in item.op.index]
+        matrix = set(value.dims).difference(dot.dims)
+        if value.dtype not in ("f32", "f64", "bf16") or not all(part.is_known for part in parts):
+            return False
+        axes = [axis for part in parts for axis in part.factors]
+        near = (
+            (item.op.tensor, place) in self._unit
+            and any(axis in matrix and factor == 1 for axis, factor in part.factors.items())
+            for place, part in enumerate(parts)
+        )
+        return len(set(axes)) == len(axes) and (not matrix or any(near))
+
+    def linear(self, value: Value) -> Linear:
+        """An index as a sum of positions, each times a number, and of numbers that are in registers."""
+        op = self.defined[value.name].op
+        match op:
+            case Positions(axis):
+                return Linear({axis: 1}, ())
+            case _ if not value.dims:
+                return Linear({}, (value,))
+            case Elementwise("add", (left, right)) if value.dtype in ("i32", "i64"):
+                first, second = self.linear(left), self.linear(right)
+                shared = first.factors.keys() & second.factors.keys()
+                return Linear(
+                    {**first.factors, **second.factors},
+                    (*first.numbers, *second.numbers),
+                    first.is_known and second.is_known and not shared,
+                )
+            case Elementwise("mul", (left, right)) if value.dtype in ("i32", "i64"):
+                for factor, other in ((left, right), (right, left)):
+                    by = self.defined[factor.name].op
+                    inner = self.linear(other)
+                    if isinstance(by, Constant) and inner.is_known and not inner.numbers and by.number > 0:
+                        factors = {axis: int(by.number) * n for axis, n in inner.factors.items()}
+                        return Linear(factors, ())
+            case Cast(source) if source.dtype in ("i32", "i64") and value.dtype in ("i32", "i64"):
+                return self.linear(source)
+        return Linear({}, (), False)
 
     def _axis_of(self, value: Value) -> str | None:
         op = self.defined[value.name].op
@@ -236,7 +292,7 @@ class Tree:
         match item.op:
             case Dot() as op:
                 for value in operands(op):
-                    if self._is_direct(value) and value is not op.accumulator:
+                    if self._is_direct(value, item):
                         self.direct.add(value.name)
                     else:
                         self._keep(value, path, scope)
@@ -374,9 +430,7 @@ class Tree:
                 if isinstance(item.op, Dot):
                     for value in operands(item.op):
                         if value.name in self.direct:
-                            load = self.defined[value.name].op
-                            assert isinstance(load, LoadTile)
-                            pending += [at.name for at in load.index if not at.dims]
+                            pending += [number.name for number in self._begins(value)]
                         else:
                             pending.append(value.name)
         return needed

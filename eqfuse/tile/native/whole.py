@@ -22,14 +22,15 @@ from eqfuse.tile.nodes import (
     Dot,
     LoadTile,
     MergeTile,
-    Positions,
     RankTile,
     Value,
 )
 
 
 class Whole(Folds):
-    """Operations on whole tiles."""
+    """Operations on whole tiles. `guards` are what has to be true for the product that is written to read its operands."""
+
+    guards: list[str]
 
     def _strides(self, buffer: Buffer) -> dict[str, str]:
         return {
@@ -57,26 +58,34 @@ class Whole(Folds):
         self.used.add(op.tensor)
         terms, strides = [self._tensor(op.tensor)], {}
         for place, at in enumerate(op.index):
-            stride = self._stride(op.tensor, place)
-            position = self.tree.defined[at.name].op
-            if at.dims and isinstance(position, Positions):
-                axis = position.axis
+            stride, linear = self._stride(op.tensor, place), self.tree.linear(at)
+            least = [self._scalar(number) for number in linear.numbers]
+            most = []
+            for axis, factor in linear.factors.items():
                 first = f"start_{self._c(axis)}"
                 if axis in open_:
                     first = f"({first} + {open_[axis]})"
                 else:
-                    strides[axis] = stride
-                terms.append(f"{first} * {stride}")
-            elif self._is_position(at):
-                terms.append(f"{self._scalar(at)} * {stride}")
-            else:
-                inside, safe = self.names.fresh("inside"), self.names.fresh("safe")
+                    strides[axis] = stride if factor == 1 else f"({factor} * {stride})"
+                    most.append(f"{factor} * (length_{self._c(axis)} - 1)")
+                least.append(first if factor == 1 else f"{factor} * {first}")
+            begin = " + ".join(f"(i64)({text})" for text in least) or "0"
+            if not self._is_position(at):
+                # Both ends are inside, or nothing is read.
+                begin = self._named(begin)
+                inside = self.names.fresh("inside")
                 self.emit(f"bool {inside} = true;")
                 where = f"{self._extent(op.tensor, place)}, {self.interface.tensors.index(op.tensor)}"
-                self.emit(f"inside({inside}, {self._scalar(at)}, {where}, failure);")
-                self.emit(f"const i64 {safe} = {inside} ? {self._scalar(at)} : 0;")
-                terms.append(f"{safe} * {stride}")
+                for end in (begin, " + ".join((begin, *most))) if most else (begin,):
+                    self.emit(f"inside({inside}, {end}, {where}, failure);")
+                self.guards.append(inside)
+            terms.append(f"({begin}) * {stride}")
         return " + ".join(terms), strides
+
+    def _named(self, text: str) -> str:
+        name = self.names.fresh("begin")
+        self.emit(f"const i64 {name} = {text};")
+        return name
 
     def _dot(self, item: Define, op: Dot) -> None:
         if op.precision != "exact":
@@ -84,6 +93,7 @@ class Whole(Folds):
         value, open_ = item.value, {loop.axis for loop in self.loops}
         out = self._buffer(value.name)
         keep = self._accumulate(out, op.accumulator)
+        self.guards = []
         (left, left_steps), (right, right_steps) = self._place(op.left), self._place(op.right)
         masks = [None if mask is None else self._place(mask) for mask in (op.left_mask, op.right_mask)]
         place, out_steps = self._place(value)
@@ -123,7 +133,8 @@ class Whole(Folds):
             for k, (mask, dims) in enumerate(zip(masks, sides, strict=True)):
                 pointer = "(const u8*)0" if mask is None else mask[0] + offsets[3 + k]
                 given += [pointer, *(step({} if mask is None else mask[1], dim) for dim in dims)]
-        self.emit(f"product({', '.join(given)});")
+        wanted = f"if ({' && '.join(self.guards)}) " if self.guards else ""
+        self.emit(f"{wanted}product({', '.join(given)});")
         for _ in range(opened):
             self.depth -= 1
             self.emit("}")
