@@ -313,6 +313,42 @@ def test_the_gradient_of_what_a_search_cuts_is_cut() -> None:
     assert "search doc" in str(eq.compile(kernel.backward.source, target="cpu", prefer="rolling").tile)
 
 
+@pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.slow(but=["split_k"])
+def test_positions_find_the_segments_that_they_are_in(prefer: str) -> None:
+    """The other way round: of all segments a block of positions reads those that it has a part of."""
+    text = (
+        "off: i32[n]\nassert off[s] <= off[s+1]\n"
+        "y[j,e] = sum[s](where((off[s] <= j) & (j < off[s+1]), a[s,e] * x[j,e], 0))"
+    )
+    off = torch.tensor([2, 5, 5, 9, 14, 14, 20], dtype=torch.int32)
+    a, x = torch.randn(6, 4), torch.randn(23, 4)
+    a[[1, 4]] = NAN  # empty ones
+    segment = torch.searchsorted(off, torch.arange(23, dtype=torch.int32), right=True) - 1
+    inside = ((segment >= 0) & (segment < 6))[:, None]
+    expected = torch.where(inside, a[segment.clamp(0, 5)] * x, 0)
+    kernel = eq.compile(text, target="cpu", prefer=prefer)
+    torch.testing.assert_close(kernel(off=off, a=a, x=x), expected)
+    assert kernel.certificate.ok
+    if prefer == "split_k":
+        emitted = eq.compile(text, target="sm_90", prefer="rolling", verify=False)
+        tensors = {"off": off, "a": a, "x": x}
+        found = interpret(
+            emitted.triton, emitted.name, *(tensors[t.name] for t in emitted.program.tensors), sizes={"s": 6}
+        )
+        assert "search(off_ptr" in emitted.triton
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_gradient_of_segments_searches_them() -> None:
+    text = "off: i32[n]\nassert off[s] <= off[s+1]\ny[s] = sum[j](where((off[s] <= j) & (j < off[s+1]), x[j], 0))"
+    gradient = eq.compile(eq.grad(text, wrt=("x",)), target="cpu", prefer="rolling")
+    assert str(gradient.tile).count("search off") >= 2 and gradient.certificate.ok
+    off, dy = torch.tensor([1, 3, 3, 6], dtype=torch.int32), torch.tensor([1.0, 2.0, 3.0])
+    found = gradient(off=off, dy=dy, sizes={"j": 8})
+    assert found.tolist() == [0, 1, 1, 3, 3, 3, 0, 0]
+
+
 def test_searches_under_vmap() -> None:
     given = sorted_sums()
     kernel = eq.compile(ASCENDING)

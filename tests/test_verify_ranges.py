@@ -36,6 +36,11 @@ DOCUMENTS = """
     assert doc[j] <= doc[j+1]
     y[i] = sum[j](where(doc[j] == at[i], x[i,j], 0))
     """
+BEHIND = """
+    off: i32[n]
+    assert off[s] <= off[s+1]
+    y[j] = sum[s](where((off[s] <= j) & (j < off[s+1]), x[s], 0))
+    """
 ASCENDING = "doc: i32[b,j]\nassert doc[b,j] <= doc[b,j+1]\ny[b] = sum[j](where(doc[b,j] < n[b], x[b,j], 0))\nn: i32[b]"
 PROGRAMS = {
     "length": LENGTH,
@@ -44,6 +49,7 @@ PROGRAMS = {
     "scalar": SCALAR,
     "softmax": SOFTMAX,
     "documents": DOCUMENTS,
+    "behind": BEHIND,
 }
 
 
@@ -119,9 +125,9 @@ def moved(by: int) -> Callable[[Edge], Edge]:
 
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.slow(but=["length", "packed", "segments", "scalar", "documents"])
+@pytest.mark.slow(but=["length", "packed", "segments", "scalar", "documents", "behind"])
 def test_a_range_that_is_off_by_one_is_rejected(name: str, by: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    edge = "_search" if name == "documents" else "_edge"
+    edge = "_search" if name in ("documents", "behind") else "_edge"
     monkeypatch.setattr(Regions, edge, moved(by)(getattr(Regions, edge)))
     with pytest.raises(VerificationError):
         eq.compile(PROGRAMS[name], target="cpu", prefer="rolling")

@@ -27,6 +27,7 @@ from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Scalar, Size, free_axes, walk
+from eqfuse.terms.promises import read_along
 
 _SAMPLED_BLOCKS = 32
 """Blocks of an axis at which predicates are tried, in each of them the first, a middle and the last position."""
@@ -122,7 +123,7 @@ def _ends(condition: Expr, axis: str, ascending: Collection[tuple[str, int]]) ->
 def _ascends(side: Expr, axis: str, ascending: Collection[tuple[str, int]]) -> bool:
     """Whether a side of a comparison is an element of a tensor that ascends along the axis, at it."""
     return isinstance(side, Load) and any(
-        tensor == side.tensor and side.index[place] is Axis(axis) for tensor, place in ascending
+        tensor == side.tensor and read_along(side, place, axis) is not None for tensor, place in ascending
     )
 
 

@@ -44,7 +44,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
-from eqfuse.terms.promises import ascending
+from eqfuse.terms.promises import ascending, longer
 
 
 def lower(plan: Plan, program: Program) -> Nest:
@@ -84,7 +84,8 @@ def _tidied(kernels: list[Kernel], context: _Context, program: Program) -> Nest:
 class _Context:
     """What the kernels of one nest share: the names in use, and what was added so far.
 
-    `aliases` maps an axis to the one whose extent it has, `shards` an axis to the axis of its shards.
+    `aliases` maps an axis to the one whose extent it has, `shards` an axis to the axis of its shards; `known` are what
+    every kernel has of tensors that ascend.
     """
 
     inputs: frozenset[str]
@@ -93,7 +94,7 @@ class _Context:
     scalars: frozenset[str]
     axes: set[str]
     aliases: dict[str, str]
-    ascending: tuple[tuple[str, int], ...]
+    known: tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int, str, int], ...]]
     shards: dict[str, str] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
 
@@ -109,7 +110,7 @@ class _Context:
             scalars=frozenset(program.scalars),
             axes=axes,
             aliases=dict(program.domains),
-            ascending=ascending(program),
+            known=(ascending(program), longer(program)),
         )
 
     def shard_axis(self, axis: str) -> str:
@@ -198,7 +199,7 @@ class _KernelLowering:
             partial = self._context.temporary(f"{self._plan.name}_{state.name}", axes)
             build.store(partial.tensor, axes, Local(state.name, state.dims))
             self._partials[state.name] = partial
-        return Kernel(name, build.parallel, build.body, self._context.ascending)
+        return Kernel(name, build.parallel, build.body, *self._context.known)
 
     def _rest(
         self, name: str, local: Mapping[tuple[str, ...], list[Output]], mapped: Collection[list[Output]]
@@ -217,7 +218,7 @@ class _KernelLowering:
             final = self._context.temporary(f"{self._plan.name}_{state.name}_final", axes)
             build.store(final.tensor, axes, Local(self._exact[state.name], state.dims))
             self._finals[state.name] = final
-        return Kernel(name, build.parallel, build.body, self._context.ascending)
+        return Kernel(name, build.parallel, build.body, *self._context.known)
 
     def _spread(self, local: Mapping[tuple[str, ...], list[Output]]) -> tuple[str, ...]:
         """Axes of merged states that instances of the merging kernel can share out: every output has them,
@@ -248,7 +249,7 @@ class _KernelLowering:
                 build.let(state.name, state.dims, self._finals[state.name])
         for output in outputs:
             build.store(output.name, output.axes, self._exactly(output.expr))
-        return Kernel(name, build.parallel, build.body, self._context.ascending)
+        return Kernel(name, build.parallel, build.body, *self._context.known)
 
     def _read_by(self, outputs: list[Output]) -> list[State]:
         names = {node.name for node in walk(*(output.expr for output in outputs)) if isinstance(node, Local)}

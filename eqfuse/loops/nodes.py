@@ -1,7 +1,7 @@
 """The loop nest of a chosen plan: what runs in parallel, what is carried, what is stored.
 
     nest    ::= Nest(kernels, temporaries)       kernels run one after the other
-    kernel  ::= Kernel(name, parallel, body, ascending)
+    kernel  ::= Kernel(name, parallel, body, ascending, longer)
                                                  all positions of the parallel axes at once
     stmt    ::= Let(name, dims, expr)            name[dims] = expr, for every position of dims
               | Loop(axis, start, stop, unit, carried, body, shard)
@@ -20,7 +20,8 @@ terms/folds.py), all of the axis of ranks is at hand: it is neither parallel nor
 A carried value starts as `init`; after each tile it becomes the `Let` named `next` in the body;
 after the loop its name stands for the last value (for `init`, when the loop visits nothing).
 
-`ascending` are dimensions along which the integers of an input tensor do not fall, as the program promises.
+`ascending` are dimensions along which the integers of an input tensor do not fall, as the program promises; `longer` those
+of them that have so many elements more than an axis has positions.
 
 Tile sizes are not part of the nest: it means the same for every choice of them.
 """
@@ -77,6 +78,7 @@ class Kernel(Hashed):
     parallel: tuple[str, ...]
     body: tuple[Stmt, ...]
     ascending: tuple[tuple[str, int], ...] = ()
+    longer: tuple[tuple[str, int, str, int], ...] = ()
 
     __hash__ = hash_of
 

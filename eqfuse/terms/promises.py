@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.errors import BindError, locate
-from eqfuse.terms.nodes import Axis, Const, Expr, Load, Program, call, once
+from eqfuse.terms.bounds import longer_dimensions
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, call, once
 from eqfuse.terms.printer import show
 
 
@@ -32,6 +33,30 @@ def ascending(program: Program) -> tuple[tuple[str, int], ...]:
     """The tensors whose integers do not fall along a dimension, and which dimension."""
     found = (ascends(left, right) for left, right in program.at_most)
     return tuple(dict.fromkeys(each for each in found if each is not None))
+
+
+@once
+def longer(program: Program) -> tuple[tuple[str, int, str, int], ...]:
+    """Dimensions along which a tensor ascends that have more elements than an axis has positions: how many more, by what is
+    read behind the last position, as `off[s+1]` is."""
+    reads = longer_dimensions(program)
+    return tuple(
+        (tensor, place, axis, read.offset)
+        for tensor, place in ascending(program)
+        for axis, read in reads.get((tensor, place), {}).items()
+    )
+
+
+def read_along(load: Load, place: int, axis: str) -> int | None:
+    """How many positions behind an axis an element is read along a dimension; None where it is not read along it."""
+    match load.index[place]:
+        case Axis(name) if name == axis:
+            return 0
+        case Call("add", (Axis(name), Const(int(by)))) | Call("add", (Const(int(by)), Axis(name))) if (
+            name == axis and by > 0
+        ):
+            return by
+    return None
 
 
 def check_ascending(program: Program, arrays: Mapping[str, npt.NDArray[Any]]) -> None:

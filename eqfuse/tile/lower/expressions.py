@@ -34,6 +34,7 @@ from eqfuse.terms.nodes import (
     rebuild,
     walk,
 )
+from eqfuse.terms.promises import read_along
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, dot_dtype, identity, result_dtype
 from eqfuse.tile.lower.builder import Binding, Builder
@@ -247,13 +248,12 @@ class Expressions:
             tells(guard, axis) for axis in axes
         ):
             return True
-        places = (
-            (node, place) for node in nodes if isinstance(node, Load) for place in range(len(node.index))
-        )
         return any(
-            (load.tensor, place) in self._ascending and at.name in axes
-            for load, place in places
-            if isinstance(at := load.index[place], Axis)
+            tensor == node.tensor and read_along(node, place, axis) is not None
+            for node in nodes
+            if isinstance(node, Load)
+            for tensor, place in self._ascending
+            for axis in axes
         )
 
     def _connected(self, guards: Sequence[Expr], index: tuple[Expr, ...]) -> list[Expr]:

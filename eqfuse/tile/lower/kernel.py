@@ -130,7 +130,7 @@ class KernelLowering:
                 )
                 segments: tuple[Segment, ...] = (Segment(start, stop, False, loop.body),)
             else:
-                partition = Partition(build, self._types, self._expressions, loop, self._kernel.ascending)
+                partition = Partition(build, self._types, self._expressions, loop, self._kernel)
                 segments = partition.segments()
                 if partition.at_multiples is not None:
                     self._aligned.discard(loop.axis)

@@ -13,11 +13,11 @@ Blocks are counted from the start of the range, or, where `low` is data, from th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from eqfuse.loops.identity import predicates, vanishes
-from eqfuse.loops.nodes import Let, Loop, Stmt, Store
+from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.terms.assume import folded
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, free_axes, walk
 from eqfuse.tile.lower.builder import Builder
@@ -48,13 +48,13 @@ class Partition:
         types: Types,
         expressions: Expressions,
         loop: Loop,
-        ascending: Collection[tuple[str, int]],
+        kernel: Kernel,
     ) -> None:
         self._build = build
         self._types = types
         self._expressions = expressions
         self._loop = loop
-        self._regions = Regions(build, types, expressions, loop.axis, _names_inside(loop), ascending)
+        self._regions = Regions(build, types, expressions, loop.axis, _names_inside(loop), kernel)
         self.at_multiples: bool | None = None
         """Whether blocks start at multiples of their size; None where the loop's start tells."""
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from eqfuse.loops.nodes import Kernel
 from eqfuse.terms.assume import conjuncts
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, Size, walk
+from eqfuse.terms.promises import read_along
 from eqfuse.tile.lower.builder import Builder
 from eqfuse.tile.lower.expressions import Expressions, is_shift, may_keep_inside, may_miss
 from eqfuse.tile.lower.types import Types
@@ -49,8 +51,7 @@ EVERYWHERE = Region(None, None, None, None, {})
 
 
 class Regions:
-    """Regions along one axis. `inside` are names that stand for nothing yet where the regions are computed, `ascending`
-    tensors and the dimension along which their integers do not fall."""
+    """Regions along one axis. `inside` are names that stand for nothing yet where the regions are computed."""
 
     def __init__(
         self,
@@ -59,14 +60,14 @@ class Regions:
         expressions: Expressions,
         axis: str,
         inside: Collection[str],
-        ascending: Collection[tuple[str, int]] = (),
+        kernel: Kernel,
     ) -> None:
         self._build = build
         self._types = types
         self._expressions = expressions
         self._axis = axis
         self._inside = inside
-        self._ascending = ascending
+        self._kernel = kernel
         self._guards: tuple[Expr, ...] = ()
 
     def of(self, predicate: Expr, wanted: bool, guards: tuple[Expr, ...]) -> Region | None:
@@ -192,38 +193,46 @@ class Regions:
                     return count, divisor
         return None
 
-    def _searched(self, terms: Mapping[Expr, int]) -> Load | None:
-        """The one element of a linear combination that is at the axis itself and ascends along it, alone."""
+    def _searched(self, terms: Mapping[Expr, int]) -> tuple[Load, int, int] | None:
+        """The one element of a linear combination that ascends along the axis: with the dimension, and how many positions
+        behind the axis it is read."""
         axis = Axis(self._axis)
-        loads = [term for term in terms if axis in walk(term)]
-        match loads:
+        match [term for term in terms if axis in walk(term)]:
             case [Load(tensor, index) as load] if abs(terms[load]) == 1:
                 places = [place for place, at in enumerate(index) if axis in walk(at)]
-                if len(places) == 1 and index[places[0]] is axis and (tensor, places[0]) in self._ascending:
-                    return load
+                by = read_along(load, places[0], self._axis)
+                if len(places) > 1 or (tensor, places[0]) not in self._kernel.ascending or by is None:
+                    return None
+                return (load, places[0], by) if by <= self._longer(tensor, places[0]) else None
         return None
+
+    def _longer(self, tensor: str, place: int) -> int:
+        """How many elements more than the axis has positions a dimension has at least."""
+        root = self._build.domains.get(self._axis, self._axis)
+        return max((by for *where, by in self._kernel.longer if where == [tensor, place, root]), default=0)
 
     def _among_ascending(self, whole: Expr, wanted: bool, fn: str, terms: dict[Expr, int]) -> Region | None:
         """The region of `terms fn 0` where one term is an element that ascends along the axis: it begins or ends where
         the others would stand among its elements, which a search tells."""
-        load = self._searched(terms)
-        if load is None or self._types.of(load)[1] not in ("i32", "i64"):
+        found = self._searched(terms)
+        if found is None or self._types.of(found[0])[1] not in ("i32", "i64"):
             return None
+        load, place, by = found
         sign = terms[load]
-        bounds = self._sum(
-            {term: -sign * count for term, count in terms.items() if count and term is not load}
-        )
-        place = load.index.index(Axis(self._axis))
-        others = [at for at in load.index if at is not Axis(self._axis)]
-        if bounds is None or may_miss(load) or any(self._types.of(at)[0] for at in others):
+        bounds = self._sum({term: -sign * n for term, n in terms.items() if n and term is not load})
+        others = [at for k, at in enumerate(load.index) if k != place]
+        if bounds is None or any(map(may_miss, (Load(load.tensor, (at,)) for at in others))):
             return None
-        if not all(map(self._is_known, others)):
+        if not all(map(self._is_known, others)) or any(self._types.of(at)[0] for at in others):
             return None
-        index, stop = tuple(map(self._expressions.index, others)), self._build.extent(self._axis)
+        build, shift = self._build, self._build.constant(by, "i32")
+        index, stop = tuple(map(self._expressions.index, others)), build.extent(self._axis)
+        stop = build.integer("add", stop, shift)
         # Elements at most the target end behind the last one that is equal, those below it before the first one.
         fn = fn if sign == 1 else _MIRRORED[fn]
+        right = fn in ("le", "gt")
         least, most = (
-            self._search(Search(load.tensor, index, place, stop, bound, fn in ("le", "gt")))
+            build.integer("sub", self._search(Search(load.tensor, index, place, stop, bound, right)), shift)
             for bound in bounds
         )
         proven = {whole: wanted}
