@@ -3,6 +3,7 @@ builds without a warning."""
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import re
@@ -20,6 +21,8 @@ import torch
 
 import eqfuse as eq
 from bench import chart, picture
+from bench.runner import REPORTS
+from eqfuse.cli import main
 from eqfuse.extend.define import forget
 from eqfuse.terms.parser import parse
 from eqfuse.terms.registry import REGISTERED
@@ -174,3 +177,15 @@ def test_the_chart_is_of_the_committed_tables() -> None:
     assert {"causal_prefill", "softmax", "mla"} <= set(means) and "H200" in chart.where()
     drawn = chart.CHART.read_text(encoding="utf-8")
     assert chart.where() in drawn and all(name.replace("_", " ") in drawn for name in means)
+
+
+def test_pages_name_what_there_is() -> None:
+    start, commands = ((DOCS / page).read_text(encoding="utf-8") for page in ("start.md", "commands.md"))
+    options = inspect.signature(eq.compile).parameters
+    assert not [name for name in options if not re.search(rf"eq\.compile\([^)]*\b{name}\b", start)]
+    assert not [name for name in REPORTS if not re.search(rf"`eqfuse bench {name}\b|, `{name}`", commands)]
+    listed = re.findall(r"^\| `eqfuse (\w+)", commands, re.MULTILINE)
+    with pytest.raises(SystemExit), redirect_stdout(io.StringIO()) as printed:
+        main(["--help"])
+    known = re.findall(r"^    (\w+)\b", printed.getvalue(), re.MULTILINE)
+    assert len(known) > 8 and set(listed) == set(known)
