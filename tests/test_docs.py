@@ -189,3 +189,9 @@ def test_pages_name_what_there_is() -> None:
         main(["--help"])
     known = re.findall(r"^    (\w+)\b", printed.getvalue(), re.MULTILINE)
     assert len(known) > 8 and set(listed) == set(known)
+
+
+def test_readme_is_one_page_and_no_page_has_marks_of_a_merge() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 90
+    marks = re.compile(r"^(<<<<<<<|>>>>>>>) ", re.MULTILINE)
+    assert not [page for page in PAGES if marks.search(page.read_text(encoding="utf-8"))]
