@@ -233,8 +233,9 @@ class Differentiated:
 
     def error(self, gradient: Program, beside: Differentiated | None = None) -> float:
         """The largest difference of both, relative to the largest gradient; where autograd gives a number. NaN is right
-        where an output is none. Only what autograd finds for the inputs of `beside` as well is compared, where given."""
+        where an output is none. Only what stays the same for the inputs of `beside` is compared, where given."""
         worst = 0.0
+        moved = {} if beside is None else beside.found(gradient)
         for name, value in self.found(gradient).items():
             expected = self.gradients[name]
             usable = np.isfinite(expected)
@@ -242,6 +243,7 @@ class Differentiated:
                 scale = max(1.0, float(np.abs(expected[usable]).max()))
                 if beside is not None:
                     usable = usable & (np.abs(beside.gradients[name] - expected) <= STEADY * scale)
+                    usable = usable & (np.abs(moved[name] - value) <= STEADY * scale)
                 if not self.has_values:
                     usable = usable & ~np.isnan(value)
                 difference = np.abs(np.asarray(value, np.float64)[usable] - expected[usable])

@@ -45,7 +45,8 @@ MOST_ELEMENTS = 2_000
 """Of the axes together: autograd keeps every value of the unfused program."""
 ROUNDING = 1e-6
 """Relative to the largest element of a gradient."""
-LAST_DIGITS = 1e-13
+LAST_DIGITS = 512
+"""In units of the last digit."""
 FAILED = ("mismatch", "broken")
 
 
@@ -110,7 +111,7 @@ def _judged(example: Example) -> Outcome:
 
 def _moved(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The array with other last digits."""
-    return np.asarray(value * (1 + LAST_DIGITS * rng.uniform(-1, 1, value.shape)))
+    return np.asarray(value + rng.integers(-LAST_DIGITS, LAST_DIGITS, value.shape) * np.spacing(value))
 
 
 def _small(example: Example) -> bool:

@@ -296,12 +296,22 @@ class Kernel:
             found = self._differentiated.forward(names)
             return Saving(found.kernel or self, found.outputs, found.residuals)  # type: ignore[arg-type]
 
-    def gradient(self, names: tuple[str, ...], of: tuple[str, ...] = (), alike: bool = False) -> Kernel:
+    def gradient(
+        self,
+        names: tuple[str, ...],
+        of: tuple[str, ...] = (),
+        alike: bool = False,
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> Kernel:
         """The kernel of the gradient by some inputs: one that reads what the forward for gradients `of` inputs has saved,
-        or, without these, one of inputs and cotangents alone. `alike`: dimensions that are divided alike are as long."""
+        in the `dtypes` of the inputs where these are halves; or, without, one of inputs and cotangents alone. `alike`:
+        dimensions that are divided alike are as long."""
+        from eqfuse.differentiate.autograd import halves_in
+
         with self._lock:
             known = self._differentiated
-            found = known.by(names, of, alike) if of else known.alone(names)
+            halves = halves_in({name: (dtypes or {})[name] for name in names if name in (dtypes or {})})
+            found = known.by(names, of, alike, halves) if of else known.alone(names)
             return found.kernel  # type: ignore[return-value]
 
     def alike(self, source: str) -> Kernel:

@@ -232,6 +232,21 @@ def test_what_does_not_fit_is_priced_out_with_a_reason(target: str) -> None:
         compiled(ATTENTION, PREFILL, target, prefer="resident")
 
 
+def test_an_operand_that_is_rounded_is_multiplied_in_half_precision() -> None:
+    """What is computed is, whatever it is made of; a load of float32 is not."""
+    source = "O[h,i,e] = sum[j](exp(S[h,i,j] - L[h,i]) * V[h,j,e])\nR[h,i,e] = sum[j](S[h,i,j] * V[h,j,e])\nreturn {}"
+
+    def seconds(output: str, dtype: str) -> float:
+        found = derive(source.format(output), None, False)
+        dtypes = {"S": dtype, "L": dtype, "V": "bf16"}
+        cost = pipeline(found, PREFILL, dtypes, DEVICES["sm_90"], None).chosen.plan.cost
+        assert cost is not None
+        return next(term.seconds for term in cost.terms if term.name == "matrix")
+
+    assert seconds("O", "f32") == seconds("O", "bf16")
+    assert seconds("R", "f32") > 2 * seconds("R", "bf16")
+
+
 FEATURES = """
 u[b,h,i,f] = sum[d](Q[b,h,i,d] * W[f,d]) * c - sum[d](sq(Q[b,h,i,d])) * (c * c / 2)
 v[b,h,j,f] = sum[d](K[b,h,j,d] * W[f,d]) * c - sum[d](sq(K[b,h,j,d])) * (c * c / 2)

@@ -96,6 +96,16 @@ def test_gradients_have_the_dtype_of_their_inputs(dtype: torch.dtype) -> None:
     assert (found.double() - wanted).abs().max() <= tolerance * wanted.abs().max()
 
 
+def test_gradients_of_half_precision_are_rounded_where_they_are_stored() -> None:
+    kernel = eq.compile("y[i,j] = sq(x[i,j]) * w[j]")
+    x = torch.randn(4, 9).bfloat16().requires_grad_()
+    w = torch.randn(9, requires_grad=True)
+    kernel(x=x, w=w).sum().backward()
+    assert kernel.backward.source.splitlines()[0] == "dx: bf16[i, j]" and "dw: " not in kernel.backward.source
+    assert "dx: bf16[i, j]" in str(kernel.backward.tile) and kernel.backward.certificate.ok
+    assert torch.equal(x.grad, (2 * w * x).detach().bfloat16())
+
+
 def test_the_same_gradient_every_time() -> None:
     x = torch.randn(40, 2000, requires_grad=True)
     found = [torch.autograd.grad(softmax(x=x).square().sum(), x)[0] for _ in range(2)]

@@ -117,6 +117,17 @@ class Backward:
         return f"<gradient of {', '.join(output.name for output in self.program.outputs)}: {self.kernel!r}>"
 
 
+Halves = tuple[tuple[str, str], ...]
+"""Inputs of half precision, each with its dtype."""
+
+_HALVES: Mapping[torch.dtype, str] = {torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def halves_in(dtypes: Mapping[str, torch.dtype]) -> Halves:
+    """The inputs of half precision among these."""
+    return tuple((name, _HALVES[dtype]) for name, dtype in dtypes.items() if dtype in _HALVES)
+
+
 @dataclass(frozen=True)
 class Forward:
     """What a call runs whose gradient may be asked for: `kernel` gives the `residuals` after the outputs; it is None where
@@ -151,14 +162,14 @@ class Gradients:
                 self._forwards[names] = Forward(kernel, saved.outputs, saved.residuals)
         return self._forwards[names]
 
-    def by(self, names: tuple[str, ...], of: tuple[str, ...], alike: bool) -> Backward:
+    def by(self, names: tuple[str, ...], of: tuple[str, ...], alike: bool, halves: Halves = ()) -> Backward:
         """The gradient by the inputs `names`, which reads what the forward for gradients `of` more inputs has saved;
-        `alike` are dimensions that are divided alike. Raises VerificationError where the program of the gradient is not
-        verified."""
-        key = names, of, alike
+        `alike`: dimensions that are divided alike are as long. Raises VerificationError where the program of the gradient
+        is not verified."""
+        key = names, of, alike, halves
         if key not in self._known:
             forward = self.forward(of)
-            saved = self._saving(names, {*forward.outputs, *forward.residuals}, alike)
+            saved = self._saving(names, {*forward.outputs, *forward.residuals}, alike, halves)
             read = (*saved.outputs, *saved.residuals)
             kernel = forward.kernel if saved.residuals else None
             self._known[key] = self._made(names, saved.backward, saved.whole, read, kernel)
@@ -182,12 +193,15 @@ class Gradients:
         return self.by(names, names, alike=True)
 
     def _saving(
-        self, names: tuple[str, ...], only: Collection[str] | None = None, alike: bool = False
+        self,
+        names: tuple[str, ...],
+        only: Collection[str] | None = None,
+        alike: bool = False,
+        halves: Halves = (),
     ) -> Saved:
         source, strict = self.program.source, self.program.strict_casts
-        return saving_gradient(
-            source, names, scalars=self.constants, only=only, strict_casts=strict, alike=alike
-        )
+        options = {"only": only, "strict_casts": strict, "alike": alike, "halves": dict(halves)}
+        return saving_gradient(source, names, scalars=self.constants, **options)  # type: ignore[arg-type]
 
     def _made(
         self,
@@ -302,7 +316,11 @@ def _pulled_back(
     values = call.arguments(tensors)
     groups = divided(program)
     alike = all(len({values[name].shape[k] for name, k in group}) == 1 for group in groups)
-    backward = gradients.alone(wanted) if is_differentiated else gradients.by(wanted, call.tracked, alike)
+    if is_differentiated:
+        backward = gradients.alone(wanted)
+    else:
+        halves = halves_in({name: values[name].dtype for name in wanted})
+        backward = gradients.by(wanted, call.tracked, alike, halves)
     names = [output.name for output in program.outputs]
     real = real_outputs(program)
     for name, value, (shape, dtype, device) in zip(names, cotangents, shapes, strict=True):

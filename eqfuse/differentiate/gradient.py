@@ -62,13 +62,16 @@ def saving_gradient(
     only: Collection[str] | None = None,
     strict_casts: bool = False,
     alike: bool = False,
+    halves: Mapping[str, str] | None = None,
 ) -> Saved:
     """The gradient as `grad` gives it, in two programs: a forward that also gives what the backward reads of it. Of
     these, `only` some are saved, where given. `alike`: dimensions that are read at the same quotient (see `divided`)
-    have the same extent, so that their gradients have one axis in common."""
+    have the same extent, so that their gradients have one axis in common. `halves` are inputs of half precision, with
+    their dtypes: the kernel rounds their gradients where it stores them."""
     found = _differentiated(source, wrt, scalars, alike)
     given = [cotangent(name) for name in found.outputs]
-    return saving(found.steps, found.outputs, given, found.results, found.notes, only, strict_casts)
+    dtypes = {cotangent(name): dtype for name, dtype in (halves or {}).items()}
+    return saving(found.steps, found.outputs, given, found.results, found.notes, only, strict_casts, dtypes)
 
 
 @dataclass(frozen=True)

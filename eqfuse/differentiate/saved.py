@@ -50,10 +50,13 @@ def saving(
     notes: Sequence[str],
     only: Collection[str] | None = None,
     strict_casts: bool = False,
+    dtypes: Mapping[str, str] | None = None,
 ) -> Saved:
     """The programs of a gradient, whose `results` are made of `steps`. `outputs` are those of the forward: the step of
-    each name. Of outputs and residuals `only` these are saved, where given."""
-    return _Saving(steps, dict(outputs), frozenset(cotangents), notes, only, strict_casts).of(list(results))
+    each name. Of outputs and residuals `only` these are saved, where given. `dtypes` are those of some
+    results."""
+    known = _Saving(steps, dict(outputs), frozenset(cotangents), notes, only, strict_casts, dtypes or {})
+    return known.of(list(results))
 
 
 @dataclass
@@ -64,6 +67,7 @@ class _Saving:
     notes: Sequence[str]
     only: Collection[str] | None
     strict_casts: bool
+    dtypes: Mapping[str, str]
     by_name: dict[str, Step] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +82,7 @@ class _Saving:
         given = tuple(name for name in self.by_name if name in saved)
         at_most = [pair for pair in shares.bounded if self._reads_given(pair, results, given)]
         residuals = tuple(name for name in given if name not in self.outputs.values())
-        backward = text_of(self.steps, results, self.notes, given=given, at_most=at_most)
+        backward = text_of(self.steps, results, self.notes, given=given, at_most=at_most, dtypes=self.dtypes)
         # What is saved is made as the program makes it.
         known = {**self.by_name, **{step.name: step for step in written}}
         self._put({name: replace(known[name], written=True) for name in saved})

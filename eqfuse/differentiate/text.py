@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
-from eqfuse.differentiate.steps import Step, Steps, name_of
+from eqfuse.differentiate.steps import Names, Step, Steps, name_of
 from eqfuse.terms.nodes import Axis, Expr, Load, Reduce, Scalar, Size, children, free_axes, rebuild, walk
 from eqfuse.terms.printer import show
 from eqfuse.terms.promises import ascends
 
 LONGEST_INLINED = 48
 """Letters of a value that is written where it is read, if it is read once."""
+
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def text_of(
@@ -22,31 +26,37 @@ def text_of(
     *,
     given: Collection[str] = (),
     at_most: Sequence[tuple[Expr, Expr]] = (),
+    dtypes: Mapping[str, str] = _NOTHING,
 ) -> str:
     """The text of a program with these outputs, made of all other steps that they need but for those that are `given`,
-    as inputs. `at_most` are pairs of values of which it says that the first is at most the second."""
+    as inputs. `at_most` are pairs of values of which it says that the first is at most the second; `dtypes` are those of
+    some outputs."""
     known = {step.name: step for step in steps.steps if step.name not in given}
     needed = needed_steps(known, outputs)
+    names, domains = Names(set(steps.names.taken)), dict(steps.domains)
     moved: dict[str, str] = {}
     written = _inlined(needed, outputs, [side for pair in at_most for side in pair])
     if any(map(_is_computed, written)):
-        written = [_with_sizes(step, steps, moved) for step in written]
+        written = [_with_sizes(step, names, domains, moved) for step in written]
     exprs = [step.value for step in written]
     axes = {axis for step in written for axis in step.axes}
     axes |= {node.axis for node in walk(*exprs) if isinstance(node, Reduce)}
     sizes = {node.axis: None for node in walk(*exprs) if isinstance(node, Size)}
     # The size of an axis that nothing runs along: a copy of the axis makes its name known.
     copies = {
-        steps.names.numbered(axis): axis
+        names.numbered(axis): axis
         for axis in sizes
-        if steps.domains.get(axis, axis) not in axes and axis not in moved.values()
+        if domains.get(axis, axis) not in axes and axis not in moved.values()
     }
     axes |= sizes.keys()
     reads = {name_of(node) for node in walk(*exprs)}
     lines = [text for name, text in steps.declared.items() if name in reads]
-    lines += [f"{axis}: axis[{of}]" for axis, of in steps.domains.items() if axis in axes]
-    lines += [f"{copy}: axis[{steps.domains.get(axis, axis)}]" for copy, axis in copies.items()]
-    used = axes | {steps.domains.get(axis, axis) for axis in axes}
+    lines += [
+        f"{s.name}: {dtypes[s.name]}[{', '.join(s.axes)}]" for s in outputs if s.axes and s.name in dtypes
+    ]
+    lines += [f"{axis}: axis[{of}]" for axis, of in domains.items() if axis in axes]
+    lines += [f"{copy}: axis[{domains.get(axis, axis)}]" for copy, axis in copies.items()]
+    used = axes | {domains.get(axis, axis) for axis in axes}
     lines += [f"{axis}: axis[{count}]" for axis, count in steps.lengths.items() if axis in used]
     lines += [_line(step) for step in written]
     ascending = [pair for pair in steps.program.at_most if _ascends_in(pair, reads, axes)]
@@ -67,14 +77,14 @@ def _is_computed(step: Step) -> bool:
     return any(not isinstance(part, Axis) for read in reads for part in read.index)
 
 
-def _with_sizes(step: Step, steps: Steps, moved: dict[str, str]) -> Step:
+def _with_sizes(step: Step, names: Names, domains: dict[str, str], moved: dict[str, str]) -> Step:
     """The step with sizes read from copies of their axes: these have the size that is meant, whatever is put for the axis
     where the step, or one that reads it, is read."""
     sizes = {node.axis for node in walk(step.body) if isinstance(node, Size)}
     for axis in sorted(sizes - moved.keys()):
-        base = steps.domains.get(axis, axis)
-        moved[axis] = steps.names.numbered(base)
-        steps.domains[moved[axis]] = base
+        base = domains.get(axis, axis)
+        moved[axis] = names.numbered(base)
+        domains[moved[axis]] = base
     values: dict[Expr, Expr] = {Size(axis): Size(moved[axis]) for axis in sizes}
     return replace(step, body=_replaced(step.body, values)) if sizes else step
 

@@ -113,7 +113,8 @@ def _operand_bytes(
         axis = product.contraction.axis
         stepped = blocks.get(axis, 1) < shape.extents.get(axis, 1)
         left, right = product.left, product.right
-        width = 1 if shape.is_narrow(product.node) else 2 if shape.is_half(product.node) else 4
+        is_half = shape.is_half_product(product.node, left.load, right.load)
+        width = 1 if shape.is_narrow(product.node) else 2 if is_half else 4
         for operand in (left, right) if left.load else (right,):  # a computed left one is in registers
             size = size_of(operand.axes, blocks) * width
             if operand.load is None:
@@ -201,7 +202,7 @@ def registers(kernel: Kernel, blocks: Mapping[str, int], warps: int, device: Dev
     made = {axes for axes in widest_values(kernel) if axes not in states and (axes & loops or not loops)}
     passing = 0.0
     for product in products(kernel):
-        half = shape.is_half(product.node)
+        half = shape.is_half_product(product.node, product.left.load, product.right.load)
         stepped = blocks.get(product.contraction.axis, 1) < shape.extents.get(product.contraction.axis, 1)
         sums = product.contraction.apart
         if stepped and product.contraction.axis not in loops:  # its sums are carried from step to step

@@ -38,6 +38,14 @@ class Shape:
         reals = self._reals(expr)
         return bool(reals) and reals <= set(HALF)
 
+    def is_half_product(self, node: Expr, left: Load | None, right: Load | None) -> bool:
+        """Whether the operands of a matrix product are multiplied in half precision: of half precision are all tensors that
+        it reads, or one operand that is a load, and the other one is computed, which is rounded to that."""
+        if self.is_half(node):
+            return True
+        loads = [load for load in (left, right) if load is not None]
+        return len(loads) == 1 and self.dtypes.get(loads[0].tensor, "f32") in HALF
+
     def _reals(self, expr: Expr) -> frozenset[str]:
         """The dtypes of the reals that an expression reads."""
         if expr not in self._read:

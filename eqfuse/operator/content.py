@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+import torch
+
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.nodes import Program
 from eqfuse.threads import Lock
@@ -29,9 +31,16 @@ class Called(Protocol):
     def forward(self, names: tuple[str, ...]) -> Saving:
         """What a call runs of which gradients by these inputs may be asked."""
 
-    def gradient(self, names: tuple[str, ...], of: tuple[str, ...] = (), alike: bool = False) -> Called:
+    def gradient(
+        self,
+        names: tuple[str, ...],
+        of: tuple[str, ...] = (),
+        alike: bool = False,
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> Called:
         """The kernel of the gradient by some inputs: one that reads what the forward for gradients `of` inputs has saved,
-        or, without these, one of inputs and cotangents alone. `alike`: dimensions that are divided alike are as long."""
+        in the `dtypes` of the inputs where these are halves; or, without, one of inputs and cotangents alone. `alike`:
+        dimensions that are divided alike are as long."""
 
     def alike(self, source: str) -> Called:
         """The kernel of another text, compiled as this one is."""

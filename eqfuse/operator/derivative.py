@@ -138,7 +138,8 @@ class _Recorded(_SingleLevelFunction):
         saved = dict(zip(forward.saved, every[len(of_tensors) :], strict=True)) if of else {}
         with apart():
             kernel = kernel_of(content)
-            gradient = kernel.gradient(wanted, of, _are_alike(kernel.program, tensors))
+            dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+            gradient = kernel.gradient(wanted, of, _are_alike(kernel.program, tensors), dtypes)
             kernel_of(gradient.content)
         filled = [
             torch.zeros((), dtype=dtype, device=device).expand(shape) if value is None else value

@@ -328,8 +328,9 @@ class Fusion:
         with undisturbed():
             kernel = _kernel(candidate.text.source, self.options.native)
             if self.in_training:
-                real = _real([(name, node.meta["val"]) for name, node in candidate.inputs])
-                kernel.gradient(real, real, alike=True)
+                values = [(name, node.meta["val"]) for name, node in candidate.inputs]
+                real = _real(values)
+                kernel.gradient(real, real, True, {name: value.dtype for name, value in values})
         return kernel
 
     def _priced(self, region: Region) -> Candidate:
