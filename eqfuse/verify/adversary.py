@@ -127,20 +127,30 @@ def sizes_met(*programs: Program) -> dict[str, tuple[int, ...]]:
 
 
 def _parts_and_numbers(node: Expr) -> tuple[set[Expr], set[int]]:
-    """What a function is given, but for what is read or reduced and for other choices, and the whole numbers in it that
+    """What a function is given, as far as it is arithmetic of positions, sizes and numbers, and the whole numbers in it that
     sizes are taken to."""
     parts: set[Expr] = {node}
     waiting = list(children(node))
     while waiting:
         part = waiting.pop()
-        if part not in parts and not isinstance(part, Load | Reduce):
+        if part not in parts and _is_arithmetic(part):
             parts.add(part)
-            waiting += () if isinstance(part, Call) and part.fn in _CHOICES else children(part)
+            waiting += children(part)
     numbers = (abs(part.value) for part in parts if isinstance(part, Const) and np.isfinite(part.value))
     return parts, {int(number) for number in numbers if 1 <= number <= LARGEST_CONSTANT}
 
 
-_CHOICES = frozenset({*COMPARISONS, "where", "and", "or", "not"})
+_ARITHMETIC = frozenset(
+    {"add", "sub", "mul", "div", "neg", "floordiv", "mod", "maximum", "minimum", "floor", "round"}
+)
+
+
+def _is_arithmetic(node: Expr) -> bool:
+    """Whether an expression is made of positions, sizes, scalars and numbers alone."""
+    return not any(
+        isinstance(part, Load | Reduce) or (isinstance(part, Call) and part.fn not in _ARITHMETIC)
+        for part in walk(node)
+    )
 
 
 def settings(
@@ -182,7 +192,10 @@ def settings(
         least = tuple({axis: number + 2 for axis, number in each.items()} for each in met)
         yield Setting(apart, integers(3), least)
     exact = sizes_met(*programs)
-    for number in sorted({n for numbers in exact.values() for n in numbers}, reverse=True)[:EXACT_SIZES]:
+    numbers_met = sorted(
+        {n for met in exact.values() for n in met if n > 1 or of == "programs"}, reverse=True
+    )
+    for number in numbers_met[:EXACT_SIZES]:
         if number < SMALL:
             yield Setting(Choice((number,), (number,), (number,), "none", near=False), integers(3))
         reached = [axis for axis, each in exact.items() if number in each]
@@ -346,9 +359,13 @@ def _reals(
 ) -> FieldArray:
     """By trial modulo `KINDS`: the numbers of the programs and what is near them (0), these numbers themselves (1),
     magnitudes from 1e-30 to 1e30, of one tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others
-    (5, see `_with_copies`), nearly equal ones (6), and zeros among small integers (7)."""
+    (5, see `_with_copies`), nearly equal ones (6), and zeros among small integers (7). Of many trials, the second half have
+    tensors of different kinds."""
     shape = value.shape
-    trial = np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)) % KINDS
+    place = np.arange(shape[0])
+    if len(place) >= 2 * KINDS:
+        place = place + np.where(place < len(place) // 2, 0, rng.integers(KINDS))
+    trial = place.reshape(-1, *(1,) * (len(shape) - 1)) % KINDS
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
     number = rng.choice(np.asarray(numbers), shape)
     step = rng.choice(np.array([0.0, 1e-4, -1e-4, 1e-3, -1e-3, 0.1, -0.1, 1.0]), shape)

@@ -84,7 +84,7 @@ ELSEWHERE_TRIALS = 8
 """Trials at thresholds of stages at other sizes: each kind of value once."""
 MOST_TRIALS, ELEMENTS = 128, 40_000
 """Trials that look for a difference at small sizes, and the elements of the largest value over all of them."""
-SUPPOSED, MOST_APART = 2, 6
+SUPPOSED, MOST_APART = 1, 6
 """Rounds of trials in which orders are supposed; so many branches are taken one by one where all together differ."""
 DRAWS, FEW = 4, 6
 """Integers and truth values of two programs are drawn so often at the same sizes, scalars again below the second."""
@@ -426,7 +426,7 @@ def _look_elsewhere(
             hard = ELSEWHERE_TRIALS if kind == "at thresholds" else 0
             verification.run(elsewhere(found, number), source, half=True, numbers=numbers, hard=hard)
         else:
-            trials = min(max(ELSEWHERE_TRIALS, _many(size) // 2), max(1, MOST_ELSEWHERE // max(1, size)))
+            trials = min(max(ELSEWHERE_TRIALS, _many(size) // 4), max(1, MOST_ELSEWHERE // max(1, size)))
             source = replace(source, special="ignored", defined="common")
             verification.probe(elsewhere(found, number), source, numbers, number, trials, (kind,))
         unseen.look((found,), values)
@@ -583,22 +583,23 @@ class Verification:
         tallies = {stage.name: Tally() for stage in stages}
         least_rounds = source.least_rounds()
         usual = (self._trials + 1) // 2 if half else self._trials
-        share = self._trials / usual
-        drawn = 0
-        for number in range(round(ROUNDS * share)):
+        drawn = total = 0
+        for number in range(2 * ROUNDS):
             domain, rng = self._field(number)
             more = hard if number == 0 else 0
-            start = (number + 1) * usual if half else 0
+            start = total + usual if half else 0
             inputs = source.draw(domain, usual + more, rng, number, start=start, scale=self._scale)
             domain.careful = more > 0
             if more:
                 indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
                 inputs = hardened(inputs, source.specs, indices, numbers, domain, rng, usual)
             drawn += full_entropy(usual, start)
+            total += usual
             expected, known = source.evaluate(stages, inputs, domain)
             self._note_extremes(domain)
             self._drawn += usual
             self._resampled += usual if number >= least_rounds else 0
+            rounds = total / self._trials
             # A wrong stage fails at once; the rounds go on for what was not compared.
             passed = [
                 compare(
@@ -618,11 +619,16 @@ class Verification:
             if np.mean(domain.beyond_floats) > 0.5 and self._scale > SMALLEST_SCALE:
                 self._scale /= 10  # exp(x / 0.001) is no float at numbers near 1
             pairs = zip(tallies.values(), bounds, strict=True)
-            if not all(passed) or (
-                number + 1 >= least_rounds
-                and all(self._enough(*pair, number + 1, drawn, share) for pair in pairs)
+            if (
+                not all(passed)
+                or (
+                    number + 1 >= least_rounds
+                    and all(self._enough(*pair, number + 1, drawn, rounds) for pair in pairs)
+                )
+                or rounds >= ROUNDS
             ):
                 break
+            usual = 2 * self._trials if half and number + 1 >= least_rounds else usual
         for stage, bound in zip(stages, bounds, strict=True):
             self._report(stage, tallies[stage.name])
             least = tallies[stage.name].least_straight() or 0
@@ -665,16 +671,14 @@ class Verification:
         if searched not in self._searched:
             self._searched.append(searched)
 
-    def _enough(self, tally: Tally, bound: Bound, rounds: int, drawn: int, share: float) -> bool:
-        """Whether every position of a stage was compared, and the bound is reached, or given up, after so many rounds
-        in which so many independent trials were drawn; `share` of them make up a whole one."""
+    def _enough(self, tally: Tally, bound: Bound, looks: int, drawn: int, rounds: float) -> bool:
+        """Whether every position of a stage was compared, and the bound is reached, or given up, after so many looks at
+        so many independent trials, which make up so many rounds."""
         least = tally.least()
         straight = tally.least_straight()
-        if straight is None or (
-            tally.twisted and (rounds / share >= STRAIGHT_ROUNDS or tally.hopeless(rounds / share))
-        ):
+        if straight is None or (tally.twisted and (rounds >= STRAIGHT_ROUNDS or tally.hopeless(rounds))):
             return least >= ENOUGH
-        if not bound.reaches(self._requested, straight, drawn, rounds):
+        if not bound.reaches(self._requested, straight, drawn, looks):
             return False
         return (straight if tally.twisted else least) >= ENOUGH
 
@@ -705,7 +709,9 @@ class Verification:
                     domain.supposed.add(*(rounded_of(real) for real in reals))
 
             domain.watch = supposed
-            for _ in range(2):  # a supposed order may be part of what another branch compares
+            for _ in range(
+                min(2, len(nodes))
+            ):  # a supposed order may be part of what another branch compares
                 _, known = source.evaluate(stages, inputs, domain)
                 for stage in stages:
                     if stage.program is not None and stage.name not in known:
