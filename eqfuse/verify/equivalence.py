@@ -82,7 +82,7 @@ SMALLEST_SCALE = 1e-6
 """Real inputs are drawn smaller, down to this, where most trials leave the range of float64."""
 ELSEWHERE_TRIALS = 8
 """Trials at thresholds of stages at other sizes: each kind of value once."""
-MOST_TRIALS, ELEMENTS = 128, 40_000
+MOST_TRIALS, ELEMENTS = 256, 120_000
 """Trials that look for a difference at small sizes, and the elements of the largest value over all of them."""
 SUPPOSED, MOST_APART = 1, 6
 """Rounds of trials in which orders are supposed; so many branches are taken one by one where all together differ."""
@@ -426,7 +426,7 @@ def _look_elsewhere(
             hard = ELSEWHERE_TRIALS if kind == "at thresholds" else 0
             verification.run(elsewhere(found, number), source, half=True, numbers=numbers, hard=hard)
         else:
-            trials = min(max(ELSEWHERE_TRIALS, _many(size) // 4), max(1, MOST_ELSEWHERE // max(1, size)))
+            trials = min(max(ELSEWHERE_TRIALS, _many(size) // 8), max(1, MOST_ELSEWHERE // max(1, size)))
             source = replace(source, special="ignored", defined="common")
             verification.probe(elsewhere(found, number), source, numbers, number, trials, (kind,))
         unseen.look((found,), values)
