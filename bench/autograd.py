@@ -15,7 +15,7 @@ import torch
 
 from eqfuse.differentiate.certify import without_folds
 from eqfuse.terms.domain import Watch
-from eqfuse.terms.floats import IRRATIONAL, TORCH_DTYPES
+from eqfuse.terms.floats import IRRATIONAL, TORCH_DTYPES, FloatDomain
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate, reference
 from eqfuse.terms.nodes import REDUCTIONS, Program
@@ -90,6 +90,9 @@ class TorchDomain:
             return torch.where(rounded == value.detach(), value, value + (rounded - value.detach()))
         result: torch.Tensor = _CALLS[fn](*args)
         return result
+
+    def drawn(self, fn: str, integers: Sequence[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(FloatDomain().drawn(fn, integers))
 
     def rounded(self, dtype: str, value: torch.Tensor) -> torch.Tensor:
         return value

@@ -116,6 +116,9 @@ class DualDomain:
     def lift(self, integers: npt.NDArray[Any]) -> Dual:
         return Dual(self.base.lift(integers))
 
+    def drawn(self, fn: str, integers: Sequence[npt.NDArray[Any]]) -> Dual:
+        return Dual(self.base.drawn(fn, integers))
+
     def rounded(self, dtype: str, value: Dual) -> Dual:
         return value
 

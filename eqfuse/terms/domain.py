@@ -43,6 +43,9 @@ class Domain(Protocol):
     def call(self, fn: str, args: Sequence[Any]) -> Any:
         """An elementwise function of `nodes.ARITY` from reals to reals, casts included."""
 
+    def drawn(self, fn: str, integers: Sequence[np.ndarray]) -> Any:
+        """A function of `functions.DRAWN`, of exact integers."""
+
     def rounded(self, dtype: str, value: Any) -> Any:
         """What a kernel of this dtype keeps of a value, where the program has no cast."""
 

@@ -13,7 +13,7 @@ from eqfuse.terms import integers
 from eqfuse.terms.definitions import evaluated
 from eqfuse.terms.domain import Watch
 from eqfuse.terms.dtypes import FLOAT8
-from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS, OF_INTEGERS, ROUNDINGS
+from eqfuse.terms.functions import CASTS, COMPARISONS, DRAWN, FUNCTIONS, OF_INTEGERS, ROUNDINGS
 from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.threads import undisturbed
 
@@ -94,12 +94,17 @@ class FloatDomain:
             return rounded(args[0], fn)
         if fn in ROUNDINGS:
             return integers.rounded(args[0], fn)
+        if fn in DRAWN:
+            return self.drawn(fn, [integers.nearest(arg) for arg in args])
         if fn in OF_INTEGERS:
             return integers.call(fn, tuple(map(integers.nearest, args)))
         if fn not in PRIMITIVE:
             return np.asarray(evaluated(FUNCTIONS[fn].definition, fn, args, self.dtype.type, self.call))
         with np.errstate(all="ignore"):
             return np.asarray(PRIMITIVE[fn](*args), self.dtype)
+
+    def drawn(self, fn: str, whole: Sequence[Any]) -> Array:
+        return integers.uniform(*whole).astype(self.dtype)
 
     def rounded(self, dtype: str, value: Any) -> Array:
         return self.call(dtype, [value])

@@ -277,6 +277,16 @@ _ROWS = (
     _bitwise("bitxor", "^", "bitwise_xor"),
     _bitwise("lshift", "<<", ""),
     _bitwise("rshift", ">>", ""),
+    # Random numbers
+    Function(
+        "rand",
+        ("seed", "position"),
+        ("", ""),
+        of_integers=True,
+        finite=True,
+        work=40,
+        field="hash",
+    ),
     # Functions of one number
     Function(
         "abs",
@@ -533,6 +543,9 @@ AMONG_INTEGERS = tuple(row.name for row in _ROWS if row.result == "like")
 
 OF_INTEGERS = tuple(row.name for row in _ROWS if row.of_integers)
 """Functions that take integers alone."""
+
+DRAWN = ("rand",)
+"""Functions of integers that give reals: random numbers."""
 
 ON_BITS = tuple(row.name for row in _ROWS if row.of_integers and row.result == "like")
 """Functions of integers as bits."""

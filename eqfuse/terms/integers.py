@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,39 @@ def shifted_left(x: Any, by: Any) -> Any:
 def shifted_right(x: Any, by: Any) -> Any:
     """`x >> by`, the sign moved in; the sign alone by a count below 0 or of all bits."""
     return np.right_shift(x, np.where((by >= 0) & (by < BITS), by, BITS - 1))
+
+
+PHILOX = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+"""Philox 4x32-10: multipliers of the counter's words, what the key's words grow by, rounds (Salmon, Moraes, Dror, Shaw, "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011; `std::philox4x32` of C++26)."""
+
+_WORD = 0xFFFFFFFF
+
+
+def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, ...]:
+    """The four words of 32 bits that Philox 4x32-10 makes of a counter of four and a key of two; all uint64 arrays."""
+    c, k = [np.asarray(word, np.uint64) for word in counter], [np.asarray(word, np.uint64) for word in key]
+    mask, half = np.uint64(_WORD), np.uint64(32)
+    for _ in range(ROUNDS):
+        one, two = (word * np.uint64(by) for word, by in zip((c[0], c[2]), PHILOX, strict=True))
+        c = [(two >> half) ^ c[1] ^ k[0], two & mask, (one >> half) ^ c[3] ^ k[1], one & mask]
+        k = [(word + np.uint64(by)) & mask for word, by in zip(k, WEYL, strict=True)]
+    return tuple(c)
+
+
+def uniform(seed: Any, position: Any) -> npt.NDArray[np.float64]:
+    """Random numbers from 0 to 1, 1 left out, that float32 has: the upper 24 bits of the first word that Philox 4x32-10 makes
+    of the position as its counter and the seed as its key, each as two words of 32 bits, the lower one first."""
+    words = [
+        (part & np.uint64(_WORD), part >> np.uint64(32))
+        for part in (as_integers(each).astype(np.uint64) for each in (position, seed))
+    ]
+    zero = np.uint64(0)
+    with np.errstate(over="ignore"):
+        first = philox((*words[0], zero, zero), words[1])[0]
+    return np.asarray((first >> np.uint64(8)) * 2.0**-24, np.float64)
 
 
 def _within(dtype: str) -> Callable[[Any], Any]:

@@ -28,7 +28,7 @@ from eqfuse.terms.bounds import check_selections
 from eqfuse.terms.domain import BRANCHING, Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides
-from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.functions import COMPARISONS, DRAWN
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     COMBINE,
@@ -336,6 +336,8 @@ class _Run:
         exact = fn in integers.INTEGER_FUNCTIONS or fn in integers.TRUTH_FUNCTIONS
         if exact and all(map(integers.is_exact, parts)):
             return Value(dims, integers.call(fn, tuple(parts)))
+        if fn in DRAWN and all(map(integers.is_exact, parts)):
+            return Value(dims, domain.drawn(fn, np.broadcast_arrays(*parts)))
         reals = [self._real(part) for part in parts]
         if fn in COMPARISONS:
             return Value(dims, np.asarray(domain.compare(fn, reals[0], reals[1])))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from eqfuse.terms.assume import is_zero_without
-from eqfuse.terms.functions import LOGICAL
+from eqfuse.terms.functions import DRAWN, LOGICAL
 from eqfuse.terms.nodes import (
     Call,
     Const,
@@ -102,6 +102,8 @@ class _Masks:
                 return tensor in self._discrete
             case Scalar(name):
                 return name in self._integers
+            case Call(fn, _) if fn in DRAWN:  # a random number is a real one
+                return False
             case _:
                 return not isinstance(node, Local | Reduce)
 

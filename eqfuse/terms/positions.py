@@ -96,6 +96,10 @@ def _indexing(node: Expr) -> Iterator[tuple[str, Use]]:
         for index in node.index:
             for part in _counting(index):
                 yield _name(part), Use("used in an index", node)
+    elif isinstance(node, Call) and node.fn in OF_INTEGERS:
+        for arg in node.args:
+            for part in _counting(arg):
+                yield _name(part), Use(_TAKEN.get(node.fn, "shifted, or taken as bits"), node)
 
 
 def _counting(index: Expr) -> Iterator[Load | Scalar]:
@@ -105,8 +109,11 @@ def _counting(index: Expr) -> Iterator[Load | Scalar]:
             yield index
         case Reduce(op, _, _) if fold_of(op) is not None:
             return
-        case Call(fn, _) if fn in ROUNDINGS or fold_of(fn) is not None:
+        case Call(fn, _) if fn in ROUNDINGS or fn in COMPARISONS or fold_of(fn) is not None:
             return
+        case Call("where", (_, *branches)):
+            for branch in branches:
+                yield from _counting(branch)
         case _:
             for part in children(index):
                 yield from _counting(part)
@@ -171,9 +178,6 @@ def _wanted(node: Expr, forms: Mapping[Expr, Form]) -> Iterator[tuple[Expr, Use]
                     yield part, Use("divided with a position", node)
             if forms[left] == "position":
                 yield right, Use("divided with a position", node)
-        case Call(fn, args) if fn in OF_INTEGERS:
-            for part in args:
-                yield part, Use(_TAKEN.get(fn, "shifted, or taken as bits"), node)
         case Call(fn, (left, right)) if fn in COMPARISONS or fn in _JOINED:
             role: Role = "added to a position" if fn in ("add", "sub") else "compared with a position"
             for one, other in ((left, right), (right, left)):

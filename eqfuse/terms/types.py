@@ -14,6 +14,7 @@ from eqfuse.terms.functions import (
     BITWISE,
     CASTS,
     COMPARISONS,
+    DRAWN,
     LOGICAL,
     OF_INTEGERS,
     ON_BITS,
@@ -316,7 +317,9 @@ def _check_integers(program: Program, fn: str, args: Sequence[Expr], all_kinds: 
     written = OPERATORS.get(fn, fn)
     for part in args:
         if all_kinds[part] != "int":
-            hint = "round it first: i8(...), u8(...) or i16(...)"
+            hint = "its arguments are a seed and a position: rand(seed, i*N(j) + j)"
+            if fn not in DRAWN:
+                hint = "round it first: i8(...), u8(...) or i16(...)"
             if fn in BITWISE.values():
                 hint += f". {TIGHT}"
             message = f"{written!r} takes integers, this is {_describe(all_kinds[part])}"

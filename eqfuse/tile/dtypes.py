@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from eqfuse.terms import dtypes, folds, integers
 from eqfuse.terms.dtypes import FLOAT8
-from eqfuse.terms.functions import AMONG_INTEGERS, CASTS, COMPARISONS, LOGICAL, OF_INTEGERS, ROUNDINGS
+from eqfuse.terms.functions import AMONG_INTEGERS, CASTS, COMPARISONS, DRAWN, LOGICAL, OF_INTEGERS, ROUNDINGS
 
 INTEGERS = ("bool", *dtypes.INTEGERS)
 NARROW = (*FLOAT8, "f16", "bf16")
@@ -32,6 +32,8 @@ def operand_dtypes(fn: str, args: Sequence[str], accumulate: str) -> tuple[str, 
             return tuple(args)
         case _ if fn in ROUNDINGS:
             return (_common(args, accumulate),)
+        case _ if fn in DRAWN:
+            return ("i64",) * len(args)
         case _ if fn in OF_INTEGERS:
             return (widest_integer(args),) * len(args)
         case _ if fn in LOGICAL:

@@ -21,7 +21,7 @@ from eqfuse.loops.nodes import Buffer
 from eqfuse.terms import integers
 from eqfuse.terms.domain import Domain, contract_masked, total
 from eqfuse.terms.folds import Fold, fold_of
-from eqfuse.terms.functions import COMPARISONS, LOGICAL
+from eqfuse.terms.functions import COMPARISONS, DRAWN, LOGICAL
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import Value as Dimensioned
 from eqfuse.terms.interpreter import fold_states, merge_states, rank_states
@@ -403,6 +403,8 @@ class Instances:
         among_integers = all(map(is_exact, arrays))
         if among_integers and (fn in LOGICAL or fn in COMPARISONS or value.dtype in INTEGERS):
             return integers.call(fn, tuple(arrays))
+        if fn in DRAWN and among_integers:
+            return self.domain.drawn(fn, np.broadcast_arrays(*arrays))
         reals = list(map(self._real, arrays))
         if fn in COMPARISONS:
             return self.domain.compare(fn, *reals)

@@ -101,6 +101,9 @@ class DegreeDomain:
         """Inputs of this shape."""
         return DegreeArray(shadow.shape, VARIABLE)
 
+    def drawn(self, fn: str, integers: Sequence[np.ndarray]) -> DegreeArray:
+        return self.call(fn, [self.lift(each) for each in integers])
+
     def rounded(self, dtype: str, value: DegreeArray) -> DegreeArray:
         return value
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from eqfuse.terms.dtypes import LIMITS
-from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS, LOGICAL, OPERATORS, ROUNDINGS
+from eqfuse.terms.functions import CASTS, COMPARISONS, DRAWN, FUNCTIONS, LOGICAL, OPERATORS, ROUNDINGS
 from eqfuse.tile.cpu.access import place
-from eqfuse.tile.cpu.values import Affine, Item
+from eqfuse.tile.cpu.values import TORCH, Affine, Item
 from eqfuse.tile.cpu.writer import Writer
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import Division, Dot, Value
@@ -72,6 +72,8 @@ def elementwise(w: Writer, value: Value, fn: str, args: Sequence[Item], division
     """An elementwise function of `nodes.ARITY`, in place where an operand dies here."""
     if fn in CASTS:
         return w.converted(w.converted(args[0], fn, value.name), value.dtype, value.name)
+    if fn in DRAWN:
+        return _drawn(w, value, [w.plain(arg) for arg in args])
     if fn in ROUNDINGS:
         return _whole(w, value, fn, w.plain(args[0]))
     if fn == "where":
@@ -94,6 +96,11 @@ def _whole(w: Writer, value: Value, fn: str, item: Item) -> Item:
     if not value.dims:
         return w.scalar(value, f"int({text})", data=True)
     return w.owned(Item(w.let(value.name, text), value.dims, value.dtype, item.full), value.name)
+
+
+def _drawn(w: Writer, value: Value, args: Sequence[Item]) -> Item:
+    text = f"uniform({', '.join(arg.text for arg in args)}, {TORCH[value.dtype]})"
+    return w.owned(Item(w.let(value.name, text), value.dims, value.dtype, _full(args)), value.name)
 
 
 def _from_data(args: Sequence[Item]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from eqfuse.errors import BindError
+from eqfuse.terms.integers import PHILOX, ROUNDS, WEYL
 
 Index = int | slice | torch.Tensor
 
@@ -77,6 +78,20 @@ def to_whole(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
     if not x.is_floating_point():
         return x.clamp(low, high)
     return torch.nan_to_num(x.round(), nan=0.0).clamp(low, high).to(torch.int64)
+
+
+def uniform(seed: int | torch.Tensor, position: int | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers from 0 to 1: the upper 24 bits of the first word of Philox 4x32-10, the position its counter, the
+    seed its key. Products of words wrap around, and their upper halves are right."""
+    low = 0xFFFFFFFF
+    p, s = _tensor(position), _tensor(seed)
+    c0, c1, k0, k1 = p & low, (p >> 32) & low, s & low, (s >> 32) & low
+    c2 = c3 = torch.zeros_like(p)
+    for _ in range(ROUNDS):
+        one, two = c0 * PHILOX[0], c2 * PHILOX[1]
+        c0, c1, c2, c3 = ((two >> 32) & low) ^ c1 ^ k0, two & low, ((one >> 32) & low) ^ c3 ^ k1, one & low
+        k0, k1 = (k0 + WEYL[0]) & low, (k1 + WEYL[1]) & low
+    return (c0 >> 8).to(dtype) * 2.0**-24
 
 
 def shifted_left(x: int | torch.Tensor, by: int | torch.Tensor) -> int | torch.Tensor:

@@ -221,6 +221,20 @@ OF_DOUBLES(cosine, __builtin_cos(x))
 OF_DOUBLES(floor, __builtin_floor(x))
 OF_DOUBLES(nearest, __builtin_rint(x))
 
+// Random numbers from 0 to 1: the upper 24 bits of the first word of Philox 4x32-10, the position its counter, the seed its key.
+#define UNIFORM(whole, words, real)                                                                  \
+  INLINE real uniform(whole seed, whole position) {                                                  \
+    words low = words{} + 0xffffffffu, p = (words)position, s = (words)seed;                         \
+    words c0 = p & low, c1 = p >> 32, c2 = words{}, c3 = words{}, k0 = s & low, k1 = s >> 32;        \
+    for (int round = 0; round < 10; round++) {                                                       \
+      words one = c0 * 0xD2511F53u, two = c2 * 0xCD9E8D57u;                                          \
+      c0 = (two >> 32) ^ c1 ^ k0; c2 = (one >> 32) ^ c3 ^ k1; c1 = two & low; c3 = one & low;        \
+      k0 = (k0 + 0x9E3779B9u) & low; k1 = (k1 + 0xBB67AE85u) & low;                                  \
+    }                                                                                                \
+    return to_f32((whole)(c0 >> 8)) * 0x1p-24f; }
+typedef unsigned long long u64;
+UNIFORM(i64, u64, float) UNIFORM(L, UL, F)
+
 // Numbers rounded half to even to integers between two ends; NaN is 0.
 #define WHOLE(real, integer, as)                                                                     \
   INLINE integer whole(real x, int low, int high) {                                                  \

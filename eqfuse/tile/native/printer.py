@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.floats import IRRATIONAL
-from eqfuse.terms.functions import CASTS
+from eqfuse.terms.functions import CASTS, DRAWN
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.native.context import Interface, Names, Open
 from eqfuse.tile.native.folds import UNROLLED, folded_axis, folds_of
@@ -394,7 +394,8 @@ class _KernelPrinter(Whole):
                 texts = [self._read(arg, wide=wide) for arg in args]
                 if fn in CASTS and self._rounded_where_stored(value):
                     return converted(texts[0], args[0].dtype, value.dtype)
-                return applied(fn, texts, [kind(arg.dtype) for arg in args])
+                text = applied(fn, texts, [kind(arg.dtype) for arg in args])
+                return converted(text, "f32", value.dtype) if fn in DRAWN else text
             case Cast(source, written):
                 text = converted(self._read(source, wide=wide), source.dtype, value.dtype)
                 is_rounded = (written or source.dtype != value.dtype) and not self._rounded_where_stored(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from eqfuse.terms.dtypes import FLOAT8, LIMITS, STORED
 from eqfuse.terms.folds import Fold
-from eqfuse.terms.functions import CASTS, ROUNDINGS
+from eqfuse.terms.functions import CASTS, DRAWN, ROUNDINGS
 from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
 from eqfuse.terms.types import kinds
 from eqfuse.tile.dtypes import INTEGERS
@@ -129,6 +129,8 @@ def applied(fn: str, args: Sequence[str], dtypes: Sequence[str]) -> str:
     if fn in ROUNDINGS:
         low, high = LIMITS[fn]
         return f"whole({args[0]}, {low}, {high})"
+    if fn in DRAWN:
+        return f"uniform({', '.join(args)})"
     if fn in _FUNCTIONS:
         return _FUNCTIONS[fn].format(*args)
     if fn not in _REALS or dtypes[0] in INTEGERS:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eqfuse.terms.dtypes import FLOAT8, LIMITS
-from eqfuse.terms.functions import FUNCTIONS, ROUNDINGS
+from eqfuse.terms.functions import DRAWN, FUNCTIONS, ROUNDINGS
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import Division
 
@@ -132,6 +132,9 @@ def elementwise(
         whole = (_as_tile(arg, dtype) for arg in args)
         return call(use(fn), *whole)
     match fn:
+        case _ if fn in DRAWN:
+            drawn = call(use("rand"), *(_as_tile(arg, "i64") for arg in args))
+            return call("tl.cast", drawn, "tl.float64") if dtype == "f64" else drawn
         case _ if fn in ROUNDINGS:
             low, high = LIMITS[fn]
             if integer:
@@ -346,6 +349,23 @@ def shifted_right(x, by):
     # The sign alone by a count below 0 or beyond all bits.
     BITS: tl.constexpr = x.dtype.primitive_bitwidth
     return x >> tl.where((by >= 0) & (by < BITS), by, BITS - 1)
+""",
+    "rand": """
+def uniform(seed, position):
+    # Random numbers from 0 to 1: the upper 24 bits of the first word of Philox 4x32-10 (Salmon et al., SC 2011), the
+    # position its counter, the seed its key.
+    p, s = tl.cast(position, tl.uint64), tl.cast(seed, tl.uint64)
+    c0, c1 = p.to(tl.uint32), (p >> 32).to(tl.uint32)
+    k0, k1 = s.to(tl.uint32), (s >> 32).to(tl.uint32)
+    c2, c3 = c0 ^ c0, c0 ^ c0
+    by_c0, by_c2 = tl.full((), 0xD2511F53, tl.uint32), tl.full((), 0xCD9E8D57, tl.uint32)
+    to_k0, to_k1 = tl.full((), 0x9E3779B9, tl.uint32), tl.full((), 0xBB67AE85, tl.uint32)
+    for _ in tl.static_range(10):
+        one, two = c0, c2
+        c0, c2 = tl.umulhi(two, by_c2) ^ c1 ^ k0, tl.umulhi(one, by_c0) ^ c3 ^ k1
+        c1, c3 = two * by_c2, one * by_c0
+        k0, k1 = k0 + to_k0, k1 + to_k1
+    return (c0 >> 8).to(tl.float32) * 5.9604644775390625e-08
 """,
     "is_finite": """
 def is_finite(x):

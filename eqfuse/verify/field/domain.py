@@ -245,6 +245,9 @@ class FieldDomain:
 
     # Elementwise functions
 
+    def drawn(self, fn: str, integers: Sequence[npt.NDArray[Any]]) -> FieldArray:
+        return self.call(fn, [self.lift(each) for each in integers])
+
     def rounded(self, dtype: str, value: FieldArray) -> FieldArray:
         """The value: the precision of a kernel is no part of what is compared."""
         return value
