@@ -77,6 +77,12 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
     most = int(SHARE * cache_bytes()) // 4
 
     turned = strided(items, depth)
+    grid = {b.axis: b.size for b in kernel.blocks if b.kind == "grid" and b.size}
+    fitting = {axis: walked.get(axis, size) for axis, size in grid.items() if axis in matrix}
+    while widest > most and max(fitting.values(), default=0) > LANES:
+        longest = max(fitting, key=fitting.__getitem__)
+        fitting[longest] //= 2
+        widest //= 2
 
     def block(of: Block) -> Block:
         if of.axis in crossed:
@@ -84,9 +90,7 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
         if of.kind != "grid" or not of.size or of.size == 1:
             return of
         if of.axis in matrix:
-            size = whole = walked.get(of.axis, of.size)
-            while size > LANES and widest // whole * size > most:
-                size //= 2
+            size = fitting[of.axis]
             return of if size == of.size else replace(of, size=size, valid=None)
         if of.axis in vectors:
             others = prod(n for axis, n in lengths.items() if axis != of.axis and axis in depth)
