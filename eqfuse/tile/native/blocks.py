@@ -64,10 +64,10 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
         if isinstance(item, Define) and isinstance(item.op, Dot):
             matrix |= set(item.value.dims) - set(item.dims)
             widest = max(widest, prod(lengths[d] for d in item.value.dims if d not in item.dims))
-            grid = {b.axis for b in kernel.blocks if b.kind == "grid"}
+            parallel = {b.axis for b in kernel.blocks if b.kind == "grid"}
             for side in (True, False):
                 axes = [d for d in item.value.dims if (d in item.op.left.dims) is side and d not in item.dims]
-                if grid.issuperset(axes):
+                if parallel.issuperset(axes):
                     walked |= _walked(sorted(axes, key=depth.__getitem__), lengths, sizes)
         if item.dims:
             inner = max(item.dims, key=depth.__getitem__)
