@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import eqfuse as eq
+from eqfuse.errors import EqfuseError
 from eqfuse.terms.nodes import Axis, Const
 from eqfuse.torch.positions import Part, Radix
 
@@ -273,3 +274,34 @@ def test_digits_are_divided_where_they_have_to_be() -> None:
     assert [digits(group) for group in RADIX.regrouped([m], [3, 4])] == [[("m // 4", 3)], [("m % 4", 4)]]
     odd = RADIX.regrouped([Part(Axis("a"), 2), Part(Axis("b"), 3)], [3, 2])
     assert [digits(group) for group in odd] == [[("(a * 3 + b) // 2", 3)], [("(a * 3 + b) % 2", 2)]]
+
+
+def unpacked(packed: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    nibbles = torch.stack([packed & 15, packed >> 4], 1).flatten(0, 1)
+    return x @ ((nibbles.to(torch.int32) - 8).to(x.dtype) * scales)
+
+
+def test_packed_weights_are_unpacked_as_torch_does() -> None:
+    packed, scales = torch.randint(0, 256, (8, 6), dtype=torch.uint8), r(6)
+    program = eq.from_torch(unpacked, packed, scales, r(3, 16))
+    x = r(3, 16)
+    torch.testing.assert_close(program(packed, scales, x), unpacked(packed, scales, x))
+    assert ">> 4" in program.source and "& 15" in program.source
+
+
+def test_bits_and_conversions_are_torchs() -> None:
+    def fn(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return a & b, a | b, a ^ b, ~a, a >> 2, x.to(torch.int8)
+
+    a, b = (torch.randint(0, 256, (9,), dtype=torch.uint8) for _ in "ab")
+    x = torch.tensor([-3.7, 2.5, 100.2, -0.4, 0.0, 1.9, -127.9, 5.0, 6.5], dtype=torch.float64)
+    for found, exact in zip(eq.from_torch(fn, a, b, x)(a, b, x), fn(a, b, x), strict=True):
+        assert found.dtype == exact.dtype and torch.equal(found, exact)
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda a: a + a, lambda a: -a, lambda a: a << 1, lambda a: a @ a, lambda a: a.to(torch.int8)]
+)
+def test_arithmetic_that_wraps_around_is_refused(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(EqfuseError, match="wraps around|loses bits|rounding to"):
+        eq.from_torch(fn, torch.arange(9, dtype=torch.uint8))

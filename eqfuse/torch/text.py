@@ -10,7 +10,7 @@ import torch
 
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.operator.shapes import output_dtypes
-from eqfuse.terms.functions import CASTS
+from eqfuse.terms.functions import CASTS, ROUNDINGS
 from eqfuse.terms.nodes import Expr, Load, Program, Reduce, Scalar, replaced, walk
 from eqfuse.terms.nodes import Size as SizeOf
 from eqfuse.terms.parser import axes_of, parse
@@ -210,7 +210,7 @@ def _dtypes(
     declared = []
     for output, dtype, value, name in zip(program.outputs, found, outputs, names, strict=True):
         own = DTYPE_NAMES.get(value.dtype)
-        if own is not None and dtype != value.dtype and own in CASTS:
+        if own is not None and dtype != value.dtype and own in (*CASTS, *ROUNDINGS):
             axes = f"[{', '.join(output.axes)}]" if output.axes else ""
             declared.append(f"{name}: {own}{axes}")
     return declared

@@ -17,6 +17,7 @@ from eqfuse.terms.functions import CALLABLE, CONSTANTS
 from eqfuse.terms.nodes import Axis, Expr, Load, Scalar, children, walk
 from eqfuse.terms.registry import reducers
 from eqfuse.torch.operators import indices, pointwise, products, reductions, views
+from eqfuse.torch.operators.pointwise import NARROW
 from eqfuse.torch.operators.table import TABLE, Node, Unsupported
 from eqfuse.torch.positions import Position, Size
 from eqfuse.torch.values import Digit, Value, Writer, position
@@ -26,6 +27,30 @@ MODULES = (indices, pointwise, products, reductions, views)
 
 LONGEST = 40
 """Nodes of an expression that is written out where it is read; a longer one gets a name."""
+
+
+WRAPPING = frozenset(
+    [
+        "mm",
+        "bmm",
+        "matmul",
+        "mv",
+        "dot",
+        "vdot",
+        "addmm",
+        "baddbmm",
+        "linear",
+        "pow",
+        "sum",
+        "prod",
+        "cumsum",
+        "mul",
+        "add",
+        "sub",
+        "rsub",
+    ]
+)
+"""Operators that compute modulo powers of two where their result is a narrow integer."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +163,8 @@ class Translation:
         if not tensors or len(tensors) < len(values) and packet not in PARTLY:
             raise Unsupported("its result is no tensor")
         shapes, dtypes = tuple(map(shape_of, tensors)), tuple(each.dtype for each in tensors)
+        if dtypes and dtypes[0] in NARROW and packet.removeprefix("aten.") in WRAPPING:
+            raise Unsupported(f"arithmetic in {dtypes[0]}, which wraps around")
         return TABLE[packet](Node(self.writer, self._arguments(node), shapes, dtypes))
 
     def _arguments(self, node: fx.Node) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ import torch
 
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.terms.expressions import power_of
+from eqfuse.terms.functions import BITWISE
 from eqfuse.terms.nodes import Const, Expr, call
 from eqfuse.torch.operators.table import (
     TABLE,
@@ -70,10 +71,20 @@ UNARY: dict[str, Function] = {
 COMPARED = {"le": "le", "lt": "lt", "ge": "ge", "gt": "gt", "eq": "eq", "ne": "ne"}
 
 
+NARROW = (torch.int8, torch.uint8, torch.int16)
+"""Integers that torch computes with modulo powers of two; the language has no arithmetic on them."""
+
+
+def _check_wide(dtype: torch.dtype) -> None:
+    if dtype in NARROW:
+        raise Unsupported(f"arithmetic in {dtype}, which wraps around")
+
+
 def _unary(name: str, fn: Function) -> None:
     @operator(name)
     def entry(node: Node) -> Value:
         x = node.value("self")
+        _check_wide(node.dtype)
         return elementwise(node.shape, node.dtype, [x], lambda e: fn(number(x, e)))
 
 
@@ -100,6 +111,7 @@ for _name, _symbol in COMPARED.items():
 def _arithmetic(node: Node, fn: Function, first: str = "self", second: str = "other") -> Value:
     a, b = node.value(first), node.value(second)
     alpha = node.get("alpha", 1)
+    _check_wide(node.dtype)
 
     def compute(x: Expr, y: Expr) -> Expr:
         return fn(number(a, x), _mul(Const(alpha), number(b, y)))
@@ -276,9 +288,14 @@ def _logic(node: Node, fn: str) -> Value:
 
 
 def _of_truths(node: Node, fn: str) -> Value:
-    if not node.value("self").is_truth:
-        raise Unsupported("bits of integers")
-    return _logic(node, fn)
+    return _logic(node, fn) if node.value("self").is_truth else _bits(node, BITWISE[fn])
+
+
+def _bits(node: Node, fn: str) -> Value:
+    a, b = node.value("self"), node.value("other")
+    if a.is_real or b.is_real:
+        raise Unsupported("bits of reals")
+    return elementwise(node.shape, node.dtype, [a, b], lambda x, y: call(fn, number(a, x), number(b, y)))
 
 
 @operator("logical_and")
@@ -295,8 +312,20 @@ def _(node: Node) -> Value:
 def _(node: Node) -> Value:
     a, b = node.value("self"), node.value("other")
     if not (a.is_truth and b.is_truth):
-        raise Unsupported("bits of integers")
+        return _bits(node, "bitxor")
     return elementwise(node.shape, node.dtype, [a, b], _c("ne"))
+
+
+@operator("bitwise_right_shift", "__rshift__")
+def _(node: Node) -> Value:
+    return _bits(node, "rshift")
+
+
+@operator("bitwise_left_shift", "__lshift__")
+def _(node: Node) -> Value:
+    if node.dtype != torch.int64:
+        raise Unsupported(f"a shift to the left in {node.dtype}, which loses bits")
+    return _bits(node, "lshift")
 
 
 @operator("bitwise_and", "__and__")
@@ -318,9 +347,10 @@ def _(node: Node) -> Value:
 @operator("bitwise_not")
 def _(node: Node) -> Value:
     x = node.value("self")
-    if not x.is_truth:
-        raise Unsupported("bits of integers")
-    return elementwise(node.shape, node.dtype, [x], negated)
+    if x.is_truth:
+        return elementwise(node.shape, node.dtype, [x], negated)
+    every = 255 if node.dtype == torch.uint8 else -1
+    return elementwise(node.shape, node.dtype, [x], lambda e: call("bitxor", e, Const(every)))
 
 
 @operator("isinf")
@@ -353,7 +383,10 @@ def cast(x: Value, dtype: torch.dtype) -> Value:
     if dtype == torch.bool:
         return elementwise(x.shape, dtype, [x], lambda e: truth(x, e))
     if not dtype.is_floating_point:
-        if x.is_real:
+        if x.is_real and dtype in NARROW:  # towards 0; beyond its ends torch leaves open what it is
+            toward_zero = UNARY["trunc"]
+            return elementwise(x.shape, dtype, [x], lambda e: call(DTYPE_NAMES[dtype], toward_zero(e)))
+        if x.is_real or (dtype in NARROW and not x.is_truth and x.dtype != dtype):
             raise Unsupported(f"rounding to {dtype}")
         return elementwise(x.shape, dtype, [x], lambda e: number(x, e))
     if dtype not in DTYPE_NAMES:
