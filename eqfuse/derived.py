@@ -25,6 +25,8 @@ from eqfuse.verify.certificate import Certificate
 
 if TYPE_CHECKING:
     from eqfuse.proof.derivation import Derivation
+    from eqfuse.tile.roles.nodes import RolesProgram
+    from eqfuse.tile.roles.unsuited import Unsuited
 
 AS_WRITTEN = "its passes were asked for as the program has them"
 """Why the groups of `prefer="multi_pass"` have no merge."""
@@ -64,8 +66,8 @@ class Timings:
 @dataclass
 class Derived:
     """`outputs` are the program's as they were rewritten; `unfinished` says how the budget of rewriting them ended,
-    where it did. The merges of passes, the nests of plans, derivations and certificates are made
-    at the first request, under `lock`, and kept."""
+    where it did. The merges of passes, the nests of plans, derivations, certificates, and
+    programs that are `divided` into roles are made at the first request, under `lock`, and kept."""
 
     program: Program
     outputs: tuple[Output, ...]
@@ -78,11 +80,13 @@ class Derived:
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)
     derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
     certificates: dict[Any, Certificate] = field(default_factory=dict)
+    divided: dict[Any, RolesProgram | Unsuited] = field(default_factory=dict, repr=False)
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:
-            return {n: dict(v) if isinstance(v, dict) else v for n, v in self.__dict__.items()}
+            state = {**self.__dict__, "divided": {}}
+            return {n: dict(v) if isinstance(v, dict) else v for n, v in state.items()}
 
     @property
     def name(self) -> str:

@@ -12,10 +12,11 @@ from eqfuse.derived import Derived
 from eqfuse.environment import installed
 from eqfuse.extract.candidates import Candidate, Search, configured, shape_of, with_outputs
 from eqfuse.extract.cost import KernelCost
-from eqfuse.lowered import lower_nest, tensor_axes
+from eqfuse.lowered import in_roles
 from eqfuse.tile.nodes import TileProgram
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
+    from eqfuse.loops.plan import Roles
     from eqfuse.tile.roles.choice import Choice
     from eqfuse.tile.roles.nodes import RolesProgram
 
@@ -72,13 +73,24 @@ def roles_of(derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgra
     cost = KernelCost(configured(nest, shape, device)[0], shape, device)
     predicted = plan.cost.seconds if plan.cost else math.inf
     outlook = Outlook(plan.configs[0], cost, device, sizes, predicted)
-    return ranked(
-        tile,
-        outlook,
-        lambda configs: lower_nest(nest, program, dtypes, configs, device),
-        tensor_axes(program, tile),
-        finite=program.assume_finite,
-    )
+    kinds = tuple(sorted(dtypes.items()))
+
+    def divide(roles: Roles) -> RolesProgram:
+        """Made once for all sizes, which only decide what roles are best."""
+        from eqfuse.tile.roles.unsuited import Unsuited
+
+        key = nest, roles, kinds, device.name
+        if key not in derived.divided:
+            try:
+                derived.divided[key] = in_roles(nest, program, dtypes, device, roles)
+            except Unsuited as why:
+                derived.divided[key] = why
+        found = derived.divided[key]
+        if isinstance(found, Unsuited):
+            raise found
+        return found
+
+    return ranked(tile, outlook, divide)
 
 
 def _check_triton() -> None:

@@ -10,13 +10,14 @@ import torch
 from fake_gpu import binaries
 
 import eqfuse as eq
-from eqfuse import certification, compiler
+from eqfuse import certification, compiler, division
 from eqfuse.arguments import Arguments
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.regions import Regions
 from eqfuse.rules import merge_search
+from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.triton.launch import interpret, load
 
 __all__ = ["binaries"]
@@ -25,6 +26,14 @@ DECODE = """
     s[h,j] = sum[d](q[h,d] * k[h//4,j,d])
     p[h,j] = exp(s[h,j] - max[j](s[h,j]))
     o[h,e] = sum[j](p[h,j] / sum[j](p[h,j]) * v[h//4,j,e])
+    """
+PREFILL = """
+    Q: f16[h,i,d]
+    K: f16[h,j,d]
+    V: f16[h,j,e]
+    s[h,i,j] = sum[d](Q[h,i,d] * K[h,j,d])
+    p[h,i,j] = exp(s[h,i,j] - max[j](s[h,i,j]))
+    o[h,i,e] = sum[j](p[h,i,j] / sum[j](p[h,i,j]) * V[h,j,e])
     """
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
 LENGTHS = (*range(1000, 1032), *(round(2000 * 2 ** (5 * step / 31)) | 1 for step in range(31)), 65536)
@@ -236,3 +245,20 @@ def test_an_integer_scalar_is_a_length_too(binaries: set[Any]) -> None:
     for length in (1, 2, 16, 160, 161, 512):
         kernel(**given, L=length)
     assert len(binaries) == 1
+
+
+def test_programs_in_roles_are_made_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    in_roles = division.in_roles
+
+    def counted(nest: Any, program: Any, dtypes: Any, device: Any, roles: Any) -> Any:
+        made.append((nest, roles))
+        return in_roles(nest, program, dtypes, device, roles)
+
+    monkeypatch.setattr(division, "in_roles", counted)
+    kernel = eq.compile(PREFILL, target="h200", verify=False)
+    dtypes = dict(program_dtypes(kernel.program))
+    for length in (2000, 4000, 8000, 16000):
+        extents = {"h": 32, "i": length, "j": length, "d": 128, "e": 128}
+        kernel._shapes._special(extents, dtypes, device_named("h200"))
+    assert made and len(made) == len(set(made))

@@ -23,7 +23,6 @@ from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.tile.nodes import Dot, For, Let, TileProgram, Value
 from eqfuse.tile.roles.nodes import Await, Issue, Loop, RolesKernel, RolesProgram
-from eqfuse.tile.roles.split import with_roles
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
 
@@ -48,8 +47,8 @@ BARRIER_BYTES = 1024
 WORTH = 0.95
 """Part of the time without roles that roles may be predicted to take: less of a difference is within the model's error."""
 
-Lower = Callable[[Sequence[KernelConfig]], TileProgram]
-"""The tile program in other blocks."""
+Divide = Callable[[Roles], RolesProgram]
+"""The program in these roles and their blocks. Raises Unsuited."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +114,7 @@ def sized(blocks: Sequence[Block], rows: str, count: int, step: int) -> tuple[Bl
 def ranked(
     tiles: TileProgram,
     outlook: Outlook,
-    lower: Lower,
-    axes: Mapping[str, tuple[str | None, ...]],
-    *,
-    finite: bool,
+    divide: Divide,
 ) -> Iterator[Choice]:
     """The roles of a program that fit and are predicted to be faster than its tiles, cheapest first. Raises Unsuited."""
     rows, residuals = rows_of(tiles), outlook.device.roles
@@ -127,17 +123,12 @@ def ranked(
     limit = WORTH * residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
     priced = sorted(_priced(tiles, outlook, rows, residuals), key=lambda each: each[0])
     faster = [(seconds, schedule) for seconds, schedule in priced if seconds < limit]
-    with_roles(
-        lower([replace(outlook.config, blocks=priced[0][1].blocks)]), [priced[0][1]], axes, finite=finite
-    )  # says why there are none, whatever they would cost
+    divide(priced[0][1])  # says why there are none, whatever they would cost
     if not faster:
         best, other = 1e3 * priced[0][0], 1e3 * limit / WORTH
         raise Unsuited(f"predicted to take {best:.3g} ms in roles, {other:.3g} ms without")
-    known: dict[tuple[Block, ...], TileProgram] = {}
     for seconds, schedule in faster:
-        if schedule.blocks not in known:
-            known[schedule.blocks] = lower([replace(outlook.config, blocks=schedule.blocks)])
-        made = with_roles(known[schedule.blocks], [schedule], axes, finite=finite)
+        made = divide(schedule)
         if all(fits(kernel, outlook.extents, outlook.device) for kernel in made.kernels):
             yield Choice(schedule, made, seconds)
 
