@@ -54,6 +54,14 @@ DIFFERENT = {
         "x[i] * N(k) * sum[j](z[j]) * sum[k](w[k])",
     ),
     "one number under a quotient": ("where(x[i] == 10, 2 * x[i], x[i]) // 2", "x[i] // 2"),
+    "thresholds beside masked values": (
+        "max[j](where(x[i,j] > 1, x[i,j] - 2 * z[i], -inf))",
+        "max[j](where(x[i,j] >= 1, x[i,j] - 2 * z[i], -inf))",
+    ),
+    "thresholds beside logarithms": (
+        "max[j](where(x[i,j] > 100, log(z[j]) * x[i,j], -inf) - x[i,j])",
+        "max[j](where(x[i,j] >= 100, log(z[j]) * x[i,j], -inf) - x[i,j])",
+    ),
     "one number under a step": ("floor(where(x[i] == 10, 2 * x[i], x[i]))", "floor(x[i])"),
     "sine of a sum, a sign": ("sin(x[i] + z[i])", "sin(x[i]) * cos(z[i]) - cos(x[i]) * sin(z[i])"),
     "cosine of a sum, a sign": ("cos(x[i] + z[i])", "cos(x[i]) * cos(z[i]) + sin(x[i]) * sin(z[i])"),

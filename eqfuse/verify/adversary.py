@@ -360,7 +360,7 @@ def _reals(
     """By trial modulo `KINDS`: the numbers of the programs and what is near them (0), these numbers themselves (1),
     magnitudes from 1e-30 to 1e30, of one tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others
     (5, see `_with_copies`), nearly equal ones (6), and zeros among small integers (7). Of many trials, the second half have
-    tensors of different kinds."""
+    tensors of different kinds, and every other turn has no negative number, as roots and logarithms ask for."""
     shape = value.shape
     place = np.arange(shape[0])
     if len(place) >= 2 * KINDS:
@@ -385,7 +385,9 @@ def _reals(
         [near, wide, small, alike, zeros],
         value.shadow,
     )
-    keep = ((rng.random(shape) < 0.3) & (trial != 1)) | (trial == 5)
+    positive = (np.arange(shape[0]) // KINDS % 2 == 1).reshape(trial.shape) & (trial != 5)
+    shadow = np.where(positive, np.abs(shadow), shadow)
+    keep = ((rng.random(shape) < 0.3) & (trial != 1) & ~positive) | (trial == 5)
     drawn = domain.draw(np.where(exact, 1.0, shadow), rng)
     whole = domain.numbers(np.where(exact, shadow, 0.0))
     fresh = domain.where(exact, whole, drawn)

@@ -321,7 +321,8 @@ class FieldDomain:
     def _mul(self, x: FieldArray, y: FieldArray) -> FieldArray:
         result = self._settle(self._product(x, y, x.shadow * y.shadow), x, y)
         if self.careful:
-            result.error = rounding.of_product(result.shadow, x.shadow, y.shadow, x.error, y.error)
+            error = rounding.of_product(result.shadow, x.shadow, y.shadow, x.error, y.error)
+            result.error = np.where(np.isfinite(result.shadow), error, 0.0)
         zero = result.shadow == 0
         if zero.any():
             self._note_beyond_floats(zero & (x.shadow != 0) & (y.shadow != 0))
@@ -666,6 +667,8 @@ class FieldDomain:
         if special.any():
             result.p = None if result.p is None else np.where(special, 0, result.p)
             result.q = None if result.q is None else np.where(special, 0, result.q)
+            if result.error is not None:  # an infinity that is no overflow, which is noted below, is exact
+                result.error = np.where(special, 0.0, result.error)
             made = special
             for arg in args:
                 made = made & np.isfinite(arg.shadow)

@@ -72,5 +72,6 @@ def unclear(x: Reals, y: Any, ex: Error, ey: Error = None) -> Truths | None:
     if ex is None and ey is None:
         return None
     with np.errstate(invalid="ignore"):
-        found: Truths = np.abs(x - y) <= _of(ex) + _of(ey)
+        # An infinity that is no overflow, which is noted where it is made, is exact.
+        found: Truths = (np.abs(x - y) <= _of(ex) + _of(ey)) & np.isfinite(x) & np.isfinite(y)
     return found
