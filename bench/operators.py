@@ -37,6 +37,26 @@ def _add(
     OPERATORS[name] = Workload(name, "operators", text, specs, run, cases, sized=sized)
 
 
+def _conv2d(I: Tensor, W: Tensor) -> Tensor:
+    return F.conv2d(I, W)
+
+
+def _batch_norm(x: Tensor, g: Tensor, b: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, g, b, training=True)
+
+
+def _nearest(x: Tensor, c: Tensor) -> Tensor:
+    return torch.cdist(x, c).argmin(1)
+
+
+def _distances(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cdist(x, y)
+
+
+def _product(A: Tensor, B: Tensor) -> Tensor:
+    return A @ B
+
+
 def _cross_entropy(x: Tensor, W: Tensor, label: Tensor) -> Tensor:
     return F.cross_entropy(x @ W.transpose(0, 1), label, reduction="none")
 
@@ -45,7 +65,7 @@ _add(
     "conv2d",
     "O[n,o,y,x] = sum[p,q,c](I[n,c,y+p,x+q] * W[o,c,p,q])",
     {"I": "T[n, c, v, u]", "W": "T[o, c, p, q] ~ weight"},
-    lambda I, W: F.conv2d(I, W),
+    _conv2d,
     {"n": 2, "c": 3, "o": 5, "v": 9, "u": 11, "y": 7, "x": 9, "p": 3, "q": 3},
     {"n": 4, "c": 32, "o": 64, "v": 58, "u": 58, "y": 56, "x": 56, "p": 3, "q": 3},
     sized=("y", "x"),
@@ -58,7 +78,7 @@ _add(
     y[n,c,h,w] = (x[n,c,h,w] - mu[c]) * rsqrt(v[c] + 1e-5) * g[c] + b[c]
     """,
     {"x": "T[n, c, h, w]", "g": "T[c]", "b": "T[c]"},
-    lambda x, g, b: F.batch_norm(x, None, None, g, b, training=True),
+    _batch_norm,
     {"n": 3, "c": 5, "h": 7, "w": 9},
     {"n": 16, "c": 64, "h": 56, "w": 56},
 )
@@ -70,7 +90,7 @@ _add(
     return k
     """,
     {"x": "T[i, d]", "c": "T[j, d]"},
-    lambda x, c: torch.cdist(x, c).argmin(1),
+    _nearest,
     {"i": 37, "j": 11, "d": 5},
     {"i": 65536, "j": 64, "d": 16},
 )
@@ -78,7 +98,7 @@ _add(
     "cdist",
     "D[i,j] = sqrt(sum[d](sq(x[i,d] - y[j,d])))",
     {"x": "T[i, d]", "y": "T[j, d]"},
-    lambda x, y: torch.cdist(x, y),
+    _distances,
     {"i": 37, "j": 29, "d": 19},
     {"i": 2000, "j": 2000, "d": 64},
 )
@@ -97,7 +117,7 @@ _add(
     "gemm",
     "C[i,j] = sum[k](A[i,k] * B[k,j])",
     {"A": "T[i, k]", "B": "T[k, j]"},
-    lambda A, B: A @ B,
+    _product,
     {"i": 13, "j": 37, "k": 19},
     {"i": 1024, "j": 1024, "k": 1024},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,7 @@ def test_cpu_says_which_programs_miss_the_aims() -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_are_those_of_torch(name: str) -> None:
     workload = OPERATORS[name]
+    assert pickle.loads(pickle.dumps(workload.eager)) is workload.eager  # torch.compile keeps it on disk
     case = workload.cases["small"]
     inputs = workload.inputs(case)
     found = as_tuple(eq.compile(workload.text(case))(**workload.arguments(case, inputs)))
