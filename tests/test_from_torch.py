@@ -114,7 +114,7 @@ CASES = {
     "stack and unbind": Case(lambda x: torch.stack(x.unbind(1), 0).sum(0), lambda n: (r(n, 3),)),
     "structures": Case(lambda x: {"a": x.sum(1), "b": (x, x.shape[0]), "c": x.T}, lambda n: (r(n, 4),)),
     "functions": Case(
-        lambda x: F.gelu(x) + F.gelu(x, approximate="tanh") + F.leaky_relu(x) + x.clamp(-1, 0.5) + torch.tanh(x)
+        lambda x: F.gelu(x) + F.gelu(x, approximate="tanh") + F.leaky_relu(x) + F.elu(x) + F.softplus(x, 2.0) + x.clamp(-1, 0.5) + torch.tanh(x)
         + torch.ceil(x) + x.abs().log1p() + torch.expm1(x) + F.softplus(x) + F.elu(x) + F.hardswish(x) + x**3,
         lambda n: (r(n),),
     ),

@@ -19,6 +19,8 @@ FUNCTIONS: dict[str, tuple[Exact, float]] = {
     "exponential": (torch.exp, 1.0),
     "exponential2": (torch.exp2, 1.0),
     "logarithm": (torch.log, 1.0),
+    "logarithm_of_1_and": (torch.log1p, 2.0),
+    "exponential_less_1": (torch.expm1, 3.0),
     "tangent_hyperbolic": (torch.tanh, 1.6),
     "error_function": (torch.erf, 1.0),
     "logistic": (torch.sigmoid, 2.3),

@@ -26,6 +26,8 @@ TORCH: dict[str, Any] = {
     "rsqrt": torch.rsqrt,
     "exp": torch.exp,
     "log": torch.log,
+    "log1p": torch.log1p,
+    "expm1": torch.expm1,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,

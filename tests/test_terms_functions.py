@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import sympy
 
+from eqfuse.errors import EqfuseError
 from eqfuse.terms import integers
 from eqfuse.terms.definitions import definition, derivatives
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.functions import CALLABLE, CASTS, FUNCTIONS, LOGICAL, ROUNDINGS, Function
+from eqfuse.terms.functions import ABBREVIATIONS, CALLABLE, CASTS, FUNCTIONS, LOGICAL, ROUNDINGS, Function
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import Call, Expr, Scalar
+from eqfuse.terms.parser import parse
 from eqfuse.terms.printer import show
 from eqfuse.terms.symbolic import to_sympy
 
@@ -40,7 +42,7 @@ def samples(row: Function) -> list[tuple[float, ...]]:
     """Arguments away from steps and kinks, in the domain of every function; both values of a condition."""
     rng = np.random.default_rng(len(row.name))
     points = [tuple(rng.uniform(0.1, 3.0, len(row.args))) for _ in range(6)]
-    if row.name not in ("sqrt", "rsqrt", "log"):
+    if row.name not in ("sqrt", "rsqrt", "log", "log1p"):
         points += [tuple(-x for x in point) for point in points]
     return points
 
@@ -120,7 +122,7 @@ def test_preservation_and_order(row: Function) -> None:
             assert (value(of(row), row, zeros) == 0) == row.zero_at_zero
     special = [tuple(rng) for rng in np.random.default_rng(0).normal(scale=20, size=(40, len(row.args)))]
     finite = [np.isfinite(value(of(row), row, point)) for point in [*special, zeros]]
-    if row.name not in ("sqrt", "rsqrt", "log"):  # of negative numbers they are NaN
+    if row.name not in ("sqrt", "rsqrt", "log", "log1p"):  # of negative numbers they are NaN
         divides = row.name in ("div", "floordiv", "mod")
         assert all(finite[: -1 if divides else None])
     for place, sign in enumerate(row.order):
@@ -172,6 +174,8 @@ def page() -> str:
         meaning = f"`{row.definition}`" if row.definition else ""
         cells = (f"`{written}`", row.result, partial, meaning, row.field, str(row.work))
         lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "Read as what they stand for:", "", "| written | read as |", "|---|---|"]
+    lines += [f"| `{name}({', '.join(args)})` | `{text}` |" for name, (args, text) in ABBREVIATIONS.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -185,3 +189,24 @@ def test_the_page_of_the_language_names_every_function() -> None:
     text = FUNCTIONS_PAGE.with_name("language.md").read_text(encoding="utf-8")
     hidden = {"maximum", "minimum", *REPAIRS}  # written max, min; made by merges
     assert all(re.search(rf"[`| ]{fn}[`(, ]", text) for fn in CALLABLE if fn not in hidden)
+
+
+ABBREVIATED = {
+    "clip(x[i], -2, y[i])": "min(max(x[i], -2), y[i])",
+    "softplus(2 * x[i])": "max(2 * x[i], 0) + log1p(exp(-abs(2 * x[i])))",
+    "softplus(x[i] + clip(y[i], 0, 1))": (
+        "max(x[i] + min(max(y[i], 0), 1), 0) + log1p(exp(-abs(x[i] + min(max(y[i], 0), 1))))"
+    ),
+}
+
+
+@pytest.mark.parametrize("short", ABBREVIATED)
+def test_abbreviations_are_read_as_what_they_stand_for(short: str) -> None:
+    (one,), (other,) = parse(f"a[i] = {short}").outputs, parse(f"a[i] = {ABBREVIATED[short]}").outputs
+    assert one.expr == other.expr
+
+
+def test_arguments_of_abbreviations_are_counted() -> None:
+    with pytest.raises(EqfuseError, match=r"clip takes 3 arguments, 2 given") as found:
+        parse("a[i] = clip(x[i], 1)")
+    assert "^" in str(found.value)

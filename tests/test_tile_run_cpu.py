@@ -259,7 +259,7 @@ def test_elementwise_functions_agree_with_torch() -> None:
             fn: getattr(torch, fn)
             for fn in ("neg", "abs", "sign", "floor", "round", "exp", "tanh", "sigmoid")
         },
-        **{fn: getattr(torch, fn) for fn in ("sqrt", "rsqrt", "log", "erf", "sin", "cos")},
+        **{fn: getattr(torch, fn) for fn in ("sqrt", "rsqrt", "log", "log1p", "expm1", "erf", "sin", "cos")},
     }
     x = torch.tensor([0.0, -0.0, 0.5, 1.5, 2.5, -2.5, 3e38, math.inf, -math.inf, math.nan])
     for fn, expected in functions.items():

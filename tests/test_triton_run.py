@@ -144,6 +144,8 @@ REFERENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rsqrt": torch.rsqrt,
     "exp": torch.exp,
     "log": torch.log,
+    "log1p": torch.log1p,
+    "expm1": torch.expm1,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,

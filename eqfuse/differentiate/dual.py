@@ -49,6 +49,8 @@ class DualDomain:
             "sq": lambda x, y, t: self._call("mul", self._twice(x), t),
             "exp": lambda x, y, t: self._call("mul", y, t),
             "log": lambda x, y, t: self._call("div", t, x),
+            "log1p": lambda x, y, t: self._call("div", t, self._call("add", self._number(1.0), x)),
+            "expm1": lambda x, y, t: self._call("mul", self._call("add", self._number(1.0), y), t),
             "sqrt": lambda x, y, t: self._call("div", t, self._twice(y)),
             "rsqrt": lambda x, y, t: self._call(
                 "neg", self._call("div", self._call("mul", y, t), self._twice(x))

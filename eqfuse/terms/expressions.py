@@ -10,7 +10,7 @@ from functools import reduce
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean, source_lines
 from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked
-from eqfuse.terms.functions import ARITY, BITWISE, CALLABLE, CONSTANTS, ROUNDINGS, VARIADIC
+from eqfuse.terms.functions import ABBREVIATIONS, ARITY, BITWISE, CALLABLE, CONSTANTS, ROUNDINGS, VARIADIC
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
 from eqfuse.terms.integers import BITS
 from eqfuse.terms.nodes import (
@@ -352,11 +352,16 @@ class Reader:
                 raise self._error(f"{name} takes two or more arguments, {len(node.args)} given", node, hint)
             args = [self.read(arg, scope) for arg in node.args]
             return reduce(lambda a, b: call(VARIADIC[name], a, b), args)
+        if name in ABBREVIATIONS:
+            arguments, text = ABBREVIATIONS[name]
+            self._check_count(name, len(arguments), node)
+            given = dict(zip(arguments, (self.read(arg, scope) for arg in node.args), strict=True))
+            return self.read(ast.parse(text, mode="eval").body, Bindings(frozenset(), given))
         if name in reducers():
             raise self._error(f"{name} needs the axes that it reduces", node, f"write {name}[j](...)")
         if name not in CALLABLE:
-            guess = did_you_mean(name, (*CALLABLE, *reducers(), "N"))
-            hint = guess or "functions: " + " ".join(sorted({*CALLABLE, *VARIADIC, "N"}))
+            guess = did_you_mean(name, (*CALLABLE, *ABBREVIATIONS, *reducers(), "N"))
+            hint = guess or "functions: " + " ".join(sorted({*CALLABLE, *VARIADIC, *ABBREVIATIONS, "N"}))
             raise self._error(f"unknown function {name!r}", node.func, hint)
         self._check_count(name, ARITY[name], node)
         return call(name, *[self.read(arg, scope) for arg in node.args])

@@ -401,6 +401,32 @@ _ROWS = (
         torch="torch.log",
         triton="tl.log",
     ),
+    # Kept apart from their definitions, which lose the digits of x near 0.
+    Function(
+        "log1p",
+        _X,
+        ("1 / (1 + x)",),
+        definition="log(1 + x)",
+        order="+",
+        zero_at_zero=True,
+        work=10,
+        field="log",
+        numpy="log1p",
+        torch="torch.log1p",
+    ),
+    Function(
+        "expm1",
+        _X,
+        ("exp(x)",),
+        definition="exp(x) - 1",
+        order="+",
+        zero_at_zero=True,
+        finite=True,
+        work=10,
+        field="exp",
+        numpy="expm1",
+        torch="torch.expm1",
+    ),
     Function(
         "tanh",
         _X,
@@ -561,6 +587,12 @@ CALLABLE = tuple(row.name for row in _ROWS if not row.symbol)
 
 VARIADIC: Mapping[str, str] = {"max": "maximum", "min": "minimum"}
 """Calls of two or more arguments, and the function that folds them."""
+
+ABBREVIATIONS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "clip": (("x", "low", "high"), "min(max(x, low), high)"),
+    "softplus": (("x",), "max(x, 0) + log1p(exp(-abs(x)))"),
+}
+"""Calls that are read as what they stand for: the names of their arguments, and the text."""
 
 CONSTANTS: Mapping[str, float] = {"inf": math.inf, "nan": math.nan, "pi": math.pi}
 """Numbers that have names."""

@@ -126,6 +126,17 @@ INLINE F tangent_hyperbolic(F x) {
   r = fma(r * s, x, x);
   return with_sign_of(a < 0.55f ? r : large, x);
 }
+// What rounding takes from 1 + x is made up for to first order.
+INLINE F logarithm_of_1_and(F x) {
+  F u = 1.f + x, lost = absolute(x) < 1.f ? x - (u - 1.f) : 1.f - (u - x);
+  F r = logarithm(u) + ((u > 0.f) & (u < 0x1p60f) ? lost / u : F{});
+  return x == 0.f ? x : r;
+}
+// Near 0, 2 t / (1 - t) of t = tanh(x / 2).
+INLINE F exponential_less_1(F x) {
+  F t = tangent_hyperbolic(0.5f * x);
+  return absolute(x) < 0.5f ? 2.f * t / (1.f - t) : exponential(x) - 1.f;
+}
 INLINE F error_function(F x) {
   F t = at_most(absolute(x), 4.f), s = t * t;
   F r = fma(t, -1.72853470e-5f, 3.83197126e-4f), u = fma(t, -3.88396438e-3f, 2.42546219e-2f);
@@ -194,6 +205,7 @@ INLINE F floor_remainder(F x, F y) {
 
 #define OF_SCALARS(name) INLINE float name(float x) { return name(splat(x))[0]; }
 OF_SCALARS(absolute) OF_SCALARS(exponential) OF_SCALARS(exponential2) OF_SCALARS(logarithm)
+OF_SCALARS(logarithm_of_1_and) OF_SCALARS(exponential_less_1)
 OF_SCALARS(tangent_hyperbolic) OF_SCALARS(error_function) OF_SCALARS(logistic) OF_SCALARS(finite)
 OF_SCALARS(invertible) OF_SCALARS(sign) OF_SCALARS(relu) OF_SCALARS(root) OF_SCALARS(reciprocal_root)
 OF_SCALARS(silu) OF_SCALARS(gelu) OF_SCALARS(sine) OF_SCALARS(cosine) OF_SCALARS(floor) OF_SCALARS(nearest)
@@ -207,6 +219,8 @@ OF_DOUBLES(absolute, __builtin_fabs(x))
 OF_DOUBLES(exponential, __builtin_exp(x))
 OF_DOUBLES(exponential2, __builtin_exp2(x))
 OF_DOUBLES(logarithm, __builtin_log(x))
+OF_DOUBLES(logarithm_of_1_and, __builtin_log1p(x))
+OF_DOUBLES(exponential_less_1, __builtin_expm1(x))
 OF_DOUBLES(tangent_hyperbolic, __builtin_tanh(x))
 OF_DOUBLES(error_function, __builtin_erf(x))
 OF_DOUBLES(logistic, 1 / (1 + __builtin_exp(-x)))

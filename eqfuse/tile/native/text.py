@@ -67,6 +67,8 @@ _REALS: Mapping[str, str] = {
     "exp": "exponential",
     "exp2": "exponential2",
     "log": "logarithm",
+    "log1p": "logarithm_of_1_and",
+    "expm1": "exponential_less_1",
     "tanh": "tangent_hyperbolic",
     "sigmoid": "logistic",
     "erf": "error_function",

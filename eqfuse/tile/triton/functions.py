@@ -304,6 +304,14 @@ def silu(x):
 def gelu(x):
     return x * (0.5 + 0.5 * tl.erf(x * 0.7071067811865476))
 """,
+    "log1p": """
+def log1p(x):
+    return libdevice.log1p(x)
+""",
+    "expm1": """
+def expm1(x):
+    return libdevice.expm1(x)
+""",
     "tanh": """
 def tanh(x):
     # 1 - 2 / (1 + exp(2 x)), the division as a root of a square: one instruction where a quotient takes eight.

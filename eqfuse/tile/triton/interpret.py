@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,11 @@ def _cast(builder: Any, source: Any, target: Any) -> Any:
     if have in _TORCH and want in _TORCH:
         return emulator.TensorHandle(_converted(source.data, have, want), want)
     return _original_cast(builder, source, target)
+
+
+def _by_numpy(function: Any, x: Any) -> Any:
+    """One of the vendor's functions."""
+    return tl.tensor(emulator.TensorHandle(function(x.handle.data), x.dtype), x.type)
 
 
 def _convert(builder: Any, source: Any, target: Any, rounding: Any) -> Any:
@@ -126,6 +132,8 @@ def interpreter() -> Iterator[None]:
         (emulator, "_patch_lang_tensor", _patch_tensor),
         (emulator, "_patch_lang", _Patches().patch),
         (libdevice, "fmod", lambda a, b: a % b),
+        (libdevice, "log1p", partial(_by_numpy, np.log1p)),
+        (libdevice, "expm1", partial(_by_numpy, np.expm1)),
     ]
     for name, function in list(vars(standard).items()):
         if isinstance(function, JITFunction):

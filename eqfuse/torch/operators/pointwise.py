@@ -56,17 +56,15 @@ UNARY: dict[str, Function] = {
     "abs": _c("abs"), "neg": _c("neg"), "exp": _c("exp"), "log": _c("log"), "sqrt": _c("sqrt"),
     "rsqrt": _c("rsqrt"), "tanh": _c("tanh"), "sigmoid": _c("sigmoid"), "relu": _c("relu"), "silu": _c("silu"),
     "erf": _c("erf"), "sin": _c("sin"), "cos": _c("cos"), "floor": _c("floor"), "sign": _c("sign"),
-    "round": _c("round"), "square": _c("sq"),
+    "round": _c("round"), "square": _c("sq"), "log1p": _c("log1p"), "expm1": _c("expm1"),
     "reciprocal": lambda x: call("div", Const(1.0), x),
     "ceil": lambda x: call("neg", call("floor", call("neg", x))),
     "trunc": lambda x: call("mul", call("sign", x), call("floor", call("abs", x))),
     "log2": lambda x: call("mul", call("log", x), Const(1 / math.log(2))),
     "log10": lambda x: call("mul", call("log", x), Const(1 / math.log(10))),
-    "log1p": lambda x: call("log", call("add", Const(1.0), x)),
     "exp2": lambda x: call("exp", call("mul", x, Const(math.log(2)))),
-    "expm1": lambda x: call("sub", call("exp", x), Const(1.0)),
 }  # fmt: skip
-"""Functions of one number. `log1p` and `expm1` lose digits near 0: their error is that of 1 + x."""
+"""Functions of one number."""
 
 COMPARED = {"le": "le", "lt": "lt", "ge": "ge", "gt": "gt", "eq": "eq", "ne": "ne"}
 
@@ -236,8 +234,21 @@ def _(node: Node) -> Value:
     alpha, scale, inside = (float(node.get(n, 1)) for n in ("alpha", "scale", "input_scale"))
 
     def compute(e: Expr) -> Expr:
-        low = call("mul", Const(alpha), call("sub", call("exp", _mul(e, Const(inside))), Const(1.0)))
+        low = call("mul", Const(alpha), call("expm1", _mul(e, Const(inside))))
         return _mul(Const(scale), _select(call("gt", e, Const(0)), e, low))
+
+    return elementwise(node.shape, node.dtype, [node.value("self")], compute)
+
+
+@operator("softplus")
+def _(node: Node) -> Value:
+    beta, threshold = (float(node.get(n, d)) for n, d in (("beta", 1), ("threshold", 20)))
+
+    def compute(e: Expr) -> Expr:
+        scaled = _mul(Const(beta), e)
+        tail = call("log1p", call("exp", call("neg", call("abs", scaled))))
+        soft = _div(call("add", call("maximum", scaled, Const(0)), tail), Const(beta))
+        return _select(call("gt", scaled, Const(threshold)), e, soft)
 
     return elementwise(node.shape, node.dtype, [node.value("self")], compute)
 
