@@ -18,8 +18,11 @@ from eqfuse.terms.nodes import Expr
 BRANCHING = frozenset({*COMPARISONS, "maximum", "minimum", "abs", "relu", "sign"})
 """Functions that go one way or another by what their argument, or two, are to 0, or to each other."""
 
+JOINING = frozenset({"and", "or"})
+"""Functions that join conditions: both together may never hold, though each does."""
+
 Watch = Callable[[Expr, str, Sequence[Any]], None]
-"""Is told what each function of `BRANCHING` is given: its node, its name, its arguments."""
+"""Is told what each function of `BRANCHING` and `JOINING` is given: its node, its name, its arguments."""
 
 
 class Domain(Protocol):

@@ -25,7 +25,7 @@ from eqfuse.errors import BindError
 from eqfuse.terms import integers
 from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections
-from eqfuse.terms.domain import BRANCHING, Domain, contract_masked
+from eqfuse.terms.domain import BRANCHING, JOINING, Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides
 from eqfuse.terms.functions import COMPARISONS, DRAWN
@@ -305,7 +305,7 @@ class _Run:
                 return self._merge(node, ranks)
             case Call(fn, args):
                 values = [self.value(arg) for arg in args]
-                if env.domain.watch is not None and fn in BRANCHING:
+                if env.domain.watch is not None and (fn in BRANCHING or fn in JOINING):
                     dims = _union(values)
                     env.domain.watch(node, fn, [aligned(value, dims, env.domain) for value in values])
                 return self._call(fn, values)

@@ -357,7 +357,7 @@ def _beside(inputs: Inputs, later: Inputs, usual: int) -> Inputs:
 def _reals(
     value: FieldArray, numbers: Sequence[float], domain: FieldDomain, rng: np.random.Generator
 ) -> FieldArray:
-    """By trial modulo `KINDS`: the numbers of the programs and what is near them (0), these numbers themselves (1),
+    """By trial modulo `KINDS`: the numbers of the programs, what is near them and between two of them (0), these numbers themselves (1),
     magnitudes from 1e-30 to 1e30, of one tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others
     (5, see `_with_copies`), nearly equal ones (6), and zeros among small integers (7). Of many trials, the second half have
     tensors of different kinds, and every other turn has no negative number, as roots and logarithms ask for."""
@@ -371,7 +371,10 @@ def _reals(
     step = rng.choice(np.array([0.0, 1e-4, -1e-4, 1e-3, -1e-3, 0.1, -0.1, 1.0]), shape)
     step = np.where(trial == 1, 0.0, step)
     # Equal real values have equal residues: what is near a number is near in a way of its own.
-    near = number + step * rng.uniform(0.5, 2.0, shape) * np.maximum(np.abs(number), 0.1)
+    reach = np.maximum(np.abs(number), np.where(rng.random(shape) < 0.5, 0.1, 0.0))
+    near = number + step * rng.uniform(0.5, 2.0, shape) * reach
+    between = (trial == 0) & (rng.random(shape) < 0.25)
+    near = np.where(between, _between(numbers, shape, rng), near)
     scale = np.where(trial == 2, 10.0 ** rng.uniform(-30, 30, trial.shape), 10.0 ** rng.uniform(-3, 3, shape))
     wide = sign * scale * rng.uniform(0.5, 2.0, shape)
     small = rng.integers(-4, 5, shape).astype(np.float64)
@@ -379,7 +382,7 @@ def _reals(
     about = 0.5 + 1.5 * (0.618 * (1 + np.arange(shape[0])) % 1).reshape(trial.shape)
     alike = about * (1 + 1e-6 * rng.standard_normal(shape))
     zeros = np.where(rng.random(shape) < 0.5, 0.0, small)
-    exact = ((trial < 2) & (step == 0)) | (trial == 4) | (trial == 7)
+    exact = ((trial < 2) & (near == number)) | (trial == 4) | (trial == 7)
     shadow = np.select(
         [trial < 2, trial < 4, trial == 4, trial == 6, trial == 7],
         [near, wide, small, alike, zeros],
@@ -392,6 +395,14 @@ def _reals(
     whole = domain.numbers(np.where(exact, shadow, 0.0))
     fresh = domain.where(exact, whole, drawn)
     return domain.where(keep, value, fresh)
+
+
+def _between(numbers: Sequence[float], shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+    """Real values between one of the numbers and the next greater one."""
+    ordered = np.unique(numbers)
+    place = rng.integers(0, len(ordered) - 1, shape)
+    low, high = ordered[place], ordered[place + 1]
+    return low + rng.uniform(0.1, 0.9, shape) * (high - low)
 
 
 def _with_copies(value: FieldArray, others: Sequence[FieldArray], rng: np.random.Generator) -> FieldArray:
@@ -431,7 +442,9 @@ def _picked(part: Any, *, at: Any, shape: tuple[int, ...]) -> Any:
 def _integers(value: Any, numbers: Sequence[float], rng: np.random.Generator) -> Any:
     """Integers at the numbers of the programs, beside them, and of wide range; or all alike."""
     whole = np.array([int(n) for n in numbers if abs(n) <= 2**31], dtype=np.int64)
-    near = rng.choice(whole, value.shape) + rng.integers(-1, 2, value.shape)
+    each = np.resize(rng.permutation(whole), value.shape)  # no number is missed where there is room for all
+    near = np.where(rng.random(value.shape) < 0.5, each, rng.choice(whole, value.shape))
+    near += rng.choice(np.array([0, 0, -1, 1]), value.shape)
     wide = rng.integers(-1000, 1001, value.shape)
     kind = rng.random(value.shape)
     mixed = np.where(kind < 0.4, near, np.where(kind < 0.8, wide, value))

@@ -8,14 +8,15 @@ A side that no number can reach (`exp(x) < 0`) is none.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from eqfuse.terms import dtypes
-from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, NONNEGATIVE, NONPOSITIVE, ROUNDINGS
+from eqfuse.terms.domain import JOINING
+from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, LOGICAL, NONNEGATIVE, NONPOSITIVE, ROUNDINGS
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     Axis,
@@ -65,10 +66,17 @@ _BETWEEN: Mapping[str, Interval] = {
 
 @dataclass(frozen=True)
 class Untaken:
-    """A branch of which a side was not taken, and what to say of it."""
+    """A branch of which a side was not taken, what to say of it, and whether integers are compared, whose order cannot be
+    supposed."""
 
     node: Call
     said: str
+    of_integers: bool = False
+
+    @property
+    def compared(self) -> tuple[Call, ...]:
+        """What decides it: itself, or the comparisons that a condition joins."""
+        return tuple(_joined(self.node)) if self.node.fn in JOINING else (self.node,)
 
 
 class Branches:
@@ -81,21 +89,30 @@ class Branches:
     def __init__(self, p: int, q: int) -> None:
         self._moduli = p, q
         self._seen: dict[Expr, int] = {}
+        self._truths: dict[Expr, set[bool]] = {}
         self._numbers: dict[Expr, int] = {}
+        self._integers: set[Expr] = set()
 
     def note(self, node: Expr, fn: str, parts: Sequence[Any]) -> None:
         """What a function of the language was given, once."""
+        if fn in JOINING:
+            if len(had := self._truths.setdefault(node, set())) < 2:
+                together = (np.logical_and if fn == "and" else np.logical_or)(*parts)
+                had |= {bool(value) for value in (together.any(), together.all()) if together.size}
+            return
         seen = self._seen.get(node, 0)
         if seen == BELOW | EQUAL | ABOVE:
             return
         if node not in self._numbers:
             self._numbers[node] = _fingerprint(node, parts, self._moduli)
+            if not any(isinstance(part, FieldArray) for part in parts):
+                self._integers.add(node)
         left = _reals(parts[0])
         right = _reals(parts[1]) if len(parts) > 1 else 0.0
         # The limit of a number and an infinity is the number: parts of an axis without a position.
         counted = np.isfinite(left) & np.isfinite(right) if fn in LIMITS else True
         with np.errstate(invalid="ignore"):
-            equal = (left == right) & _same_residues(parts)
+            equal = (left == right) & _same_residues(parts, self._moduli)
             for bit, found in ((BELOW, left < right), (EQUAL, equal), (ABOVE, left > right)):
                 seen |= bit if not seen & bit and np.any(found & counted) else 0
         self._seen[node] = seen
@@ -104,23 +121,44 @@ class Branches:
         """The data-dependent branches of a program of which a side was never taken, though it can be; of those that
         compare the same numbers the last."""
         found: dict[int, Untaken] = {}
+        joined: list[Untaken] = []
         mask = masked(program)
         for node in walk(*(mask(output.expr) for output in program.outputs)):
-            if isinstance(node, Call) and node in self._seen and _depends_on_data(node):
+            if not isinstance(node, Call) or not _depends_on_data(node):
+                continue
+            if node in self._seen:
                 said = _missing(node, self._seen[node], program.domains)
                 if said:
-                    found[self._numbers[node]] = Untaken(node, said)
-        return list(found.values())
+                    found[self._numbers[node]] = Untaken(node, said, node in self._integers)
+            elif len(had := self._truths.get(node, {True, False})) == 1:
+                said = f"{show(node)}{NEVER}{'false' if True in had else 'true'}"
+                joined.append(Untaken(node, said, any(part in self._integers for part in _joined(node))))
+        alone = {each.node for each in found.values()}
+        return [*found.values(), *(each for each in joined if alone.isdisjoint(each.compared))]
 
 
-def _same_residues(parts: Sequence[Any]) -> Any:
+def _joined(node: Call) -> Iterator[Call]:
+    """The comparisons that a condition is made of."""
+    for part in node.args:
+        if isinstance(part, Call) and part.fn in COMPARISONS:
+            yield part
+        elif isinstance(part, Call) and part.fn in LOGICAL:
+            yield from _joined(part)
+
+
+def _same_residues(parts: Sequence[Any], moduli: tuple[int, int]) -> Any:
     """Where what is compared is equal as far as residues know: real values may be so by rounding."""
-    if not all(isinstance(part, FieldArray) for part in parts):
-        return True
-    for residues in ([part.p for part in parts], [part.q for part in parts]):
+    known = [_residues(part) for part in parts]
+    for at, modulus in enumerate(moduli):
+        residues = [pair[at] for pair in known]
         if all(residue is not None for residue in residues):
-            return residues[0] == (residues[1] if len(residues) > 1 else 0)
+            return (residues[0] - (residues[1] if len(residues) > 1 else 0)) % modulus == 0
     return True
+
+
+def _residues(part: Any) -> tuple[Any, Any]:
+    """Modulo p and modulo q: integers are their own."""
+    return (part.p, part.q) if isinstance(part, FieldArray) else (np.asarray(part),) * 2
 
 
 def _reals(part: Any) -> Any:
@@ -133,9 +171,7 @@ def _depends_on_data(node: Expr) -> bool:
 
 def _fingerprint(node: Expr, parts: Sequence[Any], moduli: tuple[int, int]) -> int:
     """A number for the differences between what is compared, up to their sign and however they are repeated."""
-    known: list[tuple[Any, Any]] = [
-        (part.p, part.q) if isinstance(part, FieldArray) else (np.asarray(part),) * 2 for part in parts
-    ]
+    known = [_residues(part) for part in parts]
     for at, modulus in enumerate(moduli):
         residues = [pair[at] for pair in known]
         if all(residue is not None for residue in residues):

@@ -29,7 +29,7 @@ from eqfuse.verify.adversary import (
     settings,
 )
 from eqfuse.verify.bound import Bound, Difference, Side
-from eqfuse.verify.branches import Branches
+from eqfuse.verify.branches import Branches, Untaken
 from eqfuse.verify.certificate import (
     NO_THRESHOLDS,
     NOT_COVERED,
@@ -686,18 +686,18 @@ class Verification:
         """Notes the sides of branches on data of the programs that no trial took, and compares the stages with the order of
         what they compare supposed, in all of them alike (see `eqfuse.verify.field.supposed`)."""
         found = [each for program in source.programs for each in self.branches.untaken(program)]
-        if not found or self.reason:
-            self._untaken |= {each.said for each in found}
-            return
-        parts = [found]
-        if not self._agree([each.node for each in found], stages, source):
-            parts = [[each] for each in found] if 1 < len(found) <= MOST_APART else []
-            parts = [part for part in parts if self._agree([each.node for each in part], stages, source)]
-        self._supposed |= {each.said for part in parts for each in part}
+        open_ = [each for each in found if not each.of_integers]
+        if open_ and not self.reason:
+            parts = [open_]
+            if not self._agree(open_, stages, source):
+                parts = [[each] for each in open_] if 1 < len(open_) <= MOST_APART else []
+                parts = [part for part in parts if self._agree(part, stages, source)]
+            self._supposed |= {each.said for part in parts for each in part}
         self._untaken |= {each.said for each in found} - self._supposed
 
-    def _agree(self, nodes: Sequence[Expr], stages: Sequence[Stage], source: Source) -> bool:
+    def _agree(self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source) -> bool:
         """Whether the stages agree with the source where the order of what these branches compare is supposed."""
+        nodes = {node for each in branches for node in each.compared}
         tallies = {stage.name: Tally() for stage in stages}
         for number in range(SUPPOSED):
             domain, rng = self._field(8 * ROUNDS + number)

@@ -551,20 +551,24 @@ class FieldDomain:
         but for a hashed factor (see `_APART`).
 
         Odd and even functions stay odd and even. Where the true value is 0, or an argument is
-        infinite, the result is the true value itself.
+        infinite, the result is the true value itself. So it is where a whole number is rounded to a whole one.
         """
         self.opaque.add(fn)
         if fn in STEPS and args[0].whole:
             return args[0]
-        shadow = self._floats.call(fn, [arg.shadow for arg in args])
-        result = FieldArray(None, None, np.asarray(shadow, dtype=np.float64))
+        values = [arg.shadow for arg in args]
+        exact = self._is_whole(args[0]) if fn in WHOLE and len(args) == 1 else np.False_
+        if np.any(exact):
+            values = [np.where(exact, np.rint(values[0]), values[0])]
+        result = FieldArray(None, None, np.asarray(self._floats.call(fn, values), dtype=np.float64))
         mixed = self._hashes(fn, args)
         if mixed is not None:
             root = mixed % (self.p - 1) + 1
             finite = reduce(np.logical_and, [np.isfinite(arg.shadow) for arg in args])
-            whole = self.lift(np.where(finite, 0, np.nan_to_num(result.shadow, posinf=0.0, neginf=0.0)))
+            known = np.nan_to_num(result.shadow, posinf=0.0, neginf=0.0)
+            whole = self.lift(np.where(finite & ~exact, 0, known))
             assert whole.p is not None and whole.q is not None
-            hashed = finite & (result.shadow != 0)
+            hashed = finite & (result.shadow != 0) & ~exact
             negative = result.shadow < 0
             p, q = self.group.powers(root), scramble(mixed, self._key(fn)) % self.q
             result.p = np.where(hashed, np.where(negative, self.p - p, p), whole.p)
@@ -611,7 +615,7 @@ class FieldDomain:
         """Where a value is the whole number that its shadow is, as its residue says."""
         whole = np.abs(x.shadow) < 2.0**53
         number = np.where(whole, np.rint(x.shadow), 0.0)
-        whole &= number == x.shadow
+        whole &= np.abs(number - x.shadow) <= _NEAR_ZERO * np.maximum(np.abs(number), 1.0)
         if x.p is None:
             return np.zeros_like(whole)
         found: Truths = whole & (number.astype(np.int64) % self.p == x.p)
