@@ -136,8 +136,13 @@ def _parts_and_numbers(node: Expr) -> tuple[set[Expr], set[int]]:
         if part not in parts and _is_arithmetic(part):
             parts.add(part)
             waiting += children(part)
-    numbers = (abs(part.value) for part in parts if isinstance(part, Const) and np.isfinite(part.value))
-    return parts, {int(number) for number in numbers if 1 <= number <= LARGEST_CONSTANT}
+    found = (abs(part.value) for part in parts if isinstance(part, Const) and np.isfinite(part.value))
+    numbers = {int(number) for number in found if 1 <= number <= LARGEST_CONSTANT}
+    for part in parts:
+        match part:
+            case Call("floordiv", (_, Const(int(divisor)))):  # i // 4 < 3 turns at 12
+                numbers |= {n * divisor for n in numbers if 0 < n * divisor <= LARGEST_CONSTANT}
+    return parts, numbers
 
 
 _ARITHMETIC = frozenset(
