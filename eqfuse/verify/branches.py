@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.terms.printer import show
+from eqfuse.verify.adversary import indexing_tensors
 from eqfuse.verify.certificate import NEVER
 from eqfuse.verify.field.domain import FieldArray
 
@@ -66,12 +67,13 @@ _BETWEEN: Mapping[str, Interval] = {
 
 @dataclass(frozen=True)
 class Untaken:
-    """A branch of which a side was not taken, what to say of it, and whether integers are compared, whose order cannot be
-    supposed."""
+    """A branch of which a side was not taken, and what to say of it. The order of integers cannot be supposed: `drawn` are
+    branches on integers of tensors that are drawn freely, so that trials should have taken both sides; `given` are those on
+    integers that are computed, or that have to stay inside of what they are an index of."""
 
     node: Call
     said: str
-    of_integers: bool = False
+    kind: Literal["real", "drawn", "given"] = "real"
 
     @property
     def compared(self) -> tuple[Call, ...]:
@@ -120,6 +122,7 @@ class Branches:
     def untaken(self, program: Program) -> list[Untaken]:
         """The data-dependent branches of a program of which a side was never taken, though it can be; of those that
         compare the same numbers the last."""
+        fixed = indexing_tensors(program)
         found: dict[int, Untaken] = {}
         joined: list[Untaken] = []
         mask = masked(program)
@@ -129,12 +132,23 @@ class Branches:
             if node in self._seen:
                 said = _missing(node, self._seen[node], program.domains)
                 if said:
-                    found[self._numbers[node]] = Untaken(node, said, node in self._integers)
+                    found[self._numbers[node]] = Untaken(node, said, self._kind(node, fixed))
             elif len(had := self._truths.get(node, {True, False})) == 1:
                 said = f"{show(node)}{NEVER}{'false' if True in had else 'true'}"
-                joined.append(Untaken(node, said, any(part in self._integers for part in _joined(node))))
+                joined.append(Untaken(node, said, self._kind(node, fixed)))
         alone = {each.node for each in found.values()}
         return [*found.values(), *(each for each in joined if alone.isdisjoint(each.compared))]
+
+    def _kind(self, node: Call, fixed: frozenset[str]) -> Literal["real", "drawn", "given"]:
+        """What the numbers of a branch are; `fixed` are integer tensors that are not drawn freely."""
+        parts = list(_joined(node)) if node.fn in JOINING else [node]
+        integers = [part for part in parts if part in self._integers and _depends_on_data(part)]
+        if not integers:
+            return "real"
+        among = list(walk(*integers))
+        computed = any(isinstance(part, Reduce | Scalar) for part in among)
+        indices = any(isinstance(part, Load) and part.tensor in fixed for part in among)
+        return "given" if computed or indices else "drawn"
 
 
 def _joined(node: Call) -> Iterator[Call]:

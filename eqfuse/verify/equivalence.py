@@ -561,6 +561,7 @@ class Verification:
         self._constant: set[str] = set()
         self._untaken: set[str] = set()
         self._supposed: set[str] = set()
+        self._unreached: set[str] = set()
         self.branches = Branches(field.p, field.q)
         self._thresholds: int | None = None
         self._searched: list[Mapping[str, int]] = []
@@ -686,14 +687,15 @@ class Verification:
         """Notes the sides of branches on data of the programs that no trial took, and compares the stages with the order of
         what they compare supposed, in all of them alike (see `eqfuse.verify.field.supposed`)."""
         found = [each for program in source.programs for each in self.branches.untaken(program)]
-        open_ = [each for each in found if not each.of_integers]
+        open_ = [each for each in found if each.kind == "real"]
         if open_ and not self.reason:
             parts = [open_]
             if not self._agree(open_, stages, source):
                 parts = [[each] for each in open_] if 1 < len(open_) <= MOST_APART else []
                 parts = [part for part in parts if self._agree(part, stages, source)]
             self._supposed |= {each.said for part in parts for each in part}
-        self._untaken |= {each.said for each in found} - self._supposed
+        self._untaken |= {each.said for each in found if each.kind != "given"} - self._supposed
+        self._unreached |= {each.said for each in found if each.kind == "given"}
 
     def _agree(self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source) -> bool:
         """Whether the stages agree with the source where the order of what these branches compare is supposed."""
@@ -807,7 +809,7 @@ class Verification:
                 *NOT_COVERED,
                 *((NO_THRESHOLDS,) if self._thresholds == 0 else ()),
                 *(text + SAME_EVERYWHERE for text in sorted(self._constant)),
-                *(f"{text} in these trials" for text in sorted(self._untaken)),
+                *(f"{text} in these trials" for text in sorted(self._untaken | self._unreached)),
             ),
             untaken=(*(text + SAME_EVERYWHERE for text in sorted(self._constant)), *sorted(self._untaken)),
             supposed=tuple(sorted(self._supposed)),
