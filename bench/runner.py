@@ -32,6 +32,7 @@ REPORTS: Mapping[str, str] = {
     "reductions": "row kernels and cascades beside torch and torch.compile on a GPU: ratios, bandwidth, launches",
     "verify": "every program: milliseconds of verification, its part of compiling, trials, bound reached",
     "errors": "every program: errors of fused and unfused against float64, over kinds of inputs, special values, magnitudes",
+    "families": "five families of models through torch.compile: regions found, fused, refused; errors, graphs, breaks",
     "lengths": "64 lengths of one kernel: regions, binaries, milliseconds of a new length, regret",
     "gallery": "the programs of docs/gallery beside torch and torch.compile; writes the table of docs/gallery.md",
     "cpu": "fused against torch eager and torch.compile on the CPU: times, errors, peak memory",

@@ -85,6 +85,28 @@ def test_training_runs_the_gradients_kernel() -> None:
     assert outcome.report(measure=False).taken
 
 
+class RMSNorm(nn.Module):
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(d))
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+def test_numbers_of_modules_are_constants_of_one_graph() -> None:
+    model = RMSNorm(4).double()
+    call = compiled(model)
+    with torch.no_grad():
+        for n in (5, 7):
+            x = r(n, 4)
+            assert torch.allclose(call(x), model(x))
+    report = outcome.report(measure=False)
+    assert report.graphs == 1 and len(report.taken) == len(report.regions) == 1
+    assert "1e-06" in report.taken[0].source
+
+
 def test_what_is_not_predicted_to_gain_is_left_with_its_reason() -> None:
     call = compiled(lambda x: x.sum(-1) * 2, take="predicted")
     x = r(5, 4)
@@ -151,15 +173,6 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     angle = torch.cat([angle, angle], -1)
     low, high = x.chunk(2, -1)
     return x * angle.cos() + torch.cat([-high, low], -1) * angle.sin()
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(d))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
 
 
 class Bert(nn.Module):

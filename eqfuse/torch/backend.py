@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
+from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
 from torch.fx.passes.tools_common import legalize_graph
 
 from eqfuse import compiler
@@ -78,6 +80,7 @@ def eqfuse(
 ) -> Callable[..., Any]:
     """The back end. Options are given as `torch.compile(model, backend="eqfuse", options={"take": "always"})`."""
     chosen = Options.of({**(options or {}), **more})
+    _fix_attributes(graph)
     found = _functional(graph, inputs)
     number = reports.begin()
     if isinstance(found, str):
@@ -86,8 +89,29 @@ def eqfuse(
     else:
         Fusion(found, number, chosen, _is_tracked(inputs)).run()
         _as_dynamo(graph, found)
-    rest: Callable[..., Any] = _rest(chosen, inputs)(found, inputs)
-    return rest
+    rest = _rest(chosen, inputs)
+    try:
+        return rest(found, inputs)  # type: ignore[no-any-return]
+    except RestartAnalysis:
+        reports.forget(number)  # Dynamo traces again, and the graph comes back
+        raise
+
+
+def _fix_attributes(graph: fx.GraphModule) -> None:
+    """Makes numbers constant that are attributes of modules, as the epsilon of a norm: under `dynamic=True` Dynamo makes
+    them inputs, which torch takes back once all is traced and compiled. Dynamo traces again then, at once."""
+    known = False
+    for node in _placeholders(graph):
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        number = getattr(node.meta.get("example_value"), "item_memo", None)
+        if source is None or number is None or not source.guard_source.is_unspecialized_nn_module():
+            continue
+        name = getattr(number.node._expr, "name", "")
+        if name and not TensorifyState.should_specialize(name):
+            TensorifyState.specialize(name)
+            known = True
+    if known:
+        raise TensorifyScalarRestartAnalysis
 
 
 def _rest(options: Options, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -111,7 +135,6 @@ def _functional(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule 
     """A graph of functional ATen operators that is called as the graph of Dynamo is; or why there is none."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
-    from torch._dynamo.exc import RestartAnalysis
 
     tracked = _is_tracked(inputs)
     for node in graph.graph.nodes:

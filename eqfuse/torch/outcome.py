@@ -84,6 +84,13 @@ def add(entries: Sequence[Entry]) -> None:
     _entries.extend(entries)
 
 
+def forget(graph: int) -> None:
+    """Forgets a graph that is traced again, the last that was begun."""
+    _entries[:] = [entry for entry in _entries if entry.graph != graph]
+    _left[:] = [line for line in _left if not line.startswith(f"graph {graph} ")]
+    _graphs[0] -= 1
+
+
 def leave(graph: int, why: str) -> None:
     """Notes that a graph was left as it is."""
     _left.append(f"graph {graph} was left to torch: {why}")
