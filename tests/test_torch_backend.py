@@ -72,6 +72,18 @@ def test_attention_is_one_region_and_its_heads_are_joined() -> None:
     assert [entry.name for entry in outcome.report(measure=False).taken] == ["bmm + softmax + bmm"]
 
 
+def test_grouped_queries_of_torchs_attention_are_read_by_groups() -> None:
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    q, k, v = r(2, 4, 5, 8), r(2, 2, 5, 8), r(2, 2, 5, 8)
+    call = torch.compile(model, backend=backend, dynamic=False, options=ALL)
+    with torch.no_grad():
+        assert torch.allclose(call(q, k, v), model(q, k, v))
+    (entry,) = outcome.report(measure=False).regions
+    assert entry.taken and "j // 2, n" in entry.source, entry.why
+
+
 def test_training_runs_the_gradients_kernel() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Softmax(-1), nn.Linear(6, 2)).double()
     call = compiled(model)

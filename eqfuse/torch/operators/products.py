@@ -12,6 +12,7 @@ from eqfuse.torch.operators.table import (
     Made,
     Node,
     Unsupported,
+    check_broadcast,
     elementwise,
     number,
     operator,
@@ -26,6 +27,9 @@ def product(node: Node, left: Value, right: Value) -> Value:
     sum over the last of `left` and the last but one of `right`."""
     writer = node.writer
     writer.equate(left.shape[-1], right.shape[-2])
+    for own, size in zip(left.shape[:-2], right.shape[:-2], strict=True):
+        check_broadcast(own, size)
+        check_broadcast(size, own)
     batch = [b if a == 1 else a for a, b in zip(left.shape[:-2], right.shape[:-2], strict=True)]
     outer = [*batch, left.shape[-2], right.shape[-1]]
     both: list[Any] = []
@@ -129,7 +133,7 @@ def _(node: Node) -> Made:
     factor: Expr = Const(float(scale)) if scale is not None else call("div", Const(1.0), call("sqrt", width))
     if scale is None and isinstance(q.shape[-1], int):
         factor = Const(1 / math.sqrt(q.shape[-1]))
-    heads = [_repeated(node, part, q) if node.get("enable_gqa", False) else part for part in (k, v)]
+    heads = [_repeated(node, part, q) for part in (k, v)]
     turned = permuted(heads[0], [*range(k.rank - 2), k.rank - 1, k.rank - 2])
     dot = _aligned(node, q, turned)
     scores = elementwise(dot.shape, dot.dtype, [dot], lambda e: call("mul", e, factor))
@@ -163,9 +167,12 @@ def _aligned(node: Node, left: Value, right: Value) -> Value:
 
 
 def _repeated(node: Node, part: Value, q: Value) -> Value:
-    """Heads of keys or values, each for a group of queries' heads."""
+    """Heads of keys or values, each for a group of queries' heads. What torch takes its attention apart to reads them so
+    with no word in its arguments."""
+    if min(part.rank, q.rank) < 4:
+        return part
     own, wanted = part.shape[-3], q.shape[-3]
-    if own == wanted:
+    if own in (1, wanted) or wanted == 1:
         return part
     if not (isinstance(own, int) and isinstance(wanted, int)):
         raise Unsupported("grouped queries with a number of heads that is not constant")

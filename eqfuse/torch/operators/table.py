@@ -125,11 +125,20 @@ def negated(truth: Expr) -> Expr:
             return call("not", truth)
 
 
+def check_broadcast(own: Size, size: Size) -> None:
+    """Raises Unsupported where a dimension can be no broadcast of another: an operator that reads tensors in its own way
+    would be translated into another one."""
+    if isinstance(own, int) and isinstance(size, int) and own not in (1, size) and size != 1:
+        raise Unsupported(f"it reads {own} positions of a dimension as {size}")
+
+
 def broadcast(
     value: Value, shape: Sequence[Size]
 ) -> tuple[Layout, Callable[[Sequence[Position]], Sequence[Position]]]:
     """The layout of a value that is broadcast to a shape, and the positions of it that positions there stand for."""
     behind = len(shape) - value.rank
+    for own, size in zip(value.shape, shape[behind:], strict=True):
+        check_broadcast(own, size)
     layout: Layout = (None,) * behind + tuple(
         None if own == 1 and size != 1 else digits
         for own, size, digits in zip(value.shape, shape[behind:], value.layout, strict=True)
