@@ -62,7 +62,7 @@ def run(name: str, options: Options, *, output: Path | None = None, console: Con
         report = Report(module.TITLE, module.COLUMNS, path=output or RESULTS / f"{name}.json")
         module.run(options, report)
     except ModuleNotFoundError as error:
-        hint = "pip install -c constraints.txt -e '.[bench]' brings what the benchmarks need"
+        hint = "pip install -c constraints.txt -e '.[bench,models]' brings what the benchmarks need"
         raise EqfuseError(f"bench {name} needs {error.name}, which is not installed", hint=hint) from None
     report.write()
     shown = console or Console()
