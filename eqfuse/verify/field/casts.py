@@ -18,7 +18,7 @@ import numpy as np
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.nodes import Call, Expr, Program, Reduce, walk
-from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain, extreme
+from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain, extreme, settled_by_residues
 from eqfuse.verify.field.modular import Reals, Residues, Truths
 
 NARROWING = frozenset(CASTS) - {"f32", "f64"}
@@ -71,7 +71,8 @@ class CastAware(FieldDomain):
         self._note_unclear(mine, other)
         turn = -1.0 if fn == "minimum" else 1.0
         with np.errstate(invalid="ignore"):
-            tied = (mine.shadow == other.shadow) & (turn * x.shadow >= turn * y.shadow)
+            after = settled_by_residues(y, x) if turn > 0 else settled_by_residues(x, y)
+            tied = (mine.shadow == other.shadow) & (turn * x.shadow >= turn * y.shadow) & ~after
             first = (turn * mine.shadow > turn * other.shadow) | tied | np.isnan(mine.shadow)
         if self.supposed:
             below = turn < 0

@@ -371,12 +371,12 @@ class FieldDomain:
 
     def _maximum(self, x: FieldArray, y: FieldArray) -> FieldArray:
         self._note_unclear(x, y)
-        first = (x.shadow >= y.shadow) & ~_settled_by_residues(y, x) | np.isnan(x.shadow)
+        first = (x.shadow >= y.shadow) & ~settled_by_residues(y, x) | np.isnan(x.shadow)
         return self.where(~self.supposed.instead(~first, x, y), x, y)
 
     def _minimum(self, x: FieldArray, y: FieldArray) -> FieldArray:
         self._note_unclear(x, y)
-        first = (x.shadow <= y.shadow) & ~_settled_by_residues(x, y) | np.isnan(x.shadow)
+        first = (x.shadow <= y.shadow) & ~settled_by_residues(x, y) | np.isnan(x.shadow)
         return self.where(self.supposed.instead(first, x, y), x, y)
 
     def _abs(self, x: FieldArray) -> FieldArray:
@@ -703,10 +703,10 @@ class FieldDomain:
                 case "ne":
                     return ~self.supposed.instead(same, left, right)
                 case "lt":
-                    below = (left.shadow < right.shadow) & ~same | _settled_by_residues(right, left)
+                    below = (left.shadow < right.shadow) & ~same | settled_by_residues(right, left)
                     return self.supposed.instead(below, left, right)
                 case "le":
-                    below = (left.shadow <= right.shadow) & ~_settled_by_residues(left, right) | same
+                    below = (left.shadow <= right.shadow) & ~settled_by_residues(left, right) | same
                     return self.supposed.instead(below, left, right)
         raise ValueError(f"{fn} is not a comparison")
 
@@ -881,7 +881,7 @@ def _is_zero(x: FieldArray) -> Truths:
     return zero & (x.p == 0) if x.p is not None else np.zeros_like(zero)
 
 
-def _settled_by_residues(greater: FieldArray, less: FieldArray) -> Truths:
+def settled_by_residues(greater: FieldArray, less: FieldArray) -> Truths:
     """Whether the first value comes after the second by its residue, where their shadows cannot tell. What has the
     shadow 0 is neither positive nor negative."""
     tied: Truths = (greater.shadow == less.shadow) & (greater.shadow != 0) & np.isfinite(greater.shadow)
