@@ -66,8 +66,8 @@ def test_the_gradient_of_a_gradient_is_certified() -> None:
 
 
 MUTANTS = {
-    "a dropped term": ("softmax", "dy[i, j] - dsum_x_sum[i]", "dy[i, j]"),
-    "a wrong sign": ("softmax", "dy[i, j] - dsum", "dy[i, j] + dsum"),
+    "a dropped term": ("softmax", "dy[i, j] - sum_dy_y[i]", "dy[i, j]"),
+    "a wrong sign": ("softmax", "dy[i, j] - sum_dy", "dy[i, j] + sum_dy"),
     "the maximum's own": ("softmax", "dx[i, j] = ", "dx[i, j] = where(x[i,j] == max_x[i], dy[i,j], 0) + "),
     "a factor": ("sum", "2 * dy", "dy"),
     "a scalar's sum": ("sum", "ds = sum[i](", "ds = 1 / N(i) * sum[i]("),
@@ -95,7 +95,7 @@ MUTANTS = {
     "the product with itself": ("prod", "where(j_1 != j, x[i, j_1], 1)", "x[i, j_1]"),
     "a root's derivative": ("std", "/ (y[i] * N(j))", "/ (2 * y[i] * N(j))"),
     "a mean for a sum": ("rmsnorm", " * N(j))", ")"),
-    "a variance's mean": ("layernorm", " - dsum_x_sum[i] / N(j)", ""),
+    "a variance's mean": ("layernorm", " - sum_dy_w[i] / N(j)", ""),
     "a gather of the wrong row": ("linear cross-entropy", "where(y[t] == v, ", "where(y[t] == v + 1, "),
     "a label left out": ("linear cross-entropy", " - W[y[t], d]", ""),
     "a shift of the window": ("strided window", "(x0 - k) // 2", "(x0 - k + 2) // 2"),

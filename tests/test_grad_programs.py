@@ -67,8 +67,8 @@ def test_the_gradient_of_softmax_is_the_textbook_form() -> None:
         "max_x[i] = max[j](x[i, j])",
         "sum_x[i] = sum[j](exp(x[i, j] - max_x[i]))",
         "y[i, j] = exp(x[i, j] - max_x[i]) / sum_x[i]",
-        "dsum_x_sum[i] = sum[j](dy[i, j] * y[i, j])",
-        "dx[i, j] = y[i, j] * (dy[i, j] - dsum_x_sum[i])",
+        "sum_dy_y[i] = sum[j](dy[i, j] * y[i, j])",
+        "dx[i, j] = y[i, j] * (dy[i, j] - sum_dy_y[i])",
         "# max_x passes nothing on: its cotangent is 0 for all inputs",
         "return dx",
     ]
@@ -77,9 +77,9 @@ def test_the_gradient_of_softmax_is_the_textbook_form() -> None:
 def test_the_gradient_of_attention_is_that_of_papers() -> None:
     lines = eq.grad(ATTENTION, ("Q", "K", "V")).splitlines()
     assert lines[6:12] == [
-        "du_sum[b, h, i, j] = sum[e](dO[b, h, i, e] * V[b, h // g, j, e])",
-        "dsum_P_sum[b, h, i] = sum[j](du_sum[b, h, i, j] * u[b, h, i, j])",
-        "dsum_Q[b, h, i, j] = where(j <= i, u[b, h, i, j] * scale * (du_sum[b, h, i, j] - dsum_P_sum[b, h, i]), 0)",
+        "du[b, h, i, j] = sum[e](dO[b, h, i, e] * V[b, h // g, j, e])",
+        "sum_du_u[b, h, i] = sum[j](du[b, h, i, j] * u[b, h, i, j])",
+        "dsum_Q[b, h, i, j] = where(j <= i, u[b, h, i, j] * scale * (du[b, h, i, j] - sum_du_u[b, h, i]), 0)",
         "dQ[b, h, i, d] = sum[j](dsum_Q[b, h, i, j] * K[b, h // g, j, d])",
         "dK[b, k1, j, d] = sum[h, i](where(h // g == k1, dsum_Q[b, h, i, j] * Q[b, h, i, d], 0))",
         "dV[b, v1, j, e] = sum[h, i](where(h // g == v1, dO[b, h, i, e] * u[b, h, i, j], 0))",

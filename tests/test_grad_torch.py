@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -58,6 +59,36 @@ def test_gradients_agree_with_differences(name: str) -> None:
         return called(kernel, case, {**tensors, **dict(zip(case.wrt, given, strict=True))})
 
     assert torch.autograd.gradcheck(call, wrt, fast_mode=True)
+
+
+REDUCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum[j](x[i,j])": lambda x: x.sum(1),
+    "max[j](x[i,j])": lambda x: x.max(1).values,
+    "min[j](x[i,j])": lambda x: x.min(1).values,
+    "prod[j](x[i,j])": lambda x: x.prod(1),
+    "mean[j](x[i,j])": lambda x: x.mean(1),
+    "var[j](x[i,j])": lambda x: x.var(1, correction=0),
+    "std[j](x[i,j])": lambda x: x.std(1, correction=0),
+    "logsumexp[j](x[i,j])": lambda x: x.logsumexp(1),
+    "mean_var.s[j](1, x[i,j], 0)": lambda x: x.var(1, correction=0) * x.shape[1],
+    "softmax_weighted[j](x[i,j], sq(x[i,j]))": lambda x: (x.softmax(1) * x.square()).sum(1),
+    "argmax.v[j](x[i,j], j)": lambda x: x.max(1).values,
+    "argmin.v[j](x[i,j], j)": lambda x: x.min(1).values,
+}
+"""Reductions of the language and shipped ones, and what PyTorch calls them; `topk` is among the programs."""
+
+
+@pytest.mark.slow(but=["min[j]"])
+@pytest.mark.parametrize("text", REDUCTIONS)
+def test_gradients_of_reductions_are_those_of_pytorch(text: str) -> None:
+    kernel = eq.compile(f"y[i] = {text}", native="off")
+    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(3, dtype=torch.float64)
+    found, expected = (
+        torch.autograd.grad(call(x), x, weights)[0] for call in (lambda x: kernel(x=x), REDUCTIONS[text])
+    )
+    assert torch.allclose(found, expected)
+    assert torch.autograd.gradcheck(lambda x: kernel(x=x), [x], fast_mode=True)
 
 
 @pytest.mark.slow(but=["sum"])
@@ -181,7 +212,7 @@ def test_backward_shows_the_gradient() -> None:
     before = kernel.backward  # by all tensors, before any call
     assert before.saved == ("y",) and before.forward is None
     assert before.source == (
-        "dsum_x_sum[i] = sum[j](dy[i, j] * y[i, j])\ndx[i, j] = y[i, j] * (dy[i, j] - dsum_x_sum[i])\n"
+        "sum_dy_y[i] = sum[j](dy[i, j] * y[i, j])\ndx[i, j] = y[i, j] * (dy[i, j] - sum_dy_y[i])\n"
         "# max_x passes nothing on: its cotangent is 0 for all inputs\nreturn dx"
     )
     x = torch.randn(4, 9, requires_grad=True)
@@ -189,7 +220,7 @@ def test_backward_shows_the_gradient() -> None:
     shown = kernel.backward
     assert shown.source == before.source
     assert shown.plan.schedule in ("resident", "rolling", "multi_pass", "split_k")
-    assert "dsum_x_sum" in shown.source and "sum_j" in str(shown.merge)
+    assert "sum_dy_y" in shown.source and "sum_j" in str(shown.merge)
     assert shown.certificate.ok and shown.certificate.bound < 2**-40
     assert "the gradient's program:" in str(shown.certificate)
     assert shown.derivation.check()

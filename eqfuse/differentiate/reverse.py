@@ -16,6 +16,7 @@ Integers, truth values, `floor`, `round`, `sign` and conditions have no derivati
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -71,11 +72,14 @@ class Reverse:
     notes: list[str] = field(default_factory=list)
     _quotients: list[tuple[Step, Monomial]] = field(default_factory=list)
     _rests: dict[tuple[object, ...], list[Expr]] = field(default_factory=dict)
+    _reads: dict[str, int] = field(default_factory=dict)
 
     def run(self, seeds: dict[str, Polynomial]) -> None:
         """Fills `found` with the cotangents, from those of the outputs."""
         primal = list(self.steps.steps)
         self.targets |= {step.name: step.axes for step in primal}
+        every = Counter(name_of(node) for step in primal for node in walk(step.body))
+        self._reads = {step.name: every[step.name] for step in primal}
         self._note_quotients(primal)
         self.found |= seeds
         for step in reversed(primal):
@@ -292,12 +296,24 @@ class Reverse:
             rest = atom(body) if any(term.axes & set(over) for term in inner) else inner
             return collected(term.times(front) for term in rest)
         axes = tuple(axis for axis in target if axis in free_axes(body))
-        step = Step(self.steps.names.fresh(f"d{name}_sum"), axes, body, "sum", left)
+        step = Step(self.steps.names.fresh(self._sum_name(name, inner, front)), axes, body, "sum", left)
         parts = [self._try((*axes, *over), (term,)) for term in inner]
         if self._may_cancel(inner) and is_zero(self.steps, step, parts, name):
             return ()
         step = self.steps.add(step)
         return tuple(term.times(front) for term in atom(step.itself))
+
+    def _sum_name(self, name: str, terms: Polynomial, front: Monomial) -> str:
+        """What a sum is called that is, times `front`, a part of the cotangent of `name`: that cotangent where it is all of
+        it, or what it sums where that is a product of two values of a step's."""
+        if name not in self._reads:  # an input: results have the names of cotangents
+            return f"d{name}_sum"
+        if self._reads[name] == 1 and name not in self.found and front == UNIT:
+            return f"d{name}"
+        factors = [name_of(factor) for term in terms for factor in term.powers]
+        if len(terms) == 1 and len(factors) == 2 and all(factors):
+            return f"sum_{factors[0]}_{factors[1]}"
+        return f"d{name}_sum"
 
     def _is_given(self, factor: Expr) -> bool:
         """Whether a factor is an input or a cotangent of an output, or made of sizes."""

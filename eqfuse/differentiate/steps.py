@@ -261,7 +261,7 @@ class Steps:
         """The axis of the remainders of an axis by a number: the same one every time, but where it is taken."""
         name = self._remainders.get((axis, divisor))
         if name is None or name in taken:
-            name = self.names.fresh("u")
+            name = self.names.fresh(f"{axis}_rest")
             self.lengths[name] = divisor
             self._remainders.setdefault((axis, divisor), name)
         return name
