@@ -91,8 +91,8 @@ def rule(
     content: str,
     names: str,
     tensors: Sequence[torch.Tensor],
-    integers: Sequence[Any],
-    reals: Sequence[Any],
+    integers: Sequence[Any] = (),
+    reals: Sequence[Any] = (),
 ) -> tuple[list[torch.Tensor], list[int | None]]:
     """The outputs for a whole batch, and which of their dimensions it is."""
     of_tensors = names_in(names)[0]

