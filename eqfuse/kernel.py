@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +28,7 @@ from eqfuse.operator.library import called, is_recorded
 from eqfuse.regions import Region
 from eqfuse.rules.printer import MergeText
 from eqfuse.specialization import Results, Specialization, Specializations
-from eqfuse.terms.arguments import wants_gradient
+from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
@@ -128,7 +129,8 @@ class Kernel:
             Arguments(self.program).all_named(unnamed)
             return called(self.content, values, sizes)
         key: CallKey | None = None
-        if not unnamed and (found := call_key(values, sizes)) is not None:
+        beside = is_transforming()
+        if not unnamed and not beside and (found := call_key(values, sizes)) is not None:
             key, addresses = found
             known = self._shapes.known.get(key)
             if known is not None and (made := known.call(values, addresses)) is not None:
@@ -144,7 +146,7 @@ class Kernel:
             with self._lock:
                 gradients = self._differentiated
             return differentiably(self, gradients, values, sizes)
-        with undisturbed():
+        with undisturbed(), ordinary_tensors() if beside else nullcontext():
             given = arguments.given(values, sizes, unnamed)
             special = self._shapes.of(arguments, given)
             self._current = special.compiled

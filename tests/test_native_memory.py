@@ -49,16 +49,6 @@ def test_shared_and_resized_memory_is_left_to_its_holders() -> None:
         assert pool.empty(SHAPE, torch.float32).untyped_storage()._cdata != address
 
 
-def test_memory_inside_a_transform_is_ordinary() -> None:
-    def inside(x: torch.Tensor) -> torch.Tensor:
-        pool = Memory(8 * LEAST)
-        for shape in (SHAPE, (3, 4)):
-            assert pool.empty(shape, torch.float32).data_ptr()
-        return x.sum()
-
-    assert torch.func.grad(inside)(torch.ones(2)).tolist() == [1, 1]
-
-
 def test_no_more_is_kept_than_was_said() -> None:
     pool = Memory(2 * LEAST)
     kept = [pool.empty(SHAPE, torch.float32) for _ in range(5)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -80,3 +81,14 @@ def _transforms() -> Sequence[Any]:
 
 def _is_of_grad(key: Any) -> bool:
     return bool(key == _functorch.TransformType.Grad)
+
+
+def is_transforming() -> bool:
+    """Whether a transform of `torch.func` is under way, in which what is newly made are tensors of its own."""
+    return _functorch.peek_interpreter_stack() is not None
+
+
+def ordinary_tensors() -> AbstractContextManager[None]:
+    """Inside, tensors are made and read as outside of any transform."""
+    found: AbstractContextManager[None] = torch._C._DisableFuncTorch()
+    return found

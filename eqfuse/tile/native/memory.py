@@ -33,15 +33,10 @@ class Memory:
         self._most = most
         self._storages: list[torch.UntypedStorage] = []
         self._lock = threading.Lock()
-        with torch._C._DisableFuncTorch():
-            self._free = self._references([torch.empty(8).untyped_storage()], 0) if most else None
+        self._free = self._references([torch.empty(8).untyped_storage()], 0) if most else None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous tensor that is not initialised; an ordinary one inside of a transform of torch.func too."""
-        with torch._C._DisableFuncTorch():
-            return self._empty(shape, dtype)
-
-    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous tensor that is not initialised."""
         size = prod(shape) * dtype.itemsize
         if not LEAST <= size <= self._most:
             made = torch.empty(tuple(shape), dtype=dtype)
