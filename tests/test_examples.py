@@ -42,7 +42,7 @@ def test_embeddings_of_a_small_model() -> None:
 
 @pytest.mark.slow
 def test_text_of_a_small_model_with_a_growing_cache_and_ragged_prompts() -> None:
-    model = FAMILIES["Llama"].made()
+    model = FAMILIES["Llama"].made().float()  # in float64 the eager mask of a padded row overflows
     found = smollm2.compared(model, tokens(5, 8), 6, **REST)
     assert len(found) == 6 and set(found.values()) == {6}
 
