@@ -130,6 +130,9 @@ class Latex(Notation):
         sign = COMPARISONS.get(fn, rf"\mathbin{{\mathrm{{{fn}}}}}")
         return f"{self.fit(a, UNARY)} {sign} {self.fit(b, UNARY)}", STRENGTH[fn]
 
+    def load(self, tensor: str, index: Iterable[str]) -> str:
+        return rf"{name(tensor)}\left[{', '.join(index)}\right]"
+
     def function(self, fn: str, words: Sequence[str], args: Sequence[Piece]) -> Piece:
         texts = [*map(escaped, words), *(text for text, _ in args)]
         match fn:

@@ -1,7 +1,8 @@
 """Expressions as plain terms: what a derivation starts from and ends at.
 
 a - b is a + (-b), a / b is a inv(b), rsqrt(a) is inv(sqrt(a)), relu(a) is maximum(a, 0); what the rules do not look
-into (loads, positions, predicates without reductions) is a leaf, named by its text. Written apart from the
+into (loads, positions, predicates without reductions) is a leaf, named by its text; a load at an index that is
+looked into is a function of it, `Apply1 "W[]"` of the packed index. Written apart from the
 e-graph's encoder, so that a checker does not share it.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 
 from eqfuse.proof.syntax import Term, number, term, transform, walk
-from eqfuse.terms.folds import PAIR, is_ranked
+from eqfuse.terms.folds import PAIR, is_ranked, packed
 from eqfuse.terms.functions import ARITY, CASTS, CONSTANTS, FUNCTIONS, OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Reduce, Size, call
 from eqfuse.terms.nodes import walk as subexpressions
@@ -23,6 +24,9 @@ NAMES: Mapping[str, str] = {row.name: row.constructor for row in FUNCTIONS.value
 """Functions that have a constructor of their own."""
 
 ONE, ZERO = number("1"), number("0")
+
+AT = "[]"
+"""What follows a tensor's name in that of the function from an index to the tensor's element."""
 
 
 def reading(
@@ -35,6 +39,7 @@ def reading(
     strict_casts: bool = False,
     leaves: dict[str, Expr] | None = None,
     predicates: bool = False,
+    indices: bool = False,
 ) -> Term:
     """The term of an expression, reductions over whole axes.
 
@@ -42,6 +47,7 @@ def reading(
     `opaque` holds, are leaves. Loads of `stored` temporaries are looked into like reductions are. Only the size of
     the `split` axis (of any, where that is None) depends on the part that is looked at.
     `leaves` collects what the leaves are made of. With `predicates`, every function is looked into.
+    A load is looked into where its index reads a state that is named in `states`; with `indices`, wherever it is computed.
     """
     memo: dict[Expr, Term] = {}
 
@@ -50,6 +56,11 @@ def reading(
             isinstance(n, Reduce | Local) or (isinstance(n, Load) and n.tensor in stored)
             for n in subexpressions(node)
         )
+
+    def is_indexed(load: Load) -> bool:
+        if indices:
+            return any(map(computed, load.index))
+        return any(isinstance(n, Local) and n.name in (states or ()) for n in subexpressions(load))
 
     def leaf(node: Expr) -> Term:
         if leaves is not None:
@@ -67,6 +78,8 @@ def reading(
             case Call("div", (a, Size(axis))) if split in (None, axis) and computed(a):
                 count = term("Red", ("sum", axis, "ALL"), (ONE,))
                 return term("Mul", (), (visit(a), term("Inv", (), (count,))))
+            case Load(tensor, index) if is_indexed(node):
+                return term("Apply1", (tensor + AT,), (visit(packed(index)),))
             case Call(fn, args):
                 return _call(node, fn, args)
         return leaf(node)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import WAYS
 from eqfuse.proof.check import Ground, Refused, Replay, known_rules
 from eqfuse.proof.elaborate import (
+    AT,
     Circular,
     expanded,
     known_values,
@@ -32,8 +35,10 @@ from eqfuse.proof.nodes import (
 from eqfuse.proof.syntax import Term, term, walk
 from eqfuse.proof.trial import Untried, tried
 from eqfuse.rules.rule import Rule
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.folds import PAIR
+from eqfuse.terms.nodes import Expr, Load, Program
 from eqfuse.terms.parser import parse
+from eqfuse.terms.python import parsed
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,24 @@ def _loaded(name: str, axes: Sequence[str]) -> str:
     return f"{name}[{', '.join(axes)}]" if axes else name
 
 
+def _is_load(value: Term) -> bool:
+    return value.head == "Apply1" and value.words[0].endswith(AT)
+
+
+def _is_named(text: str, load: Term) -> bool:
+    """Whether a leaf's text is the load that it stands for, as far as its indices go."""
+    match parsed(text.rstrip("'")):
+        case ast.Subscript(ast.Name(tensor), index):
+            written = index.elts if isinstance(index, ast.Tuple) else [index]
+            found = [term("Leaf", (ast.unparse(part),)) for part in written]
+            return load.words == (tensor + AT,) and _same(_packed(found), load.args[0])
+    return False
+
+
+def _packed(parts: Sequence[Term]) -> Term:
+    return reduce(lambda behind, part: term("Apply2", (PAIR,), (part, behind)), reversed(parts))
+
+
 def _leaves(kernel: KernelProof) -> Iterator[str]:
     """Texts of the leaves of what a kernel runs, and of what its leaves stand for."""
     roots = [*(o.value for o in kernel.outputs), *kernel.leaves.values()]
@@ -151,6 +174,7 @@ class _Examiner:
             raise Refused("the program", "casts are strict, and there is none in it")
         stored: dict[str, Term] = {}
         outputs = {o.name: o for o in self.proof.outputs}
+        loads = self._loads()
         made: set[str] = set()
         for number, kernel in enumerate(self.proof.kernels, start=1):
             if kernel.name != f"kernel{number}":
@@ -174,7 +198,7 @@ class _Examiner:
                     stored[_loaded(output.name, output.axes)] = whole
                 elif output.axes != outputs[output.name].axes:
                     raise Refused(where, "it has other axes than the output of the program")
-                elif not _same(whole, outputs[output.name].prepared):
+                elif not _same(whole, expanded(outputs[output.name].prepared, loads)):
                     raise Refused(where, "it does not compute the prepared form of the output")
                 made.add(output.name)
         missing = [name for name in outputs if name not in made]
@@ -185,6 +209,19 @@ class _Examiner:
         self._read(stored)
         if self.proof.unread:
             raise Refused("the derivation", f"nothing in it refers to {self.proof.unread[0]}")
+
+    def _loads(self) -> dict[str, Term]:
+        """What the loads of the program at computed indices stand for: the rules do not look into them."""
+        strict = self.program.strict_casts
+        leaves: dict[str, Expr] = {}
+        for output in self.program.outputs:
+            reading(output.expr, strict_casts=strict, leaves=leaves)
+        found = {
+            text: reading(expr, strict_casts=strict, indices=True)
+            for text, expr in leaves.items()
+            if isinstance(expr, Load)
+        }
+        return {text: load for text, load in found.items() if _is_load(load)}
 
     def _read(self, stored: Mapping[str, Term]) -> None:
         """That every temporary is read, as it is stored."""
@@ -232,6 +269,8 @@ class _Examiner:
         for name, meaning in kernel.leaves.items():
             if name not in read:
                 raise Refused(kernel.name, f"nothing reads the leaf {name!r:.40}")
+            if _is_load(meaning) and not _is_named(name, meaning):
+                raise Refused(kernel.name, f"the leaf {name!r:.60} is not the load that it stands for")
             values.setdefault(name, meaning)
         return values
 

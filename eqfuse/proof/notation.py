@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from eqfuse.proof.elaborate import ONE
+from eqfuse.proof.elaborate import AT, ONE
 from eqfuse.proof.syntax import Position, Term
+from eqfuse.terms.folds import PAIR
 from eqfuse.terms.functions import FUNCTIONS, OPERATORS, VARIADIC
 from eqfuse.terms.printer import ATOM, COMPARE, OR, PRODUCT, STRENGTH, SUM, UNARY
 from eqfuse.terms.python import parsed
@@ -87,10 +88,18 @@ class Notation:
                 return self.reduction(op, axis, part, None if is_count else arg(0)), ATOM
             case "Apply2", (fn,) if fn in STRENGTH:
                 return self.operator(fn, arg(0), arg(1))
+            case "Apply1", (fn,) if fn.endswith(AT):
+                return self.load(fn.removesuffix(AT), self._index(node.args[0])), ATOM
         args = [arg(index) for index in range(len(node.args))]
         if node.head in ("Cast", "Apply1", "Apply2"):
             return self.function(node.words[0], (), args)
         return self.function(WRITTEN[node.head], node.words, args)
+
+    def _index(self, packed: Term) -> Iterator[str]:
+        while packed.head == "Apply2" and packed.words == (PAIR,):
+            first, packed = packed.args
+            yield self._show(first, None)[0]
+        yield self._show(packed, None)[0]
 
     # -- how pieces look ---------------------------------------------------------------------------
 
@@ -125,6 +134,9 @@ class Notation:
         strength = STRENGTH[fn]
         least = strength + 1 if strength == COMPARE else strength
         return f"{self.fit(a, least)} {OPERATORS[fn]} {self.fit(b, strength + 1)}", strength
+
+    def load(self, tensor: str, index: Iterable[str]) -> str:
+        return f"{tensor}[{','.join(index)}]"
 
     def function(self, fn: str, words: Sequence[str], args: Sequence[Piece]) -> Piece:
         return f"{fn}({', '.join([*words, *(text for text, _ in args)])})", ATOM

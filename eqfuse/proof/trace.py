@@ -48,7 +48,7 @@ class PlanTerms:
 
     def whole(self, expr: Expr) -> Term:
         """Everything looked into; states and temporaries are names."""
-        return reading(expr, stored=self.stored, strict_casts=self.strict_casts)
+        return reading(expr, stored=self.stored, strict_casts=self.strict_casts, indices=True)
 
     def inside(self, expr: Expr, axis: str, states: frozenset[str], leaves: dict[str, Expr]) -> Term:
         """As the rules see it that derive a merge over an axis: what does not read a state is a leaf."""

@@ -10,7 +10,7 @@ compiler is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from zlib import crc32
@@ -18,11 +18,11 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from eqfuse.proof.elaborate import free_names
+from eqfuse.proof.elaborate import AT, free_names
 from eqfuse.proof.nodes import GroupProof
 from eqfuse.proof.syntax import Term, term, walk
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.folds import combined, identity
+from eqfuse.terms.folds import all_unpacked, combined, identity
 from eqfuse.terms.functions import COMPARISONS, FUNCTIONS
 from eqfuse.terms.interpreter import TRIAL, Env, Value, evaluate_expr, expand
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Size, call
@@ -221,6 +221,8 @@ class _Reader:
                 return call("where", below(0, True), below(1), below(2))
             case "Cast", _:
                 return below(0)
+            case "Apply1", (fn,) if fn.endswith(AT):
+                return _element(fn, all_unpacked(below(0)))
             case (("Apply1" | "Apply2"), (fn,)):
                 made: Expr = Call(fn, tuple(below(index, fn in TRUTHS) for index in range(len(node.args))))
                 made = combined(made)  # what a function of a registered reduction stands for
@@ -240,6 +242,14 @@ class _Reader:
             shape = tuple(self.size if axis == self.trial.group.axis else self.trial.others for axis in dims)
             self.tensors[key] = _drawn((TRIALS, *shape), self.rng, text in self.trial.extremes)
         return Load(key, tuple(Axis(axis) for axis in dims))
+
+
+def _element(tensor: str, index: Sequence[Expr]) -> Expr:
+    """A number for every index, of a tensor that has every position."""
+    phase: Expr = Const(crc32(tensor.encode()) % 997)
+    for place, part in enumerate(index, start=1):
+        phase = call("add", phase, call("mul", Const(1.0 / place), part))
+    return call("sin", phase)
 
 
 def _drawn(shape: tuple[int, ...], rng: np.random.Generator, infinite: bool) -> Reals:

@@ -191,6 +191,15 @@ def unpacked(body: Expr, size: int) -> tuple[Expr, ...]:
     return (*parts, body)
 
 
+def all_unpacked(body: Expr) -> tuple[Expr, ...]:
+    """What is packed, however many values these are."""
+    parts: list[Expr] = []
+    while isinstance(body, Call) and body.fn == PAIR:
+        first, body = body.args
+        parts.append(first)
+    return (*parts, body)
+
+
 def contributions(reduce: Reduce) -> tuple[Expr, ...]:
     """What one position contributes: to every state variable of a fold, or to a built-in reduction."""
     found = fold_of(reduce.op)

@@ -2,7 +2,8 @@
 
 Subtraction, division and reciprocal roots have no constructor of their own: a - b is a + (-b), a / b
 is a * inv(b), rsqrt(a) is inv(sqrt(a)). What the rules cannot look into (loads, positions,
-predicates without reductions) becomes a leaf.
+predicates without reductions) becomes a leaf. A load whose index reads a state is a function of its index,
+`Apply1 "W[]"`: its value is another one over another part of the axis.
 """
 
 from __future__ import annotations
@@ -12,12 +13,28 @@ from dataclasses import dataclass, field
 
 from eqfuse.rules.guards import guarded
 from eqfuse.rules.scope import current
-from eqfuse.terms.folds import PAIR, fold_of, packed
+from eqfuse.terms.folds import PAIR, all_unpacked, fold_of, packed
 from eqfuse.terms.functions import CASTS, FUNCTIONS
-from eqfuse.terms.nodes import Call, Const, Expr, Local, Reduce, Scalar, Size, call, children, free_axes, walk
+from eqfuse.terms.nodes import (
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Reduce,
+    Scalar,
+    Size,
+    call,
+    children,
+    free_axes,
+    walk,
+)
 
 _HEADS = {row.name: row.constructor for row in FUNCTIONS.values() if row.constructor}
 _FUNCTIONS = {head: fn for fn, head in _HEADS.items()}
+
+AT = "[]"
+"""What follows a tensor's name in that of the function from an index, packed, to the tensor's element."""
 
 ONE = '(Num "1")'
 ZERO = '(Num "0")'
@@ -82,7 +99,7 @@ class Encoder:
             if node in terms:
                 stack.pop()
                 continue
-            below = () if opaque(node) else [c for c in self._parts(node) if c not in terms]
+            below = () if opaque(node) else [c for c in self._parts(node, local or {}) if c not in terms]
             if below:
                 stack.extend(below)
                 continue
@@ -90,8 +107,8 @@ class Encoder:
         return terms[expr]
 
     @staticmethod
-    def _parts(expr: Expr) -> tuple[Expr, ...]:
-        return children(expr) if isinstance(expr, Call | Reduce) else ()
+    def _parts(expr: Expr, local: Mapping[str, str]) -> tuple[Expr, ...]:
+        return children(expr) if isinstance(expr, Call | Reduce) or _reads_at(expr, local) else ()
 
     def _define(
         self,
@@ -115,6 +132,11 @@ class Encoder:
                 text = f'(Mul {terms[a]} (Inv (Red "sum" "{axis}" "{part}" {ONE})))'
             case Call(fn, args) if not opaque(expr):
                 text = self._call(expr, fn, [terms[a] for a in args])
+            case Load(tensor, index) if _reads_at(expr, local):
+                *first, inner = [terms[part] for part in index]
+                for part_of in reversed(first):
+                    inner = f'(Apply2 "{PAIR}" {part_of} {inner})'
+                text = f'(Apply1 "{tensor}{AT}" {inner})'
             case _:
                 return self.leaf(expr)
         name = global_name(f"t{len(self.lines)}")
@@ -206,6 +228,8 @@ class Encoder:
             case "Delta", (), (a, b):  # total: where a term is infinite, 0 stands for it
                 safe = guarded("finite", a)
                 return safe if b is Const(0) else call("sub", safe, guarded("finite", b))
+            case "Apply1", (fn,), (a,) if fn.endswith(AT):
+                return Load(fn.removesuffix(AT), all_unpacked(a))
             case "Apply2", (fn,), (a, b) if fn == PAIR:
                 return packed((a, b))
             case "Apply2", (fn,), _ if fold_of(fn):
@@ -224,6 +248,15 @@ def _folds(expr: Expr, axis: str, local: Mapping[str, str]) -> bool:
     return any(
         (isinstance(node, Reduce) and node.axis == axis) or (isinstance(node, Local) and node.name in local)
         for node in walk(expr)
+    )
+
+
+def _reads_at(expr: Expr, local: Mapping[str, str]) -> bool:
+    """Whether an expression is a load at an index that reads one of these states."""
+    return (
+        bool(local)
+        and isinstance(expr, Load)
+        and any(isinstance(node, Local) and node.name in local for node in walk(*expr.index))
     )
 
 
