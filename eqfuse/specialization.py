@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from eqfuse.threads import Lock, cached, uncollected, undisturbed
 from eqfuse.tile.modes import Mode
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.storage import resolve_extents
-from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.certificate import ALL_UNTAKEN, Certificate
 
 if TYPE_CHECKING:
     from eqfuse.tile.gluon.launch import GluonProgram
@@ -273,7 +273,8 @@ class Specializations:
     def compile(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Compiled:
         """The plan for a shape. The program runs as written where what was derived of it is not verified; raises
         VerificationError where that is no way out: a schedule was asked for, a rule of the user's own may be wrong, or
-        the program as written is not verified either."""
+        the program as written is not verified either. As it is written, it may have branches of which no trial took a
+        side: nothing was derived from their orders."""
         shape = shape_of(extents, dtypes, device)
         if shape not in self._compiled:
             asked, checks = (self.derived, extents, dtypes, device), self.checks if self.verifies else None
@@ -283,7 +284,7 @@ class Specializations:
                 if self.prefer is not None or self.derived.scope.added:
                     raise
                 try:
-                    self._compiled[shape] = compiler.pipeline(*asked, "multi_pass", checks)
+                    self._compiled[shape] = compiler.pipeline(*asked, "multi_pass", self._as_written)
                 except VerificationError:
                     raise error from None
                 self._refused[shape] = error
@@ -293,13 +294,21 @@ class Specializations:
         """Why the derived form of a shape was not verified, so that the program runs as written; None where it was."""
         return self._refused.get(compiled.shape)
 
+    @property
+    def _as_written(self) -> Checks:
+        """How the program as it is written is verified."""
+        return replace(self.checks, allow=(ALL_UNTAKEN,))
+
+    def _checks_of(self, compiled: Compiled) -> Checks:
+        return self._as_written if compiled.shape in self._refused else self.checks
+
     def certificate(self, compiled: Compiled) -> Certificate:
         """The certificate of a shape, verified now where it was not. Raises VerificationError."""
-        return certification.certify(self.derived, compiled, self.checks)
+        return certification.certify(self.derived, compiled, self._checks_of(compiled))
 
     def certified(self, compiled: Compiled) -> Certificate | None:
         """The certificate of a shape, where there is one already."""
-        return certification.certified(self.derived, compiled, self.checks)
+        return certification.certified(self.derived, compiled, self._checks_of(compiled))
 
     def planned(self, special: Specialization) -> Compiled:
         """The plan that the cost model chooses for the very sizes of a call, whatever runs now."""

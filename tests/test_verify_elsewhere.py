@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+import torch
 
 import eqfuse as eq
 from eqfuse.errors import EqfuseError
@@ -106,6 +107,43 @@ def test_a_side_that_nothing_takes_and_that_differs_has_to_be_allowed() -> None:
         assert "that were allowed" in str(allowed)
     assert not eq.equivalent(one, other, allow=["x[i] > 5"]).ok
     assert not eq.equivalent(one, other.replace("x[i,0]", "2 * x[i,0]"), allow="untaken").ok
+
+
+HIDDEN_ORDER = """
+v[k,l] = sum[k](x[l,k]) * where(l + 2 < N(l), y[l + 2], 0) * x[l,k]
+b[k] = max[l](v[k,l])
+e = max[k,l](min(-1.5, max(v[k,l], b[k])))
+"""
+"""The greatest of some numbers of which one is 0 is not below -1.5, which nothing proves."""
+
+
+def test_a_program_with_a_side_that_nothing_takes_runs() -> None:
+    kernel = eq.compile(HIDDEN_ORDER, target="cpu", native="off")
+    x, y = torch.randn(9, 5), torch.randn(9)
+    assert kernel(x=x, y=y) == -1.5
+    certificate = kernel.certificate
+    assert certificate.ok and not certificate.untaken or certificate.allowed == certificate.untaken
+    assert certificate.supposed or "no trial took" in kernel.why_not()[0]
+
+
+def test_joined_conditions_are_branches_of_their_own() -> None:
+    narrow = "where((x[i] > 2) & (y[i] > 3) & (x[i] < 2.1) & (y[i] < 3.1) & (x[i] + y[i] > 5.19), 0, z[i])"
+    assert not eq.equivalent(f"a[i] = {narrow}", "a[i] = z[i] + 0 * (x[i] + y[i])").ok
+    assert eq.equivalent(f"a[i] = {narrow}", f"a[i] = 1 * {narrow}").ok
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        "where(round(x[i]) == 7, 0, x[i])",
+        "where(floor(x[i] / 7) * 7 == x[i], 0, x[i])",
+        "where(abs(x[i]) < 1e-30, 0, x[i])",
+        "where((x[i] > 2) & (x[i] < 2.0001), 0, x[i])",
+    ],
+)
+def test_draws_meet_whole_numbers_small_ones_and_narrow_ranges(one: str) -> None:
+    assert not eq.equivalent(f"a[i] = {one}", "a[i] = x[i]").ok
+    assert not eq.equivalent("a[i] = x[i]", f"a[i] = {one}").ok
 
 
 def test_allow_has_texts() -> None:

@@ -16,7 +16,8 @@ import numpy as np
 
 from eqfuse.terms import dtypes
 from eqfuse.terms.domain import JOINING
-from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, LOGICAL, NONNEGATIVE, NONPOSITIVE, ROUNDINGS
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS, LOGICAL, NONNEGATIVE, NONPOSITIVE, ROUNDINGS
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     Axis,
@@ -53,6 +54,7 @@ _TRUE: Mapping[str, int] = {
     "eq": EQUAL,
     "ne": BELOW | ABOVE,
 }
+_FLOATS = FloatDomain("float64")
 _ALL: Interval = (-math.inf, math.inf)
 _BETWEEN: Mapping[str, Interval] = {
     "tanh": (-1.0, 1.0),
@@ -328,9 +330,14 @@ def _range_of_call(fn: str, args: Sequence[Expr], ranges: Sequence[Interval]) ->
         case _ if fn in ROUNDINGS:
             low, high = dtypes.LIMITS[fn]
             return float(low), float(high)
+    row = FUNCTIONS.get(fn)
+    if row is not None and row.order in ("+", "-") and len(ranges) == 1 and fn not in _BETWEEN:
+        ends = [float(_FLOATS.call(fn, [np.asarray(end)])) for end in ranges[0]]
+        if not any(map(math.isnan, ends)):
+            (low, high), kept = sorted(ends), fn in CASTS  # a cast is no rounding in the field
+            return (min(low, ranges[0][0]), max(high, ranges[0][1])) if kept else (low, high)
     if fn in _BETWEEN:
         return _BETWEEN[fn]
-    row = FUNCTIONS.get(fn)
     if row is not None:
         if NONNEGATIVE in row.holds or (NONNEGATIVE in row.keeps and all(low >= 0 for low, _ in ranges)):
             return 0.0, math.inf

@@ -699,7 +699,7 @@ class Verification:
 
     def _agree(self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source) -> bool:
         """Whether the stages agree with the source where the order of what these branches compare is supposed."""
-        nodes = {node for each in branches for node in each.compared}
+        nodes = list(dict.fromkeys(node for each in branches for node in each.compared))
         tallies = {stage.name: Tally() for stage in stages}
         for number in range(SUPPOSED):
             domain, rng = self._field(8 * ROUNDS + number)
@@ -708,7 +708,7 @@ class Verification:
             def supposed(node: Expr, fn: str, parts: Sequence[Any], domain: FieldDomain = domain) -> None:
                 if node in nodes:
                     reals = [_field_array(part, domain) for part in parts]
-                    domain.supposed.add(*(rounded_of(real) for real in reals))
+                    domain.supposed.add(nodes.index(node), *(rounded_of(real) for real in reals))
 
             domain.watch = supposed
             for _ in range(

@@ -1,10 +1,11 @@
 """Orders of numbers that are supposed: for branches whose other side no real numbers take.
 
 Whatever two numbers are, a program and a stage of it that compare the same two have to agree whichever is said to be the
-greater. So where a branch went one way in all trials, it is said to go either way, at random, by the residue of the
-difference of what is compared: in every program and stage alike, wherever these two numbers meet. Programs that agree then
-agree on both sides of the branch, for all numbers. Those that do not may still be equal: the other side may be one that
-nothing takes.
+greater. So where a branch went one way in all trials, it is said to go the other way in half of them, in program and stages
+alike: wherever two numbers meet whose difference has the residue of one that the branch compared. All numbers of a branch
+change places at once, so that what was below the others is above them, and maxima of them are still those of an order.
+Programs that agree then agree on both sides of the branch, for all numbers. Those that do not may still be equal: the other
+side may be one that nothing takes.
 """
 
 from __future__ import annotations
@@ -28,38 +29,43 @@ class Number(Protocol):
 
 
 class Supposed:
-    """Differences whose sign is supposed, by the modulus of their residues: none at first."""
+    """Differences whose sign is supposed, by the modulus of their residues, with the branch that they are of: none at
+    first."""
 
     def __init__(self, moduli: tuple[int, int], seed: int) -> None:
         self._moduli, self._key = moduli, seed * 0x9E3779B97F4A7C15 + 1
         self._known: list[Residues] = [np.zeros(0, np.int64)] * 2
+        self._branches: list[Residues] = [np.zeros(0, np.int64)] * 2
 
     def __bool__(self) -> bool:
         return any(known.size for known in self._known)
 
-    def add(self, x: Number, y: Number | None = None) -> None:
+    def add(self, branch: int, x: Number, y: Number | None = None) -> None:
         """Supposes the order of two numbers, of one and 0, at all elements that are not equal."""
         for at, found in enumerate(self._differences(x, y)):
             if found is not None:
                 finite = np.isfinite(x.shadow) if y is None else np.isfinite(x.shadow) & np.isfinite(y.shadow)
                 new = np.unique(self._folded(found[np.broadcast_to(finite, found.shape)], at))
-                self._known[at] = np.union1d(self._known[at], new[new != 0])
+                all_ = np.concatenate([self._known[at], new[new != 0]])
+                of = np.concatenate([self._branches[at], np.full(all_.size - self._known[at].size, branch)])
+                self._known[at], first = np.unique(all_, return_index=True)
+                self._branches[at] = of[first]
 
     def instead(self, below: Any, x: Number, y: Number | None = None) -> Truths:
         """Whether the first is below the second (or 0), or equal to it: as it is said, or as it is supposed."""
-        if not self:
-            return np.asarray(below)
         said = np.asarray(below)
+        if not self:
+            return said
         for at, found in enumerate(self._differences(x, y)):
             known = self._known[at]
             if found is None or not known.size:
                 continue
             folded = self._folded(found, at)
             place = np.minimum(np.searchsorted(known, folded), known.size - 1)
-            mine = known[place] == folded
             finite = np.isfinite(x.shadow) if y is None else np.isfinite(x.shadow) & np.isfinite(y.shadow)
-            supposed = (scramble(folded, self._key) & 1 == 1) ^ (found != folded)
-            return np.where(mine & finite, supposed, said)
+            trial = np.arange(len(found)).reshape(-1, *(1,) * (found.ndim - 1)) if found.ndim else 0
+            turned = scramble(self._branches[at][place] * 1024 + trial, self._key) & 1 == 1
+            return np.asarray(said ^ (turned & (known[place] == folded) & finite))
         return said
 
     def _folded(self, differences: Residues, at: int) -> Residues:
