@@ -228,6 +228,9 @@ ACCEPTED = [
     "y[i] = x[i // 2 * 2 + i % 2] * x[i]",
     "y[i] = x[page[i] + 100] * x[i]",
     "y[i] = where(x[i] > 0, where(i >= 5, x[i - 5], 0), 0)",
+    "y[i] = sum[j](where((i > 0) & (j > 0), sum[j](x[i - 1] * x[j]), 0)) * x[i]",
+    "y[i] = sum[j](where((j == 0) | (i == 0), 0, sum[j](x[i - 1] * x[j]))) * x[i]",
+    "y[i] = sum[j](where(not (i == 0 or j == 0), sum[j](x[i - 1] * x[j]), 0)) * x[i]",
     "y[i] = x[abs(i - 2)] * x[i]",
 ]
 REFUSED = [
@@ -235,6 +238,8 @@ REFUSED = [
     "y[i] = where(i > 0, 0, x[i - 1]) * x[i]",
     "y[i] = where((i > 0) | (i < 9), x[i - 1], 0) * x[i]",
     "y[i] = where(i > 0, sum[i](x[i - 1] * x[i]), 0)",
+    "y[i] = sum[j](where((i > 0) | (j > 0), sum[j](x[i - 1] * x[j]), 0)) * x[i]",
+    "y[i] = sum[j](where((i > 0) & (j > 0), sum[j](x[j - 1] * x[j]), 0)) * x[i]",
     "y[i] = where(i + 1 <= N(i), x[i + 1], 0) * x[i]",
     "y[i] = x[min(i + 1, N(i))] * x[i]",
     "y[i] = x[(i + 1) % (N(i) + 1)] * x[i]",

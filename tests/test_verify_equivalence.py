@@ -225,6 +225,25 @@ def test_an_unguarded_infinity_is_rejected_unless_left_to_floats() -> None:
     assert np.isnan(certificate.counterexample.found) and np.isfinite(certificate.counterexample.expected)
 
 
+@pytest.mark.parametrize("factor", ["", "w[i] * "])
+@pytest.mark.parametrize(
+    ("form", "ok"),
+    [
+        ("{}exp(sum[j](x[i,j]) / s[i])", True),
+        ("where(s[i] == 0, 0, {}exp(sum[j](x[i,j] / s[i])))", False),
+        ("where(s[i] == 0, 1, {}exp(sum[j](x[i,j] / s[i])))", False),
+    ],
+)
+def test_what_a_division_by_zero_leads_to_stands_for_nan(form: str, ok: bool, factor: str) -> None:
+    """Where s is 0 and some x is, the program has NaN; an infinity leads to 0 as well, which no other way may."""
+    program = parse(f"y[i] = {factor}exp(sum[j](x[i,j] / s[i]))")
+    extents = {"i": 5, "j": 7}
+    stage = Stage.of_program("form", parse(f"y[i] = {form.format(factor)}"), extents)
+    certificate = check_stages(program, [stage])
+    assert certificate.ok is ok
+    assert ok or np.isnan(certificate.counterexample.expected)  # type: ignore[union-attr]
+
+
 def test_conditions_with_one_side_only_are_told() -> None:
     text = "y[i] = sum[j](where(i - j < 5000, x[i,j], 0))"
     certificate = equivalent(text, text)

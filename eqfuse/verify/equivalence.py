@@ -195,8 +195,8 @@ def compare(
     the candidate may not make infinite or NaN. Unless `special` is "ignored", infinities of the reference must be there
     too, and NaN where all inputs are finite (a tile that a condition rules out may be left out, and with it 0 times an
     infinity). Where a division by 0 makes NaN in the reference, an infinity will do: c in c * sum(m) may be infinite,
-    and some m be 0. Where it is "lost", NaN will do for an infinity. `defined` says what to do where one side has a
-    value and the other has none, as 0 / 0 has none.
+    and some m be 0; and so will what follows from one, as exp(-c * sum(m)) does. Where it is "lost", NaN will do for
+    an infinity. `defined` says what to do where one side has a value and the other has none, as 0 / 0 has none.
     """
     if set(reference) != set(candidate):
         tally.failure = (
@@ -268,7 +268,7 @@ def _compare_output(
     misplaced = np.isinf(expected.shadow) & (found.shadow != expected.shadow)
     misplaced &= ~np.isnan(found.shadow) | (special != "lost")
     plain = inputs.finite().reshape(-1, *(1,) * (expected.shadow.ndim - 1))
-    divided = np.isinf(found.shadow) & ~expected.lacks(POLE)
+    divided = ~expected.lacks(POLE) & (np.isinf(found.shadow) | ~found.lacks(POLE))
     misplaced |= np.isnan(expected.shadow) & ~np.isnan(found.shadow) & ~divided & plain
     hard = inputs.hard().reshape(-1, *(1,) * (expected.shadow.ndim - 1))
     misplaced &= decided & (special != "ignored") & ~hard

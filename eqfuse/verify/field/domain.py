@@ -329,7 +329,7 @@ class FieldDomain:
         result.square_of = x if x is y else None
         if result.marks is not None:  # 0 times a number is 0, whether the field has that number or not
             nothing = _is_zero(x) & np.isfinite(y.shadow) | _is_zero(y) & np.isfinite(x.shadow)
-            result.marks = np.where(nothing, np.uint8(0), result.marks)
+            result.marks = np.where(nothing, result.marks & POLE, result.marks)
         return result
 
     def _product(self, x: FieldArray, y: FieldArray, shadow: Reals) -> FieldArray:
