@@ -29,6 +29,14 @@ y[t,o] = sum[r](w[t,r] * sum[d](h[t,d] * W[e[t,r],d,o]))
 return y
 """
 
+SEVERAL = """
+r: axis[4]
+v[t,r], e[t,r] = topk[x,r](s[t,x])
+y[t,r] = where(e[t,r] < N(x), L[e[t,r]], 0)
+return y
+"""
+"""More ranks than positions: behind the last position a list has none, which is N(x)."""
+
 
 def given(t: int = 7, d: int = 20, x: int = 5, o: int = 9) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
@@ -95,6 +103,36 @@ def test_positions_outside_are_checked_as_those_of_gathers_are() -> None:
     tensors = given()
     with pytest.raises(BindError, match="'W': position . is outside a dimension of 2"):
         eq.compile(SWITCH)(**{**tensors, "W": tensors["W"][:2]})
+
+
+@pytest.mark.parametrize("rows", [3, 2])
+def test_ranks_past_the_end_are_read_nowhere(rows: int) -> None:
+    """The tensor ends where its positions do: what is read behind it would be another's memory."""
+    torch.manual_seed(0)
+    s, table = torch.randn(5, rows), torch.randn(rows)
+    found = everywhere(SEVERAL, s=s, L=table)
+    assert_same(found, 1e-6)
+    expected = torch.zeros(5, 4)
+    expected[:, :rows] = table[s.argsort(1, descending=True)]
+    torch.testing.assert_close(found["native"][0], expected)
+
+
+def test_a_guard_of_a_computed_index_masks_the_access() -> None:
+    text = eq.compile(SEVERAL, target="sm_90", verify=False).triton
+    (read,) = (line for line in text.splitlines() if "tl.load(L_ptr" in line)
+    assert "mask=r_in & lt" in read and "lt = " in text
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+def test_ranks_past_the_end_that_nothing_guards_are_refused(target: str) -> None:
+    unguarded = SEVERAL.replace("where(e[t,r] < N(x), L[e[t,r]], 0)", "L[e[t,r]]")
+    kernel = eq.compile(unguarded, target=target, verify=False, native="off")
+    s = torch.randn(5, 3)
+    with pytest.raises(BindError, match="reads position 3 of dimension 0 of 'L', which has size 3"):
+        kernel(s=s, L=torch.randn(3))
+    if target == "cpu":
+        assert kernel(s=s, L=torch.randn(4)).shape == (5, 4)  # a row for those that are no position
+        assert kernel(s=torch.randn(5, 6), L=torch.randn(6)).shape == (5, 4)
 
 
 def test_no_experts_have_no_position() -> None:

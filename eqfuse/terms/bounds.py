@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from eqfuse.errors import BindError, Span, locate
 from eqfuse.terms import integers
-from eqfuse.terms.folds import contributions, fold_of
+from eqfuse.terms.folds import contributions, fold_of, identity, ranks_of
 from eqfuse.terms.intervals import Affine, Box
 from eqfuse.terms.nodes import (
     Axis,
@@ -28,9 +28,11 @@ from eqfuse.terms.nodes import (
     Reduce,
     Scalar,
     Size,
+    call,
     children,
     free_axes,
     once,
+    replaced,
     walk,
 )
 from eqfuse.terms.printer import show
@@ -229,8 +231,29 @@ def reads_outside(
         for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
             telling = _telling(guards, index)
             outside = None if isinstance(index, Axis) else _outside(index, size, telling, box)
+            outside = outside or _outside_past_the_end(index, size, guards, box)
             if outside is not None:
                 yield Outside(load, dimension, size, *outside)
+
+
+def _outside_past_the_end(index: Expr, size: int, guards: Guards, box: Box) -> tuple[int, int] | None:
+    """The range in which an index is outside because a list, as that of a topk, has more ranks than positions: what is
+    past the end has the identity of its fold."""
+    lists = [node for node in walk(index) if isinstance(node, Reduce) and ranks_of(node) is not None]
+    for axis, ranks in dict.fromkeys((each.axis, ranks_of(each)) for each in lists):
+        if ranks is None or box.extents[ranks] <= box.extents[axis]:
+            continue
+        alike = {
+            node: identity(node.op)
+            for node in walk(index, *(guard.condition for guard in guards))
+            if isinstance(node, Reduce) and node.axis == axis and ranks_of(node) == ranks
+        }
+        past = Guard(call("ge", Axis(ranks), Size(axis)), True)
+        there = [Guard(replaced(guard.condition, alike), guard.holds) for guard in guards]
+        at = replaced(index, alike)
+        if (found := _outside(at, size, (*_telling(tuple(there), at), past), box)) is not None:
+            return found
+    return None
 
 
 def never_inside(program: Program, read: Outside, axis: str | None) -> BindError:

@@ -575,7 +575,7 @@ def may_miss(expr: Expr) -> bool:
 
 
 def _may_be_outside(part: Expr) -> bool:
-    return isinstance(part, Load) or is_shift(part)
+    return isinstance(part, Load | Local) or is_shift(part)
 
 
 def _is_quotient(part: Expr) -> bool:
