@@ -16,6 +16,8 @@ from bench.report import Column, Options, Report, each, recorded
 from bench.workloads import Workload, select
 from eqfuse.differentiate.gradient import saving_gradient
 from eqfuse.errors import EqfuseError
+from eqfuse.explain.explanation import why_not
+from eqfuse.explain.why import Divided
 from eqfuse.terms.parser import axes_of, parse
 
 TARGET = "h200"
@@ -74,7 +76,11 @@ def _row(workload: Workload, wrt: tuple[str, ...]) -> dict[str, Any]:
         **row,
         "kernels": len(kernel.plan.kernels),
         "schedule": kernel.plan.schedule,
-        "why_not": [text.partition("\n")[0] for text in kernel.why_not()],
+        "why_not": [
+            str(reason).partition("\n")[0]
+            for reason in why_not(kernel.report)
+            if not isinstance(reason, Divided)
+        ],
         "seconds": time.perf_counter() - started,
         "source": source,
     }

@@ -543,7 +543,8 @@ class Kernel:
 
     def why_not(self) -> tuple[str, ...]:
         """Why reductions could not be fused: for each the factor or condition in the way, its place in the source and
-        the rule that would have helped; empty where everything is."""
+        the rule that would have helped; what kernels store for each other, and the cheapest plan of fewer kernels. Empty
+        where all is one fused kernel."""
         from eqfuse.explain.explanation import why_not
 
         with self._lock, self.derived.scope.entered():

@@ -90,6 +90,12 @@ def test_experts_that_one_kernel_does_not_hold_are_cut_into_several() -> None:
     assert 1 in cuts and max(cuts) > 1
     several = next(plan for plan in kernel.plans() if len(plan.kernels) > 1)
     assert "stored1" in str([output.name for each in several.kernels for output in each.outputs])
+    assert len(kernel.plan.kernels) > 1
+    values, positions = kernel.why_not()
+    assert values.startswith("topk.v[x, r](") and positions.startswith("topk.k[x, r](")
+    for reason in (values, positions):
+        assert "kernel1 stores it" in reason and "for kernel2 (line 4)" in reason
+        assert "the cheapest plan of fewer kernels: " in reason
 
 
 def test_a_wrong_expert_is_refuted() -> None:

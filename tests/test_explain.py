@@ -14,7 +14,7 @@ from rich.console import Console
 import eqfuse as eq
 from eqfuse.cli import main
 from eqfuse.explain.explanation import coloured
-from eqfuse.explain.why import plan_lines, worst_term
+from eqfuse.explain.why import divisions, plan_lines, worst_term
 from eqfuse.kernel import Kernel
 from eqfuse.loops.plan import Cost, Plan
 from eqfuse.loops.plan import Term as CostTerm
@@ -228,6 +228,29 @@ def test_why_not_with_a_factor_that_another_pass_made() -> None:
 
 def test_why_not_is_empty_where_all_is_fused() -> None:
     assert kernel(ATTENTION).why_not() == ()
+
+
+def test_why_not_says_what_costs_divide_among_kernels() -> None:
+    """Both sums are fused: computing the first again in every block costs more than storing it."""
+    source = "h[t,f] = silu(sum[c](x[t,c] * G[f,c]))\ny[t,o] = sum[f](h[t,f] * D[o,f])\nreturn y"
+    found = eq.compile(source, target="sm_90", verify=False)
+    assert len(found.plan.kernels) == 2
+    (text,) = found.why_not()
+    assert text.startswith(
+        "sum[c](x[t, c] * G[f, c]) is not in the kernel that reads it: kernel1 stores it, as"
+    )
+    assert "as stored1[t, f], for kernel2 (line 1)\n    h[t,f] = silu(sum[c](x[t,c] * G[f,c]))\n" in text
+    one = min((p for p in found.plans() if len(p.kernels) == 1 and p.cost), key=lambda p: p.cost.seconds)  # type: ignore[union-attr]
+    (said,) = plan_lines([one], found.plan)
+    assert text.endswith(f"the cheapest plan of fewer kernels: {said}")
+    assert "\nwhy not\n" in found.explain() and "kernel1 stores it" in found.explain()
+
+
+def test_what_is_asked_for_as_one_kernel_is_not_divided() -> None:
+    source = "h[t,f] = silu(sum[c](x[t,c] * G[f,c]))\ny[t,o] = sum[f](h[t,f] * D[o,f])\nreturn y"
+    kernels = eq.compile(source, target="sm_90", verify=False)
+    (one, *_) = [plan for plan in kernels.plans() if len(plan.kernels) == 1]
+    assert list(divisions(kernels.program, one, kernels.plans())) == []
 
 
 def test_plans_say_by_how_much_and_on_which_term() -> None:

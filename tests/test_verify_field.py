@@ -19,6 +19,7 @@ from eqfuse.verify.field.domain import (
     Q,
 )
 from eqfuse.verify.field.modular import PowerGroup, inverse, power
+from eqfuse.verify.field.rounding import unclear
 
 SHAPE = (16, 3, 7)
 Law = Callable[..., FieldArray]
@@ -312,3 +313,10 @@ def test_a_logarithm_of_a_non_square_has_lost_a_sign_that_only_its_exponential_s
     np.testing.assert_array_equal(back.p == total.p, log.lacks(SIGNED))
     np.testing.assert_array_equal(back.lacks(TWISTED), log.lacks(SIGNED))
     assert back.rooted
+
+
+def test_errors_whose_sum_overflows_leave_everything_open() -> None:
+    greatest = np.full(2, 1.7e308)
+    with np.errstate(all="raise"):
+        found = unclear(np.array([1.0, np.inf]), np.array([2.0, 1.0]), greatest, greatest)
+    assert found is not None and found.tolist() == [True, False]

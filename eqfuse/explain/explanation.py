@@ -12,7 +12,15 @@ from eqfuse.errors import EqfuseError, did_you_mean, require_text
 from eqfuse.explain import latex
 from eqfuse.explain.page import page
 from eqfuse.explain.report import Listings, Report
-from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines, predicted_for, refusals
+from eqfuse.explain.why import (
+    Reason,
+    Unfinished,
+    Unverified,
+    divisions,
+    plan_lines,
+    predicted_for,
+    refusals,
+)
 from eqfuse.proof.check import rules_for
 from eqfuse.proof.derivation import Derivation
 from eqfuse.proof.notation import BEGIN, END
@@ -59,15 +67,16 @@ def _detail(detail: str) -> Detail:
     raise EqfuseError(f"unknown detail {detail!r}", hint="choose short or full")
 
 
-def why_not(report: Report) -> tuple[Refusal | Unfinished | Unverified, ...]:
-    """What of a kernel is not fused, and why."""
+def why_not(report: Report) -> tuple[Reason, ...]:
+    """What of a program is not fused, or not in one kernel, and why."""
     groups = [group.group for k in report.plan.kernels for group in k.groups]
     rules = rules_for(Reduce(state.op, group.axis, state.body) for group in groups for state in group.states)
     is_rewritten = report.plan.form != "written"
     unfinished = (Unfinished(report.unfinished),) if report.unfinished and is_rewritten else ()
     unverified = (Unverified(report.refused),) if report.refused else ()
     refused = refusals(report.program, report.plan, report.merges, report.order, rules)
-    return unfinished + unverified + tuple(refused)
+    divided = divisions(report.program, report.plan, report.plans)
+    return unfinished + unverified + tuple(refused) + tuple(divided)
 
 
 def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[Block]:

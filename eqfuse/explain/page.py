@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from eqfuse.explain.report import Listings, Report
-from eqfuse.explain.why import Refusal, Unfinished, Unverified, plan_lines
+from eqfuse.explain.why import Reason, plan_lines
 from eqfuse.loops.plan import Plan
 from eqfuse.proof.congruence import Classes
 from eqfuse.proof.derivation import Derivation
@@ -32,7 +32,7 @@ def page(
     report: Report,
     derivation: Derivation,
     blocks: Sequence[Block],
-    obstacles: Sequence[Refusal | Unfinished | Unverified],
+    obstacles: Sequence[Reason],
     listings: Listings,
 ) -> str:
     """The page of a kernel."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from eqfuse.errors import EqfuseError, Span, locate, source_lines
 from eqfuse.explain.report import Report
 from eqfuse.extract.partition import Merges
-from eqfuse.loops.plan import Plan
+from eqfuse.loops.plan import KernelPlan, Plan
 from eqfuse.proof.check import Statement, read_rule
 from eqfuse.proof.congruence import Closure
 from eqfuse.proof.elaborate import known_values, named, over_parts
@@ -76,6 +76,31 @@ class Unverified:
         return f"the program runs as written: {self.error}\nplease report this program: what rules derive has to be verified"
 
 
+@dataclass(frozen=True)
+class Divided:
+    """What one kernel stores for others, and what is known of plans with fewer kernels."""
+
+    value: Expr
+    maker: str
+    stored: str
+    readers: tuple[str, ...]
+    source: str
+    span: Span | None
+    fewer: str
+
+    def __str__(self) -> str:
+        readers = " and ".join(self.readers)
+        message = (
+            f"{shortened(self.value)} is not in the kernel that reads it: "
+            f"{self.maker} stores it, as {self.stored}, for {readers}"
+        )
+        return str(EqfuseError(message, source=self.source, span=self.span, hint=self.fewer))
+
+
+Reason = Refusal | Divided | Unfinished | Unverified
+"""Why something of a kernel is not fused."""
+
+
 # -- where in the source ---------------------------------------------------------------------------
 
 
@@ -86,7 +111,8 @@ def place(source: str, factor: Expr, reduction: Reduce, states: Mapping[Expr, Ex
     written = _written(factor, states)
     tries = [str(written)] if _tree_size(written) <= len(source) else []  # no longer text is in it
     tries += [f"{function}("] if function else []
-    tries.append(f"{reduction.op}[{reduction.axis}]")
+    called = f"{reduction.op.partition('.')[0]}[{reduction.axis}"
+    tries += [f"{called}]", f"{called},"]  # of a list, the axis of its ranks follows
     found = (_last(source, text) for text in tries)
     return next((span for span in found if span is not None), None)
 
@@ -209,6 +235,16 @@ def _by_operation(obstacle: Obstacle) -> str:
 # -- programs --------------------------------------------------------------------------------------
 
 
+def _states(plan: Plan) -> dict[Expr, Expr]:
+    """The reductions that the states of a plan are."""
+    return {
+        Local(s.name, s.dims): Reduce(s.op, g.group.axis, s.body)
+        for k in plan.kernels
+        for g in k.groups
+        for s in g.group.states
+    }
+
+
 def refusals(
     program: Program,
     plan: Plan,
@@ -219,12 +255,7 @@ def refusals(
     """What in a plan is not fused, and why; nothing of one that was asked for as it is written."""
     if plan.form == "written":
         return
-    states: dict[Expr, Expr] = {
-        Local(s.name, s.dims): Reduce(s.op, g.group.axis, s.body)
-        for k in plan.kernels
-        for g in k.groups
-        for s in g.group.states
-    }
+    states = _states(plan)
     for group in dict.fromkeys(g.group for k in plan.kernels for g in k.groups):
         keys = [key for key, known in groups.items() if known == group]  # that of a kept plan is a copy
         for obstacle in group.obstacles:
@@ -277,6 +308,33 @@ def _second_passes(
                     "nearest rule: interchange-plain: sums of sums commute; "
                     f"what {state.op} folds here is no sum of {reduce.op}s",
                 )
+
+
+def divisions(program: Program, plan: Plan, plans: Sequence[Plan]) -> Iterator[Divided]:
+    """What kernels of a plan store for each other, with the cheapest plan of fewer kernels; nothing of one that was
+    asked for as it is written."""
+    if plan.form == "written" or len(plan.kernels) == 1:
+        return
+    fewer = [p for p in plans if len(p.kernels) < len(plan.kernels) and p.cost is not None]
+    best = min(fewer, key=lambda p: p.cost.seconds if p.cost else math.inf, default=None)
+    hint = "of the ways to divide the program that were priced, none has fewer kernels"
+    if best is not None:
+        hint = f"the cheapest plan of fewer kernels: {next(plan_lines([best], plan))}"
+    states = _states(plan)
+    for kernel in plan.kernels:
+        for output in kernel.outputs:
+            readers = tuple(k.name for k in plan.kernels if k is not kernel and _reads(k, output.name))
+            if readers:
+                value = _written(output.expr, states)
+                folds = [node for node in walk(value) if isinstance(node, Reduce)]
+                span = place(program.source, value, folds[-1], states) if folds else None
+                stored = f"{output.name}[{', '.join(output.axes)}]" if output.axes else output.name
+                yield Divided(value, kernel.name, stored, readers, program.source, span, hint)
+
+
+def _reads(kernel: KernelPlan, tensor: str) -> bool:
+    exprs = [o.expr for o in kernel.outputs] + [s.body for g in kernel.groups for s in g.group.states]
+    return any(isinstance(node, Load) and node.tensor == tensor for node in walk(*exprs))
 
 
 # -- plans -----------------------------------------------------------------------------------------

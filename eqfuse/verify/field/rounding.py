@@ -71,7 +71,7 @@ def unclear(x: Reals, y: Any, ex: Error, ey: Error = None) -> Truths | None:
     """Where errors leave open which of two numbers is the greater; None where there are no errors."""
     if ex is None and ey is None:
         return None
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         # An infinity that is no overflow, which is noted where it is made, is exact.
         found: Truths = (np.abs(x - y) <= _of(ex) + _of(ey)) & np.isfinite(x) & np.isfinite(y)
     return found
