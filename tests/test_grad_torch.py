@@ -13,6 +13,7 @@ from grad_programs import ATTENTION, CASES, Case
 from torch.utils.checkpoint import checkpoint
 
 import eqfuse as eq
+from bench.workloads import WORKLOADS
 from eqfuse.differentiate.saved import Saved
 from eqfuse.terms.parser import axes_of, parse
 
@@ -59,6 +60,39 @@ def test_gradients_agree_with_differences(name: str) -> None:
         return called(kernel, case, {**tensors, **dict(zip(case.wrt, given, strict=True))})
 
     assert torch.autograd.gradcheck(call, wrt, fast_mode=True)
+
+
+SWIFT = (
+    "causal_prefill",
+    "qknorm_attention",
+    "l2norm",
+    "variance",
+    "softmax",
+    "layernorm",
+    "cross_entropy",
+    "gated_mlp",
+    "moe_routing",
+)
+"""One benchmark program of each kind; `pytest -m sweep` takes the others."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SWIFT else pytest.mark.sweep) for n in WORKLOADS]
+)
+def test_gradients_of_benchmark_programs_agree_with_differences(name: str) -> None:
+    workload = WORKLOADS[name]
+    case = workload.cases["small"]
+    inputs = {n: x.double() if x.is_floating_point() else x for n, x in workload.inputs(case).items()}
+    wrt = {n: x.requires_grad_() for n, x in inputs.items() if x.is_floating_point()}
+    kernel = eq.compile(workload.exact_source, scalars=case.constants, native="wait")
+
+    def call(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = kernel(**workload.arguments(case, {**inputs, **dict(zip(wrt, given, strict=True))}))
+        every = found if isinstance(found, tuple) else (found,)
+        return tuple(value for value in every if value.is_floating_point())
+
+    assert torch.autograd.gradcheck(call, list(wrt.values()), fast_mode=True)
+    assert kernel.backward.certificate.ok
 
 
 REDUCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
