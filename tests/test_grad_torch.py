@@ -70,7 +70,7 @@ SWIFT = (
     "softmax",
     "layernorm",
     "cross_entropy",
-    "gated_mlp",
+    "mlp",
     "moe_routing",
 )
 """One benchmark program of each kind; `pytest -m sweep` takes the others."""

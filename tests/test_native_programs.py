@@ -174,6 +174,13 @@ PROGRAMS = {
         "O[o,y,x] = sum[p,q,c](I[c,2*y+p,x+q] * W[o,c,p,q])\ny: axis[4]\nx: axis[19]",
         {"I": (5, 9, 21), "W": (20, 5, 3, 3)},
     ),
+    "an operand that is added too": (
+        (
+            "s[i,k] = where(m[i,k] > 0, sum[j](x[i,j] * v[j,k]), 0)\ny[i,j] = x[i,j] + sum[k](s[i,k] * u[k,j])\n"
+            "w[k,j] = sum[i](s[i,k] * x[i,j])\nreturn y, w"
+        ),
+        {"x": (5, 37), "v": (37, 6), "u": (6, 37), "m": (5, 6)},
+    ),
     "product of three": ("y[i] = prod[j](x[i,j])", {"x": (7, 40)}),
     "any and all": ("a[i] = any[j](x[i,j] > 2)\nb[i] = all[j](x[i,j] > -1)\nreturn a, b", {"x": (7, 40)}),
     "functions": (
@@ -219,7 +226,9 @@ def drawn(source: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.slow(but=["column sums", "half", "float64", "any and all", "int32", "positions", "largest few"])
+@pytest.mark.slow(
+    but=["column sums", "half", "float64", "any and all", "int32", "positions", "largest few", "added too"]
+)
 def test_accesses_dtypes_and_folds(name: str) -> None:
     source, shapes = PROGRAMS[name]
     check(both(eq.compile(source, verify=False), drawn(source, shapes)), 2e-5)

@@ -429,7 +429,8 @@ class Tree:
                 pending += [v.name for v in operands(item.op)] if not isinstance(item.op, Dot) else []
                 if isinstance(item.op, Dot):
                     for value in operands(item.op):
-                        if value.name in self.direct:
+                        # What one product reads where it is, another may add to.
+                        if self._is_direct(value, item):
                             pending += [number.name for number in self._begins(value)]
                         else:
                             pending.append(value.name)
