@@ -34,6 +34,16 @@ def kernel(name: str) -> Kernel:
     return eq.compile(PROGRAMS[name], target="cpu", verify=False, native="off")
 
 
+@pytest.mark.parametrize("wrt", ["h", "G"])
+def test_gradients_of_a_router_are_derived(wrt: str) -> None:
+    """What is stored is numbered as it is made, whoever reads it first."""
+    found = eq.compile(str(eq.grad(EXPERTS, wrt=(wrt,))), target="cpu", verify=False, native="off")
+    verdict = found.derivation.check()
+    assert verdict, verdict.why
+    stored = [o.name for k in found.plan.kernels for o in k.outputs if o.name.startswith("stored")]
+    assert len(stored) > 1 and stored == [f"stored{number + 1}" for number in range(len(stored))]
+
+
 def changed(data: dict[str, Any], old: str, new: str) -> eq.Verdict:
     """The verdict once `old` is `new` in the texts of leaves, in the terms and where they are explained alike."""
     text = json.dumps(data)

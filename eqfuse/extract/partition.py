@@ -31,6 +31,7 @@ from eqfuse.terms.nodes import (
     free_axes,
     reductions,
     replaced,
+    transform,
     walk,
 )
 
@@ -161,6 +162,29 @@ def _makers_first(outputs: Sequence[Output]) -> list[Output]:
     return list(found.values())
 
 
+def _numbered(clusters: Sequence[Sequence[Output]], program: Collection[str]) -> list[list[Output]]:
+    """The clusters, with what they store for each other numbered in the order in which it is made; `program` are the
+    outputs of the program, which keep their names."""
+    made = [output.name for cluster in clusters for output in cluster if output.name not in program]
+    names = {old: new for old, new in zip(made, sorted(made, key=_number), strict=True) if old != new}
+    if not names:
+        return [list(cluster) for cluster in clusters]
+
+    def renamed(node: Expr) -> Expr:
+        return (
+            Load(names[node.tensor], node.index) if isinstance(node, Load) and node.tensor in names else node
+        )
+
+    return [
+        [replace(o, name=names.get(o.name, o.name), expr=transform(o.expr, renamed)) for o in cluster]
+        for cluster in clusters
+    ]
+
+
+def _number(stored: str) -> int:
+    return int(stored.removeprefix("stored"))
+
+
 def work(expr: Expr, extents: Mapping[str, int]) -> float:
     """Operations to evaluate an expression once at every position of its free axes."""
     total = 0.0
@@ -222,7 +246,9 @@ class Partition:
             for r, o in stored.items()
         ]
         readers = [replace(o, expr=replaced(o.expr, reads)) for o in outputs]
-        clusters = self._cluster(_makers_first(self._apart([*makers, *readers])))
+        clusters = _numbered(
+            self._cluster(_makers_first(self._apart([*makers, *readers]))), {o.name for o in outputs}
+        )
         return tuple(self._passes(f"kernel{i + 1}", cluster) for i, cluster in enumerate(clusters))
 
     def shapes(self, clusters: Sequence[Cluster], merges: Merges) -> tuple[KernelShape, ...]:
