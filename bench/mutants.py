@@ -361,7 +361,7 @@ def rejected(subject: Subject) -> str:
     """Why the right form of a program does not pass what the mutants have to fail; empty where it does."""
     program, nest, extents = subject.program, subject.candidate.nest, subject.extents
     stages = [
-        term_stage(program, subject.derived.outputs, extents),
+        term_stage(replace(program, outputs=subject.derived.outputs), extents),
         *loop_stages(program, nest, extents),
         *tile_stages(program, subject.tiles, extents),
     ]
@@ -464,7 +464,7 @@ def _stages(level: Level, mutated: Any, subject: Subject) -> Iterator[Stage]:
     program, extents = subject.program, subject.extents
     match level:
         case "term":
-            yield term_stage(program, mutated, extents)
+            yield term_stage(replace(program, outputs=mutated), extents)
         case "merge" | "loop":
             check_nest(mutated, program)
             yield from loop_stages(program, mutated, extents)

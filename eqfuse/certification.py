@@ -178,7 +178,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         forms: list[RolesProgram] = []
         if subject.roles is not None and nest == subject.nest:
             forms = verified_roles(nest, program, subject.dtypes, device, subject.roles)
-        stages = partial(stages_of, program, outputs, nest, tiles, forms)
+        stages = partial(stages_of, program, replace(program, outputs=outputs), nest, tiles, forms)
         certificate = check_stages(
             program,
             stages(small_extents(program, subject.scalars), 0),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 
 from eqfuse.terms.nodes import (
@@ -28,6 +29,7 @@ from eqfuse.terms.nodes import (
     Local,
     Reduce,
     call,
+    children,
     replaced,
     transform,
     walk,
@@ -126,7 +128,17 @@ def ranks_of(expr: Expr) -> str | None:
 
 def rank_axes(*roots: Expr) -> frozenset[str]:
     """The axes along which the expressions make lists."""
-    return frozenset(ranks for node in walk(*roots) if (ranks := ranks_of(node)) is not None)
+    return frozenset(ranks for node in _paired(roots) if (ranks := ranks_of(node)) is not None)
+
+
+@lru_cache(4096)
+def _paired(roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """What reads a number with an axis of ranks: `ranks_of` knows whether it is of a fold with ranks."""
+    return tuple(
+        node
+        for node in walk(*roots)
+        if any(isinstance(part, Call) and part.fn == PAIR for part in children(node))
+    )
 
 
 def sides(merge: Call) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:

@@ -44,6 +44,7 @@ from eqfuse.terms.nodes import (
     Size,
     children,
     free_axes,
+    once,
     walk,
 )
 from eqfuse.terms.promises import check_ascending
@@ -148,13 +149,20 @@ def evaluate_together(
 ) -> list[dict[str, Any]]:
     """As `evaluate`, for several forms of one program: what they share is computed once."""
     env = Env(domain, tensors, typed_scalars(programs[0], scalars), extents, batch=batch)
-    exprs = [masked(program)(output.expr) for program in programs for output in program.outputs]
+    exprs = [expr for program in programs for expr in _masked_outputs(program)]
     values = iter(evaluate_all(exprs, env))
     trials = () if batch is None else (TRIAL,)
     return [
         {output.name: expand(next(values), (*trials, *output.axes), env) for output in program.outputs}
         for program in programs
     ]
+
+
+@once
+def _masked_outputs(program: Program) -> tuple[Expr, ...]:
+    """What is evaluated for each output: without what masks exclude."""
+    mask = masked(program)
+    return tuple(mask(output.expr) for output in program.outputs)
 
 
 def typed_scalars(program: Program, scalars: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,6 +246,8 @@ def _dtypes(program: Program, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[st
 
 def aligned(value: Value, dims: Sequence[str], domain: Domain) -> Any:
     """The array of `value` with its dims in the order of `dims`, of length 1 where it lacks one."""
+    if dims and value.dims == dims:
+        return value.data
     order = [value.dims.index(dim) for dim in dims if dim in value.dims]
     data = value.data
     if integers.is_exact(data):
@@ -259,6 +269,8 @@ def _broadcast(domain: Domain, data: Any, shape: tuple[int, ...]) -> Any:
 
 def _union(values: Sequence[Value]) -> tuple[str, ...]:
     """All dims of the values, trials first."""
+    if values and all(value.dims == values[0].dims for value in values) and TRIAL not in values[0].dims[1:]:
+        return values[0].dims
     dims = dict.fromkeys(dim for value in values for dim in value.dims)
     return tuple(sorted(dims, key=lambda dim: dim != TRIAL))
 

@@ -412,23 +412,27 @@ def _between(numbers: Sequence[float], shape: tuple[int, ...], rng: np.random.Ge
 
 def _with_copies(value: FieldArray, others: Sequence[FieldArray], rng: np.random.Generator) -> FieldArray:
     """In every eighth trial, two thirds of the elements are copies of elements of other tensors and of scalars."""
-    shape = value.shape
-    parts: list[FieldArray] = []
+    trials = np.arange(5, value.shape[0], KINDS)
+    shape = (len(trials), *value.shape[1:])
     size = int(np.prod(shape[1:], dtype=np.int64))
-    if not size or any(each.p is None or each.q is None for each in (value, *others[:MOST_COPIED])):
+    if not len(trials) or not size:
         return value
+    if any(each.p is None or each.q is None for each in (value, *others[:MOST_COPIED])):
+        return value
+    parts: list[FieldArray] = []
     for other in others[:MOST_COPIED]:
         rows = int(np.prod(other.shape[1:], dtype=np.int64))
         if not rows:
             continue
-        at = rng.integers(0, rows, (shape[0], size))
-        parts.append(other.each(partial(_picked, at=at, shape=shape)))
+        at = rng.integers(0, rows, (len(trials), size))
+        parts.append(other.each(partial(_picked, trials=trials, at=at, shape=shape)))
     which = rng.integers(0, len(parts), shape)
-    trial = np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)) % KINDS
-    chosen = (trial == 5) & (rng.random(shape) < 0.66)
+    chosen = rng.random(shape) < 0.66
 
     def mixed(own: Any, theirs: Sequence[Any]) -> Any:
-        return np.where(chosen, np.choose(which, theirs), own)
+        found = own.copy()
+        found[trials] = np.where(chosen, np.choose(which, theirs), own[trials])
+        return found
 
     return FieldArray(
         mixed(value.p, [part.p for part in parts]),
@@ -437,10 +441,9 @@ def _with_copies(value: FieldArray, others: Sequence[FieldArray], rng: np.random
     )
 
 
-def _picked(part: Any, *, at: Any, shape: tuple[int, ...]) -> Any:
-    """Elements of an array by their place in each trial; a number is the same in all trials."""
-    trials = shape[0]
-    flat = part.reshape(trials, -1) if part.ndim else np.full((trials, 1), part)
+def _picked(part: Any, *, trials: Any, at: Any, shape: tuple[int, ...]) -> Any:
+    """Elements of an array in some trials by their place in each; a number is the same in all trials."""
+    flat = part[trials].reshape(len(trials), -1) if part.ndim else np.full((len(trials), 1), part)
     return np.take_along_axis(flat, at, 1).reshape(shape)
 
 

@@ -210,7 +210,7 @@ def compare(
             tally.failure = f"{name!r} has shape {shapes}"
             return False
         # Where reals have left the range of floats, orders tell nothing.
-        lost = domain.beyond_floats if defined != "reference" else domain.beyond_floats & inputs.hard()
+        lost = domain.beyond_floats if defined != "reference" else domain.beyond_floats & inputs.hard
         left, right = (_without(side, lost) for side in (left, right))
         by_terms = bool(domain.opaque & {HASHED_EXP, HASHED_POINT})
         if not _compare_output(name, left, right, inputs, tally, stage, special, defined, by_terms):
@@ -248,9 +248,9 @@ def _compare_output(
 ) -> bool:
     decided = expected.lacks(UNDEFINED) & found.lacks(UNDEFINED)
     straight = expected.lacks(TWISTED) & found.lacks(TWISTED)
-    finite = np.isfinite(expected.shadow)
+    finite, finite_too = np.isfinite(expected.shadow), np.isfinite(found.shadow)
     no_elements = np.zeros(expected.shape, dtype=bool)
-    usable = decided & finite & np.isfinite(found.shadow)
+    usable = decided & finite & finite_too
     with np.errstate(invalid="ignore"):
         scale = np.maximum(np.abs(expected.shadow), 1.0)
         close = np.abs(expected.shadow - found.shadow) <= CLOSE * scale
@@ -265,20 +265,24 @@ def _compare_output(
         undecided = usable & (same != close)
     elif by_terms:
         undecided = usable & close & ~same
-    misplaced = np.isinf(expected.shadow) & (found.shadow != expected.shadow)
-    misplaced &= ~np.isnan(found.shadow) | (special != "lost")
-    plain = inputs.finite().reshape(-1, *(1,) * (expected.shadow.ndim - 1))
-    divided = ~expected.lacks(POLE) & (np.isinf(found.shadow) | ~found.lacks(POLE))
-    misplaced |= np.isnan(expected.shadow) & ~np.isnan(found.shadow) & ~divided & plain
-    hard = inputs.hard().reshape(-1, *(1,) * (expected.shadow.ndim - 1))
-    misplaced &= decided & (special != "ignored") & ~hard
-    wrong = (usable & ~same & ~undecided) | misplaced
-    lost = decided & finite & ~np.isfinite(found.shadow)
-    gained = decided & ~finite & ~expected.lacks(POLE) & np.isfinite(found.shadow)
-    wrong |= {"reference": lost & ~hard, "same": lost | gained, "common": no_elements}[defined]
+    wrong = usable & ~same & ~undecided
+    lost = gained = infinite = no_elements
+    if not (finite.all() and finite_too.all()):
+        misplaced = np.isinf(expected.shadow) & (found.shadow != expected.shadow)
+        misplaced &= ~np.isnan(found.shadow) | (special != "lost")
+        plain = inputs.finite.reshape(-1, *(1,) * (expected.shadow.ndim - 1))
+        divided = ~expected.lacks(POLE) & (np.isinf(found.shadow) | ~found.lacks(POLE))
+        misplaced |= np.isnan(expected.shadow) & ~np.isnan(found.shadow) & ~divided & plain
+        hard = inputs.hard.reshape(-1, *(1,) * (expected.shadow.ndim - 1))
+        misplaced &= decided & (special != "ignored") & ~hard
+        lost = decided & finite & ~finite_too
+        gained = decided & ~finite & ~expected.lacks(POLE) & finite_too
+        wrong |= (
+            misplaced | {"reference": lost & ~hard, "same": lost | gained, "common": no_elements}[defined]
+        )
+        given = expected.lacks(POLE) & found.lacks(POLE)
+        infinite = decided & given & np.isinf(expected.shadow) & (expected.shadow == found.shadow)
     agreed = usable & same & (close | straight)
-    given = expected.lacks(POLE) & found.lacks(POLE)
-    infinite = decided & given & np.isinf(expected.shadow) & (expected.shadow == found.shadow)
     tally.compared += int(agreed.sum()) + int(infinite.sum())
     tally.floats_only += 0 if pairs else int(agreed.sum())
     tally.twisted += int((agreed & ~straight).sum()) if pairs else 0
@@ -286,7 +290,7 @@ def _compare_output(
     tally.infinite += int(infinite.sum())
     tally.undefined += int((~decided).sum())
     tally.special += int((decided & ~finite & ~infinite).sum())
-    independent = inputs.independent()
+    independent = inputs.independent
     residues = agreed & straight & bool(pairs)
     for counts, elements in ((tally.counts, agreed | infinite), (tally.straight, residues)):
         counts[name] = counts.get(name, 0) + elements[independent].sum(0)
@@ -578,12 +582,12 @@ class Verification:
         hard: int = 0,
     ) -> None:
         """Compares the stages with the source until every output position was compared often enough, or
-        never will be. With `half`, rounds have half as many trials; the first has `hard` more at the thresholds of
-        these numbers."""
+        never will be. With `half`, the first round has half as many trials, unless that is known to be too few; it has
+        `hard` more at the thresholds of these numbers."""
         bounds = source.bounds(stages, self._kind)
         tallies = {stage.name: Tally() for stage in stages}
         least_rounds = source.least_rounds()
-        usual = (self._trials + 1) // 2 if half else self._trials
+        usual = self._half(bounds) if half else self._trials
         drawn = total = 0
         for number in range(2 * ROUNDS):
             domain, rng = self._field(number)
@@ -629,7 +633,8 @@ class Verification:
                 or rounds >= ROUNDS
             ):
                 break
-            usual = 2 * self._trials if half and number + 1 >= least_rounds else usual
+            if half and number + 1 >= least_rounds:
+                usual = self._trials if number < least_rounds else 2 * self._trials
         for stage, bound in zip(stages, bounds, strict=True):
             self._report(stage, tallies[stage.name])
             least = tallies[stage.name].least_straight() or 0
@@ -671,6 +676,14 @@ class Verification:
         searched = {**source.extents, **extents, **integers}
         if searched not in self._searched:
             self._searched.append(searched)
+
+    def _half(self, bounds: Sequence[Bound]) -> int:
+        """Half of the trials; all of them where half would need another round, as a bound or roots that earlier stages
+        took of non-squares tell."""
+        half = (self._trials + 1) // 2
+        plain = full_entropy(half, half)
+        enough = all(bound.reaches(self._requested, plain, plain) for bound in bounds)
+        return half if enough and not any(report.twisted for report in self._reports) else self._trials
 
     def _enough(self, tally: Tally, bound: Bound, looks: int, drawn: int, rounds: float) -> bool:
         """Whether every position of a stage was compared, and the bound is reached, or given up, after so many looks at

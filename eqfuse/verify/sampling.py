@@ -7,8 +7,9 @@ zeros. The residues are random in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -76,16 +77,19 @@ class Inputs:
     usual: int | None = None
     first: int = 0
 
+    @cached_property
     def independent(self) -> Truths:
         """Trials that draw every element independently: no ties, no zeros, nothing at a threshold."""
         plain = [not pattern.special for pattern in patterns(self.trials, self.first)]
-        return np.array(plain) & ~self.hard()
+        return np.array(plain) & ~self.hard
 
+    @cached_property
     def hard(self) -> Truths:
         """Trials that look for a difference."""
         found: Truths = np.arange(self.trials) >= (self.trials if self.usual is None else self.usual)
         return found
 
+    @cached_property
     def finite(self) -> Truths:
         """Trials without an infinity in any tensor."""
         found = np.ones(self.trials, dtype=bool)
@@ -212,10 +216,7 @@ def _reals(
 ) -> FieldArray:
     magnitude = scale * rng.uniform(SMALLEST, LARGEST, shape)
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
-    shadow = np.empty(shape)
-    for pattern in dict.fromkeys(plan):
-        chosen = [trial for trial, other in enumerate(plan) if other == pattern]
-        shadow[chosen] = _arranged(pattern, magnitude[chosen], sign[chosen])
+    shadow = _arranged(plan, magnitude, sign)
     zero = [trial for trial, pattern in enumerate(plan) if pattern.special == "zeros"]
     for trials, value in ((zero, 0.0), (infinite, -np.inf)):
         for k, trial in enumerate(trials if shape[1:] else ()):
@@ -228,38 +229,46 @@ def _reals(
     return _tied(drawn, ties, rng) if ties else drawn
 
 
-def _arranged(pattern: Pattern, magnitude: Reals, sign: Reals) -> Reals:
-    if pattern.sign == "signed":
-        return _ordered(pattern.order, magnitude * sign)
-    ordered = _ordered(pattern.order, magnitude)
-    match pattern.sign:
-        case "mixed":
-            return ordered * sign
-        case "negative":
-            return -ordered
-        case _:
-            return ordered
+def _arranged(plan: Sequence[Pattern], magnitude: Reals, sign: Reals) -> Reals:
+    """Every trial in the order, and with the signs, of its pattern."""
+    rest = (1,) * (magnitude.ndim - 1)
+
+    def where(chosen: Callable[[Pattern], bool]) -> Truths:
+        return np.array([chosen(pattern) for pattern in plan]).reshape(-1, *rest)
+
+    values = np.where(where(lambda pattern: pattern.sign == "signed"), magnitude * sign, magnitude)
+    dims = tuple(range(1, values.ndim))
+    for order in ("ascending", "descending", "middle"):
+        trials = [trial for trial, pattern in enumerate(plan) if pattern.order == order]
+        if trials:
+            values[trials] = _ordered(order, values[trials], dims)
+    mixed, negative = (
+        where(lambda pattern, kind=kind: pattern.sign == kind) for kind in ("mixed", "negative")
+    )
+    return np.asarray(values * np.where(mixed, sign, np.where(negative, -1.0, 1.0)))
 
 
-def _ordered(order: str, values: Reals) -> Reals:
-    if order == "random":
-        return values
-    dims = range(1, values.ndim)
+def _ordered(order: str, values: Reals, dims: tuple[int, ...]) -> Reals:
     for dim in dims:
         # Sorting along one dimension keeps the order along those sorted before.
-        values = np.sort(values, axis=dim)
-    for dim in dims:
-        if order == "descending":
-            values = np.flip(values, dim)
-        elif order == "middle":
-            values = np.roll(values, (values.shape[dim] + 1) // 2, axis=dim)
-    return values
+        values.sort(axis=dim)
+    match order:
+        case "descending":
+            return np.flip(values, dims)
+        case "middle":
+            return np.roll(values, [(values.shape[dim] + 1) // 2 for dim in dims], dims)
+        case _:
+            return values
 
 
 def _tied(drawn: FieldArray, trials: list[int], rng: np.random.Generator) -> FieldArray:
     """In the given trials every element becomes one of the first three, residues and shadow alike."""
     size = int(np.prod(drawn.shape[1:]))
-    source: npt.NDArray[np.int64] = np.tile(np.arange(size), (drawn.shape[0], 1))
-    source[trials] = rng.integers(0, min(3, size), (len(trials), size))
-    flat = drawn.each(lambda part: np.take_along_axis(part.reshape(part.shape[0], -1), source, 1))
-    return flat.each(lambda part: part.reshape(drawn.shape))
+    source = rng.integers(0, min(3, size), (len(trials), size))
+
+    def tied(part: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        flat = part.reshape(part.shape[0], -1).copy()
+        flat[trials] = np.take_along_axis(flat[trials], source, 1)
+        return flat.reshape(part.shape)
+
+    return drawn.each(tied)

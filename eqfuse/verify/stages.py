@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.walk import loops_in
-from eqfuse.terms.nodes import Output, Program
+from eqfuse.terms.nodes import Program
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.roles import interpreter as roles_interpreter
@@ -25,9 +24,9 @@ VERIFIED_ROLES = ((2, 2), (1, 3))
 there are slots."""
 
 
-def term_stage(program: Program, outputs: tuple[Output, ...], extents: Mapping[str, int]) -> Stage:
-    """Outputs that say the same as the program's, run as written."""
-    return Stage.of_program("prepared", replace(program, outputs=outputs), extents)
+def term_stage(prepared: Program, extents: Mapping[str, int]) -> Stage:
+    """The program with outputs that say the same, run as written."""
+    return Stage.of_program("prepared", prepared, extents)
 
 
 def loop_stages(program: Program, nest: Nest, extents: Mapping[str, int]) -> list[Stage]:
@@ -57,17 +56,17 @@ FAR = 64
 
 def stages_of(
     program: Program,
-    outputs: tuple[Output, ...],
+    prepared: Program,
     nest: Nest,
     tiles: Sequence[TileProgram],
     forms: Sequence[RolesProgram],
     extents: Mapping[str, int],
     number: int,
 ) -> list[Stage]:
-    """The equal terms, and by turns one of the ways in which a nest, its tile programs (`tiles`, see `tile_stages`) and its
+    """The equal terms (`prepared`), and by turns one of the ways in which a nest, its tile programs (`tiles`, see `tile_stages`) and its
     forms in roles, where it has any, are divided. Axes that are long are walked in long tiles, by the nest alone."""
     turn = number % len(tiles)
-    terms = term_stage(program, outputs, extents)
+    terms = term_stage(prepared, extents)
     if max(extents.values(), default=0) > FAR:
         return [terms, _loop_stage(nest, program, extents, FAR, VERIFIED_TILES[turn][1])]
     return [

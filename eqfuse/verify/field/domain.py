@@ -667,8 +667,9 @@ class FieldDomain:
         """
         result.marks = _joined(result.marks, *(arg.marks for arg in args), shape=result.shape)
         result.rooted = result.rooted or any(arg.rooted for arg in args)
-        special = ~np.isfinite(result.shadow)
-        if special.any():
+        finite = np.isfinite(result.shadow)
+        if not finite.all():
+            special = ~finite
             result.p = None if result.p is None else np.where(special, 0, result.p)
             result.q = None if result.q is None else np.where(special, 0, result.q)
             if result.error is not None:  # an infinity that is no overflow, which is noted below, is exact

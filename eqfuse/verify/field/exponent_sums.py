@@ -46,7 +46,7 @@ class Split:
         return Split(known, tuple(map(change, self.plus)), tuple(map(change, self.minus)))
 
     def spread(self, shape: tuple[int, ...]) -> Split:
-        return self.each(lambda part: np.broadcast_to(part, shape))
+        return self.each(lambda part: part if part.shape == shape else np.broadcast_to(part, shape))
 
     def negated(self, p: int, q: int) -> Split:
         known = self.known

@@ -16,7 +16,8 @@ Residues = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 Truths = npt.NDArray[np.bool_]
 
-_SMALL = 64
+_SMALL = 16
+"""Inverses that are taken one by one."""
 _HALF_BITS = 16
 _LOW_HALF = (1 << _HALF_BITS) - 1
 _EXACT_TERMS = 16
@@ -42,14 +43,14 @@ def power(base: Residues, exponent: int, modulus: int) -> Residues:
 
 
 def inverse(values: Residues, modulus: int) -> Residues:
-    """Inverses, with 0 for 0. One exponentiation in all, of a product of all (Montgomery's trick)."""
+    """Inverses, with 0 for 0: those of a few products of all, taken apart (Montgomery's trick)."""
     flat = np.where(values == 0, 1, values).ravel()
     return np.where(values == 0, 0, _invert(flat, modulus).reshape(values.shape))
 
 
 def _invert(values: Residues, modulus: int) -> Residues:
     if values.size <= _SMALL:
-        return power(values, modulus - 2, modulus)
+        return np.array([pow(value, -1, modulus) for value in values.tolist()], dtype=np.int64)
     half = (values.size + 1) // 2
     left = values[:half]
     right = np.ones_like(left)
