@@ -238,27 +238,22 @@ def _arranged(plan: Sequence[Pattern], magnitude: Reals, sign: Reals) -> Reals:
 
     values = np.where(where(lambda pattern: pattern.sign == "signed"), magnitude * sign, magnitude)
     dims = tuple(range(1, values.ndim))
-    for order in ("ascending", "descending", "middle"):
-        trials = [trial for trial, pattern in enumerate(plan) if pattern.order == order]
-        if trials:
-            values[trials] = _ordered(order, values[trials], dims)
-    mixed, negative = (
-        where(lambda pattern, kind=kind: pattern.sign == kind) for kind in ("mixed", "negative")
-    )
-    return np.asarray(values * np.where(mixed, sign, np.where(negative, -1.0, 1.0)))
-
-
-def _ordered(order: str, values: Reals, dims: tuple[int, ...]) -> Reals:
+    of_order = {
+        order: [trial for trial, pattern in enumerate(plan) if pattern.order == order]
+        for order in ("ascending", "descending", "middle")
+    }
+    ordered = [trial for trials in of_order.values() for trial in trials]
+    lines = values[ordered]
     for dim in dims:
         # Sorting along one dimension keeps the order along those sorted before.
-        values.sort(axis=dim)
-    match order:
-        case "descending":
-            return np.flip(values, dims)
-        case "middle":
-            return np.roll(values, [(values.shape[dim] + 1) // 2 for dim in dims], dims)
-        case _:
-            return values
+        lines.sort(axis=dim)
+    values[ordered] = lines
+    down, middle = of_order["descending"], of_order["middle"]
+    values[down] = np.flip(values[down], dims)
+    values[middle] = np.roll(values[middle], [(values.shape[dim] + 1) // 2 for dim in dims], dims)
+    mixed = where(lambda pattern: pattern.sign == "mixed")
+    negative = where(lambda pattern: pattern.sign == "negative")
+    return np.asarray(values * np.where(mixed, sign, np.where(negative, -1.0, 1.0)))
 
 
 def _tied(drawn: FieldArray, trials: list[int], rng: np.random.Generator) -> FieldArray:
