@@ -121,10 +121,10 @@ class Branches:
                 seen |= bit if not seen & bit and np.any(found & counted) else 0
         self._seen[node] = seen
 
-    def untaken(self, program: Program) -> list[Untaken]:
+    def untaken(self, program: Program, limits: frozenset[str] = frozenset()) -> list[Untaken]:
         """The data-dependent branches of a program of which a side was never taken, though it can be; of those that
-        compare the same numbers the last."""
-        fixed = indexing_tensors(program)
+        compare the same numbers the last. `limits` are integer tensors that are drawn as ends of ranges."""
+        fixed = indexing_tensors(program) | limits
         found: dict[int, Untaken] = {}
         joined: list[Untaken] = []
         mask = masked(program)

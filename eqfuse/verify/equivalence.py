@@ -699,7 +699,8 @@ class Verification:
     def suppose(self, stages: Sequence[Stage], source: Source) -> None:
         """Notes the sides of branches on data of the programs that no trial took, and compares the stages with the order of
         what they compare supposed, in all of them alike (see `eqfuse.verify.field.supposed`)."""
-        found = [each for program in source.programs for each in self.branches.untaken(program)]
+        limits = frozenset(name for name, spec in source.specs.items() if spec.delimits)
+        found = [each for program in source.programs for each in self.branches.untaken(program, limits)]
         open_ = [each for each in found if each.kind == "real"]
         if open_ and not self.reason:
             parts = [open_]

@@ -159,7 +159,8 @@ def _integers(spec: InputSpec, rng: np.random.Generator, number: int) -> npt.NDA
     """Integers within their range. Of the ends of ranges, in the first three rounds, every fourth is the least, every
     fourth the one after it (a range of one position), every fourth the greatest (all positions): in the first in
     ascending order, as lengths that add up are, in the others in any order. Those that are promised to ascend do in every
-    round; in the second one they are equal, unless they are ends of ranges."""
+    round; in the second the first half of
+    them is the least and the rest the greatest, unless they are ends of ranges."""
     return spec.ordered(_any_order(spec, rng, number))
 
 
@@ -167,7 +168,7 @@ def _any_order(spec: InputSpec, rng: np.random.Generator, number: int) -> npt.ND
     low, high = spec.values
     found = rng.integers(low, high, spec.shape, endpoint=True)
     if spec.ascending and not spec.delimits and number == 1:
-        found[...] = low
+        found[...] = np.where(np.arange(spec.shape[-1]) < (spec.shape[-1] + 1) // 2, low, high)
     if not spec.delimits or number > 2:
         return found
     flat, place = found.reshape(-1), np.arange(found.size) + 2 * number
