@@ -14,7 +14,7 @@ from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.verify.certificate import REQUESTED
 
-WITHOUT_BOUND = ("functions",)
+WITHOUT_BOUND = ("functions", "heads in one matrix")
 """One number is in many exponents."""
 UNBOUNDED = (
     "paged_decode",

@@ -49,7 +49,7 @@ def check_rule(rule: Rule) -> None:
     for one that is refuted."""
     match rule:
         case Rewrite(name, left, right, when, why):
-            rules.check(scope.Rule(name, left, right, ", ".join(when), why, None, rule))
+            rules.check(scope.Rule(name, left, right, ", ".join(when), why, None, rule), defined=False)
         case Infer(name, fact):
             for seed in range(3):
                 with np.errstate(all="ignore"):

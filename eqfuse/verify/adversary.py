@@ -372,6 +372,10 @@ def _reals(
         place = place + np.where(place < len(place) // 2, 0, rng.integers(KINDS))
     trial = place.reshape(-1, *(1,) * (len(shape) - 1)) % KINDS
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
+    same = (trial == 2) & (rng.random(trial.shape) < 0.5)  # so that a maximum is below a number
+    sign = np.where(
+        same, sign[(slice(None), *[slice(1)] * (len(shape) - 1))] if value.shadow.size else sign, sign
+    )
     number = rng.choice(np.asarray(numbers), shape)
     step = rng.choice(np.array([0.0, 1e-4, -1e-4, 1e-3, -1e-3, 0.1, -0.1, 1.0]), shape)
     step = np.where(trial == 1, 0.0, step)
@@ -395,7 +399,7 @@ def _reals(
     )
     positive = (np.arange(shape[0]) // KINDS % 2 == 1).reshape(trial.shape) & (trial != 5)
     shadow = np.where(positive, np.abs(shadow), shadow)
-    keep = ((rng.random(shape) < 0.3) & (trial != 1) & ~positive) | (trial == 5)
+    keep = ((rng.random(shape) < 0.3) & (trial != 1) & ~positive & ~same) | (trial == 5)
     drawn = domain.draw(np.where(exact, 1.0, shadow), rng)
     whole = domain.numbers(np.where(exact, shadow, 0.0))
     fresh = domain.where(exact, whole, drawn)

@@ -276,7 +276,7 @@ def _compare_output(
         hard = inputs.hard.reshape(-1, *(1,) * (expected.shadow.ndim - 1))
         misplaced &= decided & (special != "ignored") & ~hard
         lost = decided & finite & ~finite_too
-        gained = decided & ~finite & ~expected.lacks(POLE) & finite_too
+        gained = decided & finite_too & (np.isinf(expected.shadow) | ~finite & ~expected.lacks(POLE))
         wrong |= (
             misplaced | {"reference": lost & ~hard, "same": lost | gained, "common": no_elements}[defined]
         )
