@@ -385,6 +385,7 @@ def _reals(
     between = (trial == 0) & (rng.random(shape) < 0.25)
     near = np.where(between, _between(numbers, shape, rng), near)
     scale = np.where(trial == 2, 10.0 ** rng.uniform(-30, 30, trial.shape), 10.0 ** rng.uniform(-3, 3, shape))
+    scale = np.where(same, 10.0 ** rng.uniform(0, 4, trial.shape), scale)
     wide = sign * scale * rng.uniform(0.5, 2.0, shape)
     small = rng.integers(-4, 5, shape).astype(np.float64)
     # 0.5 to 2, the same for all tensors

@@ -276,6 +276,8 @@ def _compare_output(
         hard = inputs.hard.reshape(-1, *(1,) * (expected.shadow.ndim - 1))
         misplaced &= decided & (special != "ignored") & ~hard
         lost = decided & finite & ~finite_too
+        if special == "lost":  # what an infinity among the inputs was lost to may be divided by another one
+            lost &= plain | ~np.isnan(found.shadow)
         gained = decided & finite_too & (np.isinf(expected.shadow) | ~finite & ~expected.lacks(POLE))
         wrong |= (
             misplaced | {"reference": lost & ~hard, "same": lost | gained, "common": no_elements}[defined]
