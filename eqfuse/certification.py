@@ -53,12 +53,13 @@ def certify(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate
     key = _certificate_key(compiled, checks)
     if key not in derived.certificates:
         chosen = compiled.chosen
-        what = derived, chosen.nest, chosen.plan, compiled.dtypes, compiled.device, checks
+        device = compiled.device
+        subject = certifying(derived, chosen.nest, chosen.plan, compiled.dtypes, device, checks)
 
         def make() -> Certificate:
-            return agreeing(*what)
+            return agreeing(derived, subject, device)
 
-        certificate, was_kept = results.kept("certified", certifying(*what), make, again=checks.again)
+        certificate, was_kept = results.kept("certified", subject, make, again=checks.again)
         found = replace(certificate, cached=was_kept).located(derived.program.source)
         derived.certificates[key] = _accepted(found, checks)
     return derived.certificates[key]
@@ -91,20 +92,12 @@ def verify(
     Raises VerificationError with the counterexample where a stage differs, and where a side of a branch was neither taken nor
     allowed.
     """
-    made = agreeing(derived, nest, plan, dtypes, device, checks)
+    made = agreeing(derived, certifying(derived, nest, plan, dtypes, device, checks), device)
     return _accepted(made.located(derived.program.source), checks)
 
 
-def agreeing(
-    derived: Derived,
-    nest: Nest,
-    plan: Plan | None,
-    dtypes: Mapping[str, str],
-    device: Device,
-    checks: Checks,
-) -> Certificate:
+def agreeing(derived: Derived, subject: Certifying, device: Device) -> Certificate:
     """As `verify`, whatever sides of branches no trial took."""
-    subject = certifying(derived, nest, plan, dtypes, device, checks)
     with derived.timings.stage("verify"), faults():
         certificate = examined(replace(subject, program=derived.program), device)
     if not certificate.ok:

@@ -129,18 +129,15 @@ def test_links_lead_somewhere() -> None:
     assert len(found) > 50 and all(there for _, there in found), [p for p, there in found if not there]
 
 
+def site_of(project: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Builds the site of a project's pages, strictly."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_has_every_public_name(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    built = site_of(ROOT, tmp_path / "site")
     assert built.returncode == 0, built.stderr
     api = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
     assert not [name for name in eq.__all__ if not re.search(rf'id="eqfuse\.[\w.]*\b{name}"', api)]
@@ -154,16 +151,7 @@ def test_a_link_to_nowhere_fails_the_site(tmp_path: Path) -> None:
     (docs / "start.md").write_text("[nowhere](nowhere.md)\n", encoding="utf-8")
     for name in ("mkdocs.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, tmp_path / name)
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
-    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    built = site_of(tmp_path, tmp_path / "site")
     assert built.returncode != 0 and "nowhere.md" in built.stderr
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse import certification
+from eqfuse import certification, compiler
+from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.errors import VerificationError
-from eqfuse.loops.nodes import Nest
-from eqfuse.loops.plan import Plan
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.equivalence import equivalent
 
@@ -127,14 +124,14 @@ SOFTMAX = "y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])) * v[j]) / sum[j](exp(x[i,j
 @pytest.fixture
 def nothing_derived_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a rule were wrong: only the program as written is verified."""
-    agreeing = certification.agreeing
+    certify = certification.certify
 
-    def strict(derived: Derived, nest: Nest, plan: Plan, *rest: Any) -> Certificate:
-        if plan.schedule != "multi_pass":
+    def strict(derived: Derived, compiled: Compiled, checks: certification.Checks) -> Certificate:
+        if compiled.chosen.plan.schedule != "multi_pass":
             raise VerificationError("the fused program was not verified: wrong", hint="x = 1")
-        return agreeing(derived, nest, plan, *rest)
+        return certify(derived, compiled, checks)
 
-    monkeypatch.setattr(certification, "agreeing", strict)
+    monkeypatch.setattr(compiler, "certify", strict)
 
 
 def test_what_is_the_same_in_every_trial_may_be_out_of_the_range_of_floats() -> None:

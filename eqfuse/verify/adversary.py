@@ -362,8 +362,8 @@ def _beside(inputs: Inputs, later: Inputs, usual: int) -> Inputs:
 def _reals(
     value: FieldArray, numbers: Sequence[float], domain: FieldDomain, rng: np.random.Generator
 ) -> FieldArray:
-    """By trial modulo `KINDS`: the numbers of the programs, what is near them and between two of them (0), these numbers themselves (1),
-    magnitudes from 1e-30 to 1e30, of one tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others
+    """By trial modulo `KINDS`: the numbers of the programs, what is near them and between two of them (0), these numbers
+    themselves (1), magnitudes from 1e-30 to 1e30, of one tensor alike (2), and from 1e-3 to 1e3 (3), small integers (4), elements of others
     (5, see `_with_copies`), nearly equal ones (6), and zeros among small integers (7). Of many trials, the second half have
     tensors of different kinds, and every other turn has no negative number, as roots and logarithms ask for."""
     shape = value.shape

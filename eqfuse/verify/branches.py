@@ -67,6 +67,10 @@ _BETWEEN: Mapping[str, Interval] = {
 }
 
 
+Kind = Literal["real", "drawn", "given"]
+"""What the numbers of a branch are, see `Untaken`."""
+
+
 @dataclass(frozen=True)
 class Untaken:
     """A branch of which a side was not taken, and what to say of it. The order of integers cannot be supposed: `drawn` are
@@ -75,12 +79,12 @@ class Untaken:
 
     node: Call
     said: str
-    kind: Literal["real", "drawn", "given"] = "real"
+    kind: Kind
 
     @property
-    def compared(self) -> tuple[Call, ...]:
-        """What decides it: itself, or the comparisons that a condition joins."""
-        return tuple(_joined(self.node)) if self.node.fn in JOINING else (self.node,)
+    def compared(self) -> list[Call]:
+        """What decides it."""
+        return _compared(self.node)
 
 
 class Branches:
@@ -141,16 +145,20 @@ class Branches:
         alone = {each.node for each in found.values()}
         return [*found.values(), *(each for each in joined if alone.isdisjoint(each.compared))]
 
-    def _kind(self, node: Call, fixed: frozenset[str]) -> Literal["real", "drawn", "given"]:
+    def _kind(self, node: Call, fixed: frozenset[str]) -> Kind:
         """What the numbers of a branch are; `fixed` are integer tensors that are not drawn freely."""
-        parts = list(_joined(node)) if node.fn in JOINING else [node]
-        integers = [part for part in parts if part in self._integers and _depends_on_data(part)]
+        integers = [part for part in _compared(node) if part in self._integers and _depends_on_data(part)]
         if not integers:
             return "real"
         among = list(walk(*integers))
         computed = any(isinstance(part, Reduce | Scalar) for part in among)
         indices = any(isinstance(part, Load) and part.tensor in fixed for part in among)
         return "given" if computed or indices else "drawn"
+
+
+def _compared(node: Call) -> list[Call]:
+    """What decides a branch: itself, or the comparisons that a condition joins."""
+    return list(_joined(node)) if node.fn in JOINING else [node]
 
 
 def _joined(node: Call) -> Iterator[Call]:

@@ -84,8 +84,8 @@ ELSEWHERE_TRIALS = 8
 """Trials at thresholds of stages at other sizes: each kind of value once."""
 MOST_TRIALS, ELEMENTS = 256, 120_000
 """Trials that look for a difference at small sizes, and the elements of the largest value over all of them."""
-SUPPOSED, MOST_APART = 1, 6
-"""Rounds of trials in which orders are supposed; so many branches are taken one by one where all together differ."""
+MOST_APART = 6
+"""So many branches are supposed one by one where all together differ."""
 DRAWS, FEW = 4, 6
 """Integers and truth values of two programs are drawn so often at the same sizes, scalars again below the second."""
 _EXACT = frozenset({*INTEGERS, "bool"})
@@ -715,34 +715,30 @@ class Verification:
 
     def _agree(self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source) -> bool:
         """Whether the stages agree with the source where the order of what these branches compare is supposed."""
-        nodes = list(dict.fromkeys(node for each in branches for node in each.compared))
+        nodes = dict.fromkeys(node for each in branches for node in each.compared)
+        places = {node: place for place, node in enumerate(nodes)}
         tallies = {stage.name: Tally() for stage in stages}
-        for number in range(SUPPOSED):
-            domain, rng = self._field(8 * ROUNDS + number)
-            inputs = source.draw(domain, self._trials, rng, number, scale=self._scale)
+        domain, rng = self._field(8 * ROUNDS)
+        inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale)
 
-            def supposed(node: Expr, fn: str, parts: Sequence[Any], domain: FieldDomain = domain) -> None:
-                if node in nodes:
-                    reals = [_field_array(part, domain) for part in parts]
-                    domain.supposed.add(nodes.index(node), *(rounded_of(real) for real in reals))
+        def supposed(node: Expr, fn: str, parts: Sequence[Any]) -> None:
+            if node in places:
+                reals = [_field_array(part, domain) for part in parts]
+                domain.supposed.add(places[node], *(rounded_of(real) for real in reals))
 
-            domain.watch = supposed
-            for _ in range(
-                min(2, len(nodes))
-            ):  # a supposed order may be part of what another branch compares
-                _, known = source.evaluate(stages, inputs, domain)
-                for stage in stages:
-                    if stage.program is not None and stage.name not in known:
-                        stage.run(inputs, domain)
-            domain.watch = None
-            expected, known = source.evaluate(stages, inputs, domain)
+        domain.watch = supposed
+        for _ in range(min(2, len(places))):  # a supposed order may be part of what another branch compares
+            _, known = source.evaluate(stages, inputs, domain)
             for stage in stages:
-                outputs = known[stage.name] if stage.name in known else stage.run(inputs, domain)
-                tally, defined = tallies[stage.name], source.defined
-                if not compare(
-                    expected, outputs, inputs, domain, tally, stage.name, special="ignored", defined=defined
-                ):
-                    return False
+                if stage.program is not None and stage.name not in known:
+                    stage.run(inputs, domain)
+        domain.watch = None
+        expected, known = source.evaluate(stages, inputs, domain)
+        for stage in stages:
+            outputs = known[stage.name] if stage.name in known else stage.run(inputs, domain)
+            agreed = (expected, outputs, inputs, domain, tallies[stage.name], stage.name)
+            if not compare(*agreed, special="ignored", defined=source.defined):
+                return False
         return all(tally.least() >= ENOUGH for tally in tallies.values())
 
     def note_constant(self, conditions: Iterable[str]) -> None:
