@@ -2,7 +2,9 @@
 
 An edit is made at one subexpression of an output. Edits that differ do so at one size, on one branch, at one magnitude, at one
 position or by one constant; the others are identities of real numbers. `Pair.differ` decides in float64, at points built
-for the edit: sizes that reach it, values on both sides of its threshold, large and small ones.
+for the edit: sizes that reach it, values on both sides of its threshold, large and small ones. An edit that makes no difference
+there (`x - mean(x)` of a number more, the second of two equal limits), or of which that leaves it open, is made elsewhere, or
+another one is.
 """
 
 from __future__ import annotations
@@ -43,8 +45,10 @@ from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import kinds, program_dtypes
 from eqfuse.verify.sizes import input_specs, small_integers
 
-POINTS = 12
-"""Where a pair is evaluated."""
+POINTS, MORE_POINTS = 12, 48
+"""Where a pair is evaluated that should be equal; one that should not, as long as no point shows it."""
+TRIES = 8
+"""Edits of one sort that are made until float64 tells that one does what it should."""
 SCALES = (1.0, 1.0, 30.0, 1000.0)
 """Magnitudes of the values of a point, in turn."""
 CLOSE, APART = 1e-7, 1e-4
@@ -89,7 +93,7 @@ class Pair:
         leaves that open."""
         first, second = parse(self.left), parse(self.right)
         open_, seen = False, False
-        for number in range(POINTS):
+        for number in range(POINTS if self.equal else MORE_POINTS):
             scale, domains = SCALES[number % len(SCALES)], (_Ranged(), _Uncast())
             found = [
                 _difference(first, second, self, np.random.default_rng([seed, number]), scale, number, domain)
@@ -164,12 +168,13 @@ def _difference(
     domain: FloatDomain,
     other: FloatDomain | None = None,
 ) -> float | None:
-    """The largest relative difference at one point; None where nothing finite is there to compare. The second program
+    """The largest relative difference at one point; None where nothing but NaN is there to compare. The second program
     is run in the `other` domain, where there is one."""
     names = dict.fromkeys((*axes_of(first.outputs), *axes_of(second.outputs)))
-    sizes = {axis: int(rng.integers(2, 8)) for axis in names}
+    sizes = {axis: int(rng.integers(1 if number >= POINTS else 2, 8)) for axis in names}
     if number % 3:
-        sizes |= {axis: least for axis, least in pair.least.items() if axis in sizes}
+        domains = {**second.domains, **first.domains}
+        sizes |= {domains.get(axis, axis): least for axis, least in pair.least.items()}
     for program in (first, second):
         sizes |= {axis: sizes.get(of, 3) for axis, of in program.domains.items()}
         sizes |= program.lengths
@@ -182,9 +187,7 @@ def _difference(
     tensors = {}
     for name, spec in specs.items():
         if spec.kind == "real":
-            drawn = scale * rng.uniform(-1, 1, spec.shape)
-            near = pair.near + rng.choice([0.0, 0.5, -0.5], spec.shape)
-            tensors[name] = np.where(rng.random(spec.shape) < 0.3, near, drawn)
+            tensors[name] = _reals(spec.shape, pair.near, scale, number, rng)
         elif spec.kind == "truth":
             tensors[name] = rng.random(spec.shape) < 0.5
         else:
@@ -198,12 +201,33 @@ def _difference(
     for name, expected in left.items():
         a, b = np.asarray(expected, np.float64), np.asarray(right[name], np.float64)
         known = np.isfinite(a) & np.isfinite(b)
-        if (np.isnan(a) != np.isnan(b)).any():  # `where(c > 0, x, 0)` is 0 where c has no value
+        # `where(c > 0, x, 0)` is 0 where c has no value; an infinity that is no overflow is a value.
+        if (np.isnan(a) != np.isnan(b)).any() or ((np.isinf(a) | np.isinf(b)) & (a != b)).any():
             return float("inf")
+        if np.isinf(a).any():
+            worst = max(worst or 0.0, 0.0)
         if known.any():
             size = np.maximum(np.maximum(np.abs(a), np.abs(b)), 1e-3)[known]
             worst = max(worst or 0.0, float((np.abs(a[known] - b[known]) / size).max()))
     return worst
+
+
+def _reals(shape: tuple[int, ...], near: float, scale: float, number: int, rng: np.random.Generator) -> Any:
+    """Values of that size, three of ten near a number; at later points in turn more of them, all of one sign, or small
+    whole numbers."""
+    drawn = scale * rng.uniform(-1, 1, shape)
+    close, share = near + rng.choice([0.0, 0.5, -0.5], shape), 0.3
+    if number >= POINTS:
+        match number % 5:
+            case 0:
+                share = 0.9
+            case 1:
+                drawn, close = np.abs(drawn), np.abs(close)
+            case 2:
+                drawn, close = -np.abs(drawn), near - rng.choice([0.0, 0.5], shape)
+            case 3:
+                drawn = rng.integers(-3, 4, shape).astype(np.float64)
+    return np.where(rng.random(shape) < share, close, drawn)
 
 
 # -- where -----------------------------------------------------------------------------------------
@@ -398,8 +422,9 @@ SAME: Mapping[str, Make] = {
 }
 
 
-def pairs_of(source: str, seed: int) -> Iterator[Pair]:
-    """A pair of each sort from a random program: one that differs, one that does not."""
+def pairs_of(source: str, seed: int) -> Iterator[Iterator[Pair]]:
+    """Pairs of each sort from a random program, those that differ and those that do not: the first that does what it should
+    is the one to judge."""
     rng = random.Random(seed)
     whole = parse(source)
     one = replace(whole, outputs=(rng.choice(whole.outputs),))
@@ -409,13 +434,20 @@ def pairs_of(source: str, seed: int) -> Iterator[Pair]:
     except EqfuseError:  # an axis that only another output has, and whose size this one reads
         return
     places = list(_places(program))
-    for equal, edits in ((False, DIFFERENT), (True, SAME)):
-        for kind in rng.sample(sorted(edits), len(edits)):
-            made = _edited(program, places, edits[kind], rng)
-            if made is not None:
-                right, edit = made
-                yield Pair(kind, equal, left, right, edit.least, edit.near, edit.renames)
-                break
+
+    def made(equal: bool, edits: Mapping[str, Make]) -> Iterator[Pair]:
+        seen: set[str] = set()
+        for _ in range(TRIES):
+            for kind in rng.sample(sorted(edits), len(edits)):
+                found = _edited(program, places, edits[kind], rng)
+                if found is not None and found[0] not in seen:
+                    right, edit = found
+                    seen.add(right)
+                    yield Pair(kind, equal, left, right, edit.least, edit.near, edit.renames)
+                    break
+
+    yield made(False, DIFFERENT)
+    yield made(True, SAME)
 
 
 def _declared(program: Program) -> str:

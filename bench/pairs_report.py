@@ -2,7 +2,8 @@
 
 Each random program (`bench.programs`) gives two pairs (`bench.pairs`): one that differs at one size, branch, magnitude, position
 or constant, and one that is the same function in other words. float64 says, at points built for the edit, whether they
-differ; pairs of which it cannot tell, or where it contradicts the edit, are left out and counted. Of the rest,
+differ; where it cannot tell, or contradicts the edit, another edit is made. Where eight are of no use, as in a program without
+inputs, the last is left out and counted, with what float64 said. Of the rest,
 
   false accept    programs that differ are called equivalent
   false reject    programs that are equal are refused with a counterexample
@@ -54,7 +55,7 @@ WRONG = ("false accept", "false reject", "broken")
 
 @dataclass
 class Tally:
-    """Verdicts by kind of edit; `examples` has pairs that were judged wrongly, and the first undecided ones."""
+    """Verdicts by kind of edit; `examples` has those that are not right."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     examples: list[tuple[str, str, str, str]] = field(default_factory=list)
@@ -64,11 +65,25 @@ class Tally:
         self.examples += other.examples
 
 
+def useless(pair: Pair, seed: int) -> str:
+    """Why float64 does not tell that the edit of a pair does what it should; empty where it does."""
+    match pair.differ(seed):
+        case None:
+            return "rounding, or the range of float64, leaves it open"
+        case differ if differ is pair.equal:
+            return "it makes a difference" if differ else "it makes no difference at any point"
+    return ""
+
+
 def judge(pair: Pair, seed: int) -> tuple[str, str]:
     """The verdict about one pair, and why."""
-    differ = pair.differ(seed)
-    if differ is None or differ is pair.equal:
-        return "left out", "float64 says otherwise, or nothing"
+    if why := useless(pair, seed):
+        return "left out", why
+    return verdict_of(pair)
+
+
+def verdict_of(pair: Pair) -> tuple[str, str]:
+    """The verdict about a pair of which the edit does what it should."""
     try:
         certificate = eq.equivalent(pair.left, pair.right)
     except EqfuseError as error:
@@ -99,17 +114,35 @@ def explore(seed: int, examples: int) -> Tally:
     collect()
     for number, example in enumerate(found):
         registered(example.source)
-        for pair in pairs_of(example.source, 1000 * seed + number):
-            kind = f"{'same' if pair.equal else 'differs'}: {pair.kind}"
+        for pairs in pairs_of(example.source, 1000 * seed + number):
+            pair, why = first_of_use(pairs, seed)
+            if pair is None:
+                continue
+            kind, verdict = f"{'same' if pair.equal else 'differs'}: {pair.kind}", "left out"
             try:
                 with time_limit(MOST_SECONDS):
-                    verdict, why = judge(pair, seed)
+                    if not why:
+                        verdict, why = verdict_of(pair)
             except TimeoutError:
                 verdict, why = "undecided", f"longer than {MOST_SECONDS} s"
             tally.counts[kind, verdict] += 1
-            if verdict in (*WRONG, "undecided"):
+            if verdict != "right":
                 tally.examples.append((verdict, kind, why, f"{pair.left}\n# against\n{pair.right}"))
     return tally
+
+
+def first_of_use(pairs: Iterator[Pair], seed: int) -> tuple[Pair | None, str]:
+    """The first pair whose edit does what it should; else the last, and why it is of no use."""
+    last, why = None, ""
+    try:
+        with time_limit(MOST_SECONDS):
+            for last in pairs:
+                why = useless(last, seed)
+                if not why:
+                    return last, ""
+    except TimeoutError:
+        why = f"float64 takes longer than {MOST_SECONDS} s"
+    return last, why
 
 
 def run(options: Options, report: Report) -> None:
@@ -117,18 +150,25 @@ def run(options: Options, report: Report) -> None:
     total = Tally()
     for tally in _batches(options):
         total.add(tally)
+        report.failures += [
+            f"{verdict}, {kind}: {why}\n{text}"
+            for verdict, kind, why, text in tally.examples
+            if verdict in WRONG
+        ]
         report.rows = _rows(total)
+        report.summary = [_said(total, options.seed)]
         report.write()
-    for verdict, kind, why, text in total.examples:
-        if verdict in WRONG:
-            report.failures.append(f"{verdict}, {kind}: {why}\n{text}")
+
+
+def _said(total: Tally, seed: int) -> str:
+    """One line about all pairs."""
     sums = Counter[str]()
     for (_, verdict), count in total.counts.items():
         sums[verdict] += count
     judged = sum(sums[verdict] for verdict in VERDICTS[:-1])
     share = 100 * sums["undecided"] / max(1, judged)
     said = ", ".join(f"{sums[verdict]} {verdict}" for verdict in VERDICTS)
-    report.summary.append(f"{judged} pairs judged: {said}; {share:.1f}% undecided; seed {options.seed}")
+    return f"{judged} pairs judged: {said}; {share:.1f}% undecided; seed {seed}"
 
 
 def _batches(options: Options) -> Iterator[Tally]:
@@ -172,7 +212,11 @@ def _rows(total: Tally) -> list[dict[str, Any]]:
             "edit": kind,
             "pairs": sum(total.counts[kind, verdict] for verdict in VERDICTS),
             **{verdict: total.counts[kind, verdict] for verdict in VERDICTS},
-            "examples": [e for e in total.examples if e[1] == kind][:5],
+            "examples": [e for e in total.examples if e[1] == kind and e[0] != "left out"],
+            "left out for": dict(
+                Counter(e[2] for e in total.examples if e[1] == kind and e[0] == "left out")
+            ),
+            "left out examples": [e[3] for e in total.examples if e[1] == kind and e[0] == "left out"][:10],
         }
         for kind in kinds
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.pairs import DIFFERENT, SAME, Pair, pairs_of
-from bench.pairs_report import judge
+from bench.pairs_report import first_of_use, judge
 from eqfuse.terms.parser import parse
 
 PROGRAM = """x: f32[i, j]
@@ -13,7 +13,7 @@ o[i] = sum[j](where(x[i, j] > 2, exp(x[i, j] - 1) * (x[i, j] + 3), relu(x[i, j])
 
 
 def made() -> list[Pair]:
-    return [pair for seed in range(40) for pair in pairs_of(PROGRAM, seed)]
+    return [next(pairs) for seed in range(40) for pairs in pairs_of(PROGRAM, seed)]
 
 
 def test_every_kind_of_edit_finds_a_place_and_parses() -> None:
@@ -41,3 +41,18 @@ def test_a_pair_is_judged_against_what_float64_finds() -> None:
     assert judge(Pair("same", True, left, "x: f32[i]\no[i] = 1 + x[i]", {}, 0), 0)[0] == "right"
     assert judge(Pair("differs", False, left, "x: f32[i]\no[i] = x[i] + 2", {}, 0), 0)[0] == "right"
     assert judge(Pair("differs", False, left, "x: f32[i]\no[i] = 1 + x[i]", {}, 0), 0)[0] == "left out"
+
+
+def test_an_edit_of_no_use_is_made_elsewhere() -> None:
+    idle = Pair("idle", False, "x: f32[i]\no[i] = x[i]", "x: f32[i]\no[i] = x[i] + 0", {}, 0)
+    useful = Pair("useful", False, "x: f32[i]\no[i] = x[i]", "x: f32[i]\no[i] = min(x[i], 500)", {}, 500)
+    assert first_of_use(iter([idle, useful]), 0) == (useful, "")
+    assert first_of_use(iter([idle]), 0) == (idle, "it makes no difference at any point")
+
+
+def test_infinities_are_values_to_the_judge() -> None:
+    left = "x: f32[i]\no = max[i](where(i < 0, x[i], -inf))"
+    limited = "x: f32[i]\no = max[i](max(where(i < 0, x[i], -inf), -5))"
+    turned = "x: f32[i]\no = max[i](where(i >= 0, -inf, x[i]))"
+    assert Pair("limit", False, left, limited, {}, -5).differ(0) is True
+    assert Pair("turned", True, left, turned, {}, 0).differ(0) is False

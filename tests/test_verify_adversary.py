@@ -63,6 +63,10 @@ DIFFERENT = {
         "max[j](where(x[i,j] >= 100, log(z[j]) * x[i,j], -inf) - x[i,j])",
     ),
     "one number under a step": ("floor(where(x[i] == 10, 2 * x[i], x[i]))", "floor(x[i])"),
+    "a limit where all is masked": (
+        "max[j](where(j >= 3, x[i,j], -inf)) - max[j](where(j >= 3, x[i,j], -inf))",
+        "max[j](max(where(j >= 3, x[i,j], -inf), -5)) - max[j](max(where(j >= 3, x[i,j], -inf), -5))",
+    ),
     "sine of a sum, a sign": ("sin(x[i] + z[i])", "sin(x[i]) * cos(z[i]) - cos(x[i]) * sin(z[i])"),
     "cosine of a sum, a sign": ("cos(x[i] + z[i])", "cos(x[i]) * cos(z[i]) + sin(x[i]) * sin(z[i])"),
     "hyperbolic for circular": ("cos(x[i])", "(exp(x[i]) + exp(-x[i])) / 2"),

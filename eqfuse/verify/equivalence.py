@@ -278,7 +278,7 @@ def _compare_output(
         lost = decided & finite & ~finite_too
         if special == "lost":  # what an infinity among the inputs was lost to may be divided by another one
             lost &= plain | ~np.isnan(found.shadow)
-        gained = decided & finite_too & (np.isinf(expected.shadow) | ~finite & ~expected.lacks(POLE))
+        gained = decided & finite_too & ~finite
         wrong |= (
             misplaced | {"reference": lost & ~hard, "same": lost | gained, "common": no_elements}[defined]
         )
