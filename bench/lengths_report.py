@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 import eqfuse as eq
-from bench.report import Column, Options, Report, recorded
+from bench.report import Column, Options, Report, chosen_names, recorded
 
 LARGEST = 65536
 CPU_SCALE = 16
@@ -77,8 +78,8 @@ COLUMNS = (
     Column("new length ms", lambda row: f"{row['new_median_ms']:.3f}"),
     Column("over 5 ms", lambda row: str(row["slow"])),
     Column("known us", lambda row: f"{row['known_us']:.0f}"),
-    Column("regret", lambda row: f"{row['regret_median']:.2f}"),
-    Column("worst", lambda row: f"{row['regret_worst']:.2f}"),
+    Column("regret", lambda row: f"{row['regret_median']:.2f}" if "regrets" in row else ""),
+    Column("worst", lambda row: f"{row['regret_worst']:.2f}" if "regrets" in row else ""),
 )
 
 
@@ -91,36 +92,34 @@ def lengths(largest: int) -> list[int]:
 def run(options: Options, report: Report) -> None:
     """Failures: a program that does not run."""
     scale = 1 if options.device == "cuda" else CPU_SCALE
-    for name in PROGRAMS:
+    for name in chosen_names(options.only, tuple(PROGRAMS)):
         with recorded(report.failing(name)):
-            report.add(measure(name, LARGEST // scale, options))
+            kernel, row = called(name, LARGEST // scale, options)
+            report.add(
+                row
+            )  # what follows compiles a kernel for each of some lengths: a run that is stopped keeps this
+            row |= regrets(name, kernel, row["lengths"], options)
+            report.write()
     report.summary += [
         f"{row['program']}: {row['regions']} regions, median regret {row['regret_median']:.2f}"
         for row in report.rows
+        if "regrets" in row
     ]
 
 
-def measure(name: str, largest: int, options: Options) -> dict[str, Any]:
-    """One program at all lengths: milliseconds of compiling, microseconds of a known call, ratios of times."""
+def called(name: str, largest: int, options: Options) -> tuple[eq.Kernel, dict[str, Any]]:
+    """One program at all lengths: milliseconds of compiling, microseconds of a known call."""
     text, constants, inputs, shorter = PROGRAMS[name]
     wanted = lengths(largest // shorter // (8 if options.small else 1))
-
-    def compiled() -> eq.Kernel:
-        return eq.compile(text, scalars=constants, native="wait")
-
-    kernel, new_ms = compiled(), []
+    kernel, new_ms = eq.compile(text, scalars=constants, native="wait"), []
     for length in wanted:
         given = inputs(length, options.device)
         first, second = (_seconds(kernel, given, options.device) for _ in range(2))
         new_ms.append(1e3 * max(0.0, first - second))
     regions, binaries = kernel.regions, kernel.compilations
-    regrets = []
-    for length in wanted[:: len(wanted) // SAMPLES]:
-        given, alone = inputs(length, options.device), compiled()
-        regrets.append(_ratio(kernel, alone, given, options.device))
     given = inputs(wanted[0], options.device)
     known = min(_seconds(kernel, given, options.device) for _ in range(20))
-    return {
+    return kernel, {
         "program": name,
         "lengths": wanted,
         "regions": len(regions),
@@ -130,11 +129,19 @@ def measure(name: str, largest: int, options: Options) -> dict[str, Any]:
         "new_median_ms": statistics.median(new_ms[1:]),
         "slow": sum(ms > 5 for ms in new_ms[1:]),
         "known_us": 1e6 * known,
-        "regrets": regrets,
-        "regret_median": statistics.median(regrets),
-        "regret_worst": max(regrets),
         "sizes": [str(region) for region in regions],
     }
+
+
+def regrets(name: str, kernel: eq.Kernel, wanted: Sequence[int], options: Options) -> dict[str, Any]:
+    """Times of the kernel beside those of one that is compiled for the very length, as ratios."""
+    text, constants, inputs, _ = PROGRAMS[name]
+    found = []
+    for length in wanted[:: len(wanted) // SAMPLES]:
+        given = inputs(length, options.device)
+        alone = eq.compile(text, scalars=constants, native="wait")
+        found.append(_ratio(kernel, alone, given, options.device))
+    return {"regrets": found, "regret_median": statistics.median(found), "regret_worst": max(found)}
 
 
 def _seconds(kernel: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
@@ -149,7 +156,13 @@ def _seconds(kernel: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
 
 
 def _ratio(kernel: eq.Kernel, alone: eq.Kernel, given: Mapping[str, Any], device: str) -> float:
-    """The time of a call of `kernel` over one of `alone`, taken in turns."""
+    """The time of a call of `kernel` over one of `alone`, taken in turns; on a GPU that of the GPU alone."""
+    if device == "cuda":
+        from bench.gpu import milliseconds
+
+        calls = [partial(each, **given) for each in (kernel, alone)]
+        rounds = [[milliseconds(call) for call in calls] for _ in range(2)]
+        return min(a for a, _ in rounds) / min(b for _, b in rounds)
     for each in (kernel, alone):
         _seconds(each, given, device)
     pairs = [[_seconds(each, given, device) for each in (kernel, alone)] for _ in range(REPEATS)]

@@ -113,6 +113,15 @@ def each(items: Sequence[Workload]) -> Iterator[Workload]:
         print(f"{number}/{len(items)} {item.name} {took:.1f} s", file=sys.stderr, flush=True)
 
 
+def chosen_names(only: str | None, names: Sequence[str]) -> list[str]:
+    """The names that start with one of the comma-separated words; all where None. Raises EqfuseError where none does."""
+    words = ("",) if only is None else tuple(word.strip() for word in only.split(","))
+    found = [name for name in names if name.startswith(words)]
+    if not found:
+        raise EqfuseError(f"no program starts with {only!r}", hint=f"programs: {', '.join(names)}")
+    return found
+
+
 @contextmanager
 def recorded(record: Callable[[str], object]) -> Iterator[None]:
     """Hand what breaks inside to `record` as one line: a benchmark goes on, and reports it as a failure."""

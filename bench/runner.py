@@ -34,6 +34,7 @@ REPORTS: Mapping[str, str] = {
     "errors": "every program: errors of fused and unfused against float64, over kinds of inputs, special values, magnitudes",
     "families": "five families of models through torch.compile: regions found, fused, refused; errors, graphs, breaks",
     "lengths": "64 lengths of one kernel: regions, binaries, milliseconds of a new length, regret",
+    "ragged": "packed documents and paged decode on a GPU beside FlexAttention and torch's varlen attention",
     "gallery": "the programs of docs/gallery beside torch and torch.compile; writes the table of docs/gallery.md",
     "cpu": "fused against torch eager and torch.compile on the CPU: times, errors, peak memory",
 }
@@ -41,6 +42,9 @@ REPORTS: Mapping[str, str] = {
 
 TABLES: Mapping[str, Mapping[str, Workload]] = {"cpu": {**WORKLOADS, **OPERATORS}, "gallery": GALLERY}
 """The programs of benchmarks that have others than those of the papers."""
+
+OWN = frozenset({"lengths", "ragged"})
+"""Benchmarks with programs of their own, which look for names themselves."""
 
 RESULTS = Path("bench/results")
 
@@ -54,7 +58,7 @@ def run(name: str, options: Options, *, output: Path | None = None, console: Con
         hint = did_you_mean(name, REPORTS) or "benchmarks: " + " ".join(REPORTS)
         raise EqfuseError(f"unknown benchmark {name!r}", hint=hint)
     table = TABLES.get(name, WORKLOADS)
-    if not select(options.only, table):
+    if name not in OWN and not select(options.only, table):
         names = " ".join(workload.name for workload in select(None, table))
         raise EqfuseError(f"no workload starts with {options.only!r}", hint=f"workloads: {names}")
     try:

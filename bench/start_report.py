@@ -93,7 +93,7 @@ def measure(workload: Workload, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(PROCESSES):
             cold.append(_process(workload, device, f"{folder}/{number}"))
-        warm = [_process(workload, device, f"{folder}/0") for _ in range(PROCESSES)]
+        warm = [_process(workload, device, f"{folder}/0", "warm") for _ in range(PROCESSES)]
     row: dict[str, Any] = {"program": workload.name, "device": device, "processes": PROCESSES}
     row |= {"cold": _medians(cold), "warm": _medians(warm)}
     row["found"] = not any(each["cached"] for each in cold) and all(each["cached"] for each in warm)
@@ -111,7 +111,7 @@ def _medians(found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _process(workload: Workload, device: str, home: str) -> dict[str, Any]:
+def _process(workload: Workload, device: str, home: str, state: str = "cold") -> dict[str, Any]:
     case = workload.cases["small"]
     source = workload.text(case)
     axes = axes_of(parse(source, scalars=case.constants).outputs)
@@ -138,7 +138,12 @@ def _process(workload: Workload, device: str, home: str) -> dict[str, Any]:
     )
     if made.returncode:
         raise RuntimeError((made.stderr.strip().splitlines() or ["no message"])[-1])
-    return dict(json.loads(made.stdout))
+    found: dict[str, Any] = json.loads(made.stdout)
+    shown = " ".join(
+        f"{part} {1e3 * seconds:.0f}" for part, seconds in zip(PARTS, found["wall"], strict=True)
+    )
+    print(f"{workload.name} {state}: {shown} ms", file=sys.stderr, flush=True)
+    return found
 
 
 def _torch_name(dtype: str) -> str:

@@ -15,7 +15,7 @@ import eqfuse as eq
 from bench import cpu_report, errors_report, start_report, workloads_report
 from bench.magnitudes import MAGNITUDES
 from bench.operators import INEXPRESSIBLE, OPERATORS
-from bench.report import Options, Report
+from bench.report import Options, Report, chosen_names
 from bench.runner import REPORTS, run
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.measure import as_tuple, worst_error
@@ -152,6 +152,21 @@ def test_verify(tmp_path: Path) -> None:
     run("verify", ONE, output=tmp_path / "x.json")
     (row,) = rows_of(tmp_path / "x.json")
     assert row["ok"] and row["reached"] and 0 < row["share"] < 1
+
+
+@pytest.mark.slow
+def test_ragged(tmp_path: Path) -> None:
+    options = Options(only="decode,prefill doc", small=True)
+    assert run("ragged", options, output=tmp_path / "x.json") == 0
+    rows = rows_of(tmp_path / "x.json")
+    assert [row["cell"] for row in rows] == ["decode", "prefill doc"]
+    assert all(row["longest"] == 1024 and row["error"] < row["tolerance"] for row in rows)
+
+
+def test_names_of_own_programs_are_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(eq.EqfuseError, match="no program starts with 'gemm'"):
+        run("ragged", Options(only="gemm"), output=tmp_path / "x.json")
+    assert chosen_names("soft, de", ("decode", "prefill", "softmax")) == ["decode", "softmax"]
 
 
 @pytest.mark.slow
