@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.gallery import GALLERY
+from bench.gluon_cells import PROGRAMS as IN_ROLES
 from bench.operators import OPERATORS
 from bench.report import Options, Report
 from bench.workloads import WORKLOADS, Workload, select
@@ -30,6 +31,7 @@ REPORTS: Mapping[str, str] = {
     "backward": "gradients of every program: kernels, schedule, what is not fused and why",
     "attention": "attention beside torch's libraries and compilers on a GPU; ranks and regrets of the cost model",
     "reductions": "row kernels and cascades beside torch and torch.compile on a GPU: ratios, bandwidth, launches",
+    "gluon": "attention in roles on a Hopper GPU beside Triton and torch's libraries; without one, registers and spills",
     "verify": "every program: milliseconds of verification, its part of compiling, trials, bound reached",
     "errors": "every program: errors of fused and unfused against float64, over kinds of inputs, special values, magnitudes",
     "families": "five families of models through torch.compile: regions found, fused, refused; errors, graphs, breaks",
@@ -40,7 +42,11 @@ REPORTS: Mapping[str, str] = {
 }
 """Names of benchmarks and what each one shows; `<name>_report.py` holds it."""
 
-TABLES: Mapping[str, Mapping[str, Workload]] = {"cpu": {**WORKLOADS, **OPERATORS}, "gallery": GALLERY}
+TABLES: Mapping[str, Mapping[str, Workload]] = {
+    "cpu": {**WORKLOADS, **OPERATORS},
+    "gallery": GALLERY,
+    "gluon": IN_ROLES,
+}
 """The programs of benchmarks that have others than those of the papers."""
 
 OWN = frozenset({"lengths", "ragged"})

@@ -61,8 +61,30 @@ def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int])
     return replace(compiled, chosen=replace(compiled.chosen, plan=plan), roles=roles)
 
 
-def roles_of(derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram) -> Iterator[Choice]:
-    """The roles that a plan's kernel may have, fastest first. Raises Unsuited."""
+def other_roles(
+    derived: Derived, compiled: Compiled, extents: Mapping[str, int]
+) -> Iterator[tuple[float, Compiled]]:
+    """A compiled shape in all roles that it may have, with their predicted seconds at these sizes, fastest first, be they
+    predicted to be slower than without roles or not. Nothing where it may have none."""
+    from eqfuse.tile.roles.unsuited import Unsuited
+
+    found = Search(derived.program, compiled.dtypes, compiled.device, derived.nests)
+    chosen = found.at(compiled.chosen, extents)
+    asked = Asked(extents, compiled.dtypes, compiled.device)
+    try:
+        for choice in roles_of(derived, asked, chosen, compiled.tile, slower=True):
+            plan = compiled.chosen.plan.divided(choice.roles)
+            made = replace(compiled, chosen=replace(compiled.chosen, plan=plan), roles=choice.program)
+            yield choice.seconds, made
+    except Unsuited:
+        return
+
+
+def roles_of(
+    derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram, *, slower: bool = False
+) -> Iterator[Choice]:
+    """The roles that a plan's kernel may have, fastest first; those that are predicted to be `slower` than none too, where
+    they are asked for. Raises Unsuited."""
     from eqfuse.tile.roles.choice import Outlook, ranked, rows_of
 
     program, nest, plan = derived.program, chosen.nest, chosen.plan
@@ -90,7 +112,7 @@ def roles_of(derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgra
             raise found
         return found
 
-    return ranked(tile, outlook, divide)
+    return ranked(tile, outlook, divide, slower=slower)
 
 
 def _check_triton() -> None:

@@ -156,11 +156,12 @@ class Tuner:
         return replace(base, chosen=candidate, tile=tile, roles=divided)
 
     def _of_other_roles(self) -> list[Candidate]:
-        """The plan without its roles, and with the next best ones."""
+        """The plan without its roles, and with the next best ones, be they predicted to be slower or not."""
         base, plan = self.base, self.base.chosen.plan
         whole = replace(base.chosen, plan=replace(plan, roles=None, code=""))
         try:
-            best = list(islice(roles_of(self.derived, base.asked, base.chosen, base.tile), OTHER_ROLES))
+            found = roles_of(self.derived, base.asked, base.chosen, base.tile, slower=True)
+            best = list(islice(found, OTHER_ROLES))
         except Unsuited:
             best = []
         divided = [replace(base.chosen, plan=plan.divided(choice.roles)) for choice in best]

@@ -115,14 +115,17 @@ def ranked(
     tiles: TileProgram,
     outlook: Outlook,
     divide: Divide,
+    *,
+    slower: bool = False,
 ) -> Iterator[Choice]:
-    """The roles of a program that fit and are predicted to be faster than its tiles, cheapest first. Raises Unsuited."""
+    """The roles of a program that fit and are predicted to be faster than its tiles, cheapest first; those that are
+    `slower` too, where they are asked for. Raises Unsuited."""
     rows, residuals = rows_of(tiles), outlook.device.roles
     if residuals is None:
         raise Unsuited(f"{outlook.device.name} is no Hopper GPU")
     limit = WORTH * residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
     priced = sorted(_priced(tiles, outlook, rows, residuals), key=lambda each: each[0])
-    faster = [(seconds, schedule) for seconds, schedule in priced if seconds < limit]
+    faster = [(seconds, schedule) for seconds, schedule in priced if slower or seconds < limit]
     divide(priced[0][1])  # says why there are none, whatever they would cost
     if not faster:
         best, other = 1e3 * priced[0][0], 1e3 * limit / WORTH

@@ -1,0 +1,83 @@
+"""The forms that a cell's kernel may have on a Hopper GPU: what calls run, other roles, and Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import eqfuse as eq
+from bench.gluon_cells import Cell
+from eqfuse import compiler
+from eqfuse.compiled import Compiled
+from eqfuse.division import other_roles
+
+OTHERS = 2
+"""Roles beside the chosen ones."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of a kernel. `kind` is "roles" or "Triton", `chosen` says whether calls run it; `ms` are predicted, where the model of
+    roles was asked."""
+
+    kind: str
+    chosen: bool
+    code: str
+    compiled: Compiled
+    ms: float | None
+
+    def entry(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"kind": self.kind, "chosen": self.chosen, "code": self.code}
+        found["predicted_ms"] = self.ms
+        roles = self.compiled.chosen.plan.roles
+        if roles is not None:
+            found |= {"consumers": roles.consumers, "slots": roles.slots, "delayed": list(roles.delayed)}
+            found |= {"persistent": roles.persistent, "blocks": _blocks(self.compiled)}
+        return found
+
+    def source(self, kernel: eq.Kernel) -> str:
+        """The emitted module."""
+        if self.compiled.roles is None:
+            return self.triton(kernel)
+        return compiler.emit_gluon(kernel.derived, self.compiled, kernel.name)
+
+    def triton(self, kernel: eq.Kernel) -> str:
+        """The emitted module without roles."""
+        return compiler.emit_triton(kernel.derived, self.compiled, kernel.name)
+
+
+def _blocks(compiled: Compiled) -> str:
+    roles = compiled.chosen.plan.roles
+    assert roles is not None
+    return " ".join(f"{b.axis}={b.size}" for b in roles.blocks if b.size is not None and b.size > 1)
+
+
+def short(form: Mapping[str, Any]) -> str:
+    """Roles in a few characters: consumers, slots, what is delayed, blocks, persistence."""
+    late = "".join(f" late {n + 1}" for n in form["delayed"])
+    return f"{form['consumers']}c{form['slots']}s{late} {form['blocks']}{' persistent' if form['persistent'] else ''}"
+
+
+def kernel_of(cell: Cell, target: str = "auto") -> eq.Kernel:
+    """A cell's program, compiled as a user does who knows that nothing is infinite."""
+    case = cell.case
+    return eq.compile(cell.workload.text(case), scalars=case.constants, target=target, assume_finite=True)
+
+
+def forms(kernel: eq.Kernel, compiled: Compiled, sizes: Mapping[str, int]) -> list[Form]:
+    """What calls run, the best other roles as they are predicted, and Triton."""
+    others = list(islice(other_roles(kernel.derived, compiled, sizes), 3 * OTHERS))
+    plan = compiled.chosen.plan
+    known = {made.chosen.plan.roles: seconds for seconds, made in others}
+    mine = known.get(plan.roles) if plan.roles is not None else None
+    kind = "Triton" if plan.roles is None else "roles"
+    found = [Form(kind, True, plan.code, compiled, None if mine is None else 1e3 * mine)]
+    rest = [(seconds, made) for seconds, made in others if made.chosen.plan.roles != plan.roles]
+    for seconds, made in rest[:OTHERS]:
+        found.append(Form("roles", False, made.chosen.plan.code, made, 1e3 * seconds))
+    if plan.roles is not None:
+        without = replace(compiled.chosen, plan=replace(plan, roles=None, code="Triton"))
+        found.append(Form("Triton", False, "Triton", replace(compiled, chosen=without, roles=None), None))
+    return found
