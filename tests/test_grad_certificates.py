@@ -15,7 +15,7 @@ from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.verify.certificate import REQUESTED
 
 WITHOUT_BOUND = ("functions", "heads in one matrix")
-"""One number is in many exponents."""
+"""One number is in many exponents: of the product of a matrix with itself, a row is in those of all the others."""
 UNBOUNDED = (
     "paged_decode",
     "qknorm_attention",

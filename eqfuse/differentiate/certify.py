@@ -48,12 +48,12 @@ from eqfuse.terms.nodes import (
 )
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.verify.bound import Side
-from eqfuse.verify.certificate import REQUESTED, Certificate
+from eqfuse.verify.certificate import REQUESTED, SAME_EVERYWHERE, Certificate
 from eqfuse.verify.equivalence import Source, Stage, Verification
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sampling import Inputs
-from eqfuse.verify.sizes import constant_conditions, small_integers
+from eqfuse.verify.sizes import constant_conditions, roots, small_integers
 
 DIRECTION = "v"
 """Starts the name of the direction of an input."""
@@ -86,7 +86,8 @@ def certify_gradient(
     program, adjoint = _decidable(program), _decidable(adjoint)
     check = _Check(program, adjoint, names, trials, seed, bound)
     with progress("verify"):
-        whole = check.compared(*_whole(program, adjoint, names))
+        every = _whole(program, adjoint, names)
+        whole = check.compared(*every)
         if not whole.ok and (whole.counterexample is not None or not whole.stages):
             return whole
         try:
@@ -95,7 +96,16 @@ def certify_gradient(
             why = f"no theorem: {error} is not linear in the cotangents as written"
             return replace(whole, bound=1.0, theorem=why)
         rows = check.compared(*sides)
-    return replace(rows, stages=(*whole.stages, *rows.stages), trials=whole.trials + rows.trials)
+    seen = set(rows.at_sizes()) - set(whole.at_sizes())
+    seen &= {f"{node}{SAME_EVERYWHERE}" for side in every[1:] for node in walk(*roots(side))}
+    return replace(
+        rows,
+        stages=(*whole.stages, *rows.stages),
+        trials=whole.trials + rows.trials,
+        # What was not the same everywhere in the one run has been compared on both sides.
+        not_covered=tuple(text for text in rows.not_covered if text not in seen),
+        untaken=tuple(text for text in rows.untaken if text not in seen),
+    )
 
 
 @dataclass(frozen=True)
