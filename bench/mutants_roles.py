@@ -211,6 +211,20 @@ def _elsewhere(stmt: Stmt) -> Iterator[Body]:
                 yield (Let(one, Constant(1)), replace(stmt, index=index))
 
 
+def _through(program: RolesProgram) -> Iterator[RolesProgram]:
+    """A tile is stored through a slot that other roles read or fill."""
+    for place, kernel in enumerate(program.kernels):
+        for at, staging in enumerate(kernel.staging):
+            for ring in kernel.rings:
+                if ring.slots > 1 and staging.over is not None:
+                    new = replace(staging, over=ring.name)
+                    kernels = list(program.kernels)
+                    kernels[place] = replace(
+                        kernel, staging=(*kernel.staging[:at], new, *kernel.staging[at + 1 :])
+                    )
+                    yield replace(program, kernels=tuple(kernels))
+
+
 MUTANTS: tuple[Mutant, ...] = tuple(
     Mutant(name, "roles", what, mutate)
     for name, what, mutate in (
@@ -241,6 +255,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         ("the first block twice", "by the pipelined loop too", _in_roles(_again, _consumes)),
         ("a consumer's turn stays", "slots do not advance", _each(_kept("turn"), _consumes)),
         ("the producer's turn stays", "slots do not advance", _each(_kept("turn"), _produces)),
+        ("a tile is stored through another slot", "one that is filled again", _through),
         ("a stage reads old values", "of the first block", _each(_older, _consumes)),
     )
 )

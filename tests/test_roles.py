@@ -27,7 +27,7 @@ from eqfuse.tile.gluon.aot import RolesReport, compile_for_hopper
 from eqfuse.tile.gluon.module import emit
 from eqfuse.tile.nodes import Elementwise, Let, ReduceTile
 from eqfuse.tile.roles.check import check
-from eqfuse.tile.roles.choice import rows_of, sized
+from eqfuse.tile.roles.choice import fits, rows_of, sized
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Free, Issue, Loop, Read, RolesProgram, When
 from eqfuse.tile.roles.unsuited import Unsuited
@@ -286,6 +286,8 @@ COMPILED = {
     "window_prefill 128": (2, 3, (1,), 64, False),
     "attention_lse 128": (2, 2, (1,), 128, True),
     "softcap_prefill 64": (2, 2, (1,), 128, False),
+    "causal_prefill 256": (2, 2, (1,), 64, False),
+    "gqa_prefill 128": (2, 1, (1,), 128, False),
 }
 """Programs and head dims, with consumers, slots, delayed products, steps, and whether the grid is persistent."""
 
@@ -302,6 +304,24 @@ def test_gluon_compiles_for_hopper_without_spills(case: str) -> None:
     assert report.kernel.spilled_bytes == 0 and report.machine["STL"] == 0
     assert report.machine["HGMMA"] and "cp.async.bulk.tensor" in report.kernel.assembly
     assert "setmaxnreg" in report.kernel.assembly
+
+
+def test_an_output_takes_the_place_of_what_is_read_no_more() -> None:
+    """Head dim 256 fits an SM so. Where sizes differ at launch, the output has memory of its own."""
+    derived = _derived(WORKLOADS["causal_prefill"].source)
+    compiled = _compiled(derived, d=256, e=256)
+    assert compiled.roles is not None
+    (kernel,) = compiled.roles.kernels
+    assert [staging.over for staging in kernel.staging] == ["Q_tile"]
+    sizes = {**SIZES, "d": 256, "e": 256}
+    assert fits(kernel, sizes, H200) and not fits(kernel, {**sizes, "e": 512}, H200)
+    source = emit(compiled.roles, derived.program, compiled.dtypes, name="attend")
+    assert "if BLOCK_E == BLOCK_D:" in source
+    shared = [
+        compile_for_hopper(source, sizes={"d": dim, "e": 64})[0].kernel.shared_bytes for dim in (64, 128)
+    ]
+    queries, keys, apart = 128 * 64 * 2, 2 * 64 * 64 * 2, 128 * 64 * 2
+    assert abs(shared[1] - shared[0] - (queries + keys + apart)) < 1024
 
 
 def test_an_emitted_file_stands_alone_and_is_deterministic(causal: tuple[Derived, Compiled]) -> None:

@@ -131,10 +131,13 @@ class _Writer:
         self.parameters = self._parameters()
         self.tiles = {ring.name: self.names.new(f"{ring.name}") for ring in kernel.rings}
         self.full = {ring.name: self.names.new(f"{ring.name}_full") for ring in kernel.rings}
+        filled_again = {
+            stmt.ring for role in kernel.roles for stmt in nested(role.body) if isinstance(stmt, Free)
+        }
         self.empty = {
             ring.name: self.names.new(f"{ring.name}_empty")
             for ring in kernel.rings
-            if ring.slots > 1 or kernel.persistent
+            if ring.name in filled_again
         }
         self.staged = {s.name: self.names.new(s.name) for s in kernel.staging}
         tile_axes = {b.axis for b in kernel.blocks if _is_tile(b)}
@@ -229,13 +232,19 @@ class _Writer:
                 f"{self.tiles[ring.name]} = gl.allocate_shared_memory({desc}.dtype, [{count}] + {desc}.block_type.shape, {desc}.layout)"
             )
         for staging in kernel.staging:
-            desc = parameters.descriptors[staging.name].name
-            if staging.over is not None:
-                lines.append(f"{self.staged[staging.name]} = {self.tiles[staging.over]}")
+            desc, name = parameters.descriptors[staging.name].name, self.staged[staging.name]
+            apart = f"{name} = gl.allocate_shared_memory({desc}.dtype, [{kernel.consumers}] + {desc}.block_type.shape, {desc}.layout)"
+            if staging.over is None:
+                lines.append(apart)
                 continue
-            lines.append(
-                f"{self.staged[staging.name]} = gl.allocate_shared_memory({desc}.dtype, [{kernel.consumers}] + {desc}.block_type.shape, {desc}.layout)"
-            )
+            dims = zip(staging.tile.dims, kernel.ring(staging.over).tile.dims, strict=True)
+            pairs = [(parameters.blocks[a], parameters.blocks[b]) for a, b in dims if a != b]
+            shared = f"{name} = {self.tiles[staging.over]}"
+            if not pairs:
+                lines.append(shared)
+                continue
+            lines.append(f"if {' and '.join(f'{a} == {b}' for a, b in pairs)}:")
+            lines += [f"    {shared}", "else:", f"    {apart}"]
         for ring in kernel.rings:
             ends = [(self.full[ring.name], 1)]
             if ring.name in self.empty:

@@ -43,6 +43,15 @@ def _check_kernel(kernel: RolesKernel) -> None:
     for ring in kernel.rings:
         if ring.slots < 1 or ring.parts != (kernel.consumers if kernel.rows in ring.tile.dims else 1):
             raise TileError(f"kernel {kernel.name!r}: {ring.slots} slots, {ring.parts} parts of {ring.name}")
+    rings = {ring.name: ring for ring in kernel.rings}
+    for staging in kernel.staging:
+        if staging.over is not None:
+            over = rings.get(staging.over)
+            own = over is not None and (over.slots, over.parts) == (1, kernel.consumers)
+            if not own or kernel.persistent:
+                raise TileError(
+                    f"kernel {kernel.name!r}: {staging.name} in {staging.over}, which others read"
+                )
     parts = [role.part for role in kernel.roles]
     if parts != [None, *range(kernel.consumers)]:
         raise TileError(f"kernel {kernel.name!r} has the roles {parts}")

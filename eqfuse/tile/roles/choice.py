@@ -22,7 +22,7 @@ from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.tile.nodes import Dot, For, Let, TileProgram, Value
-from eqfuse.tile.roles.nodes import Await, Issue, Loop, RolesKernel, RolesProgram
+from eqfuse.tile.roles.nodes import Await, Issue, Loop, RolesKernel, RolesProgram, Staging
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
 
@@ -176,11 +176,23 @@ def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> boo
         return math.prod(parts[axis] for axis in value.dims) * BYTES[value.dtype]
 
     shared = sum(ring.slots * ring.parts * bytes_of(ring.tile) for ring in kernel.rings)
-    shared += sum(kernel.consumers * bytes_of(s.tile) for s in kernel.staging if s.over is None)
+    shared += sum(
+        kernel.consumers * bytes_of(staging.tile)
+        for staging in kernel.staging
+        if not _in_slot(staging, kernel, parts)
+    )
     held = max((_held(loop, bytes_of) for loop in _loops(kernel)), default=0)
     registers = held / REGISTER_BYTES / (WARPGROUP * device.lanes)
     registers += ADDRESSES + (ITEM_ADDRESSES if kernel.persistent else 0)
     return shared + BARRIER_BYTES <= device.shared and registers <= HELD[kernel.consumers]
+
+
+def _in_slot(staging: Staging, kernel: RolesKernel, sizes: Mapping[str, int]) -> bool:
+    """Whether a tile is stored through the slot of a ring."""
+    if staging.over is None:
+        return False
+    dims = zip(staging.tile.dims, kernel.ring(staging.over).tile.dims, strict=True)
+    return all(sizes[a] == sizes[b] for a, b in dims)
 
 
 def _loops(kernel: RolesKernel) -> Iterator[Loop]:

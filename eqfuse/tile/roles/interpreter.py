@@ -280,6 +280,7 @@ class _Role(Instances):
         super().__init__(kernel, memory, scalars, sizes, domain, trials)
         self.shared, self.role, self.part = shared, role, role.part
         self.rows, self.consumers, self.rings = kernel.rows, kernel.consumers, kernel.rings
+        self.staging = kernel.staging
         self.items, self.every = items, dict(self.starts)
         self.owner, self.count = owners, len(items[0])
         self.everywhere = np.ones((1, self.count), dtype=np.bool_)
@@ -478,7 +479,17 @@ class _Role(Instances):
         memory = self.memory[stmt.tensor]
         places = self._places(stmt.index, stmt.value, self.part or 0)
         inside = self._inside(places, memory.shape)
+        self._overwritten(stmt)
         self._write(f"put to {stmt.tensor}", memory, stmt.value, places, inside, self.everywhere)
+
+    def _overwritten(self, stmt: Put) -> None:
+        """What a tile that is stored replaces: where it passes through a slot, this role's part is gone."""
+        over = next(staging.over for staging in self.staging if staging.name == stmt.staging)
+        if over is not None:
+            (slot,) = self.shared.slots[over]
+            if slot.tiles is None:
+                raise TileError(f"{self._who} stores through a slot of {over} that is being filled")
+            slot.tiles = [None if part == self.part else tile for part, tile in enumerate(slot.tiles)]
 
     def _claim(self, what: str, tensor: Memory, target: Any, instance: Integers) -> None:
         super()._claim(what, tensor, target, self.members[instance] * (self.consumers + 1) + (self.part or 0))
@@ -487,10 +498,11 @@ class _Role(Instances):
         """What this role reads of a slot now, as its tile's dims stand."""
         slot, _ = self._slot(view.ring, view.turn)
         ring = next(ring for ring in self.rings if ring.name == view.ring)
-        held = self.shared.slots[view.ring][slot]
-        if held.tiles is None or (view.ring, slot) not in self.reading:
+        held = self.shared.slots[view.ring][slot].tiles
+        tile = held[(self.part or 0) if ring.parts > 1 else 0] if held else None
+        if tile is None or (view.ring, slot) not in self.reading:
             raise TileError(f"{self._who} reads a slot of {view.ring} where nothing is, or may be")
-        return held.tiles[(self.part or 0) if ring.parts > 1 else 0]
+        return tile
 
     # Products
 

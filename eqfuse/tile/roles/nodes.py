@@ -57,8 +57,8 @@ class Ring:
 
 @dataclass(frozen=True)
 class Staging:
-    """Shared memory that a tile passes through on its way to `tensor`, one part for each consumer. It is the slot of the
-    ring `over`, where there is one of such tiles that nobody reads any more."""
+    """Shared memory that a tile passes through on its way to `tensor`, one part for each consumer. Where tiles of the ring
+    `over`, which nobody reads any more, have as many positions along each dim, it is the slot of that ring."""
 
     name: str
     tensor: str

@@ -36,6 +36,7 @@ from eqfuse.tile.roles.joined import joined
 from eqfuse.tile.roles.loads import Tensors, copied, ops_of, put
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import (
+    Along,
     Fill,
     Free,
     Index,
@@ -304,20 +305,26 @@ class _Split:
         if index is None:
             return [stmt]
         name = self.fresh.value(f"{stmt.tensor}_staging", (), "i32").name
-        over = None if self.schedule.persistent else self._finished(stmt.value)
+        over = None if self.schedule.persistent else self._finished(stmt.value, index)
         self.staging[name] = Staging(name, stmt.tensor, stmt.value, over)
         return [Put(name, stmt.tensor, index, stmt.value)]
 
-    def _finished(self, tile: Value) -> str | None:
-        """A ring of one such tile, which is not filled again and whose part this consumer alone reads."""
+    def _finished(self, tile: Value, index: Index) -> str | None:
+        """A ring of one such tile, which is not filled again and whose part this consumer alone reads. Whether both have as
+        many positions may be known at launch alone."""
         taken = {staging.over for staging in self.staging.values()}
+        blocks = {b.axis: b.size for b in self.kernel.blocks}
         for copy in self.copies.values():
             ring = copy.ring
             alike = ring.slots == 1 and ring.parts > 1 and ring.tile.dtype == tile.dtype
-            blocks = {b.axis: b.size for b in self.kernel.blocks}
-            if alike and ring.name not in taken:
-                sizes = [blocks.get(a) for a in ring.tile.dims], [blocks.get(a) for a in tile.dims]
-                if sizes[0] == sizes[1] and None not in sizes[0]:
+            alike = alike and [isinstance(p, Along) for p in copy.index] == [
+                isinstance(p, Along) for p in index
+            ]
+            if alike and ring.name in self._outside() and ring.name not in taken:
+                sizes = [
+                    (blocks.get(a), blocks.get(b)) for a, b in zip(ring.tile.dims, tile.dims, strict=True)
+                ]
+                if all(a == b or None in (a, b) for a, b in sizes):
                     return ring.name
         return None
 
