@@ -55,6 +55,8 @@ CLOSE, APART = 1e-7, 1e-4
 """Relative differences: below the first, rounding; above the second, none that rounding makes."""
 ROUNDINGS = 1000.0
 """A difference is one of the programs where it is so many times what disturbed operations make."""
+SATURATING = frozenset({"tanh", "erf", "sigmoid", "silu", "gelu"})
+"""Functions that give 1 or 0 in float64 where no real number does."""
 MOST_ELEMENTS = 200_000
 NEW_AXIS = "r9"
 
@@ -127,7 +129,7 @@ class Pair:
 
 class _Ranged(FloatDomain):
     """float64 that notes whether a number became 0 or infinite that is none: an exponential of too large a one, a product
-    that is too small."""
+    that is too small, or that a function saturates at."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,6 +137,11 @@ class _Ranged(FloatDomain):
 
     def call(self, fn: str, args: Sequence[Any]) -> Any:
         found = np.asarray(self._called(fn, args))
+        if fn in SATURATING:
+            (arg,) = map(np.asarray, args)
+            self.was_beyond |= bool(
+                ((np.abs(found) == 1) | (found == 0) & (arg != 0) & np.isfinite(arg)).any()
+            )
         if fn in ("exp", "mul", "div", "sq", "add", "sub"):
             finite = reduce(np.logical_and, [np.isfinite(arg) for arg in args])
             gone = found == 0
@@ -468,6 +475,18 @@ def _declared(program: Program) -> str:
     )
 
 
+def _is_dimension(program: Program, node: Expr, axis: str) -> bool:
+    """Whether a tensor tells the size of an axis below a node: an index `k + 1` of `o: i32[n]` leaves it open."""
+    declared = {tensor.name: tensor.axes for tensor in program.tensors}
+    names = (None, axis, program.domains.get(axis, axis))
+    return any(
+        Axis(axis) == part and dim in names
+        for load in walk(node)
+        if isinstance(load, Load)
+        for part, dim in zip(load.index, declared[load.tensor], strict=True)
+    )
+
+
 def _edited(
     program: Program, places: Sequence[Node], make: Make, rng: random.Random
 ) -> tuple[str, Edit] | None:
@@ -478,6 +497,12 @@ def _edited(
             continue
         (output,) = program.outputs
         made = replace(program, outputs=(replace(output, expr=replaced(output.expr, {node: edit.expr})),))
+        if edit.renames:
+            whole = program.domains.get(edit.renames, edit.renames)
+            if not _is_dimension(program, node, edit.renames):
+                continue
+            if whole in axes_of(made.outputs):
+                made = replace(made, domains={**made.domains, NEW_AXIS: whole})
         try:
             text = _declared(made)
             parse(text)

@@ -67,6 +67,14 @@ DIFFERENT = {
         "max[j](where(j >= 3, x[i,j], -inf)) - max[j](where(j >= 3, x[i,j], -inf))",
         "max[j](max(where(j >= 3, x[i,j], -inf), -5)) - max[j](max(where(j >= 3, x[i,j], -inf), -5))",
     ),
+    "one size beside a position": (
+        "sum[j](where(j == 3, x[i], 0))",
+        "sum[j](where(j == 3, where(N(i) == 17, x[i] + 1, x[i]), 0))",
+    ),
+    "an extreme that is one number beside a root of 0": (
+        "max[j](max(sqrt(sum[j](sq(1 - sum[j](1) / N(j))) / N(j)), x[i,j]))",
+        "max[j](max(sqrt(sum[j](sq(1 - sum[j](1) / N(j))) / N(j)), where(max[j](x[i,j]) == 0.25, 0.5, x[i,j])))",
+    ),
     "sine of a sum, a sign": ("sin(x[i] + z[i])", "sin(x[i]) * cos(z[i]) - cos(x[i]) * sin(z[i])"),
     "cosine of a sum, a sign": ("cos(x[i] + z[i])", "cos(x[i]) * cos(z[i]) + sin(x[i]) * sin(z[i])"),
     "hyperbolic for circular": ("cos(x[i])", "(exp(x[i]) + exp(-x[i])) / 2"),
@@ -113,6 +121,31 @@ EQUAL = {
     "parts by sign": ("relu(x[i]) - relu(-x[i])", "x[i]"),
     "sign and size": ("sign(x[i]) * abs(x[i])", "x[i]"),
     "integers": ("(n[i] + 1) * (n[i] - 1)", "n[i] * n[i] - 1"),
+    "casts that vanish": ("relu(f16(x[i]))", "where(f16(x[i]) > 0, f16(x[i]), 0)"),
+    "limits of casts moved and back": (
+        "max[j](max(f16(z[j]) // 2, max[k](f16(tanh(x[i,k])))))",
+        "max[j](max(f16(z[j]) // 2, max[k](f16(tanh(x[i,k])) + 0.5) - 0.5))",
+    ),
+    "remainders of a mean of casts": (
+        "min(max[j](mean[j](f16(x[i,j])) / -1), z[i]) % 3",
+        "min(max[j](sum[j](f16(x[i,j])) * (1 / N(j)) / -1), z[i]) % 3",
+    ),
+    "remainders of 0": (
+        "(max[j](x[i,j]) - min[j](x[i,j])) % 3",
+        "(max[j](x[i,j] + 3) - 3 - min[j](x[i,j])) % 3",
+    ),
+    "quotients of 0": (
+        "relu((max[j](x[i,j]) - min[j](x[i,j])) / z[i])",
+        "relu((max[j](x[i,j]) - (min[j](x[i,j] + 0.5) - 0.5)) / z[i])",
+    ),
+    "extremes of casts of which one has no value": (
+        "max[j](f16(x[i,j]) / x[i,j] - argmax[j](f16(x[i,j]) / x[i,j]))",
+        "max[j](f16(x[i,j]) / x[i,j]) - argmax[j](f16(x[i,j]) / x[i,j])",
+    ),
+    "functions that saturate, beside exponentials": (
+        "mean[j](sq(tanh(x[i,j] * max[j](exp(x[i,j]))) - z[i]))",
+        "mean[j](sq(tanh(max[j](exp(x[i,j])) * x[i,j]) - z[i]))",
+    ),
     "sine of a sum": ("sin(x[i] + z[i])", "sin(x[i]) * cos(z[i]) + cos(x[i]) * sin(z[i])"),
     "cosine of a sum": ("cos(x[i] + z[i])", "cos(x[i]) * cos(z[i]) - sin(x[i]) * sin(z[i])"),
     "sine of twice an angle": ("sin(2 * x[i])", "2 * sin(x[i]) * cos(x[i])"),

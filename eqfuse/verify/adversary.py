@@ -70,6 +70,14 @@ class Setting:
     least: tuple[Mapping[str, int], ...] = ()
     pinned: Mapping[str, int] = field(default_factory=dict)
 
+    def choices(self, rng: np.random.Generator) -> tuple[Choice, ...]:
+        """Sizes of two programs, and smaller ones for where these are too many. Beside an axis that has a size of its own,
+        others are short, in any order, and reach past the numbers that their positions meet."""
+        if self.choice is not APART:
+            return (self.choice,)
+        sizes = tuple(int(n) for n in rng.permutation(np.arange(2, 8)))
+        return Choice(sizes, sizes[::-1], sizes), APART, LEAST
+
 
 def constants(*programs: Program) -> tuple[float, ...]:
     """The numbers in programs, with both signs, without infinities, 0 and 1 included; in order of size."""

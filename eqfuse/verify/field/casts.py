@@ -74,6 +74,8 @@ class CastAware(FieldDomain):
             after = settled_by_residues(y, x) if turn > 0 else settled_by_residues(x, y)
             tied = (mine.shadow == other.shadow) & (turn * x.shadow >= turn * y.shadow) & ~after
             first = (turn * mine.shadow > turn * other.shadow) | tied | np.isnan(mine.shadow)
+            if self.careful:
+                self._note_lost((mine.shadow == other.shadow) & np.isfinite(mine.shadow), x, y)
         if self.supposed:
             below = turn < 0
             first = self.supposed.instead(first if below else ~first, mine, other) ^ (not below)
@@ -97,14 +99,23 @@ class CastAware(FieldDomain):
         best = np.expand_dims(super().reduce(op, rounded, axis).shadow, axis)
         last = -np.inf if op == "max" else np.inf
         with np.errstate(invalid="ignore"):
-            among = replace(value, shadow=np.where(rounded.shadow == best, value.shadow, last))
+            equal = (rounded.shadow == best) | np.isnan(rounded.shadow) & np.isnan(best)
+            among = replace(value, shadow=np.where(equal, value.shadow, last))
         at = np.expand_dims(extreme(op, among, axis), axis)
+        if self.careful:
+            chosen = replace(value, rounded=None).each(lambda each: np.take_along_axis(each, at, axis))
+            self._note_lost(equal & np.isfinite(best), value, chosen)
         rest = value.shape[:axis] + value.shape[axis + 1 :]
         found, companion = (
             part.each(lambda each: np.take_along_axis(each, at, axis).reshape(rest))
             for part in (replace(value, rounded=None), rounded)
         )
         return replace(found, rounded=companion)
+
+    def _note_lost(self, equal: Truths, x: FieldArray, y: FieldArray) -> None:
+        """Trials in which different numbers are equal as they are cast: which of them is taken tells nothing."""
+        if equal.any():
+            self._note_beyond_floats(equal & ~self._same(x, y))
 
     def contract(self, left: FieldArray, right: FieldArray, axis: int) -> FieldArray:
         return self._both(lambda x, y: FieldDomain.contract(self, x, y, axis), left, right)

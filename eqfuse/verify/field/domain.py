@@ -305,8 +305,11 @@ class FieldDomain:
         q = None if x.q is None or y.q is None else op(x.q, y.q) % self.q
         shadow = op(x.shadow, y.shadow)
         shadow = _exact_zeros(p if p is not None else q, shadow, lambda: np.abs(x.shadow) + np.abs(y.shadow))
-        error = rounding.of_sum(shadow, x.error, y.error) if self.careful else None
-        return self._settle(FieldArray(p, q, shadow, error=error), x, y)
+        result = FieldArray(p, q, shadow)
+        if self.careful:
+            result.error = rounding.of_sum(shadow, x.error, y.error)
+            _clear_zeros(result)
+        return self._settle(result, x, y)
 
     def _neg(self, x: FieldArray) -> FieldArray:
         p = None if x.p is None else -x.p % self.p
@@ -462,7 +465,7 @@ class FieldDomain:
         result = FieldArray(root, q, np.sqrt(real), _marked(TWISTED, twisted), rooted=True)
         if self.careful:
             self._note_unclear(x)
-            result.error = rounding.of_function(np.sqrt, result.shadow, x.shadow, x.error)
+            result.error = rounding.of_function(_root, result.shadow, x.shadow, x.error)
         return self._settle(result, x, poles=real < 0)
 
     def _finite(self, x: FieldArray) -> FieldArray:
@@ -560,6 +563,8 @@ class FieldDomain:
         exact = self._is_whole(args[0]) if fn in WHOLE and len(args) == 1 else np.False_
         if np.any(exact):
             values = [np.where(exact, np.rint(values[0]), values[0])]
+        elif fn in ("floordiv", "mod"):  # 3 - 1e-16 is 3 if its residue is
+            values = [np.where(self._is_whole(arg), np.rint(arg.shadow), arg.shadow) for arg in args]
         result = FieldArray(None, None, np.asarray(self._floats.call(fn, values), dtype=np.float64))
         mixed = self._hashes(fn, args)
         if mixed is not None:
@@ -767,8 +772,11 @@ class FieldDomain:
         with np.errstate(all="ignore"):
             shadow = value.shadow.sum(axis)
             shadow = _exact_zeros(p if p is not None else q, shadow, lambda: np.abs(value.shadow).sum(axis))
-        error = rounding.of_line(value.shadow, value.error, axis) if self.careful else None
-        return self._settle(FieldArray(p, q, np.asarray(shadow), error=error), _line(value, axis))
+        result = FieldArray(p, q, np.asarray(shadow))
+        if self.careful:
+            result.error = rounding.of_line(value.shadow, value.error, axis)
+            _clear_zeros(result)
+        return self._settle(result, _line(value, axis))
 
     def is_finite(self, value: FieldArray) -> bool:
         return (value.marks is None or not value.marks.any()) and bool(np.isfinite(value.shadow).all())
@@ -796,8 +804,11 @@ class FieldDomain:
                 residue, shadow, lambda: sums(np.abs(left.shadow), np.abs(right.shadow), np.matmul)
             )
         lines = [_line(left, axis), _line(right, axis)]
-        error = self._error_of_products(left, right, axis, sums) if self.careful else None
-        return self._settle(FieldArray(p, q, shadow, error=error), *lines)
+        result = FieldArray(p, q, shadow)
+        if self.careful:
+            result.error = self._error_of_products(left, right, axis, sums)
+            _clear_zeros(result)
+        return self._settle(result, *lines)
 
     @staticmethod
     def _error_of_products(left: FieldArray, right: FieldArray, axis: int, sums: Contraction) -> Reals:
@@ -874,6 +885,22 @@ def _exact_zeros(residue: Residues | None, shadow: Reals, scale: Callable[[], Re
     if not suspect.any():
         return shadow + 0.0  # there is one zero
     return np.where(suspect & (np.abs(shadow) <= _NEAR_ZERO * scale()), 0.0, shadow)
+
+
+def _root(x: Any) -> Any:
+    return np.sqrt(np.maximum(x, 0.0))
+
+
+def _clear_zeros(value: FieldArray) -> None:
+    """Makes 0, without an error, what is 0 by its residue and as far as its rounding error tells."""
+    residue = value.p if value.p is not None else value.q
+    if residue is None or value.error is None:
+        return
+    with np.errstate(invalid="ignore"):
+        zero = (residue == 0) & (np.abs(value.shadow) <= value.error)
+    if zero.any():
+        value.shadow = np.where(zero, 0.0, value.shadow)
+        value.error = np.where(zero, 0.0, value.error)
 
 
 def _is_zero(x: FieldArray) -> Truths:
