@@ -17,7 +17,7 @@ from eqfuse.tile.nodes import TileProgram
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.loops.plan import Roles
-    from eqfuse.tile.roles.choice import Choice
+    from eqfuse.tile.roles.choice import Choice, Divide, Outlook
     from eqfuse.tile.roles.nodes import RolesProgram
 
 OLDEST_TRITON = (3, 6)
@@ -42,7 +42,7 @@ def divided(
     except StopIteration:
         why_not = "no faster roles fit an SM"
         return replace(chosen, plan=replace(plan, roles=None, code=f"Triton: {why_not}")), None
-    return replace(chosen, plan=plan.divided(choice.roles)), choice.program
+    return replace(chosen, plan=plan.divided(choice.roles, choice.seconds)), choice.program
 
 
 def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Compiled:
@@ -51,9 +51,7 @@ def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int])
     if compiled.device.roles is None:
         return compiled
     with derived.timings.stage("roles"):
-        found = Search(derived.program, compiled.dtypes, compiled.device, derived.nests)
-        chosen = found.at(compiled.chosen, extents)
-        asked = Asked(extents, compiled.dtypes, compiled.device)
+        asked, chosen = _at(derived, compiled, extents)
         planned, roles = divided(derived, asked, chosen, compiled.tile)
     if planned.plan.roles == compiled.chosen.plan.roles:
         return compiled
@@ -68,16 +66,38 @@ def other_roles(
     predicted to be slower than without roles or not. Nothing where it may have none."""
     from eqfuse.tile.roles.unsuited import Unsuited
 
-    found = Search(derived.program, compiled.dtypes, compiled.device, derived.nests)
-    chosen = found.at(compiled.chosen, extents)
-    asked = Asked(extents, compiled.dtypes, compiled.device)
+    asked, chosen = _at(derived, compiled, extents)
     try:
         for choice in roles_of(derived, asked, chosen, compiled.tile, slower=True):
-            plan = compiled.chosen.plan.divided(choice.roles)
+            plan = compiled.chosen.plan.divided(choice.roles, choice.seconds)
             made = replace(compiled, chosen=replace(compiled.chosen, plan=plan), roles=choice.program)
             yield choice.seconds, made
     except Unsuited:
         return
+
+
+def account_of(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> tuple[str, ...]:
+    """Which roles a compiled shape has, how they came about, and what they are predicted to take at these sizes beside others,
+    as lines of text; why it has none, where its GPU is one whose kernels may have some."""
+    if compiled.device.roles is None:
+        return ()
+    plan = compiled.chosen.plan
+    if compiled.roles is None or plan.roles is None:
+        return (plan.code or "none",)
+    from eqfuse.tile.roles.account import account
+    from eqfuse.tile.roles.choice import predicted, undone
+
+    asked, chosen = _at(derived, compiled, extents)
+    outlook, divide = _outlook(derived, asked, chosen)
+    seconds = predicted(outlook, plan.roles)
+    others = list(undone(compiled.tile, outlook, plan.roles, divide))
+    return tuple(account(compiled.tile, compiled.roles, compiled.device, outlook.extents, seconds, others))
+
+
+def _at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> tuple[Asked, Candidate]:
+    """The plan of a compiled shape at other sizes."""
+    found = Search(derived.program, compiled.dtypes, compiled.device, derived.nests)
+    return Asked(extents, compiled.dtypes, compiled.device), found.at(compiled.chosen, extents)
 
 
 def roles_of(
@@ -85,11 +105,18 @@ def roles_of(
 ) -> Iterator[Choice]:
     """The roles that a plan's kernel may have, fastest first; those that are predicted to be `slower` than none too, where
     they are asked for. Raises Unsuited."""
-    from eqfuse.tile.roles.choice import Outlook, ranked, rows_of
+    from eqfuse.tile.roles.choice import ranked, rows_of
+
+    rows_of(tile)
+    return ranked(tile, *_outlook(derived, asked, chosen), slower=slower)
+
+
+def _outlook(derived: Derived, asked: Asked, chosen: Candidate) -> tuple[Outlook, Divide]:
+    """What pricing a plan's roles needs, and what makes them."""
+    from eqfuse.tile.roles.choice import Outlook
 
     program, nest, plan = derived.program, chosen.nest, chosen.plan
     extents, dtypes, device = asked.extents, asked.dtypes, asked.device
-    rows_of(tile)
     sizes = {**extents, **{renamed: extents[of] for renamed, of in nest.domains if of in extents}}
     shape = shape_of(nest, extents, with_outputs(program, dtypes), plan.shards)
     cost = KernelCost(configured(nest, shape, device)[0], shape, device)
@@ -112,7 +139,7 @@ def roles_of(
             raise found
         return found
 
-    return ranked(tile, outlook, divide, slower=slower)
+    return outlook, divide
 
 
 def _check_triton() -> None:

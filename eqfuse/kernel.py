@@ -508,6 +508,7 @@ class Kernel:
     @property
     def report(self) -> Report:
         """What explanations are made of."""
+        from eqfuse.division import account_of
         from eqfuse.explain.report import Report
 
         derived, compiled = self.derived, self.compiled
@@ -523,6 +524,7 @@ class Kernel:
             self.plans(),
             compiled.device,
             self._shapes.was_called or bool(self._tunings),
+            partial(account_of, derived, compiled, dict(compiled.chosen.plan.sizes) or compiled.extents),
         )
 
     def explain(self, format: str = "text", detail: str = "short") -> str:
@@ -539,7 +541,8 @@ class Kernel:
     def _listings(self) -> Listings:
         from eqfuse.explain.report import Listings
 
-        return Listings(str(self.loops), str(self.tile), self.triton, str(self.certificate))
+        roles = (str(self.roles), self.gluon) if self.compiled.roles is not None else (None, None)
+        return Listings(str(self.loops), str(self.tile), self.triton, str(self.certificate), *roles)
 
     def why_not(self) -> tuple[str, ...]:
         """Why reductions could not be fused: for each the factor or condition in the way, its place in the source and

@@ -46,6 +46,7 @@ def in_roles(
     least_dot: int | None = None,
 ) -> RolesProgram:
     """A nest of one kernel, divided into roles. Raises Unsuited."""
+    import eqfuse.tile.roles.printer  # noqa: F401  (so that programs have a listing)
     from eqfuse.tile.roles.split import with_roles
 
     tiles = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device, least_dot)

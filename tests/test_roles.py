@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -160,8 +161,45 @@ def test_a_kernel_says_what_it_runs() -> None:
         with pytest.raises(EqfuseError, match="has no roles: "):
             shown()
     compiled = _compiled(kernel.derived)
-    assert compiled.roles is not None and compiled.chosen.plan.code == f"Gluon: {compiled.chosen.plan.roles}"
+    plan = compiled.chosen.plan
+    assert compiled.roles is not None
+    assert re.fullmatch(re.escape(f"Gluon: {plan.roles}, predicted to take ") + r"[\d.]+ ms", plan.code)
     assert compiled.chosen.plan.roles is not None and compiled.chosen.plan.roles.delayed == (1,)
+
+
+def test_explain_says_which_roles_what_each_pass_made_and_what_was_predicted(
+    causal: tuple[Derived, Compiled],
+) -> None:
+    derived, compiled = causal
+    text = "\n".join(division.account_of(derived, compiled, compiled.extents))
+    for part in (
+        "producer: one warp, fills Q_tile (1 slot of f16[i, d], 2 parts), K_tiles (",
+        "consumers: 2 warp groups, each 64 of 128 positions of i",
+        "masks first: 1 selects fewer",
+        "joined ranges: 2 loops became 1",
+        "pipeline: 1 loop runs products one block behind",
+        "stores: O through Q_tile",
+        "await sum_j_new_2_pending",
+        "no product behind: ",
+        "3 consumers: no SM holds it",
+    ):
+        assert part in text, part
+    none = replace(
+        compiled, roles=None, chosen=replace(compiled.chosen, plan=replace(compiled.chosen.plan, roles=None))
+    )
+    assert len(division.account_of(derived, none, compiled.extents)) == 1
+    assert division.account_of(derived, replace(compiled, device=device_named("cpu")), {}) == ()
+
+
+def test_explain_has_a_section_of_roles() -> None:
+    plain = "y[i] = sum[k](x[i,k])"
+    assert "\nroles\n    Triton: no loop multiplies" in eq.compile(plain, target="h200").explain()
+    assert "\nroles\n" not in eq.compile(plain).explain()
+    source = f"Q: f16[b,h,i,d]\nK: f16[b,h,j,d]\nV: f16[b,h,j,e]\n{WORKLOADS['global_prefill'].source}"
+    kernel = eq.compile(source, target="h200")
+    assert "\nroles\n    producer: one warp" in kernel.explain()
+    page = kernel.explain("html")
+    assert "<h2>Roles</h2>" in page and "gl.warp_specialize" in page and "fill K_tiles" in page
 
 
 def test_sizes_of_one_region_have_roles_of_their_own() -> None:

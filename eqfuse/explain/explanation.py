@@ -90,6 +90,9 @@ def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[B
     yield Heading(f"why {report.plan.schedule}")
     yield Prose(predicted_for(report))
     yield Code("\n".join(plan_lines(report.plans, report.plan)))
+    if divided := report.roles():
+        yield Heading("roles")
+        yield Code("\n".join(divided))
 
 
 def coloured(report: Report, derivation: Derivation, detail: str) -> Text:

@@ -49,7 +49,13 @@ def page(
             ("loop nest", paint(listings.loops)),
             ("tile program", paint(listings.tile)),
             (triton, paint(listings.triton)),
+            *(
+                (name, paint(code))
+                for name, code in (("roles", listings.roles), ("Gluon", listings.gluon))
+                if code
+            ),
         ],
+        roles="\n".join(report.roles()),
         bars=_bars(report.plans, report.plan),
         terms=_term_names(report.plans),
         graphs=[(name, _classes(classes, paint)) for name, classes in derivation.classes.items()],

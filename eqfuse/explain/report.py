@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from eqfuse.errors import EqfuseError
@@ -14,7 +15,8 @@ from eqfuse.terms.nodes import Program
 
 @dataclass(frozen=True)
 class Report:
-    """A kernel's program, its plan for one shape, and what was tried for it.
+    """A kernel's program, its plan for one shape, and what was tried for it. `roles` gives lines about how its kernel is
+    divided among warp groups, or why it is not; none where the device has no roles.
 
     `merges` are the groups of all passes that were asked for; `order` is that of all axes. `unfinished` says how the
     budget of rewriting ended, where it did; `refused` why the derived form was not verified, where it was not. Costs are
@@ -31,13 +33,16 @@ class Report:
     plans: Plans
     device: Device
     was_called: bool
+    roles: Callable[[], tuple[str, ...]] = tuple
 
 
 @dataclass(frozen=True)
 class Listings:
-    """The printed forms of a kernel."""
+    """The printed forms of a kernel; those in roles where it has some."""
 
     loops: str
     tile: str
     triton: str
     certificate: str
+    roles: str | None = None
+    gluon: str | None = None

@@ -150,9 +150,10 @@ class Plan:
         )
         return self.form == "apart" or any(merge is not None and merge.loses_infinities for merge in merged)
 
-    def divided(self, roles: Roles) -> Plan:
-        """The plan, its kernel divided into roles."""
-        return replace(self, roles=roles, code=f"Gluon: {roles}")
+    def divided(self, roles: Roles, seconds: float | None = None) -> Plan:
+        """The plan, its kernel divided into roles, which are predicted to take so many seconds."""
+        time = "" if seconds is None else f", predicted to take {1e3 * seconds:.3g} ms"
+        return replace(self, roles=roles, code=f"Gluon: {roles}{time}")
 
     @property
     def at_sizes(self) -> str:

@@ -142,40 +142,109 @@ def _priced(
     most = max(map(len, _products(tiles)), default=0)
     behind = [(), *((number,) for number in range(1, most))]
     for consumers, step in product(CONSUMERS, STEPS):
-        blocks = sized(outlook.config.blocks, rows, WARPGROUP_ROWS * consumers, step)
-        config = replace(outlook.config, blocks=blocks)
-        alone, waves = outlook.cost.alone(config), _waves(outlook, config)
-        memory = max(alone["memory"], alone["cache"] / 2)
+        price = _Price(
+            outlook, sized(outlook.config.blocks, rows, WARPGROUP_ROWS * consumers, step), residuals
+        )
         for slots, delayed, persistent in product(SLOTS, behind, (False, True)):
-            seconds = residuals.seconds(
-                alone["matrix"],
-                alone["special"] + alone["elementwise"],
-                waves * outlook.cost.trips(config),
-                waves,
-                consumers,
-                overlapped=bool(delayed),
-                persistent=persistent,
-            )
-            roles = Roles(blocks, consumers, slots, delayed, persistent)
-            yield max(seconds, memory) * residuals.slots[min(slots, 3)], roles
+            roles = Roles(price.blocks, consumers, slots, delayed, persistent)
+            yield price.seconds(roles), roles
+
+
+class _Price:
+    """What roles in some blocks are predicted to take."""
+
+    def __init__(self, outlook: Outlook, blocks: tuple[Block, ...], residuals: RolesResiduals) -> None:
+        self.blocks, self._residuals = blocks, residuals
+        config = replace(outlook.config, blocks=blocks)
+        alone = outlook.cost.alone(config)
+        self._matrix, self._arithmetic = alone["matrix"], alone["special"] + alone["elementwise"]
+        self._memory = max(alone["memory"], alone["cache"] / 2)
+        self._waves, self._trips = _waves(outlook, config), outlook.cost.trips(config)
+
+    def seconds(self, roles: Roles) -> float:
+        """The predicted time of the kernel in these roles, of these blocks."""
+        seconds = self._residuals.seconds(
+            self._matrix,
+            self._arithmetic,
+            self._waves * self._trips,
+            self._waves,
+            roles.consumers,
+            overlapped=bool(roles.delayed),
+            persistent=roles.persistent,
+        )
+        return max(seconds, self._memory) * self._residuals.slots[min(roles.slots, 3)]
+
+
+def predicted(outlook: Outlook, roles: Roles) -> tuple[float, float] | None:
+    """The seconds that a kernel is predicted to take in some roles, and without any; None for devices without roles."""
+    residuals = outlook.device.roles
+    if residuals is None:
+        return None
+    without = residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
+    return _Price(outlook, roles.blocks, residuals).seconds(roles), without
+
+
+@dataclass(frozen=True)
+class Undone:
+    """A decision taken back: what the kernel is predicted to take then; None where no SM holds it."""
+
+    what: str
+    seconds: float | None
+
+
+def undone(tiles: TileProgram, outlook: Outlook, roles: Roles, divide: Divide) -> Iterator[Undone]:
+    """Each decision of the roles of a kernel, taken back by itself."""
+    rows, residuals = rows_of(tiles), outlook.device.roles
+    if residuals is None:
+        return
+    step = next(b.size or 0 for b in roles.blocks if b.kind == "loop")
+    others: dict[str, Roles] = {}
+    if roles.delayed:
+        others["no product behind"] = replace(roles, delayed=())
+    grid = "one thread block for each item" if roles.persistent else "one thread block for each SM"
+    others[grid] = replace(roles, persistent=not roles.persistent)
+    for slots in SLOTS:
+        if slots in (roles.slots - 1, roles.slots + 1):
+            others[f"{slots} slots"] = replace(roles, slots=slots)
+    for consumers in set(CONSUMERS) - {roles.consumers}:
+        blocks = sized(roles.blocks, rows, WARPGROUP_ROWS * consumers, step)
+        others[f"{consumers} consumers"] = replace(roles, blocks=blocks, consumers=consumers)
+    for other in set(STEPS) - {step}:
+        blocks = sized(roles.blocks, rows, WARPGROUP_ROWS * roles.consumers, other)
+        others[f"steps of {other}"] = replace(roles, blocks=blocks)
+    for what, other_roles in others.items():
+        try:
+            made = divide(other_roles)
+        except Unsuited:
+            continue
+        there = all(fits(kernel, outlook.extents, outlook.device) for kernel in made.kernels)
+        seconds = _Price(outlook, other_roles.blocks, residuals).seconds(other_roles)
+        yield Undone(what, seconds if there else None)
 
 
 def _waves(outlook: Outlook, config: KernelConfig) -> int:
     return math.ceil(outlook.cost.grid(config) / outlook.device.sms)
 
 
-def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> bool:
-    """Whether an SM holds a thread block: its slots in shared memory, its tiles in registers."""
+@dataclass(frozen=True)
+class Needs:
+    """Bytes of shared memory of a thread block, registers of a consumer's thread, and positions of an axis in the widest
+    tile that is copied."""
+
+    shared: int
+    registers: int
+    widest: int
+
+
+def needs(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> Needs:
+    """What a kernel takes of an SM, as it is estimated: its slots in shared memory, its tiles in registers."""
     sizes = {b.axis: b.size or _power(extents[b.axis]) for b in kernel.blocks}
     parts = {**sizes, kernel.rows: sizes[kernel.rows] // kernel.consumers}
-    copied = {axis for ring in kernel.rings for axis in ring.tile.dims}
-    if any(parts[axis] > MOST for axis in copied):
-        return False
 
     def bytes_of(value: Value) -> int:
         return math.prod(parts[axis] for axis in value.dims) * BYTES[value.dtype]
 
-    shared = sum(ring.slots * ring.parts * bytes_of(ring.tile) for ring in kernel.rings)
+    shared = BARRIER_BYTES + sum(ring.slots * ring.parts * bytes_of(ring.tile) for ring in kernel.rings)
     shared += sum(
         kernel.consumers * bytes_of(staging.tile)
         for staging in kernel.staging
@@ -184,7 +253,15 @@ def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> boo
     held = max((_held(loop, bytes_of) for loop in _loops(kernel)), default=0)
     registers = held / REGISTER_BYTES / (WARPGROUP * device.lanes)
     registers += ADDRESSES + (ITEM_ADDRESSES if kernel.persistent else 0)
-    return shared + BARRIER_BYTES <= device.shared and registers <= HELD[kernel.consumers]
+    widest = max((parts[axis] for ring in kernel.rings for axis in ring.tile.dims), default=0)
+    return Needs(shared, math.ceil(registers), widest)
+
+
+def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> bool:
+    """Whether an SM holds a thread block."""
+    found = needs(kernel, extents, device)
+    held = found.registers <= HELD[kernel.consumers]
+    return found.widest <= MOST and found.shared <= device.shared and held
 
 
 def _in_slot(staging: Staging, kernel: RolesKernel, sizes: Mapping[str, int]) -> bool:

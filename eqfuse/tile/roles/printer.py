@@ -38,6 +38,11 @@ def show(program: RolesProgram) -> str:
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
+def line_of(kernel: RolesKernel, stmt: Stmt) -> str:
+    """A statement that has no body, as text."""
+    return _Printer(kernel).line(stmt)
+
+
 class _Printer:
     def __init__(self, kernel: RolesKernel) -> None:
         self._kernel = kernel
@@ -80,7 +85,7 @@ class _Printer:
                         taken, else_ = self._name(result.then), self._name(result.otherwise)
                         yield f"{indent}    gives {typed(result.value)} = {taken}, else {else_}"
                 case _:
-                    yield indent + self._line(stmt)
+                    yield indent + self.line(stmt)
 
     def _carrying(self, carried: Iterable[Carried], body: Iterable[Stmt], indent: str) -> Iterator[str]:
         for item in carried:
@@ -88,7 +93,7 @@ class _Printer:
             yield f"{indent}carry {typed(item.value)} = {init}, then {following}"
         yield from self._body(body, indent)
 
-    def _line(self, stmt: Stmt) -> str:
+    def line(self, stmt: Stmt) -> str:
         match stmt:
             case Let(value, op):
                 return f"{typed(value)} = {show_op(value, op, self._name)}"

@@ -1,0 +1,153 @@
+"""What the roles of a kernel are and how they came about, as text for explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from eqfuse.extract.devices import Device
+from eqfuse.tile.nodes import Elementwise, For, Let, ReduceTile, TileProgram
+from eqfuse.tile.roles.choice import HELD, Undone, needs
+from eqfuse.tile.roles.early_masks import masked_first
+from eqfuse.tile.roles.nodes import (
+    Await,
+    Fill,
+    Free,
+    Issue,
+    Items,
+    Loop,
+    RolesKernel,
+    RolesProgram,
+    Stmt,
+    Wait,
+    When,
+)
+from eqfuse.tile.roles.printer import line_of
+from eqfuse.tile.roles.scaled_maxima import scaled_last
+from eqfuse.tile.roles.walk import nested
+from eqfuse.tile.walk import nested as nested_tiles
+from eqfuse.units import duration
+
+
+def account(
+    tiles: TileProgram,
+    program: RolesProgram,
+    device: Device,
+    extents: Mapping[str, int],
+    predicted: tuple[float, float] | None,
+    undone: Sequence[Undone],
+) -> Iterator[str]:
+    """The roles of a program's kernel, what each pass made of its tile program, the steady state of its pipeline, and what
+    it was `predicted` to take in roles and without, with each decision taken back."""
+    (kernel,) = program.kernels
+    yield from _roles(kernel, device, extents)
+    yield ""
+    yield from _passes(tiles, kernel)
+    yield ""
+    yield from _steady(kernel)
+    if predicted is not None:
+        yield ""
+        yield from _predicted(predicted, undone)
+
+
+def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> Iterator[str]:
+    filled = ", ".join(
+        f"{ring.name} ({ring.slots} slot{'s' if ring.slots > 1 else ''} of {ring.tile.dtype}[{', '.join(ring.tile.dims)}]"
+        + (f", {ring.parts} parts)" if ring.parts > 1 else ")")
+        for ring in kernel.rings
+    )
+    rows = next(block.size for block in kernel.blocks if block.axis == kernel.rows)
+    yield f"producer: one warp, fills {filled}"
+    yield f"consumers: {kernel.consumers} warp groups, each {(rows or 0) // kernel.consumers} of {rows} positions of {kernel.rows}"
+    found = needs(kernel, extents, device)
+    yield (
+        f"an SM: {found.shared / 1024:.0f} of {device.shared / 1024:.0f} KB of shared memory; "
+        f"about {found.registers} of {HELD[kernel.consumers]} registers of a consumer's thread"
+    )
+
+
+def _passes(tiles: TileProgram, kernel: RolesKernel) -> Iterator[str]:
+    """What each pass has changed, in their order."""
+    early = masked_first(tiles)
+    selects = _selects(tiles) - _selects(early)
+    yield f"masks first: {f'{selects} selects fewer' if selects else 'nothing to do'}"
+    scaled = scaled_last(early)
+    yield f"scales behind maxima: {_count('maximum', 'maxima', _changed(early, scaled))}"
+    before = sum(isinstance(stmt, For) for stmt in tiles.kernels[0].body)
+    after = sum(isinstance(stmt, Loop) for stmt in nested(kernel.roles[0].body))
+    yield f"joined ranges: {f'{before} loops became {after}' if after < before else 'nothing to do'}"
+    fills = sum(isinstance(stmt, Fill) for stmt in nested(kernel.roles[0].body))
+    yield f"producer split: {_count('copy', 'copies', fills)} to {_count('ring', 'rings', len(kernel.rings))}"
+    behind = [s for s in nested(kernel.roles[1].body) if isinstance(s, Loop) and _is_behind(s)]
+    yield f"pipeline: {_count('loop runs', 'loops run', len(behind))} products one block behind"
+    for staging in kernel.staging:
+        through = f"{staging.over}, which nobody reads any more" if staging.over else "memory of its own"
+        yield f"stores: {staging.tensor} through {through}"
+    yield f"persistence: {'one thread block for each SM' if kernel.persistent else 'none'}"
+
+
+def _is_behind(loop: Loop) -> bool:
+    """Whether products of two blocks are under way at once."""
+    issued = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, Issue)]
+    awaited = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, Await)]
+    return len(issued) > 1 and issued[1] < awaited[0]
+
+
+def _selects(program: TileProgram) -> int:
+    return sum(
+        isinstance(stmt, Let)
+        and isinstance(stmt.op, Elementwise)
+        and stmt.op.fn == "where"
+        and bool(stmt.value.dims)
+        for kernel in program.kernels
+        for stmt in nested_tiles(kernel.body)
+    )
+
+
+def _changed(before: TileProgram, after: TileProgram) -> int:
+    """Maxima that are taken of something else."""
+    found = []
+    for program in (before, after):
+        lets = (s for kernel in program.kernels for s in nested_tiles(kernel.body) if isinstance(s, Let))
+        found.append(
+            {let.op.value.name for let in lets if isinstance(let.op, ReduceTile) and let.op.op == "max"}
+        )
+    return len(found[1] - found[0])
+
+
+def _steady(kernel: RolesKernel) -> Iterator[str]:
+    """The loops of a consumer, all but the order of products and slots left out."""
+    yield "a trip of a consumer's loop:"
+    for stmt in nested(kernel.roles[1].body):
+        if isinstance(stmt, Loop):
+            yield f"  for blocks of {stmt.axis}:"
+            count = 0
+            for inner in stmt.body:
+                if isinstance(inner, Issue | Await | Wait | Free):
+                    if count:
+                        yield f"    ... {_count('operation', 'operations', count)}"
+                    count = 0
+                    yield f"    {line_of(kernel, inner)}"
+                else:
+                    count += _size(inner)
+            if count:
+                yield f"    ... {_count('operation', 'operations', count)}"
+
+
+def _size(stmt: Stmt) -> int:
+    """Operations on tiles."""
+    inner = nested((stmt,)) if isinstance(stmt, When | Items) else (stmt,)
+    return sum(isinstance(each, Let) and bool(each.value.dims) for each in inner)
+
+
+def _predicted(predicted: tuple[float, float], undone: Sequence[Undone]) -> Iterator[str]:
+    mine, without = predicted
+    yield f"predicted: {duration(mine)} in these roles, {duration(without)} without"
+    for each in undone:
+        if each.seconds is None:
+            yield f"  {each.what}: no SM holds it"
+        else:
+            yield f"  {each.what}: {duration(each.seconds)} ({each.seconds / mine - 1:+.0%})"
+
+
+def _count(one: str, many: str, number: int) -> str:
+    return f"{number} {one if number == 1 else many}"
