@@ -897,7 +897,7 @@ def _clear_zeros(value: FieldArray) -> None:
     if residue is None or value.error is None:
         return
     with np.errstate(invalid="ignore"):
-        zero = (residue == 0) & (np.abs(value.shadow) <= value.error)
+        zero = (residue == 0) & (np.abs(value.shadow) <= value.error) & np.isfinite(value.shadow)
     if zero.any():
         value.shadow = np.where(zero, 0.0, value.shadow)
         value.error = np.where(zero, 0.0, value.error)
