@@ -60,8 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="workloads, compile, emit, explain, verify, errors, lemmas, audit, fuzz, pairs, grad, backward, mutants, attention, "
-        "reductions, gluon, lengths, gallery or cpu",
+        help="workloads, compile, emit, explain, verify, errors, lemmas, audit, fuzz, pairs, grad, backward, training, models, "
+        "mutants, attention, reductions, gluon, lengths, gallery or cpu",
     )
     parser.add_argument("--only", metavar="PREFIX,...", help="only programs whose name or family starts so")
     parser.add_argument("--small", action="store_true", help="only the small sizes")

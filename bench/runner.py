@@ -29,6 +29,8 @@ REPORTS: Mapping[str, str] = {
     "fuzz": "random programs: fused, fallen back, refused, mismatches of any schedule against float64",
     "grad": "gradients of random programs against autograd of the float64 reference",
     "backward": "gradients of every program: kernels, schedule, what is not fused and why",
+    "models": "decoders with random weights: prefill and tokens a second of eager, torch.compile and the back end",
+    "training": "forward and backward under autograd beside torch: attention, norms, losses; times, memory, errors",
     "attention": "attention beside torch's libraries and compilers on a GPU; ranks and regrets of the cost model",
     "reductions": "row kernels and cascades beside torch and torch.compile on a GPU: ratios, bandwidth, launches",
     "gluon": "attention in roles on a Hopper GPU beside Triton and torch's libraries; without one, registers and spills",

@@ -10,8 +10,12 @@ from grad_programs import ATTENTION, CASES
 
 import eqfuse as eq
 from bench.programs import registered
+from eqfuse import compiler
+from eqfuse.devices import device_named
 from eqfuse.differentiate.gradient import saving_gradient
 from eqfuse.differentiate.saved import Saved
+from eqfuse.loops.kernel_axes import contractions
+from eqfuse.terms.types import program_dtypes
 
 SIZED = "d: axis[64]\ne: axis[64]\n"
 CAUSAL = """
@@ -204,3 +208,29 @@ def test_promises_are_part_of_the_language() -> None:
     }.items():
         with pytest.raises(eq.EqfuseError, match=re.escape(message)):
             eq.compile(text.replace("assert x[i,j] <= m[i]", wrong))
+
+
+HEADS = {"b": 1, "h": 32, "i": 8192, "j": 8192, "d": 128, "e": 128}
+
+
+@pytest.mark.parametrize("wrt", [("Q",), ("K", "V"), ("Q", "K", "V")])
+def test_attentions_sums_are_matrix_products_and_its_row_statistic_is_stored(wrt: tuple[str, ...]) -> None:
+    """One gradient alone has no value that it shares, and yet its inputs stand beside the mask; what every block of
+    keys would compute again of O and dO is computed once."""
+    derived = compiler.derive(saved(CAUSAL, wrt).backward, None, strict_casts=False)
+    halves = dict.fromkeys(("Q", "K", "V", "O", "dO"), "bf16")
+    dtypes = program_dtypes(
+        derived.program, {t.name: halves.get(t.name, "f32") for t in derived.program.tensors}
+    )
+    nest = compiler.pipeline(derived, HEADS, dtypes, device_named("h200")).chosen.nest
+    products = [len(contractions(kernel)) for kernel in nest.kernels]
+    stored = [buffer.axes for buffer in nest.buffers if not buffer.is_output]
+    if "K" in wrt:
+        assert stored == [("b", "h", "i")]
+    assert sum(products) == {1: 3, 2: 4, 3: 7}[len(wrt)]
+
+
+def test_what_selects_rows_stays_around_all() -> None:
+    """A token that is NaN reaches the gradient of its own row alone."""
+    text = eq.grad("y[t,d] = W[ids[t], d] * x[t,d]", ("W",))
+    assert "dW[w0, d] = sum[t](where(ids[t] == w0, dy[t, d] * x[t, d], 0))" in text

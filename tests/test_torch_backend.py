@@ -157,14 +157,36 @@ def test_detached_parts_in_training_are_left() -> None:
     assert "'detach' in training" in str(outcome.report(measure=False))
 
 
-def test_changed_inputs_are_left() -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        return torch.softmax(x, -1)
+def test_a_cache_is_written_in_place() -> None:
+    def model(cache: torch.Tensor, x: torch.Tensor, at: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(1, at, x)
+        count.add_(1)
+        seen = torch.arange(cache.shape[1]) <= at
+        return torch.softmax((x @ cache.mT).masked_fill(~seen, -torch.inf), -1) @ cache
 
-    x, y = r(3, 4), None
+    call = compiled(model)
+    one, count = r(2, 6, 3), torch.zeros(3)
+    two, twice = one.clone(), count.clone()
+    for at in range(3):
+        x, place = r(2, 1, 3), torch.tensor([at])
+        assert torch.allclose(call(one, x, place, count), model(two, x, place, twice))
+        assert torch.equal(one, two) and torch.equal(count, twice)
+    report = outcome.report(measure=False)
+    assert [entry.name for entry in report.taken] == ["bmm + softmax + bmm"] and not report.left
+
+
+def test_a_changed_input_that_is_returned_is_left() -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x.add_(1)
+        return torch.softmax(x, -1), x[0]
+
+    x = r(3, 4)
     y = x.clone()
-    assert torch.allclose(compiled(model)(x), model(y)) and torch.allclose(x, y)
+    (one, view), (two, _) = compiled(model)(x), model(y)
+    assert torch.allclose(one, two) and torch.allclose(x, y)
+    x.zero_()
+    assert not view.any()
+    assert "returns an input that it changes" in str(outcome.report(measure=False))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ Integers, truth values, `floor`, `round`, `sign` and conditions have no derivati
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.differentiate.polynomial import (
@@ -30,6 +30,7 @@ from eqfuse.differentiate.polynomial import (
     multiplied,
     product,
     shared,
+    written,
 )
 from eqfuse.differentiate.pullback import pulled
 from eqfuse.differentiate.steps import Step, Steps, index_of, is_fold, name_of, refused
@@ -240,12 +241,19 @@ class Reverse:
             over = tuple(axis for axis in made.over if axis in term.axes)
             groups.setdefault(over, []).append(term)
         for over, members in groups.items():
-            summed = self._summed_in_turn(name, over, made.added, target, collected(members))
+            known = frozenset[str]().union(*(term.axes for term in terms))
+            summed = self._summed_in_turn(name, over, made.added, target, collected(members), known)
             summed = _times_sizes(summed, [axis for axis in made.over if axis not in over])
             self.found[name] = collected((*self.found.get(name, ()), *self._shortened(summed)))
 
     def _summed_in_turn(
-        self, name: str, over: tuple[str, ...], added: Sequence[str], target: Sequence[str], terms: Polynomial
+        self,
+        name: str,
+        over: tuple[str, ...],
+        added: Sequence[str],
+        target: Sequence[str],
+        terms: Polynomial,
+        known: frozenset[str],
     ) -> Polynomial:
         """The sum over loops first and over added axes then, where all terms have a mask of the latter alone, which so stays
         outside of the first: what is summed there is a plain product."""
@@ -259,16 +267,21 @@ class Reverse:
             and all(mask in term.masks for term in terms)
         ]
         if not masks or not inner:
-            return self._summed(name, over, target, terms)
+            return self._summed(name, over, target, terms, known)
         plain = (replace(term, masks=tuple(m for m in term.masks if m not in masks)) for term in terms)
-        within = self._summed(name, inner, (*target, *outer), collected(plain))
+        within = self._summed(name, inner, (*target, *outer), collected(plain), known)
         return self._summed(name, outer, target, collected(term.masked(*masks) for term in within))
 
     def _summed(
-        self, name: str, over: tuple[str, ...], target: Sequence[str], terms: Polynomial
+        self,
+        name: str,
+        over: tuple[str, ...],
+        target: Sequence[str],
+        terms: Polynomial,
+        known: frozenset[str] = frozenset(),
     ) -> Polynomial:
         """The sum over some axes, what does not depend on them in front of it. An axis that nothing is left to depend on
-        counts as often as it has positions."""
+        counts as often as it has positions. Masks of `known` axes are the program's own."""
         if not over or not terms:
             return terms
         common = shared(terms)
@@ -289,7 +302,7 @@ class Reverse:
             replace(term, masks=tuple(mask for mask in term.masks if mask not in masks)).times(behind)
             for term in terms
         )
-        body = expression(inner)
+        body = self._beside_masks(inner, known)
         left = tuple(axis for axis in over if axis in free_axes(body))
         (front,) = _times_sizes((front,), [axis for axis in over if axis not in left])
         if not left:
@@ -314,6 +327,21 @@ class Reverse:
         if len(terms) == 1 and len(factors) == 2 and all(factors):
             return f"sum_{factors[0]}_{factors[1]}"
         return f"d{name}_sum"
+
+    def _beside_masks(self, terms: Polynomial, known: frozenset[str]) -> Expr:
+        """The terms as an expression, with inputs that all of them are multiplied by and that have axes of their own beside
+        the program's masks: so `where(j <= i, p[i,j], 0) * k[j,d]` is a matrix product, as reverse mode has it: masked first,
+        multiplied then. A mask that picks the positions which read one stays around all: those that do not may be NaN."""
+        masks = {mask for term in terms for mask in term.masks}
+        if not masks or not all(free_axes(mask) <= known for mask in masks):
+            return expression(terms)
+        powers = {f: n for f, n in shared(terms).powers.items() if n > 0 and self._is_given(f)}
+        within = frozenset[str]().union(*(term.axes for term in _divided(terms, powers)))
+        inputs = {tensor.name for tensor in self.steps.program.tensors}
+        own = {f: n for f, n in powers.items() if name_of(f) in inputs and not free_axes(f) <= within}
+        if not own:
+            return expression(terms)
+        return call("mul", expression(_divided(terms, own)), written(Monomial(UNIT.number, own)))
 
     def _is_given(self, factor: Expr) -> bool:
         """Whether a factor is an input or a cotangent of an output, or made of sizes."""
@@ -474,6 +502,12 @@ class Reverse:
                         if partial is not None and any(isinstance(p, Local) for p in walk(part)):
                             found.setdefault(part, []).extend(multiplied(terms, replaced(partial, values)))
         return leaves
+
+
+def _divided(terms: Polynomial, powers: Mapping[Expr, int]) -> Polynomial:
+    """The terms without some of their factors."""
+    behind = Monomial(UNIT.number, {factor: -n for factor, n in powers.items()})
+    return collected(term.times(behind) for term in terms)
 
 
 def _times_sizes(terms: Polynomial, axes: Iterable[str]) -> Polynomial:

@@ -201,7 +201,8 @@ class Partition:
     may do again, relative to the reader's, before a reduction is materialised; `lift_limit` the positions of
     a reduced axis up to which inner producers are computed for all of it beforehand; `inner_limit` those up to which a
     cascade inside another loop's body is not materialised. With `stores_operands`,
-    factors of products that were cast are stored in that dtype instead of being made by every block."""
+    factors of products that were cast are stored in that dtype instead of being made by every block; with
+    `stores_statistics`, every reduction that blocks would compute again and that is no larger than what it reads."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
@@ -209,17 +210,20 @@ class Partition:
     lift_limit: int = LIFT_LIMIT
     inner_limit: int = INNER_LIMIT
     stores_operands: bool = False
+    stores_statistics: bool = False
 
     def structures(self, outputs: Sequence[Output]) -> list[Structure]:
         """The ways to divide a program that are priced: what blocks would compute again stored between kernels,
-        everything computed in place, that but for cascades over long axes inside of other loops, operands of matrix
-        products stored too, and what a longer axis folds computed for all of it beforehand."""
+        everything computed in place, that but for cascades over long axes inside of other loops, each of them with
+        statistics stored, operands of matrix products stored, and what a longer axis folds computed for all of it
+        beforehand."""
         variants = [
             self,
             replace(self, recompute_share=math.inf),
             replace(self, recompute_share=math.inf, inner_limit=WHOLE_LIMIT, lift_limit=0),
-            replace(self, stores_operands=True),
         ]
+        variants += [replace(variant, stores_statistics=True) for variant in variants]
+        variants.append(replace(self, stores_operands=True))
         if self.lift_limit:
             variants.append(replace(self, lift_limit=WHOLE_LIMIT))
         return list(dict.fromkeys(variant.clusters(outputs) for variant in variants))
@@ -360,9 +364,10 @@ class Partition:
             return True  # it folds the whole of the axis that the reader's loop has only a tile of
         missing = [a for a in parallel if a not in free_axes(inner) and a != reader.axis]
         again = math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
-        if again > 1 and (again - 1) * work(inner, self.extents) > self.recompute_share * work(
-            reader, self.extents
-        ):
+        allowed = self.recompute_share * work(reader, self.extents)
+        if again > 1 and (again - 1) * work(inner, self.extents) > allowed:
+            return True
+        if again > 1 and self.stores_statistics and not self._expands(inner):
             return True
         if not self._is_cascade(inner) or self.extents.get(inner.axis, 1) <= self.inner_limit:
             return False
@@ -464,10 +469,22 @@ class Partition:
             if axis in lists or axis in folded:
                 whole.append(axis)
                 continue
-            if axis in everywhere:
+            if axis in everywhere and not self._is_made_again(axis, groups):
                 continue
             in_outputs = all(axis in o.axes for o in outputs)
             if not in_outputs or self.extents.get(axis, 1) <= WHOLE_LIMIT:
                 whole.append(axis)
         parallel = tuple(a for a in used if a not in whole)
         return parallel, tuple(whole)
+
+    def _is_made_again(self, axis: str, groups: Sequence[Group]) -> bool:
+        """Whether blocks of an axis would each compute again what states are made of, and much of it."""
+        again = math.ceil(self.extents.get(axis, 1) / NOMINAL_BLOCK)
+        return again > 1 and any(
+            axis not in free_axes(inner)
+            and (again - 1) * work(inner, self.extents)
+            > RECOMPUTE_SHARE * work(Reduce(state.op, group.axis, state.body), self.extents)
+            for group in groups
+            for state in group.states
+            for inner in frontier(state.body)
+        )

@@ -37,7 +37,7 @@ from eqfuse.terms.nodes import Program
 from eqfuse.torch import outcome as reports
 from eqfuse.torch import prices
 from eqfuse.torch.outcome import Entry
-from eqfuse.torch.regions import Finder, Region
+from eqfuse.torch.regions import FREE, Finder, Region, packet
 from eqfuse.torch.text import Text, text_of
 from eqfuse.torch.translate import Refused, Translation, reserved, user_line
 from eqfuse.torch.values import Value, Writer
@@ -149,7 +149,9 @@ def _functional(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule 
 
     try:
         with torch.no_grad():
-            aot_autograd(fw_compiler=grab, inference_compiler=grab)(graph, inputs)
+            aot_autograd(fw_compiler=grab, inference_compiler=grab, keep_inference_input_mutations=True)(
+                graph, inputs
+            )
     except RestartAnalysis:
         raise  # Dynamo traces again
     except Exception as error:  # noqa: BLE001  what AOTAutograd does not trace is the rest's to refuse
@@ -159,8 +161,28 @@ def _functional(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule 
     (found,) = grabbed
     count = len(_results(graph))
     if len(_results(found)) != count or len(_placeholders(found)) != len(_placeholders(graph)):
-        return "it changes its inputs, or returns views of what it computes"
+        return "it returns views of what it computes, or changes the strides of its inputs"
+    for write in writes(found):
+        target, value = write.all_input_nodes
+        if target.op != "placeholder":
+            return f"it changes part of an input, {target.name}"
+        if tracked and target.meta["val"].requires_grad:
+            return "it changes an input that requires grad"
+        if any(_is_view(result, value) for result in _results(found)):
+            return "it returns an input that it changes, or a view of it"
     return found
+
+
+def writes(graph: fx.GraphModule) -> list[fx.Node]:
+    """What changes inputs, as a cache that grows in place: AOTAutograd puts it at the end, behind all that reads them."""
+    return [node for node in graph.graph.nodes if node.target is torch.ops.aten.copy_.default]
+
+
+def _is_view(node: Any, base: fx.Node) -> bool:
+    """Whether a node is another one, or a view of it."""
+    while isinstance(node, fx.Node) and node is not base and packet(node) in FREE and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node is base
 
 
 def _is_tracked(inputs: Sequence[Any]) -> bool:
@@ -273,6 +295,9 @@ class Fusion:
         for each in chosen:
             self._replace(each.candidate, each.kernel)
         legalize_graph(self.module)  # what read a region's first result may stand before its last
+        (last,) = [node for node in self.module.graph.nodes if node.op == "output"]
+        for write in writes(self.module):
+            last.prepend(write)
         self.module.graph.eliminate_dead_code()
         self.module.recompile()
         reports.add(self.entries)

@@ -1,0 +1,189 @@
+"""`eqfuse bench models`: prefill time and tokens a second of decoders with random weights: eager, torch.compile, the back end.
+
+On a GPU the shapes of SmolLM2 135M and of Llama 3 8B in bfloat16, prompts of 4096 tokens and 512 tokens behind them, 1 and 16
+at once; on a CPU a tiny one. Attention is torch's `scaled_dot_product_attention` everywhere. A layer is compiled once, for
+all of them. The compiled ways decode in a CUDA graph, eager as it is called. Logits behind prompt and last token are compared
+with eager's: the error is relative, root mean square. On the CPU, every region that compiles is taken once more, whatever it
+is predicted to gain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import eqfuse as eq
+from bench.decoder import SHAPES, Decoder
+from bench.report import Column, Options, Report, geometric_mean, one_line
+from eqfuse.torch.backend import eqfuse as backend
+
+TITLE = "Decoders with random weights"
+COLUMNS = (
+    Column("model", lambda row: str(row["model"])),
+    Column("batch", lambda row: str(row["batch"])),
+    Column("way", lambda row: str(row["way"])),
+    Column("prefill ms", lambda row: _shown(row, "prefill_ms", ".2f")),
+    Column("token ms", lambda row: _shown(row, "token_ms", ".3f")),
+    Column("tokens/s", lambda row: _shown(row, "tokens_per_second", ".1f")),
+    Column("called ms", lambda row: _shown(row, "called_ms", ".3f")),
+    Column("error", lambda row: _shown(row, "error", ".1e")),
+    Column("compile s", lambda row: _shown(row, "compile_seconds", ".0f")),
+    Column("", lambda row: str(row.get("failed", ""))),
+)
+ERRORS = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""Above it a way fails: logits of random weights behind many layers, beside eager's of the same dtype."""
+
+
+def _shown(row: Mapping[str, Any], key: str, form: str) -> str:
+    return format(row[key], form) if row.get(key) is not None else ""
+
+
+def run(options: Options, report: Report) -> None:
+    """Failures: a way that does not run, and logits that are other ones. With `--seconds`, no way begins later."""
+    started = time.perf_counter()
+    on_gpu = options.device.startswith("cuda")
+    prompt, tokens = (4096, 512) if on_gpu and not options.small else (24, 6)
+    words = tuple(options.only.split(",")) if options.only else ("",)
+    names = ("llama3_8b", "smollm2") if on_gpu else ("tiny",)
+    for name in (name for name in names if name.startswith(words)):
+        torch.manual_seed(options.seed)
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        with torch.device(options.device):
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+            try:
+                model = Decoder(SHAPES[name]).eval()
+            finally:
+                torch.set_default_dtype(before)
+        for batch in (1, 16) if on_gpu else (1, 3):
+            ids = torch.randint(0, SHAPES[name].vocabulary, (batch, prompt), device=options.device)
+            expected: tuple[Tensor, ...] | None = None
+            for way, compiler in _ways(options):
+                if time.perf_counter() - started > options.seconds:
+                    report.summary.append(
+                        f"{name}, batch {batch}, {way} and what follows was not begun: out of time"
+                    )
+                    return _compare(report)
+                row: dict[str, Any] = {"model": name, "batch": batch, "way": way}
+                try:
+                    with torch.no_grad():
+                        found, logits = _measured(model, ids, tokens, way, compiler)
+                    row |= found
+                except Exception as error:  # noqa: BLE001  a way that breaks is a row of the report
+                    row["failed"] = one_line(error)[:300]
+                    report.failures.append(f"{name} {batch} {way}: {row['failed']}")
+                else:
+                    if expected is None:
+                        expected = logits
+                    row["error"] = max(map(_distance, logits, expected))
+                    if not row["error"] <= ERRORS[dtype]:
+                        report.failures.append(f"{name} {batch} {way}: logits are off by {row['error']:.1e}")
+                if way.startswith("eqfuse"):
+                    row["regions"] = str(eq.torch.report(measure=False, reset=True))
+                    print(row["regions"], flush=True)
+                report.add(row)
+                texts = (f"{column.heading} {text}" for column in COLUMNS if (text := column.cell(row)))
+                print(", ".join(texts), flush=True)
+    _compare(report)
+
+
+def _compare(report: Report) -> None:
+    rows = {(row["model"], row["batch"], row["way"]): row for row in report.rows}
+    for what in ("prefill_ms", "token_ms"):
+        for way in ("eqfuse", "eqfuse, all"):
+            ratios = [
+                other[what] / row[what]
+                for (model, batch, name), row in rows.items()
+                if name == way
+                and what in row
+                and what in (other := rows.get((model, batch, "torch.compile"), {}))
+            ]
+            if ratios:
+                report.summary.append(
+                    f"{what}: {way} {geometric_mean(ratios):.3f} of torch.compile, {len(ratios)} cells"
+                )
+
+
+def _ways(options: Options) -> Iterator[tuple[str, Callable[..., Any] | None]]:
+    yield "eager", None
+    if options.torch_compile:
+        yield "torch.compile", partial(torch.compile, dynamic=False)
+    rest = {"rest": "inductor" if options.torch_compile else "aot_eager"}
+    takes = {"eqfuse": "predicted", "eqfuse, all": "always"}
+    for way, take in [*takes.items()][: 1 if options.device.startswith("cuda") else 2]:
+        yield way, partial(torch.compile, dynamic=False, backend=backend, options={**rest, "take": take})
+
+
+def _measured(
+    model: Decoder, ids: Tensor, tokens: int, way: str, compiler: Callable[..., Any] | None
+) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+    """Times of one way, and the logits behind the prompt and behind the last token."""
+    torch._dynamo.reset()
+    model.compiled(compiler or (lambda function: function))
+    device = ids.device
+    batch, prompt = ids.shape
+    model.cached(batch, prompt + tokens)
+    at = torch.arange(prompt, device=device)
+    start = time.perf_counter()
+    first = model(ids, at)
+    token = ids[:, -1:].clone()
+    place = torch.tensor([prompt], device=device)
+
+    def step() -> Tensor:
+        found: Tensor = model(token, place)
+        return found
+
+    step()
+    _wait(device)
+    compiling = time.perf_counter() - start
+    prefill = _seconds(lambda: model(ids, at), device, 3)
+    called = _seconds(step, device, 5)
+    replay: Callable[[], object] = step
+    last = None
+    if device.type == "cuda" and way != "eager":
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            last = step()
+        replay = graph.replay
+    _wait(device)
+    start = time.perf_counter()
+    for number in range(tokens):
+        place.fill_(prompt + number)
+        made = replay()
+    _wait(device)
+    seconds = time.perf_counter() - start
+    end = last if last is not None else made
+    assert isinstance(end, Tensor)
+    return {
+        "prefill_ms": 1e3 * prefill,
+        "called_ms": 1e3 * called,
+        "token_ms": 1e3 * seconds / tokens,
+        "tokens_per_second": tokens * batch / seconds,
+        "compile_seconds": compiling,
+    }, (first.float(), end.float().clone())
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def _seconds(call: Callable[[], object], device: torch.device, count: int) -> float:
+    found = []
+    for _ in range(count):
+        _wait(device)
+        start = time.perf_counter()
+        call()
+        _wait(device)
+        found.append(time.perf_counter() - start)
+    return sorted(found)[len(found) // 2]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,196 @@
+"""`eqfuse bench training`: forward and backward beside torch: attention, norms, losses; times, peak memory, errors.
+
+Every way runs under autograd, as in training. `forward` and `backward` are milliseconds of each alone, launched without
+waiting, the median of three series; `memory` is the peak of both over inputs, cotangents and gradients. Gradients of the
+leading part of each input are compared with float64 in the same run. With `--seconds`, no cell begins later.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import eqfuse as eq
+from bench.report import Column, Options, Report, geometric_mean, one_line
+from bench.training_cells import Cell, Function, cells
+
+TITLE = "Forward and backward under autograd, beside torch"
+SERIES_SECONDS = 0.1
+ERRORS = 10.0
+"""A gradient may be so many times as far from float64 as torch's own is, or as rounding to its dtype alone."""
+
+COLUMNS = (
+    Column("cell", lambda row: str(row["cell"])),
+    Column("way", lambda row: str(row["way"])),
+    Column("forward ms", lambda row: _shown(row, "forward_ms", ".4f")),
+    Column("backward ms", lambda row: _shown(row, "backward_ms", ".4f")),
+    Column("TFLOP/s", lambda row: _shown(row, "tflops", ".0f")),
+    Column("memory GB", lambda row: _shown(row, "memory_gb", ".2f")),
+    Column("error", lambda row: _shown(row, "error", ".1e")),
+    Column("first call s", lambda row: _shown(row, "first_seconds", ".1f")),
+    Column("", lambda row: str(row.get("failed", ""))),
+)
+
+
+def _shown(row: Mapping[str, Any], key: str, form: str) -> str:
+    return format(row[key], form) if row.get(key) is not None else ""
+
+
+def run(options: Options, report: Report) -> None:
+    """Failures: a program that does not run, and a gradient that is much farther from float64 than torch's."""
+    started = time.perf_counter()
+    on_gpu = options.device.startswith("cuda")
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    words = tuple(options.only.split(",")) if options.only else ("",)
+    for cell in cells(options.small or not on_gpu):
+        if not cell.name.startswith(words):
+            continue
+        if time.perf_counter() - started > options.seconds:
+            report.summary.append(f"{cell.name} and what follows was not begun: out of time")
+            break
+        measure(cell, options, dtype, report)
+    for other in ("flex", "cudnn", "flash", "torch.compile", "torch"):
+        for what in ("backward_ms", "both_ms"):
+            ratios = list(_ratios(report, other, what))
+            if ratios:
+                label = "backward" if what == "backward_ms" else "forward and backward"
+                mean = geometric_mean(ratios)
+                report.summary.append(f"{label}: {mean:.2f} of {other}, geometric mean of {len(ratios)}")
+
+
+def _ratios(report: Report, other: str, what: str) -> list[float]:
+    cells_of: dict[str, dict[str, float]] = {}
+    for row in report.rows:
+        if row.get(what):
+            cells_of.setdefault(row["cell"], {})[row["way"]] = row[what]
+    return [ways[other] / ways["eqfuse"] for ways in cells_of.values() if {"eqfuse", other} <= ways.keys()]
+
+
+def ways(cell: Cell, options: Options, dtype: torch.dtype) -> dict[str, Function]:
+    """What computes a cell, by name: eqfuse first."""
+    kernel = eq.compile(cell.text(dtype), scalars=cell.constants, native="wait")
+    found: dict[str, Function] = {
+        "eqfuse": partial(_called, kernel, cell.scalars),
+        **cell.peers,
+    }
+    if not cell.peers:
+        found["torch"] = cell.plain
+        if options.torch_compile:
+            torch._dynamo.reset()
+            found["torch.compile"] = torch.compile(cell.plain, dynamic=False)
+    return found
+
+
+def _called(kernel: eq.Kernel, scalars: Mapping[str, float], inputs: Mapping[str, Tensor]) -> Tensor:
+    given: dict[str, Any] = {**inputs, **scalars}
+    found: Tensor = kernel(**given)
+    return found
+
+
+def measure(cell: Cell, options: Options, dtype: torch.dtype, report: Report) -> None:
+    """Adds a row for each way to compute a cell."""
+    torch.manual_seed(options.seed)
+    inputs = cell.draw(options.device, dtype)
+    shape = cell.plain(inputs)
+    cotangent = torch.randn_like(shape)
+    del shape
+    exact = cell.exact(inputs, cotangent)
+    errors: dict[str, float] = {}
+    try:
+        functions = ways(cell, options, dtype)
+    except Exception as error:  # noqa: BLE001  a program that breaks is a row of the report
+        report.failures.append(f"{cell.name}: {one_line(error)}")
+        return
+    for name, function in functions.items():
+        row: dict[str, Any] = {"cell": cell.name, "way": name}
+        try:
+            row |= _timed(cell, function, inputs, cotangent, exact)
+        except Exception as error:  # noqa: BLE001
+            row["failed"] = one_line(error)[:200]
+            if name == "eqfuse":
+                report.failures.append(f"{cell.name}: {one_line(error)}")
+        else:
+            errors[name] = row["error"]
+        report.add(row)
+        print(f"{cell.name} {name}: {_line(row)}", flush=True)
+    least = min((error for name, error in errors.items() if name != "eqfuse"), default=0.0)
+    if errors.get("eqfuse", 0.0) > ERRORS * max(least, torch.finfo(dtype).eps):
+        report.failures.append(f"{cell.name}: an error of {errors['eqfuse']:.1e}, torch's is {least:.1e}")
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{column.heading} {text}" for column in COLUMNS[2:] if (text := column.cell(row)))
+
+
+def _timed(
+    cell: Cell, function: Function, inputs: dict[str, Tensor], cotangent: Tensor, exact: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    leaves = {name: inputs[name] for name in cell.tensors}
+    wanted = tuple(leaves.values())
+    device = cotangent.device
+
+    def both() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(function(inputs), wanted, cotangent)
+
+    start = time.perf_counter()
+    both()
+    _wait(device)
+    first = time.perf_counter() - start
+    memory = None
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        both()
+        of_gradients = sum(leaf.numel() * leaf.element_size() for leaf in wanted)
+        memory = (torch.cuda.max_memory_allocated() - before - of_gradients) / 1e9
+    made = dict(zip(leaves, both(), strict=True))
+    error = max(_distance(made[name][cell.part[name]], exact[name]) for name in leaves)
+    del made
+    forward = series(lambda: function(inputs), device)
+    out = function(inputs)
+    backward = series(lambda: torch.autograd.grad(out, wanted, cotangent, retain_graph=True), device)
+    return {
+        "forward_ms": forward,
+        "backward_ms": backward,
+        "both_ms": forward + backward,
+        "tflops": cell.flops / backward / 1e9 if cell.flops else None,
+        "memory_gb": memory,
+        "error": error,
+        "first_seconds": first,
+    }
+
+
+def _distance(found: Tensor, exact: Tensor) -> float:
+    """Root mean square, relative."""
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def series(call: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of a call among others: the median of three series."""
+    call()
+    start = time.perf_counter()
+    call()
+    _wait(device)
+    one = time.perf_counter() - start
+    count = max(3, min(200, int(SERIES_SECONDS / max(one, 1e-6))))
+    found = []
+    for _ in range(3):
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        _wait(device)
+        found.append(1e3 * (time.perf_counter() - start) / count)
+    return statistics.median(found)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
