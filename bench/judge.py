@@ -134,7 +134,13 @@ class Ranged(FloatDomain):
         return self._within(super().call(fn, args))
 
     def reduce(self, op: str, value: Any, axis: int) -> Array:
-        return self._within(super().reduce(op, value, axis))
+        found = super().reduce(op, value, axis)
+        if op == "prod":  # in another order its great factors may come first, and be infinite before a 0
+            great = np.maximum(np.abs(value), 1.0)
+            with np.errstate(all="ignore"):
+                beyond = np.isfinite(found) & (np.multiply.reduce(great, axis) > self.most)
+            found = np.where(beyond, np.copysign(2 * self.most, found), found)
+        return self._within(found)
 
 
 @dataclass(frozen=True)

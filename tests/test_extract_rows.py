@@ -8,6 +8,7 @@ import pytest
 
 from bench.ahead import compile_ahead
 from bench.reductions_cells import Cell
+from bench.workloads import WORKLOADS
 from eqfuse import compiler
 from eqfuse.compiled import Compiled
 from eqfuse.devices import device_named
@@ -167,3 +168,19 @@ def test_products_of_bytes_are_added_outside_of_the_matrix_unit() -> None:
     source = compile_ahead(cell.workload, cell.case, "h200").source
     # With the sum as the accumulator, and added to after so few products, every instruction waits for the last.
     assert "tl.dot(stored2_tile, w, max_num_imprecise_acc=None if BLOCK_K <= 128 else 128)" in source
+
+
+@pytest.mark.parametrize("extents", [{"i": 1050, "j": 19}, {"i": 2100, "j": 8}])
+def test_a_tile_has_the_positions_that_a_fold_repeats_it_along(extents: dict[str, int]) -> None:
+    """What a reduction folds does not vary along its axis here, but is a tile along it."""
+    derived = compiler.derive("x: f32[i]\na = max[i,j](x[i])", {}, strict_casts=False)
+    compiled = compiler.pipeline(derived, extents, program_dtypes(derived.program), H200, "multi_pass")
+    (config,) = compiled.chosen.plan.configs
+    sizes = config.sizes(compiled.extents)
+    assert sizes["i"] * sizes["j"] <= 4096 * config.warps
+
+
+def test_rows_that_each_block_has_whole_are_no_rows_of_roles() -> None:
+    workload = WORKLOADS["qknorm_attention"]
+    ahead = compile_ahead(workload, workload.cases["small"], "h200", "multi_pass")
+    assert ahead.schedule == "multi_pass" and ahead.compiled.roles is None

@@ -138,6 +138,13 @@ def test_what_is_exact_in_float64_has_no_rounding_of_its_own() -> None:
     assert judged("y[j] = sum[i](x[i,j])", x, exact + 1e-10, "f64")
 
 
+def test_the_judge_knows_that_products_overflow_in_some_orders() -> None:
+    great = torch.tensor([1e20, 0.0, 1e20])
+    assert not judged("y = prod[i](x[i])", great, torch.tensor(math.nan))
+    assert judged("y = prod[i](x[i])", great / 1e10, torch.tensor(math.nan))
+    assert judged("y = prod[i](x[i])", great / 1e10, torch.tensor(1.0))
+
+
 def test_the_judge_tells_special_values_apart() -> None:
     x = torch.zeros(2, 2)
     source = "y[i] = sum[j](x[i,j]) / sum[j](x[i,j])"

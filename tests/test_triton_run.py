@@ -136,7 +136,7 @@ def test_gather_through_a_page_table(index: torch.dtype) -> None:
 REFERENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "neg": torch.neg,
     "abs": torch.abs,
-    "sign": lambda x: torch.where(x.isnan(), x, x.sign()),
+    "sign": torch.sign,
     "floor": torch.floor,
     "round": torch.round,
     "sq": torch.square,
@@ -191,6 +191,50 @@ def test_rounding_of_what_a_gpu_takes_for_0(fn: str, name: str) -> None:
     expected = {"floor": np.floor, "round": np.rint}[fn](x)
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(known[name](x), expected)
+
+
+def test_the_root_of_what_a_gpu_takes_for_0() -> None:
+    """NVIDIA's own flushes denormal numbers."""
+    least = np.finfo(np.float32).smallest_normal
+    root = lambda x: 1 / np.sqrt(np.where(np.abs(x) < least, np.copysign(0, x), x))
+    known: dict[str, Any] = {"tl": SimpleNamespace(rsqrt=root, where=np.where, float64=np.float64)}
+    exec(HELPERS["rsqrt"], known)  # noqa: S102
+    x = np.array([1e-40, 1e-44, least, 0.5, 3e38, 0.0, -0.0, -1e-40, math.inf, math.nan], np.float32)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(known["rsqrt"](x), 1 / np.sqrt(x), rtol=1e-6)
+
+
+def test_a_kernel_that_triton_refuses_in_as_many_warps_runs_in_others() -> None:
+    text = split_log_sum().text({"x": "f32"}, sizes={"c": 4})
+    module = launch.load(text)
+    name, tried = next(iter(module.CONFIGS)), list[int]()
+
+    class Kernel:
+        works_in = 8
+
+        def __getitem__(self, grid: object) -> Callable[..., str]:
+            return self.run
+
+        def run(self, *args: object, num_warps: int, **options: object) -> str:
+            tried.append(num_warps)
+            if num_warps != self.works_in:
+                raise RuntimeError("PassManager::run failed")
+            return "compiled"
+
+    def launched(kernel: Kernel) -> dict[str, Any]:
+        known: dict[str, Any] = {}
+        size = dict.fromkeys(module.WHOLE[name].values(), 4)
+        module.launch(known, name, kernel, (), (), None, size, lambda blocks: (1, (), {}))
+        return known
+
+    planned = module.CONFIGS[name]["num_warps"]
+    with pytest.warns(UserWarning, match=f"Triton refuses {name} in {planned} warps .* it runs in 8"):
+        assert launched(Kernel())[name][0] == "compiled"
+    assert tried[0] == planned and tried[-1] == 8
+    never = Kernel()
+    never.works_in = 0
+    with pytest.raises(RuntimeError, match="PassManager"):
+        launched(never)
 
 
 DIVISIONS = {"floordiv": ("//", np.floor_divide), "mod": ("%", np.mod)}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from eqfuse.verify.field.casts import CastAware
 from eqfuse.verify.field.domain import (
     CIRCLE_P,
     CIRCLE_Q,
@@ -288,6 +289,18 @@ def test_strict_casts_are_opaque(rng: np.random.Generator) -> None:
     assert not np.any(cast.p == x.p)
     assert np.allclose(cast.shadow, x.shadow.astype(np.float16).astype(np.float64), rtol=1e-6, atol=0)
     assert "f16" in strict.opaque
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_the_extreme_of_rounded_numbers_among_which_one_has_no_value_has_none(
+    op: str, rng: np.random.Generator
+) -> None:
+    aware = CastAware(seed=1)
+    x = aware.draw(np.array([[1.0, np.inf], [0.5, 1.0]]), rng)
+    rounded = aware.call("f16", [x])
+    difference = aware.call("sub", [rounded, aware.full((2, 1), np.inf)])
+    found = aware.reduce(op, difference, 1)
+    assert np.isnan(found.shadow[0]) and np.isneginf(found.shadow[1])
 
 
 def test_seeds_change_omega_and_the_opaque_functions() -> None:

@@ -227,5 +227,5 @@ def widest_values(kernel: Kernel, *, vectors: bool = False) -> tuple[frozenset[s
             if isinstance(node, Call):
                 found.append(axes.of(node))
             elif isinstance(node, Reduce):
-                found.append(axes.of(node) if axes.contraction(node) else axes.folded(node))
+                found.append(axes.of(node) if axes.contraction(node) else axes.folded(node) | {node.axis})
     return tuple(found)

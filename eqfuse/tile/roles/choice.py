@@ -79,7 +79,10 @@ def rows_of(tiles: TileProgram) -> str:
     rows = {dot.left.dims[0] for dot in dots if len(dot.left.dims) == 2}
     if len(rows) != 1:
         raise Unsuited("no loop multiplies matrices" if not dots else "products of no common rows")
-    return rows.pop()
+    (axis,) = rows
+    if not any(block.axis == axis and block.kind == "grid" for block in tiles.kernels[0].blocks):
+        raise Unsuited(f"each thread block has all of {axis}, the rows of products")
+    return axis
 
 
 def _products(tiles: TileProgram) -> Iterator[list[Dot]]:

@@ -226,7 +226,8 @@ def invertible(x):
 """,
     "sign": """
 def sign(x):
-    return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, x))
+    # 0 of NaN, as torch has it; of the dtype of x.
+    return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, tl.where(x == x, x, 0.0)))
 """,
     "sign_int": """
 def sign_int(x):
@@ -291,6 +292,14 @@ def mod_real(a, b):
     # Exact, of the sign of b.
     rest = libdevice.fmod(a, b)
     return tl.where((rest != 0.0) & ((rest < 0.0) != (b < 0.0)), rest + b, rest)
+""",
+    "rsqrt": """
+def rsqrt(x):
+    # The GPU's own takes a denormal number for 0.
+    if x.dtype == tl.float64:
+        return tl.rsqrt(x)
+    small = x < 1.1754943508222875e-38
+    return tl.rsqrt(tl.where(small, x * 16777216.0, x)) * tl.where(small, 4096.0, 1.0)
 """,
     "sigmoid": """
 def sigmoid(x):

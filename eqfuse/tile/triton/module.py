@@ -47,6 +47,8 @@ def emit(
         [
             *module.docstring(),
             "",
+            "import warnings",
+            "",
             "import torch",
             "import triton",
             "import triton.language as tl",

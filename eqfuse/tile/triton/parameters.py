@@ -44,7 +44,7 @@ ALIGNMENT = 16
 
 _TAKEN = frozenset(
     (
-        *("tl", "torch", "triton", "libdevice", "float", "pid", "INDEX", "WAITS", "LEADS"),
+        *("tl", "torch", "triton", "warnings", "libdevice", "float", "pid", "INDEX", "WAITS", "LEADS"),
         *map(helper_name, HELPERS),
         *keyword.kwlist,
     )

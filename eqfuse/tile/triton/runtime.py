@@ -93,10 +93,25 @@ def launch(known, name, kernel, tensors, numbers, config, size, arguments):
         return
     blocks = settings(name, config, size)
     grid, integers, constants = arguments(blocks)
-    options = {"num_warps": blocks["num_warps"], "num_stages": blocks["num_stages"]}
+    options = {"num_stages": blocks["num_stages"]}
     if constants.get("WAITS"):
         options["launch_pdl"] = True
-    compiled = kernel[(grid,)](*tensors, *integers, *numbers, **constants, **options)
+    planned, refused = blocks["num_warps"], None
+    for warps in dict.fromkeys((planned, 4, 8, 2, 1)):
+        try:
+            given = (*tensors, *integers, *numbers)
+            compiled = kernel[(grid,)](*given, **constants, **options, num_warps=warps)
+            break
+        except RuntimeError as error:
+            # Some layouts break a pass of Triton's (its issue 8257); the number of warps decides them.
+            if "PassManager" not in str(error):
+                raise
+            refused = refused or error
+    else:
+        raise refused
+    if warps != planned:
+        text = f"Triton refuses {name} in {planned} warps ({refused}); it runs in {warps}"
+        warnings.warn(text, stacklevel=2)
     if compiled is not None:
         known[name] = compiled, grid, integers, numbers, tuple(constants.values())
 '''
