@@ -126,11 +126,29 @@ _TERMS = (
     terms.Scalar,
     terms.Size,
 )
-_LOOPS = (loops.Buffer, loops.Carried, loops.Kernel, loops.Let, loops.Loop, loops.Nest, loops.Store)
+_LOOPS = (
+    loops.Buffer,
+    loops.Carried,
+    loops.Kernel,
+    loops.Let,
+    loops.Loop,
+    loops.Nest,
+    loops.Slots,
+    loops.Store,
+)
 _MERGES = (merge.Combine, merge.Finish, merge.Group, merge.Merge, merge.Obstacle, merge.Part, merge.State)
 CODEC = Codec(
     (*_TERMS, terms.Output, terms.Program, terms.Tensor, *_LOOPS, *_MERGES, merge.Update)
-    + (Candidate, plans.Cost, plans.GroupPlan, plans.KernelConfig, plans.KernelPlan, plans.Plan, plans.Term)
+    + (
+        Candidate,
+        plans.Cost,
+        plans.GroupPlan,
+        plans.KernelConfig,
+        plans.KernelPlan,
+        plans.Plan,
+        plans.Range,
+        plans.Term,
+    )
     + (Block, Roles, Fold, Report, Rewrite, Rule, RuleScope, Certificate, StageReport)
     + (Rewriting, Merging, Planning, Certifying)
 )

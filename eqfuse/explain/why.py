@@ -351,6 +351,7 @@ def plan_lines(plans: Sequence[Plan], chosen: Plan) -> Iterator[str]:
     the prediction loses."""
     for plan in plans:
         label = plan.schedule + (f" in {plan.shards} shards" if plan.shards > 1 else "")
+        label += f" shared out evenly over {', '.join(plan.evened)}" if plan.evened else ""
         label += f", {len(plan.kernels)} kernel" + "s" * (len(plan.kernels) > 1)
         if plan.cost is None or math.isinf(plan.cost.seconds):
             yield f"{label}: does not fit: {plan.reason}"

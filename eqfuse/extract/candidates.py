@@ -20,6 +20,7 @@ from eqfuse.extract.roles import power_of_two
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.tile_sizes import configure, folds_rows_and_columns
 from eqfuse.loops.kernel_axes import narrowed
+from eqfuse.loops.lengths import row_range
 from eqfuse.loops.lower import lower
 from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest
@@ -48,6 +49,9 @@ MAX_SHARDS = 64
 RAGGED_TURNS = 32
 """Shards that take turns on an SM where blocks have lengths of their own: the shards of one that is many times longer
 than the average end with the others."""
+
+EVEN_TURNS = 16
+"""The same where shards are shared out evenly: the last one to end is as long as all others."""
 
 SM_WARPS = 8
 """Warps that an SM should have, of thread blocks that are smaller."""
@@ -84,6 +88,8 @@ class Search:
         for schedule in SCHEDULES:
             mixed = {k.name: schedule if schedule in options[k.name] else "multi_pass" for k in kernels}
             candidate, seconds = self._planned(kernels, mixed, schedule, extents)
+            if schedule == "split_k" and (even := self._even(candidate, extents)) is not None:
+                found.append(even)
             prices |= {(name, schedule): seconds[name] for name in mixed if mixed[name] == schedule}
             if all(mixed[k.name] == schedule for k in kernels) and _has(candidate.plan, schedule):
                 found.append(candidate)
@@ -124,6 +130,35 @@ class Search:
         kernels_here = configured(nest, shape, self.device)
         configs = tuple(configure(k, shape, self.device) for k in kernels_here)
         return self._with_cost(Candidate(plan, nest), configs, extents)
+
+    def evened(self, candidate: Candidate, extents: Mapping[str, int]) -> Candidate | None:
+        """The plan with the shards of each axis shared out by what rows have to do, where data says how long they are; None
+        where it does not."""
+        changed = []
+        for mine in candidate.plan.kernels:
+            group = mine.groups[0] if len(mine.groups) == 1 else None
+            if group is not None and group.schedule == "split_k":
+                even = row_range(_partial(candidate.nest, mine), group.group.axis)
+                if even is not None and math.prod(extents[axis] for axis in even.axes) > 1:
+                    mine = replace(mine, groups=(replace(group, even=even),))
+            changed.append(mine)
+        kernels = tuple(changed)
+        return None if kernels == candidate.plan.kernels else self._priced(kernels, "split_k", extents)[0]
+
+    def _even(self, candidate: Candidate, extents: Mapping[str, int]) -> Candidate | None:
+        """The same on a GPU, where each thread block has one row anyway."""
+        if self.device.kind == "cpu":
+            return None
+        found = self.evened(candidate, extents)
+        if found is None:
+            return None
+        blocks = dict(zip(candidate.nest.kernels, candidate.plan.configs, strict=True))
+        for mine in found.plan.kernels:
+            for even in (group.even for group in mine.groups if group.even is not None):
+                sizes = {b.axis: b.size for b in blocks[_partial(candidate.nest, mine)].blocks}
+                if any(sizes[axis] != 1 for axis in even.axes):
+                    return None
+        return found
 
     def at(self, candidate: Candidate, extents: Mapping[str, int]) -> Candidate:
         """The plan with its blocks, warps and stages, priced for other sizes; its shards are those for them. Its cost is
@@ -201,10 +236,17 @@ class Search:
         return most
 
 
+def _partial(nest: Nest, plan: KernelPlan) -> LoopKernel:
+    """The kernel of a nest that walks the shards of a plan's kernel with one group."""
+    return next(kernel for kernel in nest.kernels if kernel.name == f"{plan.name}_partial")
+
+
 def _turns(kernel: LoopKernel, axes: Iterable[str], counts: Mapping[str, int]) -> int:
     """How many shards take turns on an SM: where blocks have lengths of their own, more than run at once."""
     found = ragged(kernel)
     data = frozenset[str]().union(*(found[axis].axes for axis in axes if axis in found))
+    if kernel.slots is not None:
+        return EVEN_TURNS
     return min(RAGGED_TURNS, math.prod(counts.get(axis, 1) for axis in data))
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.identity import predicates, vanishes
 from eqfuse.loops.kernel_axes import KEPT
-from eqfuse.loops.nodes import Kernel
+from eqfuse.loops.nodes import Kernel, Loop
 from eqfuse.loops.walk import loops_in
 from eqfuse.terms.assume import conjuncts
 from eqfuse.terms.bounds import NEGATED, tells
@@ -31,6 +31,9 @@ from eqfuse.terms.promises import read_along
 
 _SAMPLED_BLOCKS = 32
 """Blocks of an axis at which predicates are tried, in each of them the first, a middle and the last position."""
+
+FEW = 2
+"""Positions at which the instances of a row are that shares shards with others: it has as many as others, on average."""
 
 Predicates = Mapping[Expr, bool]
 """Predicates, each with the truth value without which a tile changes nothing."""
@@ -127,6 +130,11 @@ def _ascends(side: Expr, axis: str, ascending: Collection[tuple[str, int]]) -> b
     )
 
 
+def _is_dealt(loop: Loop) -> bool:
+    """Whether a loop goes from one instance that was dealt out to a row to another one."""
+    return any(isinstance(node, Load) for node in walk(loop.start))
+
+
 class Coverage:
     """How much of each axis whose loops are masked is walked, at one shape."""
 
@@ -137,6 +145,8 @@ class Coverage:
             for axis, mine in covering(kernel).items()
         }
         self._ragged = ragged(kernel)
+        self._is_even = kernel.slots is not None
+        self._few = tuple(loop.axis for loop in loops_in(kernel.body) if loop.unit and _is_dealt(loop))
         self._known: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def visited(self, blocks: Mapping[str, int]) -> dict[str, int]:
@@ -151,11 +161,13 @@ class Coverage:
         for axis, data in self._ragged.items():
             share = data.share(blocks, self._shape.extents)
             found[axis] = max(1, round(share * found.get(axis, self._shape.extents[axis])))
-        return found
+        return {**found, **{axis: min(FEW, self._shape.extents[axis]) for axis in self._few}}
 
     def evenness(self, blocks: Mapping[str, int], per_sm: float) -> float:
         """The part of the time in which an SM has work, of `per_sm` thread blocks of different lengths: the last one
         may be the longest."""
+        if self._is_even:
+            return 1.0
         longer = max((data.spread(blocks) for data in self._ragged.values()), default=0.0)
         return per_sm / (per_sm + longer) if per_sm else 1.0
 

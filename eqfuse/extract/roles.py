@@ -43,14 +43,15 @@ class Roles:
                 if isinstance(node, Reduce):
                     bound[node.axis] = bound.get(node.axis, True) and axes.contraction(node) is not None
         ranges = [free_axes(loop.start) | free_axes(loop.stop) for loop in loops_in(kernel.body)]
+        counted = () if kernel.slots is None else kernel.slots.axes
         taken = {*kernel.parallel, *loops}
         inner = tuple(a for a in {**dims, **bound} if a not in taken)
         return cls(
             kernel.parallel,
             tuple(a for a, unit in loops.items() if not unit),
             tuple(a for a, unit in loops.items() if unit),
-            divided_axes(kernel).union(*ranges) & frozenset(kernel.parallel),
-            frozenset(kernel.parallel).difference(*ranges),
+            divided_axes(kernel).union(counted, *ranges) & frozenset(kernel.parallel),
+            frozenset(kernel.parallel).difference(counted, *ranges),
             inner,
             frozenset(a for a in inner if a not in dims and bound.get(a, False)),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from eqfuse.extract import tile_sizes_cpu
@@ -67,12 +68,24 @@ GPU_WHOLE = 256
 
 TENSOR_CORE_MIN = 16
 
+SEARCHED = 128
+"""Rows that a thread block looks at together for the one whose work it does."""
+
 
 def configure(kernel: Kernel, shape: Shape, device: Device) -> KernelConfig:
     """Blocks for one kernel. Every axis that the kernel walks gets one."""
     if device.kind == "cpu":
-        return tile_sizes_cpu.configure(kernel, shape, device)
-    return _for_gpu(kernel, Roles.of(kernel), shape, device)
+        return _searching(kernel, tile_sizes_cpu.configure(kernel, shape, device), SEARCHED)
+    return _searching(kernel, _for_gpu(kernel, Roles.of(kernel), shape, device), SEARCHED)
+
+
+def _searching(kernel: Kernel, config: KernelConfig, size: int) -> KernelConfig:
+    """The configuration with blocks of the axes along which a kernel with slots looks for its row."""
+    if kernel.slots is None:
+        return config
+    *outer, last = kernel.slots.others
+    blocks = (*(Block(axis, "loop", 1) for axis in outer), Block(last, "loop", size))
+    return replace(config, blocks=(*config.blocks, *blocks))
 
 
 def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> KernelConfig:
@@ -277,9 +290,10 @@ def tiny(kernel: Kernel, block: int = 2, single: Collection[str] = ()) -> Kernel
     roles = Roles.of(kernel)
     kind_of = kinds(roles, {a for a in roles.inner if a not in roles.steps})
     sizes: dict[BlockKind, int | None] = {"grid": block, "loop": block, "unit": 1, "whole": None}
-    return KernelConfig(
+    config = KernelConfig(
         tuple(
             Block(a, kind, 1 if a in roles.single or (a in single and kind == "grid") else sizes[kind])
             for a, kind in kind_of.items()
         )
     )
+    return _searching(kernel, config, block)

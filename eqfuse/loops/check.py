@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Loop, Nest, Stmt, Store
+from eqfuse.loops.slots import expanded
 from eqfuse.loops.walk import defined, statements
 from eqfuse.terms.folds import PAIR, contributions, is_reduction, ranks_of
 from eqfuse.terms.functions import ARITY
@@ -21,6 +22,7 @@ from eqfuse.terms.nodes import (
     Reduce,
     Scalar,
     Size,
+    call,
     free_axes,
     walk,
 )
@@ -42,7 +44,7 @@ def check(nest: Nest, program: Program) -> None:
     ranks = {tensor.name: tensor.rank for tensor in program.tensors}
     buffers = {buffer.name: buffer for buffer in nest.buffers}
     _check_names(nest, program, ranks)
-    for kernel in nest.kernels:
+    for kernel in map(expanded, nest.kernels):
         readable = dict(ranks)
         _KernelCheck(kernel, readable, buffers, frozenset(program.scalars)).run()
         ranks |= {name: len(buffers[name].axes) for name in _stored(kernel)}
@@ -82,8 +84,8 @@ def _unique(names: Iterable[str], kind: str) -> None:
 
 @dataclass
 class _KernelCheck:
-    """Walks one kernel. `positions` are the axes that stand for one position, `tiles` those of
-    open loops over tiles; `visible` maps the names in scope to their dims."""
+    """Walks one kernel. `positions` are the axes that stand for one position, `fixed` those of them that
+    stand for no other one in the same instance, `tiles` those of open loops over tiles; `visible` maps the names in scope to their dims."""
 
     kernel: Kernel
     readable: Mapping[str, int]
@@ -92,6 +94,7 @@ class _KernelCheck:
     positions: set[str] = field(default_factory=set)
     tiles: set[str] = field(default_factory=set)
     visible: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fixed: set[str] = field(default_factory=set)
 
     def run(self) -> None:
         _unique(self.kernel.parallel, f"parallel axes of {self.kernel.name!r}, which")
@@ -185,7 +188,7 @@ class _KernelCheck:
             self._axes(name, stmt.dims, expr)
             self._expr(name, expr)
         indexed = frozenset().union(*map(free_axes, stmt.index))
-        if racing := (self.positions | set(stmt.dims)) - indexed:
+        if racing := (self.positions - self.fixed | set(stmt.dims)) - indexed:
             raise self._fail(
                 f"{name} does not depend on axes {sorted(racing)}: several values for one element"
             )
@@ -194,7 +197,7 @@ class _KernelCheck:
         name = f"the loop over {loop.axis!r}"
         if loop.axis in self.positions | self.tiles:
             raise self._fail(f"{name} is inside of what walks the same axis")
-        for bound in (loop.start, loop.stop):
+        for bound in (loop.start, loop.stop, *(loop.part or ())):
             self._axes(name, (), bound)
             self._expr(name, bound)
         for carried in loop.carried:
@@ -203,8 +206,11 @@ class _KernelCheck:
         self.visible.update({carried.name: carried.dims for carried in loop.carried})
         inside = self.positions if loop.unit else self.tiles
         inside.add(loop.axis)
+        if loop.unit and loop.stop is call("add", loop.start, Const(1)):
+            self.fixed.add(loop.axis)
         self._body(loop.body)
         inside.remove(loop.axis)
+        self.fixed.discard(loop.axis)
         lets = {stmt.name: stmt.dims for stmt in loop.body if isinstance(stmt, Let)}
         for carried in loop.carried:
             if lets.get(carried.next) != carried.dims:

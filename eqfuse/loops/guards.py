@@ -104,5 +104,5 @@ def _evaluated(stmt: Stmt) -> tuple[Expr, ...]:
             return (expr,)
         case Store(_, index, _, expr):
             return *index, expr
-        case Loop(_, start, stop, _, carried, _):
-            return start, stop, *(value.init for value in carried)
+        case Loop(_, start, stop, _, carried, _, _, part):
+            return start, stop, *(part or ()), *(value.init for value in carried)

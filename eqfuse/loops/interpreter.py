@@ -13,11 +13,12 @@ import numpy.typing as npt
 from eqfuse.loops.check import NestError
 from eqfuse.loops.integers import carried_integers
 from eqfuse.loops.nodes import Buffer, Kernel, Let, Loop, Nest, Stmt, Store
+from eqfuse.loops.slots import expanded
 from eqfuse.loops.walk import statements
 from eqfuse.terms.domain import Domain, total
 from eqfuse.terms.integers import dtype_of, identity, is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, aligned, evaluate_expr, expand
-from eqfuse.terms.nodes import Call, Const, Expr, Program, free_axes
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Local, Program, free_axes, walk
 
 Locals = Mapping[str, tuple[tuple[str, ...], Any]]
 
@@ -46,26 +47,37 @@ def run(
     whole = {name: int(scalars[name]) for name in program.integers}
     memory = _Memory({buffer.name: buffer for buffer in nest.buffers}, dict(tensors))
     env = Env(domain, memory.tensors, {**scalars, **whole}, sizes, batch=batch)
-    for kernel in nest.kernels:
+    for kernel in map(expanded, nest.kernels):
         _run_kernel(kernel, env, memory, tiles)
     return {buffer.name: memory.tensors[buffer.name] for buffer in nest.buffers if buffer.is_output}
 
 
 def _run_kernel(kernel: Kernel, env: Env, memory: _Memory, tiles: Mapping[str, int]) -> None:
     """Runs all instances together; one by one along the axes that the range of a loop depends on."""
-    ranges = [
-        bound
-        for stmt in statements(kernel.body)
-        if isinstance(stmt, Loop)
-        for bound in (stmt.start, stmt.stop)
-    ]
-    apart = [axis for axis in kernel.parallel if any(axis in free_axes(bound) for bound in ranges)]
+    needed = frozenset[str]()
+    known: dict[str, frozenset[str]] = {}
+    for stmt in statements(kernel.body):
+        match stmt:
+            case Let(name, _, expr):
+                known[name] = _positions(expr, known)
+            case Loop(axis, start, stop, unit):
+                ends = _positions(start, known) | _positions(stop, known)
+                needed |= ends
+                if unit:
+                    known[axis] = ends
+    apart = [axis for axis in kernel.parallel if axis in needed]
     for point in product(*(env.at(axis) for axis in apart)):
         positions = {axis: np.array([at]) for axis, at in zip(apart, point, strict=True)}
         _run_body(kernel.body, replace(env, positions=positions), memory, tiles)
     for stmt in statements(kernel.body):
         if isinstance(stmt, Store):
             memory.check_written(stmt.tensor)
+
+
+def _positions(expr: Expr, known: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The axes on which an expression depends, those on which the named values do that it reads included."""
+    names = [node.name for node in walk(expr) if isinstance(node, Local | Axis)]
+    return free_axes(expr).union(*(known.get(name, frozenset()) for name in names))
 
 
 def _run_body(body: Iterable[Stmt], env: Env, memory: _Memory, tiles: Mapping[str, int]) -> Env:
@@ -85,7 +97,7 @@ def _run_loop(loop: Loop, env: Env, memory: _Memory, tiles: Mapping[str, int]) -
     state: dict[str, tuple[tuple[str, ...], Any]] = {
         carried.name: evaluate_expr(carried.init, env) for carried in loop.carried
     }
-    for name, dtype in carried_integers(loop, _integer_dtypes(env)).items():
+    for name, dtype in memory.carried(loop, env).items():
         if not is_exact(state[name][1]):
             (init,) = (carried.init for carried in loop.carried if carried.name == name)
             assert isinstance(init, Const)
@@ -129,7 +141,9 @@ def _with(env: Env, values: Locals) -> Env:
 
 
 def _integer(expr: Expr, env: Env) -> int:
-    return int(np.asarray(evaluate_expr(expr, env).data).item())
+    """An integer that is the same in all trials, as integers are."""
+    found = np.unique(np.asarray(evaluate_expr(expr, env).data))
+    return int(found.item())
 
 
 def _sliced(env: Env, axis: str, tile: npt.NDArray[np.int64]) -> Locals:
@@ -167,6 +181,13 @@ class _Memory:
         self.tensors = tensors
         self._buffers = buffers
         self._times: dict[str, npt.NDArray[np.int64]] = {}
+        self._carried: dict[int, Mapping[str, str]] = {}
+
+    def carried(self, loop: Loop, env: Env) -> Mapping[str, str]:
+        """The carried values of a loop that are integers, whichever instance runs it."""
+        if id(loop) not in self._carried:
+            self._carried[id(loop)] = carried_integers(loop, _integer_dtypes(env))
+        return self._carried[id(loop)]
 
     def store(self, stmt: Store, env: Env) -> None:
         value = evaluate_expr(stmt.expr, env)
@@ -175,6 +196,8 @@ class _Memory:
         trials = () if env.batch is None else (TRIAL,)
         dims = (*trials, *axes)
         places = tuple(np.asarray(aligned(part, axes, env.domain)) for part in index)
+        for dim in set(value.dims) - set(dims):  # an axis that stands for one position alone
+            value = _without(value, dim, env.domain)
         data = expand(value, dims, env)
         if stmt.tensor not in self.tensors:
             self._allocate(stmt.tensor, data, env)

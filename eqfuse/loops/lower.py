@@ -3,7 +3,8 @@
     rolling     one loop; after each tile the states stand for what was seen, repaired by the merge
     multi_pass  one loop per dependency level; each reads the exact states of earlier ones
     resident    no loop; the whole axis at once
-    split_k     a kernel whose instances each roll over one shard, then one that merges their states
+    split_k     a kernel whose instances each roll over one shard, then one that merges their states; with `even`, a kernel
+                before both deals instances out to rows (slots.py)
 
 A kernel of the plan becomes several where it splits an axis: `<name>_partial` for each group that is
 split, `<name>` or `<name>_merge` for the rest, and `<name>_map` for outputs along a split axis, which merges
@@ -12,20 +13,21 @@ the states itself where they are numbers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import ScheduleError
 from eqfuse.loops.builder import Builder, fresh_name
 from eqfuse.loops.check import check
-from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Nest
+from eqfuse.loops.nodes import Buffer, Carried, Kernel, Let, Nest, Slots
 from eqfuse.loops.plan import GroupPlan, KernelPlan, Plan
 from eqfuse.loops.share import named, pruned, rename_locals, shared
+from eqfuse.loops.slots import counting, instance, quotient_up
 from eqfuse.loops.unify import unified
 from eqfuse.loops.walk import axes_of, defined, loaded, rewritten, statements
 from eqfuse.rules.assignments import combines, finishes, updates
-from eqfuse.rules.merge import Combine, Group, Merge, State
+from eqfuse.rules.merge import Group, Merge, State
 from eqfuse.terms.folds import fold_of, identity, joined, rank_axes
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
@@ -41,6 +43,7 @@ from eqfuse.terms.nodes import (
     Reduce,
     Size,
     call,
+    substitute_axes,
     transform,
     walk,
 )
@@ -68,6 +71,8 @@ def _tidied(kernels: list[Kernel], context: _Context, program: Program) -> Nest:
         body = rewritten(body, masked(program, values))
         body = pruned(shared(body, kernel.parallel), frozenset(unread))
         read |= loaded(body)
+        if kernel.slots is not None:
+            read |= {kernel.slots.first, kernel.slots.last}
         taken = frozenset(defined(body)) | context.axes | context.tensors | context.scalars
         if body:
             result.append(replace(kernel, body=named(body, taken)))
@@ -119,6 +124,13 @@ class _Context:
             self.axes.add(self.shards[axis])
         return self.shards[axis]
 
+    def alias(self, axis: str, what: str = "all") -> str:
+        """A new name for an axis."""
+        found = fresh_name(f"{axis}_{what}", self.axes)
+        self.axes.add(found)
+        self.aliases[found] = self.aliases.get(axis, axis)
+        return found
+
     def temporary(self, name: str, axes: tuple[str, ...]) -> Load:
         """A new tensor in the type that sums are kept in, and how to read it."""
         tensor = fresh_name(name, self.tensors)
@@ -150,12 +162,15 @@ class _KernelLowering:
         self._exact: dict[str, str] = {}
         self._partials: dict[str, Load] = {}
         self._finals: dict[str, Load] = {}
+        self._slots: dict[Group, Slots] = {}
 
     def kernels(self) -> Iterator[Kernel]:
         """The kernels, unshared and unpruned, in the order in which they run."""
         plan = self._plan
         split = [index for index, group in enumerate(plan.groups) if group.schedule == "split_k"]
         for number, index in enumerate(split):
+            if plan.groups[index].even is not None:
+                yield self._counting(index, _numbered(f"{plan.name}_slots", number))
             yield self._partial(index, _numbered(f"{plan.name}_partial", number))
         maps: dict[tuple[str, ...], list[Output]] = {}
         local: dict[tuple[str, ...], list[Output]] = {}
@@ -199,7 +214,25 @@ class _KernelLowering:
             partial = self._context.temporary(f"{self._plan.name}_{state.name}", axes)
             build.store(partial.tensor, axes, Local(state.name, state.dims))
             self._partials[state.name] = partial
-        return Kernel(name, build.parallel, build.body, *self._context.known)
+        ascending, longer = self._context.known
+        slots = self._slots.get(group)
+        if slots is not None and len(slots.axes) == 1:  # so that the row is searched for
+            ascending = (*ascending, (slots.first, 0), (slots.last, 0))
+        return Kernel(name, build.parallel, build.body, ascending, longer, slots)
+
+    def _counting(self, index: int, name: str) -> Kernel:
+        """The kernel that deals the program instances of the next one out to rows."""
+        group, even = self._plan.groups[index].group, self._plan.groups[index].even
+        assert even is not None
+        context = self._context
+        names = [tuple(context.alias(axis) for axis in even.axes) for _ in range(3)]
+        first, last = (
+            context.temporary(f"{self._plan.name}_{end}", even.axes).tensor for end in ("first", "last")
+        )
+        rows = tuple(context.alias(axis, "row") for axis in even.axes)
+        slots = Slots(even.axes, context.shard_axis(group.axis), rows, names[0], first, last)
+        self._slots[group] = slots
+        return counting(name, group.axis, even, slots, names)
 
     def _rest(
         self, name: str, local: Mapping[tuple[str, ...], list[Output]], mapped: Collection[list[Output]]
@@ -309,25 +342,111 @@ class _KernelLowering:
         """Folds the stored states of all shards: at once where each adds to a state what it alone holds and
         the states have one dim here at most (a tile of them fits on chip), else one after the other."""
         shard = self._context.shard_axis(group.axis)
-        states = {state.name: state for state in group.states}
-        shares = {combine.state: _share(combine, states) for combine in merge.combine}
-        if all(len(build.dims(state.dims)) <= 1 for state in group.states) and None not in shares.values():
-            for name, share in shares.items():
-                if share is not None:
-                    body = self._exactly(self._loaded(share, group))
-                    build.fold(name, states[name].dims, states[name].op, shard, body)
-            return
-        carried = {f"{state.name}_a": state.name for state in group.states}
-        with build.loop(shard, Const(0), Size(shard), _carried(build, group.states), unit=True):
-            for state in group.states:
-                build.let(f"{state.name}_b", state.dims, self._partials[state.name])
-            for each in combines(group, merge):
-                build.let(each.name, each.dims, rename_locals(self._exactly(each.value), carried))
+        shares = _shares(merge, group.states)
+        if any(len(build.dims(state.dims)) > 1 for state in group.states):
+            shares = None
+        slots = self._slots.get(group)
+        if slots is not None:
+            self._merge_slots(build, group, merge, slots, shares)
+        elif shares is None:
+            with build.loop(shard, Const(0), Size(shard), _carried(build, group.states), unit=True):
+                self._merge_one(build, group, merge, {}, {state.name: state.name for state in group.states})
+        else:
+            states = {state.name: state for state in group.states}
+            for name, (_, share) in shares.items():
+                body = self._exactly(self._loaded(share, group, {}))
+                build.fold(name, states[name].dims, states[name].op, shard, body)
 
-    def _loaded(self, share: Expr, group: Group) -> Expr:
+    def _merge_one(
+        self, build: Builder, group: Group, merge: Merge, at: Mapping[str, Expr], names: Mapping[str, str]
+    ) -> None:
+        """Merges the states that are stored at a position into those that a loop carries, by `names`; `at` are other names
+        of axes."""
+        carried = {f"{name}_a": of for name, of in names.items()}
+        for state in group.states:
+            build.let(f"{state.name}_b", state.dims, substitute_axes(self._partials[state.name], at))
+        for each in combines(group, merge):
+            build.let(each.name, each.dims, rename_locals(self._exactly(each.value), carried))
+
+    def _merge_slots(
+        self, build: Builder, group: Group, merge: Merge, slots: Slots, shares: Mapping[str, _Share] | None
+    ) -> None:
+        """Folds what the instances of a row have stored, position by position of the axes that count instances: all shards of one
+        at once, where that is possible."""
+        row = tuple(map(Axis, slots.axes))
+        ends = Load(slots.first, row), Load(slots.last, row)
+        at: Mapping[str, Expr] = dict(zip(slots.axes, map(Axis, slots.others), strict=True))
+        number = instance(slots.others, slots.shard)
+        is_mine = call("and", call("le", ends[0], number), call("lt", number, ends[1]))
+
+        def merged(names: Mapping[str, str]) -> None:
+            if shares is None:
+                self._merge_one(build, group, merge, at, names)
+                return
+            carried = {f"{name}_a": of for name, of in names.items()}
+            states = {state.name: state for state in group.states}
+            for name, (rest, share) in shares.items():
+                state = states[name]
+                body = call("where", is_mine, self._loaded(share, group, at), identity(state.op))
+                build.fold(f"{state.name}_tile", state.dims, state.op, slots.shard, self._exactly(body))
+                tile = Local(f"{state.name}_tile", state.dims)
+                rest = self._exactly(rename_locals(rest, carried))
+                build.let(f"{state.name}_new", state.dims, Call(COMBINE[state.op], (rest, tile)))
+
+        axes = (*slots.others, *((slots.shard,) if shares is None else ()))
+        counted = [Size(axis) for axis in (*slots.others, slots.shard)]
+        self._positions(build, group, axes, counted[1:], ends, None, merged)
+
+    def _positions(
+        self,
+        build: Builder,
+        group: Group,
+        axes: Sequence[str],
+        inner: Sequence[Expr],
+        ends: tuple[Expr, Expr],
+        outside: Mapping[str, str] | None,
+        body: Callable[[Mapping[str, str]], None],
+    ) -> None:
+        """Loops over those positions of `axes` of which instances from the first to before the last of `ends` are; each has as many
+        as the product of the `inner` sizes. States are carried, from those of the loop `outside` on."""
+        axis, (first, last) = axes[0], ends
+        each: Expr = Const(1)
+        for size in inner:
+            each = size if each is Const(1) else call("mul", each, size)
+        if outside is not None:
+            first = call("maximum", first, Const(0))
+            last = call("minimum", last, call("mul", Size(axis), each))
+        start, stop = call("floordiv", first, each), quotient_up(last, each)
+        names = {
+            state.name: state.name if outside is None else f"{state.name}_{axis}" for state in group.states
+        }
+        following = "new" if len(axes) == 1 else f"after_{axis}"
+        carried = tuple(
+            Carried(
+                names[state.name],
+                build.dims(state.dims),
+                identity(state.op) if outside is None else Local(outside[state.name], build.dims(state.dims)),
+                f"{state.name}_{following}",
+            )
+            for state in group.states
+        )
+        with build.loop(axis, start, stop, carried, unit=True):
+            if len(axes) == 1:
+                body(names)
+                return
+            before = call("mul", Axis(axis), each)
+            rest = call("sub", ends[0], before), call("sub", ends[1], before)
+            self._positions(build, group, axes[1:], inner[1:], rest, names, body)
+            for state in group.states:
+                value = Local(f"{state.name}_{axes[1]}", state.dims)
+                build.let(f"{state.name}_{following}", state.dims, value)
+
+    def _loaded(self, share: Expr, group: Group, at: Mapping[str, Expr]) -> Expr:
         """What a shard adds to a state, read from where its states are stored; merged states by their names."""
-        read: dict[str, Expr] = {f"{state.name}_b": self._partials[state.name] for state in group.states}
-        read |= {f"{state.name}_new": Local(state.name, state.dims) for state in group.states}
+        stored = {state.name: substitute_axes(self._partials[state.name], at) for state in group.states}
+        read: dict[str, Expr] = {f"{name}_b": load for name, load in stored.items()}
+        if not at:
+            read |= {f"{state.name}_new": Local(state.name, state.dims) for state in group.states}
         return transform(share, lambda node: read.get(node.name, node) if isinstance(node, Local) else node)
 
     def _finish(self, build: Builder, group: Group, merge: Merge) -> None:
@@ -355,18 +474,26 @@ class _KernelLowering:
                     build.let(f"{state.name}_new", state.dims, new)
 
 
-def _share(combine: Combine, states: Mapping[str, State]) -> Expr | None:
-    """What one part adds to a state, over its `_b` values, where `state_new` folds that of two parts with the
-    state's own reduction; None where it is anything else."""
-    there = {f"{name}_a": f"{name}_b" for name in states}
+_Share = tuple[Expr, Expr]
+"""What the parts before make of a state, over its `_a` values, and what one part adds to it, over its `_b` values."""
+
+
+def _shares(merge: Merge, states: Iterable[State]) -> dict[str, _Share] | None:
+    """The shares of all states, in the order in which they are merged, where each `state_new` folds that of two parts with
+    the state's own reduction; None where one is anything else."""
+    by_name = {state.name: state for state in states}
+    there = {f"{name}_a": f"{name}_b" for name in by_name}
     back = {b: a for a, b in there.items()}
-    match combine.value:
-        case Call(fn, (left, right)) if fn == COMBINE.get(states[combine.state].op) and (
-            rename_locals(left, there) is right and rename_locals(right, back) is left
-        ):
-            return right
-        case _:
-            return None
+    found: dict[str, _Share] = {}
+    for combine in merge.combine:
+        match combine.value:
+            case Call(fn, (left, right)) if fn == COMBINE.get(by_name[combine.state].op) and (
+                rename_locals(left, there) is right and rename_locals(right, back) is left
+            ):
+                found[combine.state] = left, right
+            case _:
+                return None
+    return found
 
 
 def _carried(build: Builder, states: Iterable[State]) -> tuple[Carried, ...]:

@@ -1,17 +1,18 @@
 """The loop nest of a chosen plan: what runs in parallel, what is carried, what is stored.
 
     nest    ::= Nest(kernels, temporaries)       kernels run one after the other
-    kernel  ::= Kernel(name, parallel, body, ascending, longer)
+    kernel  ::= Kernel(name, parallel, body, ascending, longer, slots)
                                                  all positions of the parallel axes at once
     stmt    ::= Let(name, dims, expr)            name[dims] = expr, for every position of dims
-              | Loop(axis, start, stop, unit, carried, body, shard)
+              | Loop(axis, start, stop, unit, carried, body, shard, part)
               | Store(tensor, index, dims, expr) tensor[index] = expr, for every position of dims
 
 A `Loop` visits its axis tile by tile, in order, from `start` to `stop`; inside it the axis stands
 for the positions of the current tile and `Reduce(op, axis, ...)` folds over that tile alone.
 With `unit` the tile is a single position. With `shard`, a parallel axis, start..stop is what this position of it
 takes of the whole axis; another division among the positions of `shard` means the same, in the order of the axis
-and where every position that changes a carried value is in one part. Outside a loop over its axis, a `Reduce` folds over the
+and where every position that changes a carried value is in one part; `part` is which of how many parts that is, where
+it is not the position of `shard` among all of them. Outside a loop over its axis, a `Reduce` folds over the
 whole axis. `dims` are the axes other than the parallel ones that a value has a component for
 (the tile's own axis among them); a `Local` reads a `Let` or `Carried` of the same kernel. A `Reduce`
 is the whole right-hand side of a `Let`, never part of another expression. Where a value lists ranks (see
@@ -22,6 +23,8 @@ after the loop its name stands for the last value (for `init`, when the loop vis
 
 `ascending` are dimensions along which the integers of an input tensor do not fall, as the program promises; `longer` those
 of them that have so many elements more than an axis has positions.
+
+Positions of the parallel axes of `slots` stand for whatever work is left to do, see slots.py.
 
 Tile sizes are not part of the nest: it means the same for every choice of them.
 """
@@ -59,6 +62,7 @@ class Loop:
     carried: tuple[Carried, ...]
     body: tuple[Stmt, ...]
     shard: str | None = None
+    part: tuple[Expr, Expr] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,28 @@ Stmt = Let | Loop | Store
 
 
 @dataclass(frozen=True)
+class Slots:
+    """Which row and which part of its axis a program instance works on: `axes` and `shard`, positions of which count the
+    instances, stand in the kernel's body for those of a row, and for the number of one of its parts; in the places
+    where it stores, for themselves. The tensors `first` and `last`, over `axes`, have the instances of every row, from the first
+    one up to that before `last`. `rows` and `others` are names of axes with the extents of `axes`."""
+
+    axes: tuple[str, ...]
+    shard: str
+    rows: tuple[str, ...]
+    others: tuple[str, ...]
+    first: str
+    last: str
+
+
+@dataclass(frozen=True)
 class Kernel(Hashed):
     name: str
     parallel: tuple[str, ...]
     body: tuple[Stmt, ...]
     ascending: tuple[tuple[str, int], ...] = ()
     longer: tuple[tuple[str, int, str, int], ...] = ()
+    slots: Slots | None = None
 
     __hash__ = hash_of
 

@@ -14,7 +14,7 @@ from typing import Literal
 from eqfuse.hashed import Hashed, hash_of
 from eqfuse.loops.blocks import Block
 from eqfuse.rules.merge import Group
-from eqfuse.terms.nodes import Output
+from eqfuse.terms.nodes import Expr, Output
 
 Schedule = Literal["rolling", "split_k", "resident", "multi_pass"]
 
@@ -52,9 +52,22 @@ apart so that it fuses; or the program as it is written."""
 
 
 @dataclass(frozen=True)
+class Range:
+    """What data leaves to visit of a group's axis, in a row: from `start` to `stop`, which read data at a position of each of
+    `axes` and no other position. It says how long rows are, and nothing of what they compute: less is never visited."""
+
+    axes: tuple[str, ...]
+    start: Expr
+    stop: Expr
+
+
+@dataclass(frozen=True)
 class GroupPlan:
+    """With `even`, of the schedule split_k, the rows share the shards out by what each has to do: see loops/slots.py."""
+
     group: Group
     schedule: Schedule
+    even: Range | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,12 @@ class Plan:
         )
         return self.form == "apart" or any(merge is not None and merge.loses_infinities for merge in merged)
 
+    @property
+    def evened(self) -> tuple[str, ...]:
+        """The axes whose rows share shards out by what each has to do."""
+        found = (group.even for kernel in self.kernels for group in kernel.groups)
+        return tuple(dict.fromkeys(axis for even in found if even is not None for axis in even.axes))
+
     def divided(self, roles: Roles, seconds: float | None = None) -> Plan:
         """The plan, its kernel divided into roles, which are predicted to take so many seconds."""
         time = "" if seconds is None else f", predicted to take {1e3 * seconds:.3g} ms"
@@ -163,6 +182,7 @@ class Plan:
     def __repr__(self) -> str:
         kernels = f"{len(self.kernels)} kernel{'s' if len(self.kernels) > 1 else ''}"
         shards = f", {self.shards} shards" if self.shards > 1 else ""
+        shards += f", shared out evenly over {', '.join(self.evened)}" if self.evened else ""
         cost = f", {1e3 * self.cost.seconds:.3g} ms{self.at_sizes}" if self.cost else ""
         timed = f", measured {1e3 * self.measured:.3g} ms" if self.measured is not None else ""
         notes = "".join(f", {note}" for note in (FORMS[self.form], self.reason, self.code) if note)

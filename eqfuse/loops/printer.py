@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from eqfuse.listed import text_of
 from eqfuse.loops.nodes import Carried, Kernel, Let, Loop, Nest, Stmt, Store
+from eqfuse.loops.slots import expanded
 from eqfuse.terms import printer
 from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Scalar, transform
 
@@ -30,7 +31,7 @@ def show(nest: Nest) -> str:
 
 def _kernel(kernel: Kernel) -> Iterator[str]:
     yield f"kernel {kernel.name}:"
-    body = _body(kernel.body)
+    body = _body(expanded(kernel).body)
     if kernel.parallel:
         yield f"{INDENT}parallel for {', '.join(kernel.parallel)}:"
         body = _indented(body)

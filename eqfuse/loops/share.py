@@ -140,7 +140,9 @@ def _pruned_block(
                 stmt, read = _pruned_loop(stmt, unread, live)
                 if not stmt.carried and not stmt.body:
                     continue
+                bounds = [stmt.start, stmt.stop, *(stmt.part or ())]
                 live = live - {carried.name for carried in stmt.carried} | read
+                live |= {name for bound in bounds for name in _locals(bound)}
         kept.append(stmt)
     return tuple(reversed(kept)), live
 

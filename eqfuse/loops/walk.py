@@ -25,8 +25,8 @@ def expressions(body: Iterable[Stmt]) -> Iterator[Expr]:
                 yield expr
             case Store(_, index, _, expr):
                 yield from (*index, expr)
-            case Loop(_, start, stop, _, carried, _):
-                yield from (start, stop, *(value.init for value in carried))
+            case Loop(_, start, stop, _, carried, _, _, part):
+                yield from (start, stop, *(part or ()), *(value.init for value in carried))
 
 
 def loops_in(body: Iterable[Stmt]) -> Iterator[Loop]:
@@ -47,10 +47,13 @@ def rewritten(
                 result.append(Let(name, dims(axes), step(expr)))
             case Store(tensor, index, axes, expr):
                 result.append(Store(tensor, tuple(map(step, index)), dims(axes), step(expr)))
-            case Loop(_, start, stop, _, carried, inner):
+            case Loop(_, start, stop, _, carried, inner, _, part):
                 values = tuple(replace(v, dims=dims(v.dims), init=step(v.init)) for v in carried)
                 inside = rewritten(inner, step, dims)
-                result.append(replace(stmt, start=step(start), stop=step(stop), carried=values, body=inside))
+                part = part and (step(part[0]), step(part[1]))
+                result.append(
+                    replace(stmt, start=step(start), stop=step(stop), carried=values, body=inside, part=part)
+                )
     return tuple(result)
 
 
@@ -72,6 +75,8 @@ def loaded(body: Iterable[Stmt]) -> frozenset[str]:
 def axes_of(kernel: Kernel) -> frozenset[str]:
     """Every axis that a kernel mentions."""
     found = set(kernel.parallel)
+    if kernel.slots is not None:
+        found.update(kernel.slots.rows, kernel.slots.others)
     for stmt in statements(kernel.body):
         match stmt:
             case Loop():

@@ -339,7 +339,6 @@ class _KernelCheck:
         self._require(0 <= op.place <= len(op.index), f"{op.tensor!r} has no dimension {op.place}")
         dtype = self._dtypes.get(op.tensor, "i32")
         self._require(dtype in ("i32", "i64"), f"{op.tensor!r} holds {dtype}, which is not searched")
-        self._require(op.tensor not in self._ranks, f"{op.tensor!r} is searched, and no input")
         self._shape(value, (), "i32")
 
     def _launch_value(self, expr: Expr) -> None:

@@ -13,6 +13,7 @@ from eqfuse.loops import nodes as loops
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.guards import Guards, keeping
 from eqfuse.loops.plan import KernelConfig
+from eqfuse.loops.slots import expanded
 from eqfuse.loops.walk import expressions, statements
 from eqfuse.terms.nodes import Axis, Expr, Program, Reduce, free_axes, substitute_axes, walk
 from eqfuse.terms.types import result_dtype
@@ -66,7 +67,7 @@ def lower(
         KernelLowering(
             kernel, _blocks(kernel, config, domains), domains, tensors, scalars, accumulate, dots, kept
         ).run()
-        for kernel, config in zip(nest.kernels, configs, strict=True)
+        for kernel, config in zip(map(expanded, nest.kernels), configs, strict=True)
     )
     result = TileProgram(kernels, tuple(buffers), nest.domains, nest.shards)
     check(result, {**dtypes, **scalars})
@@ -94,7 +95,7 @@ def _temporaries(
 ) -> list[loops.Buffer]:
     """The buffers with a dtype for every "acc": integers stay integers, all else is kept in `accumulate`."""
     tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}
-    for kernel in nest.kernels:
+    for kernel in map(expanded, nest.kernels):
         types = _types(tensors, scalars, accumulate)
         for tensor, dtype in types.stored(kernel.body).items():
             if tensors[tensor] == "acc":

@@ -106,9 +106,12 @@ class Partition:
         if region.high is not None:
             high = build.integer("minimum", high, region.high, f"{axis}_last")
         positions = build.integer("maximum", build.integer("sub", high, low), zero)
-        blocks = self._quotient_up(self._quotient_up(positions, block), build.extent(shard))
+        number, count = build.start(shard), build.extent(shard)
+        if self._loop.part is not None:
+            number, count = (build.cast(self._expressions.value(each), "i32") for each in self._loop.part)
+        blocks = self._quotient_up(self._quotient_up(positions, block), count)
         part = build.integer("mul", blocks, block, f"{axis}_part")
-        start = build.integer("add", low, build.integer("mul", build.start(shard), part), f"{axis}_start")
+        start = build.integer("add", low, build.integer("mul", number, part), f"{axis}_start")
         stop = build.integer("minimum", high, build.integer("add", start, part), f"{axis}_stop")
         return start, stop
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from eqfuse.loops.nodes import Kernel
 from eqfuse.terms.assume import conjuncts
+from eqfuse.terms.linear import MIRRORED, NEGATED, difference, linear
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, Size, walk
 from eqfuse.terms.promises import read_along
 from eqfuse.tile.lower.builder import Builder
@@ -109,11 +110,11 @@ class Regions:
             case Call("eq" | "ne" as fn, (left, right)) if (fn == "eq") == wanted:
                 low = self._compared(predicate, wanted, "ge", left, right)
                 hull = self.both(low, self._compared(predicate, wanted, "le", left, right))
-                if self._searched(_difference(left, right)) is not None:
+                if self._searched(difference(left, right)) is not None:
                     return hull
                 return hull and replace(hull, full_low=None, full_high=None, proven={}, is_proven=False)
             case Call("lt" | "le" | "gt" | "ge" as fn, (left, right)):
-                return self._compared(predicate, wanted, fn if wanted else _NEGATED[fn], left, right)
+                return self._compared(predicate, wanted, fn if wanted else NEGATED[fn], left, right)
             case _:
                 return None
 
@@ -156,7 +157,7 @@ class Regions:
 
     def _compared(self, whole: Expr, wanted: bool, fn: str, left: Expr, right: Expr) -> Region | None:
         """The region of `left fn right`, solved for the axis."""
-        terms = _difference(left, right)
+        terms = difference(left, right)
         found = self._solved(terms)
         if found is None:
             return self._among_ascending(whole, wanted, fn, terms)
@@ -229,7 +230,7 @@ class Regions:
         index, stop = tuple(map(self._expressions.index, others)), build.extent(self._axis)
         stop = build.integer("add", stop, shift)
         # Elements at most the target end behind the last one that is equal, those below it before the first one.
-        fn = fn if sign == 1 else _MIRRORED[fn]
+        fn = fn if sign == 1 else MIRRORED[fn]
         right = fn in ("le", "gt")
         least, most = (
             build.integer("sub", self._search(Search(load.tensor, index, place, stop, bound, right)), shift)
@@ -389,7 +390,7 @@ class Regions:
                     "sub", build.integer("add", first, count), build.constant(1, "i32")
                 )
             case Call("add" | "sub" | "neg" | "mul", _):
-                terms = _linear(expr, 1, {})
+                terms = linear(expr, 1, {})
                 parts = {term: self._interval(term) for term in terms}
                 return None if expr in terms or None in parts.values() else self._sum(terms)
             case Call("floordiv", (part, divisor)) if _is_positive(divisor):
@@ -406,34 +407,6 @@ class Regions:
                 return a and b and (build.integer(fn, a[0], b[0]), build.integer(fn, a[1], b[1]))
             case _:
                 return None
-
-
-_NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
-_MIRRORED = {"lt": "gt", "ge": "le", "le": "ge", "gt": "lt"}
-
-
-def _difference(left: Expr, right: Expr) -> dict[Expr, int]:
-    return _linear(right, -1, _linear(left, 1, {}))
-
-
-def _linear(expr: Expr, factor: int, terms: dict[Expr, int]) -> dict[Expr, int]:
-    """Adds `factor * expr` to `terms`, a linear combination of integer expressions."""
-    match expr:
-        case Call("add", (left, right)):
-            _linear(left, factor, terms)
-            _linear(right, factor, terms)
-        case Call("sub", (left, right)):
-            _linear(left, factor, terms)
-            _linear(right, -factor, terms)
-        case Call("neg", (part,)):
-            _linear(part, -factor, terms)
-        case Call("mul", (Const(int(number)), part)) | Call("mul", (part, Const(int(number)))):
-            _linear(part, factor * number, terms)
-        case Const(int(number)):
-            terms[Const(1)] = terms.get(Const(1), 0) + factor * number
-        case _:
-            terms[expr] = terms.get(expr, 0) + factor
-    return terms
 
 
 def _is_data(expr: Expr) -> bool:
