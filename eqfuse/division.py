@@ -45,10 +45,22 @@ def divided(
     return replace(chosen, plan=plan.divided(choice.roles, choice.seconds)), choice.program
 
 
+def may_have_roles(tile: TileProgram) -> bool:
+    """Whether a program's form has rows that warp groups could share, whatever its sizes."""
+    from eqfuse.tile.roles.choice import rows_of
+    from eqfuse.tile.roles.unsuited import Unsuited
+
+    try:
+        rows_of(tile)
+    except Unsuited:
+        return False
+    return True
+
+
 def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Compiled:
     """A compiled shape with the roles that are predicted to be fastest at other sizes, where its GPU is one whose kernels may
     have them: the same object where those are its own."""
-    if compiled.device.roles is None:
+    if compiled.device.roles is None or (compiled.roles is None and not may_have_roles(compiled.tile)):
         return compiled
     with derived.timings.stage("roles"):
         asked, chosen = _at(derived, compiled, extents)

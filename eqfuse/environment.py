@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@cache
 def installed(package: str) -> str | None:
     """The version of a package, or None where it is not installed."""
     try:

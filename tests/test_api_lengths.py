@@ -372,8 +372,10 @@ ENDS = {
 @pytest.mark.slow(but=["length-rolling-off", "ascending-split_k-off"])
 def test_memory_behind_the_longest_row_is_not_even_read(name: str, prefer: str, native: str) -> None:
     """The child that reads it is stopped by a signal: so is one that asks for one position more."""
-    if prefer == "resident":
-        pytest.skip("a whole axis is one tile, which may be read before it is masked")
+    if prefer == "resident" and (native == "off" or name == "length"):
+        pytest.skip(
+            "a whole axis is one tile: of torch, and of rows whose lengths differ, it is read before it is masked"
+        )
     rows, room, most = 3, 700, 500
     w, v = torch.randn(rows, room), torch.randn(room, WIDTH)
     guarded = at_the_end_of_memory(v, most * WIDTH * v.element_size())
