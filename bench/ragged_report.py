@@ -38,7 +38,9 @@ DECODE = """
     P[b,h,j] = exp(S[b,h,j] - max[j](S[b,h,j]))
     O[b,h,e] = sum[j](P[b,h,j] / sum[j](P[b,h,j]) * V[page[b,j//16],j%16,h//g,e])
     """
-FIRST = PREFILL.format(declared="first: i32[i]", range="(first[i] <= j) & (j <= i)")
+FIRST = PREFILL.format(
+    declared="first: i32[i]\n    assert first[i] <= first[i+1]", range="(first[i] <= j) & (j <= i)"
+)
 SORTED = PREFILL.format(
     declared="doc: i32[j]\n    assert doc[j] <= doc[j+1]", range="(doc[i] == doc[j]) & (j <= i)"
 )

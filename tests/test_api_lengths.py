@@ -205,6 +205,7 @@ CASES: Mapping[str, Case] = {
     "scalar": (SCALAR, scalar),
     "paged": (PAGED, paged),
     "packed": (PACKED, packed),
+    "sorted": (PACKED.replace("[i]\n", "[i]\n    assert first[i] <= first[i+1]\n", 1), packed),
     "documents": (DOCUMENTS, documents),
     "segments": (SEGMENTS, segments),
     "shifted": (SHIFTED, shifted),
@@ -220,7 +221,14 @@ def sizes_of(name: str, given: Tensors) -> dict[str, int]:
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow(
-    but=["decode-rolling", "packed-split_k", "paged-resident", "blocks-rolling", "documents-rolling"]
+    but=[
+        "decode-rolling",
+        "packed-split_k",
+        "paged-resident",
+        "blocks-rolling",
+        "documents-rolling",
+        "sorted-rolling",
+    ]
 )
 def test_nothing_outside_is_read_on_a_cpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
@@ -311,6 +319,15 @@ def test_the_gradient_of_what_a_search_cuts_is_cut() -> None:
     assert given["x"].grad.tolist() == [0, 1, 1, 2, 2, 2, 0] and given["z"].grad.tolist() == [3, 12, 0]
     assert "assert doc[j] <= doc[j + 1]" in kernel.backward.source
     assert "search doc" in str(eq.compile(kernel.backward.source, target="cpu", prefer="rolling").tile)
+
+
+def test_the_ends_of_sorted_rows_are_their_first_and_their_last() -> None:
+    """No reduction over the rows of a block looks for them."""
+    for name, reduced in (("packed", True), ("sorted", False)):
+        kernel = eq.compile(CASES[name][0], target="sm_90", prefer="rolling", verify=False)
+        text = str(kernel.tile)
+        assert ("over i" in text) is reduced
+        assert ("first_first" in text and "first_last" in text) is not reduced
 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)

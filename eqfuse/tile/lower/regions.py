@@ -22,7 +22,7 @@ from eqfuse.terms.promises import read_along
 from eqfuse.tile.lower.builder import Builder
 from eqfuse.tile.lower.expressions import Expressions, is_shift, may_keep_inside, may_miss
 from eqfuse.tile.lower.types import Types
-from eqfuse.tile.nodes import Search, Value
+from eqfuse.tile.nodes import LoadTile, Search, Value
 
 LARGEST_TERM = 2**62
 """A 64-bit integer that others are added to counts as at most this: no sum of two of them is beyond 64 bits."""
@@ -204,12 +204,12 @@ class Regions:
                 by = read_along(load, places[0], self._axis)
                 if len(places) > 1 or (tensor, places[0]) not in self._kernel.ascending or by is None:
                     return None
-                return (load, places[0], by) if by <= self._longer(tensor, places[0]) else None
+                return (load, places[0], by) if by <= self._longer(tensor, places[0], self._axis) else None
         return None
 
-    def _longer(self, tensor: str, place: int) -> int:
-        """How many elements more than the axis has positions a dimension has at least."""
-        root = self._build.domains.get(self._axis, self._axis)
+    def _longer(self, tensor: str, place: int, axis: str) -> int:
+        """How many elements more than an axis has positions a dimension has at least."""
+        root = self._build.domains.get(axis, axis)
         return max((by for *where, by in self._kernel.longer if where == [tensor, place, root]), default=0)
 
     def _among_ascending(self, whole: Expr, wanted: bool, fn: str, terms: dict[Expr, int]) -> Region | None:
@@ -301,6 +301,37 @@ class Regions:
                 )
         return least, most
 
+    def _ends(self, load: Load) -> Interval | None:
+        """The least and the greatest of the elements that a block of rows reads along a dimension where they ascend: the first
+        and the last of them, which no reduction over the rows has to find."""
+        build, places = self._build, [k for k, at in enumerate(load.index) if self._types.dims(at)]
+        if len(places) != 1 or (load.tensor, places[0]) not in self._kernel.ascending:
+            return None
+        (place,) = places
+        (axis, *rest) = self._types.dims(load.index[place])
+        others = [at for k, at in enumerate(load.index) if k != place]
+        by = None if rest else read_along(load, place, axis)
+        if by is None or by > self._longer(load.tensor, place, axis) or not build.is_open(axis):
+            return None
+        if not all(map(self._is_known, others)) or any(may_miss(Load(load.tensor, (at,))) for at in others):
+            return None
+        whole, one = build.blocks[axis].kind == "whole", build.constant(1, "i32")
+        first = build.constant(0, "i32") if whole else build.start(axis)
+        stop = build.extent(axis)
+        if not whole:
+            stop = build.integer("minimum", stop, build.integer("add", first, build.block_size(axis)))
+        last = build.integer("sub", stop, one)
+        index = [self._expressions.index(at) if k != place else first for k, at in enumerate(load.index)]
+        dtype, found = self._types.of(load)[1], []
+        for name, at in (("first", first), ("last", last)):
+            if by:
+                at = build.integer("add", at, build.constant(by, "i32"))
+            index[place] = at
+            found.append(
+                build.emit(LoadTile(load.tensor, tuple(index), None, 0.0), (), dtype, f"{load.tensor}_{name}")
+            )
+        return found[0], found[1]
+
     def _rows(self, terms: Mapping[Expr, int], *, wide: bool) -> Interval | None:
         """The interval of a combination computed at every position of its blocks."""
         guards = self._needed(terms)
@@ -389,6 +420,8 @@ class Regions:
                 return first, build.integer(
                     "sub", build.integer("add", first, count), build.constant(1, "i32")
                 )
+            case Load():
+                return self._ends(expr)
             case Call("add" | "sub" | "neg" | "mul", _):
                 terms = linear(expr, 1, {})
                 parts = {term: self._interval(term) for term in terms}
