@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         native=options.native,
         measured=options.measured,
         threads=options.threads,
+        places=options.places,
     )
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     try:
@@ -83,7 +84,18 @@ def _parser() -> argparse.ArgumentParser:
         help="fuzz, pairs: begin no batch after so long",
     )
     parser.add_argument(
-        "--jobs", type=int, default=0, metavar="N", help="pairs: processes at once (default: one per core)"
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="pairs, mutants: processes at once (default: one per core)",
+    )
+    parser.add_argument(
+        "--places",
+        type=int,
+        default=0,
+        metavar="N",
+        help="mutants: places of a program where each is made (default: 2, the first and the last)",
     )
     parser.add_argument(
         "--resume", action="store_true", help="fuzz, cpu: keep the batches and programs that are done"

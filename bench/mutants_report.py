@@ -1,23 +1,35 @@
 """`eqfuse bench mutants`: what catches each wrong transformation, and that no right program is refused.
 
 Every mutant is made in every program of `mutants.SOURCES` and in every schedule where it can be made, at
-the first and the last place (with `--small`: the first). The workloads, unmutated, pass the same checks.
+the first and the last place (`--places` has another number, `--small` the first alone). The workloads, unmutated, pass the
+same checks. `--jobs` processes at once do a part of the mutants of one program each; what is found is written as it is.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import groupby
+from multiprocessing import get_context
 from typing import Any
 
+import torch
+
 from bench.mutants import MUTANTS, SOURCES, TRIALS, Subject, judge, places, rejected, subjects
-from bench.mutation import Mutant, Same
-from bench.report import Column, Options, Report, each, recorded
-from bench.workloads import select
-from eqfuse.errors import EqfuseError
+from bench.mutation import Same
+from bench.report import Column, Options, Report, one_line
+from bench.workloads import WORKLOADS, select
 from eqfuse.terms.functions import CASTS
+
+PLACES = 2
+PART = 8
+"""Mutants of one level that a process makes in a program at a time."""
 
 TITLE = f"Wrong transformations and what rejects them, in rounds of {TRIALS} trials"
 COLUMNS = (
@@ -33,47 +45,132 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class _Task:
+    """The mutants of these numbers in a program, opaque casts or not; where it is asked, as of a workload, whether the right
+    forms pass."""
+
+    name: str
+    workload: bool = False
+    mutants: tuple[int, ...] = ()
+    strict: bool = False
+    unmutated: bool = False
+    most: int = PLACES
+
+
+@dataclass(frozen=True)
+class _Done:
+    """Places by the number of the mutant; right forms that were tried, and what went wrong."""
+
+    places: Sequence[tuple[int, dict[str, Any]]]
+    right: int
+    failures: Sequence[str]
+    seconds: float
+
+
 def run(options: Options, report: Report) -> None:
     """Failures: a mutant that survives or is made nowhere, and a program that is rejected unmutated."""
-    most = 1 if options.small else 2
-    found: dict[Mutant, list[dict[str, Any]]] = {mutant: [] for mutant in MUTANTS}
-    for name in SOURCES:
-        started = time.perf_counter()
-        with recorded(report.failing(name)):
-            for mutant, place in _trials(name, most):
-                found[mutant].append(place)
-        print(f"{name} {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
-    for mutant, rows in found.items():
-        report.add(_row(mutant, rows))
-        report.failures += [
-            f"{mutant.name} survives in {row['program']}, {row['schedule']}"
+    most = options.places or (1 if options.small else PLACES)
+    found: dict[int, list[dict[str, Any]]] = {number: [] for number in range(len(MUTANTS))}
+    tried = rejections = 0
+    tasks = [
+        *_tasks(most),
+        *(_Task(workload.name, workload=True, unmutated=True) for workload in select(options.only)),
+    ]
+    broken: list[str] = []
+    for done, task in _each(tasks, options.jobs or os.cpu_count() or 1):
+        for number, place in done.places:
+            found[number].append(place)
+        if task.workload:
+            tried, rejections = tried + done.right, rejections + len(done.failures)
+        broken += done.failures
+        report.rows = [_row(number, rows) for number, rows in found.items()]
+        survivors = [
+            f"{MUTANTS[number].name} survives in {row['program']}, {row['schedule']}"
+            for number, rows in found.items()
             for row in rows
             if row["survived"]
         ]
-        if all(row["same"] for row in rows):
-            report.failures.append(f"{mutant.name} is made in no program")
-    made = sum(row["made"] for row in report.rows)
-    survived = sum(row["survived"] for row in report.rows)
-    report.summary.append(f"{len(MUTANTS)} mutants, made {made} times: {survived} survive")
-    report.summary += [
-        f"no mistake {number} times: {why}"
-        for why, number in _sum(row["same"] for row in report.rows).items()
+        report.failures = [*broken, *survivors]
+        report.summary = _said(report.rows, tried, rejections)
+        report.write()
+    report.failures += [
+        f"{MUTANTS[number].name} is made in no program"
+        for number, rows in found.items()
+        if all(row["same"] for row in rows)
     ]
-    _workloads(options, report)
 
 
-def _trials(name: str, most: int) -> Iterator[tuple[Mutant, dict[str, Any]]]:
+def _said(rows: Sequence[Mapping[str, Any]], tried: int, rejections: int) -> list[str]:
+    made, survived = (sum(row[key] for row in rows) for key in ("made", "survived"))
+    same = Counter[str]()
+    for row in rows:
+        same.update(row["same"])
+    return [
+        f"{len(MUTANTS)} mutants, made {made} times: {survived} survive",
+        *(f"no mistake {number} times: {why}" for why, number in same.items()),
+        f"unmutated: {tried - rejections} of {tried} (workload, schedule) accepted",
+    ]
+
+
+def _tasks(most: int) -> Iterator[_Task]:
+    for name, source in SOURCES.items():
+        casts = any(f"{cast}(" in source for cast in CASTS)
+        for strict in (False, True) if casts else (False,):
+            mine = [number for number, mutant in enumerate(MUTANTS) if mutant.strict is strict]
+            first = True
+            for _, group in groupby(mine, lambda number: MUTANTS[number].level):
+                numbers = list(group)
+                for at in range(0, len(numbers), PART):
+                    yield _Task(name, False, tuple(numbers[at : at + PART]), strict, first, most)
+                    first = False
+
+
+def _each(tasks: Sequence[_Task], workers: int) -> Iterator[tuple[_Done, _Task]]:
+    """What every task found, as it is done, so many at once."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare) as pool:
+        running = {pool.submit(_do, task): task for task in tasks}
+        for number, future in enumerate(as_completed(running), start=1):
+            task = running[future]
+            try:
+                done = future.result()
+            except BrokenProcessPool:
+                yield _Done((), 0, [f"{task.name}: a process dies"], 0.0), task
+                return
+            print(f"{number}/{len(tasks)} {task.name} {done.seconds:.1f} s", file=sys.stderr, flush=True)
+            yield done, task
+
+
+def _prepare() -> None:
+    torch.set_num_threads(1)
+
+
+def _do(task: _Task) -> _Done:
     """One row per place where a mutant was made in the program of this name."""
-    casts = any(f"{cast}(" in SOURCES[name] for cast in CASTS)
-    for strict in (False, True) if casts else (False,):
-        for number, subject in enumerate(subjects(name, SOURCES[name], strict=strict)):
-            if why := rejected(subject):
-                raise EqfuseError(f"{name}, {subject.schedule}: rejected unmutated: {why}")
-            for mutant in MUTANTS:
+    started = time.process_time()
+    found: list[tuple[int, dict[str, Any]]] = []
+    failures: list[str] = []
+    right = 0
+    try:
+        if task.workload:
+            case = WORKLOADS[task.name].cases["small"]
+            each = subjects(task.name, WORKLOADS[task.name].text(case), case.constants)
+        else:
+            each = subjects(task.name, SOURCES[task.name], strict=task.strict)
+        for number, subject in enumerate(each):
+            if task.unmutated:
+                right += 1
+                if why := rejected(subject):
+                    failures.append(f"{task.name}, {subject.schedule}: rejected unmutated: {why}")
+            for at in task.mutants:
+                mutant = MUTANTS[at]
                 # Outputs are the same in all schedules.
-                if mutant.strict is strict and (mutant.level != "term" or number == 0):
-                    for mutated in places(mutant, subject, most):
-                        yield mutant, _place(subject, judge(mutant.level, mutated, subject))
+                if mutant.level != "term" or number == 0:
+                    for mutated in places(mutant, subject, task.most):
+                        found.append((at, _place(subject, judge(mutant.level, mutated, subject))))
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is a result of the benchmark)
+        failures.append(f"{task.name}: {one_line(error)}")
+    return _Done(found, right, failures, time.process_time() - started)
 
 
 def _place(subject: Subject, verdict: Any) -> dict[str, Any]:
@@ -89,7 +186,8 @@ def _place(subject: Subject, verdict: Any) -> dict[str, Any]:
     }
 
 
-def _row(mutant: Mutant, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    mutant = MUTANTS[number]
     made = [row for row in rows if not row["same"]]
     by_values = [row for row in made if row["first_trial"]]
     return {
@@ -106,25 +204,3 @@ def _row(mutant: Mutant, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "not_applicable": sorted(set(SOURCES) - {row["program"] for row in rows}),
         "places": rows,
     }
-
-
-def _sum(counts: Iterator[Mapping[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
-    return total
-
-
-def _workloads(options: Options, report: Report) -> None:
-    """The same checks on every workload as it is, in every schedule."""
-    passed = total = 0
-    for workload in each(select(options.only)):
-        case = workload.cases["small"]
-        with recorded(report.failing(workload.name)):
-            for subject in subjects(workload.name, workload.text(case), case.constants):
-                why = rejected(subject)
-                total += 1
-                passed += not why
-                if why:
-                    report.failures.append(f"{workload.name}, {subject.schedule}: rejected unmutated: {why}")
-    report.summary.append(f"unmutated: {passed} of {total} (workload, schedule) accepted")

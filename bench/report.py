@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Options:
     """What the command line asked for. `only` selects workloads as `workloads.select` does; `examples`,
     `seed`, `seconds`, `jobs` and `native` are of random programs, `measured` is the file of what a GPU elsewhere measured,
-    `threads` are the numbers of threads of `cpu`, empty for all cores and one; `resume` keeps what is in the output already."""
+    `places` are those of a program where each mutant is made, `threads` the numbers of threads of `cpu`, empty for
+    all cores and one; `resume` keeps what is in the output already."""
 
     only: str | None = None
     device: str = "cpu"
@@ -37,6 +38,7 @@ class Options:
     seed: int = 0
     seconds: float = math.inf
     jobs: int = 0
+    places: int = 0
     resume: bool = False
     native: bool = False
     measured: Path | None = None

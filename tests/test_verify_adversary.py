@@ -67,6 +67,32 @@ DIFFERENT = {
         "max[j](where(j >= 3, x[i,j], -inf)) - max[j](where(j >= 3, x[i,j], -inf))",
         "max[j](max(where(j >= 3, x[i,j], -inf), -5)) - max[j](max(where(j >= 3, x[i,j], -inf), -5))",
     ),
+    "a step below a comparison": ("where(floor(x[i]) <= 3, 1, 0)", "where(x[i] <= 3, 1, 0)"),
+    "a step that is a number": ("where(floor(x[i]) == 3, 1, 0)", "where(x[i] == 3, 1, 0)"),
+    "a number that is rounded": ("where(abs(round(x[i])) >= 1, 1, 0)", "where(abs(x[i]) >= 1, 1, 0)"),
+    "an extreme of steps": (
+        "where(max[j](floor(x[i,j])) == 2, 1, 0)",
+        "where(max[j](x[i,j]) == 2, 1, 0)",
+    ),
+    "a byte that is a number": ("where(i8(x[i]) == 3, 1, 0)", "where(x[i] == 3, 1, 0)"),
+    "a whole quotient": ("where(x[i] // 2 <= 1, 1, 0)", "where(x[i] <= 2, 1, 0)"),
+    "a quotient towards 0": ("n[i] // 3", "where(n[i] >= 0, n[i] // 3, -((-n[i]) // 3))"),
+    "ties by rank": (
+        "argmax[j](x[i,j])",
+        "N(j) - 1 - argmax[j](x[i, N(j) - 1 - j])",
+    ),
+    "a mean of what a limit counts": (
+        "sum[j](where(j <= i, x[i,j], 0)) / (i + 1)",
+        "sum[j](where(j <= i, x[i,j], 0)) / min(i + 1, 64)",
+    ),
+    "half to even": ("round(x[i])", "floor(x[i] + 0.5)"),
+    "a half precision that overflows": ("where(f16(x[i]) > 65504, 1, 0)", "where(x[i] > 65504, 1, 0)"),
+    "all that is masked": (
+        "max[j](where(j < i, x[i,j], -inf))",
+        "max[j](where(j < i, x[i,j], -1e30))",
+    ),
+    "a byte that wraps": ("n[i] % 256", "min(max(n[i], 0), 255)"),
+    "how many are the greatest": ("sum[j](where(x[i,j] == max[j](x[i,j]), 1, 0))", "1 + 0 * sum[j](x[i,j])"),
     "one size beside a position": (
         "sum[j](where(j == 3, x[i], 0))",
         "sum[j](where(j == 3, where(N(i) == 17, x[i] + 1, x[i]), 0))",
@@ -82,7 +108,14 @@ DIFFERENT = {
     "another frequency": ("sin(3 * x[i])", "2 * sin(x[i]) * cos(x[i])"),
     "multiples of both primes": ("x[i] + 1932740039 * (966370019 * z[i])", "x[i] + 0 * z[i]"),
 }
-DECLARED = {"remainder of integers": "n: i32[i]\n", "zeros of a polynomial": "n: i32[i]\n"}
+OF_INTEGERS = (
+    "remainder of integers",
+    "zeros of a polynomial",
+    "integers",
+    "a quotient towards 0",
+    "a byte that wraps",
+    "quotient and remainder",
+)
 
 EQUAL = {
     "power of 0": ("x[i]**0", "1 + 0 * x[i]"),
@@ -121,6 +154,16 @@ EQUAL = {
     "parts by sign": ("relu(x[i]) - relu(-x[i])", "x[i]"),
     "sign and size": ("sign(x[i]) * abs(x[i])", "x[i]"),
     "integers": ("(n[i] + 1) * (n[i] - 1)", "n[i] * n[i] - 1"),
+    "steps that are compared": ("where(floor(x[i]) <= 3, 1, 0)", "where(x[i] < 4, 1, 0)"),
+    "steps that are a number": ("where(floor(x[i]) == 3, 1, 0)", "where(x[i] >= 3 and x[i] < 4, 1, 0)"),
+    "sign of a step": ("sign(floor(x[i]))", "where(x[i] < 0, -1, where(x[i] < 1, 0, 1))"),
+    "quotients that are compared": ("where(x[i] // 2 == 1, 1, 0)", "where(x[i] >= 2 and x[i] < 4, 1, 0)"),
+    "quotient and remainder": ("n[i] // 5 * 5 + n[i] % 5", "n[i] + 0"),
+    "limits in another order": ("min(max(x[i], -1), 1)", "max(min(x[i], 1), -1)"),
+    "median": (
+        "max(min(x[i], z[i]), min(max(x[i], z[i]), w[i]))",
+        "min(max(x[i], z[i]), max(min(x[i], z[i]), w[i]))",
+    ),
     "casts that vanish": ("relu(f16(x[i]))", "where(f16(x[i]) > 0, f16(x[i]), 0)"),
     "limits of casts moved and back": (
         "max[j](max(f16(z[j]) // 2, max[k](f16(tanh(x[i,k])))))",
@@ -164,7 +207,7 @@ EQUAL = {
 
 
 def _programs(name: str, pair: tuple[str, str]) -> list[str]:
-    declared = "n: i32[i]\n" if name == "integers" else DECLARED.get(name, "")
+    declared = "n: i32[i]\n" if name in OF_INTEGERS else ""
     return [f"{declared}y[i] = {text}" for text in pair]
 
 

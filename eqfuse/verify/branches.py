@@ -36,6 +36,7 @@ from eqfuse.terms.nodes import (
 from eqfuse.terms.printer import show
 from eqfuse.verify.adversary import indexing_tensors
 from eqfuse.verify.certificate import NEVER
+from eqfuse.verify.field.casts import rounded_of
 from eqfuse.verify.field.domain import FieldArray
 
 Interval = tuple[float, float]
@@ -182,11 +183,14 @@ def _same_residues(parts: Sequence[Any], moduli: tuple[int, int]) -> Any:
 
 def _residues(part: Any) -> tuple[Any, Any]:
     """Modulo p and modulo q: integers are their own."""
-    return (part.p, part.q) if isinstance(part, FieldArray) else (np.asarray(part),) * 2
+    if not isinstance(part, FieldArray):
+        return (np.asarray(part),) * 2
+    rounded = rounded_of(part)
+    return rounded.p, rounded.q
 
 
 def _reals(part: Any) -> Any:
-    return part.shadow if isinstance(part, FieldArray) else np.asarray(part)
+    return rounded_of(part).shadow if isinstance(part, FieldArray) else np.asarray(part)
 
 
 def _depends_on_data(node: Expr) -> bool:

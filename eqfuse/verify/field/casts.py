@@ -1,10 +1,10 @@
-"""Casts below decisions: a field domain in which what rounds, compares or picks positions sees rounded numbers.
+"""Casts and steps below decisions: a field domain in which what rounds, compares or picks positions sees rounded numbers.
 
 A cast is the identity to the algebra, yet `round(f16(x))` is not `round(x)`, nor `argmax(f16(x))` the position that `argmax(x)`
-has. So where a program decides on cast values, each value that a cast is part of has a companion: the same value with
-every cast applied, a number for which a float64 is exact. `floor`, `round`, `sign`, `//`, `%` and comparisons, those that
-choose among the states of a registered reduction too, are given the companions; everything else goes on with both.
-Casts to f32 and f64 round nothing that a kernel keeps.
+has; and `floor(x)`, which is a hash of x, is 3 from 3 up to 4. So where a program decides on such values, each value that a cast
+or a step is part of has a companion: the same value with every cast and step applied, a number for which a float64 is exact.
+`floor`, `round`, `sign`, `//`, `%` and comparisons, those that choose among the states of a registered reduction too, are
+given the companions; everything else goes on with both. Casts to f32 and f64 round nothing that a kernel keeps.
 """
 
 from __future__ import annotations
@@ -18,20 +18,32 @@ import numpy as np
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.nodes import Call, Expr, Program, Reduce, walk
-from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain, extreme, settled_by_residues
+from eqfuse.verify.field.domain import (
+    STEPS,
+    UNDEFINED,
+    WHOLE,
+    FieldArray,
+    FieldDomain,
+    extreme,
+    settled_by_residues,
+)
 from eqfuse.verify.field.modular import Reals, Residues, Truths
 
 NARROWING = frozenset(CASTS) - {"f32", "f64"}
-_DECIDING = frozenset({*WHOLE, *COMPARISONS, "sign", "floordiv", "mod"})
+_STEPPING = frozenset({*WHOLE, "floordiv"})
+_DECIDING = frozenset({*_STEPPING, *COMPARISONS, "sign", "mod"})
 _CHOOSING = frozenset({"maximum", "minimum", "abs", "relu"})
 _MANTISSA = 53
 
 
 def decides_on_casts(*programs: Program) -> bool:
-    """Whether some program rounds, compares or picks positions by a value that a cast is part of."""
+    """Whether some program rounds, compares or picks positions by a value that a cast or a step is part of."""
     for program in programs:
         for node in walk(*(output.expr for output in program.outputs)):
-            if _decides(node) and any(isinstance(part, Call) and part.fn in NARROWING for part in walk(node)):
+            if _decides(node) and any(
+                isinstance(part, Call) and part is not node and part.fn in (NARROWING | _STEPPING | {"mod"})
+                for part in walk(node)
+            ):
                 return True
     return False
 
@@ -49,15 +61,24 @@ class CastAware(FieldDomain):
     """A field domain that keeps companions; without a cast it is the plain one."""
 
     def call(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
-        if all(arg.rounded is None for arg in args) and fn not in NARROWING:
+        made = fn in NARROWING or fn in _STEPPING or fn == "mod"
+        if all(arg.rounded is None for arg in args) and not made:
             return super().call(fn, args)
         companions = [rounded_of(arg) for arg in args]
+        if fn in STEPS and args[0].whole:
+            return args[0]
+        if fn in _STEPPING:
+            return replace(super().call(fn, companions), rounded=self._step(fn, companions))
+        if fn == "mod":  # x - y * floor(x / y)
+            times = super().call("mul", [companions[1], self._step("floordiv", companions)])
+            return replace(super().call(fn, companions), rounded=super().call("sub", [companions[0], times]))
         if fn in _DECIDING:
             return super().call(fn, companions)
         if fn in _CHOOSING:
             return self._chosen(fn, args)
         if fn in NARROWING:
-            return replace(args[0], rounded=self._cast(fn, companions[0]))
+            number = super().call(fn, args) if self.strict_casts else args[0]
+            return replace(number, rounded=self._cast(fn, companions[0]))
         found = super().call(fn, args)
         return replace(found, rounded=super().call(fn, companions))
 
@@ -74,13 +95,13 @@ class CastAware(FieldDomain):
             after = settled_by_residues(y, x) if turn > 0 else settled_by_residues(x, y)
             tied = (mine.shadow == other.shadow) & (turn * x.shadow >= turn * y.shadow) & ~after
             first = (turn * mine.shadow > turn * other.shadow) | tied | np.isnan(mine.shadow)
-            if self.careful:
-                self._note_lost((mine.shadow == other.shadow) & np.isfinite(mine.shadow), x, y)
         if self.supposed:
             below = turn < 0
             first = self.supposed.instead(first if below else ~first, mine, other) ^ (not below)
         self.interpreted.add(fn)
         found = super().where(first, x, y)
+        if self.careful:
+            self._mark_lost(found, (mine.shadow == other.shadow) & np.isfinite(mine.shadow), x, y)
         return replace(found, rounded=super().where(first, mine, other))
 
     def compare(self, fn: str, left: FieldArray, right: FieldArray) -> Truths:
@@ -102,20 +123,23 @@ class CastAware(FieldDomain):
             equal = (rounded.shadow == best) | np.isnan(rounded.shadow) & np.isnan(best)
             among = replace(value, shadow=np.where(equal, value.shadow, last))
         at = np.expand_dims(extreme(op, among, axis), axis)
-        if self.careful:
-            chosen = replace(value, rounded=None).each(lambda each: np.take_along_axis(each, at, axis))
-            self._note_lost(equal & np.isfinite(best), value, chosen)
         rest = value.shape[:axis] + value.shape[axis + 1 :]
         found, companion = (
             part.each(lambda each: np.take_along_axis(each, at, axis).reshape(rest))
             for part in (replace(value, rounded=None), rounded)
         )
+        if self.careful:
+            chosen = found.each(lambda each: np.expand_dims(each, axis))
+            other = equal & np.isfinite(best) & ~self._same(value, chosen)
+            self._mark_lost(found, other.any(axis))
         return replace(found, rounded=companion)
 
-    def _note_lost(self, equal: Truths, x: FieldArray, y: FieldArray) -> None:
-        """Trials in which different numbers are equal as they are cast: which of them is taken tells nothing."""
-        if equal.any():
-            self._note_beyond_floats(equal & ~self._same(x, y))
+    def _mark_lost(self, found: FieldArray, equal: Truths, *of: FieldArray) -> None:
+        """Marks where one of several numbers was taken that are equal as they are rounded: which one tells nothing."""
+        lost = equal & ~self._same(*of) if of else equal
+        if lost.any():
+            marks = np.zeros(found.shape, np.uint8) if found.marks is None else found.marks
+            found.marks = marks | np.where(lost, UNDEFINED, np.uint8(0))
 
     def contract(self, left: FieldArray, right: FieldArray, axis: int) -> FieldArray:
         return self._both(lambda x, y: FieldDomain.contract(self, x, y, axis), left, right)
@@ -145,6 +169,17 @@ class CastAware(FieldDomain):
         if all(value.rounded is None for value in values):
             return found
         return replace(found, rounded=change(*map(rounded_of, values)))
+
+    def _step(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
+        """The whole number that a function of whole numbers gives."""
+        values = [np.where(self._is_whole(arg), np.rint(arg.shadow), arg.shadow) for arg in args]
+        with np.errstate(all="ignore"):
+            known = np.asarray(self._floats.call(fn, values), dtype=np.float64)
+        marks = [np.zeros((), np.uint8) if arg.marks is None else arg.marks for arg in args]
+        marked = np.broadcast_to(np.bitwise_or.reduce(np.broadcast_arrays(*marks)), known.shape)
+        return FieldArray(
+            _dyadic(known, self.p), _dyadic(known, self.q), known, marked if marked.any() else None
+        )
 
     def _cast(self, dtype: str, value: FieldArray) -> FieldArray:
         """The number that a value is rounded to."""

@@ -1,4 +1,4 @@
-"""Which field programs are run in: its primes, and whether casts decide anything."""
+"""Which field programs are run in: its primes, and whether casts or steps decide anything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FieldChoice:
         strict = any(program.strict_casts for program in programs)
         exprs = (output.expr for program in programs for output in program.outputs)
         p, q = primes_for(node.fn for node in walk(*exprs) if isinstance(node, Call))
-        return cls(p, q, strict, not strict and decides_on_casts(*programs))
+        return cls(p, q, strict, decides_on_casts(*programs))
 
     def domain(self, seed: int) -> FieldDomain:
         """The field, with keys and bases of its own for each seed."""
