@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from eqfuse.terms.domain import BRANCHING
-from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.functions import COMPARISONS, ON_BITS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, children, walk
 from eqfuse.terms.parser import axes_of
 from eqfuse.verify.dead import truth
@@ -178,14 +178,17 @@ def settings(
     numbers = sorted({int(abs(c)) for c in constants(*programs) if abs(c) <= LARGEST_CONSTANT})
     near = sorted({n for number in numbers for n in (number - 1, number, number + 1) if n >= 1})
 
+    free = counted(*programs) if of == "programs" else frozenset[str]()
+
     def integers(kind: int) -> dict[str, int]:
         match kind:
             case 0:
                 return dict.fromkeys(names, 1)
             case 1 | 2 if near:
-                return {name: int(rng.choice(near)) for name in names}
+                found = {name: int(rng.choice(near)) for name in names}
             case _:
-                return {name: int(rng.integers(1, 12)) for name in names}
+                found = {name: int(rng.integers(1, 12)) for name in names}
+        return {name: few_or_none(n, rng) if name in free else n for name, n in found.items()}
 
     ones, apart = Setting(ONES, integers(0)), LEAST if of == "stages" else APART
     if of == "stages":
@@ -216,6 +219,30 @@ def settings(
             [[axis] for axis in reached] if of == "programs" else [reached] if number >= SMALL else []
         ):
             yield Setting(apart, integers(3), pinned=dict.fromkeys(axes, number))
+
+
+def counted(*programs: Program) -> frozenset[str]:
+    """Integer scalars that may be 0 or less: none that an index, a divisor, a shift or a size is made of."""
+    every = {name for program in programs for name in program.integers}
+    for program in programs:
+        for node in walk(*roots(program)):
+            match node:
+                case Load(_, index):
+                    parts = index
+                case Call("floordiv" | "mod", (_, by)):
+                    parts = (by,)
+                case Call(fn, args) if fn in ON_BITS:
+                    parts = args
+                case _:
+                    continue
+            every -= {part.name for part in walk(*parts) if isinstance(part, Scalar)}
+    return frozenset(every)
+
+
+def few_or_none(number: int, rng: np.random.Generator) -> int:
+    """The number; in place of every fourth 0, of every eighth its negative."""
+    kind = int(rng.integers(8))
+    return 0 if kind < 2 else -number if kind == 2 else number
 
 
 def _shuffled(rng: np.random.Generator, apart: Literal["all", "together"]) -> Choice:

@@ -24,6 +24,8 @@ from eqfuse.verify.adversary import (
     Unseen,
     branches_on_data,
     constants,
+    counted,
+    few_or_none,
     hardened,
     indexing_tensors,
     settings,
@@ -958,13 +960,19 @@ def _look_for_difference(
     the first run, `fixed` those that were given."""
     first, second = unseen.programs
     numbers, rng = constants(first, second), np.random.default_rng(seed)
+    free = counted(first, second)
     for number, setting in enumerate(settings((first, second), fixed, rng)):
         # Integers and truth values are the same in all trials of a draw.
         exact = any(name not in fixed for name in setting.integers) or any(
             spec.dtype in _EXACT for program in (first, second) for spec in program.tensors
         )
         for draw in range(DRAWS if exact else 1):
-            few = {name: int(rng.integers(1, FEW)) for name in setting.integers} if draw else {}
+            few = {
+                name: few_or_none(int(rng.integers(1, FEW)), rng)
+                if name in free
+                else int(rng.integers(1, FEW))
+                for name in (setting.integers if draw else ())
+            }
             values = {**usual, **setting.integers, **few, **fixed}
             try:
                 choices = setting.choices(rng)

@@ -20,6 +20,8 @@ from eqfuse.verify.sizes import (
     volume,
 )
 
+LARGEST_DECLARED = 16
+"""Axes that a program declares to be no longer are so long: of others any length will do."""
 _ATTEMPTS = 3
 """Rounds of enlarging axes of one program to what the other reads."""
 
@@ -45,7 +47,7 @@ class JointSizes:
         pinned: Mapping[str, int] | None = None,
     ) -> JointSizes:
         """Small sizes at which a dimension of a tensor is the same for both programs; the first of the choices that is
-        small enough. `least` are extents at least, by axis, of the first and of the second program, `pinned` those that
+        small enough. Axes that are declared to be short have that length. `least` are extents at least, by axis, of the first and of the second program, `pinned` those that
         axes of this name have in either."""
         found: list[JointSizes] = []
         for choice in choices:
@@ -79,11 +81,15 @@ class JointSizes:
             for axis, extent in axes.items():
                 key = classes.find((label, axis))
                 reached[key] = max(reached.get(key, 0), extent)
+        sizes = [
+            {**pinned, **{axis: n for axis, n in program.lengths.items() if n <= LARGEST_DECLARED}}
+            for _, program in programs
+        ]
         fixed = {
             classes.find((label, axis)): extent
-            for label, program in programs
-            for axis, extent in pinned.items()
-            if axis in axes_of(program.outputs)
+            for (label, program), own in zip(programs, sizes, strict=True)
+            for axis, extent in own.items()
+            if axis in axes_of(program.outputs) or axis in program.domains.values()
         }
         for _ in range(_ATTEMPTS):
             extents = joint_extents(classes, programs, scalars, reached, choice, pinned=fixed)
