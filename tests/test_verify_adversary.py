@@ -91,6 +91,10 @@ DIFFERENT = {
         "max[j](where(j < i, x[i,j], -inf))",
         "max[j](where(j < i, x[i,j], -1e30))",
     ),
+    "a length that may be 0": (
+        "sum[j](where(j < n, x[i,j], 0)) / n",
+        "sum[j](where(j < n, x[i,j], 0)) / max(n, 1)",
+    ),
     "a byte that wraps": ("n[i] % 256", "min(max(n[i], 0), 255)"),
     "how many are the greatest": ("sum[j](where(x[i,j] == max[j](x[i,j]), 1, 0))", "1 + 0 * sum[j](x[i,j])"),
     "one size beside a position": (
@@ -159,6 +163,8 @@ EQUAL = {
     "sign of a step": ("sign(floor(x[i]))", "where(x[i] < 0, -1, where(x[i] < 1, 0, 1))"),
     "quotients that are compared": ("where(x[i] // 2 == 1, 1, 0)", "where(x[i] >= 2 and x[i] < 4, 1, 0)"),
     "quotient and remainder": ("n[i] // 5 * 5 + n[i] % 5", "n[i] + 0"),
+    "fractions": ("x[i] - floor(x[i])", "x[i] % 1"),
+    "quotients rounded down": ("floor(x[i] / z[i])", "x[i] // z[i]"),
     "limits in another order": ("min(max(x[i], -1), 1)", "max(min(x[i], 1), -1)"),
     "median": (
         "max(min(x[i], z[i]), min(max(x[i], z[i]), w[i]))",
@@ -298,3 +304,9 @@ def test_one_condition_in_two_spellings_is_one() -> None:
     assert eq.equivalent(
         "o[i] = sum[j](where(j > 5000, 0, x[i, j]))", "o[i] = sum[j](where(5000 < j, 0, x[i, j]))"
     )
+
+
+def test_axes_of_declared_lengths_have_them() -> None:
+    ranks = "k: axis[1]\ny[i,k], p[i,k] = topk[j,k](x[i,j])\nz[i] = sum[k](y[i,k])\nreturn z"
+    assert eq.equivalent(ranks, "z[i] = max[j](x[i,j])").ok
+    assert not eq.equivalent(ranks.replace("axis[1]", "axis[2]"), "z[i] = max[j](x[i,j])").ok

@@ -119,6 +119,10 @@ class DegreeDomain:
                 return self._product(x, y)
             case ("div", [x, y]):
                 return self._product(x, _reciprocal(y))._replace(weight=x.weight)
+            case ("floordiv", [_, _]):
+                return self._hashed([self._called("div", args)])
+            case ("mod", [x, y]):
+                return _sum(x, self._product(y, self._called("floordiv", args)))
             case ("exp", [x]):
                 return self._exp(x)
             case ("exp2", [x]):

@@ -172,6 +172,8 @@ class CastAware(FieldDomain):
 
     def _step(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
         """The whole number that a function of whole numbers gives."""
+        if fn == "floordiv":
+            fn, args = "floor", [super().call("div", args)]
         values = [np.where(self._is_whole(arg), np.rint(arg.shadow), arg.shadow) for arg in args]
         with np.errstate(all="ignore"):
             known = np.asarray(self._floats.call(fn, values), dtype=np.float64)

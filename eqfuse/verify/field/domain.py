@@ -188,6 +188,8 @@ class FieldDomain:
             "invertible": self._invertible,
             "sigmoid": self._sigmoid,
             "tanh": self._tanh,
+            "floordiv": lambda x, y: self._opaque("floor", [self._div(x, y)]),
+            "mod": lambda x, y: self._sub(x, self._mul(y, self._opaque("floor", [self._div(x, y)]))),
         }
         self._i = _root_of_minus_one(p) if p % 4 == 1 else 0
         if self._i:
@@ -563,8 +565,6 @@ class FieldDomain:
         exact = self._is_whole(args[0]) if fn in WHOLE and len(args) == 1 else np.False_
         if np.any(exact):
             values = [np.where(exact, np.rint(values[0]), values[0])]
-        elif fn in ("floordiv", "mod"):  # 3 - 1e-16 is 3 if its residue is
-            values = [np.where(self._is_whole(arg), np.rint(arg.shadow), arg.shadow) for arg in args]
         result = FieldArray(None, None, np.asarray(self._floats.call(fn, values), dtype=np.float64))
         mixed = self._hashes(fn, args)
         if mixed is not None:
@@ -590,17 +590,6 @@ class FieldDomain:
 
     def _note_open(self, fn: str, result: FieldArray, args: Sequence[FieldArray]) -> None:
         """The error of an uninterpreted function, and trials in which it may have another sign, or another step."""
-        if fn in ("floordiv", "mod"):
-            x, y = args
-            quotient = x.shadow / y.shadow
-            error = rounding.of_quotient(quotient, y.shadow, x.error, y.error)
-            if x.error is not None or y.error is not None:
-                open_ = np.floor(quotient - error) != np.floor(quotient + error)
-                self._note_beyond_floats(open_ & ~(self._is_whole(x) & self._is_whole(y)))
-            result.error = UNIT * np.abs(result.shadow)
-            if fn == "mod":
-                result.error = result.error + error * np.abs(y.shadow)
-            return
         if len(args) > 1:
             for arg in args:
                 if arg.error is not None:
