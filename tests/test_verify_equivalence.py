@@ -368,3 +368,16 @@ def test_exponents_without_residue_add_up() -> None:
     )
     assert not equivalent(left, roots + "z[i] = exp(u[i] - v[i] - x[i])")
     assert not equivalent(left, roots + "z[i] = exp(u[i]) / exp(y[i] - v[i])")
+
+
+def test_a_branch_that_a_stage_alone_has_is_taken_both_ways_or_listed() -> None:
+    program, extents = parse("y[i] = x[i] * 2"), {"i": 5}
+
+    def untaken(text: str) -> tuple[str, ...]:
+        stage = Stage.of_program("other", parse(text), extents)
+        certificate = check_stages(program, [stage], special="ignored")
+        assert certificate.ok
+        return certificate.untaken
+
+    assert untaken("y[i] = max(x[i], -x[i]) * 2 - 2 * relu(-2 * x[i])") == ()
+    assert untaken("y[i] = where(x[i] > 77, 3 * x[i], 2 * x[i])") == ("x[i] > 77 was never true",)

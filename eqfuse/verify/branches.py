@@ -25,6 +25,7 @@ from eqfuse.terms.nodes import (
     Const,
     Expr,
     Load,
+    Local,
     Program,
     Reduce,
     Scalar,
@@ -146,6 +147,25 @@ class Branches:
         alone = {each.node for each in found.values()}
         return [*found.values(), *(each for each in joined if alone.isdisjoint(each.compared))]
 
+    def of_stages(self, programs: Sequence[Program]) -> list[Untaken]:
+        """The same of real numbers, of branches that none of the programs has: those of a stage that was made from them, as the
+        greater of two parts of a row."""
+        own: set[Expr] = set()
+        for program in programs:
+            mask = masked(program)
+            for output in program.outputs:
+                own.update(walk(output.expr, mask(output.expr)))
+        numbers = {self._numbers[node] for node in own if node in self._numbers}
+        domains = {axis: of for program in programs for axis, of in program.domains.items()}
+        found: dict[int, Untaken] = {}
+        for node, seen in self._seen.items():
+            skipped = node in own or node in self._integers or self._numbers[node] in numbers
+            if not skipped and isinstance(node, Call) and _depends_on_data(node):
+                said = _missing(node, seen, domains)
+                if said:
+                    found[self._numbers[node]] = Untaken(node, said, "real")
+        return list(found.values())
+
     def _kind(self, node: Call, fixed: frozenset[str]) -> Kind:
         """What the numbers of a branch are; `fixed` are integer tensors that are not drawn freely."""
         integers = [part for part in _compared(node) if part in self._integers and _depends_on_data(part)]
@@ -194,7 +214,7 @@ def _reals(part: Any) -> Any:
 
 
 def _depends_on_data(node: Expr) -> bool:
-    return any(isinstance(part, Load | Reduce | Scalar) for part in walk(node))
+    return any(isinstance(part, Load | Reduce | Scalar | Local) for part in walk(node))
 
 
 def _fingerprint(node: Expr, parts: Sequence[Any], moduli: tuple[int, int]) -> int:

@@ -731,10 +731,11 @@ class Verification:
         return (straight if tally.twisted else least) >= ENOUGH
 
     def suppose(self, stages: Sequence[Stage], source: Source) -> None:
-        """Notes the sides of branches on data of the programs that no trial took, and compares the stages with the order of
-        what they compare supposed, in all of them alike (see `eqfuse.verify.field.supposed`)."""
+        """Notes the sides of branches on data of the programs and of the stages that no trial took, and compares the stages with
+        the order of what they compare supposed, in all of them alike (see `eqfuse.verify.field.supposed`)."""
         limits = frozenset(name for name, spec in source.specs.items() if spec.delimits)
         found = [each for program in source.programs for each in self.branches.untaken(program, limits)]
+        found += self.branches.of_stages(source.programs)
         open_ = [each for each in found if each.kind == "real"]
         if open_ and not self.reason:
             parts = [open_]
@@ -762,7 +763,7 @@ class Verification:
         for _ in range(min(2, len(places))):  # a supposed order may be part of what another branch compares
             _, known = source.evaluate(stages, inputs, domain)
             for stage in stages:
-                if stage.program is not None and stage.name not in known:
+                if stage.name not in known:
                     stage.run(inputs, domain)
         domain.watch = None
         expected, known = source.evaluate(stages, inputs, domain)
