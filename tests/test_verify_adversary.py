@@ -97,6 +97,10 @@ DIFFERENT = {
     ),
     "a byte that wraps": ("n[i] % 256", "min(max(n[i], 0), 255)"),
     "how many are the greatest": ("sum[j](where(x[i,j] == max[j](x[i,j]), 1, 0))", "1 + 0 * sum[j](x[i,j])"),
+    "a size that is twice another": (
+        "sum[j](where(N(i) == 2 * N(j), x[i,j], 2 * x[i,j]))",
+        "sum[j](2 * x[i,j])",
+    ),
     "one size beside a position": (
         "sum[j](where(j == 3, x[i], 0))",
         "sum[j](where(j == 3, where(N(i) == 17, x[i] + 1, x[i]), 0))",

@@ -41,6 +41,7 @@ from eqfuse.verify.sizes import (
     constant_conditions,
     outside_loads,
     roots,
+    sizes_that_turn,
 )
 
 LARGEST_CONSTANT = 4096
@@ -297,6 +298,7 @@ class Unseen:
 
     def __post_init__(self) -> None:
         self._had: list[dict[str, set[object]]] = [{} for _ in self.programs]
+        self._exprs: dict[str, tuple[Expr, Program]] = {}
         self._proved: set[str] = set()
         self._looks = 0
 
@@ -306,6 +308,7 @@ class Unseen:
         for had, program, sizes in zip(self._had, self.programs, extents, strict=True):
             found = constant_conditions(program, sizes, scalars)
             constant = {str(_flipped(expr)): value for expr, value in found}
+            self._exprs |= {str(_flipped(expr)): (expr, program) for expr, _ in found}
             self._proved |= {str(_flipped(e)) for e, _ in found if truth(e, program.domains) is not None}
             for text in had.keys() - constant.keys():
                 had[text] |= {True, False}
@@ -317,11 +320,15 @@ class Unseen:
         found = {text for had in self._had for text, values in had.items() if len(values) < 2}
         return sorted(found - self._proved)
 
-    def one_sided(self) -> list[str]:
-        """Those of one program alone."""
-        once = (({text for text, values in had.items() if len(values) < 2}) for had in self._had)
-        each = [found - self._proved for found in once]
-        return sorted({text for one in each for text in one if not all(text in other for other in each)})
+    def turning(self, scalars: Mapping[str, object]) -> Iterator[dict[str, int]]:
+        """Small sizes at which conditions do something else than at those tried."""
+        for text in self.everywhere():
+            node, program = self._exprs[text]
+            had = {value for values in self._had for value in values.get(text, ())}
+            if len(had) == 1 and isinstance(value := next(iter(had)), bool):
+                found = sizes_that_turn(node, value, program.domains, scalars)
+                if found is not None:
+                    yield found
 
 
 def hardened(

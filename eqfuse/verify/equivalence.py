@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,6 +22,7 @@ from eqfuse.terms.nodes import Expr, Program
 from eqfuse.terms.parser import parse
 from eqfuse.verify.adversary import (
     MOST_ELEMENTS,
+    Setting,
     Unseen,
     branches_on_data,
     constants,
@@ -60,6 +62,7 @@ from eqfuse.verify.nearer import nearer_programs
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs, full_entropy
 from eqfuse.verify.shrink import smallest
 from eqfuse.verify.sizes import (
+    APART,
     InputSpec,
     constant_conditions,
     delimiting_scalars,
@@ -962,7 +965,8 @@ def _look_for_difference(
     first, second = unseen.programs
     numbers, rng = constants(first, second), np.random.default_rng(seed)
     free = counted(first, second)
-    for number, setting in enumerate(settings((first, second), fixed, rng)):
+    turning = (Setting(APART, {}, pinned=sizes) for sizes in unseen.turning({**usual, **fixed}))
+    for number, setting in enumerate(chain(settings((first, second), fixed, rng), turning)):
         # Integers and truth values are the same in all trials of a draw.
         exact = any(name not in fixed for name in setting.integers) or any(
             spec.dtype in _EXACT for program in (first, second) for spec in program.tensors

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any, Literal
 
@@ -54,6 +55,8 @@ LARGEST_DIVISOR = 64
 """Divisors of index expressions up to this size get an axis that is longer than they are."""
 LARGEST_OFFSET = 16
 """So do numbers up to this size that positions are compared with."""
+FEW_AXES, SEARCHED = 3, 8
+"""Conditions on so many sizes are tried at all sizes up to the second."""
 _ATTEMPTS = 6
 """Rounds of enlarging axes so that every read is inside its tensor."""
 GATHERED = 3
@@ -415,6 +418,29 @@ def constant_conditions(
                 value = constant(node)
                 found += [] if value is None else [(node, value)]
     return found
+
+
+def sizes_that_turn(
+    node: Expr, had: bool, domains: Mapping[str, str], scalars: Mapping[str, object]
+) -> dict[str, int] | None:
+    """Small sizes at which a comparison of positions and sizes is somewhere what it was not; None where none of few axes
+    are such."""
+    parts = list(walk(node))
+    names = {part.name for part in parts if isinstance(part, Axis)}
+    names |= {part.axis for part in parts if isinstance(part, Size)}
+    axes = sorted({domains.get(name, name) for name in names})
+    integers = _integers(scalars)
+    known = all(part.name in integers for part in parts if isinstance(part, Scalar))
+    if not (isinstance(node, Call) and node.fn in COMPARISONS and known and len(axes) <= FEW_AXES):
+        return None
+    for sizes in product(range(1, SEARCHED + 1), repeat=len(axes)):
+        chosen = dict(zip(axes, sizes, strict=True))
+        extents = {**chosen, **{name: chosen[domains.get(name, name)] for name in names}}
+        env = Env(FloatDomain("float64"), {}, integers, extents)
+        truth = np.asarray(evaluate_expr(node, env).data)
+        if (truth != had).any():
+            return chosen
+    return None
 
 
 def _varies_by_size(expr: Expr) -> bool:
