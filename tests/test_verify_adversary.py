@@ -310,6 +310,13 @@ def test_one_condition_in_two_spellings_is_one() -> None:
     )
 
 
+def test_segments_have_one_position_somewhere() -> None:
+    """Where there are more, a limit below 0 makes no difference."""
+    text = "o: i64[m]\ny[i] = max[l](where(o[l] <= i and i < o[l+1], {}, 0))"
+    left, right = text.format("x[i,l]"), text.format("max(x[i,l], -5)")
+    assert not eq.equivalent(left, right).ok and not eq.equivalent(right, left).ok
+
+
 def test_axes_of_declared_lengths_have_them() -> None:
     ranks = "k: axis[1]\ny[i,k], p[i,k] = topk[j,k](x[i,j])\nz[i] = sum[k](y[i,k])\nreturn z"
     assert eq.equivalent(ranks, "z[i] = max[j](x[i,j])").ok

@@ -18,7 +18,7 @@ from eqfuse.terms.domain import Domain
 from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.intervals import Range
-from eqfuse.terms.nodes import Expr, Program
+from eqfuse.terms.nodes import Expr, Local, Program, walk
 from eqfuse.terms.parser import parse
 from eqfuse.verify.adversary import (
     MOST_ELEMENTS,
@@ -738,7 +738,8 @@ class Verification:
         the order of what they compare supposed, in all of them alike (see `eqfuse.verify.field.supposed`)."""
         limits = frozenset(name for name, spec in source.specs.items() if spec.delimits)
         found = [each for program in source.programs for each in self.branches.untaken(program, limits)]
-        found += self.branches.of_stages(source.programs)
+        inside = self.branches.of_stages(source.programs)
+        found += inside
         open_ = [each for each in found if each.kind == "real"]
         if open_ and not self.reason:
             parts = [open_]
@@ -746,8 +747,11 @@ class Verification:
                 parts = [[each] for each in open_] if 1 < len(open_) <= MOST_APART else []
                 parts = [part for part in parts if self._agree(part, stages, source)]
             self._supposed |= {each.said for part in parts for each in part}
-        self._untaken |= {each.said for each in found if each.kind != "given"} - self._supposed
-        self._unreached |= {each.said for each in found if each.kind == "given"}
+        # What is between the values of a loop nest, ranges of which are not known, is listed: a - b may never be positive.
+        listed = {each.said for each in found if each.kind == "given"}
+        listed |= {each.said for each in inside if any(isinstance(part, Local) for part in walk(each.node))}
+        self._unreached |= listed - self._supposed
+        self._untaken |= {each.said for each in found} - listed - self._supposed
 
     def _agree(self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source) -> bool:
         """Whether the stages agree with the source where the order of what these branches compare is supposed."""

@@ -17,6 +17,7 @@ from eqfuse.verify.sizes import (
     join_axes,
     joint_extents,
     loads,
+    plain_indices,
     volume,
 )
 
@@ -196,9 +197,8 @@ def _enlarge(
     """Notes axes that index a dimension plainly and are shorter than it; True if there were any."""
     found = False
     for label, program in programs:
-        for load in loads(program):
-            for k, index in enumerate(load.index):
-                if isinstance(index, Axis) and extents[label, index.name] < specs[load.tensor].shape[k]:
-                    reached[classes.find((label, index.name))] = specs[load.tensor].shape[k]
-                    found = True
+        for load, k, index in plain_indices(program):
+            if extents[label, index.name] < specs[load.tensor].shape[k]:
+                reached[classes.find((label, index.name))] = specs[load.tensor].shape[k]
+                found = True
     return found

@@ -126,7 +126,7 @@ def join_axes(classes: AxisClasses, program: Program, label: str = "") -> None:
     """Adds the axes of a program, as `(label, axis)`, and the dimensions `("dim", tensor, k)` they index."""
     for axis in axes_of(program.outputs):
         classes.join((label, program.domains.get(axis, axis)), (label, axis))
-    for load, k, index in _plain_indices(program):
+    for load, k, index in plain_indices(program):
         classes.join(("dim", load.tensor, k), (label, index.name))
     for tensor in program.tensors:
         for k, declared in enumerate(tensor.axes):
@@ -179,7 +179,7 @@ def _fitting(
     classes = AxisClasses()
     join_axes(classes, program)
     integers = {**small_integers(program), **_integers(scalars)}
-    plain = {(load.tensor, k): index.name for load, k, index in _plain_indices(program)}
+    plain = {(load.tensor, k): index.name for load, k, index in plain_indices(program)}
     fixed = {classes.find(("", axis)): n for axis, n in (pinned or {}).items()}
     for exact in (False, True):
         reached: dict[object, int] = {classes.find(("", axis)): n for axis, n in (least or {}).items()}
@@ -214,7 +214,7 @@ def _needed(
     return needed
 
 
-def _plain_indices(program: Program) -> Iterator[tuple[Load, int, Axis]]:
+def plain_indices(program: Program) -> Iterator[tuple[Load, int, Axis]]:
     """The indices of accesses that are an axis and nothing else, where the dimension has its extent."""
     longer = longer_dimensions(program)
     for load in loads(program):
@@ -668,7 +668,7 @@ def _plain_dimensions(program: Program, extents: Mapping[str, int]) -> dict[tupl
         for k, axis in enumerate(tensor.axes):
             if axis is not None and axis in extents:
                 found[tensor.name, k] = extents[axis]
-    for load, k, index in _plain_indices(program):
+    for load, k, index in plain_indices(program):
         found[load.tensor, k] = extents[index.name]
     return found
 
