@@ -4,8 +4,9 @@ variable-length attention, in one process.
 Prefill packs documents one behind the other (`first[i] <= j <= i`, or `doc[i] == doc[j]` of a sorted `doc`); decode has one query
 a sequence and pages of 16 positions. Lengths are drawn log-normal, the same for all. TFLOP/s count what causal attention inside of
 each document needs; `of copy` is the part of a copy's bandwidth at which decode reads the keys and values that lengths leave. What
-is outside is NaN: pages of nobody, positions behind a length; entries of the page table behind it are numbers of no page.
-Errors are of a few sequences, in float64. On a CPU all is smaller, and there are no peers.
+is outside is NaN in decode: pages of nobody, positions behind a length; entries of the page table behind it are numbers of no page.
+Prefill is promised that its tensors are finite, which the peers take for granted. Errors are of a few sequences, in float64.
+On a CPU all is smaller, and there are no peers.
 """
 
 from __future__ import annotations
@@ -106,55 +107,68 @@ def run(options: Options, report: Report) -> None:
     for name in chosen_names(options.only, NAMES):
         cell = CELLS[name] if options.device == "cuda" and not options.small else CELLS[name].small()
         with recorded(report.failing(name)):
-            row = {"cell": name, **measure(cell, options.device)}
-            report.add(row)
-            if not row["error"] <= row["tolerance"]:
-                report.failures.append(f"{name}: error {row['error']:.1e}")
+            measure(name, cell, options.device, report)
         if options.device == "cuda":
-            torch.cuda.empty_cache()
+            with recorded(report.failing(f"{name}, afterwards")):
+                torch.cuda.empty_cache()
 
 
-def measure(cell: Cell, device: str) -> dict[str, Any]:
-    """Milliseconds of eqfuse and its peers, what they amount to, and eqfuse's error."""
+def measure(name: str, cell: Cell, device: str, report: Report) -> None:
+    """Adds a row of milliseconds and what they amount to, and of eqfuse's error; it is written after each peer, for one that fails
+    on a GPU may end the process."""
     torch.manual_seed(0)
     given, lengths = (_paged if cell.decode else _packed)(cell, device)
-    kernel = eq.compile(cell.text, scalars={"g": cell.groups}, native="wait")
+    kernel = eq.compile(cell.text, scalars={"g": cell.groups}, native="wait", assume_finite=not cell.decode)
     sizes = {"j": given["page"].shape[1] * PAGE} if cell.decode else None
 
     def ours() -> Any:
         return kernel(**given, sizes=sizes)
 
-    tolerance = 1e-5 if device == "cpu" else 1e-2
+    started = time.perf_counter()
+    error, plan = _error(cell, given, lengths, ours()), kernel.plan
     row: dict[str, Any] = {
+        "cell": name,
         "tokens": int(lengths.sum()),
         "longest": int(lengths.max()),
-        "tolerance": tolerance,
+        "error": error,
+        "tolerance": 1e-5 if device == "cpu" else 1e-2,
+        "first_s": time.perf_counter() - started,
+        "plan": f"{plan.schedule}, {plan.shards} shards" if plan.shards > 1 else plan.schedule,
+        "evened": plan.evened,
+        "code": plan.code,
+        "predicted_ms": 1e3 * plan.cost.seconds if plan.cost else None,
+        "ms": {},
+        "problems": {},
     }
-    row["error"] = _error(cell, given, lengths, ours())
-    row["ms"] = {"eqfuse": _milliseconds(ours, device)}
-    problems: dict[str, str] = {}
-    row["plan"] = (
-        f"{kernel.plan.schedule}, {kernel.plan.shards} shards"
-        if kernel.plan.shards > 1
-        else kernel.plan.schedule
-    )
-    row |= {
-        "code": kernel.plan.code,
-        "predicted_ms": 1e3 * kernel.plan.cost.seconds if kernel.plan.cost else None,
-    }
-    for name, peer in (("varlen", _varlen), ("flex", _flex)) if device == "cuda" else ():
-        with recorded(partial(problems.__setitem__, name)):
-            row["ms"][name] = _milliseconds(peer(cell, given, lengths), device)
-    flops = _flops(cell, lengths)
+    report.add(row)
+    if not error <= row["tolerance"]:
+        report.failures.append(f"{name}: error {error:.1e}")
+    _timed(row, "eqfuse", ours, cell, given, lengths, device)
+    report.write()
+    for peer, make in (("varlen", _varlen), ("flex", _flex)) if device == "cuda" else ():
+        with recorded(partial(row["problems"].__setitem__, peer)):
+            _timed(row, peer, make(cell, given, lengths), cell, given, lengths, device)
+        report.write()
+
+
+def _timed(
+    row: dict[str, Any],
+    name: str,
+    call: Callable[[], Any],
+    cell: Cell,
+    given: Mapping[str, Any],
+    lengths: torch.Tensor,
+    device: str,
+) -> None:
+    """Notes what a call takes, and the rate that this is."""
+    row["ms"][name] = ms = _milliseconds(call, device)
     if cell.decode:
-        row["of_copy"] = {
-            name: _bytes(cell, given) / (ms * 1e-3) / _copied(device) for name, ms in row["ms"].items()
-        }
+        row.setdefault("copy", _copied(device))
+        row.setdefault("of_copy", {})[name] = _bytes(cell, given) / (ms * 1e-3) / row["copy"]
     else:
-        row["tflops"] = {name: flops / ms / 1e9 for name, ms in row["ms"].items()}
-    if peers := [ms for name, ms in row["ms"].items() if name != "eqfuse"]:
+        row.setdefault("tflops", {})[name] = _flops(cell, lengths) / ms / 1e9
+    if peers := [each for peer, each in row["ms"].items() if peer != "eqfuse"]:
         row["ratio"] = min(peers) / row["ms"]["eqfuse"]
-    return {**row, "problems": problems}
 
 
 def _flops(cell: Cell, lengths: torch.Tensor) -> float:
@@ -296,11 +310,13 @@ def _flex(cell: Cell, given: Mapping[str, Any], lengths: torch.Tensor) -> Callab
             each[0, :, at : at + int(lengths[row])] = part.transpose(0, 1)
     most = int(counts.max())
     blocks = (starts[:, None] + torch.arange(most)).clamp(max=total // FLEX_BLOCK - 1)
-    first, limit = ((each * FLEX_BLOCK).to(device) for each in (starts, starts))
-    limit = limit + lengths.to(device)
+    owner = torch.full((total,), -1, dtype=torch.int32)
+    for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+        owner[start * FLEX_BLOCK : start * FLEX_BLOCK + length] = row
+    owner = owner.to(device)
 
     def inside(b: Any, h: Any, i: Any, j: Any) -> Any:
-        return (first[b] <= j) & (j < limit[b])
+        return owner[j] == b
 
     mask = BlockMask.from_kv_blocks(
         counts[:, None, None].to(device, torch.int32),

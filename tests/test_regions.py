@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -234,6 +235,18 @@ def test_few_binaries_serve_all_lengths(binaries: set[Any], queries: int, first:
         kernel(q=torch.empty(8, queries, 16), k=torch.empty(2, length, 16), v=torch.empty(2, length, 16))
     assert 1 <= len(binaries) <= 6
     assert len({id(region.compiled) for region in kernel.regions}) <= 3
+
+
+def test_rows_do_not_outgrow_the_registers_of_their_warps(binaries: set[Any]) -> None:
+    """Four warps for rows of 4097 would hold 256 elements a thread of 32768."""
+    kernel = eq.compile(SOFTMAX, target="h200", verify=False)
+    for length in (4097, 9000, 20000, 32768):
+        kernel(x=torch.empty(1024, length))
+        (config,) = kernel.plan.configs
+        rows = math.prod(block.size or 1 for block in config.blocks if block.kind == "grid")
+        held = rows * (1 << (length - 1).bit_length()) // (32 * config.warps)
+        assert kernel.plan.schedule == "resident" and held <= 168
+    assert len({region.compiled.chosen.plan.configs[0].warps for region in kernel.regions}) == 2
 
 
 def test_an_integer_scalar_is_a_length_too(binaries: set[Any]) -> None:

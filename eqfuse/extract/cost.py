@@ -23,6 +23,7 @@ from eqfuse.extract.devices import Device
 from eqfuse.extract.kernel_work import Axes, KernelWork, MatrixProduct, Step, work_of
 from eqfuse.extract.mask_coverage import Coverage
 from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, size_of, slowdowns
+from eqfuse.extract.roles import power_of_two
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.traffic import load_seconds
 from eqfuse.loops.nodes import Kernel
@@ -230,11 +231,21 @@ class _Priced:
         """Elements of the widest tile that is computed."""
         return max((size_of(axes, self.blocks) for axes in self.work.values), default=1)
 
+    def _overflows(self) -> bool:
+        """Whether a thread has more elements of a tile than registers: rows that are held whole by warps that were chosen for
+        shorter ones. Tiles of matrix products have slowdowns for it."""
+        if not self.cost.on_gpu or self.work.products:
+            return False
+        whole = {b.axis for b in self.config.blocks if b.kind == "whole"}
+        blocks = {a: power_of_two(n) if a in whole else n for a, n in self.blocks.items()}
+        widest = max((size_of(axes, blocks) for axes in self.work.values), default=1)
+        return widest > self.device.residuals.registers * self.config.warps * self.device.lanes
+
     def _spill(self) -> float:
         """Seconds to move what does not fit on chip out and in again."""
         device, residuals = self.device, self.device.residuals
         widest = FLOAT_BYTES * self._widest()
-        if widest <= device.tile:
+        if widest <= device.tile and not self._overflows():
             return 0.0
         blocks = max(self.grid, device.sms / residuals.block_share)
         return residuals.spill_traffic * widest * blocks / device.bandwidth
