@@ -310,6 +310,12 @@ def test_one_condition_in_two_spellings_is_one() -> None:
     )
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_limit_that_others_mask_mostly_is_found(seed: int) -> None:
+    text = "y[i] = min[j](max(v[2*i], where(i - j < 0, z[j,i] + {}, 0)))"
+    assert not eq.equivalent(text.format("x[i]"), text.format("min(x[i], 500)"), seed=seed).ok
+
+
 def test_segments_have_one_position_somewhere() -> None:
     """Where there are more, a limit below 0 makes no difference."""
     text = "o: i64[m]\ny[i] = max[l](where(o[l] <= i and i < o[l+1], {}, 0))"

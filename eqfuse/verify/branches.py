@@ -147,6 +147,16 @@ class Branches:
         alone = {each.node for each in found.values()}
         return [*found.values(), *(each for each in joined if alone.isdisjoint(each.compared))]
 
+    def on_data(self, programs: Sequence[Program]) -> list[Untaken]:
+        """All branches of programs on real numbers that they read or compute, whatever of them was taken."""
+        nodes = dict.fromkeys(
+            node for program in programs for node in walk(*(o.expr for o in program.outputs))
+        )
+        seen = (node for node in nodes if node in self._seen and node not in self._integers)
+        return [
+            Untaken(node, "", "real") for node in seen if isinstance(node, Call) and _depends_on_data(node)
+        ]
+
     def of_stages(self, programs: Sequence[Program]) -> list[Untaken]:
         """The same of real numbers, of branches that none of the programs has: those of a stage that was made from them, as the
         greater of two parts of a row."""

@@ -91,6 +91,9 @@ MOST_APART = 6
 """So many branches are supposed one by one where all together differ."""
 DRAWS, FEW = 4, 6
 """Integers and truth values of two programs are drawn so often at the same sizes, scalars again below the second."""
+LONGER, LATER = 4, 1000
+"""Where two programs differ in orders of numbers that are supposed, so many times more trials look for numbers that are in
+such an order; they have numbers from the second on."""
 _EXACT = frozenset({*INTEGERS, "bool"})
 MOST_ELSEWHERE = 200_000
 """Elements of the largest value over all trials there."""
@@ -753,6 +756,12 @@ class Verification:
         self._unreached |= listed - self._supposed
         self._untaken |= {each.said for each in found} - listed - self._supposed
 
+    def agrees_in_any_order(self, stages: Sequence[Stage], source: Source) -> bool:
+        """Whether stages agree with the source whatever the numbers of all branches are to each other. Where they do not, some
+        order tells them apart, though no numbers may be in it."""
+        branches = self.branches.on_data(source.programs)
+        return not branches or bool(self.reason) or self._agree(branches, stages, source)
+
     def _agree(self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source) -> bool:
         """Whether the stages agree with the source where the order of what these branches compare is supposed."""
         nodes = dict.fromkeys(node for each in branches for node in each.compared)
@@ -935,6 +944,8 @@ def _compared(
         verification.run(stages, source)
         unseen.look((pair.left, pair.right), given)
         _look_for_difference(verification, unseen, given, fixed, defined, seed, trials)
+        if not verification.agrees_in_any_order(stages, source):
+            _look_for_difference(verification, unseen, given, fixed, defined, seed + 1, trials, LONGER)
         verification.suppose(stages, source)
     verification.note_constant(unseen.everywhere())
     return verification.certificate()
@@ -963,9 +974,10 @@ def _look_for_difference(
     defined: Defined,
     seed: int,
     trials: int,
+    times: int = 1,
 ) -> None:
     """Runs both programs at other sizes and integers, on inputs at the thresholds of both. `usual` are the scalars of
-    the first run, `fixed` those that were given."""
+    the first run, `fixed` those that were given; in a second look there are so many `times` more trials, others."""
     first, second = unseen.programs
     numbers, rng = constants(first, second), np.random.default_rng(seed)
     free = counted(first, second)
@@ -991,9 +1003,9 @@ def _look_for_difference(
             if verification.reason or pair.output_difference() or 2 * pair.volume > MOST_ELEMENTS:
                 continue
             (stage,), source = _of_pair(pair, values, defined)
-            count = min(max(trials, _many(pair.volume)), MOST_ELEMENTS // max(1, pair.volume))
+            count = min(max(trials, times * _many(pair.volume)), MOST_ELEMENTS // max(1, pair.volume))
             count = -(-count // DRAWS) if exact else count
-            verification.probe([stage], source, numbers, DRAWS * number + draw, count)
+            verification.probe([stage], source, numbers, DRAWS * number + draw + LATER * (times > 1), count)
             unseen.look((pair.left, pair.right), values)
 
 
