@@ -29,6 +29,7 @@ REPORTS: Mapping[str, str] = {
     "fuzz": "random programs: fused, fallen back, refused, mismatches of any schedule against float64",
     "grad": "gradients of random programs against autograd of the float64 reference",
     "backward": "gradients of every program: kernels, schedule, what is not fused and why",
+    "operator": "every program as an operator of torch: opcheck, graphs for 20 lengths, vmap against a loop",
     "models": "decoders with random weights: prefill and tokens a second of eager, torch.compile and the back end",
     "training": "forward and backward under autograd beside torch: attention, norms, losses; times, memory, errors",
     "attention": "attention beside torch's libraries and compilers on a GPU; ranks and regrets of the cost model",

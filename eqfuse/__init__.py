@@ -86,6 +86,7 @@ def compile(
     bound: float = REQUESTED,
     native: str | None = None,
     allow: Sequence[str] | Literal["untaken"] = (),
+    visible: bool = False,
 ) -> Kernel:
     """Derive, choose, lower and verify a fused kernel for a program.
 
@@ -100,6 +101,8 @@ def compile(
     kernels on the CPU are compiled to C++: "background" (calls run as torch calls until that is done), "wait" (the first
     call waits), or "off"; `$EQFUSE_NATIVE`, else "background", where it is not given. `allow` has sides of branches that
     verification need not have seen taken, as its error writes them: conditions that no input meets, or "untaken" for all.
+    `visible`: compilers of torch see what a call launches, instead of one operator, so that AOTInductor's packages need no
+    eqfuse (docs/pytorch.md).
 
     Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
     impossible (the text says which factor is in the way), BudgetError where a program is too large
@@ -119,7 +122,17 @@ def compile(
         derived = compiler.derive(source, scalars, strict_casts, assume_finite=assume_finite)
         numbers = {n: v.item() if isinstance(v, np.generic) else v for n, v in (scalars or {}).items()}
         return Kernel(
-            derived, device, target == "auto", prefer, verify, trials, numbers, bound, native, allowed
+            derived,
+            device,
+            target == "auto",
+            prefer,
+            verify,
+            trials,
+            numbers,
+            bound,
+            native,
+            allowed,
+            visible,
         )
 
 

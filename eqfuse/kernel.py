@@ -67,6 +67,7 @@ class Kernel:
     bound: float = REQUESTED
     native: str | None = None
     allow: tuple[str, ...] = ()
+    visible: bool = False
 
     def __post_init__(self) -> None:
         checks = Checks(self.trials, self.bound, self.scalars, self.verify == "again", self.allow)
@@ -288,6 +289,7 @@ class Kernel:
             "bound": self.bound,
             "native": self.native,
             "allow": list(self.allow),
+            **({"visible": True} if self.visible else {}),
         }
         added = [*scope.added, *sorted(scope.without), *registered_in(*(o.expr for o in program.outputs))]
         return written({"source": program.source, "scalars": dict(self.scalars), **options}, added)
@@ -324,6 +326,17 @@ class Kernel:
                 source, self.scalars, program.strict_casts, assume_finite=program.assume_finite
             )
         return replace(self, derived=derived)
+
+    def opened(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        numbers: Mapping[str, Any],
+        sizes: Mapping[str, Any],
+    ) -> list[torch.Tensor]:
+        """The outputs of a call, by what it launches: what compilers see of one that is `visible`."""
+        from eqfuse.opened import opened
+
+        return opened(self._shapes, tensors, numbers, sizes)
 
     # -- streaming ---------------------------------------------------------------------------------
 

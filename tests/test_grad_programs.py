@@ -176,3 +176,11 @@ def test_sizes_stay_those_of_axes_where_steps_are_read_elsewhere() -> None:
     source = "a[j] = where(j >= 1, x[j-1], 0) * mean[j](x[j])\nb[j] = a[j] + mean[j](sq(a[j]))"
     known = Differentiated.of(source, {"x": np.arange(4.0)}, {}, {}, ["x"])
     assert known.error(parse(eq.grad(source))) < ROUNDING
+
+
+def test_a_shift_is_found_beside_a_logarithm_that_is_multiplied() -> None:
+    """The entropy of a softmax: whatever the logarithm is, the maximum passes nothing on."""
+    text = eq.grad(WORKLOADS["softmax_entropy"].source, ("x",))
+    assert "argmax" not in text and "max_x[r] = max[c](x[r, c])" in text
+    wrong = WORKLOADS["softmax_entropy"].source.replace("- max[c](x[r,c])", "- 2 * max[c](x[r,c])", 1)
+    assert "argmax" not in eq.grad(wrong, ("x",)) and "argmax" in eq.grad(wrong + " + t[r,0]", ("x",))

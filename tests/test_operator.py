@@ -363,3 +363,10 @@ def test_opcheck_of_many_programs(name: str, grad: bool) -> None:
         if axis not in kernel.program.domains and axis not in kernel.program.lengths
     }
     checked(kernel, {n: t for n, t in tensors.items() if n in known}, dict(case.scalars), sizes)
+
+
+def test_lists_of_a_known_length_are_batched() -> None:
+    source = "k: axis[K]\nv[t,k], p[t,k] = topk[j,k](x[t,j])\nreturn v"
+    kernel = eq.compile(source, scalars={"K": 2}, native="off")
+    x = torch.randn(3, 4, 7)
+    assert torch.equal(torch.func.vmap(lambda x: kernel(x=x))(x), x.topk(2).values)

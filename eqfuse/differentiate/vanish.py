@@ -21,7 +21,7 @@ from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.interpreter import evaluate
-from eqfuse.terms.nodes import Program, walk
+from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Tensor, free_axes, transform, walk
 from eqfuse.terms.parser import parse
 from eqfuse.verify.field.domain import TWISTED, UNDEFINED, FieldArray, FieldDomain
 from eqfuse.verify.sampling import draw_scalars, draw_specs
@@ -58,6 +58,31 @@ def is_zero(steps: Steps, step: Step, parts: Sequence[Step], of: str = "") -> bo
     program = parse(text_of(steps, [step, *parts], given=_unrelated(steps, of)))
     outputs = (replace(output, expr=taken_apart(output.expr)) for output in program.outputs)
     program = replace(program, outputs=tuple(outputs))
+    if any(isinstance(node, Call) and node.fn == "log" for node in walk(*(o.expr for o in program.outputs))):
+        program = _with_any_logarithms(program)
+    return _vanishes(program, len(parts))
+
+
+def _with_any_logarithms(program: Program) -> Program:
+    """The program with inputs in place of logarithms: what is 0 whatever they are is 0. A field has them in exponents alone."""
+    names: dict[Expr, str] = {}
+    tensors: list[Tensor] = []
+
+    def replaced(node: Expr) -> Expr:
+        axes = tuple(sorted(free_axes(node)))
+        if not isinstance(node, Call) or node.fn != "log" or not axes:
+            return node
+        if node not in names:
+            names[node] = f"log.{len(names)}"  # no name of a text
+            tensors.append(Tensor(names[node], len(axes), "f32", axes))
+        return Load(names[node], tuple(map(Axis, axes)))
+
+    outputs = tuple(replace(output, expr=transform(output.expr, replaced)) for output in program.outputs)
+    return replace(program, outputs=outputs, tensors=(*program.tensors, *tensors))
+
+
+def _vanishes(program: Program, parts: int) -> bool:
+    """Whether the first output is 0 in every trial, and each of the other `parts` is not everywhere."""
     given = dict(small_integers(program))
     try:
         extents = small_extents(program, given)
@@ -66,21 +91,21 @@ def is_zero(steps: Steps, step: Step, parts: Sequence[Step], of: str = "") -> bo
     extents |= {axis: count for axis, count in few_ranks(program).items() if axis in extents}
     if constant_conditions(program, extents, given):
         return False
-    alive: list[Any] = [False] * len(parts)
+    alive: list[Any] = [False] * parts
     for number in range(ROUNDS):
         rng = np.random.default_rng(number)
         domain = FieldDomain(seed=int(rng.integers(2**62)))
         tensors = draw_specs(input_specs(program, extents, given, None), domain, TRIALS, rng)
         scalars = draw_scalars([program], given, domain, TRIALS, rng)
         found = evaluate(program, tensors, scalars, extents, domain, batch=TRIALS)
-        values = [found[name.name] for name in (step, *parts)]
+        values = [found[output.name] for output in program.outputs]
         if not all(isinstance(value, FieldArray) and value.p is not None for value in values):
             return False
         if not _is_zero(values[0]):
             return False
         for k, value in enumerate(values[1:]):
             nonzero = _nonzero(value)
-            seen = nonzero.any(axis=(0, *range(1 + len(step.axes), nonzero.ndim)))
+            seen = nonzero.any(axis=(0, *range(1 + len(program.outputs[0].axes), nonzero.ndim)))
             alive[k] = alive[k] | seen | _is_never_a_number(values[0])
     return all(np.all(part) for part in alive)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from eqfuse.errors import EqfuseError
-from eqfuse.operator.content import kernel_of, names_in
+from eqfuse.operator.content import kernel_of, names_in, operator_of
 from eqfuse.operator.derivative import apart
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
@@ -20,8 +20,11 @@ BATCH = "batch"
 
 
 @lru_cache(maxsize=1024)
-def batched(source: str, names: tuple[str, ...]) -> tuple[str, tuple[bool, ...]]:
-    """The text of a program in which some inputs have one more axis, the first, and which of its outputs have it too."""
+def batched(
+    source: str, names: tuple[str, ...], scalars: tuple[tuple[str, float], ...] = ()
+) -> tuple[str, tuple[bool, ...]]:
+    """The text of a program in which some inputs have one more axis, the first, and which of its outputs have it too.
+    `scalars` are those that are known."""
     read = Source.of(source)
     found = statements(read)
     axis = _fresh(read)
@@ -31,7 +34,7 @@ def batched(source: str, names: tuple[str, ...]) -> tuple[str, tuple[bool, ...]]
             grown.add(statement.name)
     lines = [_line(node, axis, grown) for node in read.module().body]
     declared = {statement.name for statement in found if isinstance(statement, Declaration)}
-    program = parse(source)
+    program = parse(source, scalars=dict(scalars))
     integers = [name for name in program.integers if name in grown and name not in declared]
     text = "\n".join([*(f"{name}: i64[{axis}]" for name in integers), *lines])
     return text, tuple(output.name in grown for output in program.outputs)
@@ -102,11 +105,11 @@ def rule(
         constant = [name for name in grown if name not in _inputs(kernel.program)]
         if constant:
             raise EqfuseError(f"the program has no input {constant[0]!r}", hint="remove the argument")
-        source, has = batched(kernel.program.source, grown)
+        source, has = batched(kernel.program.source, grown, tuple(sorted(kernel.scalars.items())))
         wider = kernel.alike(source)
         kernel_of(wider.content)
     moved = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims[2], strict=True)]
-    made = torch.ops.eqfuse.call.default(wider.content, names, moved, integers, reals)
+    made = operator_of(wider.content)(wider.content, names, moved, integers, reals)
     return list(made), [0 if is_grown else None for is_grown in has]
 
 

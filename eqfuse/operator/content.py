@@ -22,6 +22,7 @@ class Called(Protocol):
     """A kernel, as the operator calls it."""
 
     content: str
+    scalars: Mapping[str, float]
 
     @property
     def program(self) -> Program: ...
@@ -45,6 +46,14 @@ class Called(Protocol):
     def alike(self, source: str) -> Called:
         """The kernel of another text, compiled as this one is."""
 
+    def opened(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        numbers: Mapping[str, Any],
+        sizes: Mapping[str, Any],
+    ) -> list[torch.Tensor]:
+        """The outputs of a call, by what it launches."""
+
 
 @dataclass(frozen=True)
 class Saving:
@@ -54,6 +63,9 @@ class Saving:
     outputs: tuple[str, ...]
     residuals: tuple[str, ...]
 
+
+VISIBLE = '"visible": true'
+"""What the content of a kernel has whose calls compilers see into."""
 
 ADDED = "added"
 """What the digest of rules and reductions stands under."""
@@ -118,6 +130,11 @@ def _made(content: str) -> Called:
 def names_in(names: str) -> tuple[tuple[str, ...], ...]:
     """The names of tensors, of integers, of reals, and of axes that have a size."""
     return tuple(tuple(part.split()) for part in names.split("|"))
+
+
+def operator_of(content: str) -> Any:
+    """The operator that a call of a kernel is: `eqfuse::call`, or `eqfuse::visible`."""
+    return torch.ops.eqfuse.visible.default if VISIBLE in content else torch.ops.eqfuse.call.default
 
 
 def joined(*names: list[str]) -> str:

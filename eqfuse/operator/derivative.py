@@ -17,7 +17,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
-from eqfuse.operator.content import Called, joined, kernel_of, names_in
+from eqfuse.operator.content import Called, joined, kernel_of, names_in, operator_of
 from eqfuse.operator.library import arguments, called, run
 from eqfuse.operator.shapes import Size, extents
 from eqfuse.terms.nodes import Program
@@ -57,7 +57,7 @@ def recorded(
 def _operator(
     content: str, names: str, tensors: Sequence[torch.Tensor], integers: Sequence[Any], reals: Sequence[Any]
 ) -> Sequence[torch.Tensor]:
-    found: Sequence[torch.Tensor] = torch.ops.eqfuse.call.default(content, names, tensors, integers, reals)
+    found: Sequence[torch.Tensor] = operator_of(content)(content, names, tensors, integers, reals)
     return found
 
 

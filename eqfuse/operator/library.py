@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 
 from eqfuse.arguments import is_recording
 from eqfuse.errors import BindError
-from eqfuse.operator.content import Called, joined, kernel_of, names_in
+from eqfuse.operator.content import VISIBLE, Called, joined, kernel_of, names_in, operator_of
 from eqfuse.operator.shapes import empty_outputs
 from eqfuse.terms.nodes import Load, children
 
@@ -64,7 +64,7 @@ def called(content: str, values: Mapping[str, Any], sizes: Mapping[str, Any] | N
             integers.append(value)
             of_integers.append(name)
         elif isinstance(value, float):
-            if is_dynamo_compiling() and not _is_constant(value):
+            if is_dynamo_compiling() and VISIBLE not in content and not _is_constant(value):
                 # Dynamo would compile once for each number that it hands to an operator, not to arithmetic.
                 tensors.append(torch.ones((), dtype=torch.float64) * value)
                 of_tensors.append(name)
@@ -81,9 +81,9 @@ def called(content: str, values: Mapping[str, Any], sizes: Mapping[str, Any] | N
         axes.append(axis)
     names = joined(of_tensors, of_integers, of_reals, axes)
     if integers or reals:
-        made = torch.ops.eqfuse.call.default(content, names, tensors, integers, reals)
+        made = operator_of(content)(content, names, tensors, integers, reals)
     else:
-        made = torch.ops.eqfuse.call.default(content, names, tensors)
+        made = operator_of(content)(content, names, tensors)
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -147,6 +147,18 @@ class _Call:
 
 
 _calls: dict[tuple[str, str], _Call] = {}
+
+
+def opened(
+    content: str,
+    names: str,
+    tensors: Sequence[torch.Tensor],
+    integers: Sequence[Any] = (),
+    reals: Sequence[Any] = (),
+) -> list[torch.Tensor]:
+    """The outputs, by what a call launches: what compilers see of `eqfuse::visible`."""
+    values, numbers, sizes = arguments(names, tensors, integers, reals)
+    return kernel_of(content).opened(values, numbers, sizes)
 
 
 def shaped(

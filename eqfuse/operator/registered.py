@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from eqfuse.operator.batch import rule
 from eqfuse.operator.content import Make, set_make
 from eqfuse.operator.derivative import recorded
-from eqfuse.operator.library import run, shaped
+from eqfuse.operator.library import opened, run, shaped
 
-SCHEMA = "call(str kernel, str names, Tensor[] tensors, SymInt[] integers=[], float[] reals=[]) -> Tensor[]"
+SCHEMA = "(str kernel, str names, Tensor[] tensors, SymInt[] integers=[], float[] reals=[]) -> Tensor[]"
 """The numbers have defaults: torch converts no list that is not given, which is an eighth of what a call takes."""
-NAME = "eqfuse::call"
+NAMES = ("call", "visible")
 
 _registered: list[object] = []
 """torch forgets what is registered with a library that nobody holds."""
@@ -22,9 +26,21 @@ def register_operator(make: Make) -> None:
     set_make(make)
     library = torch.library.Library("eqfuse", "DEF")  # type: ignore[no-untyped-call]
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-    library.define(SCHEMA, tags=tags)  # type: ignore[no-untyped-call]
-    for key, implementation in (("CPU", run), ("CUDA", run), ("Autograd", recorded)):
-        library.impl("call", implementation, key)  # type: ignore[no-untyped-call]
-    torch.library.register_fake(NAME, shaped, lib=library)
-    torch.library.register_vmap(NAME, rule, lib=library)
+    for name in NAMES:
+        library.define(name + SCHEMA, tags=tags)  # type: ignore[no-untyped-call]
+        for key, implementation in (("CPU", run), ("CUDA", run), ("Autograd", recorded)):
+            library.impl(name, implementation, key)  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"eqfuse::{name}", shaped, lib=library)
+        torch.library.register_vmap(f"eqfuse::{name}", rule, lib=library)
+    torch.library.register_torch_dispatch("eqfuse::visible", FunctionalTensorMode, _open, lib=library)
     _registered.append(library)
+
+
+def _open(mode: Any, op: Any, types: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Puts in place of the operator what it launches; `torch.export` keeps it, until its graph is compiled."""
+    from torch.export._trace import custom_triton_ops_decomposition_disabled
+
+    if custom_triton_ops_decomposition_disabled():  # type: ignore[no-untyped-call]
+        return mode.__torch_dispatch__(op, types, arguments, named)
+    with mode:
+        return opened(*arguments, **named)

@@ -28,6 +28,11 @@ def invertible(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor
     return torch.where(bad, torch.ones((), dtype=x.dtype), x, out=out)
 
 
+def recorded(tensor: torch.Tensor) -> bool:
+    """Whether torch records what is called: nothing may depend on numbers then, and every way is taken for all."""
+    return type(tensor) is not torch.Tensor
+
+
 def masked_product(
     left: torch.Tensor,
     right: torch.Tensor,
@@ -36,6 +41,13 @@ def masked_product(
 ) -> torch.Tensor:
     """`left @ right`, where an operand takes no part at the positions of the other one that its mask excludes (it is 0
     there). Dims: left and its mask (*batch, rows, axis), right and its mask (*batch, axis, columns)."""
+    if recorded(left):
+        one, other = left.unsqueeze(-1), right.unsqueeze(-3)
+        if left_mask is not None:
+            other = torch.where(left_mask.unsqueeze(-1), other, 0.0)
+        if right_mask is not None:
+            one = torch.where(right_mask.unsqueeze(-3), one, 0.0)
+        return (one * other).sum(-2)
     product = torch.matmul(left, right)
     if torch.isfinite(product.sum()):
         return product
@@ -156,7 +168,7 @@ def fold_first(
         found[place] = best.squeeze(dim)
         if len(found) < len(keys):
             same = x == best
-            if x.is_floating_point() and best.isnan().any():  # which equals nothing
+            if x.is_floating_point() and (recorded(x) or best.isnan().any()):  # which equals nothing
                 same |= x.isnan() & best.isnan()
             among = same if among is None else among & same
     return tuple(found[place] for place in range(len(states)))
@@ -197,6 +209,9 @@ def _places(
     x = _first_greatest(states[first], greatest).movedim(dim, -1)
     rows = [state.movedim(dim, -1).reshape(-1, x.shape[-1]) for state in states]
     x = x.reshape(-1, x.shape[-1])
+    if recorded(x):
+        place = _selected(rows, keys, count)
+        return place.view(*(n for at, n in enumerate(states[0].shape) if at != dim), count).movedim(-1, dim)
     found = x.topk(count)
     last = found.values[:, -1:]
     clear = (x == last).sum(-1) == (found.values == last).sum(-1)
@@ -312,6 +327,11 @@ def checked(what: str, index: Index, extent: int, mask: torch.Tensor | None = No
         return min(max(index, 0), extent - 1)
     if not index.numel():
         return index
+    if recorded(index):
+        wrong = (index < 0) | (index >= extent)
+        wrong = wrong if mask is None else wrong & mask
+        torch._assert_async(~wrong.any(), f"{what}: a position is outside a dimension of {extent}")
+        return index.clamp(0, extent - 1)
     low, high = index.aminmax()
     if low >= 0 and high < extent:
         return index
@@ -375,7 +395,7 @@ def gather(
     `sliced` are the places in the tile of the dims that a slice stands for (extent 1 in every tensor of
     positions), `order` the permutation from (other dims, sliced dims in the order of `source`) to the tile.
     """
-    if 0 in source.shape and mask is not None and not mask.any():
+    if 0 in source.shape and mask is not None and (recorded(source) or not mask.any()):
         shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
             mask.shape, *(i.shape for i in index if isinstance(i, torch.Tensor))
         )
