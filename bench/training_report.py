@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 
 import eqfuse as eq
@@ -45,6 +46,7 @@ def _shown(row: Mapping[str, Any], key: str, form: str) -> str:
 def run(options: Options, report: Report) -> None:
     """Failures: a program that does not run, and a gradient that is much farther from float64 than torch's."""
     started = time.perf_counter()
+    torch._functorch.config.donated_buffer = False  # a backward that is run again keeps what it reads
     on_gpu = options.device.startswith("cuda")
     dtype = torch.bfloat16 if on_gpu else torch.float32
     words = tuple(options.only.split(",")) if options.only else ("",)

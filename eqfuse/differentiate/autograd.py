@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch._C._functorch import maybe_current_level
 
 from eqfuse.differentiate.certify import certify_gradient
 from eqfuse.differentiate.gradient import (
@@ -147,8 +148,24 @@ class Gradients:
     verifies: bool
     compiled: Callable[[str], Compiled]
     latest: Backward | None = None
+    calls: dict[tuple[object, ...], Pulled] = field(default_factory=dict)
     _known: dict[tuple[object, ...], Backward] = field(default_factory=dict)
     _forwards: dict[tuple[str, ...], Forward] = field(default_factory=dict)
+
+    @cached
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the program's outputs."""
+        return tuple(output.name for output in self.program.outputs)
+
+    @cached
+    def real_outputs(self) -> frozenset[str]:
+        """Those of real numbers, which have cotangents."""
+        return frozenset(real_outputs(self.program))
+
+    @cached
+    def real(self) -> frozenset[str]:
+        """The inputs that have a gradient."""
+        return frozenset(differentiable(self.program))
 
     def forward(self, names: tuple[str, ...]) -> Forward:
         """What saves what gradients by these inputs read. What has no gradient saves nothing: its backward says so."""
@@ -245,8 +262,9 @@ class _Call:
         kernel, sizes = self.kernel, self.sizes
         if self.forward.kernel is not None:
             kernel = self.forward.kernel
-            axes = {*axes_of(kernel.program.outputs), *kernel.program.domains.values()}
-            sizes = {axis: size for axis, size in (sizes or {}).items() if axis in axes}
+            if sizes:
+                axes = {*axes_of(kernel.program.outputs), *kernel.program.domains.values()}
+                sizes = {axis: size for axis, size in sizes.items() if axis in axes}
         found = kernel(**self.arguments(tensors), sizes=sizes)
         return found if isinstance(found, tuple) else (found,)
 
@@ -257,15 +275,31 @@ def differentiably(
     """The outputs of a kernel, as autograd sees them."""
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     constants = {name: value for name, value in values.items() if name not in tensors}
-    real = differentiable(gradients.program)
+    real = gradients.real
     tracked = tuple(name for name, tensor in tensors.items() if is_tracked(tensor) and name in real)
     call = _Call(kernel, gradients, tuple(tensors), tracked, constants, sizes)
-    found = _Differentiable.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
+    # torch looks at the signature of a function with a context apart, at every call: only its transforms need that.
+    function = _Transformed if maybe_current_level() is not None else _Differentiable
+    found = function.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
     outputs = found[: len(gradients.program.outputs)]
     return outputs if len(outputs) > 1 else outputs[0]
 
 
 class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> Any:
+        made = call.made(tensors)
+        _keep(ctx, call, tensors, made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return _backward(ctx, cotangents)
+
+
+class _Transformed(torch.autograd.Function):
+    """The same under transforms of `torch.func`."""
+
     @staticmethod
     def forward(call: _Call, *tensors: torch.Tensor) -> Any:
         return call.made(tensors)
@@ -273,32 +307,40 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         call, *tensors = inputs
-        program = call.gradients.program
-        outputs, residuals = output[: len(program.outputs)], output[len(program.outputs) :]
-        by_name = dict(zip((each.name for each in program.outputs), outputs, strict=True))
-        saved = {name: by_name[name] for name in call.forward.outputs}
-        saved |= dict(zip(call.forward.residuals, residuals, strict=True))
-        ctx.call = call
-        ctx.saved = tuple(saved)
-        ctx.shapes = [(value.shape, value.dtype, value.device) for value in outputs]
-        ctx.save_for_backward(*tensors, *saved.values())
-        constant = (value for value in outputs if not value.is_floating_point())
-        ctx.mark_non_differentiable(*constant, *residuals)
-        ctx.set_materialize_grads(False)
+        _keep(ctx, call, tensors, output)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        call: _Call = ctx.call
-        count = len(call.names)
-        every: tuple[torch.Tensor, ...] = ctx.saved_tensors  # a checkpoint gives them once
-        tensors, saved = every[:count], dict(zip(ctx.saved, every[count:], strict=True))
-        wanted = tuple(
-            name for name, needed in zip(call.names, ctx.needs_input_grad[1:], strict=True) if needed
-        )
-        of_outputs = cotangents[: len(ctx.shapes)]
-        made = _pulled_back(call, tensors, saved, wanted, of_outputs, ctx.shapes)
-        found = dict(zip(wanted, made, strict=True))
-        return None, *(found.get(name) for name in call.names)
+        return _backward(ctx, cotangents)
+
+
+def _keep(ctx: Any, call: _Call, tensors: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
+    """Keeps what the gradient reads."""
+    names = call.gradients.outputs
+    outputs, residuals = made[: len(names)], made[len(names) :]
+    forward = call.forward
+    by_name = dict(zip(names, outputs, strict=True))
+    saved = {name: by_name[name] for name in forward.outputs}
+    saved |= dict(zip(forward.residuals, residuals, strict=True))
+    ctx.call = call
+    ctx.saved = tuple(saved)
+    ctx.shapes = [(value.shape, value.dtype, value.device) for value in outputs]
+    ctx.save_for_backward(*tensors, *saved.values())
+    constant = [value for value in outputs if not value.is_floating_point()]
+    ctx.mark_non_differentiable(*constant, *residuals)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    call: _Call = ctx.call
+    count = len(call.names)
+    every: tuple[torch.Tensor, ...] = ctx.saved_tensors  # a checkpoint gives them once
+    tensors, saved = every[:count], dict(zip(ctx.saved, every[count:], strict=True))
+    needed = zip(call.names, ctx.needs_input_grad[1:], strict=True)
+    wanted = tuple(name for name, is_needed in needed if is_needed)
+    made = _pulled_back(call, tensors, saved, wanted, cotangents[: len(ctx.shapes)], ctx.shapes)
+    found = dict(zip(wanted, made, strict=True))
+    return None, *(found.get(name) for name in call.names)
 
 
 def _pulled_back(
@@ -311,31 +353,66 @@ def _pulled_back(
 ) -> Iterator[torch.Tensor]:
     """The gradients by the inputs `wanted`, in their dtypes. Where they may be differentiated again, nothing that was saved
     is read: it would count as a constant."""
-    program, gradients = call.gradients.program, call.gradients
-    is_differentiated = torch.is_grad_enabled()
+    gradients = call.gradients
     values = call.arguments(tensors)
-    groups = divided(program)
-    alike = all(len({values[name].shape[k] for name, k in group}) == 1 for group in groups)
-    if is_differentiated:
-        backward = gradients.alone(wanted)
-    else:
-        halves = halves_in({name: values[name].dtype for name in wanted})
-        backward = gradients.by(wanted, call.tracked, alike, halves)
-    names = [output.name for output in program.outputs]
-    real = real_outputs(program)
-    for name, value, (shape, dtype, device) in zip(names, cotangents, shapes, strict=True):
-        if name in real:
-            zero = torch.zeros((), dtype=dtype, device=device)
-            values[cotangent(name)] = zero.expand(shape) if value is None else value
-    by_name = dict(zip(call.names, tensors, strict=True))
-    known = backward.kernel.program
-    reads = {*(tensor.name for tensor in known.tensors), *known.scalars}
-    made = backward.kernel(
-        **{name: value for name, value in {**values, **saved}.items() if name in reads},
-        sizes=_sizes(program, known, values, call.sizes, {cotangent(n): by_name[n] for n in wanted}),
-    )
+    known = _known(call, values, tensors, wanted)
+    gradients.latest = known.backward
+    for name, value, (shape, dtype, device) in zip(gradients.outputs, cotangents, shapes, strict=True):
+        if name in gradients.real_outputs:
+            if value is None:
+                value = torch.zeros((), dtype=dtype, device=device).expand(shape)
+            values[cotangent(name)] = value
+    values.update(saved)
+    given = {name: values[name] for name in known.reads if name in values}
+    made = known.backward.kernel(**given, sizes=known.sizes)
     for name, value in zip(wanted, made if isinstance(made, tuple) else (made,), strict=True):
-        yield value.to(by_name[name].dtype).reshape(by_name[name].shape)
+        wide = values[name]
+        value = value if value.dtype == wide.dtype else value.to(wide.dtype)
+        yield value if value.shape == wide.shape else value.reshape(wide.shape)
+
+
+MOST_CALLS = 1024
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What the backward of calls that are alike runs: what its kernel reads, and the sizes that it is given."""
+
+    backward: Backward
+    reads: tuple[str, ...]
+    sizes: Mapping[str, int]
+
+
+def _known(
+    call: _Call, values: Mapping[str, Any], tensors: Sequence[torch.Tensor], wanted: tuple[str, ...]
+) -> Pulled:
+    """What the backward of a call runs; found once for calls that are alike."""
+    gradients, program = call.gradients, call.gradients.program
+    is_differentiated = torch.is_grad_enabled()
+    integers = [(n, _number(values[n])) for n in program.integers if n in values]
+    kinds = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+    sizes = tuple(sorted((call.sizes or {}).items()))
+    key = (*integers, call.names, kinds, sizes, call.tracked, wanted, is_differentiated)
+    found = gradients.calls.get(key)
+    if found is None:
+        alike = all(len({values[name].shape[k] for name, k in group}) == 1 for group in divided(program))
+        if is_differentiated:
+            backward = gradients.alone(wanted)
+        else:
+            halves = halves_in({name: values[name].dtype for name in wanted})
+            backward = gradients.by(wanted, call.tracked, alike, halves)
+        known = backward.kernel.program
+        reads = (*(tensor.name for tensor in known.tensors), *known.scalars)
+        results = {cotangent(name): values[name] for name in wanted}
+        extents = _sizes(program, known, values, call.sizes, results)
+        if len(gradients.calls) >= MOST_CALLS:
+            gradients.calls.clear()
+        found = gradients.calls[key] = Pulled(backward, reads, extents)
+    return found
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _sizes(
