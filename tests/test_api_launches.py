@@ -14,6 +14,7 @@ import eqfuse as eq
 from eqfuse.arguments import Arguments, call_key
 from eqfuse.errors import BindError
 from eqfuse.tile.native.build import compiler as cxx
+from eqfuse.tile.triton import direct
 
 __all__ = ["gpu"]
 
@@ -49,6 +50,69 @@ def test_a_known_call_on_a_gpu_goes_straight_to_what_was_compiled(gpu: Gpu, pref
     first, second = kernel(**given), kernel(**given)
     assert first.data_ptr() != second.data_ptr()
     torch.testing.assert_close(first, second)
+
+
+class Launcher:
+    """As Triton's own: gives a function in C what it was given, in another order, some of it in a tuple."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_pdl = True
+
+    def __init__(self, nested: bool) -> None:
+        self.nested = nested
+        self.launched: list[tuple[Any, ...]] = []
+        self.launch = lambda *arguments: self.launched.append(arguments)
+
+    def __call__(self, x: int, y: int, z: int, stream: int, function: int, packed: Any, *rest: Any) -> None:
+        hooks, given = rest[:3], rest[3:]
+        last = (("ptr", "i32"), given) if self.nested else given
+        self.launch(x, y, z, stream, function, self.launch_pdl, None, None, packed, *hooks, *last)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_launches_are_given_what_the_launcher_gives_them(nested: bool) -> None:
+    launcher = Launcher(nested)
+    found = direct.arguments_of_launch(launcher, 7, 11, (4, 1, 0), 3)
+    assert found is not None and found[0] is launcher.launch and not launcher.launched
+    launcher(7, 1, 1, 70, 11, (4, 1, 0), None, None, None, "a", 5, 6.5)
+    given = ["a", 5, 6.5]
+
+    def filled(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple(map(filled, part))
+        if part is direct.STREAM:
+            return 70
+        return given[part.number] if isinstance(part, direct.Place) else part
+
+    assert launcher.launched == [filled(tuple(found[1]))]
+
+
+def test_launchers_that_do_more_are_called_themselves() -> None:
+    launcher = Launcher(nested=False)
+    launcher.global_scratch_size = 128
+    assert direct.arguments_of_launch(launcher, 7, 11, (4, 1, 0), 3) is None
+    assert direct.arguments_of_launch(print, 7, 11, (4, 1, 0), 3) is None
+    twice = Launcher(nested=False)
+    twice.__class__ = type(
+        "Twice", (Launcher,), {"__call__": lambda self, *given: self.launch(*given, *given)}
+    )
+    assert direct.arguments_of_launch(twice, 7, 11, (4, 1, 0), 3) is None
+
+
+def test_the_launcher_of_the_triton_at_hand_is_understood() -> None:
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    launcher = object.__new__(driver.CudaLauncher)
+    launched: list[tuple[Any, ...]] = []
+    for name in ("num_ctas", "global_scratch_align", "profile_scratch_align"):
+        setattr(launcher, name, 1)
+    launcher.global_scratch_size = launcher.profile_scratch_size = 0
+    launcher.launch_cooperative_grid, launcher.launch_pdl = False, True
+    launcher.arg_annotations, launcher.kernel_signature = ("i32",), b"i"
+    launcher.launch = lambda *arguments: launched.append(arguments)
+    found = direct.arguments_of_launch(launcher, 7, 11, (4, 1, 0), 2)
+    assert found is not None
+    text = str(found[1])
+    assert text.count("Place(number=0)") == text.count("Place(number=1)") == 1 and not launched
 
 
 def test_what_is_unusual_goes_the_other_way(gpu: Gpu) -> None:

@@ -7,9 +7,11 @@ a call is to allocate what it writes, and to launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from math import prod
 from types import CodeType, ModuleType
 from typing import Any
@@ -99,6 +101,46 @@ def bound(
     return function
 
 
+@dataclass(frozen=True)
+class Text:
+    """What is written into the text of a function, and no value."""
+
+    code: str
+
+
+STREAM = object()
+"""Stands for the current stream in what a launch is given."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Stands for an argument of the kernel."""
+
+    number: int
+
+
+def arguments_of_launch(
+    run: Any, grid: int, function: Any, packed: Any, count: int
+) -> tuple[Callable[..., Any], Sequence[Any]] | None:
+    """The function in C that Triton's launcher calls, and what it gives that; None where the launcher has more to do, such as
+    to allocate memory. It is asked once, with `Place`s for the kernel's arguments and something that notes what arrives."""
+    if getattr(run, "launch", None) is None or not hasattr(run, "launch_pdl"):
+        return None
+    if getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1):
+        return None
+    noted: list[tuple[Any, ...]] = []
+    asked = copy(run)
+    asked.launch = lambda *arguments: noted.append(arguments)
+    places = list(map(Place, range(count)))
+    asked(grid, 1, 1, STREAM, function, packed, None, None, None, *places)
+    if len(noted) != 1:
+        return None
+    flat = [part for each in noted[0] for part in (each if isinstance(each, tuple) else (each,))]
+    if [part for part in flat if isinstance(part, Place)] != places or flat.count(STREAM) != 1:
+        return None
+    return run.launch, noted[0]
+
+
 class _Writer:
     """Writes the function of one kind of call. All that depends on sizes is a constant with a name, so that the text is
     the same for all kinds that launch the same kernels, and compiled once."""
@@ -160,16 +202,39 @@ class _Writer:
             compiled, grid, integers, numbers, constants = self._kind.known[kernel]
             compiled[(grid, 1, 1)]  # loads the binary
             run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
-            called, *given = map(self.constant, (run, grid, function, packed, integers, constants))
             pointers = [self.addresses[name] for name in taken["tensors"]]
-            scalars = [
-                self.constant(value) if name is None else number(name, type(value).__name__)
+            given: list[Text | Any] = [*map(Text, pointers), *integers]
+            given += [
+                value if name is None else Text(number(name, type(value).__name__))
                 for name, value in zip(taken["numbers"], numbers, strict=True)
             ]
-            grid_, function_, packed_, integers_, constants_ = given
-            first = [grid_, "1", "1", "stream", function_, packed_, "None", "None", "None"]
-            arguments = [*first, *pointers, f"*{integers_}", *scalars, f"*{constants_}"]
-            self.line(f"{called}({', '.join(arguments)})")
+            given += constants
+            straight = arguments_of_launch(run, grid, function, packed, len(given))
+            if straight is None:
+                places = map(Place, range(len(given)))
+                straight = run, (grid, 1, 1, STREAM, function, packed, None, None, None, *places)
+            launch, template = straight
+            self.line(f"{self.constant(launch)}({', '.join(self._filled(template, given))})")
+
+    def _filled(self, template: Sequence[Any], given: Sequence[Text | Any]) -> Iterator[str]:
+        """The text of what a launch is given: the stream, the kernel's own arguments, and what never changes, neighbours of
+        which are one tuple."""
+        parts: list[Any] = []
+        for each in template:
+            if each is STREAM:
+                parts.append(Text("stream"))
+            elif isinstance(each, Place):
+                parts.append(given[each.number])
+            elif isinstance(each, tuple) and any(isinstance(part, Place) for part in each):
+                parts.append(Text(f"({', '.join(self._filled(each, given))},)"))
+            else:
+                parts.append(each)
+        for is_text, run in groupby(parts, lambda part: isinstance(part, Text)):
+            neighbours = tuple(run)
+            if is_text:
+                yield from (part.code for part in neighbours)
+            else:
+                yield f"*{self.constant(neighbours)}"
 
     def function(self, name: str) -> Any:
         namespace = dict(self._names)
