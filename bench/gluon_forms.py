@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import eqfuse as eq
-from bench.gluon_cells import Cell
+from bench.gluon_cells import AnyRolesCell as Cell
 from eqfuse import compiler
 from eqfuse.compiled import Compiled
 from eqfuse.division import other_roles
+from eqfuse.loops.plan import Roles
 
-OTHERS = 2
-"""Roles beside the chosen ones."""
+OTHERS = 3
+"""Roles beside the chosen ones, which differ from each other in more than their slots."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,20 @@ def kernel_of(cell: Cell, target: str = "auto") -> eq.Kernel:
     return eq.compile(cell.workload.text(case), scalars=case.constants, target=target, assume_finite=True)
 
 
-def forms(kernel: eq.Kernel, compiled: Compiled, sizes: Mapping[str, int]) -> list[Form]:
-    """What calls run, the best other roles as they are predicted, and Triton."""
-    others = list(islice(other_roles(kernel.derived, compiled, sizes), 3 * OTHERS))
+def forms(kernel: eq.Kernel, compiled: Compiled, sizes: Mapping[str, int], count: int = OTHERS) -> list[Form]:
+    """What calls run, the best other roles as they are predicted, so many of them, and Triton."""
     plan = compiled.chosen.plan
-    known = {made.chosen.plan.roles: seconds for seconds, made in others}
-    mine = known.get(plan.roles) if plan.roles is not None else None
+    mine, rest, seen = None, list[Form](), set[Roles]()
+    for seconds, made in other_roles(kernel.derived, compiled, sizes):
+        roles = made.chosen.plan.roles
+        assert roles is not None
+        if roles == plan.roles:
+            mine = 1e3 * seconds
+        elif len(rest) < count and (alike := replace(roles, slots=0)) not in seen:
+            seen.add(alike)
+            rest.append(Form("roles", False, made.chosen.plan.code, made, 1e3 * seconds))
     kind = "Triton" if plan.roles is None else "roles"
-    found = [Form(kind, True, plan.code, compiled, None if mine is None else 1e3 * mine)]
-    rest = [(seconds, made) for seconds, made in others if made.chosen.plan.roles != plan.roles]
-    for seconds, made in rest[:OTHERS]:
-        found.append(Form("roles", False, made.chosen.plan.code, made, 1e3 * seconds))
+    found = [Form(kind, True, plan.code, compiled, mine), *rest]
     if plan.roles is not None:
         without = replace(compiled.chosen, plan=replace(plan, roles=None, code="Triton"))
         found.append(Form("Triton", False, "Triton", replace(compiled, chosen=without, roles=None), None))

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 import eqfuse as eq
-from bench import peers
 from bench.cells import Inputs
-from bench.gluon_cells import Cell
+from bench.gluon_cells import AnyRolesCell as Cell
 from bench.gluon_forms import Form, forms, kernel_of, short
 from bench.gpu import TOLERANCE
 from bench.report import Options, Report
@@ -36,7 +35,7 @@ ROUNDS = 3
 CHECKED_ROWS = 64
 """Rows that are compared with float64 at the start, in the middle and at the end, of every head."""
 
-LIBRARIES = ("cudnn", "flash")
+LIBRARIES = ("cudnn", "flash", "cuBLAS", "cuBLAS, fast sums")
 COMPILERS = ("flex",)
 MOST_JOBS = 12
 COMPILING_SHARE = 0.4
@@ -123,7 +122,7 @@ def _calls(cell: Cell, kernel: eq.Kernel, inputs: Inputs) -> Iterator[tuple[Form
     """What runs each form. What calls run is bound as a user binds it."""
     arguments: dict[str, Any] = {**inputs, **cell.case.scalars}
     launch = kernel.bind(**arguments)
-    sizes = dict(cell.case.sizes)
+    sizes = dict(cell.sizes)
     for form in forms(kernel, kernel.compiled, sizes):
         if form.chosen:
             yield form, launch
@@ -140,7 +139,7 @@ def _calls(cell: Cell, kernel: eq.Kernel, inputs: Inputs) -> Iterator[tuple[Form
 
 def _measure(cell: Cell, kernel: eq.Kernel, options: Options, row: dict[str, Any]) -> None:
     inputs = _draw(cell)
-    parts = list(_parts(cell.length))
+    parts = list(_parts(cell.rows))
     reference = [cell.exact(inputs, first, last) for first, last in parts]
     runs: dict[str, tuple[dict[str, Any], Call]] = {}
 
@@ -148,7 +147,9 @@ def _measure(cell: Cell, kernel: eq.Kernel, options: Options, row: dict[str, Any
         with noted(about):
             out = call()
             assert isinstance(out, torch.Tensor)
-            errors = [_error(out[:, :, a:b], some) for (a, b), some in zip(parts, reference, strict=True)]
+            errors = [
+                _error(cell.some(out, a, b), some) for (a, b), some in zip(parts, reference, strict=True)
+            ]
             about["error"] = float(torch.tensor(errors).max())  # NaN where one is
             about["agrees"] = about["error"] <= TOLERANCE[cell.dtype] and bool(out.isfinite().all())
             torch.cuda.synchronize()
@@ -163,7 +164,7 @@ def _measure(cell: Cell, kernel: eq.Kernel, options: Options, row: dict[str, Any
             with noted(about):
                 about |= _taken(kernel, form)
     names = (*LIBRARIES, *(COMPILERS if options.torch_compile else ()))
-    for peer in peers.of(cell):
+    for peer in cell.peers:
         if peer.name in names:
             about = row["peers"][peer.name] = {"kind": peer.kind}
             with noted(about):

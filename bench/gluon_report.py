@@ -1,4 +1,4 @@
-"""`eqfuse bench gluon`: attention in roles on a Hopper GPU: beside Triton, other roles and torch's libraries.
+"""`eqfuse bench gluon`: attention and matrix products in roles on a Hopper GPU: beside Triton, other roles and torch's libraries.
 
 With `--device cuda` everything is timed and checked. Elsewhere each kernel is compiled for such a GPU: registers, spills,
 instructions. `--measured FILE` shows what an earlier run on a GPU has found.
@@ -10,14 +10,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.gluon_cells import Cell, grid
+from bench.gluon_cells import AnyRolesCell as Cell
+from bench.gluon_cells import grid
 from bench.gluon_forms import forms, kernel_of, short
 from bench.report import Column, Options, Report, geometric_mean, recorded
 from eqfuse import compiler
 from eqfuse.devices import device_named
 from eqfuse.tile.gluon.aot import compile_for_hopper
 
-TITLE = "Attention in roles"
+TITLE = "Attention and matrix products in roles"
 DEVICE = "h200"
 
 Row = Mapping[str, Any]

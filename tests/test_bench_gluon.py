@@ -12,7 +12,7 @@ import torch
 
 import eqfuse as eq
 from bench import gluon_measure, gluon_report
-from bench.gluon_cells import PREFIX, Cell, grid
+from bench.gluon_cells import PREFIX, PRODUCT, Cell, ProductCell, grid
 from bench.gluon_forms import Form, forms, kernel_of
 from bench.report import Options, Report
 from bench.runner import run
@@ -23,8 +23,11 @@ TINY = Cell("causal_prefill", 40, dim=16, dtype="f32")
 
 
 def test_the_grid_has_every_mask_dim_and_group() -> None:
-    cells = grid()
-    assert len({cell.name for cell in cells}) == len(cells)
+    everything = grid()
+    assert len({cell.name for cell in everything}) == len(everything)
+    cells = [cell for cell in everything if isinstance(cell, Cell)]
+    products = [cell for cell in everything if isinstance(cell, ProductCell)]
+    assert {cell.dtype for cell in products} == {"bf16", "f8e4m3"}
     assert {cell.dim for cell in cells} >= {64, 72, 96, 128, 256}
     assert {cell.case.sizes["h"] // cell.case.sizes["k"] for cell in cells} >= {1, 4, 7, 8}
     assert {cell.dtype for cell in cells} == {"bf16", "f16"} and {cell.batch for cell in cells} >= {1, 8}
@@ -32,7 +35,7 @@ def test_the_grid_has_every_mask_dim_and_group() -> None:
     assert {cell.operator for cell in grid("alibi,prefix", small=True)} == {"alibi_prefill", PREFIX}
 
 
-@pytest.mark.parametrize("operator", sorted({cell.operator for cell in grid()}))
+@pytest.mark.parametrize("operator", sorted({cell.operator for cell in grid()} - {PRODUCT}))
 def test_the_reference_of_rows_is_the_program(operator: str) -> None:
     """Beside what eqfuse's interpreter makes of the source, and with the mask that pairs count."""
     cell = replace(TINY, operator=operator)
@@ -45,15 +48,24 @@ def test_the_reference_of_rows_is_the_program(operator: str) -> None:
     assert int(cell._visible(i, j).sum()) == cell.pairs
 
 
+def test_the_reference_of_a_product_is_the_program() -> None:
+    cell = ProductCell(48, 32, 64, "f32")
+    inputs = cell.draw(torch.Generator().manual_seed(0))
+    expected = eq.reference(cell.workload.exact_source)(**inputs)
+    found = cell.exact(inputs, 3, 40)
+    assert torch.allclose(found, torch.as_tensor(expected)[3:40], rtol=1e-9, atol=1e-9)
+    assert cell.some(torch.as_tensor(expected), 3, 40).shape == found.shape
+
+
 def test_forms_are_the_chosen_one_others_and_triton() -> None:
     cell = Cell("global_prefill", 8192, dim=128)
     kernel, case = kernel_of(cell, "h200"), cell.case
     dtypes = dict.fromkeys("QKV", "bf16")
     compiled = compiler.pipeline(kernel.derived, case.sizes, dtypes, device_named("h200"))
     found = forms(kernel, compiled, case.sizes)
-    assert [form.chosen for form in found] == [True, False, False, False]
-    assert [form.kind for form in found] == ["roles", "roles", "roles", "Triton"]
-    assert len({form.code for form in found}) == 4
+    assert [form.chosen for form in found] == [True, False, False, False, False]
+    assert [form.kind for form in found] == ["roles", "roles", "roles", "roles", "Triton"]
+    assert len({form.code for form in found}) == 5
     assert found[0].ms is not None and found[1].ms is not None and found[0].ms <= found[1].ms
     assert "warp_specialize" in found[0].source(kernel) and "tl.dot" in found[-1].source(kernel)
 
@@ -92,7 +104,7 @@ def _measured(
     monkeypatch.setattr(gluon_measure, "_taken", lambda kernel, form: {"registers": 168, "spilled_bytes": 0})
     monkeypatch.setattr(gluon_measure, "_sustained", lambda runs: dict.fromkeys(runs, 2.0))
     monkeypatch.setattr(gluon_measure, "_prepare", lambda cells, options: None)
-    monkeypatch.setattr(gluon_measure.peers, "of", lambda cell: [])
+    monkeypatch.setattr(Cell, "peers", [])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(gluon_report, "grid", lambda only, small: [TINY])
     report = Report(gluon_report.TITLE, gluon_report.COLUMNS)

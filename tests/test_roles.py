@@ -344,6 +344,45 @@ def test_gluon_compiles_for_hopper_without_spills(case: str) -> None:
     assert "setmaxnreg" in report.kernel.assembly
 
 
+SCALED = """
+    sx: f32[i]
+    sw: f32[n]
+    y[i,n] = bf16(sum[p](x[i,p] * w[n,p]) * sx[i] * sw[n])
+"""
+EIGHT = {"x": "f8e4m3", "w": "f8e4m3", "sx": "f32", "sw": "f32"}
+
+
+def _product(step: int, columns: int, dtype: str = "f8e4m3") -> tuple[Derived, Compiled, Roles]:
+    derived = _derived(f"x: {dtype}[i,p]\nw: {dtype}[n,p]\n{SCALED}")
+    sizes = {"i": 4096, "n": 4096, "p": 4096}
+    compiled = compiler.pipeline(derived, sizes, {**EIGHT, "x": dtype, "w": dtype}, H200)
+    (config,) = compiled.chosen.plan.configs
+    return derived, compiled, Roles(sized(config.blocks, "i", 128, step, columns), 2, 3)
+
+
+@pytest.mark.parametrize(("step", "columns", "dtype"), [(128, 128, "f8e4m3"), (64, 256, "bf16")])
+def test_products_compile_with_their_scales_behind_the_loop(step: int, columns: int, dtype: str) -> None:
+    derived, compiled, roles = _product(step, columns, dtype)
+    (report,) = _reports(derived, compiled, roles, 64)
+    assert report.kernel.spilled_bytes == 0
+    assert report.machine["QGMMA" if dtype == "f8e4m3" else "HGMMA"] > 0
+
+
+def test_products_of_eight_bits_are_verified_in_roles() -> None:
+    derived, compiled, roles = _product(128, 128)
+    program = derived.program
+    forms = certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, roles)
+    stages = roles_stages(program, forms, small_extents(program))
+    assert check_stages(program, stages, trials=8, dtypes=compiled.dtypes).ok
+
+
+def test_tiles_of_eight_bits_are_read_along_what_is_summed() -> None:
+    derived = _derived("y[i,n] = sum[p](x[i,p] * w[p,n])")
+    dtypes = {"x": "f8e4m3", "w": "f8e4m3"}
+    compiled = compiler.pipeline(derived, {"i": 4096, "n": 4096, "p": 4096}, dtypes, H200)
+    assert "a tile of f8e4m3 whose last dim is not p" in compiled.chosen.plan.code
+
+
 def test_an_output_takes_the_place_of_what_is_read_no_more() -> None:
     """Head dim 256 fits an SM so. Where sizes differ at launch, the output has memory of its own."""
     derived = _derived(WORKLOADS["causal_prefill"].source)

@@ -88,7 +88,8 @@ class KernelCost:
     def trips(self, config: KernelConfig) -> int:
         """Trips of all loops of a thread block, those of a range that a condition cuts on average."""
         priced = _Priced(self, config)
-        return sum(math.ceil(priced.extents[axis] / priced.blocks[axis]) for axis in self.work.loops)
+        loops = dict.fromkeys((*self.work.loops, *(b.axis for b in config.blocks if b.kind == "loop")))
+        return sum(math.ceil(priced.extents[axis] / priced.blocks[axis]) for axis in loops)
 
     def alone(self, config: KernelConfig) -> dict[str, float]:
         """What each kind of work would take by itself, in seconds."""

@@ -14,7 +14,7 @@ from eqfuse.tile.triton.launch import load
 TARGET = "cuda", 90, 32
 """Backend, architecture and threads per warp."""
 
-MACHINE_INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "STL", "LDL")
+MACHINE_INSTRUCTIONS = ("HGMMA", "QGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "STL", "LDL")
 """Instructions worth knowing about: products, copies to and from shared memory, registers moved between roles, spills."""
 
 

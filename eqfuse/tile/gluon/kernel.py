@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eqfuse.loops.blocks import Block
+from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile.gluon.expressions import Expressions, Places
 from eqfuse.tile.nodes import (
@@ -66,6 +67,9 @@ PRODUCER_REGISTERS = 24
 REGISTERS: Mapping[int, tuple[int, int]] = {1: (255, 240), 2: (168, 240), 3: (128, 160)}
 """By the number of consumers: registers of a thread when a block starts, so that all warps fit in an SM, and of a consumer's
 threads once the producer has given most of its own back."""
+
+SUMMED_BYTES = 32
+"""Bytes of a row of an operand that one matrix instruction multiplies."""
 
 _INLINE_COLUMNS = 72
 """A longer expression gets a variable of its own."""
@@ -369,9 +373,19 @@ class _RoleText:
             self._write(f"COLUMNS_{axis.upper()}: gl.constexpr = {size} if {size} < 256 else 256")
             self._write(
                 f"TILE_{axis.upper()}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [{WARPS}, 1], "
-                f"[16, COLUMNS_{axis.upper()}, 16])"
+                f"[16, COLUMNS_{axis.upper()}, {self._summed()}])"
             )
         self._write(f"ROWS: gl.constexpr = gl.SliceLayout(1, TILE_{self.columns.upper()})")
+
+    def _summed(self) -> int:
+        """Positions that one instruction sums: 32 bytes of an operand."""
+        operands = [
+            ring.tile.dtype
+            for stmt in nested(self.role.body)
+            if isinstance(stmt, Issue)
+            for ring in (self.kernel.ring(stmt.right.ring),)
+        ]
+        return SUMMED_BYTES // min((BYTES[dtype] for dtype in operands), default=2)
 
     def _operands(self) -> dict[str, str]:
         """Values that are nothing but left operands of products, with the layout that those want."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.nodes import Program
-from eqfuse.tile.gluon.kernel import REGISTERS, Descriptor, KernelText, write_kernel
+from eqfuse.tile.gluon.kernel import REGISTERS, SUMMED_BYTES, Descriptor, KernelText, write_kernel
 from eqfuse.tile.gluon.runtime import RUNTIME
 from eqfuse.tile.roles.nodes import RolesProgram
 from eqfuse.tile.triton.parameters import Names, Tables, TensorInfo
@@ -131,8 +132,12 @@ class _Module(Template[KernelText]):
         rows = kernel.kernel.rows
         axes = dict.fromkeys(a for d in kernel.parameters.descriptors.values() for a in d.axes if a)
         blocks = kernel.parameters.blocks
+        widths = [d.dtype for d in kernel.parameters.descriptors.values() if d.dtype in BYTES]
+        least = SUMMED_BYTES // min((BYTES[dtype] for dtype in widths), default=2)
         return {
-            blocks[axis]: "(64, None)" if axis == rows else "(16, 256)" for axis in axes if axis in blocks
+            blocks[axis]: "(64, None)" if axis == rows else f"({least}, 256)"
+            for axis in axes
+            if axis in blocks
         }
 
     def _taken(self, kernel: KernelText) -> list[str]:

@@ -21,15 +21,17 @@ from eqfuse.extract.resources import REGISTER_BYTES, WARPGROUP, WARPGROUP_ROWS
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.dtypes import BYTES
-from eqfuse.tile.nodes import Dot, For, Let, TileProgram, Value
+from eqfuse.tile.nodes import Dot, For, Let, LoadTile, TileProgram, Value
 from eqfuse.tile.roles.nodes import Await, Issue, Loop, RolesKernel, RolesProgram, Staging
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
 
 CONSUMERS = (2, 3)
-SLOTS = (2, 3, 4)
+SLOTS = (2, 3, 4, 6)
 STEPS = (64, 128)
 """Positions of a loop's axis in a block."""
+COLUMNS = (128, 256)
+"""Positions in a block of an axis that thread blocks share, beside the rows: columns of products."""
 
 MOST = 256
 """Positions of an axis in a tile that the copy engine moves."""
@@ -39,7 +41,10 @@ HELD = {2: 240, 3: 160}
 
 ADDRESSES = 30
 ITEM_ADDRESSES = 6
-"""Registers of a thread that hold no tile, and those of a loop over items."""
+POINTER = 7
+ROW_THREADS = 4
+"""Registers of a thread that hold no tile, those of a loop over items, and of each tile that consumers load; threads that
+share a row of a tile of sums."""
 
 BARRIER_BYTES = 1024
 """Shared memory for barriers, and to align tiles."""
@@ -98,17 +103,23 @@ def small(roles: Roles, rows: str, block: int) -> Roles:
     def one(each: Block) -> Block:
         if each.axis == rows:
             return replace(each, size=max(2, block) * roles.consumers)
+        if each.kind == "grid" and (each.size or 1) > 1:  # columns of a product: with one of them it is none
+            return replace(each, size=max(2, block))
         return replace(each, size=block) if each.size is not None and each.size > 1 else each
 
     return replace(roles, blocks=tuple(map(one, roles.blocks)))
 
 
-def sized(blocks: Sequence[Block], rows: str, count: int, step: int) -> tuple[Block, ...]:
-    """The blocks with so many rows, and steps of loops."""
+def sized(
+    blocks: Sequence[Block], rows: str, count: int, step: int, columns: int | None = None
+) -> tuple[Block, ...]:
+    """The blocks with so many rows, and steps of loops; with so many columns, where thread blocks share those too."""
 
     def one(block: Block) -> Block:
         if block.axis == rows:
             return replace(block, size=count)
+        if columns is not None and block.kind == "grid" and (block.size or 1) > 1:
+            return replace(block, size=columns)
         return replace(block, size=step) if block.kind == "loop" else block
 
     return tuple(map(one, blocks))
@@ -127,7 +138,7 @@ def ranked(
     if residuals is None:
         raise Unsuited(f"{outlook.device.name} is no Hopper GPU")
     limit = WORTH * residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
-    priced = sorted(_priced(tiles, outlook, rows, residuals), key=lambda each: each[0])
+    priced = sorted(_priced(tiles, outlook, rows, residuals), key=_fewest_trips)
     faster = [(seconds, schedule) for seconds, schedule in priced if slower or seconds < limit]
     divide(priced[0][1])  # says why there are none, whatever they would cost
     if not faster:
@@ -139,15 +150,22 @@ def ranked(
             yield Choice(schedule, made, seconds)
 
 
+def _fewest_trips(priced: tuple[float, Roles]) -> tuple[float, int, int]:
+    """Of roles that are predicted to take the same, those of larger steps and more slots come first."""
+    seconds, roles = priced
+    return seconds, -sum(b.size or 0 for b in roles.blocks if b.kind == "loop"), -roles.slots
+
+
 def _priced(
     tiles: TileProgram, outlook: Outlook, rows: str, residuals: RolesResiduals
 ) -> Iterator[tuple[float, Roles]]:
     most = max(map(len, _products(tiles)), default=0)
     behind = [(), *((number,) for number in range(1, most))]
-    for consumers, step in product(CONSUMERS, STEPS):
-        price = _Price(
-            outlook, sized(outlook.config.blocks, rows, WARPGROUP_ROWS * consumers, step), residuals
-        )
+    blocks = outlook.config.blocks
+    tiled = any(b.kind == "grid" and b.axis != rows and (b.size or 1) > 1 for b in blocks)
+    for consumers, step, columns in product(CONSUMERS, STEPS, COLUMNS if tiled else (None,)):
+        made = sized(blocks, rows, WARPGROUP_ROWS * consumers, step, columns)
+        price = _Price(outlook, made, residuals)
         for slots, delayed, persistent in product(SLOTS, behind, (False, True)):
             roles = Roles(price.blocks, consumers, slots, delayed, persistent)
             yield price.seconds(roles), roles
@@ -207,7 +225,7 @@ def undone(tiles: TileProgram, outlook: Outlook, roles: Roles, divide: Divide) -
     grid = "one thread block for each item" if roles.persistent else "one thread block for each SM"
     others[grid] = replace(roles, persistent=not roles.persistent)
     for slots in SLOTS:
-        if slots in (roles.slots - 1, roles.slots + 1):
+        if abs(SLOTS.index(slots) - SLOTS.index(roles.slots)) == 1:
             others[f"{slots} slots"] = replace(roles, slots=slots)
     for consumers in set(CONSUMERS) - {roles.consumers}:
         blocks = sized(roles.blocks, rows, WARPGROUP_ROWS * consumers, step)
@@ -255,7 +273,7 @@ def needs(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> Ne
     )
     held = max((_held(loop, bytes_of) for loop in _loops(kernel)), default=0)
     registers = held / REGISTER_BYTES / (WARPGROUP * device.lanes)
-    registers += ADDRESSES + (ITEM_ADDRESSES if kernel.persistent else 0)
+    registers += ADDRESSES + (ITEM_ADDRESSES if kernel.persistent else 0) + _loaded(kernel, parts)
     widest = max((parts[axis] for ring in kernel.rings for axis in ring.tile.dims), default=0)
     return Needs(shared, math.ceil(registers), widest)
 
@@ -275,6 +293,13 @@ def _in_slot(staging: Staging, kernel: RolesKernel, sizes: Mapping[str, int]) ->
     return all(sizes[a] == sizes[b] for a, b in dims)
 
 
+def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
+    """Registers of what consumers load themselves: addresses, and values of columns, of which four threads share each row."""
+    lets = [s for s in nested(kernel.roles[1].body) if isinstance(s, Let) and isinstance(s.op, LoadTile)]
+    columns = {let.value.dims for let in lets if len(let.value.dims) == 1} - {(kernel.rows,)}
+    return POINTER * len(lets) + max((sizes[axis] // ROW_THREADS for (axis,) in columns), default=0)
+
+
 def _loops(kernel: RolesKernel) -> Iterator[Loop]:
     for stmt in nested(kernel.roles[1].body):
         if isinstance(stmt, Loop):
@@ -282,13 +307,17 @@ def _loops(kernel: RolesKernel) -> Iterator[Loop]:
 
 
 def _held(loop: Loop, bytes_of: Callable[[Value], int]) -> int:
-    """Bytes of the tiles that a consumer holds in a trip: what is carried, and results and operands of products that are
-    not."""
+    """Bytes of the tiles that a consumer holds in a trip: what is carried, results of products that are not added to it, and
+    their operands."""
     carried = [item.value for item in loop.carried if len(item.value.dims) == 2]
     following = {item.next.name for item in loop.carried}
-    results = [s.value for s in loop.body if isinstance(s, Await) and s.value.name not in following]
-    replaced_dims = {value.dims for value in carried if value.dtype == "f32"}
-    apart = [value for value in results if value.dims not in replaced_dims]
+    results = [
+        replace(s.value, name=s.pending.name)
+        for s in loop.body
+        if isinstance(s, Await) and s.value.name not in following
+    ]
+    started = {s.pending.name for s in loop.body if isinstance(s, Issue) and s.accumulator is None}
+    apart = [value for value in results if value.name in started]
     names = {value.name for value in carried}
     operands = [s.left for s in loop.body if isinstance(s, Issue) and isinstance(s.left, Value)]
     apart += [value for value in operands if value.name not in names]

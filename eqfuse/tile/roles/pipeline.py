@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.terms.dtypes import BYTES
 from eqfuse.tile.nodes import (
     Align,
     BlockSize,
@@ -100,7 +101,7 @@ def straight(body: Sequence[Stmt], found: Mapping[str, Source], turn: Value, fre
         views = {name: View(s.ring.name, turn, s.dims) for name, s in found.items()}
         if isinstance(stmt, Let) and isinstance(stmt.op, Dot):
             pending = fresh.like(stmt.value, "pending")
-            made += [_issue(pending, stmt.op, views), Await(stmt.value, pending, 0)]
+            made += [_issue(pending, stmt.op, views, found), Await(stmt.value, pending, 0)]
         else:
             made += [*_registers(stmt, views, fresh, made), stmt]
     return made
@@ -121,10 +122,19 @@ def _rings_read(stmt: Stmt, found: Mapping[str, Source]) -> list[str]:
     return list(dict.fromkeys(found[name].ring.name for name in names if name in found))
 
 
-def _issue(pending: Value, op: Dot, views: Mapping[str, View]) -> Issue:
+def _issue(pending: Value, op: Dot, views: Mapping[str, View], found: Mapping[str, Source]) -> Issue:
     if op.right.name not in views:
         raise Unsuited(f"the right operand {op.right.name} of a product is computed")
     left = views.get(op.left.name, op.left)
+    if (
+        BYTES[op.left.dtype] == 1
+    ):  # such tiles are read along the positions that are summed, from shared memory alone
+        if isinstance(left, Value):
+            raise Unsuited(f"the left operand {left.name} of a product of {left.dtype} is computed")
+        for side, tile in ((left, op.left), (views[op.right.name], op.right)):
+            ring = next(source.ring for source in found.values() if source.ring.name == side.ring)
+            if ring.tile.dims[-1] != op.axis:
+                raise Unsuited(f"{tile.name} is a tile of {tile.dtype} whose last dim is not {op.axis}")
     return Issue(pending, left, views[op.right.name], op.axis, op.accumulator)
 
 
@@ -268,13 +278,14 @@ class _Pipeline:
                 assert isinstance(stmt, Let) and isinstance(stmt.op, Dot)
                 op = stmt.op
                 pending[number] = self.fresh.like(stmt.value, "pending")
+                tiles = {**self.outside, **self.inside}
                 views = {
                     name: View(s.ring.name, self.zero if name in self.outside else turns[at], s.dims)
-                    for name, s in {**self.outside, **self.inside}.items()
+                    for name, s in tiles.items()
                 }
                 start = None if op.accumulator is None else names.get(op.accumulator.name, op.accumulator)
                 left = op.left if op.left.name in views else names.get(op.left.name, op.left)
-                made.append(_issue(pending[number], replace(op, left=left, accumulator=start), views))
+                made.append(_issue(pending[number], replace(op, left=left, accumulator=start), views, tiles))
             elif what == "await":
                 assert isinstance(stmt, Let)
                 names[stmt.value.name] = self.fresh.like(stmt.value, "of") if stage != None else stmt.value

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eqfuse.loops.plan import Roles
+from eqfuse.terms.dtypes import BYTES
 from eqfuse.tile.nodes import (
     Carried,
     Constant,
@@ -57,7 +58,7 @@ from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import defined_by, names_in, nested, pruned, read_by
 from eqfuse.tile.storage import buffer_dtypes
 
-MULTIPLIED = ("f16", "bf16")
+MULTIPLIED = ("f16", "bf16", "f8e4m3")
 """Dtypes whose products have roles."""
 
 
@@ -117,6 +118,8 @@ class _Split:
                 raise Unsuited("products with masks")
             if len(op.left.dims) != 2 or len(op.right.dims) != 2:
                 raise Unsuited("products of batches")
+        if len({BYTES[op.left.dtype] for op in dots}) > 1:
+            raise Unsuited("products of bytes and of wider numbers")
         rows = {op.left.dims[0] for op in dots}
         if len(rows) > 1:
             raise Unsuited(f"products with rows along {' and '.join(sorted(rows))}")
