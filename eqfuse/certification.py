@@ -238,7 +238,7 @@ def verified_roles(
     from eqfuse.tile.roles.choice import rows_of, small
     from eqfuse.verify.stages import VERIFIED_ROLES
 
-    lowered = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device)
+    lowered = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device, least_dot=1)
     forms = (small(roles, rows_of(lowered), block) for block, _ in VERIFIED_ROLES)
     return [in_roles(nest, program, dtypes, device, form, least_dot=1) for form in forms]
 

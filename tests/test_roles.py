@@ -376,6 +376,15 @@ def test_products_of_eight_bits_are_verified_in_roles() -> None:
     assert check_stages(program, stages, trials=8, dtypes=compiled.dtypes).ok
 
 
+def test_a_product_is_verified_where_a_user_calls_it() -> None:
+    kernel = eq.compile(f"x: f8e4m3[i,p]\nw: f8e4m3[n,p]\n{SCALED}", target="h200")
+    sizes = {"i": 8192, "n": 8192, "p": 8192}
+    special = kernel._shapes._special(sizes, EIGHT, H200)
+    assert special.compiled.roles is not None
+    certificate = kernel._shapes.certificate(special.compiled)
+    assert certificate.ok and any("roles" in stage.name for stage in certificate.stages)
+
+
 def test_tiles_of_eight_bits_are_read_along_what_is_summed() -> None:
     derived = _derived("y[i,n] = sum[p](x[i,p] * w[p,n])")
     dtypes = {"x": "f8e4m3", "w": "f8e4m3"}
