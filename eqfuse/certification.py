@@ -170,7 +170,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         tiles = _examined_tiles(nest, program, subject.dtypes, device, subject.single)
         forms: list[RolesProgram] = []
         if subject.roles is not None and nest == subject.nest:
-            forms = verified_roles(nest, program, subject.dtypes, device, subject.roles)
+            forms = _roles_forms(nest, program, subject, device)
         stages = partial(stages_of, program, replace(program, outputs=outputs), nest, tiles, forms)
         certificate = check_stages(
             program,
@@ -241,6 +241,20 @@ def verified_roles(
     lowered = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device, least_dot=1)
     forms = (small(roles, rows_of(lowered), block) for block, _ in VERIFIED_ROLES)
     return [in_roles(nest, program, dtypes, device, form, least_dot=1) for form in forms]
+
+
+def _roles_forms(nest: Nest, program: Program, subject: Certifying, device: Device) -> list[RolesProgram]:
+    """Those of what is certified. Raises VerificationError where the kernel has none in small blocks."""
+    from eqfuse.tile.roles.unsuited import Unsuited
+
+    assert subject.roles is not None
+    try:
+        return verified_roles(nest, program, subject.dtypes, device, subject.roles)
+    except Unsuited as why:
+        raise VerificationError(
+            f"the roles of the kernel were not verified, in small blocks it has none: {why}",
+            hint="a fault of eqfuse, which the program does not cause: please report it with the program",
+        ) from why
 
 
 def _single(config: KernelConfig) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def account_of(derived: Derived, compiled: Compiled, extents: Mapping[str, int])
 
     asked, chosen = _at(derived, compiled, extents)
     outlook, divide = _outlook(derived, asked, chosen)
-    seconds = predicted(outlook, plan.roles)
+    seconds = predicted(compiled.tile, outlook, plan.roles)
     others = list(undone(compiled.tile, outlook, plan.roles, divide))
     return tuple(account(compiled.tile, compiled.roles, compiled.device, outlook.extents, seconds, others))
 

@@ -408,7 +408,7 @@ class Specializations:
                     outputs[name].copy_(made)
 
         if kind is None:
-            return run
+            return self._into(special, given, outputs) or run
         from eqfuse.tile.triton.direct import bound
 
         again = bound(kind, given.tensors, given.scalars, outputs)
@@ -416,6 +416,23 @@ class Specializations:
         def launch() -> None:
             if not again():
                 run()
+
+        return launch
+
+    def _into(self, special: Specialization, given: Given, outputs: Results) -> Callable[[], None] | None:
+        """What runs a call whose kernel has roles into the same outputs; None where it has none."""
+        from eqfuse.tile.gluon.launch import GluonProgram
+
+        found = self._programs.get(id(special.compiled))
+        if found is None or special.is_empty or not isinstance(found[1], GluonProgram):
+            return None
+        program, sizes = found[1], {**special.extents, **special.shards}
+        made = tuple(outputs[output.name] for output in self.derived.program.outputs)
+        out = made[0] if len(made) == 1 else made
+
+        def launch() -> None:
+            with undisturbed():
+                program(**given.tensors, **given.scalars, out=out, sizes=sizes)
 
         return launch
 

@@ -14,6 +14,7 @@ import torch
 import eqfuse as eq
 from bench.workloads import WORKLOADS
 from eqfuse import certification, compiler, division
+from eqfuse.arguments import Given
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
@@ -21,10 +22,12 @@ from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import with_outputs
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.lowered import in_roles
+from eqfuse.specialization import Specialization
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import RolesReport, compile_for_hopper
+from eqfuse.tile.gluon.launch import GluonProgram
 from eqfuse.tile.gluon.module import emit
 from eqfuse.tile.nodes import Elementwise, Let, ReduceTile
 from eqfuse.tile.roles.check import check
@@ -33,6 +36,7 @@ from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Free, Issue, Loop, Read, RolesProgram, When
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
+from eqfuse.tile.triton.launch import TritonProgram
 from eqfuse.tune import kept
 from eqfuse.tune.tuner import Tuner
 from eqfuse.verify.equivalence import check_stages
@@ -376,13 +380,48 @@ def test_products_of_eight_bits_are_verified_in_roles() -> None:
     assert check_stages(program, stages, trials=8, dtypes=compiled.dtypes).ok
 
 
-def test_a_product_is_verified_where_a_user_calls_it() -> None:
-    kernel = eq.compile(f"x: f8e4m3[i,p]\nw: f8e4m3[n,p]\n{SCALED}", target="h200")
-    sizes = {"i": 8192, "n": 8192, "p": 8192}
-    special = kernel._shapes._special(sizes, EIGHT, H200)
-    assert special.compiled.roles is not None
-    certificate = kernel._shapes.certificate(special.compiled)
+def test_a_loop_of_products_alone_gets_roles_from_a_search_which_are_verified() -> None:
+    derived, compiled, _ = _product(128, 128)
+    assert compiled.roles is None and "k.tune tries them" in compiled.chosen.plan.code
+    _, found = next(division.other_roles(derived, compiled, compiled.extents))
+    assert found.roles is not None
+    checks = certification.Checks(4, 1e-3)
+    certificate = certification.certify(derived, found, checks)
     assert certificate.ok and any("roles" in stage.name for stage in certificate.stages)
+    tuner = Tuner(derived, compiled, None, {}, lambda made: dict, torch.device("cpu"))
+    assert any(c.plan.roles == found.chosen.plan.roles for c in tuner._of_other_roles())
+
+
+def test_a_bound_launch_of_roles_writes_to_its_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to others that are copied."""
+    kernel = eq.compile(WORKLOADS["global_prefill"].source, target="h200", verify=False)
+    compiled = _compiled(kernel.derived, i=4, j=4, d=16, e=16, b=1, h=2)
+    given = {name: torch.zeros(1, 2, 4, 16, dtype=torch.float16) for name in HALF}
+    calls: list[dict[str, object]] = []
+    monkeypatch.setattr(GluonProgram, "__call__", lambda self, **values: calls.append(values))
+    shapes = kernel._shapes
+    special = Specialization(compiled, compiled.extents, {}, HALF, False)
+    shapes._programs[id(compiled)] = compiled, GluonProgram("", "f", TritonProgram("", "f"))
+    outputs = {"O": torch.empty(1, 2, 4, 16, dtype=torch.float16)}
+    launch = shapes.held(special, Given(given, {"scale": 1.0}, None, numpy=False), outputs)
+    launch()
+    (call,) = calls
+    assert call["out"] is outputs["O"] and call["Q"] is given["Q"] and call["scale"] == 1.0
+
+
+def test_a_hyperbolic_tangent_near_0_takes_no_special_function() -> None:
+    """Threads whose elements are all near 0 leave out the branch with the exponential."""
+    derived = _derived(WORKLOADS["softcap_prefill"].source)
+    compiled = _compiled(derived, d=64, e=64)
+    roles = _roles(derived, compiled, delayed=(1,), step=64)
+    source = emit(_divided(derived, compiled, roles), derived.program, compiled.dtypes, name="f")
+    (report,) = compile_for_hopper(source, sizes={"d": 64, "e": 64})
+    text = report.kernel.assembly
+    branch = text[text.index("@whole bra") :]
+    assert branch.index("ex2.approx") < branch.index("done:")
+    before = text[: text.index("@whole bra")]
+    assert "ex2.approx" not in before[before.rindex("fma.rn.f32 u") :]
+    assert _compiled(derived).chosen.plan.roles is not None
 
 
 def test_tiles_of_eight_bits_are_read_along_what_is_summed() -> None:

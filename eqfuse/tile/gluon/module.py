@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.nodes import Program
+from eqfuse.tile.gluon.functions import HELPERS
 from eqfuse.tile.gluon.kernel import REGISTERS, SUMMED_BYTES, Descriptor, KernelText, write_kernel
 from eqfuse.tile.gluon.runtime import RUNTIME
 from eqfuse.tile.roles.nodes import RolesProgram
@@ -55,7 +56,7 @@ def emit(
             'copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global',
             "",
             *module.tables(kernels),
-            *helpers({key for kernel in kernels for key in kernel.helpers}, "@gluon.jit"),
+            *helpers({key for kernel in kernels for key in kernel.helpers}, "@gluon.jit", HELPERS),
             *(line for kernel in kernels for line in ("", "", *kernel.lines)),
             "",
             *without(TRITON_RUNTIME, ("launch", "index_dtype", "overlaps")).rstrip().splitlines(),

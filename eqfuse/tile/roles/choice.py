@@ -1,6 +1,6 @@
 """Which roles a kernel gets, if any: every schedule of a small grid is priced, the cheapest that fits is built.
 
-    seconds = max(matrix * M + arithmetic * A + trip * trips, least * A) + block * waves
+    seconds = max(matrix * M + arithmetic * A + trip * trips, least * A) * slots + (block + filled) * waves
 
 M and A are the seconds that matrix products, and all other arithmetic, would take alone; trips those of the loops of all
 thread blocks that an SM runs, waves how many of these it runs. The factors are fitted (residuals.py): they are smaller
@@ -21,7 +21,8 @@ from eqfuse.extract.resources import REGISTER_BYTES, WARPGROUP, WARPGROUP_ROWS
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.dtypes import BYTES
-from eqfuse.tile.nodes import Dot, For, Let, LoadTile, TileProgram, Value
+from eqfuse.terms.functions import SPECIAL
+from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile, TileProgram, Value
 from eqfuse.tile.roles.nodes import Await, Issue, Loop, RolesKernel, RolesProgram, Staging
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
@@ -51,6 +52,9 @@ BARRIER_BYTES = 1024
 
 WORTH = 0.95
 """Part of the time without roles that roles may be predicted to take: less of a difference is within the model's error."""
+
+POLYNOMIALS: Mapping[str, tuple[int, int]] = {"tanh": (2, 8)}
+"""Functions that consumers compute without special ones near 0: how many of those it spares, and what it takes instead."""
 
 Divide = Callable[[Roles], RolesProgram]
 """The program in these roles and their blocks. Raises Unsuited."""
@@ -141,6 +145,11 @@ def ranked(
     priced = sorted(_priced(tiles, outlook, rows, residuals), key=_fewest_trips)
     faster = [(seconds, schedule) for seconds, schedule in priced if slower or seconds < limit]
     divide(priced[0][1])  # says why there are none, whatever they would cost
+    alone = outlook.cost.alone(outlook.config)
+    if not slower and alone["special"] + alone["elementwise"] < residuals.least_arithmetic * alone["matrix"]:
+        raise Unsuited(
+            "what loops that do nothing but multiply take in roles was not measured: k.tune tries them"
+        )
     if not faster:
         best, other = 1e3 * priced[0][0], 1e3 * limit / WORTH
         raise Unsuited(f"predicted to take {best:.3g} ms in roles, {other:.3g} ms without")
@@ -165,7 +174,7 @@ def _priced(
     tiled = any(b.kind == "grid" and b.axis != rows and (b.size or 1) > 1 for b in blocks)
     for consumers, step, columns in product(CONSUMERS, STEPS, COLUMNS if tiled else (None,)):
         made = sized(blocks, rows, WARPGROUP_ROWS * consumers, step, columns)
-        price = _Price(outlook, made, residuals)
+        price = _Price(tiles, outlook, made, residuals)
         for slots, delayed, persistent in product(SLOTS, behind, (False, True)):
             roles = Roles(price.blocks, consumers, slots, delayed, persistent)
             yield price.seconds(roles), roles
@@ -174,11 +183,15 @@ def _priced(
 class _Price:
     """What roles in some blocks are predicted to take."""
 
-    def __init__(self, outlook: Outlook, blocks: tuple[Block, ...], residuals: RolesResiduals) -> None:
+    def __init__(
+        self, tiles: TileProgram, outlook: Outlook, blocks: tuple[Block, ...], residuals: RolesResiduals
+    ) -> None:
         self.blocks, self._residuals = blocks, residuals
         config = replace(outlook.config, blocks=blocks)
         alone = outlook.cost.alone(config)
-        self._matrix, self._arithmetic = alone["matrix"], alone["special"] + alone["elementwise"]
+        special, others = _in_roles(tiles)
+        self._matrix = alone["matrix"]
+        self._arithmetic = special * alone["special"] + others * alone["elementwise"]
         self._memory = max(alone["memory"], alone["cache"] / 2)
         self._waves, self._trips = _waves(outlook, config), outlook.cost.trips(config)
 
@@ -190,19 +203,20 @@ class _Price:
             self._waves * self._trips,
             self._waves,
             roles.consumers,
+            roles.slots,
             overlapped=bool(roles.delayed),
             persistent=roles.persistent,
         )
-        return max(seconds, self._memory) * self._residuals.slots[min(roles.slots, 3)]
+        return max(seconds, self._memory)
 
 
-def predicted(outlook: Outlook, roles: Roles) -> tuple[float, float] | None:
+def predicted(tiles: TileProgram, outlook: Outlook, roles: Roles) -> tuple[float, float] | None:
     """The seconds that a kernel is predicted to take in some roles, and without any; None for devices without roles."""
     residuals = outlook.device.roles
     if residuals is None:
         return None
     without = residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
-    return _Price(outlook, roles.blocks, residuals).seconds(roles), without
+    return _Price(tiles, outlook, roles.blocks, residuals).seconds(roles), without
 
 
 @dataclass(frozen=True)
@@ -239,8 +253,25 @@ def undone(tiles: TileProgram, outlook: Outlook, roles: Roles, divide: Divide) -
         except Unsuited:
             continue
         there = all(fits(kernel, outlook.extents, outlook.device) for kernel in made.kernels)
-        seconds = _Price(outlook, other_roles.blocks, residuals).seconds(other_roles)
+        seconds = _Price(tiles, outlook, other_roles.blocks, residuals).seconds(other_roles)
         yield Undone(what, seconds if there else None)
+
+
+def _in_roles(tiles: TileProgram) -> tuple[float, float]:
+    """Special functions, and other operations, that consumers compute for each one of a kernel without roles."""
+    ops = [
+        stmt.op.fn
+        for loop in tiles.kernels[0].body
+        if isinstance(loop, For)
+        for stmt in loop.body
+        if isinstance(stmt, Let) and isinstance(stmt.op, Elementwise) and len(stmt.value.dims) == 2
+    ]
+    special = sum(POLYNOMIALS.get(fn, (1, 0))[0] for fn in ops if fn in SPECIAL | {"exp2", "log2"})
+    eased = [POLYNOMIALS[fn] for fn in ops if fn in POLYNOMIALS]
+    if not eased:
+        return 1.0, 1.0
+    spared, more = sum(few for few, _ in eased), sum(many for _, many in eased)
+    return 1 - spared / special, 1 + more / len(ops)
 
 
 def _waves(outlook: Outlook, config: KernelConfig) -> int:

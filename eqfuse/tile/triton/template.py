@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from eqfuse.loops.blocks import Block
@@ -297,13 +298,15 @@ class Root(dict[str, str]):
         return axis
 
 
-def helpers(used: Collection[str], decorator: str) -> list[str]:
-    """Definitions of the helpers in use."""
+def helpers(
+    used: Collection[str], decorator: str, instead: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Definitions of the helpers in use; some may have other sources."""
     return [
         line
         for key, text in HELPERS.items()
         if key in used
-        for line in ("", "", decorator, *text.strip("\n").splitlines())
+        for line in ("", "", decorator, *instead.get(key, text).strip("\n").splitlines())
     ]
 
 
