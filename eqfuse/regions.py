@@ -3,8 +3,8 @@
 Sizes are rounded up to powers of two, but for those that the program declares: to a *corner*. The first call within a
 corner decides for all its sizes. A plan that is compiled already is taken where it costs at most `TOLERANCE` times what the
 best of all plans does that are known by then: those that any of the compiled ones was chosen from, and itself with tiles of
-its own for these sizes. They are priced at the least and the greatest sizes of the corner, which takes
-a few milliseconds; only where none is good enough are all plans searched again, and one is compiled. Corners next to each
+its own for these sizes. They are priced at the least and the greatest sizes of the corner (at the greatest alone, where
+the next smaller one was decided and no plan holds what grew), which takes a few milliseconds; only where none is good enough are all plans searched again, and one is compiled. Corners next to each
 other with the same plan are one region; a plan that is good enough at two corners of a box is taken to be so in between.
 
 What a plan computes does not depend on the sizes that it was chosen for: loop nest, tile program and source are for any
@@ -91,9 +91,16 @@ class Regions:
         """The sizes that a corner stands for."""
         return {a: at if a in self.declared else 1 << at for a, at in corner.items()}
 
-    def ends(self, corner: Corner) -> list[dict[str, int]]:
-        """The least and the greatest sizes of a corner: tiles of whole axes waste most at the least ones."""
+    def ends(self, corner: Corner, known: Sequence[Compiled] = ()) -> list[dict[str, int]]:
+        """The least and the greatest sizes of a corner: tiles of whole axes waste most at the least ones. Where all but
+        one axis are those of a corner that was decided, and that one is the next, which no plan holds whole, only the greatest:
+        the least were its greatest."""
         least = {a: at if a in self.declared else _least(at) for a, at in corner.items()}
+        held = frozenset[str]().union(*map(_held, known))
+        for axis in corner.keys() - held - self.declared:
+            before = {**corner, axis: corner[axis] - 1}
+            if known and any(region.box.has(before) for region in self.found):
+                return [self.sizes(corner)]
         return [least, self.sizes(corner)]
 
     def at(self, extents: Mapping[str, int]) -> Compiled | None:
@@ -131,10 +138,10 @@ class Regions:
     ) -> Compiled:
         """The plan for the corner of `extents`. The very first is the best for these; later ones are good enough for both
         ends of the corner, where there is such a one."""
-        ends = self.ends(self.corner(extents))
+        ends = self.ends(self.corner(extents), known)
         if not known:
             first = compile_at(extents)
-            return compile_at(ends[1]) if math.isinf(of(first, ends[1])) else first
+            return compile_at(ends[-1]) if math.isinf(of(first, ends[-1])) else first
 
         def found(plans: Sequence[Compiled]) -> tuple[Compiled, float]:
             least = [(sizes, best(plans, sizes)) for sizes in ends]
@@ -145,7 +152,7 @@ class Regions:
 
         chosen, loss = found(known)
         plans = list(known)
-        for sizes in (extents, ends[1]):
+        for sizes in (extents, ends[-1]):
             if loss > TOLERANCE:
                 plans.append(compile_at(sizes))
                 chosen, loss = found(plans)
@@ -154,6 +161,13 @@ class Regions:
 
 def _ratio(seconds: float, least: float) -> float:
     return math.inf if math.isinf(seconds) or not least else seconds / least
+
+
+def _held(compiled: Compiled) -> frozenset[str]:
+    """The axes that kernels of a plan hold whole, by the names of those whose extent they have."""
+    plan, root = compiled.chosen.plan, dict(compiled.chosen.nest.domains)
+    whole = {b.axis for config in plan.configs for b in config.blocks if b.kind == "whole"}
+    return frozenset(root.get(axis, axis) for axis in whole)
 
 
 def _least(log: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from eqfuse import certification, compiler, division
 from eqfuse.arguments import Arguments
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError
-from eqfuse.loops.plan import SCHEDULES
+from eqfuse.loops.blocks import Block
+from eqfuse.loops.plan import SCHEDULES, KernelConfig
 from eqfuse.regions import Regions
 from eqfuse.rules import merge_search
 from eqfuse.terms.types import program_dtypes
@@ -154,15 +156,20 @@ def test_declared_sizes_are_not_rounded() -> None:
 class Plan:
     """Stands for a plan that is best up to a size, and `slower` times the best beyond."""
 
-    def __init__(self, most: int, slower: float) -> None:
+    def __init__(self, most: int, slower: float, whole: tuple[str, ...] = ()) -> None:
         self.most, self.slower = most, slower
+        config = KernelConfig(tuple(Block(axis, "whole", None) for axis in whole))
+        self.chosen = SimpleNamespace(
+            plan=SimpleNamespace(configs=(config,)), nest=SimpleNamespace(domains=())
+        )
 
 
+@pytest.mark.parametrize("whole", [(), ("j",)])
 @pytest.mark.parametrize("border", [11, 12, 15, 17])
-def test_a_region_is_followed_to_where_its_plan_is_worse(border: int) -> None:
+def test_a_region_is_followed_to_where_its_plan_is_worse(border: int, whole: tuple[str, ...]) -> None:
     priced: list[int] = []
     regions = Regions(frozenset())
-    plans = [Plan(1 << 10, 2.0), Plan(1 << border, 2.0), Plan(1 << 30, 2.0)]
+    plans = [Plan(most, 2.0, whole) for most in (1 << 10, 1 << border, 1 << 30)]
 
     def compile_at(extents: Any) -> Any:
         return next(plan for plan in plans if extents["j"] <= plan.most)
@@ -178,7 +185,9 @@ def test_a_region_is_followed_to_where_its_plan_is_worse(border: int) -> None:
         found = regions.at({"j": length}) or regions.add({"j": length}, compile_at, best, of)
         assert found is compile_at({"j": length})
     assert len(regions.found) <= 3
-    assert len(priced) <= 2 * 8 + 2 * 4
+    # The least sizes of a corner are the greatest of the one before, but where tiles of a whole axis grow.
+    assert len(priced) <= (2 if whole else 1) * (8 + 4)
+    assert (1025 in priced) is bool(whole)
 
 
 def test_a_known_call_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
