@@ -32,11 +32,14 @@ from eqfuse.tile.gluon.module import emit
 from eqfuse.tile.nodes import Elementwise, Let, ReduceTile
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.choice import fits, rows_of, sized
+from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Free, Issue, Loop, Read, RolesProgram, When
+from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
 from eqfuse.tile.triton.launch import TritonProgram
+from eqfuse.tile.walk import nested as nested_tiles
 from eqfuse.tune import kept
 from eqfuse.tune.tuner import Tuner
 from eqfuse.verify.equivalence import check_stages
@@ -277,6 +280,47 @@ def test_a_scale_is_applied_where_the_maximum_is_subtracted(causal: tuple[Derive
         True,
         False,
     ]
+
+
+def _distances() -> tuple[Derived, Compiled]:
+    derived = _derived(f"slope: f32[h]\n{WORKLOADS['alibi_prefill'].source}")
+    return derived, _compiled(derived, {**HALF, "slope": "f32"})
+
+
+def test_a_term_of_a_row_is_taken_from_the_maximum() -> None:
+    derived, compiled = _distances()
+    after = rows_last(masked_first(compiled.tile))
+    tiles = [
+        sum(isinstance(s, Let) and isinstance(s.op, Elementwise) and len(s.value.dims) == 2 for s in body)
+        for body in (
+            list(nested_tiles(compiled.tile.kernels[0].body)),
+            list(nested_tiles(after.kernels[0].body)),
+        )
+    ]
+    assert tiles[1] < tiles[0]
+    assert rows_last(after) == after
+    assert "terms of rows behind maxima: 1 maximum" in division.account_of(derived, compiled, compiled.extents)
+    other = _derived(WORKLOADS["global_prefill"].source)
+    plain = _compiled(other).tile
+    assert rows_last(plain) is plain
+
+
+def test_terms_of_rows_are_verified_and_compute_what_the_program_does() -> None:
+    derived, compiled = _distances()
+    program = derived.program
+    roles = _roles(derived, compiled)
+    forms = certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, roles)
+    stages = roles_stages(program, forms, small_extents(program))
+    assert check_stages(program, stages, trials=8, dtypes=compiled.dtypes).ok
+    generator = np.random.default_rng(0)
+    sizes = {"b": 1, "h": 2, "i": 5, "j": 7, "d": 3, "e": 4}
+    shapes = {"Q": "bhid", "K": "bhjd", "V": "bhje", "slope": "h"}
+    tensors = {name: generator.normal(size=[sizes[axis] for axis in axes]) for name, axes in shapes.items()}
+    for slope in (0.7, -0.7, 0.0):
+        tensors["slope"] = np.array([slope, -slope])
+        found = run(forms[0], program, tensors, {"scale": 0.5}, sizes, FloatDomain("float64"), shards={})
+        expected = eq.reference(program.source)(**tensors, scale=0.5)
+        np.testing.assert_allclose(found["O"], expected, atol=1e-3)  # weights are rounded to f16
 
 
 @pytest.mark.parametrize("scale", (0.5, -0.5, 0.0))

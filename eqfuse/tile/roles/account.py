@@ -22,6 +22,7 @@ from eqfuse.tile.roles.nodes import (
     When,
 )
 from eqfuse.tile.roles.printer import line_of
+from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.scaled_maxima import scaled_last
 from eqfuse.tile.roles.walk import nested
 from eqfuse.tile.walk import nested as nested_tiles
@@ -70,8 +71,10 @@ def _passes(tiles: TileProgram, kernel: RolesKernel) -> Iterator[str]:
     early = masked_first(tiles)
     selects = _selects(tiles) - _selects(early)
     yield f"masks first: {f'{selects} selects fewer' if selects else 'nothing to do'}"
-    scaled = scaled_last(early)
-    yield f"scales behind maxima: {_count('maximum', 'maxima', _changed(early, scaled))}"
+    moved = rows_last(early)
+    yield f"terms of rows behind maxima: {_count('maximum', 'maxima', _changed(early, moved))}"
+    scaled = scaled_last(moved)
+    yield f"scales behind maxima: {_count('maximum', 'maxima', _changed(moved, scaled))}"
     before = sum(isinstance(stmt, For) for stmt in tiles.kernels[0].body)
     after = sum(isinstance(stmt, Loop) for stmt in nested(kernel.roles[0].body))
     yield f"joined ranges: {f'{before} loops became {after}' if after < before else 'nothing to do'}"

@@ -47,20 +47,12 @@ class _Scale:
 
 def _kernel(kernel: Kernel) -> Kernel:
     ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
-    readers: dict[str, list[tuple[Value | None, Op]]] = {}
-    for stmt in nested(kernel.body):
-        if isinstance(stmt, Let):
-            for operand in operands(stmt.op):
-                readers.setdefault(operand.name, []).append((stmt.value, stmt.op))
-        elif isinstance(stmt, For):
-            for item in stmt.carried:
-                for value in (item.init, item.next):
-                    readers.setdefault(value.name, []).append((None, Constant(0)))
+    readers = readers_of(kernel)
     inside = {v.name for stmt in kernel.body if isinstance(stmt, For) for v in defined((stmt,))}
     draft, scales, found = Draft(kernel), dict[str, _Scale](), dict[str, tuple[Value, Value]]()
     for value, op in [(s.value, s.op) for s in nested(kernel.body) if isinstance(s, Let)]:
         scaled = _scaled(value, op, inside)
-        if scaled is not None and _for_a_maximum(value, readers, ops):
+        if scaled is not None and for_a_maximum(value, readers, ops):
             found[value.name] = scaled
     if not found:
         return kernel
@@ -103,6 +95,23 @@ def _kernel(kernel: Kernel) -> Kernel:
     return draft.kernel_of(changed(kernel.body, one))
 
 
+Readers = Mapping[str, list[tuple[Value | None, Op]]]
+"""What reads a value, by its name: a value and its op, or no value where loops carry it."""
+
+
+def readers_of(kernel: Kernel) -> Readers:
+    found: dict[str, list[tuple[Value | None, Op]]] = {}
+    for stmt in nested(kernel.body):
+        if isinstance(stmt, Let):
+            for operand in operands(stmt.op):
+                found.setdefault(operand.name, []).append((stmt.value, stmt.op))
+        elif isinstance(stmt, For):
+            for item in stmt.carried:
+                for value in (item.init, item.next):
+                    found.setdefault(value.name, []).append((None, Constant(0)))
+    return found
+
+
 def _scaled(value: Value, op: Op, inside: set[str]) -> tuple[Value, Value] | None:
     """A tile, and the scalar from outside of all loops that it is multiplied by."""
     match op:
@@ -113,9 +122,7 @@ def _scaled(value: Value, op: Op, inside: set[str]) -> tuple[Value, Value] | Non
     return None
 
 
-def _for_a_maximum(
-    value: Value, readers: Mapping[str, list[tuple[Value | None, Op]]], ops: Mapping[str, Op]
-) -> bool:
+def for_a_maximum(value: Value, readers: Readers, ops: Mapping[str, Op]) -> bool:
     """Whether a value is masked, its maximum taken, and something subtracted from it, and nothing else."""
     folded = False
     pending = [value]

@@ -53,6 +53,7 @@ from eqfuse.tile.roles.nodes import (
     Wait,
 )
 from eqfuse.tile.roles.pipeline import Source, pipelined, sources, straight
+from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.scaled_maxima import scaled_last
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import defined_by, names_in, nested, pruned, read_by
@@ -72,7 +73,7 @@ def with_roles(
     """The program with the kernels' roles, one schedule for each. `axes` are those of every tensor's dims, as far as they
     are known; `finite` says that all that is stored is finite. Raises Unsuited."""
     tensors = Tensors(axes, dict(program.domains))
-    first = scaled_last(masked_first(program))
+    first = scaled_last(rows_last(masked_first(program)))
     kernels = tuple(
         _Split(kernel, schedule, tensors, finite).run()
         for kernel, schedule in zip(first.kernels, schedules, strict=True)
