@@ -299,7 +299,9 @@ def test_a_term_of_a_row_is_taken_from_the_maximum() -> None:
     ]
     assert tiles[1] < tiles[0]
     assert rows_last(after) == after
-    assert "terms of rows behind maxima: 1 maximum" in division.account_of(derived, compiled, compiled.extents)
+    assert "terms of rows behind maxima: 1 maximum" in division.account_of(
+        derived, compiled, compiled.extents
+    )
     other = _derived(WORKLOADS["global_prefill"].source)
     plain = _compiled(other).tile
     assert rows_last(plain) is plain
