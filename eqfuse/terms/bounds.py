@@ -229,8 +229,9 @@ def reads_outside(
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
     for load, guards in _moved(program):
         for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
-            telling = _telling(guards, index)
-            outside = None if isinstance(index, Axis) else _outside(index, size, telling, box)
+            if isinstance(index, Axis):
+                continue
+            outside = _outside(index, size, _telling(guards, index), box)
             outside = outside or _outside_past_the_end(index, size, guards, box)
             if outside is not None:
                 yield Outside(load, dimension, size, *outside)
@@ -239,8 +240,7 @@ def reads_outside(
 def _outside_past_the_end(index: Expr, size: int, guards: Guards, box: Box) -> tuple[int, int] | None:
     """The range in which an index is outside because a list, as that of a topk, has more ranks than positions: what is
     past the end has the identity of its fold."""
-    lists = [node for node in walk(index) if isinstance(node, Reduce) and ranks_of(node) is not None]
-    for axis, ranks in dict.fromkeys((each.axis, ranks_of(each)) for each in lists):
+    for axis, ranks in _lists(index):
         if ranks is None or box.extents[ranks] <= box.extents[axis]:
             continue
         alike = {
@@ -254,6 +254,13 @@ def _outside_past_the_end(index: Expr, size: int, guards: Guards, box: Box) -> t
         if (found := _outside(at, size, (*_telling(tuple(there), at), past), box)) is not None:
             return found
     return None
+
+
+@lru_cache(1024)
+def _lists(index: Expr) -> tuple[tuple[str, str | None], ...]:
+    """The axes of lists that an index reads, and of their ranks."""
+    lists = (node for node in walk(index) if isinstance(node, Reduce) and ranks_of(node) is not None)
+    return tuple(dict.fromkeys((each.axis, ranks_of(each)) for each in lists))
 
 
 def never_inside(program: Program, read: Outside, axis: str | None) -> BindError:
