@@ -13,7 +13,13 @@ from eqfuse.devices import Target
 from eqfuse.tile.triton import direct, launch
 from eqfuse.tile.triton.interpret import interpreter
 
-DTYPES = {"*fp32": torch.float32, "*fp16": torch.float16, "*fp64": torch.float64, "*i32": torch.int32}
+DTYPES = {
+    "*fp32": torch.float32,
+    "*fp16": torch.float16,
+    "*fp64": torch.float64,
+    "*i32": torch.int32,
+    "*i64": torch.int64,
+}
 
 
 class Gpu:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from fake_gpu import Gpu, gpu
 
+import eqfuse as eq
 from eqfuse import compiler
 from eqfuse.certification import Checks, certify
 from eqfuse.compiled import Asked, Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import VerificationError
-from eqfuse.extract.candidates import Search
+from eqfuse.extract.candidates import Candidate, Search
 from eqfuse.loops import interpreter, lower
 from eqfuse.loops.lengths import row_range
 from eqfuse.loops.nodes import Buffer, Kernel, Nest
@@ -32,6 +35,8 @@ from eqfuse.tile.modes import Mode
 from eqfuse.tile.native.build import compiler as cxx
 from eqfuse.tile.triton.launch import interpret
 from tests.test_api_lengths import CASES, DECODE, SOFTMAX, Tensors, attended, sizes_of
+
+__all__ = ["gpu"]
 
 NAN = math.nan
 SHARED = ["decode", "paged", "segments", "shifted", "blocks"]
@@ -159,7 +164,7 @@ def test_no_instance_has_more_than_its_part(lengths: list[int], shards: int) -> 
         assert length <= (last - first) * most < length + most
 
 
-def partial(nest: Nest) -> Kernel:
+def with_slots(nest: Nest) -> Kernel:
     return next(kernel for kernel in nest.kernels if kernel.slots is not None)
 
 
@@ -167,7 +172,7 @@ def test_instances_of_other_rows_are_refused() -> None:
     given, _, _ = CASES["decode"][1](48)
     derived, compiled = shared(DECODE, given, {}, "sm_90", verified=False)
     nest = compiled.chosen.nest
-    kernel = partial(nest)
+    kernel = with_slots(nest)
     assert kernel.slots is not None
     wrong = replace(kernel, slots=replace(kernel.slots, first=kernel.slots.last))
     nest = replace(nest, kernels=tuple(wrong if k is kernel else k for k in nest.kernels))
@@ -183,7 +188,7 @@ def test_what_shares_out_is_shown() -> None:
     text = show(compiled.chosen.nest)
     assert "shared out evenly over b" in str(compiled.chosen.plan)
     assert "for b_row in range(b_row_start, b_row_stop):" in text and "k[b_row, j, d]" in text
-    assert expanded(partial(compiled.chosen.nest)).slots is None
+    assert expanded(with_slots(compiled.chosen.nest)).slots is None
 
 
 @pytest.mark.parametrize(
@@ -217,3 +222,36 @@ def test_long_batches_of_one_query_are_shared_out_on_a_gpu() -> None:
     assert even.plan.evened == ("b",)
     one = compiler.choose(derived, Asked({**extents, "b": 1}, dtypes, device_named("h200")))[1]
     assert one.plan.evened == ()
+
+
+@pytest.fixture
+def always_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan that shares out is the only one, where there is one."""
+    candidates = Search.candidates
+
+    def found(search: Search, *given: Any) -> list[Candidate]:
+        made = candidates(search, *given)
+        return [each for each in made if each.plan.evened] or made
+
+    monkeypatch.setattr(Search, "candidates", found)
+
+
+@pytest.mark.slow
+def test_calls_whose_shards_are_shared_out(gpu: Gpu, always_even: None) -> None:
+    """First, known, bound, and of other lengths and sizes."""
+    torch.manual_seed(0)
+    kernel = eq.compile(DECODE, target="h200", verify=False)
+    for room in (48, 48, 70):
+        given, expected, _ = CASES["decode"][1](room)
+        given = {name: gpu.seen(tensor) for name, tensor in given.items()}
+        launch = kernel.bind(**given)
+        call = partial(kernel, **given)
+        for each in (call, call, call, launch):
+            torch.testing.assert_close(each(), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert kernel.plan.evened == ("b",) and gpu.straight
+    assert {name.rpartition("_")[2] for name in gpu.compiled} == {"slots", "partial", "merge"}
+
+
+def test_plans_that_share_out_are_explained(always_even: None) -> None:
+    kernel = eq.compile(DECODE, target="h200", verify=False)
+    assert "shared out evenly over b" in kernel.explain()
