@@ -234,3 +234,30 @@ def test_what_selects_rows_stays_around_all() -> None:
     """A token that is NaN reaches the gradient of its own row alone."""
     text = eq.grad("y[t,d] = W[ids[t], d] * x[t,d]", ("W",))
     assert "dW[w0, d] = sum[t](where(ids[t] == w0, dy[t, d] * x[t, d], 0))" in text
+
+
+LINEAR_CROSS_ENTROPY = """
+L[i,v] = sum[d](x[i,d] * W[v,d])
+loss[i] = max[v](L[i,v]) + log(sum[v](exp(L[i,v] - max[v](L[i,v])))) - L[i,label[i]]
+"""
+
+
+def test_what_several_products_read_is_stored_in_the_precision_of_their_inputs() -> None:
+    """Both gradients of a linear layer multiply that of the logits, which is stored once, in half precision, and the
+    logits are not."""
+    source, wrt = "label: i64[i]\n" + LINEAR_CROSS_ENTROPY, ("x", "W")
+    made = saving_gradient(source, wrt, halves=dict.fromkeys(wrt, "bf16"))
+    assert "dL[i, v] = bf16(" in made.backward
+    assert "bf16" not in saving_gradient(source, wrt).backward
+    assert "bf16(w" not in saving_gradient(source, wrt, halves={"x": "bf16", "W": "f16"}).backward
+    derived = compiler.derive(made.backward, None, strict_casts=False)
+    dtypes = program_dtypes(derived.program, {"x": "bf16", "W": "bf16", "lse": "f32", "dloss": "f32"})
+    sizes = {"i": 8192, "d": 4096, "v": 128256}
+    nest = compiler.pipeline(derived, sizes, dtypes, device_named("h200")).chosen.nest
+    assert [(b.axes, b.dtype) for b in nest.buffers if not b.is_output] == [(("i", "v"), "bf16")]
+    assert len(nest.kernels) == 3
+
+
+def test_groups_of_one_head_are_heads() -> None:
+    text = eq.grad("O[h,i] = sum[j](Q[h,i,j] * K[h//g,j])", ("K",), scalars={"g": 1})
+    assert text.splitlines()[0] == "dK[h, j] = sum[i](dO[h, i] * Q[h, i, j])"

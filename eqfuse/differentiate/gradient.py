@@ -71,7 +71,9 @@ def saving_gradient(
     found = _differentiated(source, wrt, scalars, alike)
     given = [cotangent(name) for name in found.outputs]
     dtypes = {cotangent(name): dtype for name, dtype in (halves or {}).items()}
-    return saving(found.steps, found.outputs, given, found.results, found.notes, only, strict_casts, dtypes)
+    return saving(
+        found.steps, found.outputs, given, found.results, found.notes, only, strict_casts, dtypes, halves
+    )
 
 
 @dataclass(frozen=True)

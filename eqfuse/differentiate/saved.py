@@ -13,11 +13,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.differentiate.interchange import KnownSum, interchanged
+from eqfuse.differentiate.polynomial import ZERO, product
 from eqfuse.differentiate.shares import Shares
 from eqfuse.differentiate.steps import Step, Steps, name_of
 from eqfuse.differentiate.text import needed_steps, text_of
 from eqfuse.terms.functions import CASTS
-from eqfuse.terms.nodes import REDUCTIONS, Call, Expr, Tensor, walk
+from eqfuse.terms.nodes import REDUCTIONS, Call, Const, Expr, Load, Tensor, call, walk
 
 NOMINAL = 256
 """Positions of an axis, where costs are compared, of which the text gives no number."""
@@ -51,11 +52,14 @@ def saving(
     only: Collection[str] | None = None,
     strict_casts: bool = False,
     dtypes: Mapping[str, str] | None = None,
+    halves: Mapping[str, str] | None = None,
 ) -> Saved:
     """The programs of a gradient, whose `results` are made of `steps`. `outputs` are those of the forward: the step of
     each name. Of outputs and residuals `only` these are saved, where given. `dtypes` are those of some
-    results."""
-    known = _Saving(steps, dict(outputs), frozenset(cotangents), notes, only, strict_casts, dtypes or {})
+    results, `halves` those of inputs of half precision."""
+    known = _Saving(
+        steps, dict(outputs), frozenset(cotangents), notes, only, strict_casts, dtypes or {}, halves or {}
+    )
     return known.of(list(results))
 
 
@@ -68,6 +72,7 @@ class _Saving:
     only: Collection[str] | None
     strict_casts: bool
     dtypes: Mapping[str, str]
+    halves: Mapping[str, str]
     by_name: dict[str, Step] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +87,7 @@ class _Saving:
         given = tuple(name for name in self.by_name if name in saved)
         at_most = [pair for pair in shares.bounded if self._reads_given(pair, results, given)]
         residuals = tuple(name for name in given if name not in self.outputs.values())
+        self._put(self._rounded(results, given))
         backward = text_of(self.steps, results, self.notes, given=given, at_most=at_most, dtypes=self.dtypes)
         # What is saved is made as the program makes it.
         known = {**self.by_name, **{step.name: step for step in written}}
@@ -91,6 +97,32 @@ class _Saving:
         forward = [self.by_name[name] for name in (*self.outputs.values(), *residuals)]
         outputs = tuple(name for name, step in self.outputs.items() if step in saved)
         return Saved(text_of(self.steps, forward), backward, whole, outputs, residuals)
+
+    def _rounded(self, results: Sequence[Step], given: Collection[str]) -> dict[str, Step]:
+        """The steps that several sums multiply inputs of one half precision by, in that precision: it is the one in which a
+        device multiplies them, so that they may be stored in it."""
+        halves = {} if self.strict_casts else self.halves
+        needed = needed_steps({n: step for n, step in self.by_name.items() if n not in given}, results)
+        found: dict[str, list[str | None]] = {}
+        for step in needed:
+            body = step.body
+            while isinstance(body, Call) and body.fn == "where" and body.args[2] in (ZERO, Const(0.0)):
+                body = body.args[1]
+            factors = product(body).powers if step.op == "sum" else {}
+            dtypes = {halves[name] for factor in factors if (name := name_of(factor) or "") in halves}
+            dtype = dtypes.pop() if len(dtypes) == 1 else None
+            for node in walk(step.value):
+                read = name_of(node) if isinstance(node, Load) else None
+                if read in self.by_name:
+                    found.setdefault(read, []).append(dtype if factors.get(node) == 1 else None)
+        kinds = {name: set(each) for name, each in found.items() if len(each) > 1}
+        return {
+            name: replace(step, body=call(dtype, step.body))
+            for name, step in self.by_name.items()
+            if len(kinds.get(name, ())) == 1 and not step.op and not step.written and name not in given
+            for dtype in kinds[name]
+            if dtype is not None
+        }
 
     # -- what is read instead ------------------------------------------------------------------------
 

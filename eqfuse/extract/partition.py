@@ -185,6 +185,28 @@ def _number(stored: str) -> int:
     return int(stored.removeprefix("stored"))
 
 
+def _read(outputs: Sequence[Output], stored: Mapping[Expr, Output]) -> dict[Expr, Output]:
+    """What is stored, without reductions that are parts of stored operands alone: what makes these makes those."""
+    operands = {
+        e: Load(o.name, tuple(map(Axis, o.axes))) for e, o in stored.items() if not isinstance(e, Reduce)
+    }
+    if not operands:
+        return dict(stored)
+    plain: dict[Expr, Expr] = dict(operands)
+    read = set(walk(*(replaced(output.expr, plain) for output in outputs)))
+    found: dict[Expr, Output] = {}
+    for expr, output in stored.items():
+        if expr in operands or expr in read:
+            found[expr] = output
+    kept = list(found)
+    for expr, output in stored.items():  # what they are made of, in turn
+        if expr not in found and any(
+            expr in walk(other) for other in kept if isinstance(other, Reduce) and other is not expr
+        ):
+            found[expr] = output
+    return {expr: output for expr, output in stored.items() if expr in found}
+
+
 def work(expr: Expr, extents: Mapping[str, int]) -> float:
     """Operations to evaluate an expression once at every position of its free axes."""
     total = 0.0
@@ -241,6 +263,7 @@ class Partition:
         if self.stores_operands:
             for output in outputs:
                 beside |= self._find_operands(output, stored)
+            stored = _read(outputs, stored)
         reads = {r: Load(o.name, tuple(map(Axis, o.axes))) for r, o in stored.items()}
         # Inner cuts first: a stored reduction may itself read stored ones, but not itself.
         makers = [
@@ -298,7 +321,7 @@ class Partition:
                 factor, _ = unmasked(factor, free_axes)
                 match factor:
                     case Call(dtype, (Call() as made,)) if (
-                        dtype in CASTS and self._blocks(output, factor) > 1 and not self._expands(factor)
+                        dtype in CASTS and self._blocks(output, factor) > 1 and not self._is_outer(factor)
                     ):
                         inside = [r for r in reductions(made) if r in tops and self._blocks(output, r) > 1]
                         shared.update(inside)
@@ -313,6 +336,11 @@ class Partition:
         """Whether an expression has more positions than each tensor that it reads (as an outer product has)."""
         loads = [node for node in walk(expr) if isinstance(node, Load)]
         return self._positions(expr) > max((self._positions(load) for load in loads), default=0)
+
+    def _is_outer(self, expr: Expr) -> bool:
+        """Whether an expression has more positions than each tensor that it reads, and than what it is reduced from."""
+        inside = (self._positions(reduce) for reduce in frontier(expr))
+        return self._expands(expr) and self._positions(expr) > max(inside, default=0)
 
     def _positions(self, expr: Expr) -> int:
         return math.prod(self.extents.get(axis, 1) for axis in free_axes(expr))

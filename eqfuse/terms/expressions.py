@@ -287,7 +287,7 @@ class Reader:
                 )
                 raise self._error(f"axis {node.id!r} is not bound here", node, hint)
         expr = self.read(node, scope)
-        expr = transform(expr, _divided) if any(_is_bits(part) for part in walk(expr)) else expr
+        expr = transform(expr, _divided)
         if not is_index(expr):
             hint = "an index adds, scales by sizes, divides (//, %) by sizes, clamps (min, max), or reads a tensor"
             raise self._error("this cannot be an index", node, hint)
@@ -532,14 +532,12 @@ def is_index(expr: Expr) -> bool:
             return False
 
 
-def _is_bits(expr: Expr) -> bool:
-    return isinstance(expr, Call) and expr.fn in ("lshift", "rshift", "bitand")
-
-
 def _divided(expr: Expr) -> Expr:
     """Shifts by a constant and masks of low bits as an index has them: products with, quotients and remainders by powers
-    of two."""
+    of two. What is divided by 1 is itself, as groups of one head."""
     match expr:
+        case Call("floordiv" | "mul", (part, Const(1))):
+            return part
         case Call("rshift", (part, Const(int(count)))) if 0 <= count < BITS - 1:
             return call("floordiv", part, Const(1 << count))
         case Call("lshift", (part, Const(int(count)))) if 0 <= count < BITS - 1:
