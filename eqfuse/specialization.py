@@ -426,7 +426,7 @@ class Specializations:
         found = self._programs.get(id(special.compiled))
         if found is None or special.is_empty or not isinstance(found[1], GluonProgram):
             return None
-        program, sizes = found[1], {**special.extents, **special.shards}
+        program, sizes = found[1].form(given.tensors), {**special.extents, **special.shards}
         made = tuple(outputs[output.name] for output in self.derived.program.outputs)
         out = made[0] if len(made) == 1 else made
 

@@ -444,7 +444,8 @@ def test_a_bound_launch_of_roles_writes_to_its_outputs(monkeypatch: pytest.Monke
     compiled = _compiled(kernel.derived, i=4, j=4, d=16, e=16, b=1, h=2)
     given = {name: torch.zeros(1, 2, 4, 16, dtype=torch.float16) for name in HALF}
     calls: list[dict[str, object]] = []
-    monkeypatch.setattr(GluonProgram, "__call__", lambda self, **values: calls.append(values))
+    monkeypatch.setattr(TritonProgram, "__call__", lambda self, **values: calls.append(values))
+    monkeypatch.setattr(GluonProgram, "form", lambda self, tensors: self.otherwise)
     shapes = kernel._shapes
     special = Specialization(compiled, compiled.extents, {}, HALF, False)
     shapes._programs[id(compiled)] = compiled, GluonProgram("", "f", TritonProgram("", "f"))
@@ -453,6 +454,29 @@ def test_a_bound_launch_of_roles_writes_to_its_outputs(monkeypatch: pytest.Monke
     launch()
     (call,) = calls
     assert call["out"] is outputs["O"] and call["Q"] is given["Q"] and call["scale"] == 1.0
+
+
+def test_tensors_that_the_copy_engine_cannot_address_are_told() -> None:
+    derived = _derived(WORKLOADS["global_prefill"].source)
+    compiled = _compiled(derived)
+    assert compiled.roles is not None
+    source = emit(compiled.roles, derived.program, compiled.dtypes, name="f")
+    program = GluonProgram(source, "f", TritonProgram("", "f"))
+    right = torch.zeros(1, 2, 8, 64, dtype=torch.float16)
+    flat = torch.zeros(2 * 8 * 64 + 8, dtype=torch.float16)
+    wide = torch.zeros(1, 2, 8, 72, dtype=torch.float16)
+    fits = {
+        "as it is": (right, True),
+        "at 2 bytes": (flat[1:-7].view(1, 2, 8, 64), False),
+        "at 16 bytes": (flat[8:].view(1, 2, 8, 64), True),
+        "rows of 144 bytes": (wide[..., :64], True),
+        "rows of 136 bytes": (wide.view(1, 2, 72, 8)[:, :, :68].reshape(1, 2, 8, 68)[..., :64], False),
+        "dims in another order": (right.transpose(1, 2), True),
+        "the last dim apart": (right.transpose(2, 3), False),
+    }
+    for what, (tensor, suits) in fits.items():
+        chosen = program.form({"Q": right, "K": tensor, "V": right, "scale": 1.0})
+        assert (chosen is not program.otherwise) is suits, what
 
 
 def test_a_hyperbolic_tangent_near_0_takes_no_special_function() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,15 @@ class GluonProgram:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs on the GPU that holds the tensors; raises what `TritonProgram` does."""
-        suits = load(self.source_text).suits
-        program = self._program if suits(**kwargs) else self.otherwise
-        return program(*args, **kwargs)
+        return self.form(kwargs)(*args, **kwargs)
+
+    def form(self, tensors: Mapping[str, Any]) -> TritonProgram:
+        """What runs calls with these tensors, by name; other arguments may be among them."""
+        return self._program if self._suits(**tensors) else self.otherwise
+
+    @cached
+    def _suits(self) -> Callable[..., bool]:
+        return load(self.source_text).suits  # type: ignore[no-any-return]
 
     @cached
     def _program(self) -> TritonProgram:

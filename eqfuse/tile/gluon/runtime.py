@@ -27,6 +27,8 @@ def suits(**tensors):
 
 def _suits(x):
     unit = 16 // x.element_size()
+    if x.is_contiguous() and x.shape[-1] % unit == 0:
+        return x.data_ptr() % 16 == 0 and x.numel() > 0
     rows = zip(x.shape[:-1], x.stride()[:-1], strict=True)
     near = x.shape[-1] == 1 or x.stride(-1) == 1
     apart = all(extent == 1 or (step > 0 and step % unit == 0) for extent, step in rows)
