@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.choice import fits, rows_of, sized
 from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.interpreter import run
-from eqfuse.tile.roles.nodes import Free, Issue, Loop, Read, RolesProgram, When
+from eqfuse.tile.roles.nodes import Free, Issue, Loop, Read, RolesProgram, When, dealt
 from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
@@ -499,6 +500,33 @@ def test_tiles_of_eight_bits_are_read_along_what_is_summed() -> None:
     dtypes = {"x": "f8e4m3", "w": "f8e4m3"}
     compiled = compiler.pipeline(derived, {"i": 4096, "n": 4096, "p": 4096}, dtypes, H200)
     assert "a tile of f8e4m3 whose last dim is not p" in compiled.chosen.plan.code
+
+
+@pytest.mark.parametrize(("items", "workers"), [(7, 3), (8, 4), (5, 8), (12, 5), (1, 1)])
+def test_items_are_dealt_out_there_and_back(
+    items: int, workers: int, causal: tuple[Derived, Compiled]
+) -> None:
+    """Each once, by the interpreter and by the emitted arithmetic; and evenly, where lengths fall."""
+    found = [dealt(items, workers, number) for number in range(workers)]
+    assert sorted(item for mine in found for item in mine) == list(range(items))
+    derived, compiled = causal
+    program = _divided(derived, compiled, _roles(derived, compiled, persistent=True))
+    source = emit(program, derived.program, compiled.dtypes, name="f").splitlines()
+    first = next(n for n, line in enumerate(source) if "items = N_h" in line)
+    lines = [line.strip() for line in source[first : first + 8]]
+    assert lines[6].startswith("for round_of_items in range(") and lines[7].startswith("number = ")
+    text = "\n".join([*lines[1:7], f"    {lines[7]}", "    taken.append(number)"]).replace(
+        ").to(tl.int32)", ")"
+    )
+    for number in range(workers):
+        gl = SimpleNamespace(num_programs=lambda _: workers, program_id=lambda _, n=number: n)
+        tl = SimpleNamespace(where=lambda flag, then, otherwise: then if flag else otherwise)
+        taken: list[int] = []
+        exec(text, {"gl": gl, "tl": tl, "items": items, "taken": taken})  # noqa: S102  (text that was emitted)
+        assert taken == found[number]
+    lengths = [sum(64 - item // 32 for item in dealt(2048, 132, number)) for number in range(132)]
+    straight = [sum(64 - item // 32 for item in range(number, 2048, 132)) for number in range(132)]
+    assert max(lengths) < 1.03 * sum(lengths) / 132 < max(straight)
 
 
 def test_an_output_takes_the_place_of_what_is_read_no_more() -> None:

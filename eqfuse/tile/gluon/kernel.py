@@ -551,10 +551,21 @@ class _RoleText:
     def _items(self, items: Items) -> None:
         for item in items.carried:
             self._assign_new(item.value, item.init)
-        number = self.local.new("number")
-        self._write(f"for {number} in range(gl.program_id(0), {self.writer.items()}, gl.num_programs(0)):")
+        new = self.local.new
+        number, turn, rounds = new("number"), new("round_of_items"), new("rounds")
+        items_, workers, more = new("items"), new("workers"), new("more")
+        here, back = new("here"), new("back")
+        self._write(f"{items_} = {self.writer.items()}")
+        self._write(f"{workers} = gl.num_programs(0)")
+        self._write(f"{here} = gl.program_id(0)")
+        self._write(f"{back} = {workers} - 1 - {here}")
+        self._write(f"{rounds} = {items_} // {workers}")
+        self._write(f"{more} = tl.where({rounds} % 2 == 0, {here}, {back}) < {items_} % {workers}")
+        self._write(f"for {turn} in range({rounds} + {more}.to(tl.int32)):")
+        place = f"tl.where({turn} % 2 == 0, {here}, {back})"
         self.indent += 1
         with self.local.scope():
+            self._write(f"{number} = {turn} * {workers} + {place}")
             for line in self.writer.grid(number):
                 self._write(line)
             self._body(items.body)

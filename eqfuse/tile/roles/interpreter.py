@@ -47,6 +47,7 @@ from eqfuse.tile.roles.nodes import (
     View,
     Wait,
     When,
+    dealt,
 )
 from eqfuse.tile.storage import resolve_extents
 
@@ -172,7 +173,8 @@ def _run_kernel(
         runs = max(started, len(timings))
         for number, timing in zip(range(runs), cycle(timings), strict=False):
             first = number % started
-            items = blocks[first::started] if kernel.persistent else blocks[first : first + 1]
+            mine = dealt(len(blocks), started, first) if kernel.persistent else [first]
+            items = [blocks[item] for item in mine]
             shared = _Shared(kernel, timing)
             roles = [
                 _Role(shared, role, items, owners, memory, scalars, sizes, domain, trials)

@@ -109,11 +109,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Items:
-    """Work items of the grid that a thread block of a persistent grid does: those of its number, and of every number that is
-    as many thread blocks further on."""
+    """Work items of the grid that a thread block of a persistent grid does: one of each round of as many as there are thread
+    blocks, which are dealt out there and back (`dealt`): who had the longest of one round gets the shortest of the next."""
 
     carried: tuple[Carried, ...]
     body: tuple[Stmt, ...]
+
+
+def dealt(items: int, workers: int, number: int) -> list[int]:
+    """The items of the thread block of a number, of so many."""
+    places = (number, workers - 1 - number)
+    rounds = range(-(-items // workers))
+    return [item for r in rounds if (item := r * workers + places[r % 2]) < items]
 
 
 @dataclass(frozen=True)
