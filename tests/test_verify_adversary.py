@@ -101,6 +101,26 @@ DIFFERENT = {
         "sum[j](where(N(i) == 2 * N(j), x[i,j], 2 * x[i,j]))",
         "sum[j](2 * x[i,j])",
     ),
+    "infinities of another sign": (
+        "max[j](where(j < 0, x[i,j], -inf)) * z[i]",
+        "max[j](where(j < 0, x[i,j], -inf)) * abs(z[i])",
+    ),
+    "a small change of a square": (
+        "mean[j](sq(sigmoid(x[i,j]) - mean[j](sigmoid(x[i,j]))))",
+        "mean[j](sq(sigmoid(x[i,j]) - 0.999 * mean[j](sigmoid(x[i,j]))))",
+    ),
+    "a variance of what is the same": (
+        "sum[j](sq(sin(z[i] + x[i,j] - x[i,j]) - sum[j](sin(z[i])) / N(j)))",
+        "sum[j](sq(sin(z[i] + x[i,j] - x[i,j]) - sum[j](sin(z[i])) / 7))",
+    ),
+    "a variance of positions": (
+        "mean[j](sq(j - mean[j](j))) * x[i]",
+        "where(mean[j](sq(j - mean[j](j))) == 2, 4, mean[j](sq(j - mean[j](j)))) * x[i]",
+    ),
+    "a product that counts": (
+        "prod[j](where(j != i, x[k,i], 0))",
+        "prod[j](where(j != i, where(N(k) > 100, x[k,i] + 1, x[k,i]), 0))",
+    ),
     "one size beside a position": (
         "sum[j](where(j == 3, x[i], 0))",
         "sum[j](where(j == 3, where(N(i) == 17, x[i] + 1, x[i]), 0))",
@@ -174,6 +194,11 @@ EQUAL = {
         "max(min(x[i], z[i]), min(max(x[i], z[i]), w[i]))",
         "min(max(x[i], z[i]), max(min(x[i], z[i]), w[i]))",
     ),
+    "half of one, rounded": ("round(sigmoid(0 * x[i]))", "0 * x[i]"),
+    "casts of sums in another order": (
+        "bf16(sin(sum[j](x[i,j]))) // 1",
+        "bf16(sin(sum[j](where(j < 2, x[i,j], 0)) + sum[j](where(j < 2, 0, x[i,j])))) // 1",
+    ),
     "casts that vanish": ("relu(f16(x[i]))", "where(f16(x[i]) > 0, f16(x[i]), 0)"),
     "limits of casts moved and back": (
         "max[j](max(f16(z[j]) // 2, max[k](f16(tanh(x[i,k])))))",
@@ -218,7 +243,8 @@ EQUAL = {
 
 def _programs(name: str, pair: tuple[str, str]) -> list[str]:
     declared = "n: i32[i]\n" if name in OF_INTEGERS else ""
-    return [f"{declared}y[i] = {text}" for text in pair]
+    axes = "k,i" if "x[k,i]" in pair[0] else "i"
+    return [f"{declared}y[{axes}] = {text}" for text in pair]
 
 
 @pytest.mark.parametrize("turn", [1, -1])

@@ -53,7 +53,7 @@ ALONE = 3
 ONES = Choice((1,), (1,), (1,), "none", near=False)
 MOST_ELEMENTS = 2_000_000
 """Elements of the largest value over all trials of such a run: where it would have more, it has fewer trials."""
-EXACT_SIZES, SMALL = 6, 9
+EXACT_SIZES, SMALL = 8, 9
 """Of the numbers that sizes are compared with, how many are taken as sizes; those below the second for all axes."""
 MOST_COPIED = 24
 """Tensors and scalars that elements are copied from."""
@@ -102,6 +102,17 @@ def branches_on_data(program: Program) -> bool:
     )
 
 
+def decided_by_sizes(program: Program) -> bool:
+    """Whether a reduction of numbers that positions or sizes make decides something, as a variance of positions."""
+    return any(
+        isinstance(node, Call)
+        and node.fn in BRANCHING
+        and any(isinstance(part, Reduce) for part in walk(node))
+        and any(isinstance(part, Axis | Size) for part in outside_loads(node))
+        for node in walk(*roots(program))
+    )
+
+
 def met_by_positions(program: Program) -> dict[str, int]:
     """By axis, the greatest number that its positions or its size meet in a function, outside of indices."""
     found: dict[str, int] = {}
@@ -118,8 +129,8 @@ def met_by_positions(program: Program) -> dict[str, int]:
 
 
 def sizes_met(*programs: Program) -> dict[str, tuple[int, ...]]:
-    """By axis, the sizes that comparisons turn on: the numbers that a size is compared with, and for those that positions
-    are compared with (`j < 5`) the axis that ends there, and the one that is a position longer."""
+    """By axis, the sizes that comparisons turn on: the numbers that a size or positions (`j < 5`) are compared with, and
+    those that are one more."""
     found: dict[str, set[int]] = {}
     for program in programs:
         for node in outside_loads(*roots(program)):
@@ -130,7 +141,7 @@ def sizes_met(*programs: Program) -> dict[str, tuple[int, ...]]:
                         part.name if isinstance(part, Axis) else part.axis if isinstance(part, Size) else None
                     )
                     if name is not None and whole:
-                        longer = {n + 1 for n in whole} if isinstance(part, Axis) else set[int]()
+                        longer = {n + 1 for n in whole}
                         found.setdefault(program.domains.get(name, name), set()).update(whole | longer)
     return {axis: tuple(sorted(numbers)) for axis, numbers in found.items()}
 
@@ -201,9 +212,12 @@ def settings(
         yield Setting(LEAST, integers(1))
         for kind in range(2, 2 + SHUFFLED):
             yield Setting(_shuffled(rng, "all" if kind % 2 else "together"), integers(kind))
+        for size in range(4, SMALL) if any(map(decided_by_sizes, programs)) else ():
+            yield Setting(Choice((size,), (size,), (size,), "none", near=False), integers(3))
         names_of_axes = dict.fromkeys(axis for program in programs for axis in axes_of(program.outputs))
         for axis in list(names_of_axes)[:ALONE] if len(names_of_axes) > 1 else ():
-            yield Setting(ONES, integers(3), pinned={axis: int(rng.integers(3, 7))})
+            for size in (2, int(rng.integers(3, 7))):
+                yield Setting(ONES, integers(3), pinned={axis: size})
     met = [met_by_positions(program) for program in programs]
     if any(met):
         least = tuple({axis: number + 2 for axis, number in each.items()} for each in met)

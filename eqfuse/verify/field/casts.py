@@ -174,7 +174,7 @@ class CastAware(FieldDomain):
         """The whole number that a function of whole numbers gives."""
         if fn == "floordiv":
             fn, args = "floor", [super().call("div", args)]
-        values = [np.where(self._is_whole(arg), np.rint(arg.shadow), arg.shadow) for arg in args]
+        values = [self._halves(arg) for arg in args]
         with np.errstate(all="ignore"):
             known = np.asarray(self._floats.call(fn, values), dtype=np.float64)
         marks = [np.zeros((), np.uint8) if arg.marks is None else arg.marks for arg in args]
@@ -186,6 +186,11 @@ class CastAware(FieldDomain):
     def _cast(self, dtype: str, value: FieldArray) -> FieldArray:
         """The number that a value is rounded to."""
         known = self._floats.call(dtype, [value.shadow])
+        if self.careful and value.error is not None:  # which number it is rounded to may be open
+            low, high = (
+                np.asarray(self._floats.call(dtype, [value.shadow + sign * value.error])) for sign in (-1, 1)
+            )
+            self._note_beyond_floats((low != high) & np.isfinite(value.shadow))
         exact = (known == value.shadow) | ~np.isfinite(known)
         rounded = np.where(np.isfinite(known), known, value.shadow)
         found = FieldArray(_dyadic(rounded, self.p), _dyadic(rounded, self.q), rounded, value.marks)

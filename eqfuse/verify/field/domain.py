@@ -137,8 +137,9 @@ class FieldDomain:
     `opaque` collects the functions that were evaluated as hashes; `strict_casts` makes casts opaque (they are
     identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real value
     overflowed or vanished, so that orders may be wrong; where it is `careful`, which costs time, also those in which
-    rounding errors leave an order open. `trials` is their number, where it is known. `extremes` counts, per reduction
-    of max or min, how often the extreme was in the first, middle and last part of the axis.
+    rounding errors leave an order open; `saturated` are those in which a function gave what floats cannot tell from 1.
+    `trials` is their number, where it is known. `extremes` counts, per reduction of max or min, how often the extreme
+    was in the first, middle and last part of the axis.
     """
 
     name = "field"
@@ -166,6 +167,7 @@ class FieldDomain:
         self.interpreted: set[str] = set()
         self.extremes: dict[str, npt.NDArray[np.int64]] = {}
         self.beyond_floats: Truths = np.zeros(1, dtype=bool)
+        self.saturated: Truths = np.zeros(1, dtype=bool)
         self._seed = seed
         self.supposed = Supposed((p, q), seed)
         self._log_omega, self._turn = (int(n) for n in np.random.default_rng(seed).integers(1, q, 2))
@@ -549,6 +551,8 @@ class FieldDomain:
         shadow = np.asarray(self._floats.call(fn, [x.shadow]))
         saturated = np.abs(shadow) == 1
         hashes = self._hashes(fn, [x]) if saturated.any() else None
+        if hashes is not None:
+            self.saturated = self.saturated | self._by_trial(saturated)
         return shadow if hashes is None else np.where(saturated, shadow * _apart(hashes), shadow)
 
     def _opaque(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
@@ -563,8 +567,8 @@ class FieldDomain:
             return args[0]
         values = [arg.shadow for arg in args]
         exact = self._is_whole(args[0]) if fn in WHOLE and len(args) == 1 else np.False_
-        if np.any(exact):
-            values = [np.where(exact, np.rint(values[0]), values[0])]
+        if fn in WHOLE and len(args) == 1:
+            values = [self._halves(args[0])]
         result = FieldArray(None, None, np.asarray(self._floats.call(fn, values), dtype=np.float64))
         mixed = self._hashes(fn, args)
         if mixed is not None:
@@ -599,11 +603,19 @@ class FieldDomain:
         (x,) = args
         error = self._error_of(fn, np.asarray(self._floats.call(fn, [x.shadow])), x)
         if fn in STEPS or fn in ROUNDINGS:
-            self._note_beyond_floats((error > 0.5) & ~self._is_whole(x))
+            self._note_beyond_floats((error > 0.5) & ~self._is_half(x))
             error = UNIT * np.abs(result.shadow) + (0.0 if x.error is None else _APART * x.error)
         else:
             self._note_beyond_floats((np.abs(result.shadow) <= error) & (error > 0) & ~_is_zero(x))
         result.error = error
+
+    def _halves(self, x: FieldArray) -> Reals:
+        """The real values, and where one is a whole number or half of one by its residue, that number itself."""
+        twice = self._linear(np.add, x, x)
+        return np.where(self._is_whole(twice), np.rint(twice.shadow) / 2, x.shadow)
+
+    def _is_half(self, x: FieldArray) -> Truths:
+        return self._is_whole(self._linear(np.add, x, x))
 
     def _is_whole(self, x: FieldArray) -> Truths:
         """Where a value is the whole number that its shadow is, as its residue says."""
@@ -680,9 +692,13 @@ class FieldDomain:
     def _note_beyond_floats(self, elements: Truths) -> None:
         """What has no dimension of trials counts for all of them."""
         if elements.any():
-            batched = elements.ndim and (self.trials is None or elements.shape[0] == self.trials)
-            trials = elements.reshape(elements.shape[0], -1).any(1) if batched else np.ones(1, dtype=bool)
-            self.beyond_floats = self.beyond_floats | trials
+            self.beyond_floats = self.beyond_floats | self._by_trial(elements)
+
+    def _by_trial(self, elements: Truths) -> Truths:
+        batched = elements.ndim and (self.trials is None or elements.shape[0] == self.trials)
+        return (
+            np.asarray(elements.reshape(elements.shape[0], -1).any(1)) if batched else np.ones(1, dtype=bool)
+        )
 
     # Order
 
