@@ -515,9 +515,8 @@ def test_items_are_dealt_out_there_and_back(
     first = next(n for n, line in enumerate(source) if "items = N_h" in line)
     lines = [line.strip() for line in source[first : first + 8]]
     assert lines[6].startswith("for round_of_items in range(") and lines[7].startswith("number = ")
-    text = "\n".join([*lines[1:7], f"    {lines[7]}", "    taken.append(number)"]).replace(
-        ").to(tl.int32)", ")"
-    )
+    text = "\n".join([*lines[1:7], f"    {lines[7]}", "    taken.append(number)"])
+    text = text.replace(".to(tl.int32)", "")
     for number in range(workers):
         gl = SimpleNamespace(num_programs=lambda _: workers, program_id=lambda _, n=number: n)
         tl = SimpleNamespace(where=lambda flag, then, otherwise: then if flag else otherwise)
