@@ -25,7 +25,7 @@ from eqfuse.loops import interpreter, lower
 from eqfuse.loops.lengths import row_range
 from eqfuse.loops.nodes import Buffer, Kernel, Nest
 from eqfuse.loops.printer import show
-from eqfuse.loops.slots import MOST_PARTS, expanded
+from eqfuse.loops.slots import MOST_SHARES, expanded
 from eqfuse.lowered import lower_nest
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.sizes import bind
@@ -150,7 +150,13 @@ def dealt(lengths: list[int], room: int, shards: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("lengths", "shards"),
-    [([5, 5, 5, 5], 2), ([0, 0, 0, 9], 4), ([1000, 1, 1, 1, 1, 1, 1, 1], 8), ([-3, 4000, 17, 600], 16)],
+    [
+        ([5, 5, 5, 5], 2),
+        ([0, 0, 0, 9], 4),
+        ([1000, 1, 1, 1, 1, 1, 1, 1], 8),
+        ([-3, 4000, 17, 600], 16),
+        ([1000] + [0] * 39, 2),
+    ],
 )
 def test_no_instance_has_more_than_its_part(lengths: list[int], shards: int) -> None:
     room = 1000
@@ -158,7 +164,10 @@ def test_no_instance_has_more_than_its_part(lengths: list[int], shards: int) -> 
     assert parts[0][0] == 0 and parts[-1][1] <= len(lengths) * shards
     assert all(before[1] == after[0] for before, after in pairwise(parts))
     left = [min(max(length, 0), room) for length in lengths]
-    most = max(-(-sum(left) // ((shards - 1) * len(lengths))), -(-max(left) // MOST_PARTS), 1)
+    parts_at_most = max(MOST_SHARES * (shards - 1), 1)
+    average = -(-sum(left) // ((shards - 1) * len(left))) if shards > 1 else 0
+    most = max(average, -(-max(left) // parts_at_most), 1)
+    assert all(last - first <= parts_at_most for first, last in parts)
     for length, (first, last) in zip(left, parts, strict=True):
         assert (last == first) == (length == 0)
         assert length <= (last - first) * most < length + most

@@ -36,8 +36,8 @@ from eqfuse.terms.nodes import (
     transform,
 )
 
-MOST_PARTS = 64
-"""Parts of one row at most: they are merged a few at a time."""
+MOST_SHARES = 8
+"""So many times the parts that a row has on average one row has at most: they are merged a few at a time."""
 
 
 def counting(name: str, split: str, range_: Range, slots: Slots, names: Sequence[tuple[str, ...]]) -> Kernel:
@@ -55,10 +55,12 @@ def counting(name: str, split: str, range_: Range, slots: Slots, names: Sequence
 
     total = _folded(body, "total", "sum", names[0], length(names[0]))
     longest = _folded(body, "longest", "max", names[1], length(names[1]))
-    instances: Expr = call("sub", Size(slots.shard), Const(1))
+    spare = instances = call("sub", Size(slots.shard), Const(1))
     for size in sizes:
         instances = call("mul", instances, size)
-    part = call("maximum", quotient_up(total, instances), quotient_up(longest, Const(MOST_PARTS)))
+    # With one shard no instance is to spare: every row has one part.
+    most = call("maximum", call("mul", Const(MOST_SHARES), spare), Const(1))
+    part = call("maximum", quotient_up(total, instances), quotient_up(longest, most))
     body.append(Let("part", (), call("maximum", part, Const(1))))
     before = quotient_up(length(names[2]), Local("part", ()))
     before = call("where", _is_before(names[2], axes), before, Const(0))
