@@ -1,0 +1,120 @@
+"""Kernels in roles as users run them, on a Hopper GPU: `pytest -m gpu` where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import eqfuse as eq
+from bench.gluon_cells import PREFIX, AnyRolesCell, Cell, ProductCell
+from bench.gluon_forms import Form, forms, kernel_of
+from bench.gpu import TOLERANCE
+from eqfuse.tile.gluon.launch import GluonProgram
+from eqfuse.tile.triton.launch import TritonProgram
+
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not IS_HOPPER, reason="there is no Hopper GPU"),
+]
+
+CELLS: tuple[AnyRolesCell, ...] = (
+    *(Cell("causal_prefill", length, dim=dim) for dim in (64, 72, 96, 128, 256) for length in (1024, 1000)),
+    Cell("causal_prefill", 1024, dim=128, dtype="f16"),
+    *(
+        Cell(f"{mask}_prefill", 1024, dim=128)
+        for mask in ("global", "alibi", "softcap", "window", PREFIX.removesuffix("_prefill"))
+    ),
+    *(Cell("gqa_prefill", 777, dim=128, group=group) for group in (4, 7, 8)),
+    *(ProductCell(512, 384, 1024, dtype) for dtype in ("bf16", "f8e4m3")),
+    ProductCell(500, 368, 992, "bf16"),
+)
+
+
+def _all_forms(cell: AnyRolesCell) -> Iterator[tuple[eq.Kernel, Form, dict[str, torch.Tensor]]]:
+    """The forms of a cell's kernel that have roles, whether calls run them or not."""
+    kernel = kernel_of(cell)
+    inputs = cell.draw(torch.Generator("cuda").manual_seed(0))
+    kernel(**inputs, **cell.case.scalars)
+    for form in forms(kernel, kernel.compiled, cell.sizes, count=3):
+        if form.kind == "roles":
+            yield kernel, form, inputs
+
+
+def _run(kernel: eq.Kernel, form: Form, arguments: dict[str, object]) -> torch.Tensor:
+    program = GluonProgram(form.source(kernel), kernel.name, TritonProgram("", ""))
+    out = program(**arguments)
+    assert isinstance(out, torch.Tensor)
+    return out
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=[cell.name for cell in CELLS])
+def test_every_form_agrees_with_float64(cell: AnyRolesCell) -> None:
+    count = 0
+    for kernel, form, inputs in _all_forms(cell):
+        exact = cell.exact(inputs, 0, cell.rows)
+        found = _run(kernel, form, {**inputs, **cell.case.scalars})
+        error = float((found.double() - exact).norm() / exact.norm())
+        assert error <= TOLERANCE[cell.dtype], form.code
+        count += 1
+    assert count
+
+
+def test_a_hyperbolic_tangent_of_small_large_and_special_scores() -> None:
+    """Some threads take the branch, others not; NaN stays in its row."""
+    cell = Cell("softcap_prefill", 1024, dim=128, dtype="f16")
+    for kernel, form, inputs in _all_forms(cell):
+        for size in (1e-3, 1.0, 8.0, 60.0):
+            given = {**inputs, "Q": inputs["Q"] * size}
+            exact = cell.exact(given, 0, cell.rows)
+            found = _run(kernel, form, {**given, **cell.case.scalars})
+            assert float((found.double() - exact).norm() / exact.norm()) <= TOLERANCE["f16"], (
+                form.code,
+                size,
+            )
+        broken = {**inputs, "Q": inputs["Q"].clone()}
+        broken["Q"][0, 0, 700] = torch.nan
+        found = _run(kernel, form, {**broken, **cell.case.scalars})
+        assert found[0, 0, 700].isnan().all() and found.isnan().any(-1).sum() == 1, form.code
+
+
+def test_calls_and_bound_launches_of_roles() -> None:
+    """At new numbers, and captured in a graph."""
+    cell = Cell("causal_prefill", 2048, dim=128)
+    kernel, inputs = kernel_of(cell), cell.draw(torch.Generator("cuda").manual_seed(0))
+    arguments = {**inputs, **cell.case.scalars}
+    launch = kernel.bind(**arguments)
+    assert kernel.plan.code.startswith("Gluon: "), kernel.plan.code
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        same = launch()
+    for _ in range(2):
+        inputs["K"].normal_()
+        exact = cell.exact(inputs, 1000, 1100)
+        graph.replay()
+        for found in (same.clone(), launch(), kernel(**arguments)):
+            error = (found[:, :, 1000:1100].double() - exact).norm() / exact.norm()
+            assert float(error) <= TOLERANCE["bf16"]
+    wide = torch.zeros(*inputs["K"].shape[:-1], 129, device="cuda", dtype=torch.bfloat16)
+    wide[..., :128] = inputs["K"]  # rows of 258 bytes: the copy engine cannot address them
+    torch.testing.assert_close(kernel(**{**arguments, "K": wide[..., :128]}), launch(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("persistent", (False, True))
+def test_the_concurrency_sanitizer_finds_no_race(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.compilation, "instrumentation_mode", "consan")
+    cell = Cell("causal_prefill", 512, dim=64)
+    tried = 0
+    for kernel, form, inputs in _all_forms(cell):
+        roles = form.compiled.chosen.plan.roles
+        if roles is not None and roles.persistent is persistent and roles.consumers == 2:
+            few = {name: tensor[:, :2].contiguous() for name, tensor in inputs.items()}
+            _run(kernel, form, {**few, **cell.case.scalars})
+            torch.cuda.synchronize()
+            tried += 1
+            break
+    assert tried == 1
