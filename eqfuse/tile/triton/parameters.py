@@ -210,10 +210,13 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     rows = prod(block.size or 1 for block in filter(is_tile, kernel.blocks))
     if rows * MOST_SHARDS <= MOST_HELD:
         found.held |= dict.fromkeys(whole & tables.shards, MOST_SHARDS)
+    loops = any(isinstance(stmt, For) for stmt in kernel.body)
+    # beside a loop, what is held whole is no length: a flag of its own is no binary for each of many sizes
+    filled = whole - tables.shards if loops else whole & multiplied
     for axis in dict.fromkeys(bounds):
-        if axis in (whole & multiplied) - tables.ragged:
+        if axis in filled - tables.ragged:
             found.even[axis] = names.new(found.blocks[axis].replace("BLOCK", "EVEN", 1))
-    if any(isinstance(stmt, For) for stmt in kernel.body):
+    if loops:
         found.stages = names.new("STAGES")
     return found
 
