@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.tile.native.build import compiler, library_of, load
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
@@ -55,7 +57,23 @@ extern "C" void divide_down(const float* x, const float* by, float* q, float* r,
     put_f32(q + k, floor_quotient(load_f32(x + k), load_f32(by + k)));
     put_f32(r + k, floor_remainder(load_f32(x + k), load_f32(by + k)));
   }
-}"""
+}
+extern "C" i64 width() { return LANES; }
+"""
+ELEMENTS = {
+    "f32": "float",
+    "f64": "double",
+    "i32": "int",
+    "i64": "i64",
+    "f16": "_Float16",
+    "i8": "i8",
+    "bool": "u8",
+}
+SOURCE += "\n".join(
+    f'extern "C" void some_{dtype}(const {element}* x, {element}* y, i64 n) '
+    f"{{ put_{dtype}(y, load_{dtype}(x, n), n); }}"
+    for dtype, element in ELEMENTS.items()
+)
 WIDTHS = {"native": (), "avx2": ("-mno-avx512f",), "sse": ("-mno-avx512f", "-mno-avx", "-mno-fma")}
 """Vectors of 16, 8 and 4 lanes, where the processor has them."""
 
@@ -180,3 +198,23 @@ def test_quotients_by_one_number_are_those_of_divisions(library: Any) -> None:
     with np.errstate(all="ignore"):
         wanted = x[None] / by[:, None]
     assert ((y.view(np.int32) == wanted.view(np.int32)) | (np.isnan(y) & np.isnan(wanted))).all()
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS)
+def test_parts_of_vectors_are_read_and_written_alone(library: Any, dtype: str) -> None:
+    """At the end of a page behind which nothing may be read, and beside bytes that are another's."""
+    library.width.restype = ctypes.c_longlong
+    most, page = library.width(), mmap.PAGESIZE
+    item = torch.empty(0, dtype=TORCH_DTYPES[dtype]).element_size()
+    memory = mmap.mmap(-1, 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None).mprotect
+    assert not protect(ctypes.c_void_p(start + page), ctypes.c_size_t(page), 0)
+    for n in range(most + 1):
+        given = bytes([1, 0] * (n * item))[: n * item] if dtype != "bool" else bytes([1] * n)
+        memory[page - n * item : page] = given
+        target = ctypes.create_string_buffer(b"\xa5" * (item * (most + 1)), item * (most + 1))
+        there = ctypes.c_void_p(start + page - n * item)
+        getattr(library, f"some_{dtype}")(there, target, ctypes.c_longlong(n))
+        assert target.raw == given + b"\xa5" * (item * (most + 1 - n))
+    protect(ctypes.c_void_p(start + page), ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)

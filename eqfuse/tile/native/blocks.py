@@ -35,6 +35,10 @@ LEAST_BLOCKS = 16
 CROSSED = 128
 """Positions of a block along each of two axes that a fold reads different tensors along: so often each element is used."""
 
+SHORT, TOGETHER = 128, 16
+"""Of several axes that a block would have one position of, it has `TOGETHER` of the innermost in memory where rows have fewer
+than `SHORT` elements: finding the place of a row takes as long as walking it."""
+
 FOLDED = 0.1
 """The part of a kernel's elements from which an axis counts as one that is walked in vectors."""
 
@@ -78,6 +82,12 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
 
     turned = strided(items, depth)
     grid = {b.axis: b.size for b in kernel.blocks if b.kind == "grid" and b.size}
+    single = set(grid) & set(depth) - matrix - vectors - crossed
+    near = max(single, key=lambda axis: (depth[axis], axis), default=None)
+    row = prod(sizes[axis] for axis in elements if axis not in grid or axis in vectors)
+    together = dict.fromkeys(single, 1)
+    if near is not None and len(single) > 1 and row < SHORT:
+        together[near] = min(grid[near], TOGETHER)
     fitting = {axis: walked.get(axis, size) for axis, size in grid.items() if axis in matrix}
     while widest > most and max(fitting.values(), default=0) > LANES:
         longest = max(fitting, key=fitting.__getitem__)
@@ -93,12 +103,12 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
             size = fitting[of.axis]
             return of if size == of.size else replace(of, size=size, valid=None)
         if of.axis in vectors:
-            others = prod(n for axis, n in lengths.items() if axis != of.axis and axis in depth)
-            size = min(of.size, VECTORS * LANES, max(LANES, most // others // LANES * LANES))
+            beside = prod(together.get(a, n) for a, n in lengths.items() if a != of.axis and a in depth)
+            size = min(of.size, VECTORS * LANES, max(LANES, most // beside // LANES * LANES))
             return replace(of, size=size, valid=None)
         if any(of.axis not in dims for dims in turned):
             return replace(of, size=min(TURNED, max(of.size, sizes[of.axis] // LEAST_BLOCKS)), valid=None)
-        return replace(of, size=1, valid=None)
+        return replace(of, size=together.get(of.axis, 1), valid=None)
 
     return replace(config, blocks=tuple(map(block, config.blocks)))
 

@@ -136,9 +136,10 @@ class _KernelPrinter(Whole):
                     extent = self._extent(tensor, dim)
                     self.emit(f"const i64 {extent} = strides[{offset + 2 * dim + 1}]; (void){extent};")
             if tensor in self.streamed:
-                size = " * ".join(self._extent(tensor, dim) for dim in range(self.interface.ranks[tensor]))
-                bytes_ = f"(i64)sizeof *{self._tensor(tensor)} * {size}"
-                self.emit(f"const bool {self._past(tensor)} = {bytes_} >= PAST_CACHES;")
+                extents = [self._extent(tensor, dim) for dim in range(self.interface.ranks[tensor])]
+                element = f"(i64)sizeof *{self._tensor(tensor)}"
+                sizes = f"{element} * {' * '.join(extents)}, {element} * {extents[-1]}"
+                self.emit(f"const bool {self._past(tensor)} = streams({sizes});")
             offset += 2 * self.interface.ranks[tensor]
         counts = []
         for axis in self.kernel.grid:

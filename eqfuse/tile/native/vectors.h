@@ -226,6 +226,12 @@ INLINE U8 to_f8e5m2(F x) {  // to nearest, ties to even; beyond the largest numb
 
 // Memory -------------------------------------------------------------------------------------------------------
 
+// Whether a tensor of so many bytes is written past the caches: not where rows are short and share lines of the cache,
+// which are read for their ends all the same.
+INLINE bool streams(long long bytes, long long row) {
+  return bytes >= PAST_CACHES && (row >= 1024 || row % 64 == 0);
+}
+
 // Writes past the caches, where else a line is read before it is written: in no order with other stores, until `written`.
 #if defined(__clang__) || !defined(__SSE__)
 INLINE void written() {}
@@ -266,11 +272,70 @@ template <class T> INLINE i64 before_whole(const T* p) {
   return (size - (__UINTPTR_TYPE__)p % size) % size / sizeof(T);
 }
 
+// The first `n` elements of memory as a vector, zeros behind them; and the other way. A copy of a length that is known
+// only when it is made is a call, and reads back what it has just written: several times what a masked instruction takes.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#define MASKED 512
+typedef double D8 __attribute__((vector_size(64)));
+typedef short S16 __attribute__((vector_size(32)));
+typedef char C16 __attribute__((vector_size(16)));
+INLINE u16 bits(i64 n) { return (u16)((1u << n) - 1); }
+#elif defined(__AVX2__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#define MASKED 256
+#else
+#define MASKED 0
+#endif
+template <class R, class E> INLINE R read_some(const E* p, i64 n) {
+  R x = R{};
+#if MASKED == 512
+  if constexpr (sizeof(E) == 4) {
+    F v = __builtin_ia32_loadups512_mask((const float*)p, F{}, bits(n)); __builtin_memcpy(&x, &v, sizeof x);
+  } else if constexpr (sizeof(E) == 8) {
+    D8 v[2] = {__builtin_ia32_loadupd512_mask((const double*)p, D8{}, (u8)bits(n)),
+               __builtin_ia32_loadupd512_mask((const double*)p + 8, D8{}, (u8)(bits(n) >> 8))};
+    __builtin_memcpy(&x, v, sizeof x);
+  } else if constexpr (sizeof(E) == 2) {
+    S16 v = __builtin_ia32_loaddquhi256_mask((const short*)p, S16{}, bits(n)); __builtin_memcpy(&x, &v, sizeof x);
+  } else {
+    C16 v = __builtin_ia32_loaddquqi128_mask((const char*)p, C16{}, bits(n)); __builtin_memcpy(&x, &v, sizeof x);
+  }
+#else
+#if MASKED == 256
+  if constexpr (sizeof(E) == 4) {
+    F v = __builtin_ia32_maskloadps256((const F*)p, first(n)); __builtin_memcpy(&x, &v, sizeof x); return x;
+  }
+#endif
+  __builtin_memcpy(&x, p, n * sizeof(E));
+#endif
+  return x;
+}
+template <class R, class E> INLINE void write_some(E* p, R x, i64 n) {
+#if MASKED == 512
+  if constexpr (sizeof(E) == 4) {
+    F v; __builtin_memcpy(&v, &x, sizeof x); __builtin_ia32_storeups512_mask((float*)p, v, bits(n));
+  } else if constexpr (sizeof(E) == 8) {
+    D8 v[2]; __builtin_memcpy(v, &x, sizeof x);
+    __builtin_ia32_storeupd512_mask((double*)p, v[0], (u8)bits(n));
+    __builtin_ia32_storeupd512_mask((double*)p + 8, v[1], (u8)(bits(n) >> 8));
+  } else if constexpr (sizeof(E) == 2) {
+    S16 v; __builtin_memcpy(&v, &x, sizeof x); __builtin_ia32_storedquhi256_mask((short*)p, v, bits(n));
+  } else {
+    C16 v; __builtin_memcpy(&v, &x, sizeof x); __builtin_ia32_storedquqi128_mask((char*)p, v, bits(n));
+  }
+#else
+#if MASKED == 256
+  if constexpr (sizeof(E) == 4) {
+    F v; __builtin_memcpy(&v, &x, sizeof x); __builtin_ia32_maskstoreps256((F*)p, first(n), v); return;
+  }
+#endif
+  __builtin_memcpy(p, &x, n * sizeof(E));
+#endif
+}
+
 // `put` and `scatter` write, `n` is how many lanes there are, `step` the distance of neighbours.
 #define MEMORY(dtype, element, raw, vector, scalar, from, to)                                                 \
   INLINE vector load_##dtype(const element* p) { raw x; __builtin_memcpy(&x, p, sizeof x); return from; }     \
-  INLINE vector load_##dtype(const element* p, i64 n) {                                                       \
-    raw x = raw{}; __builtin_memcpy(&x, p, n * sizeof(element)); return from; }                               \
+  INLINE vector load_##dtype(const element* p, i64 n) { raw x = read_some<raw>(p, n); return from; }          \
   INLINE vector gather_##dtype(const element* p, i64 step, i64 n) {                                           \
     raw x = raw{}; for (i64 k = 0; k < n; k++) x[k] = p[k * step]; return from; }                             \
   INLINE vector gather_##dtype(const element* p, L at, I wanted) {                                            \
@@ -281,8 +346,7 @@ template <class T> INLINE i64 before_whole(const T* p) {
     raw x = to;                                                                                               \
     if (past && before_whole(p) == 0) put_past<sizeof x>((char*)p, (const char*)&x);                          \
     else __builtin_memcpy(p, &x, sizeof x); }                                                                 \
-  INLINE void put_##dtype(element* p, vector v, i64 n) {                                                      \
-    raw x = to; __builtin_memcpy(p, &x, n * sizeof(element)); }                                               \
+  INLINE void put_##dtype(element* p, vector v, i64 n) { raw x = to; write_some(p, x, n); }                   \
   INLINE void scatter_##dtype(element* p, vector v, i64 step, i64 n) {                                        \
     raw x = to; for (i64 k = 0; k < n; k++) p[k * step] = x[k]; }                                             \
   INLINE void scatter_##dtype(element* p, vector v, L at, I wanted) {                                         \
