@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import eqfuse as eq
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.parser import parse
+from eqfuse.verify import equivalence
 from eqfuse.verify.adversary import constants, met_by_positions
+from eqfuse.verify.sampling import Inputs
 
 DIFFERENT = {
     "size": ("sum[j](x[i,j]) / N(j)", "sum[j](x[i,j]) / 7"),
@@ -340,6 +344,23 @@ def test_one_condition_in_two_spellings_is_one() -> None:
 def test_a_limit_that_others_mask_mostly_is_found(seed: int) -> None:
     text = "y[i] = min[j](max(v[2*i], where(i - j < 0, z[j,i] + {}, 0)))"
     assert not eq.equivalent(text.format("x[i]"), text.format("min(x[i], 500)"), seed=seed).ok
+
+
+def test_branches_of_which_no_threshold_could_be_compared_are_no_silent_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def beyond(inputs: Inputs, *_: object) -> Inputs:
+        tensors = {
+            name: replace(value, shadow=1e200 + value.shadow) for name, value in inputs.tensors.items()
+        }
+        return replace(inputs, tensors=tensors)
+
+    monkeypatch.setattr(equivalence, "hardened", beyond)
+    text = "y[i] = max(sq(x[i]), z[i])"
+    found = eq.equivalent(text, text)
+    assert not found.ok and "values at thresholds" in found.reason and found.counterexample is None
+    assert eq.equivalent(text, text, allow="untaken").ok
+    assert eq.equivalent("y[i] = sq(x[i])", "y[i] = x[i] * x[i]").ok
 
 
 def test_segments_have_one_position_somewhere() -> None:

@@ -805,6 +805,11 @@ class Verification:
                 return False
         return all(tally.least() >= ENOUGH for tally in tallies.values())
 
+    def need_thresholds(self, source: Source) -> None:
+        """Two programs with branches on data, of which no trial at thresholds could be compared, are not called equal."""
+        if self._thresholds == 0 and any(map(branches_on_data, source.programs)):
+            self._untaken.add(NO_THRESHOLDS)
+
     def note_constant(self, conditions: Iterable[str]) -> None:
         """Conditions on positions that have one value at the sizes used: the other side was not seen."""
         self._constant |= set(conditions)
@@ -885,7 +890,10 @@ class Verification:
                 *NOT_COVERED,
                 *((NO_THRESHOLDS,) if self._thresholds == 0 else ()),
                 *(text + SAME_EVERYWHERE for text in sorted(self._constant)),
-                *(f"{text} in these trials" for text in sorted(self._untaken | self._unreached)),
+                *(
+                    f"{text} in these trials"
+                    for text in sorted(self._untaken - {NO_THRESHOLDS} | self._unreached)
+                ),
             ),
             untaken=(*(text + SAME_EVERYWHERE for text in sorted(self._constant)), *sorted(self._untaken)),
             supposed=tuple(sorted(self._supposed)),
@@ -962,6 +970,7 @@ def _compared(
         if not verification.agrees_in_any_order(stages, source):
             _look_for_difference(verification, unseen, given, fixed, defined, seed + 1, trials, LONGER)
         verification.suppose(stages, source)
+        verification.need_thresholds(source)
     verification.note_constant(unseen.everywhere())
     return verification.certificate()
 
