@@ -9,7 +9,7 @@ import mmap
 import os
 import signal
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.certification import Checks, certify
 from eqfuse.devices import device_named
+from eqfuse.division import other_roles
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.sizes import bind
@@ -328,6 +330,20 @@ def test_the_ends_of_sorted_rows_are_their_first_and_their_last() -> None:
         text = str(kernel.tile)
         assert ("over i" in text) is reduced
         assert ("first_first" in text and "first_last" in text) is not reduced
+
+
+@pytest.mark.parametrize(("name", "has_roles"), [("sorted", True), ("packed", False)])
+@pytest.mark.slow(but=["packed-False"])
+def test_packed_rows_that_are_sorted_may_have_roles(name: str, has_roles: bool) -> None:
+    """Warp groups share the rows, so that no one of them has all rows to look for the ends among."""
+    derived = compiler.derive(CASES[name][0], None, strict_casts=False, assume_finite=True)
+    dtypes = {**program_dtypes(derived.program), **dict.fromkeys("qkv", "f16")}
+    extents = {"h": 16, "i": 8192, "j": 8192, "d": 128, "e": 128}
+    compiled = compiler.pipeline(derived, extents, dtypes, device_named("h200"), "rolling")
+    (_, made), *_ = [*islice(other_roles(derived, compiled, extents), 1), (0.0, None)]
+    assert (made is not None) is has_roles
+    if made is not None:
+        assert certify(derived, made, Checks(8)).ok
 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
