@@ -144,7 +144,7 @@ def ranked(
     limit = WORTH * residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
     priced = sorted(_priced(tiles, outlook, rows, residuals), key=_fewest_trips)
     faster = [(seconds, schedule) for seconds, schedule in priced if slower or seconds < limit]
-    divide(priced[0][1])  # says why there are none, whatever they would cost
+    divide(replace(priced[0][1], slots=SLOTS[0]))  # says why there are none, whatever they would cost
     alone = outlook.cost.alone(outlook.config)
     if not slower and alone["special"] + alone["elementwise"] < residuals.least_arithmetic * alone["matrix"]:
         raise Unsuited(
@@ -154,9 +154,16 @@ def ranked(
         best, other = 1e3 * priced[0][0], 1e3 * limit / WORTH
         raise Unsuited(f"predicted to take {best:.3g} ms in roles, {other:.3g} ms without")
     for seconds, schedule in faster:
-        made = divide(schedule)
-        if all(fits(kernel, outlook.extents, outlook.device) for kernel in made.kernels):
-            yield Choice(schedule, made, seconds)
+        least = divide(replace(schedule, slots=SLOTS[0]))  # one for all numbers of slots
+        kernels = [_with_slots(kernel, schedule.slots) for kernel in least.kernels]
+        if all(fits(kernel, outlook.extents, outlook.device) for kernel in kernels):
+            yield Choice(schedule, divide(schedule), seconds)
+
+
+def _with_slots(kernel: RolesKernel, slots: int) -> RolesKernel:
+    """A kernel with so many slots where it has several: what it needs, not what it does."""
+    rings = (replace(ring, slots=slots) if ring.slots > 1 else ring for ring in kernel.rings)
+    return replace(kernel, rings=tuple(rings))
 
 
 def _fewest_trips(priced: tuple[float, Roles]) -> tuple[float, int, int]:
