@@ -7,7 +7,8 @@ their union, whose sum is the sum of both, whose maximum the greater one. That r
 what does not vary along the axis (`Sums`), which is proved by the same induction: so sums inside sums are numbers.
 
 Every divisor is taken to be other than 0, every argument of a root or a logarithm to be one (`both sides have values`);
-the reals have no infinity and no rounding. Exponentials are known by e^(a+b) = e^a e^b and e^a > 0 alone.
+the reals have no infinity and no rounding. Exponentials are known by e^(a+b) = e^a e^b and e^a > 0, logarithms as their inverse,
+which grows. Casts are identities, as they are to the algebra.
 """
 
 from __future__ import annotations
@@ -234,12 +235,14 @@ class Statement:
                         return self._quotient(a, b)
             case ast.Call(func=ast.Name(id="apply1"), args=[ast.Constant(value="not"), a]):
                 return ("not", self.term(a))
-            case ast.Call(func=ast.Name(id=fn), args=args) if fn not in ("cast", "apply1", "apply2"):
+            case ast.Call(func=ast.Name(id="cast"), args=[_, a]):
+                return self.term(a)
+            case ast.Call(func=ast.Name(id=fn), args=args) if fn not in ("apply1", "apply2"):
                 return self._called(fn, [self.term(arg) for arg in args])
             case ast.Call(func=ast.Subscript(value=ast.Name(id=op), slice=ast.Name(id=part)), args=[body]):
                 self.axes.add(part)
                 return self._reduced(op, part, self.term(body))
-        raise NoLemma("an opaque function or a cast")
+        raise NoLemma("an opaque function")
 
     def _called(self, fn: str, args: Sequence[Term]) -> Term:
         match fn, args:
@@ -296,6 +299,8 @@ class Statement:
             return self.logged[a]
         atom = self._atom("exp", a)
         self.defined.append((">", atom, "0.0"))
+        for other, of in self.logged.items():
+            self.defined.append(("=", ("<=", atom, of), ("<=", a, other)))
         self.exponent[atom] = a
         return atom
 
@@ -312,6 +317,11 @@ class Statement:
             return self.exponent[a]
         atom = self._atom("log", a)
         assert isinstance(atom, str)
+        for other, of in self.logged.items():  # logarithms grow
+            if other != atom:
+                self.defined.append(("=", ("<=", of, a), ("<=", other, atom)))
+        for power, of in self.exponent.items():
+            self.defined.append(("=", ("<=", power, a), ("<=", of, atom)))
         self.logged[atom] = a
         return atom
 
