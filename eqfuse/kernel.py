@@ -294,10 +294,12 @@ class Kernel:
         added = [*scope.added, *sorted(scope.without), *registered_in(*(o.expr for o in program.outputs))]
         return written({"source": program.source, "scalars": dict(self.scalars), **options}, added)
 
-    def forward(self, names: tuple[str, ...]) -> Saving:
-        """What a call runs of which gradients by these inputs may be asked."""
+    def forward(self, names: tuple[str, ...], dtypes: Mapping[str, torch.dtype] | None = None) -> Saving:
+        """What a call, on inputs of these `dtypes`, runs of which gradients by some inputs may be asked."""
+        from eqfuse.differentiate.autograd import saves_in
+
         with self._lock:
-            found = self._differentiated.forward(names)
+            found = self._differentiated.forward(names, saves_in((dtypes or {}).values()))
             return Saving(found.kernel or self, found.outputs, found.residuals)  # type: ignore[arg-type]
 
     def gradient(
@@ -310,12 +312,13 @@ class Kernel:
         """The kernel of the gradient by some inputs: one that reads what the forward for gradients `of` inputs has saved,
         in the `dtypes` of the inputs where these are halves; or, without, one of inputs and cotangents alone. `alike`:
         dimensions that are divided alike are as long."""
-        from eqfuse.differentiate.autograd import halves_in
+        from eqfuse.differentiate.autograd import halves_in, saves_in
 
         with self._lock:
             known = self._differentiated
             halves = halves_in({name: (dtypes or {})[name] for name in names if name in (dtypes or {})})
-            found = known.by(names, of, alike, halves) if of else known.alone(names)
+            saves = saves_in((dtypes or {}).values())
+            found = known.by(names, of, alike, halves, saves) if of else known.alone(names)
             return found.kernel  # type: ignore[return-value]
 
     def alike(self, source: str) -> Kernel:

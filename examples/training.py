@@ -103,12 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--tolerance", type=float, default=0.02)
     parser.add_argument("--take", choices=("predicted", "always"), default="predicted")
+    parser.add_argument("--native", choices=("background", "wait", "off"), default=None)
     parser.add_argument("--rest", choices=("inductor", "aot_eager"), default=None)
     parser.add_argument("--peer", choices=("inductor", "aot_eager", "eager"), default="inductor")
     given = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data = batches(SHAPES[given.model].vocabulary, given.batch, given.length, given.steps)
-    options = {"take": given.take, "rest": given.rest}
+    options = {"take": given.take, "rest": given.rest, "native": given.native}
     ways: dict[str, Callable[..., Any]] = {
         f"torch.compile, {given.peer}": lambda model: torch.compile(model, backend=given.peer, dynamic=False),
         "eqfuse": lambda model: torch.compile(model, backend="eqfuse", dynamic=False, options=options),

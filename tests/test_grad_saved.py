@@ -261,3 +261,25 @@ def test_what_several_products_read_is_stored_in_the_precision_of_their_inputs()
 def test_groups_of_one_head_are_heads() -> None:
     text = eq.grad("O[h,i] = sum[j](Q[h,i,j] * K[h//g,j])", ("K",), scalars={"g": 1})
     assert text.splitlines()[0] == "dK[h, j] = sum[i](dO[h, i] * Q[h, i, j])"
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_residuals_of_halves_are_in_float32(compiled: bool) -> None:
+    """A log-sum-exp in bfloat16 would make gradients three times as wrong as those of torch."""
+    torch.manual_seed(0)
+    kernel = eq.compile(CAUSAL, native="off")
+    q, k, v = (torch.randn(1, 2, 96, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    cotangent = torch.randn(1, 2, 96, 32, dtype=torch.bfloat16)
+    saving = kernel.forward(("Q", "K", "V"), dict.fromkeys("QKV", torch.bfloat16))
+    assert "lse: f32[b, h, i]" in saving.kernel.program.source
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return kernel(Q=q, K=k, V=v, scale=0.2)  # type: ignore[no-any-return]
+
+    run = torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call
+    wide = [each.detach().double().requires_grad_() for each in (q, k, v)]
+    exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True, scale=0.2)
+    right = torch.autograd.grad(exact, wide, cotangent.double())
+    found = torch.autograd.grad(run(q, k, v), (q, k, v), cotangent)
+    for one, other in zip(found, right, strict=True):
+        assert float((one.double() - other).norm() / other.norm()) < 4e-3

@@ -8,7 +8,7 @@ second derivative is the gradient of the gradient, and so on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -124,6 +124,12 @@ Halves = tuple[tuple[str, str], ...]
 _HALVES: Mapping[torch.dtype, str] = {torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
+def saves_in(dtypes: Iterable[torch.dtype]) -> str | None:
+    """The dtype of what is saved for inputs of these: float32 where outputs may be halves; None where it is that of outputs."""
+    found = set(dtypes)
+    return "f32" if not found.isdisjoint(_HALVES) and torch.float64 not in found else None
+
+
 def halves_in(dtypes: Mapping[str, torch.dtype]) -> Halves:
     """The inputs of half precision among these."""
     return tuple((name, _HALVES[dtype]) for name, dtype in dtypes.items() if dtype in _HALVES)
@@ -150,7 +156,7 @@ class Gradients:
     latest: Backward | None = None
     calls: dict[tuple[object, ...], Pulled] = field(default_factory=dict)
     _known: dict[tuple[object, ...], Backward] = field(default_factory=dict)
-    _forwards: dict[tuple[str, ...], Forward] = field(default_factory=dict)
+    _forwards: dict[tuple[tuple[str, ...], str | None], Forward] = field(default_factory=dict)
 
     @cached
     def outputs(self) -> tuple[str, ...]:
@@ -167,25 +173,34 @@ class Gradients:
         """The inputs that have a gradient."""
         return frozenset(differentiable(self.program))
 
-    def forward(self, names: tuple[str, ...]) -> Forward:
-        """What saves what gradients by these inputs read. What has no gradient saves nothing: its backward says so."""
-        if names not in self._forwards:
+    def forward(self, names: tuple[str, ...], saves: str | None = None) -> Forward:
+        """What saves what gradients by these inputs read, residuals in the dtype `saves` where it is given. What has no
+        gradient saves nothing: its backward says so."""
+        key = names, saves
+        if key not in self._forwards:
             try:
-                saved = self._saving(names)
+                saved = self._saving(names, saves=saves)
             except EqfuseError:
-                self._forwards[names] = Forward()
+                self._forwards[key] = Forward()
             else:
                 kernel = self.compiled(saved.forward) if saved.residuals else None
-                self._forwards[names] = Forward(kernel, saved.outputs, saved.residuals)
-        return self._forwards[names]
+                self._forwards[key] = Forward(kernel, saved.outputs, saved.residuals)
+        return self._forwards[key]
 
-    def by(self, names: tuple[str, ...], of: tuple[str, ...], alike: bool, halves: Halves = ()) -> Backward:
+    def by(
+        self,
+        names: tuple[str, ...],
+        of: tuple[str, ...],
+        alike: bool,
+        halves: Halves = (),
+        saves: str | None = None,
+    ) -> Backward:
         """The gradient by the inputs `names`, which reads what the forward for gradients `of` more inputs has saved;
         `alike`: dimensions that are divided alike are as long. Raises VerificationError where the program of the gradient
         is not verified."""
-        key = names, of, alike, halves
+        key = names, of, alike, halves, saves
         if key not in self._known:
-            forward = self.forward(of)
+            forward = self.forward(of, saves)
             saved = self._saving(names, {*forward.outputs, *forward.residuals}, alike, halves)
             read = (*saved.outputs, *saved.residuals)
             kernel = forward.kernel if saved.residuals else None
@@ -215,9 +230,11 @@ class Gradients:
         only: Collection[str] | None = None,
         alike: bool = False,
         halves: Halves = (),
+        saves: str | None = None,
     ) -> Saved:
         source, strict = self.program.source, self.program.strict_casts
         options = {"only": only, "strict_casts": strict, "alike": alike, "halves": dict(halves)}
+        options["saves"] = saves
         return saving_gradient(source, names, scalars=self.constants, **options)  # type: ignore[arg-type]
 
     def _made(
@@ -249,10 +266,11 @@ class _Call:
     tracked: tuple[str, ...]
     constants: Mapping[str, Any]
     sizes: Mapping[str, int] | None
+    saves: str | None
 
     @property
     def forward(self) -> Forward:
-        return self.gradients.forward(self.tracked)
+        return self.gradients.forward(self.tracked, self.saves)
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         return {**self.constants, **dict(zip(self.names, tensors, strict=True))}
@@ -277,7 +295,8 @@ def differentiably(
     constants = {name: value for name, value in values.items() if name not in tensors}
     real = gradients.real
     tracked = tuple(name for name, tensor in tensors.items() if is_tracked(tensor) and name in real)
-    call = _Call(kernel, gradients, tuple(tensors), tracked, constants, sizes)
+    saves = saves_in(tensor.dtype for tensor in tensors.values())
+    call = _Call(kernel, gradients, tuple(tensors), tracked, constants, sizes, saves)
     # torch looks at the signature of a function with a context apart, at every call: only its transforms need that.
     function = _Transformed if maybe_current_level() is not None else _Differentiable
     found = function.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
@@ -400,7 +419,7 @@ def _known(
             backward = gradients.alone(wanted)
         else:
             halves = halves_in({name: values[name].dtype for name in wanted})
-            backward = gradients.by(wanted, call.tracked, alike, halves)
+            backward = gradients.by(wanted, call.tracked, alike, halves, call.saves)
         known = backward.kernel.program
         reads = (*(tensor.name for tensor in known.tensors), *known.scalars)
         results = {cotangent(name): values[name] for name in wanted}

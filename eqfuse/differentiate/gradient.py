@@ -63,16 +63,27 @@ def saving_gradient(
     strict_casts: bool = False,
     alike: bool = False,
     halves: Mapping[str, str] | None = None,
+    saves: str | None = None,
 ) -> Saved:
     """The gradient as `grad` gives it, in two programs: a forward that also gives what the backward reads of it. Of
     these, `only` some are saved, where given. `alike`: dimensions that are read at the same quotient (see `divided`)
     have the same extent, so that their gradients have one axis in common. `halves` are inputs of half precision, with
-    their dtypes: the kernel rounds their gradients where it stores them."""
+    their dtypes: the kernel rounds their gradients where it stores them. `saves` is the dtype of residuals, where
+    it is not the one of outputs."""
     found = _differentiated(source, wrt, scalars, alike)
     given = [cotangent(name) for name in found.outputs]
     dtypes = {cotangent(name): dtype for name, dtype in (halves or {}).items()}
     return saving(
-        found.steps, found.outputs, given, found.results, found.notes, only, strict_casts, dtypes, halves
+        found.steps,
+        found.outputs,
+        given,
+        found.results,
+        found.notes,
+        only,
+        strict_casts,
+        dtypes,
+        halves,
+        saves,
     )
 
 

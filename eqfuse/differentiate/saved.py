@@ -53,12 +53,21 @@ def saving(
     strict_casts: bool = False,
     dtypes: Mapping[str, str] | None = None,
     halves: Mapping[str, str] | None = None,
+    saves: str | None = None,
 ) -> Saved:
     """The programs of a gradient, whose `results` are made of `steps`. `outputs` are those of the forward: the step of
     each name. Of outputs and residuals `only` these are saved, where given. `dtypes` are those of some
-    results, `halves` those of inputs of half precision."""
+    results, `halves` those of inputs of half precision; `saves` is that of residuals, where it is not the one of outputs."""
     known = _Saving(
-        steps, dict(outputs), frozenset(cotangents), notes, only, strict_casts, dtypes or {}, halves or {}
+        steps,
+        dict(outputs),
+        frozenset(cotangents),
+        notes,
+        only,
+        strict_casts,
+        dtypes or {},
+        halves or {},
+        saves,
     )
     return known.of(list(results))
 
@@ -73,6 +82,7 @@ class _Saving:
     strict_casts: bool
     dtypes: Mapping[str, str]
     halves: Mapping[str, str]
+    saves: str | None
     by_name: dict[str, Step] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,7 +106,8 @@ class _Saving:
         self._put({step.name: step for step in written})
         forward = [self.by_name[name] for name in (*self.outputs.values(), *residuals)]
         outputs = tuple(name for name, step in self.outputs.items() if step in saved)
-        return Saved(text_of(self.steps, forward), backward, whole, outputs, residuals)
+        kept = dict.fromkeys(residuals, self.saves) if self.saves else {}
+        return Saved(text_of(self.steps, forward, dtypes=kept), backward, whole, outputs, residuals)
 
     def _rounded(self, results: Sequence[Step], given: Collection[str]) -> dict[str, Step]:
         """The steps that several sums multiply inputs of one half precision by, in that precision: it is the one in which a

@@ -29,8 +29,8 @@ class Called(Protocol):
 
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
 
-    def forward(self, names: tuple[str, ...]) -> Saving:
-        """What a call runs of which gradients by these inputs may be asked."""
+    def forward(self, names: tuple[str, ...], dtypes: Mapping[str, torch.dtype] | None = None) -> Saving:
+        """What a call, on inputs of these `dtypes`, runs of which gradients by some inputs may be asked."""
 
     def gradient(
         self,

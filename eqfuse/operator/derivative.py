@@ -80,7 +80,8 @@ class _Forward:
             real = differentiable(kernel.program)
             given = zip(names_in(names)[0], tensors, strict=True)
             by = tuple(name for name, tensor in given if tensor.requires_grad and name in real)
-            saving = kernel.forward(by)
+            dtypes = {name: t.dtype for name, t in zip(names_in(names)[0], tensors, strict=True)}
+            saving = kernel.forward(by, dtypes)
             kernel_of(saving.kernel.content)
         outputs = [output.name for output in kernel.program.outputs]
         every = (*outputs, *saving.residuals)
