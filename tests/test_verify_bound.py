@@ -163,3 +163,16 @@ def test_the_page_names_what_the_code_has() -> None:
     assert f"p = {P}" in page and f"= {Q} is prime" in page
     assert all(f"`{fn}`" in page for fn in (*UNINTERPRETED, *LOGISTIC))
     assert re.findall(r"\*\*(A\d)\.\*\*", page) == [f"A{n}" for n in range(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("sin(x[i] + z[i])", "sin(x[i]) * cos(z[i]) + cos(x[i]) * sin(z[i])"),
+        ("exp(x[i] - z[i]) * w[i]", "exp(x[i]) / exp(z[i]) * w[i]"),
+    ],
+)
+def test_terms_of_a_sum_are_atoms_where_they_stand_alone_too(left: str, right: str) -> None:
+    assert equivalent(f"y[i] = {left}", f"y[i] = {right}").reached
+    # 2 x is no atom beside x, of which it is a multiple
+    assert not equivalent("y[i] = sin(2 * x[i])", "y[i] = 2 * sin(x[i]) * cos(x[i])").reached

@@ -245,39 +245,45 @@ class _Atom:
 
 
 def _is_independent(programs: Sequence[Side], output: str) -> bool:
-    """Whether all exponents of an output are independent, in all programs together."""
-    return _independent([atom for side in programs for atom in _side_atoms(side, output)])
+    """Whether all exponents of an output are independent, in all programs together: as they are written, or term by term."""
+    return any(
+        _independent([atom for side in programs for atom in _side_atoms(side, output, apart)])
+        for apart in (False, True)
+    )
 
 
-def _side_atoms(side: Side, name: str) -> list[_Atom]:
+def _side_atoms(side: Side, name: str, apart: bool) -> list[_Atom]:
     """The atoms of an output of a program, or of all where none has that name: the terms that its exponents add up,
-    extremes replaced by what they are of."""
+    extremes replaced by what they are of. Where they are not `apart`, what is added in one exponent is one atom."""
     found: list[_Atom] = []
     every = side.program.outputs
     for output in [output for output in every if output.name == name] or every:
         for node, bound in _occurrences(output.expr):
             if isinstance(node, Call) and (node.fn == "exp" or node.fn in LOGISTIC):
-                found += _split(node.args[0], bound, side)
+                found += _split(node.args[0], bound, side, apart)
             elif isinstance(node, Call) and node.fn in CIRCULAR:
                 # Atoms of their own: i times a term is no sum of other terms.
-                atoms = _split(node.args[0], bound, side)
+                atoms = _split(node.args[0], bound, side, apart)
                 found += [_Atom(Call("cos", (atom.term,)), atom.bound) for atom in atoms]
     return found
 
 
-def _split(arg: Expr, bound: frozenset[str], side: Side) -> Iterator[_Atom]:
+def _split(arg: Expr, bound: frozenset[str], side: Side, apart: bool) -> Iterator[_Atom]:
     own: list[Expr] = []
     for term in _terms(arg):
         inner = _uncovered(term)
         match inner:
             case Reduce("max" | "min", axis, body):
-                yield from _split(body, bound | {axis}, side)
+                yield from _split(body, bound | {axis}, side, apart)
             case Call("where" | "maximum" | "minimum", parts):
                 for part in parts[1:] if inner.fn == "where" else parts:
-                    yield from _split(part, bound, side)
+                    yield from _split(part, bound, side, apart)
             case _ if any(isinstance(node, Load | Scalar) for node in walk(inner)):
                 own.append(inner)
-    if own:
+    if apart:
+        for term in own:
+            yield _named_by_extent(term, bound, side)
+    elif own:
         total = own[0]
         for term in own[1:]:
             total = Call("add", (total, term))
