@@ -58,6 +58,12 @@ extern "C" void divide_down(const float* x, const float* by, float* q, float* r,
     put_f32(r + k, floor_remainder(load_f32(x + k), load_f32(by + k)));
   }
 }
+extern "C" void divide_down_doubles(const double* x, const double* by, double* q, double* r, i64 n) {
+  for (i64 k = 0; k < n; k += LANES) {
+    put_f64(q + k, floor_quotient(load_f64(x + k), load_f64(by + k)));
+    put_f64(r + k, floor_remainder(load_f64(x + k), load_f64(by + k)));
+  }
+}
 extern "C" i64 width() { return LANES; }
 """
 ELEMENTS = {
@@ -167,16 +173,19 @@ def test_narrow_dtypes_are_rounded_as_torch_rounds(library: Any, dtype: str) -> 
     assert ((found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
 
 
-def test_divisions_that_round_down_are_those_of_numpy(library: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("divide_down", np.float32), ("divide_down_doubles", np.float64)]
+)
+def test_divisions_that_round_down_are_those_of_numpy(library: Any, name: str, dtype: type) -> None:
     """Also those beyond 2**22, where half of one is a unit in the last place."""
     generator = np.random.default_rng(2)
     x, by = (generator.choice([-1, 1], 1 << 16) * np.exp2(generator.uniform(-40, 40, 1 << 16)) for _ in "xy")
     x[: 1 << 15] = np.floor(x[: 1 << 15] % 2**20)
     by[: 1 << 14] = -0.1
-    x, by = x.astype(np.float32), by.astype(np.float32)
+    x, by = x.astype(dtype), by.astype(dtype)
     quotients, remainders = np.empty_like(x), np.empty_like(x)
     pointers = (ctypes.c_void_p(array.ctypes.data) for array in (x, by, quotients, remainders))
-    library.divide_down(*pointers, ctypes.c_longlong(len(x)))
+    getattr(library, name)(*pointers, ctypes.c_longlong(len(x)))
     np.testing.assert_array_equal(quotients, np.floor_divide(x, by))
     np.testing.assert_array_equal(remainders, np.mod(x, by))
 

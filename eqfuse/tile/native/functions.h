@@ -231,6 +231,18 @@ OF_DOUBLES(relu, x > 0 || x != x ? x : 0)
 OF_DOUBLES(root, __builtin_sqrt(x))
 OF_DOUBLES(reciprocal_root, 1 / __builtin_sqrt(x))
 OF_DOUBLES(silu, x / (1 + __builtin_exp(-x)))
+INLINE double floor_remainder(double x, double y) {
+  double r = __builtin_fmod(x, y);
+  return r != 0 && (r < 0) != (y < 0) ? r + y : r;
+}
+INLINE double floor_quotient(double x, double y) {
+  double r = __builtin_fmod(x, y), q = (x - r) / y;
+  q -= r != 0 && (r < 0) != (y < 0);
+  double low = __builtin_floor(q); low += q - low > 0.5;
+  return y == 0 ? x / y : q == 0 ? __builtin_copysign(0, x / y) : low;
+}
+INLINE D floor_remainder(D x, D y) { EACH x[lane] = floor_remainder(x[lane], y[lane]); return x; }
+INLINE D floor_quotient(D x, D y) { EACH x[lane] = floor_quotient(x[lane], y[lane]); return x; }
 OF_DOUBLES(gelu, x * ((1 + __builtin_erf(x * 0.70710678118654752)) / 2))
 OF_DOUBLES(sine, __builtin_sin(x))
 OF_DOUBLES(cosine, __builtin_cos(x))
