@@ -30,7 +30,7 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import RolesReport, compile_for_hopper
 from eqfuse.tile.gluon.launch import GluonProgram
 from eqfuse.tile.gluon.module import emit
-from eqfuse.tile.nodes import Elementwise, Let, ReduceTile
+from eqfuse.tile.nodes import Elementwise, For, Let, ReduceTile
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.choice import fits, rows_of, sized
 from eqfuse.tile.roles.early_masks import masked_first
@@ -110,6 +110,20 @@ def test_ranges_of_one_axis_share_a_loop_whose_masks_are_branches(causal: tuple[
     (loop,) = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
     (_, branch) = [stmt for stmt in loop.body if isinstance(stmt, When)]
     assert len(branch.results) == 1
+
+
+def test_a_range_with_masks_before_one_without_is_joined_too() -> None:
+    """A window has three ranges: masks at both ends. One pipeline walks them all."""
+    derived = _derived(WORKLOADS["window_prefill"].source)
+    compiled = _compiled(derived)
+    assert sum(isinstance(stmt, For) for stmt in compiled.tile.kernels[0].body) == 3
+    for delayed in ((), (1,)):
+        body = (
+            _divided(derived, compiled, _roles(derived, compiled, delayed=delayed)).kernels[0].roles[1].body
+        )
+        (loop,) = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
+        conditions = [stmt.condition.name for stmt in loop.body if isinstance(stmt, When)]
+        assert [name.rpartition("_")[2] for name in conditions] == ["turns", "early", "late"]
 
 
 VERIFIED = {

@@ -1,4 +1,4 @@
-"""One loop instead of two over consecutive ranges of an axis, whose bodies differ by masks.
+"""One loop instead of several over consecutive ranges of an axis, whose bodies differ by masks.
 
 Where lowering cuts the range of a loop, blocks that no predicate cuts have a body of their own without masks. A pipeline
 would drain at the end of each range. The body with masks is right for all blocks; so it runs over both ranges, and its
@@ -6,6 +6,8 @@ selects are branches that the blocks of the other range do not take:
 
     for j in a..b:  ... x ...          ->   for j in a..c:
     for j in b..c:  y = where(m, x, -inf)       when j >= b:  y = where(m, x, -inf), else x
+
+A range with masks before one without, as windows have, is joined in the same way: its selects are for the blocks before b.
 """
 
 from __future__ import annotations
@@ -24,29 +26,39 @@ from eqfuse.tile.walk import operands, with_operands
 def joined(body: tuple[Stmt, ...], fresh: Fresh) -> tuple[Stmt, ...]:
     """The body with loops joined, two at a time from the first on."""
     places = [n for n, stmt in enumerate(body) if isinstance(stmt, Loop)]
-    for at, then in pairwise(places):
-        first, second = body[at], body[then]
-        assert isinstance(first, Loop) and isinstance(second, Loop)
-        between = body[at + 1 : then]
-        made = _both(first, second, between, body[then + 1 :], fresh)
-        if made is not None:
-            return joined((*body[:at], *between, *made, *body[then + 1 :]), fresh)
+    ops = {stmt.value.name: stmt.op for stmt in body if isinstance(stmt, Let)}
+    for join in (_both, _early):
+        for at, then in pairwise(places):
+            first, second = body[at], body[then]
+            assert isinstance(first, Loop) and isinstance(second, Loop)
+            between = body[at + 1 : then]
+            made = None
+            if _follows(first, second, (*between, *body[then + 1 :]), ops):
+                made = join(first, second, fresh)
+            if made is not None:
+                return joined((*body[:at], *between, made, *body[then + 1 :]), fresh)
     return body
 
 
-def _both(
-    first: Loop, second: Loop, between: Sequence[Stmt], after: Sequence[Stmt], fresh: Fresh
-) -> tuple[Stmt, ...] | None:
-    """The two loops as one, where they continue each other."""
+def _follows(first: Loop, second: Loop, others: Sequence[Stmt], ops: Mapping[str, Op]) -> bool:
+    """Whether two loops are over consecutive ranges, and the second goes on with what the first has carried."""
     ends = {item.value.name: place for place, item in enumerate(first.carried)}
-    follows = (
+    match ops.get(first.stop.name):
+        case Elementwise("minimum", (left, right)):  # where the second range may be empty
+            meets = {left, right} == {second.start, second.stop}
+        case _:
+            meets = False
+    return (
         first.axis == second.axis
-        and first.stop == second.start
+        and (first.stop == second.start or meets)
         and [ends.get(item.init.name) for item in second.carried] == list(range(len(ends)))
-        and not any(value.name in ends for stmt in (*between, *after) for value in _read_in(stmt))
-        and all(isinstance(stmt, Let) for stmt in (*between, *first.body, *second.body))
+        and not any(value.name in ends for stmt in others for value in _read_in(stmt))
     )
-    if not follows:
+
+
+def _both(first: Loop, second: Loop, fresh: Fresh) -> Loop | None:
+    """The two loops as one, where the second has masks that the first has not."""
+    if first.stop != second.start or not all(isinstance(s, Let) for s in (*first.body, *second.body)):
         return None
     match = _Match(first, second)
     for old, new in zip(first.carried, second.carried, strict=True):
@@ -60,7 +72,57 @@ def _both(
         replace(new, init=old.init) for old, new in zip(first.carried, second.carried, strict=True)
     )
     test = Let(start, Start(second.axis)), Let(late, Elementwise("ge", (start, second.start)))
-    return (Loop(first.axis, first.start, second.stop, carried, (*test, *guarded)),)
+    return Loop(first.axis, first.start, second.stop, carried, (*test, *guarded))
+
+
+def _early(first: Loop, second: Loop, fresh: Fresh) -> Loop | None:
+    """The two loops as one, where the first has masks that the second has not; the second may have branches."""
+    if not all(isinstance(stmt, Let) for stmt in first.body):
+        return None
+    plain = _without_branches(second)
+    match = _Match(plain, first)
+    if not all(match.same(old.next, new.next) for old, new in zip(plain.carried, first.carried, strict=True)):
+        return None
+    start, early = fresh.value(f"{first.axis}_at", (), "i32"), fresh.value(f"{first.axis}_early", (), "bool")
+    guarded = _guarded(first, match.selects, early, fresh)
+    if guarded is None:
+        return None
+    body = list(second.body)
+    nexts = {item.value.name: item.next for item in second.carried}
+    for when in (stmt for stmt in guarded if isinstance(stmt, When)):
+        (result,) = when.results
+        here = match.counterparts.get(result.value.name)
+        place = next((n for n, s in enumerate(body) if isinstance(s, Let) and s.value == here), None)
+        readers = [s for s in first.body if isinstance(s, Let) and result.otherwise in operands(s.op)]
+        alone = all(s.value.name in match.selects for s in readers)
+        if here is None or place is None or not alone:
+            return None
+        masked = fresh.like(here, "early")
+        branch = renamed(when, {result.otherwise.name: here})
+        assert isinstance(branch, When)
+        branch = replace(branch, results=(Result(masked, branch.results[0].then, here),))
+        later = [renamed(stmt, {here.name: masked}) for stmt in body[place + 1 :]]
+        body = [*body[: place + 1], branch, *later]
+        nexts = {name: masked if value == here else value for name, value in nexts.items()}
+    carried = tuple(
+        replace(new, init=old.init, next=nexts[new.value.name])
+        for old, new in zip(first.carried, second.carried, strict=True)
+    )
+    test = Let(start, Start(first.axis)), Let(early, Elementwise("lt", (start, second.start)))
+    return Loop(first.axis, first.start, second.stop, carried, (*test, *body))
+
+
+def _without_branches(loop: Loop) -> Loop:
+    """The loop as it is for blocks that take no branch."""
+    names: dict[str, Value] = {}
+    body: list[Stmt] = []
+    for stmt in loop.body:
+        if isinstance(stmt, When):
+            names |= {r.value.name: names.get(r.otherwise.name, r.otherwise) for r in stmt.results}
+        else:
+            body.append(renamed(stmt, names))
+    carried = tuple(replace(item, next=names.get(item.next.name, item.next)) for item in loop.carried)
+    return replace(loop, body=tuple(body), carried=carried)
 
 
 def _read_in(stmt: Stmt) -> list[Value]:
@@ -74,6 +136,7 @@ class _Match:
     first: Loop
     second: Loop
     selects: dict[str, Value] = field(default_factory=dict)  # what a select is where its mask holds
+    counterparts: dict[str, Value] = field(default_factory=dict)  # what of the first body a select stands for
 
     def __post_init__(self) -> None:
         self._ops = [_ops(self.first), _ops(self.second)]
@@ -95,6 +158,7 @@ class _Match:
         match other:
             case Elementwise("where", (_, inner, _)) if self.same(left, inner):
                 self.selects[right.name] = inner
+                self.counterparts[right.name] = left
                 return True
         return False
 
