@@ -57,6 +57,7 @@ def test_the_reference_of_a_product_is_the_program() -> None:
     assert cell.some(torch.as_tensor(expected), 3, 40).shape == found.shape
 
 
+@pytest.mark.slow
 def test_forms_are_the_chosen_one_others_and_triton() -> None:
     cell = Cell("global_prefill", 8192, dim=128)
     kernel, case = kernel_of(cell, "h200"), cell.case

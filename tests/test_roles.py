@@ -213,6 +213,7 @@ def test_explain_says_which_roles_what_each_pass_made_and_what_was_predicted(
     assert division.account_of(derived, replace(compiled, device=device_named("cpu")), {}) == ()
 
 
+@pytest.mark.slow
 def test_explain_has_a_section_of_roles() -> None:
     plain = "y[i] = sum[k](x[i,k])"
     assert "\nroles\n    Triton: no loop multiplies" in eq.compile(plain, target="h200").explain()
@@ -542,6 +543,7 @@ def test_items_are_dealt_out_there_and_back(
     assert max(lengths) < 1.03 * sum(lengths) / 132 < max(straight)
 
 
+@pytest.mark.slow
 def test_an_output_takes_the_place_of_what_is_read_no_more() -> None:
     """Head dim 256 fits an SM so. Where sizes differ at launch, the output has memory of its own."""
     derived = _derived(WORKLOADS["causal_prefill"].source)
