@@ -125,6 +125,16 @@ DIFFERENT = {
         "prod[j](where(j != i, x[k,i], 0))",
         "prod[j](where(j != i, where(N(k) > 100, x[k,i] + 1, x[k,i]), 0))",
     ),
+    "an integer far out": ("where(n[i] > 100000, 1, 0)", "0 * n[i]"),
+    "both of three": (
+        "where(x[i] > 1 and (z[i] > 1 or w[i] > 1), 1, 0)",
+        "where(x[i] > 1 and z[i] > 1 or w[i] > 1, 1, 0)",
+    ),
+    "the middle": ("where(i == N(i) // 2, x[i], 0)", "where(i == (N(i) - 1) // 2, x[i], 0)"),
+    "a length of two vectors": (
+        "x[i] / max(sqrt(sum[j](sq(z[j]))) * sqrt(sum[j](sq(w[j]))), 1e-8)",
+        "x[i] / (max(sqrt(sum[j](sq(z[j]))), 1e-8) * max(sqrt(sum[j](sq(w[j]))), 1e-8))",
+    ),
     "one size beside a position": (
         "sum[j](where(j == 3, x[i], 0))",
         "sum[j](where(j == 3, where(N(i) == 17, x[i] + 1, x[i]), 0))",
@@ -146,6 +156,7 @@ OF_INTEGERS = (
     "integers",
     "a quotient towards 0",
     "a byte that wraps",
+    "an integer far out",
     "quotient and remainder",
 )
 
@@ -186,6 +197,14 @@ EQUAL = {
     "parts by sign": ("relu(x[i]) - relu(-x[i])", "x[i]"),
     "sign and size": ("sign(x[i]) * abs(x[i])", "x[i]"),
     "integers": ("(n[i] + 1) * (n[i] - 1)", "n[i] * n[i] - 1"),
+    "one of two, not both": (
+        "where(x[i] > 1 and not z[i] > 1 or z[i] > 1 and not x[i] > 1, 1, 0)",
+        "where((x[i] > 1 or z[i] > 1) and not (x[i] > 1 and z[i] > 1), 1, 0)",
+    ),
+    "what a mask multiplies": (
+        "sum[j](where(j < 3, x[i,j], 0) * v[j])",
+        "sum[j](where(j < 3, x[i,j] * v[j], 0))",
+    ),
     "steps that are compared": ("where(floor(x[i]) <= 3, 1, 0)", "where(x[i] < 4, 1, 0)"),
     "steps that are a number": ("where(floor(x[i]) == 3, 1, 0)", "where(x[i] >= 3 and x[i] < 4, 1, 0)"),
     "sign of a step": ("sign(floor(x[i]))", "where(x[i] < 0, -1, where(x[i] < 1, 0, 1))"),

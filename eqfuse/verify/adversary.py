@@ -510,11 +510,11 @@ def _picked(part: Any, *, trials: Any, at: Any, shape: tuple[int, ...]) -> Any:
 
 def _integers(value: Any, numbers: Sequence[float], rng: np.random.Generator) -> Any:
     """Integers at the numbers of the programs, beside them, and of wide range; or all alike."""
-    whole = np.array([int(n) for n in numbers if abs(n) <= 2**31], dtype=np.int64)
+    known = {int(n) + step for n in numbers if abs(n) < 2**31 for step in (-1, 0, 1)}
+    whole = np.array(sorted(known), dtype=np.int64)
     each = np.resize(rng.permutation(whole), value.shape)  # no number is missed where there is room for all
     near = np.where(rng.random(value.shape) < 0.5, each, rng.choice(whole, value.shape))
-    near += rng.choice(np.array([0, 0, -1, 1]), value.shape)
     wide = rng.integers(-1000, 1001, value.shape)
     kind = rng.random(value.shape)
-    mixed = np.where(kind < 0.4, near, np.where(kind < 0.8, wide, value))
+    mixed = np.where(kind < 0.5, near, np.where(kind < 0.8, wide, value))
     return np.full_like(mixed, near.flat[0]) if near.size and rng.random() < 0.25 else mixed
