@@ -120,11 +120,11 @@ class Pair:
     def _by_rounding(
         self, first: Program, second: Program, seed: int, scale: float, number: int, difference: float
     ) -> bool:
-        """Whether a program has values that differ as much from those that it has where every operation is a unit of
-        rounding off: roots of what is 0 but for rounding, as a variance of equal values."""
+        """Whether a program, with casts as identities, has values that differ as much from those that it has where every
+        operation is a unit of rounding off: roots of what is 0 but for rounding, as a variance of equal values."""
         for program, run in product((first, second), range(DISTURBED)):
             rng = partial(np.random.default_rng, [seed, number])
-            usual, disturbed = FloatDomain(), Disturbed("f64", DISTURBED * number + run)
+            usual, disturbed = _Uncast(), _UncastDisturbed("f64", DISTURBED * number + run)
             off = _difference(program, program, self, rng(), scale, number, usual, disturbed)
             if off is not None and ROUNDINGS * off >= difference:
                 return True
@@ -167,6 +167,13 @@ class _Uncast(_Ranged):
 
     def _called(self, fn: str, args: Sequence[Any]) -> Any:
         return args[0] if fn in CASTS else super()._called(fn, args)
+
+
+class _UncastDisturbed(Disturbed):
+    """Operations that are a unit of rounding off, casts identities."""
+
+    def call(self, fn: str, args: Sequence[Any]) -> Any:
+        return np.asarray(args[0]) if fn in CASTS else super().call(fn, args)
 
 
 def _difference(

@@ -56,3 +56,8 @@ def test_infinities_are_values_to_the_judge() -> None:
     turned = "x: f32[i]\no = max[i](where(i >= 0, -inf, x[i]))"
     assert Pair("limit", False, left, limited, {}, -5).differ(0) is True
     assert Pair("turned", True, left, turned, {}, 0).differ(0) is False
+
+
+def test_casts_are_no_rounding_to_the_judge() -> None:
+    left, right = "x: f32[i]\no[i] = bf16(x[i])", "x: f32[i]\no[i] = bf16(0.999 * x[i])"
+    assert Pair("constant", False, left, right, {}, 0).differ(0) is True
