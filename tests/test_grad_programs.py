@@ -184,3 +184,8 @@ def test_a_shift_is_found_beside_a_logarithm_that_is_multiplied() -> None:
     assert "argmax" not in text and "max_x[r] = max[c](x[r, c])" in text
     wrong = WORKLOADS["softmax_entropy"].source.replace("- max[c](x[r,c])", "- 2 * max[c](x[r,c])", 1)
     assert "argmax" not in eq.grad(wrong, ("x",)) and "argmax" in eq.grad(wrong + " + t[r,0]", ("x",))
+
+
+def test_a_maximum_that_only_scales_passes_nothing() -> None:
+    text = eq.grad(WORKLOADS["l2norm"].source, ("x",))
+    assert "argmax" not in text and text.startswith("m[r] = max[c](abs(x[r, c]))")

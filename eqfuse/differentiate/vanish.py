@@ -54,8 +54,17 @@ def is_zero(steps: Steps, step: Step, parts: Sequence[Step], of: str = "") -> bo
     """Whether the value of a step over those so far is 0 in every trial, at sizes that show all of it, although each of
     its parts is not: at every position of the step some part of it is not 0 in some trial. So nothing counts as 0
     because a mask has left nothing. What is not made of the extreme `of` may be anything: what is 0 for whatever scores a
-    softmax has is so for these. What is made of cotangents stays as it is."""
-    program = parse(text_of(steps, [step, *parts], given=_unrelated(steps, of)))
+    softmax has is so for these. What is made of cotangents stays as it is. Where it is not 0 for anything, it may be for what it is
+    made of: the sum of squares of a scaled norm, of which no maximum is part."""
+    unrelated = _unrelated(steps, of)
+    if _is_zero_for_any(steps, step, parts, unrelated):
+        return True
+    return bool(unrelated) and _is_zero_for_any(steps, step, parts, set())
+
+
+def _is_zero_for_any(steps: Steps, step: Step, parts: Sequence[Step], given: set[str]) -> bool:
+    """The same, whatever the steps `given` are."""
+    program = parse(text_of(steps, [step, *parts], given=given))
     outputs = (replace(output, expr=taken_apart(output.expr)) for output in program.outputs)
     program = replace(program, outputs=tuple(outputs))
     if any(isinstance(node, Call) and node.fn == "log" for node in walk(*(o.expr for o in program.outputs))):
