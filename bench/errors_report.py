@@ -16,7 +16,7 @@ unfused program makes as large a one: then the unfused run was lucky, and the ro
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -32,6 +32,7 @@ from bench.workloads import Case, Workload, select
 from eqfuse.errors import ScheduleError
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.measure import as_tuple
+from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.interpreter import reference
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Reduce, reductions, walk
 from eqfuse.terms.sizes import bind
@@ -192,7 +193,10 @@ def _measured(
 ) -> Iterator[dict[str, Any]]:
     """A row for every output."""
     names = [output.name for output in kernel.derived.program.outputs]
-    masked = any(_is_mask(node) for output in kernel.derived.program.outputs for node in walk(output.expr))
+    dtypes = program_dtypes(kernel.derived.program)
+    exact_tensors = {name for name, dtype in dtypes.items() if dtype in INTEGERS or dtype == "bool"}
+    expressions = [output.expr for output in kernel.derived.program.outputs]
+    masked = any(_is_mask(node, exact_tensors) for node in walk(*expressions))
     exact = _stacked(workload.run_exact(case, inputs) for inputs in draws)
     unfused = _stacked(workload.run_eager(case, inputs) for inputs in draws)
     results = [as_tuple(kernel(**workload.arguments(case, inputs))) for inputs in draws]
@@ -218,11 +222,13 @@ def _measured(
         yield _row(workload.name, str(kernel.plan.schedule), measured, unit, luck)
 
 
-def _is_mask(node: Expr) -> bool:
-    """Whether a choice depends on positions alone."""
+def _is_mask(node: Expr, exact_tensors: Collection[str]) -> bool:
+    """Whether a choice depends on positions, and on tensors that hold no special values, alone."""
     match node:
         case Call("where", (condition, _, _)):
-            return not any(isinstance(inner, Load | Reduce) for inner in walk(condition))
+            loads = [inner for inner in walk(condition) if isinstance(inner, Load)]
+            reduces = any(isinstance(inner, Reduce) for inner in walk(condition))
+            return not reduces and all(load.tensor in exact_tensors for load in loads)
     return False
 
 
