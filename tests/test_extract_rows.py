@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
 
+import eqfuse as eq
 from bench.ahead import compile_ahead
 from bench.reductions_cells import Cell
 from bench.workloads import WORKLOADS
 from eqfuse import compiler
 from eqfuse.compiled import Compiled
 from eqfuse.devices import device_named
+from eqfuse.errors import ScheduleError
 from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
 from eqfuse.extract.resources import bytes_read_again, shared_bytes, two_per_sm
 from eqfuse.loops.plan import KernelConfig
@@ -184,3 +187,18 @@ def test_rows_that_each_block_has_whole_are_no_rows_of_roles() -> None:
     workload = WORKLOADS["qknorm_attention"]
     ahead = compile_ahead(workload, workload.cases["small"], "h200", "multi_pass")
     assert ahead.schedule == "multi_pass" and ahead.compiled.roles is None
+
+
+def test_a_scan_passes_the_states_of_its_whole_tile_through_shared_memory(ordered: None) -> None:
+    """Two values for each of 512 x 64 positions are more than an SM has."""
+    derived = compiler.derive("b[i] = latest[j](z[j,i])\nf = sum[i](exp(b[i]))", {}, strict_casts=False)
+    dtypes = program_dtypes(derived.program)
+    with pytest.raises(ScheduleError, match=r"kernel1 needs 25\d KB of shared memory"):
+        compiler.pipeline(derived, {"i": 43, "j": 262}, dtypes, H200, "resident")
+
+
+@pytest.fixture
+def ordered() -> Iterator[None]:
+    combine = "where(n2 > 0, v2, v1), max(n1, n2)"
+    eq.reduction("latest", state="v, n", lift="x, 1", identity="0, 0", combine=combine, result="v")
+    yield

@@ -101,3 +101,10 @@ def test_numbers_are_float64_where_all_is(text: str, prefer: str) -> None:
 def test_numbers_that_are_joined_to_numbers_are_float64_among_float64() -> None:
     kernel = eq.compile("x: f64[i]\ny[i] = x[i] * max[k](0.5 * 0.1)", target="sm_90")
     assert "tl.full((), 0.5, tl.float64) * 0.1" in kernel.triton
+
+
+def test_two_whole_numbers_of_which_one_is_chosen_have_the_dtype_of_the_choice() -> None:
+    """Triton takes them for int32, and what is then joined to them in int64 is out of its range."""
+    source = "x: f32[i]\na[l] = max[i](sum[l](3))\nc[l] = a[l] + x[l]\nl: axis[i]"
+    kernel = eq.compile(source, target="sm_90", prefer="multi_pass", verify=False)
+    assert "tl.full((), 3, tl.int64)" in kernel.triton and compile_for(kernel.triton, "sm_90")

@@ -14,6 +14,7 @@ from eqfuse.loops.kernel_axes import KEPT, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
+from eqfuse.terms.folds import fold_of
 from eqfuse.terms.nodes import Axis, Expr, Load, Local, Reduce, children, expanded, free_axes, walk
 
 REGISTER_BYTES = 4
@@ -93,11 +94,11 @@ def shared_by_stages(
         prefetched, in_use = one_stage(dict.fromkeys(load for loads in loops for load in loads)), 0
     else:  # all stages but the one in use, which is in registers, and one loop's after the other's
         prefetched, in_use = max(map(one_stage, loops), default=0), 1
-    converted = _converted_bytes(kernel, blocks)
+    passing = max(_converted_bytes(kernel, blocks), _scanned_bytes(kernel, blocks))
     found = []
     for count in stages:
         operands = sum(max(once, count * each) for once, each in loaded.values())
-        found.append(max(held + operands + (count - in_use) * prefetched, converted))
+        found.append(max(held + operands + (count - in_use) * prefetched, passing))
     return found
 
 
@@ -133,6 +134,23 @@ def _converted_bytes(kernel: Kernel, blocks: Mapping[str, int]) -> int:
         size_of(axes, blocks) for axes, ways in _converted(kernel) if all(blocks.get(a, 1) > 1 for a in ways)
     )
     return max(tiles, default=0) * REGISTER_BYTES
+
+
+def _scanned_bytes(kernel: Kernel, blocks: Mapping[str, int]) -> int:
+    """The states that the positions of the largest tile have where parts are combined in order: a scan passes them on."""
+    tiles = (states * size_of(axes, blocks) for axes, states in _scanned(kernel))
+    return max(tiles, default=0) * REGISTER_BYTES
+
+
+@lru_cache(KEPT)
+def _scanned(kernel: Kernel) -> tuple[tuple[frozenset[str], int], ...]:
+    """The axes of what reductions fold whose order matters, and how many values a state of theirs has."""
+    axes, found = kernel_axes(kernel), dict[tuple[frozenset[str], int], None]()
+    for node in walk(*expressions(kernel.body)):
+        fold = fold_of(node.op) if isinstance(node, Reduce) else None
+        if isinstance(node, Reduce) and fold is not None and not fold[0].commutative:
+            found[axes.folded(node) | {node.axis}, len(fold[0].state)] = None
+    return tuple(found)
 
 
 @lru_cache(KEPT)

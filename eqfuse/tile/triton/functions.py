@@ -167,6 +167,8 @@ def elementwise(
             return Text(f"{args[0].code} * {args[0].code}", MUL)
         case "sqrt":
             return call("tl.sqrt" if dtype == "f64" else "tl.sqrt_rn", *args)
+        case "where" if integer and all(_LITERAL.fullmatch(arg.code) for arg in args[1:]):
+            return call("tl.where", args[0], _as_tile(args[1], dtype), args[2])
         case "where":
             return call("tl.where", *args)
         case "sign" if integer:
