@@ -271,11 +271,12 @@ def _possible(node: Call, domains: Mapping[str, str]) -> int:
 
 def _by_extremes(node: Call, domains: Mapping[str, str]) -> int:
     """How the numbers of a branch may be to each other where one is an extreme of the other's: a number is not above its
-    maximum along an axis."""
+    maximum along an axis. What both are added to makes no difference."""
     sides = node.args if len(node.args) > 1 else (node.args[0], Const(0))
     left, right = sides
     if right == Const(0) and isinstance(left, Call) and left.fn == "sub":
         left, right = left.args
+    left, right = _without_common(left, right)
     found = BELOW | EQUAL | ABOVE
     for one, other, above in ((left, right, ABOVE), (right, left, BELOW)):
         match other:
@@ -286,9 +287,28 @@ def _by_extremes(node: Call, domains: Mapping[str, str]) -> int:
     return found
 
 
+def _without_common(left: Expr, right: Expr) -> tuple[Expr, Expr]:
+    """Two numbers without what is added to both, or taken from both."""
+    while (
+        isinstance(left, Call)
+        and isinstance(right, Call)
+        and left.fn == right.fn
+        and left.fn in ("add", "sub")
+    ):
+        if left.args[1] is right.args[1]:
+            left, right = left.args[0], right.args[0]
+        elif left.fn == "add" and left.args[0] is right.args[0]:
+            left, right = left.args[1], right.args[1]
+        else:
+            break
+    return left, right
+
+
 def _is_of(one: Expr, body: Expr, axis: str, domains: Mapping[str, str]) -> bool:
-    """Whether a number is among those that a body has along an axis."""
+    """Whether a number is among those that a body has along an axis, or their other extreme."""
     if one is body:
+        return True
+    if isinstance(one, Reduce) and one.op in ("max", "min") and one.axis == axis and one.body is body:
         return True
     whole = domains.get(axis, axis)
     others = (of for of in free_axes(one) if domains.get(of, of) == whole)

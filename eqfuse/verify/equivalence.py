@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -18,7 +18,7 @@ from eqfuse.terms.domain import Domain
 from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.intervals import Range
-from eqfuse.terms.nodes import Expr, Local, Program, walk
+from eqfuse.terms.nodes import Expr, Load, Local, Program, walk
 from eqfuse.terms.parser import parse
 from eqfuse.verify.adversary import (
     MOST_ELEMENTS,
@@ -766,8 +766,9 @@ class Verification:
                 parts = [part for part in parts if self._agree(part, stages, source)]
             self._supposed |= {each.said for part in parts for each in part}
         # What is between the values of a loop nest, ranges of which are not known, is listed: a - b may never be positive.
+        read = {tensor.name for program in source.programs for tensor in program.tensors}
         listed = {each.said for each in found if each.kind == "given"}
-        listed |= {each.said for each in inside if any(isinstance(part, Local) for part in walk(each.node))}
+        listed |= {each.said for each in inside if any(_is_named(part, read) for part in walk(each.node))}
         self._unreached |= listed - self._supposed
         self._untaken |= {each.said for each in found} - listed - self._supposed
 
@@ -898,6 +899,11 @@ class Verification:
             untaken=(*(text + SAME_EVERYWHERE for text in sorted(self._constant)), *sorted(self._untaken)),
             supposed=tuple(sorted(self._supposed)),
         )
+
+
+def _is_named(node: Expr, read: Container[str]) -> bool:
+    """Whether an expression is a value that a loop nest has a name for, inside of a kernel or between two."""
+    return isinstance(node, Local) or (isinstance(node, Load) and node.tensor not in read)
 
 
 def equivalent(
