@@ -30,6 +30,7 @@ from eqfuse.terms.nodes import (
     Reduce,
     Scalar,
     Size,
+    children,
     free_axes,
     substitute_axes,
     walk,
@@ -58,6 +59,9 @@ _TRUE: Mapping[str, int] = {
 }
 _FLOATS = FloatDomain("float64")
 _ALL: Interval = (-math.inf, math.inf)
+MOST_OPERATIONS = 10_000
+"""Of an expression that is written out."""
+
 _BETWEEN: Mapping[str, Interval] = {
     "tanh": (-1.0, 1.0),
     "erf": (-1.0, 1.0),
@@ -142,7 +146,7 @@ class Branches:
                 if said:
                     found[self._numbers[node]] = Untaken(node, said, self._kind(node, fixed))
             elif len(had := self._truths.get(node, {True, False})) == 1:
-                said = f"{show(node)}{NEVER}{'false' if True in had else 'true'}"
+                said = f"{_text(node)}{NEVER}{'false' if True in had else 'true'}"
                 joined.append(Untaken(node, said, self._kind(node, fixed)))
         alone = {each.node for each in found.values()}
         return [*found.values(), *(each for each in joined if alone.isdisjoint(each.compared))]
@@ -254,8 +258,17 @@ def _missing(node: Call, seen: int, domains: Mapping[str, str]) -> str:
     else:
         sides = [(BELOW, "with the first below the second"), (ABOVE, "with the first above the second")]
     gone = [said for bits, said in sides if not seen & bits and possible & bits]
-    subject = show(node.args[0]) if node.fn in SIGNS else show(node)
-    return f"{subject}{NEVER}{' nor '.join(gone)}" if gone else ""
+    return f"{_text(node.args[0] if node.fn in SIGNS else node)}{NEVER}{' nor '.join(gone)}" if gone else ""
+
+
+def _text(node: Expr) -> str:
+    """An expression as a person reads it; of one that shares its parts so often that its text has no end, how large it is."""
+    sizes: dict[Expr, int] = {}
+    for part in walk(node):
+        sizes[part] = 1 + sum(sizes.get(child, 0) for child in children(part))
+    if sizes[node] <= MOST_OPERATIONS:
+        return show(node)
+    return f"{node.fn if isinstance(node, Call) else type(node).__name__} of {sizes[node]:.3g} operations"
 
 
 def _possible(node: Call, domains: Mapping[str, str]) -> int:
