@@ -19,7 +19,7 @@ from torch import Tensor
 
 import eqfuse as eq
 from bench.decoder import SHAPES, Decoder
-from bench.report import Column, Options, Report, geometric_mean, one_line
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line
 from eqfuse.torch.backend import eqfuse as backend
 
 TITLE = "Decoders with random weights"
@@ -50,9 +50,7 @@ def run(options: Options, report: Report) -> None:
     started = time.perf_counter()
     on_gpu = options.device.startswith("cuda")
     prompt, tokens = (4096, 512) if on_gpu and not options.small else (24, 6)
-    words = tuple(options.only.split(",")) if options.only else ("",)
-    names = ("llama3_8b", "smollm2") if on_gpu else ("tiny",)
-    for name in (name for name in names if name.startswith(words)):
+    for name in chosen_names(options.only, ("llama3_8b", "smollm2") if on_gpu else ("tiny",)):
         torch.manual_seed(options.seed)
         dtype = torch.bfloat16 if on_gpu else torch.float32
         with torch.device(options.device):

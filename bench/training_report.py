@@ -18,7 +18,7 @@ import torch._functorch.config
 from torch import Tensor
 
 import eqfuse as eq
-from bench.report import Column, Options, Report, geometric_mean, one_line
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line
 from bench.training_cells import Cell, Function, cells
 
 TITLE = "Forward and backward under autograd, beside torch"
@@ -49,10 +49,9 @@ def run(options: Options, report: Report) -> None:
     torch._functorch.config.donated_buffer = False  # a backward that is run again keeps what it reads
     on_gpu = options.device.startswith("cuda")
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    words = tuple(options.only.split(",")) if options.only else ("",)
-    for cell in cells(options.small or not on_gpu):
-        if not cell.name.startswith(words):
-            continue
+    every = {cell.name: cell for cell in cells(options.small or not on_gpu)}
+    for name in chosen_names(options.only, tuple(every)):
+        cell = every[name]
         if time.perf_counter() - started > options.seconds:
             report.summary.append(f"{cell.name} and what follows was not begun: out of time")
             break

@@ -16,7 +16,7 @@ from rich.console import Console
 from bench.measure import in_fresh_process, peak_growth, rounding, time_limit
 from bench.report import Column, Report, geometric_mean, recorded
 from bench.report import Options as BenchOptions
-from bench.runner import run
+from bench.runner import OWN, run
 from eqfuse.errors import EqfuseError
 from eqfuse.measure import interleaved, rms_error, worst_error
 
@@ -115,6 +115,12 @@ def test_unknown_benchmark_and_workload() -> None:
     assert str(unknown.value) == "unknown benchmark 'workload'\ndid you mean 'workloads'?"
     with pytest.raises(EqfuseError, match="no workload starts with 'sotfmax'"):
         run("cpu", BenchOptions(only="sotfmax"))
+
+
+@pytest.mark.parametrize("name", sorted(OWN))
+def test_an_unknown_name_of_what_a_benchmark_has_of_its_own(name: str, tmp_path: Path) -> None:
+    with pytest.raises(EqfuseError, match="'sotfmax'"):
+        run(name, BenchOptions(only="sotfmax"), output=tmp_path / "report.json")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm signals here")
