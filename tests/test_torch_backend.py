@@ -84,6 +84,7 @@ def test_grouped_queries_of_torchs_attention_are_read_by_groups() -> None:
     assert entry.taken and "j // 2, n" in entry.source, entry.why
 
 
+@pytest.mark.slow
 def test_training_runs_the_gradients_kernel() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Softmax(-1), nn.Linear(6, 2)).double()
     call = compiled(model)
