@@ -10,7 +10,7 @@ is predicted to gain.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 import eqfuse as eq
 from bench.decoder import SHAPES, Decoder
-from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line, shown
 from eqfuse.torch.backend import eqfuse as backend
 
 TITLE = "Decoders with random weights"
@@ -27,22 +27,18 @@ COLUMNS = (
     Column("model", lambda row: str(row["model"])),
     Column("batch", lambda row: str(row["batch"])),
     Column("way", lambda row: str(row["way"])),
-    Column("prefill ms", lambda row: _shown(row, "prefill_ms", ".2f")),
-    Column("token ms", lambda row: _shown(row, "token_ms", ".3f")),
-    Column("tokens/s", lambda row: _shown(row, "tokens_per_second", ".1f")),
-    Column("called ms", lambda row: _shown(row, "called_ms", ".3f")),
-    Column("error", lambda row: _shown(row, "error", ".1e")),
-    Column("compile s", lambda row: _shown(row, "compile_seconds", ".0f")),
+    Column("prefill ms", lambda row: shown(row, "prefill_ms", ".2f")),
+    Column("token ms", lambda row: shown(row, "token_ms", ".3f")),
+    Column("tokens/s", lambda row: shown(row, "tokens_per_second", ".1f")),
+    Column("called ms", lambda row: shown(row, "called_ms", ".3f")),
+    Column("error", lambda row: shown(row, "error", ".1e")),
+    Column("compile s", lambda row: shown(row, "compile_seconds", ".0f")),
     Column("", lambda row: str(row.get("failed", ""))),
 )
 LONGEST = 5.0
 """Seconds after which no more tokens are made: eager is slow enough to be timed by fewer."""
 ERRORS = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Above it a way fails: logits of random weights behind many layers, beside eager's of the same dtype."""
-
-
-def _shown(row: Mapping[str, Any], key: str, form: str) -> str:
-    return format(row[key], form) if row.get(key) is not None else ""
 
 
 def run(options: Options, report: Report) -> None:

@@ -115,6 +115,11 @@ def each(items: Sequence[Workload]) -> Iterator[Workload]:
         print(f"{number}/{len(items)} {item.name} {took:.1f} s", file=sys.stderr, flush=True)
 
 
+def shown(row: Mapping[str, Any], key: str, form: str) -> str:
+    """A number of a row in a format; empty where there is none."""
+    return format(row[key], form) if row.get(key) is not None else ""
+
+
 def chosen_names(only: str | None, names: Sequence[str]) -> list[str]:
     """The names that start with one of the comma-separated words; all where None. Raises EqfuseError where none does."""
     words = ("",) if only is None else tuple(word.strip() for word in only.split(","))

@@ -18,7 +18,7 @@ import torch._functorch.config
 from torch import Tensor
 
 import eqfuse as eq
-from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line
+from bench.report import Column, Options, Report, chosen_names, geometric_mean, one_line, shown
 from bench.training_cells import Cell, Function, cells
 
 TITLE = "Forward and backward under autograd, beside torch"
@@ -29,18 +29,14 @@ ERRORS = 10.0
 COLUMNS = (
     Column("cell", lambda row: str(row["cell"])),
     Column("way", lambda row: str(row["way"])),
-    Column("forward ms", lambda row: _shown(row, "forward_ms", ".4f")),
-    Column("backward ms", lambda row: _shown(row, "backward_ms", ".4f")),
-    Column("TFLOP/s", lambda row: _shown(row, "tflops", ".0f")),
-    Column("memory GB", lambda row: _shown(row, "memory_gb", ".2f")),
-    Column("error", lambda row: _shown(row, "error", ".1e")),
-    Column("first call s", lambda row: _shown(row, "first_seconds", ".1f")),
+    Column("forward ms", lambda row: shown(row, "forward_ms", ".4f")),
+    Column("backward ms", lambda row: shown(row, "backward_ms", ".4f")),
+    Column("TFLOP/s", lambda row: shown(row, "tflops", ".0f")),
+    Column("memory GB", lambda row: shown(row, "memory_gb", ".2f")),
+    Column("error", lambda row: shown(row, "error", ".1e")),
+    Column("first call s", lambda row: shown(row, "first_seconds", ".1f")),
     Column("", lambda row: str(row.get("failed", ""))),
 )
-
-
-def _shown(row: Mapping[str, Any], key: str, form: str) -> str:
-    return format(row[key], form) if row.get(key) is not None else ""
 
 
 def run(options: Options, report: Report) -> None:

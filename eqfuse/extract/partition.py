@@ -194,17 +194,9 @@ def _read(outputs: Sequence[Output], stored: Mapping[Expr, Output]) -> dict[Expr
         return dict(stored)
     plain: dict[Expr, Expr] = dict(operands)
     read = set(walk(*(replaced(output.expr, plain) for output in outputs)))
-    found: dict[Expr, Output] = {}
-    for expr, output in stored.items():
-        if expr in operands or expr in read:
-            found[expr] = output
-    kept = list(found)
-    for expr, output in stored.items():  # what they are made of, in turn
-        if expr not in found and any(
-            expr in walk(other) for other in kept if isinstance(other, Reduce) and other is not expr
-        ):
-            found[expr] = output
-    return {expr: output for expr, output in stored.items() if expr in found}
+    kept = {expr for expr in stored if expr in operands or expr in read}
+    makers = set(walk(*(expr for expr in stored if expr in kept and isinstance(expr, Reduce))))  # in turn
+    return {expr: output for expr, output in stored.items() if expr in kept or expr in makers}
 
 
 def work(expr: Expr, extents: Mapping[str, int]) -> float:

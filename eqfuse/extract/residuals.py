@@ -116,8 +116,8 @@ H200 = Residuals()
 class RolesResiduals:
     """Of kernels in roles (Gluon, Triton 3.6): attention of head dims 64 and 128, 1024 to 16384 positions, causal and not,
     with two or three consumers, steps of 64 and 128 keys, products behind the arithmetic or beside it, grids persistent or not;
-    100 kernels, root mean square 4 %; fitted again, but for products beside the arithmetic, to 72 kernels of `bench gluon`: 4 %. Seconds are those of an H200, not those of the other model, which predicts tiles to take
-    longer than they do."""
+    100 kernels, root mean square 4 %; fitted again, but for products beside the arithmetic, to 72 kernels of `bench gluon`: 4 %.
+    Seconds are those of an H200, not those of the other model, which predicts tiles to take longer than they do."""
 
     behind: tuple[float, float] = (0.642, 0.298)
     """What matrix products and other arithmetic count where a product runs behind the arithmetic."""

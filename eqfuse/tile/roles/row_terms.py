@@ -45,9 +45,7 @@ def _kernel(kernel: Kernel) -> Kernel:
     if not found:
         return kernel
     draft = Draft(kernel)
-    plain: dict[
-        str, tuple[Value, Value]
-    ] = {}  # what stands for a value, and the term of its row, by its name
+    plain: dict[str, tuple[Value, Value]] = {}  # by name, what stands for a value, and the term of its row
 
     def one(let: Let) -> Sequence[Stmt]:
         match let.op:
