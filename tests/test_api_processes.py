@@ -197,6 +197,8 @@ def test_a_forked_child_evaluates_functions_that_torch_has() -> None:
 
 @pytest.mark.slow
 def test_a_child_that_was_forked_while_others_compile_compiles() -> None:
+    """Modules are imported before: Python gives a child the lock of one that another thread is importing."""
+    check(SOURCES[2])
     done = threading.Event()
 
     def busy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -70,3 +71,25 @@ def test_only_programs_use_the_package_as_users_do() -> None:
 def test_nothing_in_the_package_imports_the_benchmarks() -> None:
     graph = grimp.build_graph("eqfuse", include_external_packages=True, cache_dir=None)
     assert "bench" not in graph.modules
+
+
+@pytest.mark.parametrize(
+    "name", ["functools.cached_property", "platform.processor", "threading.Lock", "threading.RLock"]
+)
+def test_no_lock_is_held_by_a_thread_that_a_forked_child_does_not_have(name: str) -> None:
+    """`eqfuse.threads` has the locks that open in a child; `terms/nodes.py` holds its own while the process is forked. The
+    processor's name is a cached property of the standard library, computed by another process."""
+    module, _, attribute = name.rpartition(".")
+    users = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "eqfuse").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Attribute) and ast.unparse(node) == name)
+        or (isinstance(node, ast.ImportFrom) and node.module == module and attribute in _names(node))
+    }
+    allowed = {"eqfuse/threads.py", "eqfuse/terms/nodes.py"} if module == "threading" else set()
+    assert users <= allowed
+
+
+def _names(node: ast.ImportFrom) -> set[str]:
+    return {alias.name for alias in node.names}

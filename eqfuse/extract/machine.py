@@ -88,7 +88,7 @@ def features() -> str:
         lines = CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
 
 
 def lanes() -> int:

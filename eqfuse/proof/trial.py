@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from zlib import crc32
 
 import numpy as np
@@ -26,6 +25,7 @@ from eqfuse.terms.folds import all_unpacked, combined, identity
 from eqfuse.terms.functions import COMPARISONS, FUNCTIONS
 from eqfuse.terms.interpreter import TRIAL, Env, Value, evaluate_expr, expand
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Size, call
+from eqfuse.threads import cached
 
 PARTS = ((2, 3), (1, 1), (0, 2), (3, 0))
 """Positions of the two parts of the axis."""
@@ -60,21 +60,21 @@ class Trial:
     group: GroupProof
     values: Mapping[str, Term]
 
-    @cached_property
+    @cached
     def axes(self) -> tuple[str, ...]:
         """Axes that something in the group is along."""
         bound = {node.words[1] for node in walk(*self._terms()) if node.head == "Red"} | {self.group.axis}
         ranks = {text for node in walk(*self._terms()) for text in self._ranks(node)}
         return tuple(sorted(bound | ranks))
 
-    @cached_property
+    @cached
     def extremes(self) -> frozenset[str]:
         """Leaves of which the group has the greatest or least: they may be infinite, as scores that are masked out are.
         Where others are, a merge may have 0 * inf behind a mask that the program has not."""
         bodies = [s.body for s in self.group.states if s.op in ("max", "min")]
         return frozenset(node.words[0] for node in walk(*bodies) if node.head == "Leaf")
 
-    @cached_property
+    @cached
     def others(self) -> int:
         """Positions of the other axes."""
         return OTHER_AXES if len(self.axes) <= FEW else 1

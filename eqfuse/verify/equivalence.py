@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -20,6 +20,7 @@ from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.intervals import Range
 from eqfuse.terms.nodes import Expr, Load, Local, Program, walk
 from eqfuse.terms.parser import parse
+from eqfuse.threads import cached
 from eqfuse.verify.adversary import (
     MOST_ELEMENTS,
     Setting,
@@ -547,7 +548,7 @@ class Source:
         scalars = draw_scalars(self.programs, self.scalars, domain, trials, rng, self.ends_of_ranges, number)
         return Inputs(tensors, scalars, self.extents, trials, first=start)
 
-    @cached_property
+    @cached
     def ends_of_ranges(self) -> Mapping[str, Range]:
         """The scalars that positions are compared with in every program that has them, and what they may be."""
         found: dict[str, Range] = {}

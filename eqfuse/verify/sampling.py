@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from eqfuse.terms.intervals import Range
 from eqfuse.terms.nodes import Program
+from eqfuse.threads import cached
 from eqfuse.verify.field.domain import FieldArray, FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
 from eqfuse.verify.sizes import InputSpec, input_specs, small_integers
@@ -77,19 +77,19 @@ class Inputs:
     usual: int | None = None
     first: int = 0
 
-    @cached_property
+    @cached
     def independent(self) -> Truths:
         """Trials that draw every element independently: no ties, no zeros, nothing at a threshold."""
         plain = [not pattern.special for pattern in patterns(self.trials, self.first)]
         return np.array(plain) & ~self.hard
 
-    @cached_property
+    @cached
     def hard(self) -> Truths:
         """Trials that look for a difference."""
         found: Truths = np.arange(self.trials) >= (self.trials if self.usual is None else self.usual)
         return found
 
-    @cached_property
+    @cached
     def finite(self) -> Truths:
         """Trials without an infinity in any tensor."""
         found = np.ones(self.trials, dtype=bool)

@@ -25,7 +25,7 @@ import torch
 
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
-from eqfuse.threads import count, undisturbed
+from eqfuse.threads import Lock, count, undisturbed
 from eqfuse.tile.cpu.source import source_of
 from eqfuse.tile.nodes import Kernel, Let, LoadTile, TileProgram
 from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
@@ -129,7 +129,7 @@ class _Shared(Iterator[Starts]):
 
     def __init__(self, blocks: Iterable[Starts]) -> None:
         self._blocks = iter(blocks)
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __next__(self) -> Starts:
         with self._lock:

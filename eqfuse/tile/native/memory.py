@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from eqfuse.errors import EqfuseError
+from eqfuse.threads import Lock
 
 LEAST = 4 << 20
 """Bytes of an output that is worth it."""
@@ -32,7 +32,7 @@ class Memory:
     def __init__(self, most: int) -> None:
         self._most = most
         self._storages: list[torch.UntypedStorage] = []
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._free = self._references([torch.empty(8).untyped_storage()], 0) if most else None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
