@@ -427,8 +427,9 @@ class Kernel:
 
     @property
     def compilations(self) -> int:
-        """How many binaries calls have needed so far. On a GPU, those of Triton, each kernel's counted: one where lengths
-        are odd, one where they are divisible by 16. On a CPU, libraries of C++, and forms made of torch calls."""
+        """How many binaries calls have needed so far. On a GPU, those of Triton, each kernel's counted: one where a row fills
+        its block, one where lengths are odd, one where they are divisible by 16. On a CPU, libraries of C++, and forms made
+        of torch calls."""
         with self._lock:
             return self._shapes.compilations
 

@@ -20,7 +20,7 @@ from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extract.candidates import Candidate, Search
 from eqfuse.extract.devices import Device
 from eqfuse.lowered import lower_nest
-from eqfuse.regions import Region, Regions
+from eqfuse.regions import TOLERANCE, Corner, Region, Regions
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.threads import Lock, cached, uncollected, undisturbed
 from eqfuse.tile.modes import Mode
@@ -48,6 +48,10 @@ MOST_CALLS = 1024
 
 FAR_BEHIND = 2
 """How many times the cost of the chosen plan another one may have, to be looked at for other sizes."""
+
+
+def _key(corner: Corner) -> tuple[tuple[str, int], ...]:
+    return tuple(corner.items())
 
 
 def _seconds(candidate: Candidate) -> float:
@@ -100,7 +104,7 @@ class Specializations:
         default_factory=dict
     )
     _tuned: dict[Shape, Compiled] = field(default_factory=dict)
-    _counts: dict[tuple[int, tuple[tuple[str, int], ...]], int] = field(default_factory=dict)
+    _counts: dict[int, dict[tuple[tuple[str, int], ...], int]] = field(default_factory=dict)
     _roles: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Compiled, Compiled]] = field(
         default_factory=dict
     )
@@ -257,18 +261,21 @@ class Specializations:
         return self._searches[kinds]
 
     def _shards(self, compiled: Compiled, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The number of shards for sizes of a plan's region: that of the plan for those that it was chosen for."""
+        """The number of shards for sizes of a plan's region: one that the plan has for other sizes, where it costs little
+        more than the best, for what merges shards is compiled for each number of them."""
         nest, plan = compiled.chosen.nest, compiled.chosen.plan
         if not nest.shards:
             return {}
         regions = self._regions_of(compiled.dtypes, compiled.device)
         corner = regions.corner(sizes)
-        if corner == regions.corner(compiled.extents):
-            return {axis: plan.shards for axis, _ in nest.shards}
-        key = id(compiled), tuple(corner.items())
-        if key not in self._counts:
-            self._counts[key] = self._search(compiled).shards(nest, sizes, plan.configs)
-        return {axis: self._counts[key] for axis, _ in nest.shards}
+        counts = self._counts.setdefault(id(compiled), {_key(regions.corner(compiled.extents)): plan.shards})
+        if _key(corner) not in counts:
+            search = self._search(compiled)
+            best = search.shards(nest, sizes, plan.configs)
+            seconds = {n: _seconds(search.at(compiled.chosen, sizes, n)) for n in {best, *counts.values()}}
+            least = min(seconds, key=lambda n: (n not in counts.values(), seconds[n]))
+            counts[_key(corner)] = least if seconds[least] <= TOLERANCE * seconds[best] else best
+        return dict.fromkeys((axis for axis, _ in nest.shards), counts[_key(corner)])
 
     def compile(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Compiled:
         """The plan for a shape. The program runs as written where what was derived of it is not verified; raises

@@ -258,6 +258,19 @@ def test_rows_do_not_outgrow_the_registers_of_their_warps(binaries: set[Any]) ->
     assert len({region.compiled.chosen.plan.configs[0].warps for region in kernel.regions}) == 2
 
 
+def test_shards_of_few_numbers_are_merged(binaries: set[Any]) -> None:
+    """Each number of them is a binary of its own, without masks: one that costs little more is kept."""
+    kernel = eq.compile(DECODE, target="h200", prefer="split_k", verify=False)
+    counts = set()
+    for length in (*range(1000, 1032), 2000, 5000, 20000, 131072):
+        kernel(**decode_inputs(length))
+        (shards,) = kernel._shapes._calls.popitem()[1].shards.values()
+        counts.add(shards)
+    merges = [dict(options) for name, _, options in binaries if name.endswith("_merge")]
+    assert len(merges) == len(counts) <= 3
+    assert all(options["EVEN_J_SHARD"] == "True" for options in merges)
+
+
 def test_an_integer_scalar_is_a_length_too(binaries: set[Any]) -> None:
     source = "L: i32\n" + DECODE.replace("s[h,j] = ", "s[h,j] = where(j < L, ").replace(
         "j,d])\n", "j,d]), -inf)\n", 1

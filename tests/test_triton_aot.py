@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from triton_nests import attention, loop, row_sum, softmax, split_log_sum
 
+import eqfuse as eq
 from eqfuse.errors import EqfuseError
 from eqfuse.tile.triton.aot import TARGETS, compile_for
 
@@ -48,6 +49,14 @@ def test_wide_loads_need_aligned_rows(divisible: bool) -> None:
         divisible=divisible,
     )
     assert ("ld.global.v" in report.assembly) == divisible
+
+
+def test_rows_that_fill_their_block_have_no_masks() -> None:
+    source = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
+    text = eq.compile(source, target="sm_90", prefer="resident", verify=False).triton
+    full, cut = (compile_for(text, "sm_90", sizes={"j": length})[0].assembly for length in (1024, 1008))
+    assert full.count("selp") < cut.count("selp") / 2
+    assert full.count(";\n") < 0.9 * cut.count(";\n")
 
 
 def test_settings_override_defaults() -> None:

@@ -160,11 +160,12 @@ class Search:
                     return None
         return found
 
-    def at(self, candidate: Candidate, extents: Mapping[str, int]) -> Candidate:
-        """The plan with its blocks, warps and stages, priced for other sizes; its shards are those for them. Its cost is
-        infinite where an axis that had one position, and so got no block, has more."""
+    def at(self, candidate: Candidate, extents: Mapping[str, int], shards: int | None = None) -> Candidate:
+        """The plan with its blocks, warps and stages, priced for other sizes; its shards are those for them where none are
+        given. Its cost is infinite where an axis that had one position, and so got no block, has more."""
         nest, plan = candidate.nest, candidate.plan
-        shards = self.shards(nest, extents, plan.configs) if nest.shards else 1
+        if shards is None:
+            shards = self.shards(nest, extents, plan.configs) if nest.shards else 1
         found = replace(plan, shards=shards, measured=None)
         shape = shape_of(nest, extents, self._kinds, shards)
         for kernel, config in zip(configured(nest, shape, self.device), plan.configs, strict=True):

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import prod
 
 from eqfuse.loops.blocks import Block
 from eqfuse.tile.dtypes import INTEGERS
@@ -29,12 +28,6 @@ from eqfuse.tile.nodes import (
 )
 from eqfuse.tile.triton.functions import HELPERS, helper_name
 from eqfuse.tile.walk import nested
-
-MOST_SHARDS = 64
-"""A block that holds the shards of an axis whole has so many positions, however many there are: one binary for all."""
-
-MOST_HELD = 2048
-"""Elements of a thread block's tiles up to which it does: more of them, mostly masked, are more than registers hold."""
 
 SHORT = 64
 """A block that holds an axis of matrix products whole has at least so many positions, where lengths differ."""
@@ -90,8 +83,8 @@ class TensorInfo:
 class Tables:
     """Facts about the whole program that every kernel's text depends on.
 
-    `root` maps an axis to the one whose extent it has. `shards` are the axes that count shards: up to `MOST_SHARDS`
-    positions, which other calls may have more or fewer of. `ragged` axes do not fill a block that holds them whole.
+    `root` maps an axis to the one whose extent it has. `shards` are the axes that count shards. `ragged` axes do not fill a
+    block that holds them whole.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -104,16 +97,17 @@ class Tables:
 class Parameters:
     """Names of a kernel's parameters, by what they stand for; dicts are in the order of the signature.
 
-    `even` are flags that say that the extent of a whole axis of matrix products is its block size. `stages`, of a kernel
-    that loops, is the depth to which loops prefetch; left to itself, Triton prefetches for dots alone.
+    `even` are flags that say that the extent of a whole axis is its block size: one binary without masks, which rows that
+    are read once take a tenth longer for, and one for all other extents. `stages`, of a kernel that loops, is the depth to
+    which loops prefetch; left to itself, Triton prefetches for dots alone.
     `flags` are WAITS, of a kernel after another one: it is launched before that one has ended, and so waits for
     what that has written, and LEADS, of a kernel before another one: the next may be launched from now on.
     `any_size` are the extents that Triton compiles nothing apart for: of axes along which no memory is contiguous, and of
     shards; strides of shards, and integers, are among them. Masks of those extents that have tiles take registers, and a shard
     that starts anywhere is not loaded as vectors, unless `aligned`, a flag, says that all of these are multiples of 16:
     `divided`, the axes, and `lengths`, the integers that are made of sizes.
-    `held` are the fewest positions of blocks of whole axes that other calls may have more or fewer positions of: shorter
-    ones would be binaries of their own. The last parameter is INDEX, the dtype of positions: int64 where some offset of an
+    `held` are the fewest positions of blocks of whole axes of products that other calls may have more or fewer positions of:
+    shorter ones would be binaries of their own. The last parameter is INDEX, the dtype of positions: int64 where some offset of an
     element needs it.
     """
 
@@ -207,16 +201,10 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
         found.blocks[block.axis] = names.new(f"BLOCK_{block.axis}" if taken else upper)
     whole = {block.axis for block in kernel.blocks if block.kind == "whole"}
     found.held = {axis: SHORT for axis in whole & multiplied & tables.ragged}
-    rows = prod(block.size or 1 for block in filter(is_tile, kernel.blocks))
-    if rows * MOST_SHARDS <= MOST_HELD:
-        found.held |= dict.fromkeys(whole & tables.shards, MOST_SHARDS)
-    loops = any(isinstance(stmt, For) for stmt in kernel.body)
-    # beside a loop, what is held whole is no length: a flag of its own is no binary for each of many sizes
-    filled = whole - tables.shards if loops else whole & multiplied
     for axis in dict.fromkeys(bounds):
-        if axis in filled - tables.ragged:
+        if axis in whole and axis not in found.held:
             found.even[axis] = names.new(found.blocks[axis].replace("BLOCK", "EVEN", 1))
-    if loops:
+    if any(isinstance(stmt, For) for stmt in kernel.body):
         found.stages = names.new("STAGES")
     return found
 
