@@ -205,8 +205,9 @@ def _is_stuck(candidate: Candidate) -> bool:
     return any(isinstance(o.reduction, Reduce) and o.reduction.op == "sum" for o in obstacles)
 
 
-def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
-    """The self-contained Triton module of a compiled shape."""
+def emit_triton(derived: Derived, compiled: Compiled, name: str, recorded: str | None = None) -> str:
+    """The self-contained Triton module of a compiled shape; `recorded`: with positions of this dtype, and launches that torch
+    records."""
     from eqfuse.tile.triton.module import emit
 
     program, plan = derived.program, compiled.chosen.plan
@@ -215,7 +216,7 @@ def emit_triton(derived: Derived, compiled: Compiled, name: str) -> str:
         shards = {axis: plan.shards for axis, _ in nest.shards}
         sizes = {**shards, **program.lengths}
         kinds = compiled.tile, program, compiled.dtypes, plan.configs
-        source = emit(*kinds, name=name, sizes=sizes, extents=compiled.extents)
+        source = emit(*kinds, name=name, sizes=sizes, extents=compiled.extents, recorded=recorded)
     debug.show(6, "Triton", lambda: source)
     return source
 

@@ -7,15 +7,13 @@ of the plan, at one shape. Sizes that are symbols stay symbols, but for an axis 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
-from torch.library import wrap_triton
 
+from eqfuse import compiler
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.compiled import Compiled
 from eqfuse.errors import EqfuseError
@@ -67,8 +65,11 @@ def opened(
                 hint="compile the kernel without visible=True, or for a GPU",
             ) from None
         return [made[name] for name in outputs]
-    module = visible_module(shapes.triton(compiled), tensors)
-    found = getattr(module, shapes.derived.name)(**tensors, **numbers, sizes={**symbols, **shards})
+    from eqfuse.tile.triton.launch import load
+
+    derived = shapes.derived
+    module = load(compiler.emit_triton(derived, compiled, derived.name, recorded=index_dtype(tensors)))
+    found = getattr(module, derived.name)(**tensors, **numbers, sizes={**symbols, **shards})
     return list(found) if isinstance(found, tuple) else [found]
 
 
@@ -104,44 +105,15 @@ def _with_known_blocks(shapes: Specializations, compiled: Compiled, symbols: Map
     )
 
 
-def visible_module(source: str, tensors: Mapping[str, torch.Tensor]) -> ModuleType:
-    """An emitted module whose launches are recorded. Positions are 32 bits wide, which becomes a condition of the graph, or
-    64 where the example's tensors need them."""
-    from eqfuse.tile.triton.launch import load
-
+def index_dtype(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The dtype of positions: 32 bits wide, which becomes a condition of the graph, or 64 where the example's tensors need
+    them."""
     spans: list[Size] = [
         sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) for x in tensors.values()
     ]
-    wide = any(_hint(span) >= INT32_MOST for span in spans)
+    if any(_hint(span) >= INT32_MOST for span in spans):
+        return "int64"
     for span in spans:
-        if not wide and not isinstance(span, int):
+        if not isinstance(span, int):
             torch._check(span < INT32_MOST)  # type: ignore[no-untyped-call]
-    text = source.replace("    INDEX: tl.constexpr,\n", "")
-    text = re.sub(r'(?<!")\bINDEX\b', "tl.int64" if wide else "tl.int32", text)
-    module = load(text)
-    module.call_key = lambda *_: None  # type: ignore[attr-defined]
-    module.remembered = lambda _: {}  # type: ignore[attr-defined]
-    module.overlaps = lambda _: False  # type: ignore[attr-defined]
-    module.index_dtype = lambda *_: None  # type: ignore[attr-defined]
-    module.launch = _recorder(module)  # type: ignore[attr-defined]
-    return module
-
-
-def _recorder(module: ModuleType) -> Callable[..., None]:
-    def launch(
-        known: Any,
-        name: str,
-        kernel: Any,
-        tensors: tuple[torch.Tensor, ...],
-        numbers: tuple[Any, ...],
-        config: Any,
-        size: Mapping[str, Size],
-        arguments: Callable[[Mapping[str, Any]], tuple[Any, tuple[Any, ...], dict[str, Any]]],
-    ) -> None:
-        blocks = module.settings(name, config, size)
-        grid, integers, constants = arguments(blocks)
-        constants.pop("INDEX", None)
-        options = {"num_warps": blocks["num_warps"], "num_stages": blocks["num_stages"]}
-        wrap_triton(kernel)[(grid,)](*tensors, *integers, *numbers, **constants, **options)
-
-    return launch
+    return "int32"

@@ -6,12 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.testing import AotEagerAndRecordGraphs
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import eqfuse as eq
 
@@ -103,6 +108,8 @@ class _Model(torch.nn.Module):
         return self.linear(self.kernel(x=x))  # type: ignore[no-any-return]
 
 
+SWIFT = {"aot_inductor.compile_wrapper_opt_level": "O0"}
+"""What a package's C++ is compiled with: its headers take longest."""
 ALONE = """
 import sys
 sys.modules["eqfuse"] = None
@@ -122,7 +129,7 @@ def test_a_package_runs_in_a_process_without_eqfuse(device: str, tmp_path: Path)
     model, x = _Model(visible(SOFTMAX)).to(device), torch.randn(24, 8, device=device)
     dims = {"x": {0: torch.export.Dim("n", min=2, max=4096)}} if device == "cuda" else None
     package, tensors = tmp_path / "model.pt2", tmp_path / "tensors.pt"
-    with torch.no_grad():
+    with torch.no_grad(), torch._inductor.config.patch(SWIFT):
         exported = torch.export.export(model, (x,), dynamic_shapes=dims)
         torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
         other = torch.randn(33 if dims else 24, 8, device=device)
@@ -133,22 +140,46 @@ def test_a_package_runs_in_a_process_without_eqfuse(device: str, tmp_path: Path)
     assert done.stdout.strip() == "ran without eqfuse", done.stderr
 
 
+@pytest.mark.parametrize("rows", ["symbols", 640])
+def test_a_graph_has_launches_for_all_sizes(rows: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_of", lambda _: nullcontext())
+    kernel = eq.compile(SOFTMAX, target="h200", visible=True)
+    symbols, example = ShapeEnv(), torch.empty(640, 8)
+    dims = [DimDynamic.DYNAMIC if rows == "symbols" else DimDynamic.STATIC, DimDynamic.STATIC]
+    mode = FakeTensorMode(shape_env=symbols)
+    shape = mode.from_tensor(example, symbolic_context=StatelessSymbolicContext(dims)).shape
+    with mode:
+        x = torch.empty(shape, device="cuda")
+        graph = make_fx(lambda x: kernel.opened({"x": x}, {}, {}))(x)
+    (launch,) = (node for node in graph.graph.nodes if "triton_kernel" in str(node.target))
+    given = launch.kwargs["kwargs"]
+    tuned: Any = kernel_side_table.get_kernel(launch.kwargs["kernel_idx"])
+    text = tuned.fn.src
+    assert "INDEX" not in given and "tl.int32" in text and "INDEX" not in text
+    assert given["ALIGNED"] == (rows == 640) and given["N_j"] == 8
+    asked = [str(guard.expr) for guard in symbols.guards]
+    assert not any("Mod" in guard for guard in asked), asked
+
+
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
 def test_inductor_compiles_the_launches_for_all_lengths(device: str) -> None:
-    softmax, attention = visible(SOFTMAX), visible(ATTENTION)
-
-    @torch.compile(fullgraph=True, dynamic=True)
-    def model(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return softmax(x=x).sum() + attention(Q=q, K=k, V=v, scale=0.25).square().sum()
-
+    softmax = visible(SOFTMAX)
+    call = torch.compile(lambda x: softmax(x=x) + 1, fullgraph=True, dynamic=True)
     for length in (128, 200, 313):
         x = torch.randn(64, length, device=device)
-        q, k, v = (torch.randn(2, length, 32, device=device, requires_grad=True) for _ in range(3))
-        found = model(x, q, k, v)
+        assert torch.allclose(call(x), torch.softmax(x, -1) + 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+def test_inductor_compiles_the_launches_of_a_gradient(device: str) -> None:
+    attention = visible(ATTENTION)
+    call = torch.compile(
+        lambda q, k, v: attention(Q=q, K=k, V=v, scale=0.25).square().sum(), fullgraph=True, dynamic=True
+    )
+    for length in (128, 200):
+        q, k, v = given = [torch.randn(2, length, 32, device=device, requires_grad=True) for _ in range(3)]
         right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.25)
-        expected = torch.softmax(x, -1).sum() + right.square().sum()
+        found, expected = call(q, k, v), right.square().sum()
         assert torch.allclose(found, expected, rtol=1e-2)
-        for one, other in zip(
-            torch.autograd.grad(found, (q, k, v)), torch.autograd.grad(expected, (q, k, v)), strict=True
-        ):
-            assert torch.allclose(one, other, rtol=2e-2, atol=2e-2)
+        pairs = zip(torch.autograd.grad(found, given), torch.autograd.grad(expected, given), strict=True)
+        assert all(torch.allclose(one, other, rtol=2e-2, atol=2e-2) for one, other in pairs)

@@ -294,7 +294,7 @@ class Expressions:
         for value, stride in zip(index, strides, strict=True):
             piece = self.read(value)
             if not self._is_wide(value):
-                piece = Piece(call("tl.cast", piece.text, "INDEX"), piece.dims, piece.thin)
+                piece = Piece(call("tl.cast", piece.text, self._tables.index), piece.dims, piece.thin)
             piece = self.aligned(piece, dims)
             covered |= set(piece.dims) - piece.thin
             if piece.text.code != "0":

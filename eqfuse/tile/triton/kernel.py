@@ -151,7 +151,7 @@ class _Writer:
         if not grid:
             return
         self._write(f"# One program instance: {_listed([self._share(axis) for axis in grid])}.")
-        rest = "tl.program_id(0).to(INDEX)"
+        rest = f"tl.program_id(0).to({self._tables.index})"
         if len(grid) > 1:
             self._write(f"pid = {rest}")
             rest = "pid"
@@ -189,7 +189,7 @@ class _Writer:
         return [axis for axis in self._blocks if axis in read]
 
     def _write_positions(self, axis: str) -> None:
-        lanes = f"tl.arange(0, {self._parameters.blocks[axis]}).to(INDEX)"
+        lanes = f"tl.arange(0, {self._parameters.blocks[axis]}).to({self._tables.index})"
         start = "" if self._blocks[axis].kind == "whole" else f"{self._text.starts[axis]} + "
         self._write(f"{self._text.positions[axis]} = {start}{lanes}")
 
@@ -249,7 +249,8 @@ class _Writer:
         axis = loop.axis
         tile = self._is_tile(axis)
         start = self._text.code(loop.start)
-        bounds = f"{start if tile else f'tl.cast({start}, INDEX)'}, {self._text.code(loop.stop)}"
+        first = start if tile else f"tl.cast({start}, {self._tables.index})"
+        bounds = f"{first}, {self._text.code(loop.stop)}"
         step = f", {self._parameters.blocks[axis]}" if tile else ""
         if tile:
             kind = "the last one may be cut short" if loop.masked else "complete ones: no masks along it"

@@ -16,8 +16,8 @@ from eqfuse.terms.parser import axes_of
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.triton.functions import LIBRARY
 from eqfuse.tile.triton.kernel import KernelText, write_kernel
-from eqfuse.tile.triton.parameters import ALIGNMENT, Names, Tables, TensorInfo
-from eqfuse.tile.triton.runtime import RUNTIME, RUNTIME_NAMES
+from eqfuse.tile.triton.parameters import ALIGNMENT, INDEX, Names, Tables, TensorInfo
+from eqfuse.tile.triton.runtime import RECORDED, RECORDED_IMPORTS, RUNTIME, RUNTIME_NAMES
 from eqfuse.tile.triton.template import Template, helpers, labels, launch_text, nested, shape, tuple_text
 from eqfuse.tile.triton.wrap import wrap
 
@@ -31,27 +31,29 @@ def emit(
     name: str,
     sizes: Mapping[str, int] | None = None,
     extents: Mapping[str, int] | None = None,
+    recorded: str | None = None,
 ) -> str:
     """The source text of a module whose function `name` runs `program`.
 
     `dtypes` gives the dtype of every input tensor, `configs` (one per kernel, in order) warps and stages; block sizes
     are those of the tile program. `sizes` are defaults for extents that no tensor determines, such as the number of
     shards; `extents` are those that the plan was chosen for: an axis that is no power of two there gets no flag that
-    says that it fills its block, which would be one more binary. Raises ScheduleError where a block that was lowered
-    for a fixed size is too small for the dot that reads it.
+    says that it fills its block, which would be one more binary. With `recorded`, the dtype of positions (int32 or
+    int64), torch records the launches of a call, whose sizes may be symbols, and calls remember nothing. Raises
+    ScheduleError where a block that was lowered for a fixed size is too small for the dot that reads it.
     """
-    module = _Module(program, source, dtypes, sizes or {}, name, extents or {})
+    module = _Module(program, source, dtypes, sizes or {}, name, extents or {}, recorded)
     kernels = module.kernels()
     used = helpers({key for kernel in kernels for key in kernel.helpers}, "@triton.jit")
     text = "\n".join(
         [
             *module.docstring(),
             "",
-            "import warnings",
-            "",
+            *([] if recorded else ["import warnings", ""]),
             "import torch",
             "import triton",
             "import triton.language as tl",
+            *(RECORDED_IMPORTS if recorded else []),
             *([LIBRARY] if any("libdevice." in line for line in used) else []),
             "",
             *module.tables(kernels, configs),
@@ -59,7 +61,7 @@ def emit(
             *_functions(kernels),
             *(line for kernel in kernels for line in ("", "", *kernel.lines)),
             "",
-            *RUNTIME.rstrip().splitlines(),
+            *(RECORDED if recorded else RUNTIME).rstrip().splitlines(),
             *module.launcher(kernels),
             "",
         ]
@@ -89,9 +91,10 @@ class _Module(Template[KernelText]):
         sizes: Mapping[str, int],
         name: str,
         extents: Mapping[str, int],
+        recorded: str | None = None,
     ) -> None:
         super().__init__(program.buffers, program.domains, source, dtypes, sizes, name)
-        self._program = program
+        self._program, self._recorded = program, recorded
         self._ragged = frozenset(axis for axis, n in extents.items() if n < 2 or n & (n - 1))
 
     def kernels(self) -> list[KernelText]:
@@ -103,18 +106,19 @@ class _Module(Template[KernelText]):
         own = {self._root[axis] for axis in axes_of(self._source.outputs)}
         synthetic = {axis for b in self._temporaries for axis in self._axes[b.name] if axis not in own}
         shards = frozenset(axis for axis in synthetic if axis is not None)
-        tables = Tables(tensors, self._root, shards, self._ragged)
+        index = f"tl.{self._recorded}" if self._recorded else INDEX
+        tables = Tables(tensors, self._root, shards, self._ragged, index)
         last = len(self._program.kernels) - 1
-        found = [
-            write_kernel(kernel, names.new(kernel.name), tables, _flags(first=place == 0, last=place == last))
-            for place, kernel in enumerate(self._program.kernels)
-        ]
-        for kernel in found:
-            for block, most in kernel.most.items():
-                if kernel.least.get(block, 1) > most:
+        found: list[KernelText] = []
+        for place, kernel in enumerate(self._program.kernels):
+            flags = () if self._recorded else _flags(first=place == 0, last=place == last)
+            found.append(write_kernel(kernel, names.new(kernel.name), tables, flags))
+        for text in found:
+            for block, most in text.most.items():
+                if text.least.get(block, 1) > most:
                     raise ScheduleError(
-                        f"{block} of kernel {kernel.name} is {most}, too small for a dot",
-                        hint=f"choose at least {kernel.least[block]}, or a schedule without a dot over that axis",
+                        f"{block} of kernel {text.name} is {most}, too small for a dot",
+                        hint=f"choose at least {text.least[block]}, or a schedule without a dot over that axis",
                     )
         return found
 
@@ -140,11 +144,24 @@ class _Module(Template[KernelText]):
 
     # The launcher -------------------------------------------------------------------------------
 
+    def _remembered(self, known: str, key: str) -> str:
+        return f"{known} = {{}}" if self._recorded else super()._remembered(known, key)
+
     def _reused(self) -> str:
         return f": {', '.join(buffer.name + shape(buffer) for buffer in self._temporaries)}"
 
     def _taken(self, kernel: KernelText) -> list[str]:
         return [tuple_text(list(kernel.parameters.pointers))]
+
+    def _holds(self, condition: str) -> str:
+        """Whether a condition on sizes holds; where they may be symbols, whether it does for all of them: it asks for none."""
+        return f"statically_known_true({condition})" if self._recorded else condition
+
+    def _divides(self, lengths: Sequence[str]) -> str:
+        """Whether lengths are multiples of the alignment."""
+        if self._recorded:
+            return " and ".join(self._holds(f"{length} % {ALIGNMENT} == 0") for length in lengths)
+        return f"not ({' or '.join(f'{length} % {ALIGNMENT}' for length in lengths)})"
 
     def _computed(self, kernel: KernelText, items: str, integers: str, size: str, blocks: str) -> list[str]:
         parameters = kernel.parameters
@@ -153,17 +170,16 @@ class _Module(Template[KernelText]):
             return self._extent(size, axis)
 
         constants = {name: f'{blocks}["{name}"]' for name in parameters.blocks.values()}
-        constants |= {
-            flag: f'{extent(axis)} == {blocks}["{parameters.blocks[axis]}"]'
-            for axis, flag in parameters.even.items()
-        }
+        for axis, flag in parameters.even.items():
+            constants[flag] = self._holds(f'{extent(axis)} == {blocks}["{parameters.blocks[axis]}"]')
         if parameters.aligned is not None:
             lengths = [launch_text(kernel.at_launch[name], extent) for name in parameters.lengths]
-            rests = (f"{n} % {ALIGNMENT}" for n in (*map(extent, parameters.divided), *lengths))
-            constants[parameters.aligned] = f"not ({' or '.join(rests)})"
+            divided = (*map(extent, parameters.divided), *lengths)
+            constants[parameters.aligned] = self._divides(divided)
         constants |= {} if parameters.stages is None else {parameters.stages: f'{blocks}["num_stages"]'}
         constants |= dict.fromkeys(parameters.flags, f"overlaps({self._outputs[0].name})")
-        constants["INDEX"] = f"index_dtype({', '.join(parameters.pointers)})"
+        if parameters.index == INDEX:
+            constants[INDEX] = f"index_dtype({', '.join(parameters.pointers)})"
         made = ", ".join(f'"{name}": {text}' for name, text in constants.items())
         return [items, integers, f"{{{made}}}"]
 

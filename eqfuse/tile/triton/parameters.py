@@ -35,9 +35,12 @@ SHORT = 64
 ALIGNMENT = 16
 """What Triton asks of an extent before it joins masks of neighbours."""
 
+INDEX = "INDEX"
+"""The parameter that is the dtype of positions."""
+
 _TAKEN = frozenset(
     (
-        *("tl", "torch", "triton", "warnings", "libdevice", "float", "pid", "INDEX", "WAITS", "LEADS"),
+        *("tl", "torch", "triton", "warnings", "libdevice", "float", "pid", INDEX, "WAITS", "LEADS"),
         *map(helper_name, HELPERS),
         *keyword.kwlist,
     )
@@ -85,12 +88,14 @@ class Tables:
 
     `root` maps an axis to the one whose extent it has. `shards` are the axes that count shards. `ragged` axes do not fill a
     block that holds them whole.
+    `index` is the dtype of positions: a parameter of that name, or the dtype itself.
     """
 
     tensors: Mapping[str, TensorInfo]
     root: Mapping[str, str]
     shards: frozenset[str] = frozenset()
     ragged: frozenset[str] = frozenset()
+    index: str = INDEX
 
 
 @dataclass
@@ -108,7 +113,7 @@ class Parameters:
     `divided`, the axes, and `lengths`, the integers that are made of sizes.
     `held` are the fewest positions of blocks of whole axes of products that other calls may have more or fewer positions of:
     shorter ones would be binaries of their own. The last parameter is INDEX, the dtype of positions: int64 where some offset of an
-    element needs it.
+    element needs it; it is none where that dtype is known when the kernel is printed.
     """
 
     pointers: dict[str, str] = field(default_factory=dict)
@@ -124,6 +129,7 @@ class Parameters:
     aligned: str | None = None
     divided: tuple[str, ...] = ()
     lengths: tuple[str, ...] = ()
+    index: str = INDEX
 
     def signature(self) -> list[str]:
         return [
@@ -135,7 +141,7 @@ class Parameters:
             *(() if self.aligned is None else (f"{self.aligned}: tl.constexpr",)),
             *(() if self.stages is None else (f"{self.stages}: tl.constexpr",)),
             *(f"{flag}: tl.constexpr" for flag in self.flags),
-            "INDEX: tl.constexpr",
+            *((f"{INDEX}: tl.constexpr",) if self.index == INDEX else ()),
         ]
 
 
@@ -146,7 +152,7 @@ def is_tile(block: Block) -> bool:
 
 def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str, ...]) -> Parameters:
     """The parameters of a kernel, named. Blocks of one position are none."""
-    found = Parameters(flags=flags)
+    found = Parameters(flags=flags, index=tables.index)
     scalars: dict[str, str] = {}
     extents = [*kernel.grid[:-1], *(axis for axis in kernel.grid[-1:] if axis in kernel.backwards)]
     bounds: list[str] = []

@@ -119,11 +119,31 @@ def launch(known, name, kernel, tensors, numbers, config, size, arguments):
 
 RUNTIME_NAMES = (
     *("settings", "axis_sizes", "buffer", "index_dtype", "overlaps", "call_key", "remembered", "launch"),
+    *("wrap_triton", "statically_known_true"),
 )
 """Names of the functions; no other global of a module may have them."""
+
+
+RECORDED_IMPORTS = (
+    "from torch.fx.experimental.symbolic_shapes import statically_known_true",
+    "from torch.library import wrap_triton",
+)
+_LAUNCHES = '''
+def launch(known, name, kernel, tensors, numbers, config, size, arguments):
+    """A launch that torch records, as those who compile or export a call see it."""
+    blocks = settings(name, config, size)
+    grid, integers, constants = arguments(blocks)
+    options = {"num_warps": blocks["num_warps"], "num_stages": blocks["num_stages"]}
+    wrap_triton(kernel)[(grid,)](*tensors, *integers, *numbers, **constants, **options)
+'''
 
 
 def without(source: str, names: Iterable[str]) -> str:
     """The source without the functions of these names."""
     parts = source.split("\n\n\n")
     return "\n\n\n".join(p for p in parts if not p.startswith(tuple(f"def {name}(" for name in names)))
+
+
+_KEPT = ("index_dtype", "overlaps", "call_key", "remembered", "launch")
+RECORDED = without(RUNTIME.partition("\n\n\n")[2], _KEPT).rstrip() + "\n\n" + _LAUNCHES
+"""What modules have instead whose launches are recorded: nothing of a call is kept."""

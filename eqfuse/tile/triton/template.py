@@ -195,7 +195,7 @@ class Template(ABC, Generic[Text]):
         integers = [name for name in self._source.scalars if name in self._source.integers]
         key = ", ".join([tuple_text(kinds), sizes, config, *integers])
         given = ", ".join(f'"{name}": {name}' for name in self._inputs)
-        body.append(f"{known} = remembered(call_key({key}))")
+        body.append(self._remembered(known, key))
         body.append(f'if "sizes" not in {known}:')
         body.append(f'    {known}["sizes"] = axis_sizes({{{given}}}, {sizes})')
         for axis, selecting in selected_axes(self._source).items():
@@ -228,6 +228,10 @@ class Template(ABC, Generic[Text]):
         lines.append(f"`{sizes}`: extents by axis, for axes that no tensor has.")
         lines.append(f"`{config}`: by kernel, {self.SETTINGS} that replace those of CONFIGS.")
         return [*lines, self.NOTE, '"""']
+
+    def _remembered(self, known: str, key: str) -> str:
+        """What the launcher knows of earlier calls of a kind."""
+        return f"{known} = remembered(call_key({key}))"
 
     def _reused(self) -> str:
         """What the launcher's docstring adds on temporaries."""
