@@ -12,11 +12,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from zipfile import ZipFile
 
-CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+ROOT = Path(__file__).parents[1]
+CONSTRAINTS = ROOT / "constraints.txt"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 PACKAGES = ("rich", "jinja2", "pytest", "hypothesis")
 """What eqfuse, its benchmarks and its tests import, without what the machine has."""
@@ -42,9 +44,24 @@ def make(folder: Path, python: str) -> int:
     (folder / EGGLOG / "__init__.py").touch()
     subprocess.run(["strip", str(folder / module)], check=True)
     shutil.rmtree(folder / "bin", ignore_errors=True)
+    announce(folder)
     for cache in folder.rglob("__pycache__"):
         shutil.rmtree(cache)
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def announce(folder: Path) -> None:
+    """Puts down eqfuse's name, version and entry points, as an installation would: by these torch knows the back end."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    about = folder / f"{project['name']}-{project['version']}.dist-info"
+    about.mkdir(exist_ok=True)
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items()), ""]
+    (about / "entry_points.txt").write_text("\n".join(lines))
 
 
 def _pip(arguments: Sequence[str]) -> None:

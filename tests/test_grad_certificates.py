@@ -187,6 +187,6 @@ def test_gradients_of_gradients_of_grouped_heads(wrt: str) -> None:
     assert certificate.ok, certificate.reason
 
 
-def test_terms_are_added_in_the_order_in_which_they_are_found() -> None:
+def test_terms_are_added_in_the_order_in_which_they_are_found_and_numbers_last() -> None:
     text = eq.grad("y[i] = w[i] * x[i] - w[i] * a[i] + w[i]", ("w",))
-    assert text == "dw[i] = dy[i] * (1 - a[i] + x[i])\nreturn dw"
+    assert text == "dw[i] = dy[i] * (x[i] - a[i] + 1)\nreturn dw"

@@ -168,7 +168,8 @@ def _factored(terms: list[Monomial]) -> Expr:
     first = _scaled(common, -1) if rest[0].number < 0 and all(term.number < 0 for term in rest) else common
     if first is not common:
         rest = [_scaled(term, -1) for term in rest]
-    # In the order of the terms, but for the first two: x - a + 1 is 1 where x and a are 1e20, and x + 1 - a is 0.
+    # In the order of the terms, but numbers last: x - a + 1 is 1 where x and a are 1e20, and 1 - a + x is 0.
+    rest.sort(key=lambda term: not term.powers)
     if rest[0].number < 0 < rest[1].number:
         rest[:2] = rest[1], rest[0]
     total = reduce(_plus, [written(replace(term, masks=())) for term in rest])
