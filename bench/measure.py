@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from eqfuse.extract.machine import cores
 from eqfuse.measure import Tensors
 
 P = ParamSpec("P")
@@ -78,22 +81,38 @@ def peak_growth(run: Callable[[], R]) -> tuple[R, int]:
     return result, max(0, peak_bytes() - before)
 
 
+CROWD = 4.0
+"""How many times longer than alone a process waits at the most where others run beside it."""
+
+
+def _crowd() -> float:
+    """Processes that run, of all users, for each core that this one may use."""
+    return min(CROWD, max(1.0, os.getloadavg()[0] / cores()))
+
+
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raises TimeoutError after so many seconds. Only in a main thread, and where there are alarm signals."""
+    """Raises TimeoutError after so many seconds, or, where more processes run than there are cores, after as many
+    times that as each of them waits, at most `CROWD`. Only in a main thread, and where there are alarm signals."""
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    began = time.monotonic()
+
     def late(number: int, frame: object) -> None:
+        left = seconds * _crowd() - (time.monotonic() - began)
+        if left > 0:
+            signal.setitimer(signal.ITIMER_REAL, left)
+            return
         raise TimeoutError(f"not done after {seconds} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 

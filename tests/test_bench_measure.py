@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import signal
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from bench.report import Column, Report, geometric_mean, recorded
 from bench.report import Options as BenchOptions
 from bench.runner import OWN, run
 from eqfuse.errors import EqfuseError
+from eqfuse.extract.machine import cores
 from eqfuse.measure import interleaved, rms_error, worst_error
 
 MEGABYTE = 2**20
@@ -125,7 +127,8 @@ def test_an_unknown_name_of_what_a_benchmark_has_of_its_own(name: str, tmp_path:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm signals here")
 @pytest.mark.slow
-def test_a_time_limit_ends_what_takes_longer_and_nothing_after_it() -> None:
+def test_a_time_limit_ends_what_takes_longer_and_nothing_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     with pytest.raises(TimeoutError, match="not done after 1 s"), time_limit(1):
         time.sleep(5)
     before = signal.getsignal(signal.SIGALRM)
@@ -133,3 +136,13 @@ def test_a_time_limit_ends_what_takes_longer_and_nothing_after_it() -> None:
         pass
     assert signal.getsignal(signal.SIGALRM) is before
     time.sleep(1.1)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm signals here")
+@pytest.mark.slow
+def test_a_time_limit_is_longer_where_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.0 * cores(), 0.0, 0.0))
+    with time_limit(1):
+        time.sleep(1.5)
+    with pytest.raises(TimeoutError, match="not done after 1 s"), time_limit(1):
+        time.sleep(5)
