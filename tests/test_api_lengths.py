@@ -222,16 +222,7 @@ def sizes_of(name: str, given: Tensors) -> dict[str, int]:
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(
-    but=[
-        "decode-rolling",
-        "packed-split_k",
-        "paged-resident",
-        "blocks-rolling",
-        "documents-rolling",
-        "sorted-rolling",
-    ]
-)
+@pytest.mark.slow(but=["decode-rolling", "packed-split_k", "paged-resident", "sorted-rolling"])
 def test_nothing_outside_is_read_on_a_cpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)
@@ -432,7 +423,7 @@ def test_memory_behind_the_longest_row_is_not_even_read(name: str, prefer: str, 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["paged-split_k", "segments-rolling", "scalar-resident", "shifted-split_k"])
+@pytest.mark.slow(but=["paged-split_k", "segments-rolling", "scalar-resident"])
 def test_nothing_outside_is_read_on_a_gpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)

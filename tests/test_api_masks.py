@@ -120,7 +120,7 @@ def test_excluded_values_stay_out_on_a_cpu(
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", ["causal", "columns first", "two masks", "not normalised", "a length"])
-@pytest.mark.slow(but=["a length", "two masks-rolling"])
+@pytest.mark.slow(but=["a length"])
 def test_excluded_values_stay_out_on_a_gpu(name: str, prefer: str) -> None:
     given = inputs(name, one_of_each)
     source = PROGRAMS[name]

@@ -292,6 +292,7 @@ GUARDS = {
 
 @pytest.mark.parametrize("prefer", ["rolling", "split_k"])
 @pytest.mark.parametrize("name", GUARDS)
+@pytest.mark.slow(but=["kept by no mask"])
 def test_what_guards_take_out_of_a_reduction_comes_back(name: str, prefer: str) -> None:
     source, given = GUARDS[name]
     kernel = eq.compile(source, prefer=prefer, trials=16)

@@ -191,6 +191,7 @@ def test_variance_of_special_rows(prefer: str) -> None:
 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
+@pytest.mark.slow(but=["rolling"])
 def test_a_shift_that_is_no_number_while_all_is_infinite(prefer: str) -> None:
     """Of rows of 1e30 apart the range has no digit of the least value."""
     check(RANGE, prefer, x=X[~(X.abs() == 1e30).any(1)])

@@ -79,17 +79,19 @@ def test_nothing_in_the_package_imports_the_benchmarks() -> None:
 def test_no_lock_is_held_by_a_thread_that_a_forked_child_does_not_have(name: str) -> None:
     """`eqfuse.threads` has the locks that open in a child; `terms/nodes.py` holds its own while the process is forked. The
     processor's name is a cached property of the standard library, computed by another process."""
-    module, _, attribute = name.rpartition(".")
-    users = {
-        str(file.relative_to(ROOT))
-        for file in (ROOT / "eqfuse").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if (isinstance(node, ast.Attribute) and ast.unparse(node) == name)
-        or (isinstance(node, ast.ImportFrom) and node.module == module and attribute in _names(node))
+    allowed = {"eqfuse/threads.py", "eqfuse/terms/nodes.py"} if name.startswith("threading") else set()
+    assert {
+        str(file.relative_to(ROOT)) for file in (ROOT / "eqfuse").rglob("*.py") if name in _taken(file, name)
+    } <= allowed
+
+
+def _taken(file: Path, name: str) -> set[str]:
+    """What a file takes from other modules, `module.attribute` or an import of it; nothing if the attribute's name is not there."""
+    text = file.read_text(encoding="utf-8")
+    if name.rpartition(".")[2] not in text:
+        return set()
+    nodes = list(ast.walk(ast.parse(text)))
+    attributes = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+    return attributes | {
+        f"{n.module}.{a.name}" for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names
     }
-    allowed = {"eqfuse/threads.py", "eqfuse/terms/nodes.py"} if module == "threading" else set()
-    assert users <= allowed
-
-
-def _names(node: ast.ImportFrom) -> set[str]:
-    return {alias.name for alias in node.names}

@@ -35,6 +35,7 @@ def kernel(name: str) -> Kernel:
 
 
 @pytest.mark.parametrize("wrt", ["h", "G"])
+@pytest.mark.slow(but=["G"])
 def test_gradients_of_a_router_are_derived(wrt: str) -> None:
     """What is stored is numbered as it is made, whoever reads it first."""
     found = eq.compile(str(eq.grad(EXPERTS, wrt=(wrt,))), target="cpu", verify=False, native="off")
@@ -52,6 +53,7 @@ def changed(data: dict[str, Any], old: str, new: str) -> eq.Verdict:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow(but=["rows", "same", "own", "nested"])
 def test_a_derivation_with_a_computed_index_holds(name: str) -> None:
     derivation = kernel(name).derivation
     verdict = derivation.check(PROGRAMS[name])

@@ -127,7 +127,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["structures", "turned", "linear", "embedding", "rows counted", "masked attention"])
+@pytest.mark.slow(but=["structures", "turned", "linear", "embedding", "rows counted"])
 def test_programs_compute_what_functions_do(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]

@@ -114,7 +114,7 @@ def test_nothing_outside_is_read_where_shards_are_shared_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["segments", "two"])
-@pytest.mark.slow(but=["segments"])
+@pytest.mark.slow
 def test_states_that_are_merged_one_by_one_are_shared_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those are that do not add to a state what a part alone holds."""
     monkeypatch.setattr(lower, "_shares", lambda merge, states: None)

@@ -277,6 +277,7 @@ def test_copies_are_the_same_operator(copied: Callable[[eq.Kernel], eq.Kernel]) 
     assert torch.allclose(call(x), torch.softmax(x, -1))
 
 
+@pytest.mark.slow
 def test_a_compiled_backward_reads_what_its_forward_has_saved() -> None:
     calls: list[tuple[Any, ...]] = []
 

@@ -190,6 +190,7 @@ def test_a_region_is_followed_to_where_its_plan_is_worse(border: int, whole: tup
     assert (1025 in priced) is bool(whole)
 
 
+@pytest.mark.slow
 def test_a_known_call_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = eq.compile(DECODE, native="off")
     given = decode_inputs(33)
@@ -237,6 +238,7 @@ EVERY = sorted({*range(1, 20), *(n + by for n in (64, 100, 1000, 4096, 30000) fo
 
 @pytest.mark.parametrize("first", [1, 1000])
 @pytest.mark.parametrize("queries", [1, 128])
+@pytest.mark.slow(but=["128-1000"])
 def test_few_binaries_serve_all_lengths(binaries: set[Any], queries: int, first: int) -> None:
     source = DECODE.replace("h,j]", "h,i,j]").replace("q[h,", "q[h,i,").replace("o[h,", "o[h,i,")
     kernel = eq.compile(source, target="h200", verify=False)

@@ -37,6 +37,7 @@ def test_import_loads_only_what_it_needs() -> None:
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
+@pytest.mark.slow
 def test_a_function_named_as_a_package_stays() -> None:
     """The package of the same name is loaded before and after, and must not take the function's place."""
     code = """

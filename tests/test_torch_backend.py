@@ -158,6 +158,7 @@ def test_detached_parts_in_training_are_left() -> None:
     assert "'detach' in training" in str(outcome.report(measure=False))
 
 
+@pytest.mark.slow
 def test_a_cache_is_written_in_place() -> None:
     def model(cache: torch.Tensor, x: torch.Tensor, at: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         cache.index_copy_(1, at, x)

@@ -95,6 +95,7 @@ def test_a_side_that_nothing_takes_is_compared_with_the_order_supposed() -> None
     assert "compared with the order of their numbers supposed" in str(certificate)
 
 
+@pytest.mark.slow
 def test_a_side_that_nothing_takes_and_that_differs_has_to_be_allowed() -> None:
     condition = f"{LEAST_SQUARE} - 2 * sum[j](x[i,j] * z[i,j]) < -1"
     one, other = f"y[i] = where({condition}, 1, x[i,0])", "y[i] = x[i,0] + 0 * sum[j](z[i,j])"
