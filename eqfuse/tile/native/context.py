@@ -25,13 +25,16 @@ from eqfuse.tile.nodes import (
     Kernel,
     Lanes,
     LoadTile,
+    MergeTile,
     Positions,
+    RankTile,
     ReduceTile,
     Start,
     TileProgram,
     Value,
 )
 from eqfuse.tile.storage import buffer_dtypes
+from eqfuse.tile.walk import operands
 
 
 @dataclass(frozen=True)
@@ -167,10 +170,12 @@ class Context:
         self.loops.pop()
 
     def _is_vector(self, loop: Loop) -> bool:
-        return all(isinstance(node, Leaf) and self._in_vectors(node.item) for node in loop.body)
+        return all(isinstance(node, Leaf) and self._in_vectors(node.item, loop.axis) for node in loop.body)
 
-    def _in_vectors(self, item: Define | Put) -> bool:
+    def _in_vectors(self, item: Define | Put, axis: str) -> bool:
         match item:
+            case Define(op=RankTile() | MergeTile()):
+                return self._lists_in_lanes(item, axis)
             case Define(op=FoldTile(op=op)):
                 found = fold_of(op)
                 return found is not None and found[0].commutative
@@ -182,6 +187,18 @@ class Context:
                 return True
             case _:
                 return False
+
+    def _lists_in_lanes(self, item: Define, axis: str) -> bool:
+        """Whether lists are made side by side, one in each lane: all that is put into them is in memory, neighbours along the
+        axis next to each other."""
+        states = (name for name in self.tree.states[item.value.name] if name)
+        every = [*operands(item.op), *(self.tree.defined[name].value for name in states)]
+        return all(
+            value.dtype != "bool"
+            and value.name in self.tree.memory
+            and (axis not in value.dims or self._buffer(value.name).dims[-1:] == (axis,))
+            for value in every
+        )
 
     def _buffer(self, name: str) -> Buffer:
         found = self.buffers.get(name)

@@ -420,6 +420,12 @@ template <class T> INLINE int search(const T* elements, i64 stride, i64 stop, i6
     return x == y ? next : greatest ? x > y : x < y;                                         \
   }
 PRECEDES(float) PRECEDES(double) PRECEDES(int) PRECEDES(i64)
+#define PRECEDE(vector)                                                                      \
+  INLINE I precedes(vector x, vector y, bool greatest, I next) {                             \
+    I odd = ne(x, x), other = ne(y, y), first = greatest ? gt(x, y) : lt(x, y);              \
+    return (next & (eq(x, y) | (odd & other))) | first | (odd & ~other);                     \
+  }
+PRECEDE(F) PRECEDE(D) PRECEDE(I) PRECEDE(L)
 
 // A thread's memory for tiles, kept between calls: new memory costs a fault of every page. More than the caches' size
 // goes back.

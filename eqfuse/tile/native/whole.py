@@ -184,14 +184,64 @@ class Whole(Folds):
             self.emit(f"const i64 ranks = length_{self._c(op.ranks)};")
             for k, ((pointer, _), dtype) in enumerate(zip(lists, dtypes, strict=True)):
                 self.emit(f"{ELEMENTS[dtype]}* const list{k} = {pointer};")
-            first = "".join(
-                f" list{k}[r * {step}] = {number(identity(o, dtype), dtype)};"
-                for k, ((_, step), dtype, o) in enumerate(zip(lists, dtypes, fold.ops, strict=True))
-            )
+            vector = self._vector
+            wide = vector is not None and vector.axis in item.value.dims
+            first = ""
+            for k, ((_, step), dtype, o) in enumerate(zip(lists, dtypes, fold.ops, strict=True)):
+                one = number(identity(o, dtype), dtype)
+                place = f"list{k} + r * {step}"
+                first += f" {self._put_lane(dtype, place, f'splat({one})') if wide else f'*({place}) = {one};'}"
             self.emit(f"for (i64 r = 0; r < ranks; r++) {{{first} }}")
             for group in groups:
                 with self.block():
-                    self._insert(fold, group, axis, lists, dtypes)
+                    if wide:
+                        self._insert_each(fold, group, axis, lists, dtypes)
+                    else:
+                        self._insert(fold, group, axis, lists, dtypes)
+
+    def _left(self) -> str:
+        vector = self._vector
+        return f", {vector.left}" if vector is not None and vector.left else ""
+
+    def _put_lane(self, dtype: str, place: str, text: str) -> str:
+        return f"put_{dtype}({place}, {text}{self._left()});"
+
+    def _insert_each(
+        self,
+        fold: Fold,
+        group: Sequence[Value],
+        axis: str,
+        lists: Sequence[tuple[str, str]],
+        dtypes: Sequence[str],
+    ) -> None:
+        """One element for each of the lists in the lanes of a vector: from its place on, each moves the next one down. Where no
+        lane's comes before the last of its list, nothing does."""
+        vector, left = self._vector, self._left()
+        assert vector is not None
+        places = [self._place(value) for value in group]
+        with self.block(f"for (i64 n = 0; n < length_{self._c(axis)}; n++)"):
+            for k, (value, (pointer, steps), dtype) in enumerate(zip(group, places, dtypes, strict=True)):
+                place = f"{pointer} + n * {steps.get(axis, '0')}"
+                one = vector.axis not in value.dims
+                text = f"splat(get_{dtype}({place}))" if one else f"load_{dtype}({place}{left})"
+                self.emit(f"{type_of(dtype, True)} x{k} = {text};")
+            before, last = "I{}", "I{}"
+            for name, greatest in reversed(fold.order):
+                k = fold.state.index(name)
+                at_end = f"load_{dtypes[k]}(list{k} + (ranks - 1) * {lists[k][1]}{left})"
+                before = f"precedes(x{k}, y{k}, {str(greatest).lower()}, {before})"
+                last = f"precedes(x{k}, {at_end}, {str(greatest).lower()}, {last})"
+            self.emit(f"if (!any({last})) continue;")
+            self.emit("I found = I{};")
+            with self.block("for (i64 r = 0; r < ranks; r++)"):
+                for k, ((_, step), dtype) in enumerate(zip(lists, dtypes, strict=True)):
+                    self.emit(
+                        f"const {type_of(dtype, True)} y{k} = load_{dtype}(list{k} + r * {step}{left});"
+                    )
+                self.emit(f"found |= {before};")
+                for k, ((_, step), dtype) in enumerate(zip(lists, dtypes, strict=True)):
+                    self.emit(self._put_lane(dtype, f"list{k} + r * {step}", f"choose(found, x{k}, y{k})"))
+                    self.emit(f"x{k} = choose(found, y{k}, x{k});")
 
     def _insert(
         self,
@@ -202,7 +252,13 @@ class Whole(Folds):
         dtypes: Sequence[str],
     ) -> None:
         places = [self._place(value) for value in group]
-        with self.block(f"for (i64 n = 0; n < length_{self._c(axis)}; n++)"):
+        key, greatest = fold.order[0]
+        k = fold.state.index(key)
+        if places[k][1].get(axis) == "1" and dtypes[k] != "bool":
+            self._skipping(k, str(greatest).lower(), places[k][0], axis, lists[k][1], dtypes[k])
+        else:
+            self.emit(f"for (i64 n = 0; n < length_{self._c(axis)}; n++) {{")
+        with self.block():
             for k, ((pointer, steps), dtype) in enumerate(zip(places, dtypes, strict=True)):
                 self.emit(f"const {type_of(dtype, False)} x{k} = ({pointer})[n * {steps.get(axis, '0')}];")
             before = "false"
@@ -218,3 +274,15 @@ class Whole(Folds):
             self.emit(f"for (i64 q = ranks - 1; q > r; q--) {{{moved} }}")
             for k, (_, step) in enumerate(lists):
                 self.emit(f"list{k}[r * {step}] = x{k};")
+        self.emit("}")
+
+    def _skipping(self, k: int, greatest: str, pointer: str, axis: str, step: str, dtype: str) -> None:
+        """The head of a loop over the elements whose first key comes before the last one's of the list, or is as good: a vector
+        of them is compared at once."""
+        c = self._c(axis)
+        last = f"splat(list{k}[(ranks - 1) * {step}])"
+        self.emit(f"for (i64 from = 0, to = 0; from < length_{c} && ranks > 0; from = to) {{")
+        self.emit(f"  to = least(from + LANES, length_{c});")
+        self.emit(f"  const {type_of(dtype, True)} keys = load_{dtype}({pointer} + from, to - from);")
+        self.emit(f"  const I some = precedes(keys, {last}, {greatest}, splat(true)) & first(to - from);")
+        self.emit("  if (any(some)) for (i64 n = from; n < to; n++) if (some[n - from])")
