@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from eqfuse.extract.machine import cache_bytes
+from eqfuse.extract.machine import cache_bytes, cores
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.tile.native.nodes import Define, Item
@@ -32,8 +32,9 @@ often it is used."""
 LEAST_BLOCKS = 16
 """Blocks that such an axis is left with at the least, which threads share."""
 
-CROSSED = 128
-"""Positions of a block along each of two axes that a fold reads different tensors along: so often each element is used."""
+CROSSED, ROWS_CROSSED = 128, 512
+"""Positions of a block along each of two axes that a fold reads different tensors along, so often each element is used: of the
+one that is walked in vectors, and of the other, of which one at a time is in memory."""
 
 SHORT, TOGETHER = 128, 16
 """Of several axes that a block would have one position of, it has `TOGETHER` of the innermost in memory where rows have fewer
@@ -60,6 +61,11 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
         lengths |= {axis: min(CROSSED, sizes[axis]) for axis in crossed}
         items = plain(kernel, lengths)
     depth = nesting(items, lengths)
+    if crossed:
+        rows = min(crossed, key=depth.__getitem__)
+        blocks = prod(-(-sizes[axis] // lengths[axis]) for axis in crossed - {rows})
+        most = sizes[rows] * blocks // (LEAST_BLOCKS * cores())
+        lengths[rows] = min(sizes[rows], max(lengths[rows], min(ROWS_CROSSED, most)))
     matrix: set[str] = set()
     walked: dict[str, int] = {}
     elements: dict[str, int] = {}

@@ -17,8 +17,10 @@ from eqfuse.tile.native.text import (
     type_of,
 )
 from eqfuse.tile.nodes import (
+    Elementwise,
     FoldTile,
     ReduceTile,
+    Value,
 )
 from eqfuse.tile.walk import operands
 
@@ -111,21 +113,34 @@ class Folds(Tensors):
                 states = [found[0] for found in old if found is not None]
             else:
                 states = [self._accumulator(name) for name in names]
+        elif (held := [self.register(f"held {name}") for name in names]) and None not in held:
+            here, buffers = True, []
+            states = [found[0] for found in held if found is not None]
         else:
             buffers = [self._accumulating(name, item) for name in names]
             states = [self._read(replace(item.value, name=name), wide=wide) for name in names]
-        held = []
+        factors = self._factors(item, operands_[0], wide)
+        if factors:
+            total = f"fma({factors[0]}, {factors[1]}, {states[0]})"
+            if vector is not None and vector.left and here:
+                total = f"choose(first({vector.left}), {total}, {states[0]})"
+            if here:
+                self.emit(f"{states[0]} = {total};")
+            else:
+                self._put(kept(buffers[0].dtype), *self._address(buffers[0]), total, wide)
+            return
+        values = []
         for text, dtype in zip(new, dtypes, strict=True):
             name = self.names.fresh("new")
             self.emit(f"const {type_of(dtype, wide)} {name} = {text};")
-            held.append(name)
+            values.append(name)
         if here and wide and vector is not None and vector.left:
             firsts = [number(identity(o, d), d) for o, d in zip(self._ops(item), dtypes, strict=True)]
-            held = [
+            values = [
                 f"choose(first({vector.left}), {text}, splat({one}))"
-                for text, one in zip(held, firsts, strict=True)
+                for text, one in zip(values, firsts, strict=True)
             ]
-        combined = self._combined(item, states, held, wide)
+        combined = self._combined(item, states, values, wide)
         if here:
             results = []
             for text, dtype in zip(combined, dtypes, strict=True):
@@ -142,6 +157,23 @@ class Folds(Tensors):
             results.append(name)
         for buffer, result in zip(buffers, results, strict=True):
             self._put(kept(buffer.dtype), *self._address(buffer), result, wide)
+
+    def _factors(self, item: Define, value: Value, wide: bool) -> tuple[str, str] | None:
+        """The factors of what a sum adds up, vectors of float32 that are at hand: the product is added before it is rounded."""
+        made = self.tree.defined[value.name].op
+        if not (isinstance(item.op, ReduceTile) and item.op.op == "sum" and wide and value.dtype == "f32"):
+            return None
+        match made:
+            case Elementwise("mul", (left, right)):
+                sides = (left, right)
+            case Elementwise("sq", (one,)):
+                sides = (one, one)
+            case _:
+                return None
+        if any(side.dtype != "f32" or self.register(side.name) is None for side in sides):
+            return None
+        first, second = (self._read(side, wide=True) for side in sides)
+        return first, second
 
     def _combined(self, item: Define, states: Sequence[str], others: Sequence[str], wide: bool) -> list[str]:
         if isinstance(item.op, FoldTile):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.terms.functions import CASTS, DRAWN
-from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.dtypes import INTEGERS, identity
 from eqfuse.tile.native.context import Interface, Names, Open
 from eqfuse.tile.native.folds import UNROLLED, folded_axis, folds_of
 from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, NotNative, Put, Walk
@@ -51,6 +51,9 @@ from eqfuse.tile.walk import nested
 
 JAMMED = 4
 """Positions of a folded axis that a loop of vectors along another axis takes at once."""
+
+HELD = 8
+"""Vectors of sums that are in registers at once: an addition takes four cycles, and two begin in each."""
 
 
 def source_of(program: TileProgram, interface: Interface, extents: Mapping[str, int]) -> str:
@@ -199,6 +202,9 @@ class _KernelPrinter(Whole):
 
     def _loop(self, loop: Loop) -> None:
         folds = [item for item in folds_of(loop) if folded_axis(item) == loop.axis]
+        if self._is_jammed(loop, folds) and self._is_cached(loop):
+            self._held(loop, folds)
+            return
         for item in folds:
             self._begin(item, loop)
         c = self._c(loop.axis)
@@ -262,6 +268,66 @@ class _KernelPrinter(Whole):
             and self._is_vector(inner)
             and not any(folded_axis(item) == inner.axis for item in folds_of(inner))
         )
+
+    def _is_cached(self, loop: Loop) -> bool:
+        """Whether what the vectors of the loop inside this one are made of is in tiles: a tensor is rather read row by row."""
+        inner = loop.body[0]
+        assert isinstance(inner, Loop)
+        return not any(
+            isinstance(leaf, Leaf)
+            and isinstance(leaf.item, Define)
+            and isinstance(leaf.item.op, LoadTile)
+            and inner.axis in leaf.item.value.dims
+            for leaf in inner.body
+        )
+
+    def _held(self, loop: Loop, folds: Sequence[Define]) -> None:
+        """A loop that folds, by vectors of another axis: that axis outside, several of its vectors at once, whose sums are in
+        registers all along."""
+        inner = loop.body[0]
+        assert isinstance(inner, Loop)
+        c, around, at = self._c(inner.axis), self._c(loop.axis), self.names.fresh(f"at_{self._c(inner.axis)}")
+        several = max(1, HELD // sum(len(self._states(item)) for item in folds))
+        self.emit(f"i64 {at} = 0;")
+        for count in dict.fromkeys((several, max(1, several // 2), 1)):
+            with self.block(f"for (; {at} + {count} * LANES <= length_{c}; {at} += {count} * LANES)"):
+                places = [Open(inner.axis, f"({at} + {k} * LANES)", True) for k in range(count)]
+                self._held_vectors(loop, inner, folds, places, around)
+        left = self.names.fresh("left")
+        with self.block(f"if ({at} < length_{c})"):
+            self.emit(f"const i64 {left} = length_{c} - {at};")
+            self._held_vectors(loop, inner, folds, [Open(inner.axis, at, True, left)], around)
+
+    def _held_vectors(
+        self, loop: Loop, inner: Loop, folds: Sequence[Define], places: Sequence[Open], around: str
+    ) -> None:
+        states = [
+            (name, dtype, number(identity(op, dtype), dtype))
+            for item in folds
+            for name, dtype, op in zip(
+                self._states(item), self._state_dtypes(item), self._ops(item), strict=True
+            )
+        ]
+        held = {name: [self.names.fresh(f"held_{name}") for _ in places] for name, _, _ in states}
+        for name, dtype, first in states:
+            sums = ", ".join(f"{one} = splat({first})" for one in held[name])
+            self.emit(f"{type_of(dtype, True)} {sums};")
+        at = self.names.fresh(f"at_{around}")
+        with (
+            self.block(f"for (i64 {at} = 0; {at} < length_{around}; {at}++)"),
+            self._inside(Open(loop.axis, at)),
+        ):
+            for k, place in enumerate(places):
+                with self.block(), self._inside(place):
+                    for name, _, _ in states:
+                        self.bind(f"held {name}", held[name][k], True)
+                    self._body(inner.body)
+        for item in folds:
+            for name in self._states(item):
+                buffer = self._accumulating(name, item)
+                for k, place in enumerate(places):
+                    with self._inside(place):
+                        self._put(kept(buffer.dtype), *self._address(buffer), held[name][k], True)
 
     def _vectors(self, loop: Loop) -> None:
         """The body of a loop of vectors, for each position of a loop around it that is taken at once with others."""
