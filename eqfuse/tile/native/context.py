@@ -201,14 +201,27 @@ class Context:
         )
 
     def _buffer(self, name: str) -> Buffer:
+        name = self._last(name)
         found = self.buffers.get(name)
         if found is None:
-            value = self.tree.defined[name].value
-            around = {loop.axis for loop in self.tree.memory[name]}
-            dims = sorted((d for d in value.dims if d not in around), key=self.tree.depth.__getitem__)
-            found = Buffer(self.names.fresh(f"memory_{name}"), tuple(dims), value.dtype)
+            dtype = self.tree.defined[name].value.dtype
+            found = Buffer(self.names.fresh(f"memory_{name}"), self.tree.place(name), dtype)
             self.buffers[name] = found
         return found
+
+    def _last(self, name: str) -> str:
+        """The sum that a value is added to, if it is nothing else; or the value."""
+        while name in self.tree.into:
+            name = self.tree.into[name]
+        return name
+
+    def _is_added(self, item: Define | Put) -> bool:
+        """Whether an item is a sum of what has been added to it already."""
+        return (
+            isinstance(item, Define)
+            and isinstance(item.op, ReduceTile)
+            and self.tree.into.get(item.op.value.name) == item.value.name
+        )
 
     def _buffer_of(self, value: Value) -> Buffer | None:
         return self._buffer(value.name) if value.name in self.tree.memory else None

@@ -11,6 +11,7 @@ from eqfuse.tile.dtypes import INTEGERS, identity
 from eqfuse.tile.native.context import Interface, Names, Open
 from eqfuse.tile.native.folds import UNROLLED, folded_axis, folds_of
 from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, NotNative, Put, Walk
+from eqfuse.tile.native.tree import items_in
 from eqfuse.tile.native.text import (
     ELEMENTS,
     applied,
@@ -201,12 +202,15 @@ class _KernelPrinter(Whole):
                     self._walk(node)
 
     def _loop(self, loop: Loop) -> None:
+        if all(map(self._is_added, items_in(loop.body))):
+            return
         folds = [item for item in folds_of(loop) if folded_axis(item) == loop.axis]
         if self._is_jammed(loop, folds) and self._is_cached(loop):
             self._held(loop, folds)
             return
         for item in folds:
-            self._begin(item, loop)
+            if item.value.name not in self.tree.into:
+                self._begin(item, loop)
         c = self._c(loop.axis)
         at = self.names.fresh(f"at_{c}")
         if self._is_vector(loop):
@@ -395,6 +399,8 @@ class _KernelPrinter(Whole):
             self.emit(f"{name} = {following};")
 
     def _leaf(self, item: Define | Put) -> None:
+        if self._is_added(item):
+            return
         if isinstance(item, Put):
             self._store(item.store)
             return

@@ -61,7 +61,7 @@ class Linear:
 class Tree:
     """`memory` are the values that are kept in memory, with the loops that all of their reads share; `direct` the loads
     that a matrix product reads where they are; `again` what is computed once more; `states` the names of the state
-    variables that one fold computes."""
+    variables that one fold computes; `into` the sums that matrix products, and sums of them, are added to at once."""
 
     def __init__(
         self, items: Sequence[Item], depth: Mapping[str, int], unit: Container[tuple[str, int]]
@@ -80,6 +80,7 @@ class Tree:
         self._place_all(items, root)
         self.body = root.body
         _prune(self.body, self._needed())
+        self.into = self._into()
 
     # Placing ---------------------------------------------------------------------------------------
 
@@ -391,15 +392,48 @@ class Tree:
 
     def uses(self, name: str) -> int:
         """How often a value is read."""
-        reads = [v.name for item in _leaves(self.body) for v in _all_reads(item)]
+        reads = [v.name for item in items_in(self.body) for v in _all_reads(item)]
         for walk in _walks(self.body):
             reads += [v.name for c in walk.blocks.loop.carried for v in (c.init, c.next)]
         return reads.count(name)
 
+    def place(self, name: str) -> tuple[str, ...]:
+        """The dims of a value in memory that loops around its definition and its reads do not share, the innermost last."""
+        around = {loop.axis for loop in self.memory[name]}
+        dims = self.defined[name].value.dims
+        return tuple(sorted((d for d in dims if d not in around), key=self.depth.__getitem__))
+
+    def _into(self) -> dict[str, str]:
+        """For each matrix product that is read by a sum alone, in a loop around both, that sum; and for such a sum the next one
+        in turn."""
+        found: dict[str, str] = {}
+        for item in items_in(self.body):
+            if not (isinstance(item, Define) and isinstance(item.op, ReduceTile) and item.op.op == "sum"):
+                continue
+            part, total = item.op.value, item.value
+            if part.name not in self.memory or total.name not in self.memory or part.dtype != total.dtype:
+                continue
+            owner = self._scopes[total.name]
+            made, around = self.defined[part.name].op, self._home(total.name)
+            path = owner.paths[total.name]
+            shared = path[: len(around) + 1]
+            if self._scopes[part.name] is not owner or owner.paths[part.name][: len(shared)] != shared:
+                continue
+            begins = isinstance(made, Dot) and (made.accumulator is None or self.is_nothing(made.accumulator))
+            alike = self.place(part.name) == self.place(total.name) and self.uses(part.name) == 1
+            if (begins or part.name in found.values()) and alike:
+                found[part.name] = total.name
+        return found
+
+    def is_nothing(self, value: Value) -> bool:
+        """Whether a value is 0, and no loop changes it."""
+        made = self.defined[value.name].op
+        return isinstance(made, Constant) and not made.number and value.name not in self.carried
+
     def stored_as(self, name: str, dtypes: Mapping[str, str]) -> set[str]:
         """The dtypes in which a value is stored to tensors; "" among them where it is read otherwise."""
         found: set[str] = set()
-        for item in _leaves(self.body):
+        for item in items_in(self.body):
             if isinstance(item, Put) and item.store.value.name == name:
                 found.add(dtypes[item.store.tensor])
             elif any(read.name == name for read in _all_reads(item)):
@@ -410,9 +444,9 @@ class Tree:
 
     def _needed(self) -> set[str]:
         """Names of the values that stores and walks depend on."""
-        leaves = {i.value.name: i for i in _leaves(self.body) if isinstance(i, Define)}
+        leaves = {i.value.name: i for i in items_in(self.body) if isinstance(i, Define)}
         primary = {state: name for name, states in self.states.items() for state in states}
-        pending = [v.name for i in _leaves(self.body) if isinstance(i, Put) for v in self._reads(i)]
+        pending = [v.name for i in items_in(self.body) if isinstance(i, Put) for v in self._reads(i)]
         for walk in _walks(self.body):
             loop = walk.blocks.loop
             pending += [loop.start.name, loop.stop.name]
@@ -480,12 +514,12 @@ def _made(node: Node) -> list[str]:
             return []
 
 
-def _leaves(body: Sequence[Node]) -> Iterable[Define | Put]:
+def items_in(body: Sequence[Node]) -> Iterable[Define | Put]:
     for node in body:
         if isinstance(node, Leaf):
             yield node.item
         else:
-            yield from _leaves(node.body)
+            yield from items_in(node.body)
 
 
 def _walks(body: Sequence[Node]) -> Iterable[Walk]:

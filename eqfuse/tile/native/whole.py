@@ -18,7 +18,6 @@ from eqfuse.tile.native.text import (
     type_of,
 )
 from eqfuse.tile.nodes import (
-    Constant,
     Dot,
     LoadTile,
     MergeTile,
@@ -92,7 +91,7 @@ class Whole(Folds):
             raise NotNative(f"a product in precision {op.precision}")
         value, open_ = item.value, {loop.axis for loop in self.loops}
         out = self._buffer(value.name)
-        keep = self._accumulate(out, op.accumulator)
+        keep = "true" if value.name in self.tree.into else self._accumulate(out, op.accumulator)
         self.guards = []
         (left, left_steps), (right, right_steps) = self._place(op.left), self._place(op.right)
         masks = [None if mask is None else self._place(mask) for mask in (op.left_mask, op.right_mask)]
@@ -141,10 +140,7 @@ class Whole(Folds):
 
     def _accumulate(self, out: Buffer, accumulator: Value | None) -> str:
         """Puts what a product is added to into the product's place: "true", or "false" where that is nothing."""
-        if accumulator is None:
-            return "false"
-        found = self.tree.defined[accumulator.name].op
-        if isinstance(found, Constant) and not found.number and accumulator.name not in self.tree.carried:
+        if accumulator is None or self.tree.is_nothing(accumulator):
             return "false"
         held = self._buffer_of(accumulator)
         if held is not None and held.dims == out.dims and self.tree.uses(accumulator.name) == 1:
