@@ -155,6 +155,28 @@ PROGRAMS = {
         {"x": (33, 5), "c": (21, 5)},
     ),
     "distances": ("D[i,k] = sqrt(sum[d](sq(x[i,d] - c[k,d])))", {"x": (70, 11), "c": (83, 11)}),
+    "distances, several vectors at once": (
+        "D[i,k] = sum[d](abs(x[i,d] - c[k,d]) * w[d])\nm[i,k] = max[d](x[i,d] - c[k,d])\nreturn D, m",
+        {"x": (19, 11), "c": (119, 11), "w": (11,)},
+    ),
+    "a product": ("y[i,k] = sum[j](x[i,j] * w[j,k])", {"x": (300, 21), "w": (21, 260)}),
+    "a product, turned": ("y[k,i] = sum[j](x[i,j] * w[j,k])", {"x": (30, 21), "w": (21, 26)}),
+    "products of a batch": ("y[b,i,k] = sum[j](x[b,i,j] * w[b,j,k])", {"x": (3, 30, 21), "w": (3, 21, 26)}),
+    "a product that is read too": (
+        "y[i,k] = sum[j](x[i,j] * w[j,k])\nz[i] = max[k](y[i,k])\nreturn y, z",
+        {"x": (30, 21), "w": (21, 26)},
+    ),
+    "sums of products": (
+        "y[i,k] = sum[b,j](x[b,i,j] * w[b,j,k])\nz[i] = sum[b,k,j](x[b,i,j] * w[b,j,k])\nreturn y, z",
+        {"x": (3, 30, 21), "w": (3, 21, 26)},
+    ),
+    "largest few of products": (
+        (
+            "y[i,e] = sum[j](x[i,j] * w[e,j])\nv[i,k], p[i,k] = topk[e,k](y[i,e])\nk: axis[5]\n"
+            "s[i] = sum[k](v[i,k])\nreturn v, p, s"
+        ),
+        {"x": (37, 21), "w": (26, 21)},
+    ),
     "smallest and where": (
         "m[i] = min[j](x[i,j])\nk[i] = argmin[j](x[i,j])\nl[i] = argmax[j](x[i,j])\nreturn m, k, l",
         {"x": (9, 70)},
@@ -232,3 +254,35 @@ def drawn(source: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch
 def test_accesses_dtypes_and_folds(name: str) -> None:
     source, shapes = PROGRAMS[name]
     check(both(eq.compile(source, verify=False), drawn(source, shapes)), 2e-5)
+
+
+def test_lists_in_lanes_of_special_values() -> None:
+    """NaN comes first, and equals keep their order."""
+    source = "y[i,e] = sum[j](x[i,j] * w[e,j])\nv[i,k], p[i,k] = topk[e,k](y[i,e])\nk: axis[5]\nreturn v, p"
+    kernel = eq.compile(source, verify=False)
+    x, w = torch.randn(37, 3), torch.randn(26, 3)
+    w[4], w[9], w[21] = w[2], w[2], w[2]
+    x[3], x[5, 1], x[7, 2], x[8] = 0.0, INF, -INF, NAN
+    w[11, 0], w[25, 0] = NAN, NAN
+    check(both(kernel, {"x": x, "w": w}))
+
+
+@pytest.mark.parametrize(
+    ("name", "has", "lacks"),
+    [
+        ("largest few of products", "found |=", "while (r > 0"),
+        ("largest few", "some[n - from]", "found |="),
+        ("distances, several vectors at once", "held_", "(at_axis2_ + 1)"),
+        ("convolution", ", true);", ", false);"),
+        ("a product", "product(", "memory_"),
+        ("a product that is read too", "memory_", "found |="),
+    ],
+)
+@pytest.mark.slow(but=["a product-", "largest few of"])
+def test_forms(name: str, has: str, lacks: str) -> None:
+    """Programs are written in the forms that they are here for."""
+    source, shapes = PROGRAMS[name]
+    kernel = eq.compile(source, verify=False, native="wait")
+    kernel(**drawn(source, shapes))
+    text = kernel.cpp[kernel.cpp.index("static void kernel0(") :]
+    assert has in text and lacks not in text

@@ -40,6 +40,9 @@ SHORT, TOGETHER = 128, 16
 """Of several axes that a block would have one position of, it has `TOGETHER` of the innermost in memory where rows have fewer
 than `SHORT` elements: finding the place of a row takes as long as walking it."""
 
+PRODUCTS, LEAST_ROWS = 1, 128
+"""Blocks for each core of a product of matrices that is all there is to a kernel, and the least rows or columns of one."""
+
 FOLDED = 0.1
 """The part of a kernel's elements from which an axis counts as one that is walked in vectors."""
 
@@ -94,6 +97,7 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
     together = dict.fromkeys(single, 1)
     if near is not None and len(single) > 1 and row < SHORT:
         together[near] = min(grid[near], TOGETHER)
+    alone = _alone(kernel, items, sizes)
     fitting = {axis: walked.get(axis, size) for axis, size in grid.items() if axis in matrix}
     while widest > most and max(fitting.values(), default=0) > LANES:
         longest = max(fitting, key=fitting.__getitem__)
@@ -105,6 +109,8 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
             return replace(of, size=lengths[of.axis], valid=None)
         if of.kind != "grid" or not of.size or of.size == 1:
             return of
+        if of.axis in alone:
+            return of if alone[of.axis] == of.size else replace(of, size=alone[of.axis], valid=None)
         if of.axis in matrix:
             size = fitting[of.axis]
             return of if size == of.size else replace(of, size=size, valid=None)
@@ -117,6 +123,31 @@ def _configured(kernel: Kernel, config: KernelConfig, sizes: Mapping[str, int]) 
         return replace(of, size=together.get(of.axis, 1), valid=None)
 
     return replace(config, blocks=tuple(map(block, config.blocks)))
+
+
+def _alone(kernel: Kernel, items: Sequence[Item], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Blocks of the rows and the columns of a product of matrices that is all there is to a kernel: the library divides them for
+    the caches, and packs what a block reads once for each, so that there should be no more blocks than threads want."""
+    every = [item for item in flat(items) if isinstance(item, Define)]
+    dots = [item for item in every if isinstance(item.op, Dot)]
+    if len(dots) != 1 or len(items) != len(list(flat(items))):
+        return {}
+    dot, value = dots[0].op, dots[0].value
+    assert isinstance(dot, Dot)
+    parts = {dot.left.name, dot.right.name, value.name}
+    others = (item for item in every if item.value.dims and item.value.name not in parts)
+    grid = {block.axis for block in kernel.blocks if block.kind == "grid" and block.size}
+    axes = [dim for dim in value.dims if dim not in dots[0].dims]
+    if len(axes) != 2 or not grid.issuperset(axes) or any(len(item.value.dims) > 1 for item in others):
+        return {}
+    found = {axis: sizes[axis] for axis in axes}
+    rest = prod(sizes[axis] for axis in grid if axis not in found)
+    while prod(-(-sizes[a] // n) for a, n in found.items()) * rest < PRODUCTS * cores():
+        longest = max(found, key=found.__getitem__)
+        if found[longest] < 2 * LEAST_ROWS:
+            break
+        found[longest] = -(-found[longest] // 2 // LANES) * LANES
+    return found
 
 
 def _crossed(items: Sequence[Item], grid: Collection[str]) -> set[str]:

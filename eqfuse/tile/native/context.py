@@ -108,7 +108,7 @@ class Context:
             for axis, block in self.blocks.items()
         }
         items = plain(kernel, self.lengths)
-        self.tree = Tree(items, nesting(items, self.lengths), interface.unit)
+        self.tree = Tree(items, nesting(items, self.lengths), interface.unit, self.stored)
         self.lines: list[str] = []
         self.depth = 1
         self.scopes: list[dict[str, tuple[str, bool]]] = [{}]
@@ -215,8 +215,10 @@ class Context:
             name = self.tree.into[name]
         return name
 
-    def _is_added(self, item: Define | Put) -> bool:
-        """Whether an item is a sum of what has been added to it already."""
+    def _is_done(self, item: Define | Put) -> bool:
+        """Whether an item is a sum of what has been added to it already, or a store of a product that is made there."""
+        if isinstance(item, Put):
+            return item.store.value.name in self.tree.stored
         return (
             isinstance(item, Define)
             and isinstance(item.op, ReduceTile)

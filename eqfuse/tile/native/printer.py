@@ -11,7 +11,6 @@ from eqfuse.tile.dtypes import INTEGERS, identity
 from eqfuse.tile.native.context import Interface, Names, Open
 from eqfuse.tile.native.folds import UNROLLED, folded_axis, folds_of
 from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, NotNative, Put, Walk
-from eqfuse.tile.native.tree import items_in
 from eqfuse.tile.native.text import (
     ELEMENTS,
     applied,
@@ -22,6 +21,7 @@ from eqfuse.tile.native.text import (
     rounded,
     type_of,
 )
+from eqfuse.tile.native.tree import items_in
 from eqfuse.tile.native.whole import Whole
 from eqfuse.tile.nodes import (
     Argument,
@@ -202,7 +202,7 @@ class _KernelPrinter(Whole):
                     self._walk(node)
 
     def _loop(self, loop: Loop) -> None:
-        if all(map(self._is_added, items_in(loop.body))):
+        if all(map(self._is_done, items_in(loop.body))):
             return
         folds = [item for item in folds_of(loop) if folded_axis(item) == loop.axis]
         if self._is_jammed(loop, folds) and self._is_cached(loop):
@@ -399,7 +399,7 @@ class _KernelPrinter(Whole):
             self.emit(f"{name} = {following};")
 
     def _leaf(self, item: Define | Put) -> None:
-        if self._is_added(item):
+        if self._is_done(item):
             return
         if isinstance(item, Put):
             self._store(item.store)

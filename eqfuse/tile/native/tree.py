@@ -26,6 +26,8 @@ from eqfuse.tile.nodes import (
     Positions,
     RankTile,
     ReduceTile,
+    Start,
+    Store,
     Value,
 )
 from eqfuse.tile.walk import operands
@@ -61,12 +63,17 @@ class Linear:
 class Tree:
     """`memory` are the values that are kept in memory, with the loops that all of their reads share; `direct` the loads
     that a matrix product reads where they are; `again` what is computed once more; `states` the names of the state
-    variables that one fold computes; `into` the sums that matrix products, and sums of them, are added to at once."""
+    variables that one fold computes; `into` the sums that matrix products, and sums of them, are added to at once; `stored`
+    the stores of matrix products that nothing else reads: these are made where they are stored."""
 
     def __init__(
-        self, items: Sequence[Item], depth: Mapping[str, int], unit: Container[tuple[str, int]]
+        self,
+        items: Sequence[Item],
+        depth: Mapping[str, int],
+        unit: Container[tuple[str, int]],
+        dtypes: Mapping[str, str],
     ) -> None:
-        self.depth, self._unit = depth, unit
+        self.depth, self._unit, self._dtypes = depth, unit, dtypes
         self.memory: dict[str, Path] = {}
         self.direct: set[str] = set()
         self.again: set[str] = set()
@@ -81,6 +88,7 @@ class Tree:
         self.body = root.body
         _prune(self.body, self._needed())
         self.into = self._into()
+        self.stored = self._stored()
 
     # Placing ---------------------------------------------------------------------------------------
 
@@ -423,6 +431,30 @@ class Tree:
             alike = self.place(part.name) == self.place(total.name) and self.uses(part.name) == 1
             if (begins or part.name in found.values()) and alike:
                 found[part.name] = total.name
+        return found
+
+    def _stored(self) -> dict[str, Store]:
+        """For each matrix product that is made once and only stored, its store: at plain positions, in its own dtype, to a
+        tensor of which neighbours along the last dimension are neighbours in memory."""
+        found = {}
+        for item in items_in(self.body):
+            if not isinstance(item, Put) or item.store.mask is not None:
+                continue
+            store, value = item.store, item.store.value
+            made = self.defined[value.name].op
+            places = [self.defined[at.name].op for at in store.index]
+            axes = [at.axis if isinstance(at, Positions | Start) else None for at in places]
+            plain = None not in axes and len(set(axes)) == len(axes) and set(value.dims) <= set(axes)
+            dtype = self._dtypes.get(store.tensor)
+            if not isinstance(made, Dot) or not plain or self.uses(value.name) != 1:
+                continue
+            if made.accumulator is not None and not self.is_nothing(made.accumulator):
+                continue
+            path = self._scopes[value.name].paths[value.name]
+            if path or dtype != value.dtype or (store.tensor, len(axes) - 1) not in self._unit:
+                continue
+            if dtype in ("f32", "f64"):
+                found[value.name] = store
         return found
 
     def is_nothing(self, value: Value) -> bool:

@@ -22,6 +22,7 @@ from eqfuse.tile.nodes import (
     LoadTile,
     MergeTile,
     RankTile,
+    Store,
     Value,
 )
 
@@ -81,6 +82,20 @@ class Whole(Folds):
             terms.append(f"({begin}) * {stride}")
         return " + ".join(terms), strides
 
+    def _store_place(self, store: Store) -> tuple[str, dict[str, str]]:
+        """A pointer to where a store's tile begins, and the distance of neighbours along its dims, which no loop is around, in
+        the order of the tensor's."""
+        self.used.add(store.tensor)
+        terms, steps = [self._tensor(store.tensor)], {}
+        for place, at in enumerate(store.index):
+            stride = self._stride(store.tensor, place)
+            axis = self._axis_of(at)
+            assert axis is not None
+            terms.append(f"(i64)start_{self._c(axis)} * {stride}")
+            if axis in at.dims:
+                steps[axis] = stride
+        return " + ".join(terms), steps
+
     def _named(self, text: str) -> str:
         name = self.names.fresh("begin")
         self.emit(f"const i64 {name} = {text};")
@@ -90,17 +105,20 @@ class Whole(Folds):
         if op.precision != "exact":
             raise NotNative(f"a product in precision {op.precision}")
         value, open_ = item.value, {loop.axis for loop in self.loops}
-        out = self._buffer(value.name)
-        keep = "true" if value.name in self.tree.into else self._accumulate(out, op.accumulator)
+        stored = self.tree.stored.get(value.name)
+        keep = "true" if value.name in self.tree.into else "false"
+        if stored is None and keep == "false":
+            keep = self._accumulate(self._buffer(value.name), op.accumulator)
         self.guards = []
         (left, left_steps), (right, right_steps) = self._place(op.left), self._place(op.right)
         masks = [None if mask is None else self._place(mask) for mask in (op.left_mask, op.right_mask)]
-        place, out_steps = self._place(value)
+        place, out_steps = self._place(value) if stored is None else self._store_place(stored)
         mine = [dim for dim in value.dims if dim not in open_]
         rows = [dim for dim in mine if dim in left_steps]
         columns = [dim for dim in mine if dim not in left_steps]
         # The dims that the library walks: the last ones in memory; loops around it walk the others.
-        row, column = (max(dims, key=out.dims.index, default=None) for dims in (rows, columns))
+        last = self.tree.depth.__getitem__ if stored is None else list(out_steps).index
+        row, column = (max(dims, key=last, default=None) for dims in (rows, columns))
         offsets = ["", "", "", *("" for _ in masks)]
         opened = 0
         for dim in mine:
@@ -186,7 +204,9 @@ class Whole(Folds):
             for k, ((_, step), dtype, o) in enumerate(zip(lists, dtypes, fold.ops, strict=True)):
                 one = number(identity(o, dtype), dtype)
                 place = f"list{k} + r * {step}"
-                first += f" {self._put_lane(dtype, place, f'splat({one})') if wide else f'*({place}) = {one};'}"
+                first += (
+                    f" {self._put_lane(dtype, place, f'splat({one})') if wide else f'*({place}) = {one};'}"
+                )
             self.emit(f"for (i64 r = 0; r < ranks; r++) {{{first} }}")
             for group in groups:
                 with self.block():
