@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eqfuse import debug
-from eqfuse.cache import entries
+from eqfuse.cache import entries, files
 from eqfuse.cache.codec import Codec, Malformed, Uncodable
 from eqfuse.cache.entries import Key, Unfit
 from eqfuse.cache.files import searched, write_whole
@@ -40,9 +40,6 @@ from eqfuse.terms import nodes as terms
 from eqfuse.terms.folds import Fold, folds_in
 from eqfuse.terms.nodes import Expr, Output, Program, Reduce
 from eqfuse.verify.certificate import Certificate, StageReport
-
-OFF = "off"
-"""`$EQFUSE_CACHE` that keeps and reads nothing."""
 
 Value = TypeVar("Value")
 
@@ -194,7 +191,7 @@ def anew() -> Iterator[None]:
 
 def is_off() -> bool:
     """Whether nothing is kept, nor read."""
-    return _anew.get() or os.environ.get("EQFUSE_CACHE") == OFF
+    return _anew.get() or files.is_off()
 
 
 def has_any(kind: str) -> bool:

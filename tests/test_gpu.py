@@ -5,6 +5,10 @@ bench/gpu_site.py makes what such a machine lacks.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -247,3 +251,53 @@ def test_what_is_unaligned_or_strided_is_told_apart() -> None:
     for _ in range(2):
         for given in (x, x[1:, 1:], x[:, ::2], x.T, x[:1].expand(9, 257), x[:, :256], x[:, :1]):
             torch.testing.assert_close(kernel(x=given), given / given.abs().sum(1, keepdim=True))
+
+
+SECOND_PROCESS = """
+import sys, threading, torch
+import eqfuse as eq
+kernel = eq.compile(sys.argv[1], prefer=sys.argv[2])
+worst = 0.0
+def call(length):
+    global worst
+    x = torch.randn(64, length, device="cuda")
+    right = torch.softmax(x.double(), -1)
+    for _ in range(3):
+        worst = max(worst, float((kernel(x=x) - right).abs().max()))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        worst = max(worst, float((kernel.bind(x=x)() - right).abs().max()))
+    torch.cuda.synchronize()
+for length in (1024, 1000, 4096):
+    call(length)
+thread = threading.Thread(target=call, args=(4096,))
+thread.start()
+thread.join()
+x, graph = torch.randn(64, 1024, device="cuda"), torch.cuda.CUDAGraph()
+kernel(x=x), kernel(x=x)
+with torch.cuda.graph(graph):
+    y = kernel(x=x)
+x.normal_()
+graph.replay()
+worst = max(worst, float((y - torch.softmax(x.double(), -1)).abs().max()))
+print(worst, "triton" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("prefer", ["resident", "rolling", "split_k"])
+def test_a_second_process_launches_kept_binaries(prefer: str, tmp_path: Path) -> None:
+    source = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
+    settings = {"XDG_CACHE_HOME": str(tmp_path), "EQFUSE_CACHE": "on"}
+    for first in (True, False):
+        done = subprocess.run(
+            [sys.executable, "-c", SECOND_PROCESS, source, prefer],
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        worst, imported = done.stdout.split()
+        assert float(worst) < 1e-6
+        assert imported == str(first)

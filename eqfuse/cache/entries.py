@@ -26,6 +26,7 @@ KINDS: Mapping[str, str] = {
     "certified": "certificates of loop nests",
     "tuned": "the fastest plans that `Kernel.tune` has found",
     "triton": "emitted modules, which Triton reads its kernels from",
+    "binaries": "GPU kernels, as Triton has compiled them",
     "native": "C++ kernels, compiled for this machine",
     "machine": "rates of this CPU, as `eqfuse doctor --measure` has measured them",
 }

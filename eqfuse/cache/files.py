@@ -7,6 +7,14 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+OFF = "off"
+"""`$EQFUSE_CACHE` that keeps and reads nothing."""
+
+
+def is_off() -> bool:
+    """Whether nothing is kept, nor read."""
+    return os.environ.get("EQFUSE_CACHE") == OFF
+
 
 def cache_home() -> Path:
     """`$XDG_CACHE_HOME/eqfuse`, or `~/.cache/eqfuse`; need not exist. Raises OSError where nobody knows what `~` is."""

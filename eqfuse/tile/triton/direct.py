@@ -7,6 +7,7 @@ a call is to allocate what it writes, and to launch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import torch
+
+from eqfuse.tile.triton.stand_in import Launched
 
 Call = Callable[[Mapping[str, Any], Sequence[int]], Any]
 """The outputs, for the values of a call by name and the addresses of its tensors in their order; None where it has to go
@@ -200,8 +203,6 @@ class _Writer:
         """Launches of all kernels; `number` gives the text of a scalar of a call, by name and by int or float."""
         for kernel, taken in self._kind.module.ARGUMENTS.items():
             compiled, grid, integers, numbers, constants = self._kind.known[kernel]
-            compiled[(grid, 1, 1)]  # loads the binary
-            run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
             pointers = [self.addresses[name] for name in taken["tensors"]]
             given: list[Text | Any] = [*map(Text, pointers), *integers]
             given += [
@@ -209,12 +210,22 @@ class _Writer:
                 for name, value in zip(taken["numbers"], numbers, strict=True)
             ]
             given += constants
-            straight = arguments_of_launch(run, grid, function, packed, len(given))
-            if straight is None:
-                places = map(Place, range(len(given)))
-                straight = run, (grid, 1, 1, STREAM, function, packed, None, None, None, *places)
-            launch, template = straight
+            if isinstance(compiled, Launched):
+                varying = [place for place, value in enumerate(given) if isinstance(value, Text)]
+                launch: Any = compiled.loaded.launcher(grid, given, varying)
+                template: Sequence[Any] = (STREAM, *map(Place, varying))
+            else:
+                launch, template = self._through_triton(compiled, grid, len(given))
             self.line(f"{self.constant(launch)}({', '.join(self._filled(template, given))})")
+
+    def _through_triton(self, compiled: Any, grid: int, count: int) -> tuple[Any, Sequence[Any]]:
+        """What launches one of Triton's binaries, and what that is given."""
+        compiled[(grid, 1, 1)]  # loads the binary
+        run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+        straight = arguments_of_launch(run, grid, function, packed, count)
+        if straight is not None:
+            return straight
+        return run, (grid, 1, 1, STREAM, function, packed, None, None, None, *map(Place, range(count)))
 
     def _filled(self, template: Sequence[Any], given: Sequence[Text | Any]) -> Iterator[str]:
         """The text of what a launch is given: the stream, the kernel's own arguments, and what never changes, neighbours of
@@ -254,15 +265,21 @@ def _current_device() -> Callable[[], int]:
 
 
 def _current_stream() -> Callable[[int], int]:
-    """Triton's own function for it: the address of a device's current stream."""
-    from triton.runtime.driver import driver
-
-    found: Callable[[int], int] = driver.active.get_current_stream
+    """The address of a device's current stream."""
+    found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
     return found
 
 
+def is_watched() -> bool:
+    """Whether somebody has hooks around Triton's launches, as profilers do."""
+    return "triton" in sys.modules and _watched()()
+
+
 def _watched() -> Callable[[], bool]:
-    """Whether somebody has hooks around launches, as profilers do."""
+    """What says whether somebody has such hooks, again and again."""
+    modules = sys.modules
+    if "triton" not in modules:
+        return lambda: "triton" in modules and is_watched()
     from triton import knobs
 
     runtime = knobs.runtime

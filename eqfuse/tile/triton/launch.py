@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
-from eqfuse.cache.files import cache_home, write_whole
+from eqfuse.cache.files import cache_home, is_off, searched, write_whole
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.threads import Lock, cached
+from eqfuse.tile.triton import binaries, direct
 from eqfuse.tile.triton.direct import Kind, known_call
+from eqfuse.tile.triton.stand_in import Missing, module_of
 
 
 def cache_folders() -> list[Path]:
@@ -82,34 +84,81 @@ def _loaded(source_text: str, interpreted: bool) -> ModuleType:
 
 @dataclass(frozen=True)
 class TritonProgram:
-    """An emitted module and the name of its function; called as that function is."""
+    """An emitted module and the name of its function; called as that function is. Where binaries were kept for all that a call
+    launches, Triton is not even imported; else it compiles, and what it compiled is kept."""
 
     source_text: str
     name: str
+    _modules: dict[str, ModuleType | None] = field(default_factory=dict, compare=False, repr=False)
+    """Those that calls of this process have used: `kept`, whose kernels are binaries, where there are any, and `triton`."""
+
+    _seen: set[int] = field(default_factory=set, compare=False, repr=False)
+    """What Triton has compiled and was kept, or cannot be: by their ids, for Triton holds all of it."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs on the GPU that holds the tensors. Raises BindError where the arguments do not fit,
         and EqfuseError where Triton does not compile a kernel for the device."""
+        is_kept = is_served((*args, *kwargs.values()))
         try:
-            return self._function(*args, **kwargs)
+            if is_kept and (binaries_of := self._kept()) is not None:
+                with suppress(Missing):
+                    return getattr(binaries_of, self.name)(*args, **kwargs)
+            made = self._function(*args, **kwargs)
         except ValueError as error:
             raise BindError(str(error)) from error
         except Exception as error:
+            if isinstance(error, EqfuseError):
+                raise
             from triton.errors import TritonError
 
             if not isinstance(error, TritonError | RuntimeError):
                 raise
             if not isinstance(error, TritonError) and "PassManager" not in str(error):
                 raise
-            kernels = ", ".join(load(self.source_text).CONFIGS)
+            kernels = ", ".join(self._triton.CONFIGS)
             raise EqfuseError(
                 f"Triton refused a kernel of {self.name} ({kernels}): {error}",
                 hint="smaller blocks or fewer stages may fit, see config=",
             ) from error
+        if is_kept:
+            self._keep()
+        return made
+
+    def _kept(self) -> ModuleType | None:
+        """The module of kept binaries, until Triton has to compile one; None where launches go through Triton."""
+        if "triton" in self._modules or direct.is_watched():
+            return None
+        if "kept" not in self._modules:
+            is_there = any((folder / binaries.KIND).is_dir() for folder in searched())
+            self._modules["kept"] = module_of(self.source_text) if is_there else None
+        return self._modules["kept"]
+
+    def _keep(self) -> None:
+        """Keeps what Triton has compiled."""
+        module = self._triton
+        caches = [c for name in module.CONFIGS for c in getattr(module, name).device_caches.values()]
+        for each in (found for cache in caches for found in cache[0].values()):
+            if id(each) not in self._seen:
+                self._seen.add(id(each))
+                entry = binaries.compiled(each, self._digest)
+                if entry is not None:
+                    with suppress(OSError):
+                        binaries.keep(*entry)
 
     @cached
+    def _digest(self) -> str:
+        return binaries.digest(self.source_text)
+
+    @property
+    def _triton(self) -> ModuleType:
+        found = self._modules.get("triton")
+        if found is None:
+            found = self._modules["triton"] = load(self.source_text)
+        return found
+
+    @property
     def _function(self) -> Callable[..., Any]:
-        return getattr(load(self.source_text), self.name)  # type: ignore[no-any-return]
+        return getattr(self._triton, self.name)  # type: ignore[no-any-return]
 
     def kind(
         self,
@@ -122,20 +171,31 @@ class TritonProgram:
     ) -> Kind | None:
         """What calls like one that has run have in common. `tensors` are in the program's order, `names` are theirs in the
         order of the call; None where nothing was compiled for them."""
-        module = load(self.source_text)
-        known = known_call(module, tensors, scalars, integers, sizes)
         place = next((tensor.device for tensor in tensors.values()), None)
         if place is None:
             return None
-        kind = Kind(module, known, names, outputs, place)
-        return kind if kind.is_compiled else None
+        for module in filter(None, self._modules.values()):
+            known = known_call(module, tensors, scalars, integers, sizes)
+            kind = Kind(module, known, names, outputs, place)
+            if kind.is_compiled:
+                return kind
+        return None
 
     @property
     def compilations(self) -> int:
-        """How many binaries Triton has compiled, or loaded, of the module's kernels, on all devices."""
-        module = load(self.source_text)
-        kernels = [getattr(module, name) for name in module.CONFIGS]
+        """How many binaries Triton has compiled, or loaded, of the module's kernels, on all devices; those that were kept are
+        counted where they are loaded."""
+        kernels = [
+            getattr(each, name) for each in filter(None, self._modules.values()) for name in each.CONFIGS
+        ]
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+
+def is_served(given: Sequence[Any]) -> bool:
+    """Whether kept binaries may run calls with these arguments: all tensors are on a device of NVIDIA's."""
+    tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    on_gpu = bool(tensors) and all(tensor.device.type == "cuda" for tensor in tensors)
+    return on_gpu and torch.version.hip is None and not is_off()
 
 
 def interpret(source_text: str, name: str, *args: Any, **kwargs: Any) -> Any:
