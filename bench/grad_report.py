@@ -89,7 +89,7 @@ def _judged(example: Example) -> Outcome:
     wrt = [name for name, value in tensors.items() if value.dtype.kind == "f"]
     if not wrt or not real_outputs(program):
         return Outcome("constant")
-    axes = axes_of(program.outputs)
+    axes = {*axes_of(program.outputs), *program.domains.values()}
     sizes = {axis: size for axis, size in example.sizes.items() if axis in axes}
     scalars = {name: number for name, number in example.scalars.items() if name in program.scalars}
     with np.errstate(all="ignore"):

@@ -46,7 +46,7 @@ def run(options: Options, report: Report) -> None:
     started = time.perf_counter()
     on_gpu = options.device.startswith("cuda")
     prompt, tokens = (4096, 512) if on_gpu and not options.small else (24, 6)
-    for name in chosen_names(options.only, ("llama3_8b", "smollm2") if on_gpu else ("tiny",)):
+    for name, batches in _chosen(options.only, on_gpu).items():
         torch.manual_seed(options.seed)
         dtype = torch.bfloat16 if on_gpu else torch.float32
         with torch.device(options.device):
@@ -56,7 +56,7 @@ def run(options: Options, report: Report) -> None:
                 model = Decoder(SHAPES[name]).eval()
             finally:
                 torch.set_default_dtype(before)
-        for batch in (1, 16) if on_gpu else (1, 3):
+        for batch in batches:
             ids = torch.randint(0, SHAPES[name].vocabulary, (batch, prompt), device=options.device)
             expected: tuple[Tensor, ...] | None = None
             for way, compiler in _ways(options):
@@ -86,6 +86,16 @@ def run(options: Options, report: Report) -> None:
                 texts = (f"{column.heading} {text}" for column in COLUMNS if (text := column.cell(row)))
                 print(", ".join(texts), flush=True)
     _compare(report)
+
+
+def _chosen(only: str | None, on_gpu: bool) -> dict[str, list[int]]:
+    """The batches of every model that is run; `--only llama3_8b_batch16` takes one of them."""
+    models, batches = (("llama3_8b", "smollm2"), (1, 16)) if on_gpu else (("tiny",), (1, 3))
+    cells = {f"{name}_batch{batch:02}": (name, batch) for name in models for batch in batches}
+    found: dict[str, list[int]] = {}
+    for cell in chosen_names(only, list(cells)):
+        found.setdefault(cells[cell][0], []).append(cells[cell][1])
+    return found
 
 
 def _compare(report: Report) -> None:
