@@ -20,6 +20,7 @@ from eqfuse.devices import Target, place_of
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.define import admit, registered_in
 from eqfuse.extract.devices import Device
+from eqfuse.extract.foreseen import Foreseen
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
@@ -154,6 +155,13 @@ class Kernel:
             results = self._shapes.run(special, given)
             self._shapes.remember(key, special, given)
             return given.returned([results[output.name] for output in self.program.outputs])
+
+    def foreseen(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Foreseen:
+        """What a call of these tensors and numbers would take: predicted seconds, and the bytes of what its kernels would make
+        for each other. The plan is chosen as the call would choose it; nothing runs."""
+        arguments = self._shapes.arguments
+        with undisturbed():
+            return self._shapes.foreseen(self._shapes.of(arguments, arguments.given(values, sizes)))
 
     def bind(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Launch:
         """A launch: this very call, its tensors and numbers fixed, that may be run again and again. It gives the same output

@@ -17,8 +17,10 @@ from eqfuse.compiled import Compiled, Shape, shape_of
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, device_named, place_of
 from eqfuse.errors import EqfuseError, VerificationError
-from eqfuse.extract.candidates import Candidate, Search
+from eqfuse.extract.candidates import Candidate, Search, with_outputs
+from eqfuse.extract.candidates import shape_of as shape_of_nest
 from eqfuse.extract.devices import Device
+from eqfuse.extract.foreseen import Foreseen
 from eqfuse.lowered import lower_nest
 from eqfuse.regions import TOLERANCE, Corner, Region, Regions
 from eqfuse.terms.floats import TORCH_DTYPES
@@ -330,6 +332,23 @@ class Specializations:
         self._calls = {call: found for call, found in self._calls.items() if found.shape != new.shape}
 
     # -- known calls ------------------------------------------------------------------------------
+
+    def foreseen(self, special: Specialization) -> Foreseen:
+        """What a call would take, and its kernels would make for each other."""
+        compiled, extents = special.compiled, special.extents
+        nest, shards = compiled.chosen.nest, max(special.shards.values(), default=1)
+        shape = shape_of_nest(nest, extents, with_outputs(self.derived.program, special.dtypes), shards)
+        made = {
+            b: shape.itemsize(b.name) * shape.positions(frozenset(b.axes))
+            for b in nest.buffers
+            if not b.is_output
+        }
+        of = dict(nest.domains)
+        axes = (
+            of.get(axis, axis) for b in sorted(made, key=made.__getitem__, reverse=True) for axis in b.axes
+        )
+        own = tuple(dict.fromkeys(axis for axis in axes if axis in extents))
+        return Foreseen(sum(made.values()), own, lambda: self._seconds_of(compiled, extents))
 
     def remember(self, key: CallKey | None, special: Specialization, given: Given) -> None:
         """Keeps what runs calls of a key, but for those that are run in another way: with arrays, or empty axes."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C._functorch import maybe_current_level
 
 from eqfuse.differentiate.certify import certify_gradient
+from eqfuse.differentiate.divide import Compiled, Division, Divisions
 from eqfuse.differentiate.gradient import (
     cotangent,
     differentiable,
@@ -34,29 +35,16 @@ from eqfuse.threads import cached
 from eqfuse.verify.certificate import Certificate
 
 
-class Compiled(Protocol):
-    """A kernel, as it is called and differentiated."""
-
-    @property
-    def program(self) -> Program: ...
-
-    @property
-    def certificate(self) -> Certificate: ...
-
-    @property
-    def bound(self) -> float: ...
-
-    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
-
-
 @dataclass(frozen=True)
 class GradientCertificate:
     """`adjoint`: that the program of the gradient is one (docs/gradients.md); `kernel`: that its kernel computes it;
-    `forward`: that what it reads of the forward is what that computes, where it saves anything but outputs."""
+    `forward`: that what it reads of the forward is what that computes, where it saves anything but outputs; `chunks`, of a
+    call that ran in chunks: that they give the same, and that their kernels compute them."""
 
     adjoint: Certificate
     kernel: Certificate
     forward: Certificate | None = None
+    chunks: tuple[Certificate, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -69,7 +57,7 @@ class GradientCertificate:
 
     @property
     def _parts(self) -> tuple[Certificate, ...]:
-        parts = (self.adjoint, self.kernel, self.forward)
+        parts = (self.adjoint, self.kernel, self.forward, *self.chunks)
         return tuple(part for part in parts if part is not None)
 
     def __bool__(self) -> bool:
@@ -77,7 +65,8 @@ class GradientCertificate:
 
     def __str__(self) -> str:
         text = f"the gradient's program:\n{self.adjoint}\nits kernel:\n{self.kernel}"
-        return text if self.forward is None else f"{text}\nthe kernel of what it saves:\n{self.forward}"
+        text += "" if self.forward is None else f"\nthe kernel of what it saves:\n{self.forward}"
+        return text + "".join(f"\nchunks:\n{part}" for part in self.chunks)
 
 
 @dataclass
@@ -85,7 +74,8 @@ class Backward:
     """The gradient of a kernel by some of its inputs: `source`, its text, and `kernel`, which computes it.
 
     `saved` are the outputs and residuals of the forward that it reads. `forward` is the kernel that gives the residuals
-    after the outputs; None where there are none. `whole` is the source with the definitions of what is saved."""
+    after the outputs; None where there are none. `whole` is the source with the definitions of what is saved. `divisions`
+    are the ways to run it in chunks of an axis."""
 
     program: Program
     constants: Mapping[str, float]
@@ -94,6 +84,7 @@ class Backward:
     saved: tuple[str, ...]
     forward: Compiled | None
     kernel: Compiled
+    divisions: Divisions
 
     @cached
     def adjoint(self) -> Certificate:
@@ -106,7 +97,13 @@ class Backward:
     def certificate(self) -> GradientCertificate:
         """What was verified: that the program is the gradient, and that the kernels compute it."""
         forward = None if self.forward is None else self.forward.certificate
-        return GradientCertificate(self.adjoint, self.kernel.certificate, forward)
+        chunks = () if self.chunks is None else self.chunks.chunked.certificates
+        return GradientCertificate(self.adjoint, self.kernel.certificate, forward, chunks)
+
+    @property
+    def chunks(self) -> Division | None:
+        """How the last call was divided into chunks of an axis; None where it ran as a whole."""
+        return self.divisions.latest
 
     def __getattr__(self, name: str) -> Any:
         """What a kernel shows: `plan`, `plans()`, `merge`, `loops`, `tile`, `triton`, `explain()`, `why_not()`."""
@@ -245,7 +242,9 @@ class Gradients:
         saved: tuple[str, ...],
         forward: Compiled | None,
     ) -> Backward:
-        found = Backward(self.program, self.constants, source, whole, saved, forward, self.compiled(source))
+        kernel = self.compiled(source)
+        divisions = Divisions(source, kernel, self.compiled)
+        found = Backward(self.program, self.constants, source, whole, saved, forward, kernel, divisions)
         if self.verifies and not found.adjoint.ok:
             raise VerificationError(
                 f"the gradient by {', '.join(names)} was not verified: {found.adjoint.reason}",
@@ -383,7 +382,8 @@ def _pulled_back(
             values[cotangent(name)] = value
     values.update(saved)
     given = {name: values[name] for name in known.reads if name in values}
-    made = known.backward.kernel(**given, sizes=known.sizes)
+    division = known.division(given)
+    made = division(given, known.sizes) if division else known.backward.kernel(**given, sizes=known.sizes)
     for name, value in zip(wanted, made if isinstance(made, tuple) else (made,), strict=True):
         wide = values[name]
         value = value if value.dtype == wide.dtype else value.to(wide.dtype)
@@ -393,13 +393,24 @@ def _pulled_back(
 MOST_CALLS = 1024
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pulled:
-    """What the backward of calls that are alike runs: what its kernel reads, and the sizes that it is given."""
+    """What the backward of calls that are alike runs: what its kernel reads, the sizes that it is given, and, once that is
+    foreseen, how it is divided."""
 
     backward: Backward
     reads: tuple[str, ...]
     sizes: Mapping[str, int]
+    _divisions: tuple[Division | None, ...] = ()
+
+    def division(self, values: Mapping[str, Any]) -> Division | None:
+        """How a call is divided. What may be differentiated again, or is transformed, runs as a whole."""
+        if torch.is_grad_enabled() or maybe_current_level() is not None:
+            return None
+        if not self._divisions:
+            self._divisions = (self.backward.divisions.of(values, self.sizes),)
+        (self.backward.divisions.latest,) = self._divisions
+        return self._divisions[0]
 
 
 def _known(

@@ -1,0 +1,255 @@
+"""Whether a gradient runs in chunks of an axis, and of which: where what its kernels store for each other takes much memory.
+
+A plan may store a large tensor between kernels, as the gradient by the logits of a vocabulary, because it would take longer
+to compute its elements again. Chunk by chunk, as much is computed, and only a chunk of it is there at a time. What that
+takes is predicted, like any plan: sums are read and written once a chunk, and kernels of short chunks leave SMs idle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from eqfuse.differentiate.chunks import Chunks, Undivided, certify_chunks, chunks_of
+from eqfuse.extract.foreseen import Foreseen
+from eqfuse.terms.nodes import Program
+from eqfuse.terms.parser import axes_of
+from eqfuse.verify.certificate import Certificate
+
+LEAST = 64 << 20
+"""Bytes below which nothing is divided: any device has room for them."""
+SHARE = 1.0
+"""What kernels may store for each other, relative to the largest tensor that the call reads."""
+SLOWER = 1.05
+"""How many times longer chunks may be predicted to take."""
+MOST = 64
+"""Chunks at most."""
+WHOLE_TILES = 128
+"""Positions that the length of chunks is a multiple of, where they are longer: blocks of tiles."""
+
+
+class Compiled(Protocol):
+    """A kernel, as it is called, differentiated and divided."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def certificate(self) -> Certificate: ...
+
+    @property
+    def bound(self) -> float: ...
+
+    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
+
+    def foreseen(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Foreseen: ...
+
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """A program in chunks: `kernel` computes one of them, `finish` what is made at the end; `certificate` says that these
+    give what the program gives."""
+
+    chunks: Chunks
+    kernel: Compiled
+    finish: Compiled | None
+    certificate: Certificate
+
+    @property
+    def certificates(self) -> tuple[Certificate, ...]:
+        """That of the chunks, and those of their kernels."""
+        finish = () if self.finish is None else (self.finish.certificate,)
+        return self.certificate, self.kernel.certificate, *finish
+
+    def extent(self, values: Values) -> int:
+        """Positions of the axis."""
+        name, dims = next(iter(self.chunks.inputs.items()))
+        return int(values[name].shape[dims[0]])
+
+    def part(self, values: Values, start: int, length: int) -> dict[str, Any]:
+        """The inputs of a chunk, but for what sums go on from."""
+        known = self.kernel.program
+        names = {*(tensor.name for tensor in known.tensors), *known.scalars}
+        found = {name: value for name, value in values.items() if name in names}
+        for name, dims in self.chunks.inputs.items():
+            for dimension in dims:
+                found[name] = found[name].narrow(dimension, start, length)
+        if self.chunks.start in names:
+            found[self.chunks.start] = start
+        return found
+
+    def sizes(self, sizes: Mapping[str, int], length: int) -> dict[str, int]:
+        """The sizes of a chunk."""
+        return _own(self.kernel.program, {**sizes, self.chunks.axis: length})
+
+    def zeros(self, sizes: Mapping[str, int], like: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What sums begin with."""
+        found = {}
+        for output in self.kernel.program.outputs:
+            before = self.chunks.sums.get(output.name)
+            if before is not None:
+                program = self.kernel.program
+                known = {**sizes, **program.lengths}
+                shape = [known[program.domains.get(axis, axis)] for axis in output.axes]
+                dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+                found[before] = torch.zeros(shape, dtype=dtype, device=like.device)
+        return found
+
+    def __call__(self, values: Values, sizes: Mapping[str, int], length: int) -> tuple[torch.Tensor, ...]:
+        """The outputs, in chunks of so many positions."""
+        chunks, count = self.chunks, self.extent(values)
+        names = [output.name for output in self.kernel.program.outputs]
+        widest = max((v for v in values.values() if isinstance(v, torch.Tensor)), key=_width)
+        carried = self.zeros(sizes, widest)
+        made: dict[str, torch.Tensor] = {}
+        for start in range(0, count, length):
+            here = min(length, count - start)
+            given = {**self.part(values, start, here), **carried}
+            found = self.kernel(**given, sizes=self.sizes(sizes, here))
+            by_name = dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
+            carried = {before: by_name[name] for name, before in chunks.sums.items()}
+            for name, dimension in chunks.outputs.items():
+                part = by_name[name]
+                if name not in made:
+                    shape = [*part.shape]
+                    shape[dimension] = count
+                    made[name] = part.new_empty(shape)
+                made[name].narrow(dimension, start, here).copy_(part)
+        if self.finish is not None:
+            known = self.finish.program
+            sums = {name: carried[before] for name, before in chunks.sums.items()}
+            reads = {*(tensor.name for tensor in known.tensors), *known.scalars}
+            given = {name: value for name, value in {**values, **sums}.items() if name in reads}
+            found = self.finish(**given, sizes=_own(known, sizes))
+            outputs = [output.name for output in known.outputs]
+            made |= zip(outputs, found if isinstance(found, tuple) else (found,), strict=True)
+        return tuple(made[name] for name in chunks.results)
+
+
+def _own(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of a program's axes."""
+    axes = {*axes_of(program.outputs), *program.domains.values()} - program.lengths.keys()
+    return {axis: size for axis, size in sizes.items() if axis in axes}
+
+
+def _width(tensor: torch.Tensor) -> int:
+    return tensor.element_size() if tensor.is_floating_point() else 0
+
+
+@dataclass(frozen=True)
+class Division:
+    """How calls that are alike are divided: chunks of so many positions; what was foreseen of the whole, and of them all."""
+
+    chunked: Chunked
+    length: int
+    whole: Foreseen
+    divided: Foreseen
+
+    def __call__(self, values: Values, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        return self.chunked(values, sizes, self.length)
+
+    def __str__(self) -> str:
+        return (
+            f"chunks of {self.length} positions of {self.chunked.chunks.axis}: "
+            f"{self.divided.stored / 1e6:.3g} MB stored between kernels instead of {self.whole.stored / 1e6:.3g}, "
+            f"{1e3 * self.divided.seconds:.3g} ms predicted instead of {1e3 * self.whole.seconds:.3g}"
+        )
+
+
+@dataclass
+class Divisions:
+    """The ways to divide the program of a kernel. `compiled` makes a kernel of a text; `refused` are axes along which there
+    is none, each with the reason."""
+
+    source: str
+    kernel: Compiled
+    compiled: Callable[[str], Compiled]
+    latest: Division | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+    _known: dict[str, Chunked | None] = field(default_factory=dict)
+
+    def of(self, values: Values, sizes: Mapping[str, int]) -> Division | None:
+        """How a call is divided; None where it runs as a whole. `sizes` are those of all axes of outputs."""
+        whole = self.kernel.foreseen(values, sizes)
+        if whole.stored <= LEAST:
+            return None
+        tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
+        room = max(LEAST, SHARE * max(map(_bytes, tensors), default=0))
+        if whole.stored <= room:
+            return None
+        found = [
+            division
+            for axis in whole.axes
+            if (chunked := self._chunked(axis)) is not None
+            and (division := self._divided(chunked, values, sizes, whole, room)) is not None
+        ]
+        return min(found, key=lambda division: division.divided.seconds, default=None)
+
+    def _chunked(self, axis: str) -> Chunked | None:
+        """The program in chunks of an axis; None where there is none, or it is not verified."""
+        if axis not in self._known:
+            self._known[axis] = self._made(axis)
+        return self._known[axis]
+
+    def _made(self, axis: str) -> Chunked | None:
+        try:
+            chunks = chunks_of(self.source, axis)
+        except Undivided as why:
+            self.refused[axis] = str(why)
+            return None
+        certificate = certify_chunks(self.source, chunks, bound=self.kernel.bound)
+        if not certificate.ok:
+            self.refused[axis] = f"chunks of {axis!r} were not verified: {certificate.reason}"
+            return None
+        finish = None if chunks.finish is None else self.compiled(chunks.finish)
+        return Chunked(chunks, self.compiled(chunks.chunk), finish, certificate)
+
+    def _divided(
+        self, chunked: Chunked, values: Values, sizes: Mapping[str, int], whole: Foreseen, room: float
+    ) -> Division | None:
+        """The fewest chunks that have room, where they are fast enough."""
+        count, chunks = chunked.extent(values), 2
+        while chunks <= min(MOST, count):
+            length = math.ceil(count / chunks)
+            if length > WHOLE_TILES:
+                length = math.ceil(length / WHOLE_TILES) * WHOLE_TILES
+            found = self._foreseen(chunked, values, sizes, length)
+            if found.stored <= room:
+                return (
+                    Division(chunked, length, whole, found)
+                    if found.seconds <= SLOWER * whole.seconds
+                    else None
+                )
+            chunks *= 2
+        return None
+
+    def _foreseen(self, chunked: Chunked, values: Values, sizes: Mapping[str, int], length: int) -> Foreseen:
+        """What all chunks take, and store: sums are there twice, before and after a chunk, and outputs of a chunk beside the
+        whole ones."""
+        widest = max((v for v in values.values() if isinstance(v, torch.Tensor)), key=_width)
+        like = torch.empty(0, dtype=widest.dtype, device="meta")
+        shapes = chunked.zeros(sizes, like)
+        carried = {
+            name: torch.empty((), dtype=x.dtype, device=widest.device).expand(x.shape)
+            for name, x in shapes.items()
+        }
+        given = {**chunked.part(values, 0, length), **carried}
+        one = chunked.kernel.foreseen(given, chunked.sizes(sizes, length))
+        times = math.ceil(chunked.extent(values) / length)
+        own = {**sizes, **chunked.kernel.program.lengths, chunked.chunks.axis: length}
+        outputs = (o for o in chunked.kernel.program.outputs if o.name in chunked.chunks.outputs)
+        parts = sum(math.prod(own.get(axis, 1) for axis in o.axes) for o in outputs) * like.element_size()
+        return Foreseen(
+            one.stored + 2 * sum(map(_bytes, shapes.values())) + parts, one.axes, lambda: times * one.seconds
+        )
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,21 @@
+"""What a call would take, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What a call would take: `stored` bytes of tensors that its kernels make for each other, and the `axes` of these, of the
+    largest first; `price` predicts its seconds."""
+
+    stored: float
+    axes: tuple[str, ...]
+    price: Callable[[], float] = field(compare=False)
+
+    @property
+    def seconds(self) -> float:
+        """The predicted seconds of the call."""
+        return self.price()
