@@ -234,19 +234,19 @@ class Differentiated:
         every = values if isinstance(values, tuple) else (values,)
         return {o.name.removeprefix("d"): v for o, v in zip(gradient.outputs, every, strict=True)}
 
-    def error(self, gradient: Program, beside: Differentiated | None = None) -> float:
+    def error(self, gradient: Program, beside: Sequence[Differentiated] = ()) -> float:
         """The largest difference of both, relative to the largest gradient; where autograd gives a number. NaN is right
-        where an output is none. Only what stays the same for the inputs of `beside` is compared, where given."""
+        where an output is none. Only what stays the same for the inputs of all `beside` is compared."""
         worst = 0.0
-        moved = {} if beside is None else beside.found(gradient)
+        moved = [each.found(gradient) for each in beside]
         for name, value in self.found(gradient).items():
             expected = self.gradients[name]
             usable = np.isfinite(expected)
             if usable.any():
                 scale = max(1.0, float(np.abs(expected[usable]).max()))
-                if beside is not None:
-                    usable = usable & (np.abs(beside.gradients[name] - expected) <= STEADY * scale)
-                    usable = usable & (np.abs(moved[name] - value) <= STEADY * scale)
+                for each, made in zip(beside, moved, strict=True):
+                    usable = usable & (np.abs(each.gradients[name] - expected) <= STEADY * scale)
+                    usable = usable & (np.abs(made[name] - value) <= STEADY * scale)
                 if not self.has_values:
                     usable = usable & ~np.isnan(value)
                 difference = np.abs(np.asarray(value, np.float64)[usable] - expected[usable])

@@ -47,6 +47,8 @@ ROUNDING = 1e-6
 """Relative to the largest element of a gradient."""
 LAST_DIGITS = 512
 """In units of the last digit."""
+MOVES = 8
+"""How often last digits are moved: what is rounding alone has few values, and the same one now and then."""
 FAILED = ("mismatch", "broken")
 
 
@@ -100,8 +102,10 @@ def _judged(example: Example) -> Outcome:
         is_steady = max(errors.values()) <= ROUNDING
         if not is_steady:
             rng = np.random.default_rng(example.seed)
-            moved = tensors | {name: _moved(tensors[name], rng) for name in wrt}
-            beside = Differentiated.of(source, moved, scalars, sizes, wrt, seed=example.seed)
+            moves = [tensors | {name: _moved(tensors[name], rng) for name in wrt} for _ in range(MOVES)]
+            beside = [
+                Differentiated.of(source, moved, scalars, sizes, wrt, seed=example.seed) for moved in moves
+            ]
             errors = {which: known.error(program, beside) for which, program in made.items()}
     for which, error in errors.items():
         if error > ROUNDING:
