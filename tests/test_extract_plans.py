@@ -269,3 +269,13 @@ def test_a_plan_has_the_schedule_that_it_is_named_after(source: str, extent: int
         schedules = {group.schedule for kernel in candidate.plan.kernels for group in kernel.groups}
         assert candidate.plan.schedule in schedules
     assert {candidate.plan.schedule for candidate in found} == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("width", [128, 4096])
+def test_a_product_that_walks_its_own_axis_has_wide_tiles(width: int) -> None:
+    source = "L[i,v] = sum[d](x[i,d] * W[v,d])\ns[i] = sum[v](exp(L[i,v] - max[v](L[i,v])))\nreturn s"
+    derived = derive(source, None, False)
+    extents = {"i": 8192, "d": width, "v": 131072}
+    found = pipeline(derived, extents, {"x": "bf16", "W": "bf16"}, DEVICES["h200"], None).chosen.plan
+    blocks = {block.axis: block.size for block in found.configs[0].blocks}
+    assert blocks["v"] == (128 if width > 256 else 64), found

@@ -114,7 +114,7 @@ def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> Kern
     axes = _tiled_axes(kernel, roles, whole, limits, shape, device)
     tiled = {*packed, *(a.axis for a in axes)}
     blocks |= {a: min(limits[a], GPU_DEPTH) for a in roles.loops if a not in tiled}
-    lattice = Lattice(kernel, shape, device, blocks, axes, overlaps=_loops_over_sides(kernel, roles))
+    lattice = Lattice(kernel, shape, device, blocks, axes, overlaps=_loops_over_sides(kernel, roles, whole))
     if _throttles(kernel, configured(lattice.start), shape, device):
         lattice = lattice.with_rows(GPU_ROWS)
     point = lattice.best()
@@ -226,7 +226,7 @@ def _tiled_axes(
     device: Device,
 ) -> list[TiledAxis]:
     """A row and a column axis of every matrix product, and its own axis where that is walked in steps."""
-    overlaps, packed = _loops_over_sides(kernel, roles), packed_axes(kernel)
+    overlaps, packed = _loops_over_sides(kernel, roles, whole), packed_axes(kernel)
     two = (
         (WARPGROUP_ROWS, GPU_ROWS),
         (WARPGROUP_ROWS, WARPGROUP_ROWS),
@@ -263,9 +263,15 @@ def _depth(kernel: Kernel, axis: str, shape: Shape) -> int:
     return 2 * GPU_DEPTH if sizes == {1} else GPU_DEPTH
 
 
-def _loops_over_sides(kernel: Kernel, roles: Roles) -> bool:
-    """Whether matrix products are inside of loops over their rows or columns."""
-    return any(a in roles.loops for c in contractions(kernel) for a in c.apart)
+def _loops_over_sides(kernel: Kernel, roles: Roles, whole: Collection[str]) -> bool:
+    """Whether matrix products are inside of loops over their rows or columns, and short beside what else a trip does: they walk
+    no axis in steps of their own."""
+    return any(
+        a in roles.loops
+        for c in contractions(kernel)
+        if c.axis not in roles.steps or c.axis in whole
+        for a in c.apart
+    )
 
 
 def _grid(axes: Sequence[str], blocks: Mapping[str, int], extents: Mapping[str, int]) -> int:
