@@ -89,3 +89,18 @@ def test_the_program_as_written_is_had_by_asking_for_its_passes() -> None:
 def test_a_pass_for_each_reduction_that_waits_for_another() -> None:
     kernel = eq.compile("y = sum[c](sq(x[c] / sum[c](abs(x[c]))))", prefer="multi_pass")
     assert str(kernel.loops).count("for c in tiles") == 2
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "split_k"])
+@pytest.mark.parametrize(
+    "extreme", ["max[j](-x[i,j])", "-min[j](x[i,j])", "0 - min[j](x[i,j])"], ids=["max", "min", "minus"]
+)
+def test_differences_of_near_numbers_are_taken_before_anything_is_added(extreme: str, prefer: str) -> None:
+    """What is above the least of a row is exact in float32, and what a state moves by is such a difference."""
+    source = f"b[i,j] = x[i,j] + {extreme}\ny[i] = sum[j](b[i,j] - mean[j](b[i,j]))"
+    steps = np.random.default_rng(3).integers(0, 5, (8, COLUMNS))
+    steps[:, 0] += 5  # the least comes later
+    x = torch.from_numpy(1 + steps * 2.0**-23).float()
+    found = eq.compile(source, prefer=prefer, native="off")(x=x)
+    above = (x - x.min(1, keepdim=True).values).double()
+    assert (found.abs() <= 1e-6 * above.sum(1)).all()

@@ -148,6 +148,9 @@ def _attempt(
                 encoder.lines.append(f'(let {term} (Red "{state.op}" "{axis}" "{part}" {body}))')
                 local[state.name] = terms[state.name, part] = term
         marks = [f"(state {terms[s.name, part]})" for s in states for part in ("A", "B")]
+        marks += [
+            f"(step {terms[s.name, 'AB']} {terms[s.name, part]})" for s in states for part in ("A", "B")
+        ]
         saturation.run(encoder.lines + encoder.facts([axis]) + marks)
         saturation.saturate()
         graph = saturation.read()

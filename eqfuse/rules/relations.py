@@ -71,6 +71,7 @@ _ROWS = (
     Relation("written", "e", "{0} is written so in the program", is_claim=False),
     # States of a merge
     Relation("state", "s", "{0} is a state", is_claim=False),
+    Relation("step", "s, r", "{0} is the value of a state that had the value {1}", is_claim=False),
     Relation("factor", "f, h, X", "{1} is a factor of {0}", is_claim=False),
     Relation("reference_shift", "m, k, P", "a state has {0} shifted by {1}", is_claim=False),
     Relation(

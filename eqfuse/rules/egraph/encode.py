@@ -141,7 +141,7 @@ class Encoder:
                 return self.leaf(expr)
         name = global_name(f"t{len(self.lines)}")
         self.lines.append(f"(let {name} {text})")
-        if text.startswith(("(Cast", "(Exp")):
+        if text.startswith(("(Cast", "(Exp", "(Add")):
             self.lines.append(f"(written {name})")
         return name
 

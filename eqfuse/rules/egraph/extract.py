@@ -50,6 +50,9 @@ LOST_RANGE = 0.02
 whole-axis forms weighs squares, by how many values that nothing bounds are multiplied; a merge keeps those of its states."""
 MOST_DEGREE = 4
 NARROW = (*FLOAT8, "f16")
+UNWRITTEN = 1e-6
+"""Work of a sum that is not put together as the program does it. Of forms that cost as much the program's is taken: its
+difference of near numbers may be exact, and what is added before takes the digits."""
 
 
 @dataclass
@@ -104,6 +107,8 @@ class Extraction:
         own = self._instability(key, node)
         risks = frozenset({(node.head, node.args, own)} if own else ())
         work: float = WORK.get(node.head, 1)
+        if node.head == "Add" and key not in self._written:
+            work += UNWRITTEN
         times = POSITIONS if node.head == "Red" else 1.0
         for arg in node.args:
             risks |= self._risks[arg]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eqfuse.rules.rule import Rewrite, RuleSet
+from eqfuse.rules.rule import Infer, Rewrite, RuleSet
 
 SIMPLIFY = RuleSet(
     "simplify",
@@ -80,6 +80,18 @@ EXPAND = RuleSet(
             "delta(a, b) + delta(c, d)",
             (),
             "(a+c) - (b+d) = (a-b) + (c-d)",
+        ),
+        Infer("step-neg", "step(n, m)", ("step(s, r)", "n == -s", "m == -r"), "what it is subtracted as"),
+        *(
+            Rewrite(
+                f"delta-step-{side}",
+                f"delta({sum}, r)",
+                "delta(s, r) + delta(b, 0)",
+                ("step(s, r)",),
+                "(s+b) - r = (s-r) + b: what a state moves by is exact where it moves little",
+                subsume=True,
+            )
+            for side, sum in (("left", "s + b"), ("right", "b + s"))
         ),
         Rewrite("delta-scale-left", "delta(k * a, k * b)", "k * delta(a, b)", (), "k a - k b = k (a-b)"),
         Rewrite("delta-scale-right", "delta(a * k, b * k)", "delta(a, b) * k", (), "a k - b k = (a-b) k"),
