@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from bench.mutation import Mutant
-from eqfuse.tile.nodes import Constant, Elementwise, Let, Value
+from eqfuse.tile.nodes import BlockSize, Constant, Elementwise, Let, Value
 from eqfuse.tile.roles.nodes import (
     Along,
     At,
     Await,
+    Clear,
+    Column,
     Fill,
     Free,
     Issue,
     Items,
+    Look,
     Loop,
+    Meet,
     Result,
     Role,
     RolesProgram,
@@ -24,6 +28,7 @@ from eqfuse.tile.roles.nodes import (
     Wait,
     When,
 )
+from eqfuse.tile.roles.walk import nested
 
 Body = tuple[Stmt, ...]
 Change = Callable[[Stmt], Iterable[Body]]
@@ -61,6 +66,10 @@ def _produces(role: Role) -> bool:
 
 def _consumes(role: Role) -> bool:
     return role.part == 1
+
+
+def _first_consumes(role: Role) -> bool:
+    return role.part == 0
 
 
 def _each(change: Change, wanted: Callable[[Role], bool]) -> Mutation:
@@ -171,6 +180,46 @@ def _not_taken(stmt: Stmt) -> Iterator[Body]:
             yield (replace(stmt, results=(*stmt.results[:at], new, *stmt.results[at + 1 :])),)
 
 
+def _met_more(stmt: Stmt) -> Iterator[Body]:
+    if isinstance(stmt, Meet):
+        one, more = Value("met_step", (), "i32"), Value("met_other", (), "i32")
+        yield Let(one, Constant(1)), Let(more, Elementwise("add", (stmt.turn, one))), replace(stmt, turn=more)
+
+
+def _unseen(stmt: Stmt) -> Iterator[Body]:
+    if isinstance(stmt, Look):
+        yield (Let(stmt.value, Constant(False)),)
+
+
+def _last_column(stmt: Stmt) -> Iterator[Body]:
+    if isinstance(stmt, Column):
+        size, one, last = (Value(name, (), "i32") for name in ("all_places", "one_place", "last_place"))
+        count = Let(size, BlockSize(stmt.tile.dims[1])), Let(one, Constant(1))
+        yield *count, Let(last, Elementwise("sub", (size, one))), replace(stmt, place=last)
+
+
+def _dropped_by_all(kind: type[Stmt]) -> Mutation:
+    """No consumer has statements of a kind."""
+
+    def without(body: Body) -> Body:
+        kept = (stmt for stmt in body if not isinstance(stmt, kind))
+        return tuple(
+            replace(s, body=without(s.body)) if isinstance(s, Loop | Items | When) else s for s in kept
+        )
+
+    def mutate(program: RolesProgram) -> Iterator[RolesProgram]:
+        if any(
+            isinstance(s, kind) for kernel in program.kernels for r in kernel.roles for s in nested(r.body)
+        ):
+            kernels = (
+                replace(kernel, roles=tuple(replace(role, body=without(role.body)) for role in kernel.roles))
+                for kernel in program.kernels
+            )
+            yield replace(program, kernels=tuple(kernels))
+
+    return mutate
+
+
 def _again(body: Body) -> Iterator[Body]:
     """The pipelined loop begins with the block that its first stage has begun with."""
     for at, stmt in enumerate(body):
@@ -257,5 +306,10 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         ("the producer's turn stays", "slots do not advance", _each(_kept("turn"), _produces)),
         ("a tile is stored through another slot", "one that is filled again", _through),
         ("a stage reads old values", "of the first block", _each(_older, _consumes)),
+        ("consumers do not meet", "one clears what the other has to see", _each(_dropped(Meet), _consumes)),
+        ("consumers have met once more", "one goes on at once", _each(_met_more, _consumes)),
+        ("what is not finite stays", "a product reads it", _dropped_by_all(Clear)),
+        ("nobody looks", "what is not finite is not found", _each(_unseen, _consumes)),
+        ("another column", "of the weights, by hand", _each(_last_column, _first_consumes)),
     )
 )

@@ -140,6 +140,9 @@ class RolesResiduals:
     filled: float = 0.386e-6
     """The more tiles are under way, the less a trip waits; and the later a block begins, whose first copies share the cache with
     the others'."""
+    looked: float = 1.2e11
+    """Bytes of a slot that the consumers of an SM look at in a second, for what is not finite: that of shared memory, 0.6 of it;
+    set, not measured."""
     tile_seconds: float = 0.6
     tile_block: float = 2e-6
     """What Triton kernels of the same programs took of their predicted time, and a wave of thread blocks beside it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -67,11 +69,22 @@ def _compile(
             f"Triton cannot compile the roles of {name} for sm_90: {detail}",
             hint="smaller blocks or fewer slots may fit",
         ) from error
-    machine = compiled.asm["sass"]
+    machine = _machine_code(compiled.asm["cubin"])
     counts = {
         instruction: len(re.findall(rf"\b{instruction}\b", machine)) for instruction in MACHINE_INSTRUCTIONS
     }
     return RolesReport(report_of(name, compiled), counts)
+
+
+def _machine_code(binary: bytes) -> str:
+    """The instructions of a binary as text: Triton's own listing ends after 64 KB of them."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-sass", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _described(module: ModuleType, tile: tuple[str, tuple[object, ...]], blocks: Mapping[str, int]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.gluon.functions import OWN
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -69,13 +70,14 @@ class Expressions:
 
     def __init__(self, places: Places, rows: str, columns: str, part: str) -> None:
         self.places, self.rows, self.columns, self.part = places, rows, columns, part
+        self.rare = False  # whether what is printed is in a branch that is hardly ever taken
         self.pieces: dict[str, Piece] = {}
         self.helpers: set[str] = set()
 
     def use(self, helper: str) -> str:
         """The name of a helper, which the module then prints."""
         self.helpers.add(helper)
-        return helper_name(helper)
+        return helper if helper in OWN else helper_name(helper)
 
     def read(self, value: Value) -> Piece:
         return self.pieces[value.name]
@@ -221,11 +223,18 @@ class Expressions:
     def pointer(self, tensor: str, index: Sequence[Value], dims: tuple[str, ...]) -> Text:
         """The address of an element or a tile of elements, in 64 bits."""
         pointer = Text(self.places.pointers[tensor])
-        for value, stride in zip(index, self.places.strides[tensor], strict=True):
-            piece = self.aligned(self.read(value), dims)
-            if piece.text.code != "0":
-                wide = convert(piece.text, "i64", scalar=not piece.dims, use=self.use)
-                pointer = infix("add", pointer, infix("mul", wide, Text(stride)))
+        for place, stride in zip(index, self.places.strides[tensor], strict=True):
+            piece = self.aligned(self.read(place), dims)
+            text, scalar = piece.text, not piece.dims
+            if text.code == "0":
+                continue
+            if stride == "1":
+                pointer = infix("add", pointer, text)
+                continue
+            if scalar and self.rare:
+                text = call(self.use("at_use"), text)
+            wide = convert(text, "i64", scalar=scalar, use=self.use)
+            pointer = infix("add", pointer, infix("mul", wide, Text(stride)))
         return pointer
 
     def _load(self, op: LoadTile, value: Value) -> Piece:

@@ -66,5 +66,60 @@ THIRD, FIFTH, SEVENTH, NINTH = map(
     _bits, (-0.3333314838499458, 0.1332598744771635, -0.05305296073958027, 0.017257011546749024)
 )
 
-HELPERS: Mapping[str, str] = {"tanh": _tanh()}
+_STRIPS = """\
+    ROWS: gl.constexpr = tile.shape[0]
+    COLUMNS: gl.constexpr = tile.shape[1]
+    EACH: gl.constexpr = 128 // tile.dtype.primitive_bitwidth
+    ACROSS: gl.constexpr = COLUMNS // EACH if COLUMNS < 32 * EACH else 32
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, EACH], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
+    MOST: gl.constexpr = 128 // ACROSS if ACROSS < 16 else 8
+    STRIP: gl.constexpr = MOST if MOST < ROWS else ROWS
+"""
+"""Rows of a tile that 4 warps read at once, 16 bytes for each thread, and how they lie in registers."""
+
+OWN: Mapping[str, str] = {
+    "not_finite": f"""
+def not_finite(tile):
+    # Whether a number of a tile in shared memory is an infinity or NaN: 0 times those is NaN, of all others 0.
+{_STRIPS}    KIND: gl.constexpr = "f16x2" if tile.dtype == gl.float16 else "bf16x2"
+    seen = gl.zeros([STRIP, COLUMNS], tile.dtype, LAYOUT)
+    for n in gl.static_range(ROWS // STRIP):
+        seen = gl.inline_asm_elementwise(
+            "{{ .reg .b32 none; mov.b32 none, 0; fma.rn." + KIND + " $0, $1, none, $2; }}",
+            "=r,r,r",
+            [tile.slice(n * STRIP, STRIP).load(LAYOUT), seen],
+            dtype=tile.dtype,
+            is_pure=True,
+            pack=2,
+        )
+    # Every thread gets the numbers of all warps and folds them: a reduction over warps keeps registers of its own.
+    bad = gl.convert_layout(gl.max((seen != seen).to(gl.int32), 1), gl.BlockedLayout([STRIP], [32], [4], [0]))
+    return gl.max(bad, 0) > 0
+""",
+    "clear_not_finite": f"""
+def clear_not_finite(tile):
+    # What is not finite of a tile in shared memory becomes 0. Matrix products see that.
+{_STRIPS}    for n in gl.static_range(ROWS // STRIP):
+        part = tile.slice(n * STRIP, STRIP)
+        x = part.load(LAYOUT)
+        part.store(gl.where(x - x == 0, x, 0.0).to(tile.dtype))
+    fence_async_shared()
+""",
+    "column": """
+def column(tile, place, LAYOUT: gl.constexpr, ROWS: gl.constexpr):
+    # The column of a tile in registers at a place. The tile is converted where it is: before the loop, it would take registers.
+    tile = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], dtype=tile.dtype, is_pure=False, pack=2)
+    at = gl.arange(0, tile.shape[1], gl.SliceLayout(0, LAYOUT))
+    chosen = gl.where((at == place)[None, :], tile.to(gl.float32), 0.0)
+    return gl.convert_layout(gl.sum(chosen, 1), ROWS)
+""",
+    "at_use": """
+def at_use(x):
+    # A position that addresses are computed from where it is read, not before all loops, where they would take registers.
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)
+""",
+}
+"""Sources of helpers that Triton kernels have not."""
+
+HELPERS: Mapping[str, str] = {"tanh": _tanh(), **OWN}
 """Helper sources by name; all others are Triton's."""

@@ -9,6 +9,7 @@ from eqfuse.loops.blocks import Block
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile.gluon.expressions import Expressions, Places
+from eqfuse.tile.gluon.functions import OWN
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -35,12 +36,16 @@ from eqfuse.tile.roles.nodes import (
     Along,
     At,
     Await,
+    Clear,
+    Column,
     Fill,
     Free,
     Index,
     Issue,
     Items,
+    Look,
     Loop,
+    Meet,
     Put,
     Read,
     Ring,
@@ -54,7 +59,7 @@ from eqfuse.tile.roles.nodes import (
 )
 from eqfuse.tile.roles.walk import nested, read_by
 from eqfuse.tile.triton.expressions import Piece
-from eqfuse.tile.triton.functions import Text
+from eqfuse.tile.triton.functions import Text, call
 from eqfuse.tile.triton.parameters import Names, Tables
 from eqfuse.tile.triton.wrap import wrap
 
@@ -129,7 +134,7 @@ class _Writer:
     def __init__(self, kernel: RolesKernel, name: str, tables: Tables) -> None:
         self.kernel, self.name, self.tables = kernel, name, tables
         self.names = Names(
-            (name, "copy_in", "copy_out", "gl", "gluon", "tma", "mbarrier", "PART", "ROWS", "REGISTERS")
+            (name, "copy_in", "copy_out", "gl", "gluon", "tma", "mbarrier", "PART", "ROWS", "REGISTERS", *OWN)
         )
         self.blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
         self.parameters = self._parameters()
@@ -143,6 +148,8 @@ class _Writer:
             for ring in kernel.rings
             if ring.name in filled_again
         }
+        meets = any(isinstance(stmt, Meet) for role in kernel.roles for stmt in nested(role.body))
+        self.meeting = self.names.new("meeting") if meets else None
         self.staged = {s.name: self.names.new(s.name) for s in kernel.staging}
         tile_axes = {b.axis for b in kernel.blocks if _is_tile(b)}
         self.starts = {
@@ -189,6 +196,7 @@ class _Writer:
     def run(self) -> KernelText:
         producer, *consumers = self.kernel.roles
         shared = [*self.tiles.values(), *self.full.values(), *self.empty.values(), *self.staged.values()]
+        shared += [self.meeting] if self.meeting else []
         starts = [] if self.kernel.persistent else [self.starts[axis] for axis in self.kernel.grid]
         given = [*self.parameters.given(), *shared, *starts]
         blocks = list(self.parameters.blocks.values())
@@ -259,6 +267,11 @@ class _Writer:
                 )
                 lines.append(f"for slot in gl.static_range({ring.slots}):")
                 lines.append(f"    mbarrier.init({barrier}.index(slot), count={count})")
+        if self.meeting:
+            lines.append(
+                f"{self.meeting} = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())"
+            )
+            lines.append(f"mbarrier.init({self.meeting}, count={kernel.consumers})")
         if not kernel.persistent:
             lines += self.grid("gl.program_id(0)")
         passed = ", ".join([*given, *blocks])
@@ -314,13 +327,17 @@ class _RoleText:
         root = writer.tables.root
         extents = {b.axis: parameters.extents.get(root[b.axis], "") for b in self.kernel.blocks}
         extents |= parameters.extents
+        copied = {descriptor.tensor for descriptor in parameters.descriptors.values()}
         scalars = {name: text for name, (text, _) in parameters.scalars.items()}
         places = Places(
             extents,
             scalars,
             parameters.blocks,
             parameters.pointers,
-            parameters.strides,
+            {
+                name: (*steps[:-1], "1") if name in copied else steps
+                for name, steps in parameters.strides.items()
+            },
             writer.starts,
             whole,
         )
@@ -397,6 +414,8 @@ class _RoleText:
                 case Issue(pending, Value() as left, right, _, accumulator):
                     wanted[left.name] = f"gl.DotOperandLayout(0, TILE_{pending.dims[1].upper()}, 2)"
                     other |= {v.name for v in (right.turn, accumulator) if v is not None}
+                case Column(_, _, place):
+                    other.add(place.name)
                 case Loop(_, start, stop, carried, _):
                     links += [(c.value.name, v.name) for c in carried for v in (c.init, c.next)]
                     other |= {start.name, stop.name}
@@ -461,6 +480,17 @@ class _RoleText:
             case Await(value, pending, behind):
                 waited = f"warpgroup_mma_wait({behind}, deps=({text.code(pending)},))"
                 self._define(value, Piece(Text(waited), value.dims))
+            case Look(value, view):
+                self._define(value, Piece(call(text.use("not_finite"), self._view(view))))
+            case Clear(view):
+                self._write(call(text.use("clear_not_finite"), self._view(view)).code)
+            case Meet(turn):
+                self._write(f"mbarrier.arrive({self.writer.meeting})")
+                self._write(f"mbarrier.wait({self.writer.meeting}, {text.read(turn).text.at(4)} & 1)")
+            case Column(value, tile, place):
+                layout = self.operands.get(tile.name, text.layout(tile.dims))
+                column = call(text.use("column"), text.code(tile), text.code(place), layout, "ROWS")
+                self._define(value, Piece(column, value.dims))
             case Put():
                 self._put(stmt)
             case Store(tensor, index, value, mask):
@@ -592,7 +622,9 @@ class _RoleText:
         self._write(f"if {text.code(when.condition)}:")
         self.indent += 1
         with self.local.scope():
+            rare, text.rare = text.rare, text.rare or any(isinstance(s, Meet) for s in when.body)
             self._body(when.body)
+            text.rare = rare
             for result in when.results:
                 new = text.full(text.read(result.then), result.value.dims, result.value.dtype)
                 self._write(f"{text.code(result.value)} = {new}")

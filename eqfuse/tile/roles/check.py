@@ -8,11 +8,15 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.nodes import Dot, Let, Store, Value
 from eqfuse.tile.roles.nodes import (
     Await,
+    Clear,
+    Column,
     Fill,
     Free,
     Issue,
     Items,
+    Look,
     Loop,
+    Meet,
     Put,
     Read,
     Role,
@@ -134,10 +138,21 @@ class _Check:
             case Wait(ring, end, _, before):
                 self.require(ring in self.rings, f"waits for {ring}, which is no ring")
                 self.require((end == "empty") == produces == before, f"waits until {ring} is {end}")
-            case Free(ring, _) | Read(_, View(ring, _, _)) | Issue(_, _, View(ring, _, _), _, _):
+            case (
+                Free(ring, _)
+                | Read(_, View(ring, _, _))
+                | Issue(_, _, View(ring, _, _), _, _)
+                | Look(_, View(ring, _, _))
+                | Clear(View(ring, _, _))
+            ):
                 self.require(not produces and ring in self.rings, f"reads {ring}")
             case Put() | Store():
                 self.require(not produces, f"stores {stmt.tensor}")
+            case Meet():
+                self.require(not produces, "meets the consumers")
+            case Column(value, tile, place):
+                rows = len(tile.dims) == 2 and value.dims == tile.dims[:1] and not place.dims
+                self.require(rows and value.dtype == "f32", f"{value.name} is no column of {tile.name}")
         if isinstance(stmt, Issue):
             for side in (stmt.left, stmt.right):
                 dims = side.dims

@@ -22,7 +22,7 @@ from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.functions import SPECIAL
-from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile, TileProgram, Value
+from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile, RestOfProduct, TileProgram, Value
 from eqfuse.tile.roles.nodes import Await, Issue, Loop, RolesKernel, RolesProgram, Staging
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
@@ -205,6 +205,7 @@ class _Price:
         self._arithmetic = special * alone["special"] + others * alone["elementwise"]
         self._memory = max(alone["memory"], alone["cache"] / 2)
         self._waves, self._trips = _waves(outlook, config), outlook.cost.trips(config)
+        self._looks = self._waves * _looks(tiles, config.blocks, outlook.extents, self._trips)
 
     def seconds(self, roles: Roles) -> float:
         """The predicted time of the kernel in these roles, of these blocks."""
@@ -218,6 +219,7 @@ class _Price:
             overlapped=bool(roles.delayed),
             persistent=roles.persistent,
         )
+        seconds += self._looks * roles.consumers / self._residuals.looked
         return max(seconds, self._memory)
 
 
@@ -283,6 +285,24 @@ def _in_roles(tiles: TileProgram) -> tuple[float, float]:
         return 1.0, 1.0
     spared, more = sum(few for few, _ in eased), sum(many for _, many in eased)
     return 1 - spared / special, 1 + more / len(ops)
+
+
+def _looks(tiles: TileProgram, blocks: Sequence[Block], extents: Mapping[str, int], trips: float) -> float:
+    """Bytes of tiles that a consumer looks at in a thread block, since they may hold infinities or NaN that are masked."""
+    sizes = {b.axis: b.size or _power(extents[b.axis]) for b in blocks}
+    looked = 0.0
+    loops = [stmt for stmt in tiles.kernels[0].body if isinstance(stmt, For)]
+    rests = {
+        loop: [s.op for s in loop.body if isinstance(s, Let) and isinstance(s.op, RestOfProduct)]
+        for loop in loops
+    }
+    for axis in dict.fromkeys(loop.axis for loop in loops):
+        masked = [rests[loop] for loop in loops if loop.axis == axis]
+        for rest in next(filter(None, masked), []):
+            at_ends = (len(masked) - 1) * (sizes[rest.left.dims[0]] / sizes[axis] + 1)
+            count = trips if all(masked) else min(trips, at_ends)
+            looked += count * math.prod(sizes[a] for a in rest.right.dims) * BYTES[rest.right.dtype]
+    return looked
 
 
 def _waves(outlook: Outlook, config: KernelConfig) -> int:

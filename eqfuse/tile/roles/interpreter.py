@@ -32,12 +32,16 @@ from eqfuse.tile.nodes import Let, Store, Value
 from eqfuse.tile.roles.nodes import (
     At,
     Await,
+    Clear,
+    Column,
     Fill,
     Free,
     Index,
     Issue,
     Items,
+    Look,
     Loop,
+    Meet,
     Put,
     Read,
     Role,
@@ -227,6 +231,7 @@ class _Shared:
 
     def __post_init__(self) -> None:
         consumers = self.kernel.consumers
+        self.meeting = _Barrier(consumers)
         for ring in self.kernel.rings:
             self.slots[ring.name] = [_Slot(_Barrier(1), _Barrier(consumers)) for _ in range(ring.slots)]
 
@@ -353,6 +358,15 @@ class _Role(Instances):
                     self.started[pending.name] = accumulator and self.values[accumulator.name]
                 case Await(value, pending, behind):
                     self.values[value.name] = self._product(value, pending, behind)
+                case Look(value, view):
+                    # of all trials and thread blocks that run together: one that has none adds nothing
+                    self.values[value.name] = self._truth(not self._all_finite(self._tile_of(view)))
+                case Clear(view):
+                    self._clear(view)
+                case Meet(turn):
+                    yield from self._meet(turn)
+                case Column(value, tile, place):
+                    self.values[value.name] = self._column(tile, place)
                 case Put():
                     self._put(stmt)
 
@@ -505,6 +519,33 @@ class _Role(Instances):
         if tile is None or (view.ring, slot) not in self.reading:
             raise TileError(f"{self._who} reads a slot of {view.ring} where nothing is, or may be")
         return tile
+
+    def _all_finite(self, tile: Any) -> bool:
+        return self.domain.is_finite(tile) or bool(np.all(self._is_finite(tile)))
+
+    def _truth(self, holds: bool) -> Any:
+        return np.full((1, 1), holds)
+
+    def _clear(self, view: View) -> None:
+        tile = self._tile_of(view)
+        slot, _ = self._slot(view.ring, view.turn)
+        ring = next(ring for ring in self.rings if ring.name == view.ring)
+        tiles = self.shared.slots[view.ring][slot].tiles
+        assert tiles is not None  # it was read
+        tiles[(self.part or 0) if ring.parts > 1 else 0] = self._finite_part(tile)
+
+    def _meet(self, turn: Value) -> Steps:
+        barrier, parity = self.shared.meeting, self._number_of(turn) % 2
+        barrier.arrive()
+        self.shared.progress += 1
+        while not barrier.passes(parity):
+            yield
+        self.shared.progress += 1
+
+    def _column(self, tile: Value, place: Value) -> Any:
+        array, count = self._real(self.values[tile.name]), self.blocks[tile.dims[1]]
+        number = self._number_of(place)
+        return self.domain.take(self._spread(array, count), (slice(None), slice(None), slice(None), number))
 
     # Products
 

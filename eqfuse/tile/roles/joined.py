@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from eqfuse.tile.nodes import Dot, Elementwise, Let, LoadTile, Op, Start, Value
+from eqfuse.tile.nodes import Dot, Elementwise, Let, LoadTile, Op, RestOfProduct, Start, Value
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import Loop, Result, Stmt, When
 from eqfuse.tile.roles.walk import nested, read_by, renamed
@@ -92,13 +92,15 @@ def _early(first: Loop, second: Loop, fresh: Fresh) -> Loop | None:
     for when in (stmt for stmt in guarded if isinstance(stmt, When)):
         (result,) = when.results
         here = match.counterparts.get(result.value.name)
-        place = next((n for n, s in enumerate(body) if isinstance(s, Let) and s.value == here), None)
+        read = {v.name: match.matched[v.name] for v in _sides(when) if v.name in match.matched}
+        places = [n for n, s in enumerate(body) if isinstance(s, Let) and s.value in (here, *read.values())]
+        place = max(places, default=None)
         readers = [s for s in first.body if isinstance(s, Let) and result.otherwise in operands(s.op)]
         alone = all(s.value.name in match.selects for s in readers)
         if here is None or place is None or not alone:
             return None
         masked = fresh.like(here, "early")
-        branch = renamed(when, {result.otherwise.name: here})
+        branch = renamed(when, {**read, result.otherwise.name: here})
         assert isinstance(branch, When)
         branch = replace(branch, results=(Result(masked, branch.results[0].then, here),))
         later = [renamed(stmt, {here.name: masked}) for stmt in body[place + 1 :]]
@@ -110,6 +112,12 @@ def _early(first: Loop, second: Loop, fresh: Fresh) -> Loop | None:
     )
     test = Let(start, Start(first.axis)), Let(early, Elementwise("lt", (start, second.start)))
     return Loop(first.axis, first.start, second.stop, carried, (*test, *body))
+
+
+def _sides(when: When) -> list[Value]:
+    """The operands of products of which a branch adds the rest."""
+    ops = [stmt.op for stmt in when.body if isinstance(stmt, Let)]
+    return [v for op in ops if isinstance(op, RestOfProduct) for v in (op.left, op.right)]
 
 
 def _without_branches(loop: Loop) -> Loop:
@@ -137,6 +145,7 @@ class _Match:
     second: Loop
     selects: dict[str, Value] = field(default_factory=dict)  # what a select is where its mask holds
     counterparts: dict[str, Value] = field(default_factory=dict)  # what of the first body a select stands for
+    matched: dict[str, Value] = field(default_factory=dict)  # what of the first body a value of the second is
 
     def __post_init__(self) -> None:
         self._ops = [_ops(self.first), _ops(self.second)]
@@ -147,6 +156,8 @@ class _Match:
         key = left.name, right.name
         if key not in self._same:
             self._same[key] = self._compare(left, right)
+            if self._same[key]:
+                self.matched[right.name] = left
         return self._same[key]
 
     def _compare(self, left: Value, right: Value) -> bool:
@@ -158,6 +169,10 @@ class _Match:
         match other:
             case Elementwise("where", (_, inner, _)) if self.same(left, inner):
                 self.selects[right.name] = inner
+                self.counterparts[right.name] = left
+                return True
+            case RestOfProduct(total=total) if self.same(left, total):
+                self.selects[right.name] = total
                 self.counterparts[right.name] = left
                 return True
         return False
@@ -204,7 +219,7 @@ def _guarded(loop: Loop, selects: Mapping[str, Value], late: Value, fresh: Fresh
         body: list[Let] = []
         for link in reversed(chain):
             select = ops[link]
-            body += [*_slice(operands(select.op)[0], ops, body), select]
+            body += [*_slice(_condition(select.op), ops, body), select]
         if any(isinstance(let.op, LoadTile | Dot) for let in body):
             return None
         names = {let.value.name: fresh.like(let.value, "late") for let in body}
@@ -212,6 +227,13 @@ def _guarded(loop: Loop, selects: Mapping[str, Value], late: Value, fresh: Fresh
         made.append(When(late, branch, (Result(stmt.value, names[name], plain),)))
     needed = _needed(made, {item.next.name for item in loop.carried})
     return tuple(s for s in made if not isinstance(s, Let) or s.value.name in needed)
+
+
+def _condition(op: Op) -> Value:
+    """The mask of a select, or of a product of which it is the rest."""
+    mask = op.left_mask if isinstance(op, RestOfProduct) else operands(op)[0]
+    assert mask is not None
+    return mask
 
 
 def _needed(body: Sequence[Stmt], roots: set[str]) -> set[str]:

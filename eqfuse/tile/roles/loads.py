@@ -40,19 +40,29 @@ class Tensors:
         return axis
 
 
-def copied(value: Value, op: LoadTile, ops: Mapping[str, Op], tensors: Tensors, *, finite: bool) -> Index:
+def copied(value: Value, op: LoadTile, ops: Mapping[str, Op], tensors: Tensors, *, whole: bool) -> Index:
     """Where the copy engine finds a tile that is loaded. Raises Unsuited where it cannot copy it.
 
     What it reads past the edge of a tensor is 0, as the mask of a load says. Where a mask ends before the edge, it reads
-    what is there: that is right where only finite numbers are there, as a program may promise (`finite`), for what
-    becomes of masked positions does not depend on them then.
+    what is there, which is right where the `whole` block may be read: nothing that is stored depends on a masked position then.
     """
     what = f"the load of {op.tensor}"
     index = _index(what, op.tensor, op.index, value, ops)
     if op.other != 0:
         raise Unsuited(f"{what} fills with {op.other:g} what is masked")
-    _edges(what, op.tensor, op.mask, index, ops, tensors, finite=finite)
+    if not whole and _early(what, op.tensor, op.mask, index, ops, tensors):
+        raise Unsuited(
+            f"{what} is masked before the tensor's edge, where what is stored may not be finite:"
+            " assume_finite=True promises that it is"
+        )
     return index
+
+
+def ends_early(op: LoadTile, value: Value, ops: Mapping[str, Op], tensors: Tensors) -> list[Value]:
+    """The bounds in the mask of a tile's load that end before its tensor does."""
+    what = f"the load of {op.tensor}"
+    index = _index(what, op.tensor, op.index, value, ops)
+    return _early(what, op.tensor, op.mask, index, ops, tensors)
 
 
 def put(store: Store, ops: Mapping[str, Op], tensors: Tensors) -> Index | None:
@@ -60,10 +70,10 @@ def put(store: Store, ops: Mapping[str, Op], tensors: Tensors) -> Index | None:
     what = f"the store of {store.tensor}"
     try:
         index = _index(what, store.tensor, store.index, store.value, ops)
-        _edges(what, store.tensor, store.mask, index, ops, tensors, finite=False)
+        early = _early(what, store.tensor, store.mask, index, ops, tensors)
     except Unsuited:
         return None
-    return index
+    return None if early else index
 
 
 def _index(what: str, tensor: str, places: tuple[Value, ...], tile: Value, ops: Mapping[str, Op]) -> Index:
@@ -96,17 +106,15 @@ def _place(what: str, value: Value, ops: Mapping[str, Op]) -> Value | Along:
     raise Unsuited(f"{what} is at computed positions")
 
 
-def _edges(
+def _early(
     what: str,
     tensor: str,
     mask: Value | None,
     index: Index,
     ops: Mapping[str, Op],
     tensors: Tensors,
-    *,
-    finite: bool,
-) -> None:
-    """Raises Unsuited unless the mask says no more than that positions are inside of the tensor."""
+) -> list[Value]:
+    """The bounds in a mask that say more than that positions are inside of the tensor. Raises Unsuited for other masks."""
     dims = tensors.axes[tensor]
     edges = {
         place.axis
@@ -115,22 +123,20 @@ def _edges(
         and place.offset is None
         and tensors.extent(axis) == tensors.extent(place.axis)
     }
-    for axis, stop in bounds(what, mask, ops):
-        at_edge = isinstance(ops.get(stop.name), Extent) and axis in edges
-        if not at_edge and not finite:
-            raise Unsuited(
-                f"{what} is masked before the tensor's edge, where what is stored may not be finite:"
-                " assume_finite=True promises that it is"
-            )
+    return [
+        bound
+        for bound, axis, stop in bounds(what, mask, ops)
+        if not (isinstance(ops.get(stop.name), Extent) and axis in edges)
+    ]
 
 
-def bounds(what: str, mask: Value | None, ops: Mapping[str, Op]) -> list[tuple[str, Value]]:
-    """The bounds that a mask is made of."""
+def bounds(what: str, mask: Value | None, ops: Mapping[str, Op]) -> list[tuple[Value, str, Value]]:
+    """The bounds that a mask is made of: each with its axis and its end."""
     if mask is None:
         return []
     match ops.get(mask.name):
         case Bound(axis, stop):
-            return [(axis, stop)]
+            return [(mask, axis, stop)]
         case Align(source):
             return bounds(what, source, ops)
         case Elementwise("and", (left, right)):

@@ -15,6 +15,10 @@
               | Issue(pending, left, right, axis, accumulator)
                                                    starts a matrix product
               | Await(value, pending, behind)      its result, once at most `behind` later products are under way
+              | Look(value, view)                  whether a number of the tile in a slot is an infinity or NaN
+              | Clear(view)                        the infinities and NaN of the tile in a slot become 0
+              | Meet(turn)                         until all consumers are here, for the turn-th time
+              | Column(value, tile, place)         the column of a tile in registers at a place
               | Put(staging, tensor, index, value) stores a tile through shared memory; nothing past the tensor's edge
               | Store(tensor, index, value, mask)  as in the tile program
 
@@ -27,6 +31,9 @@ barrier is asked for the parity of a phase alone.
 The block of `rows` is divided among the `consumers`: each has its own part of every tile with that dim, so that the
 values of a consumer have as many rows as a part. `Start(rows)`, `BlockSize(rows)` and so the bounds of loops are those of
 the whole block, for every role; `Positions`, `Lanes` and `Bound` of `rows` are those of the part.
+
+A consumer may `Clear` a slot that others read: they have all read what is not finite before, as a `Meet` ensures. Whoever
+comes later clears what is clear.
 
 A copy writes its slot at any time between `Fill` and the phase of `full`. A product reads its operands at any time
 between `Issue` and `Await`: a view of a slot may not be freed, and an operand in registers not be replaced, before.
@@ -183,6 +190,31 @@ class Await:
 
 
 @dataclass(frozen=True)
+class Look:
+    value: Value
+    view: View
+
+
+@dataclass(frozen=True)
+class Clear:
+    view: View
+
+
+@dataclass(frozen=True)
+class Meet:
+    turn: Value
+
+
+@dataclass(frozen=True)
+class Column:
+    """`value` has the rows of `tile`, and is an f32; `place` is below the tile's columns."""
+
+    value: Value
+    tile: Value
+    place: Value
+
+
+@dataclass(frozen=True)
 class Put:
     staging: str
     tensor: str
@@ -190,7 +222,25 @@ class Put:
     value: Value
 
 
-Stmt = Let | Loop | Items | When | At | Fill | Wait | Free | Read | Issue | Await | Put | Store
+Stmt = (
+    Let
+    | Loop
+    | Items
+    | When
+    | At
+    | Fill
+    | Wait
+    | Free
+    | Read
+    | Issue
+    | Await
+    | Look
+    | Clear
+    | Meet
+    | Column
+    | Put
+    | Store
+)
 
 
 @dataclass(frozen=True)

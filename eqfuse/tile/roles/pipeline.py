@@ -34,8 +34,10 @@ from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import (
     At,
     Await,
+    Clear,
     Free,
     Issue,
+    Look,
     Loop,
     Read,
     Result,
@@ -203,6 +205,8 @@ class _Pipeline:
             before = (self.definers.get(value.name) for value in self._reads(number))
             stage = max((found[n] for n in before if n is not None and n < number), default=0)
             found.append(1 if number in self.delayed else stage)
+            if found[-1] and any(isinstance(each, Look) for each in nested((self.body[number],))):
+                raise Unsuited("what a masked product leaves out follows from a product one block behind")
         return found
 
     def _leaves(self, name: str) -> int:
@@ -271,7 +275,8 @@ class _Pipeline:
             names, stmt = env[at], self.body[number]
             if what != "await":
                 for ring in self._rings_of(number):
-                    if ring not in waited and self._first_stage(ring) == at:
+                    late = ring in waited or self._first_stage(ring) != at
+                    if not late and not self._waits(number, ring):
                         waited.add(ring)
                         made.append(Wait(ring, "full", turns[at]))
             if what == "issue":
@@ -298,10 +303,7 @@ class _Pipeline:
                     for each in nested((stmt,)):
                         for value in defined_by(each):
                             names[value.name] = self.fresh.like(value, "of")
-                new = renamed(stmt, names)
-                if isinstance(new, Read):
-                    new = replace(new, view=replace(new.view, turn=turns[at]))
-                made.append(new)
+                made.append(self._at_turn(renamed(stmt, names), turns[at]))
             if what != "issue":
                 made += [
                     Free(ring, turns[at])
@@ -310,17 +312,32 @@ class _Pipeline:
                 ]
         return made
 
+    def _at_turn(self, stmt: Stmt, turn: Value) -> Stmt:
+        """A statement, and those inside of it, that read slots of the loop's rings: those of this turn."""
+        match stmt:
+            case Read(view=view) | Look(view=view) | Clear(view):
+                return replace(stmt, view=replace(view, turn=turn)) if view.ring in self.used else stmt
+            case Wait():
+                return replace(stmt, turn=turn)
+            case When(body=body) | Loop(body=body):
+                return replace(stmt, body=tuple(self._at_turn(inner, turn) for inner in body))
+            case _:
+                return stmt
+
     def _rings_of(self, number: int) -> list[str]:
         stmt = self.body[number]
-        if isinstance(stmt, Read):
-            return [stmt.view.ring]
-        return _rings_read(stmt, self.inside)
+        views = [s.view.ring for s in nested((stmt,)) if isinstance(s, Read | Look | Clear)]
+        return list(dict.fromkeys((*views, *_rings_read(stmt, self.inside))))
 
     def _readers(self, ring: str) -> list[int]:
         return [n for n in range(len(self.body)) if ring in self._rings_of(n)]
 
     def _first_stage(self, ring: str) -> int:
-        return min(self.stages[n] for n in self._readers(ring))
+        return min(self.stages[n] for n in self._readers(ring) if not self._waits(n, ring))
+
+    def _waits(self, number: int, ring: str) -> bool:
+        """Whether a statement waits for a ring by itself, where it reads it at all."""
+        return any(isinstance(s, Wait) and s.ring == ring for s in nested((self.body[number],)))
 
     def _is_last(self, ring: str, place: int, chosen: Sequence[tuple[str, int]], stage: int) -> bool:
         """Whether nothing reads a ring's tile after this place."""

@@ -11,12 +11,16 @@ from eqfuse.tile.roles.nodes import (
     Along,
     At,
     Await,
+    Clear,
+    Column,
     Fill,
     Free,
     Index,
     Issue,
     Items,
+    Look,
     Loop,
+    Meet,
     Put,
     Read,
     Role,
@@ -115,6 +119,14 @@ class _Printer:
             case Await(value, pending, behind):
                 later = f", {behind} later under way" if behind else ""
                 return f"{typed(value)} = await {self._name(pending)}{later}"
+            case Look(value, view):
+                return f"{typed(value)} = any of {self._operand(view)} is not finite"
+            case Clear(view):
+                return f"clear {self._operand(view)} of what is not finite"
+            case Meet(turn):
+                return f"meet the other consumers, {self._name(turn)} times before"
+            case Column(value, tile, place):
+                return f"{typed(value)} = column {self._name(place)} of {self._name(tile)}"
             case Put(staging, tensor, index, value):
                 return f"put {tensor}[{self._index(index)}] = {self._name(value)} by {staging}"
             case Store(tensor, index, value, mask):

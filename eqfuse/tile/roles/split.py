@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import Roles
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.tile.nodes import (
+    Align,
     Carried,
     Constant,
     Dot,
@@ -34,7 +36,7 @@ from eqfuse.tile.roles.branches import branched
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.joined import joined
-from eqfuse.tile.roles.loads import Tensors, copied, ops_of, put
+from eqfuse.tile.roles.loads import Tensors, copied, ends_early, ops_of, put
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import (
     Along,
@@ -53,6 +55,7 @@ from eqfuse.tile.roles.nodes import (
     Wait,
 )
 from eqfuse.tile.roles.pipeline import Source, pipelined, sources, straight
+from eqfuse.tile.roles.rests import Rests, rests_first
 from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.scaled_maxima import scaled_last
 from eqfuse.tile.roles.unsuited import Unsuited
@@ -74,13 +77,15 @@ def with_roles(
     are known; `finite` says that all that is stored is finite. Raises Unsuited."""
     tensors = Tensors(axes, dict(program.domains))
     first = scaled_last(rows_last(masked_first(program)))
-    kernels = tuple(
-        _Split(kernel, schedule, tensors, finite).run()
+    splits = [
+        _Split(kernel, schedule, tensors, finite)
         for kernel, schedule in zip(first.kernels, schedules, strict=True)
-    )
+    ]
+    kernels = tuple(split.run() for split in splits)
+    units = tuple(unit for split in splits for unit in split.units.items())
     dtypes = buffer_dtypes(program)
     buffers = tuple(replace(buffer, dtype=dtypes[buffer.name]) for buffer in program.buffers)
-    made = RolesProgram(kernels, buffers, program.domains, program.shards)
+    made = RolesProgram(kernels, buffers, (*program.domains, *dict.fromkeys(units)), program.shards)
     check(made)
     return made
 
@@ -95,7 +100,9 @@ class _Copy:
 
 class _Split:
     def __init__(self, kernel: Kernel, schedule: Roles, tensors: Tensors, finite: bool) -> None:
-        self.kernel, self.schedule, self.tensors, self.finite = kernel, schedule, tensors, finite
+        self.schedule, self.tensors, self.finite = schedule, tensors, finite
+        self.kernel = kernel = kernel if finite else rests_first(kernel, tensors)
+        self.units: dict[str, str] = {}
         body = tuple(_loops(kernel.body))
         self.fresh = Fresh(names_in(body))
         self.body = branched(joined(body, self.fresh))
@@ -135,10 +142,6 @@ class _Split:
     def _supported(self) -> None:
         for op in self.ops.values():
             match op:
-                case RestOfProduct():
-                    raise Unsuited(
-                        "products with masked operands that may not be finite: assume_finite=True promises that they are"
-                    )
                 case Search(tensor):
                     raise Unsuited(f"a search in {tensor!r}")
                 case FoldTile() | RankTile() | MergeTile():
@@ -153,13 +156,43 @@ class _Split:
         for stmt in body:
             match stmt:
                 case Let(value, LoadTile(tensor) as op) if len(value.dims) == 2:
-                    index = copied(value, op, self.ops, self.tensors, finite=self.finite)
+                    whole = self.finite or self._is_operand(value)
+                    index = copied(value, op, self.ops, self.tensors, whole=whole)
                     number = seen[tensor] = seen.get(tensor, 0) + 1
                     self.copies[value.name] = _Copy(self._ring(value, tensor, number, in_loop), index)
                 case Let(value, LoadTile(tensor)) if len(value.dims) > 2:
                     raise Unsuited(f"the load of {tensor} has {len(value.dims)} dims")
                 case Loop():
                     self._find_copies(stmt.body, in_loop=True)
+
+    def _is_operand(self, value: Value) -> bool:
+        """Whether products alone read a tile, of which those that sum along an axis whose positions are masked take it on their
+        right: these add what is not finite by themselves, and others leave it in rows or columns that are masked later."""
+        early = {axis for bound in self._bounds(value) for axis in bound.dims}
+        for stmt in nested(self.body):
+            if not any(v.name == value.name for v in read_by(stmt)):
+                continue
+            match stmt:
+                case Let(same, Align()):
+                    if not self._is_operand(same):
+                        return False
+                case Let(_, Dot(left, _, axis)):
+                    if left.name == value.name and axis in early:
+                        return False
+                case Let(_, RestOfProduct(left)) if left.name != value.name:
+                    pass
+                case _:
+                    return False
+        return True
+
+    def _bounds(self, value: Value) -> list[Value]:
+        """The bounds in the mask of a tile, its dims in any order, that end before its tensor does."""
+        match self.ops[value.name]:
+            case Align(source):
+                return self._bounds(source)
+            case LoadTile() as load:
+                return ends_early(load, value, self.ops, self.tensors)
+        return []
 
     def _ring(self, value: Value, tensor: str, number: int, in_loop: bool) -> Ring:
         """The ring of the n-th tile of a tensor: one for all loops, and each tile outside of loops has its own."""
@@ -189,7 +222,7 @@ class _Split:
         return RolesKernel(
             kernel.name,
             tuple(grid),
-            kernel.blocks,
+            (*kernel.blocks, *(Block(unit, "unit", 1) for unit in self.units)),
             kernel.backwards,
             self.rows,
             schedule.consumers,
@@ -199,18 +232,20 @@ class _Split:
             persistent,
         )
 
-    def _role(self, make: Callable[[Value, Value], tuple[list[Stmt], Value]]) -> tuple[Stmt, ...]:
-        """A role's body: `make` gives that of one item, and the next turn of the rings that loops fill, from the turns of
-        rings that loops do not fill and of those that they do."""
+    def _role(
+        self, make: Callable[[Value, Value, Value], tuple[list[Stmt], Value, Value]]
+    ) -> tuple[Stmt, ...]:
+        """A role's body: `make` gives that of one item, the next turn of the rings that loops fill, and how often consumers have
+        met, from the turns of rings that loops do not fill and of those that they do, and from how often they had met."""
         zero = self.fresh.value("no_turn", (), "i32")
         if not self.schedule.persistent:
-            return pruned((Let(zero, Constant(0)), *make(zero, zero)[0]))
-        item, turn, one, following = (
-            self.fresh.value(n, (), "i32") for n in ("item", "turn_of_item", "one", "item_next")
+            return pruned((Let(zero, Constant(0)), *make(zero, zero, zero)[0]))
+        item, turn, met, one, following = (
+            self.fresh.value(n, (), "i32") for n in ("item", "turn_of_item", "met", "one", "item_next")
         )
-        body, last = make(item, turn)
+        body, last, met_after = make(item, turn, met)
         count = (Let(one, Constant(1)), Let(following, Elementwise("add", (item, one))))
-        carried = (Carried(item, zero, following), Carried(turn, zero, last))
+        carried = (Carried(item, zero, following), Carried(turn, zero, last), Carried(met, zero, met_after))
         return pruned((Let(zero, Constant(0)), Items(carried, (*body, *count))))
 
     def _in_registers(self, body: Sequence[Stmt]) -> None:
@@ -220,7 +255,7 @@ class _Split:
                 if len(value.dims) > 2 or (len(value.dims) == 2 and value.dims[0] != self.rows):
                     raise Unsuited(f"it computes with a tile of {', '.join(value.dims)}")
 
-    def _producer(self, item: Value, turn: Value) -> tuple[list[Stmt], Value]:
+    def _producer(self, item: Value, turn: Value, met: Value) -> tuple[list[Stmt], Value, Value]:
         """The copies, in the order of the loads, and the integers that they need."""
         turns: dict[str, Value] = {}
         made: list[Stmt] = []
@@ -235,7 +270,7 @@ class _Split:
                     made.append(stmt)
                 case Loop():
                     made += self._filled(stmt, turns, turn)
-        return made, self._last(turns, turn)
+        return made, self._last(turns, turn), met
 
     def _last(self, turns: Mapping[str, Value], turn: Value) -> Value:
         """The next turn of all rings that loops fill, which is one in a persistent grid."""
@@ -270,8 +305,9 @@ class _Split:
         yield Loop(loop.axis, loop.start, loop.stop, carried, (*offsets, *fills, *count))
         turns |= dict.fromkeys((copy.ring.name for copy in copies), turn)
 
-    def _consumer(self, item: Value, turn: Value) -> tuple[list[Stmt], Value]:
+    def _consumer(self, item: Value, turn: Value, met: Value) -> tuple[list[Stmt], Value, Value]:
         rings = {name: copy.ring for name, copy in self.copies.items()}
+        rests = Rests(self.ops, rings, self.fresh)
         top = [stmt for stmt in self.body if not isinstance(stmt, Loop)]
         outside = sources(top, rings)
         turns: dict[str, Value] = {}
@@ -291,7 +327,8 @@ class _Split:
                     made.append(Wait(ring, "full", item))
             known = {ring.name: turns.get(ring.name, turn) for ring in rings.values()}
             delayed = frozenset(self.schedule.delayed)
-            body, turns = pipelined(stmt, rings, outside, known, delayed, self.fresh, item)
+            loop, met = rests.loop(stmt, met, item)
+            body, turns = pipelined(loop, rings, outside, known, delayed, self.fresh, item)
             made += body
         after = straight(run, outside, item, self.fresh)
         if self.schedule.persistent:
@@ -299,7 +336,8 @@ class _Split:
             if any(_reads_any(run, outside, ring) for ring in late):
                 raise Unsuited("a tile is read behind all loops")
             made += [Free(ring, item) for ring in late]
-        return [*made, *after], self._last(turns, turn)
+        self.units |= rests.units
+        return [*made, *after], self._last(turns, turn), met
 
     def _stored(self, stmt: Stmt) -> list[Stmt]:
         """A store of a tile of two dims goes through shared memory, where the copy engine can put it."""

@@ -10,12 +10,16 @@ from eqfuse.tile.roles.nodes import (
     Along,
     At,
     Await,
+    Clear,
+    Column,
     Fill,
     Free,
     Index,
     Issue,
     Items,
+    Look,
     Loop,
+    Meet,
     Put,
     Read,
     Result,
@@ -50,8 +54,17 @@ def read_by(stmt: Stmt) -> tuple[Value, ...]:
             return (start,)
         case Fill(_, turn, index):
             return (turn, *_of_index(index))
-        case Wait(turn=turn) | Free(turn=turn) | Read(view=View(turn=turn)):
+        case (
+            Wait(turn=turn)
+            | Free(turn=turn)
+            | Meet(turn)
+            | Read(view=View(turn=turn))
+            | Look(view=View(turn=turn))
+            | Clear(View(turn=turn))
+        ):
             return (turn,)
+        case Column(_, tile, place):
+            return (tile, place)
         case Issue(_, left, right, _, accumulator):
             first = left.turn if isinstance(left, View) else left
             return (first, right.turn, *(() if accumulator is None else (accumulator,)))
@@ -71,7 +84,7 @@ def _of_index(index: Index) -> tuple[Value, ...]:
 def defined_by(stmt: Stmt) -> tuple[Value, ...]:
     """The values that a statement defines for those after it."""
     match stmt:
-        case Let(value, _) | Read(value, _) | Await(value, _, _):
+        case Let(value, _) | Read(value, _) | Await(value, _, _) | Look(value, _) | Column(value, _, _):
             return (value,)
         case Issue(pending, _, _, _, _):
             return (pending,)
@@ -125,6 +138,14 @@ def renamed(stmt: Stmt, names: Mapping[str, Value]) -> Stmt:
             return Free(ring, of(turn))
         case Read(value, old):
             return Read(of(value), view(old))
+        case Look(value, old):
+            return Look(of(value), view(old))
+        case Clear(old):
+            return Clear(view(old))
+        case Meet(turn):
+            return Meet(of(turn))
+        case Column(value, tile, place):
+            return Column(of(value), of(tile), of(place))
         case Issue(pending, left, right, axis, accumulator):
             first = view(left) if isinstance(left, View) else of(left)
             return Issue(of(pending), first, view(right), axis, maybe(accumulator))

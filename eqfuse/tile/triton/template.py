@@ -305,12 +305,12 @@ class Root(dict[str, str]):
 def helpers(
     used: Collection[str], decorator: str, instead: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Definitions of the helpers in use; some may have other sources."""
+    """Definitions of the helpers in use; some may have other sources, or be others."""
     return [
         line
-        for key, text in HELPERS.items()
+        for key, text in {**HELPERS, **instead}.items()
         if key in used
-        for line in ("", "", decorator, *instead.get(key, text).strip("\n").splitlines())
+        for line in ("", "", decorator, *text.strip("\n").splitlines())
     ]
 
 
