@@ -159,6 +159,10 @@ PROGRAMS = {
         "D[i,k] = sum[d](abs(x[i,d] - c[k,d]) * w[d])\nm[i,k] = max[d](x[i,d] - c[k,d])\nreturn D, m",
         {"x": (19, 11), "c": (119, 11), "w": (11,)},
     ),
+    **{
+        f"{n} apart": ("c[i,d] = max[p](m[i,p] * x[i,p,d])", {"x": (7, 150, n), "m": (7, 150)})
+        for n in (2, 3, 4, 5)
+    },
     "a product": ("y[i,k] = sum[j](x[i,j] * w[j,k])", {"x": (300, 21), "w": (21, 260)}),
     "a product, turned": ("y[k,i] = sum[j](x[i,j] * w[j,k])", {"x": (30, 21), "w": (21, 26)}),
     "products of a batch": ("y[b,i,k] = sum[j](x[b,i,j] * w[b,j,k])", {"x": (3, 30, 21), "w": (3, 21, 26)}),
@@ -275,6 +279,7 @@ def test_lists_in_lanes_of_special_values() -> None:
         ("distances, several vectors at once", "held_", "(at_axis2_ + 1)"),
         ("convolution", ", true);", ", false);"),
         ("a product", "product(", "memory_"),
+        ("3 apart", "gather_f32", "load_f32(tensor1"),
         ("a product that is read too", "memory_", "found |="),
     ],
 )
