@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from eqfuse.loops.plan import KernelConfig, Plan, Roles
 from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.results import Certifying
 from eqfuse.terms.folds import folds_in
+from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.passes.pipeline import passes_of
@@ -25,7 +26,7 @@ from eqfuse.verify.certificate import REQUESTED, Certificate
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.tile.roles.nodes import RolesProgram
-    from eqfuse.verify.equivalence import Special
+    from eqfuse.verify.equivalence import Special, Stage
 
 INFINITIES_LOST = (
     "infinities: where the program gives one, or shifts an exponential by one, a sum that was taken apart or shifted may "
@@ -146,6 +147,7 @@ def certifying(
         checks.scalars,
         results.folds_in_order(*(output.expr for output in program.outputs)),
         _small_roles(plan.roles) if plan else None,
+        derived.joined,
     )
 
 
@@ -156,7 +158,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
     from eqfuse.verify.equivalence import check_stages
     from eqfuse.verify.nearer import Nearer
     from eqfuse.verify.sizes import small_extents
-    from eqfuse.verify.stages import stages_of
+    from eqfuse.verify.stages import joined_stages, stages_of
 
     program = subject.program
     exprs = [output.expr for output in program.outputs]
@@ -165,26 +167,35 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         special = "ignored"
 
     def compared(
-        program: Program, outputs: tuple[Output, ...], nest: Nest
+        program: Program, outputs: tuple[Output, ...], nest: Nest, joined: Joined | None = None
     ) -> tuple[Certificate, list[TileProgram]]:
         tiles = _examined_tiles(nest, program, subject.dtypes, device, subject.single)
         forms: list[RolesProgram] = []
         if subject.roles is not None and nest == subject.nest:
             forms = _roles_forms(nest, program, subject, device)
-        stages = partial(stages_of, program, replace(program, outputs=outputs), nest, tiles, forms)
+        prepared = replace(program, outputs=outputs)
+        stages: Callable[[Mapping[str, int], int], list[Stage]]
+        stages = partial(stages_of, program, prepared, nest, tiles, forms)
+        source, first = program, stages(small_extents(program, subject.scalars), 0) if joined is None else []
+        if joined is not None:
+            source, stages = joined.source, partial(joined_stages, joined, stages)
+            small = small_extents(source, subject.scalars) | joined.few
+            turns = (stage for turn in range(len(tiles)) for stage in stages(small, turn))
+            first = list({stage.name: stage for stage in turns}.values())
         certificate = check_stages(
-            program,
-            stages(small_extents(program, subject.scalars), 0),
+            source,
+            first,
             trials=subject.trials,
             dtypes=subject.dtypes,
             scalars=subject.scalars,
             special=special,
             bound=subject.bound,
             elsewhere=lambda sizes, number: stages(sizes, number + 1),
+            beside=() if joined is None else (prepared,),
         )
         return certificate, tiles
 
-    certificate, tiles = compared(program, subject.outputs, subject.nest)
+    certificate, tiles = compared(program, subject.outputs, subject.nest, subject.joined)
     nearer = Nearer.of(program, subject.outputs, subject.nest)
     if nearer is not None and certificate.counterexample is None:
         near, _ = compared(nearer.program, nearer.outputs, nearer.nest)
@@ -194,7 +205,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
         certificate,
         unverified=assumptions(exprs) + subject.trusted + lost,
         rules=subject.added,
-        passes=passes_of(tiles),
+        passes=(*(f"joined axes ({subject.joined})" for _ in [0] if subject.joined), *passes_of(tiles)),
     )
 
 

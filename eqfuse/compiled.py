@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.devices import Device
+from eqfuse.terms.joined import Joined
 from eqfuse.threads import cached
 from eqfuse.tile.nodes import TileProgram
 
@@ -61,7 +62,8 @@ class Candidates(Sequence[Candidate]):
 
 @dataclass(frozen=True)
 class Compiled:
-    """One shape's result: the candidates, the chosen one, its tile program, and its roles where it has some."""
+    """One shape's result: the candidates, the chosen one, its tile program, and its roles where it has some. `joined` says which
+    axes of the program that was asked for are one here."""
 
     candidates: Sequence[Candidate]
     chosen: Candidate
@@ -70,6 +72,7 @@ class Compiled:
     extents: Mapping[str, int]
     device: Device
     roles: RolesProgram | None = None
+    joined: Joined | None = None
 
     @property
     def asked(self) -> Asked:

@@ -29,6 +29,7 @@ from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
 from eqfuse.rules.scope import current
 from eqfuse.terms.inline import check_written_size
+from eqfuse.terms.joined import joined
 from eqfuse.terms.nodes import Output, Program, Reduce
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show_program
@@ -76,6 +77,18 @@ def rederived(program: Program) -> Derived:
     return Derived(program, outputs, report, Timings(), current(), report.stopped)
 
 
+def with_joined_axes(derived: Derived) -> Derived | None:
+    """The program with adjacent axes joined, derived anew under the rules of the first time; None where there are none."""
+    program = derived.program
+    found = joined(program)
+    if found is None:
+        return None
+    with derived.scope.entered():
+        text = show_program(found.program)
+        made = derive(text, None, program.strict_casts, assume_finite=program.assume_finite, made=True)
+    return replace(made, joined=replace(found, program=made.program))
+
+
 def pipeline(
     derived: Derived,
     extents: Mapping[str, int],
@@ -96,7 +109,7 @@ def pipeline(
     if roles is not None:
         debug.show(5, "roles", lambda: roles)
 
-    compiled = Compiled(found, ready, tile, dtypes, extents, device, roles)
+    compiled = Compiled(found, ready, tile, dtypes, extents, device, roles, derived.joined)
     if checks is not None:
         certificate = certify(derived, compiled, checks)
         debug.show(6, "certificate", lambda: certificate)

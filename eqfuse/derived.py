@@ -18,6 +18,7 @@ from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.printer import MergeText
 from eqfuse.rules.scope import SHIPPED_ALONE, RuleScope
 from eqfuse.rules.states import axis_order, name_states
+from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock
@@ -66,7 +67,7 @@ class Timings:
 @dataclass
 class Derived:
     """`outputs` are the program's as they were rewritten; `unfinished` says how the budget of rewriting them ended,
-    where it did. The merges of passes, the nests of plans, derivations, certificates, and
+    where it did; `joined` says which axes of another program were joined to those of this one. The merges of passes, the nests of plans, derivations, certificates, and
     programs that are `divided` into roles are made at the first request, under `lock`, and kept."""
 
     program: Program
@@ -75,6 +76,7 @@ class Derived:
     timings: Timings
     scope: RuleScope = SHIPPED_ALONE
     unfinished: str = ""
+    joined: Joined | None = None
     _apart: tuple[Output, ...] | None = None
     groups: dict[AxisPass, Group] = field(default_factory=dict)
     nests: dict[tuple[KernelPlan, ...], Nest] = field(default_factory=dict)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
@@ -28,7 +28,7 @@ from eqfuse.operator.content import Saving, enrol, written
 from eqfuse.operator.library import called, is_recorded
 from eqfuse.regions import Region
 from eqfuse.rules.printer import MergeText
-from eqfuse.specialization import Results, Specialization, Specializations
+from eqfuse.specialization import Results, Routed, Specialization, Specializations
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
@@ -47,6 +47,22 @@ if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     from eqfuse.stream.streamer import Streamer, StreamState
     from eqfuse.tile.roles.nodes import RolesProgram
     from eqfuse.tune.tuner import Limits, Tuning
+
+
+Shown = TypeVar("Shown")
+Rest = ParamSpec("Rest")
+
+
+def _of_last_call(
+    read: Callable[Concatenate[Kernel, Rest], Shown],
+) -> Callable[Concatenate[Kernel, Rest], Shown]:
+    """What tells of the kernel that ran the last call: this one, or that with joined axes."""
+
+    @wraps(read)
+    def shown(self: Kernel, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Shown:
+        return read(self._shown, *args, **kwargs)
+
+    return shown
 
 
 @dataclass
@@ -81,8 +97,39 @@ class Kernel:
         self._gradients: Gradients | None = None
         extents = compiler.nominal_extents(self.program)
         self._current = self._shapes.compile(extents, program_dtypes(self.program), self.device)
+        self._extents: Mapping[str, int] = extents
+        self._joint: Kernel | None = None
+        self._has_joint: bool | None = None if self.derived.joined is None else False
         self.content = self._written()
         enrol(self)
+
+    @property
+    def joint(self) -> Kernel | None:
+        """The kernel of the program with adjacent axes joined (`k.joint.program`), which runs calls on a CPU where tensors lie so:
+        `plan` and the like describe it after such a call. None where no axes are always together."""
+        if self._has_joint is None:
+            with self._lock:
+                if self._has_joint is None:
+                    derived = compiler.with_joined_axes(self.derived)
+                    self._joint = None if derived is None else replace(self, derived=derived, prefer=None)
+                    self._has_joint = derived is not None
+        return self._joint
+
+    @property
+    def _shown(self) -> Kernel:
+        """The kernel that ran the last call."""
+        if self._joint is None or self._current.joined is None:
+            return self
+        self._joint._current = self._current
+        return self._joint
+
+    @property
+    def _general(self) -> Compiled:
+        """The plan of the program as it was given, for the sizes of the last call."""
+        found = self._current
+        if found.joined is None or self.derived.joined is not None:
+            return found
+        return self._shapes.compile(self._extents, found.dtypes, found.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is loaded on a device, and with the registered reductions that the program uses."""
@@ -92,6 +139,9 @@ class Kernel:
                 "_tunings": dict(self._tunings),
                 "_stream": None,
                 "_gradients": None,
+                "_joint": None,
+                "_has_joint": None if self.derived.joined is None else False,
+                "_current": self._general,
             }
             exprs = (output.expr for output in self.program.outputs)
             return {**self.__dict__, **made, "reductions": registered_in(*exprs)}
@@ -136,7 +186,7 @@ class Kernel:
             key, addresses = found
             known = self._shapes.known.get(key)
             if known is not None and (made := known.call(values, addresses)) is not None:
-                self._current = known.compiled
+                self._current, self._extents = known.compiled, known.extents
                 return made
         arguments = self._shapes.arguments
         arguments.all_named(unnamed)
@@ -150,11 +200,34 @@ class Kernel:
             return differentiably(self, gradients, values, sizes)
         with undisturbed(), ordinary_tensors() if beside else nullcontext():
             given = arguments.given(values, sizes, unnamed)
-            special = self._shapes.of(arguments, given)
-            self._current = special.compiled
-            results = self._shapes.run(special, given)
-            self._shapes.remember(key, special, given)
+            routed = self._routed(given)
+            special = routed.special()
+            self._current, self._extents = special.compiled, routed.extents
+            results = routed.apart(routed.by.run(special, routed.given))
+            self._shapes.remember(key, special, routed)
             return given.returned([results[output.name] for output in self.program.outputs])
+
+    def _routed(self, given: Given) -> Routed:
+        """What runs a call: on a CPU, the program with axes joined, where it has such and tensors lie so."""
+        shapes = self._shapes
+        extents, _ = shapes.arguments.bound(given)
+        as_it_is = Routed(shapes, given, extents)
+        if self.prefer is not None or shapes.target.of(given.tensors).kind != "cpu" or 0 in extents.values():
+            return as_it_is
+        joint = self.joint
+        joined = None if joint is None else joint.derived.joined
+        views = None if joined is None else joined.views(given.tensors)
+        if joint is None or joined is None or views is None:
+            return as_it_is
+        gone = {part for parts in joined.axes.values() for part in parts}
+        sizes = {axis: size for axis, size in (given.sizes or {}).items() if axis not in gone}
+        taken = Given(views, given.scalars, sizes or None, given.numpy)
+        routed = Routed(joint._shapes, taken, extents, joined.shapes(extents))
+        try:
+            routed.special()
+        except VerificationError:  # the program as it is has a proof of its own, or tells why not
+            return as_it_is
+        return routed
 
     def foreseen(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Foreseen:
         """What a call of these tensors and numbers would take: predicted seconds, and the bytes of what its kernels would make
@@ -172,7 +245,7 @@ class Kernel:
         from eqfuse.launches import bind
 
         Arguments(self.program).all_named(unnamed)
-        launch = bind(self.name, self._shapes, values, sizes)
+        launch = bind(self.name, self._shapes, self._routed, values, sizes)
         self._current = launch.compiled
         return launch
 
@@ -193,7 +266,7 @@ class Kernel:
         from eqfuse.launches import prepare
 
         before = self.compilations
-        prepare(self._shapes, shapes, sizes, device)
+        prepare(self._shapes, self._routed, shapes, sizes, device)
         return self.compilations - before
 
     def tune(
@@ -223,7 +296,21 @@ class Kernel:
         limits = Limits(seconds, plans)
         with self._lock, undisturbed():
             given = arguments.given(values, sizes, unnamed)
-            found = self._shapes.of(arguments, given)
+            routed = self._routed(given)
+            if self.joint is not None and routed.by is self.joint._shapes:
+                taken = routed.given
+                tuning = self.joint.tune(
+                    seconds=seconds,
+                    plans=plans,
+                    again=again,
+                    sizes=taken.sizes,
+                    **taken.tensors,
+                    **taken.scalars,
+                )
+                self._shapes.known.clear()
+                self._current, self._extents = self.joint._current, routed.extents
+                return tuning
+            found = routed.special()
             if found.is_empty:
                 raise EqfuseError(
                     "an axis is empty: there is nothing to time", hint="tune with other tensors"
@@ -362,7 +449,9 @@ class Kernel:
 
         with self._lock:
             if self._stream is None:
-                merged = next(plan for plan in (self.plan, *self.plans()) if plan.form != "written")
+                general = self._general
+                plans = (general.chosen.plan, *Plans(candidate.plan for candidate in general.candidates))
+                merged = next(plan for plan in plans if plan.form != "written")
                 found = stream_of(self.program, merged.kernels, self.why_not)
                 self._stream = Streamer(found, self.program, self._like, self._lock)
             return self._stream
@@ -416,6 +505,7 @@ class Kernel:
         return self.derived.name
 
     @property
+    @_of_last_call
     def plan(self) -> Plan:
         """The chosen plan: `.schedule`, `.cost` (predicted seconds, by term), `.kernels`, `.configs`, `.shards`, and
         `.measured`, the seconds of a call where `tune` has found it. `.roles` are how its kernel is divided, on a Hopper GPU.
@@ -423,6 +513,7 @@ class Kernel:
         plan, host = self.compiled.chosen.plan, self._shapes.host(self.compiled)
         return replace(plan, code=host.code) if host is not None and host.code else plan
 
+    @_of_last_call
     def plans(self) -> Plans:
         """Every candidate for the shape, cheapest first; those that `tune` has timed before the others."""
         return Plans(candidate.plan for candidate in self.compiled.candidates)
@@ -431,7 +522,7 @@ class Kernel:
     def regions(self) -> tuple[Region, ...]:
         """The regions of sizes that calls have found so far, each with its plan: a call inside one compiles nothing."""
         with self._lock:
-            return tuple(self._shapes.regions)
+            return (*self._shapes.regions, *(self._joint.regions if self._joint is not None else ()))
 
     @property
     def compilations(self) -> int:
@@ -439,25 +530,29 @@ class Kernel:
         its block, one where lengths are odd, one where they are divisible by 16. On a CPU, libraries of C++, and forms made
         of torch calls."""
         with self._lock:
-            return self._shapes.compilations
+            return self._shapes.compilations + (self._joint.compilations if self._joint is not None else 0)
 
     @property
+    @_of_last_call
     def merge(self) -> MergeText:
         """The derived merge of every group of reductions; printable."""
         groups = dict.fromkeys(g.group for k in self.plan.kernels for g in k.groups)
         return MergeText(tuple(groups))
 
     @property
+    @_of_last_call
     def loops(self) -> Nest:
         """The loop nest of the chosen plan; `str` prints it."""
         return self.compiled.chosen.nest
 
     @property
+    @_of_last_call
     def tile(self) -> TileProgram:
         """The tile program of the chosen plan; `str` prints it."""
         return self.compiled.tile
 
     @property
+    @_of_last_call
     def cpp(self) -> str:
         """The C++ of the last call on a CPU. Raises EqfuseError where there is none (yet)."""
         host = self._shapes.host(self.compiled)
@@ -474,34 +569,37 @@ class Kernel:
         A kernel for the CPU gives the module for sm_90 at the shape of the last call, with that device's plan.
         """
         with self._lock:
-            return self._shapes.triton(self.compiled)
+            return self._shapes.triton(self._general)
 
     @property
     def gluon(self) -> str:
         """The kernel in roles, for a Hopper GPU: a Python module that needs torch and triton alone, as `triton` is, and which
         calls run where the plan has roles. Raises EqfuseError, which says why, where it has none."""
         with self._lock:
-            return self._shapes.gluon(self.compiled)
+            return self._shapes.gluon(self._general)
 
     @property
     def roles(self) -> RolesProgram:
         """The roles of the chosen plan; `str` prints them. Raises EqfuseError, which says why, where it has none."""
         with self._lock:
-            return self._shapes.roles(self.compiled)
+            return self._shapes.roles(self._general)
 
     @property
+    @_of_last_call
     def certificate(self) -> Certificate:
         """What was verified, how, and what that does not cover. Verifies now if compilation did not."""
         with self._lock:
             return self._shapes.certificate(self.compiled)
 
     @property
+    @_of_last_call
     def refused(self) -> VerificationError | None:
         """Why the derived form of the last call's shape was not verified, so that the program runs as written; None where
         it was."""
         return self._shapes.refused(self.compiled)
 
     @property
+    @_of_last_call
     def derivation(self) -> Derivation:
         """How the kernel follows from the program, step by step; recorded at the first request."""
         with self._lock:
@@ -509,6 +607,7 @@ class Kernel:
             return compiler.derivation(self.derived, self.plan, self.scalars)
 
     @property
+    @_of_last_call
     def rule_counts(self) -> Mapping[str, int]:
         """How often each rule has matched so far, shipped or added, most often first; rules that never did are absent."""
         with self._lock:
@@ -517,6 +616,7 @@ class Kernel:
         return dict(sorted(matches.items(), key=lambda item: (-item[1], item[0])))
 
     @property
+    @_of_last_call
     def stats(self) -> Mapping[str, Any]:
         """enodes, rounds, saturated, rule matches, and milliseconds per stage so far."""
         with self._lock:
@@ -531,6 +631,7 @@ class Kernel:
             }
 
     @property
+    @_of_last_call
     def report(self) -> Report:
         """What explanations are made of."""
         from eqfuse.division import account_of
@@ -552,6 +653,7 @@ class Kernel:
             partial(account_of, derived, compiled, dict(compiled.chosen.plan.sizes) or compiled.extents),
         )
 
+    @_of_last_call
     def explain(self, format: str = "text", detail: str = "short") -> str:
         """The derivation, why anything is not fused, and why this plan: as "text", "latex", one "html" page, or
         the derivation alone as "json". `detail="full"` has every step and why each condition holds.
@@ -569,6 +671,7 @@ class Kernel:
         roles = (str(self.roles), self.gluon) if self.compiled.roles is not None else (None, None)
         return Listings(str(self.loops), str(self.tile), self.triton, str(self.certificate), *roles)
 
+    @_of_last_call
     def why_not(self) -> tuple[str, ...]:
         """Why reductions could not be fused: for each the factor or condition in the way, its place in the source and
         the rule that would have helped; what kernels store for each other, and the cheapest plan of fewer kernels. Empty
@@ -578,6 +681,7 @@ class Kernel:
         with self._lock, self.derived.scope.entered():
             return tuple(map(str, why_not(self.report)))
 
+    @_of_last_call
     def _repr_html_(self) -> str:
         from eqfuse.explain.notebook import kernel_html
 

@@ -12,7 +12,7 @@ import torch
 from eqfuse.arguments import DTYPE_NAMES, Given
 from eqfuse.compiled import Compiled
 from eqfuse.errors import BindError, EqfuseError
-from eqfuse.specialization import Specializations
+from eqfuse.specialization import Routed, Specializations
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
@@ -80,8 +80,16 @@ def _shown(item: tuple[str, torch.Tensor]) -> str:
     return f"{name}: {DTYPE_NAMES[tensor.dtype]}{list(tensor.shape)}"
 
 
+Route = Callable[[Given], Routed]
+"""Says what runs a call."""
+
+
 def bind(
-    name: str, shapes: Specializations, values: Mapping[str, Any], sizes: Mapping[str, int] | None
+    name: str,
+    shapes: Specializations,
+    route: Route,
+    values: Mapping[str, Any],
+    sizes: Mapping[str, int] | None,
 ) -> Launch:
     """A launch on these tensors, which has run once. Raises BindError for what cannot be held: arrays, numbers inside of
     tensors, subclasses, tensors that require grad or stand for a negated copy."""
@@ -91,10 +99,12 @@ def bind(
         _check_holdable(each, value)
     with undisturbed():
         given = arguments.given(values, sizes)
-        special = shapes.of(arguments, given)
-        results = shapes.prepared(special, given)
-        outputs = {output.name: results[output.name] for output in program.outputs}
-        return Launch(name, special.compiled, given, outputs, shapes.held(special, given, outputs))
+        routed = route(given)
+        special, by = routed.special(), routed.by
+        results = by.prepared(special, routed.given)
+        run = by.held(special, routed.given, {o.name: results[o.name] for o in program.outputs})
+        made = routed.apart(results)
+        return Launch(name, special.compiled, given, {o.name: made[o.name] for o in program.outputs}, run)
 
 
 def _check_holdable(name: str, value: Any) -> None:
@@ -117,6 +127,7 @@ def _check_holdable(name: str, value: Any) -> None:
 
 def prepare(
     shapes: Specializations,
+    route: Route,
     wanted: Sequence[Mapping[str, Any]],
     sizes: Mapping[str, int] | None,
     device: str | torch.device | None,
@@ -135,9 +146,8 @@ def prepare(
             _check_holdable(name, value)
         arguments = shapes.arguments
         with undisturbed():
-            given = arguments.given(values, sizes)
-            special = shapes.of(arguments, given)
-            shapes.prepared(special, given)
+            routed = route(arguments.given(values, sizes))
+            routed.by.prepared(routed.special(), routed.given)
 
 
 def _place(

@@ -38,6 +38,7 @@ from eqfuse.rules.rule import Rewrite
 from eqfuse.rules.scope import Rule, RuleScope
 from eqfuse.terms import nodes as terms
 from eqfuse.terms.folds import Fold, folds_in
+from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Expr, Output, Program, Reduce
 from eqfuse.verify.certificate import Certificate, StageReport
 
@@ -72,7 +73,8 @@ class Merging:
 class Certifying:
     """What is verified: the nest, and the outputs that it was made of, against the program. `single` are for each kernel
     the axes that have one position per program instance; `loses_infinities` is the plan's; `trusted` is declared of rules
-    that were used, `added` are those that somebody added; `roles` are the plan's."""
+    that were used, `added` are those that somebody added; `roles` are the plan's; `joined` has the program as it was asked for,
+    where axes of it were joined."""
 
     program: Program
     outputs: tuple[Output, ...]
@@ -88,6 +90,7 @@ class Certifying:
     scalars: Mapping[str, float]
     folds: tuple[Fold, ...]
     roles: Roles | None = None
+    joined: Joined | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ CODEC = Codec(
     (*_TERMS, terms.Output, terms.Program, terms.Tensor, *_LOOPS, *_MERGES, merge.Update)
     + (
         Candidate,
+        Joined,
         plans.Cost,
         plans.GroupPlan,
         plans.KernelConfig,

@@ -56,6 +56,20 @@ def _key(corner: Corner) -> tuple[tuple[str, int], ...]:
     return tuple(corner.items())
 
 
+def _apart(
+    call: Callable[[Mapping[str, Any], Sequence[int]], Any], shapes: Sequence[tuple[int, ...]]
+) -> Callable[[Mapping[str, Any], Sequence[int]], Any]:
+    """What gives the outputs of a call in other shapes."""
+
+    def apart(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+        made = call(values, addresses)
+        if len(shapes) == 1:
+            return made.view(shapes[0])
+        return tuple(each.view(shape) for each, shape in zip(made, shapes, strict=True))
+
+    return apart
+
+
 def _seconds(candidate: Candidate) -> float:
     """The predicted seconds; infinite where it does not fit."""
     plan = candidate.plan
@@ -82,10 +96,33 @@ class Specialization:
 @dataclass(frozen=True)
 class Known:
     """What runs calls like one that was checked and has run: it takes the values of a call by name, and the addresses of its
-    tensors, and gives what the call does; None where the call has to be looked at once more."""
+    tensors, and gives what the call does; None where the call has to be looked at once more. `extents` are those of the axes of
+    the program that was called."""
 
     compiled: Compiled
     call: Callable[[Mapping[str, Any], Sequence[int]], Any]
+    extents: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What runs a call: the plans of the program that was called, or of it with joined axes (then `shapes` are those that the
+    outputs have apart), the arguments as these take them, and the extents of the axes of the program that was called."""
+
+    by: Specializations
+    given: Given
+    extents: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+
+    def special(self) -> Specialization:
+        """What is run."""
+        return self.by.of(self.by.arguments, self.given)
+
+    def apart(self, results: Results) -> Results:
+        """The outputs as the program that was called has them."""
+        if self.shapes is None:
+            return results
+        return {name: made.view(self.shapes[name]) for name, made in results.items()}
 
 
 @dataclass
@@ -350,8 +387,9 @@ class Specializations:
         own = tuple(dict.fromkeys(axis for axis in axes if axis in extents))
         return Foreseen(sum(made.values()), own, lambda: self._seconds_of(compiled, extents))
 
-    def remember(self, key: CallKey | None, special: Specialization, given: Given) -> None:
+    def remember(self, key: CallKey | None, special: Specialization, routed: Routed) -> None:
         """Keeps what runs calls of a key, but for those that are run in another way: with arrays, or empty axes."""
+        given, by = routed.given, routed.by
         if key is None or given.numpy or special.is_empty:
             return
         names, numbers = tuple(given.tensors), tuple(given.scalars)
@@ -359,15 +397,22 @@ class Specializations:
         def second(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
             """Many kinds of calls come once: what runs the others is made at the second."""
             tensors, scalars = ({name: values[name] for name in part} for part in (names, numbers))
-            call = self._call(special, Given(tensors, scalars, None, numpy=False))
+            call = by._call(special, Given(by._taken(tensors), scalars, None, numpy=False))
             if call is None:
                 return None
-            self.known[key] = Known(special.compiled, call)
+            if routed.shapes is not None:
+                call = _apart(call, [routed.shapes[o.name] for o in by.derived.program.outputs])
+            self.known[key] = Known(special.compiled, call, routed.extents)
             return call(values, addresses)
 
         if len(self.known) >= MOST_CALLS:
             self.known.clear()
-        self.known[key] = Known(special.compiled, second)
+        self.known[key] = Known(special.compiled, second, routed.extents)
+
+    def _taken(self, tensors: Tensors) -> Tensors:
+        """The tensors of a call like one that has run, as the program takes them."""
+        joined = self.derived.joined
+        return tensors if joined is None else joined.views(tensors) or tensors
 
     def _call(
         self, special: Specialization, given: Given
@@ -391,7 +436,7 @@ class Specializations:
         def run(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
             with undisturbed():
                 tensors, numbers = ({name: values[name] for name in part} for part in (names, scalars))
-                made = runner(tensors, numbers, special.extents, special.shards)
+                made = runner(self._taken(tensors), numbers, special.extents, special.shards)
             return as_given([made[name] for name in outputs], numpy=False)
 
         return run

@@ -393,6 +393,7 @@ def check_stages(
     special: Special = "kept",
     bound: float = REQUESTED,
     elsewhere: Elsewhere | None = None,
+    beside: Sequence[Program] = (),
 ) -> Certificate:
     """Compares every stage with the program as written, on the same random inputs, at the stage's extents.
 
@@ -401,13 +402,14 @@ def check_stages(
     `dtypes` tells which tensors are integers or truth values; `scalars` fixes some of the scalars.
     Unless `special` is "ignored", some trials have -inf in one input, and infinities and NaN are compared too
     (see `compare`). With `elsewhere`, its stages are also compared where a difference may show: at other sizes and
-    integers, and on inputs at the thresholds of the program (see `eqfuse.verify.adversary`).
+    integers, and on inputs at the thresholds of the program (see `eqfuse.verify.adversary`). `beside` are programs that stages
+    are made of, over other axes.
     """
     given = scalars or {}
     groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
     for stage in stages:
         groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
-    forms = (program, *(stage.program for stage in stages if stage.program is not None))
+    forms = (program, *beside, *(stage.program for stage in stages if stage.program is not None))
     verification = Verification(trials, seed, FieldChoice.of(*forms), bound)
     first: tuple[Sequence[Stage], Source] | None = None
     for key, members in groups.items():

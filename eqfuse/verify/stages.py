@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.walk import loops_in
+from eqfuse.terms.domain import Domain
+from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Program
 from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.roles import interpreter as roles_interpreter
 from eqfuse.tile.roles.nodes import RolesProgram
 from eqfuse.verify.equivalence import Stage
+from eqfuse.verify.sampling import Inputs
 
 VERIFIED_TILES = ((2, 2), (3, 3))
 """Positions of a tile, and number of shards, of each verified run of a loop nest."""
@@ -118,3 +125,41 @@ def _blocks_stage(
         extents,
         detail + (f", {shards} shards" if split else ""),
     )
+
+
+def joined_stages(
+    joined: Joined,
+    stages: Callable[[Mapping[str, int], int], Sequence[Stage]],
+    extents: Mapping[str, int],
+    number: int,
+) -> list[Stage]:
+    """Stages of a program with joined axes as those of the program that it was made of, at the extents of that one's axes: the
+    tensors are given with dimensions joined, and what comes out has them apart."""
+
+    def apart(stage: Stage) -> Stage:
+        def run(inputs: Inputs, domain: Domain) -> Mapping[str, Any]:
+            taken = {
+                name: _shaped(value, partial(joined.shape, name), domain)
+                for name, value in inputs.tensors.items()
+            }
+            sizes = joined.extents(inputs.extents)
+            made = stage.run(replace(inputs, tensors=taken, extents=sizes), domain)
+            shapes = joined.shapes(inputs.extents)
+            return {
+                name: _shaped(value, partial(_split, shapes[name], len(joined.groups[name])), domain)
+                for name, value in made.items()
+            }
+
+        return Stage(stage.name, run, extents, stage.detail)
+
+    return [apart(stage) for stage in stages(joined.extents(extents), number)]
+
+
+def _split(wanted: Sequence[int], joined: int, shape: Sequence[int]) -> tuple[int, ...]:
+    return (*shape[: len(shape) - joined], *wanted)
+
+
+def _shaped(value: Any, shape: Callable[[Sequence[int]], tuple[int, ...]], domain: Domain) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.reshape(shape(value.shape))
+    return domain.reshape(value, shape(domain.shape(value)))
