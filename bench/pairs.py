@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import product
 from typing import Any
 
@@ -64,6 +64,8 @@ DISTURBED = 3
 MOST_ELEMENTS = 200_000
 NEW_AXIS = "r9"
 
+parsed = lru_cache(maxsize=64)(parse)
+
 Node = tuple[Expr, tuple[str, ...]]
 """A subexpression, and the axes that it may be written with."""
 
@@ -94,13 +96,18 @@ class Pair:
     near: float
     renames: str = ""
 
+    @property
+    def programs(self) -> tuple[Program, Program]:
+        return parsed(self.left), parsed(self.right)
+
     def differ(self, seed: int) -> bool | None:
         """Whether the programs have different values at some point; None where rounding or the range of float64
         leaves that open."""
-        first, second = parse(self.left), parse(self.right)
+        first, second = self.programs
+        kinds: tuple[type[_Ranged], ...] = (_Ranged, _Uncast) if _has_casts(first, second) else (_Ranged,)
         open_, seen = False, False
         for number in range(SAME_POINTS if self.equal else MORE_POINTS):
-            scale, domains = SCALES[number % len(SCALES)], (_Ranged(), _Uncast())
+            scale, domains = SCALES[number % len(SCALES)], [kind() for kind in kinds]
             found = [
                 _difference(first, second, self, np.random.default_rng([seed, number]), scale, number, domain)
                 for domain in domains
@@ -131,6 +138,11 @@ class Pair:
         return False
 
 
+def _has_casts(*programs: Program) -> bool:
+    outputs = (output.expr for program in programs for output in program.outputs)
+    return any(isinstance(node, Call) and node.fn in CASTS for node in walk(*outputs))
+
+
 class _Ranged(FloatDomain):
     """float64 that notes whether a number became 0 or infinite that is none: an exponential of too large a one, a product
     that is too small, or that a function saturates at."""
@@ -141,12 +153,14 @@ class _Ranged(FloatDomain):
 
     def call(self, fn: str, args: Sequence[Any]) -> Any:
         found = np.asarray(self._called(fn, args))
+        if self.was_beyond:
+            return found
         if fn in SATURATING:
             (arg,) = map(np.asarray, args)
             self.was_beyond |= bool(
                 ((np.abs(found) == 1) | (found == 0) & (arg != 0) & np.isfinite(arg)).any()
             )
-        if fn in ("exp", "mul", "div", "sq", "add", "sub"):
+        if fn in ("exp", "mul", "div", "sq", "add", "sub") and not (np.isfinite(found) & (found != 0)).all():
             finite = reduce(np.logical_and, [np.isfinite(arg) for arg in args])
             gone = found == 0
             if fn in ("add", "sub"):
@@ -449,7 +463,7 @@ def pairs_of(source: str, seed: int) -> Iterator[Iterator[Pair]]:
     one = replace(whole, outputs=(rng.choice(whole.outputs),))
     left = _declared(one)
     try:
-        program = parse(left)
+        program = parsed(left)
     except EqfuseError:  # an axis that only another output has, and whose size this one reads
         return
     places = list(_places(program))
@@ -517,7 +531,7 @@ def _edited(
                 made = replace(made, domains={**made.domains, NEW_AXIS: whole})
         try:
             text = _declared(made)
-            parse(text)
+            parsed(text)
         except EqfuseError:
             continue
         return text, edit

@@ -85,7 +85,7 @@ def judge(pair: Pair, seed: int) -> tuple[str, str]:
 def verdict_of(pair: Pair) -> tuple[str, str]:
     """The verdict about a pair of which the edit does what it should."""
     try:
-        certificate = eq.equivalent(pair.left, pair.right)
+        certificate = eq.equivalent(*pair.programs)
     except EqfuseError as error:
         return "broken", f"{type(error).__name__}: {error}"
     if certificate.ok:

@@ -104,8 +104,10 @@ FOLDS: dict[str, Fold] = {}
 
 def fold_of(op: str) -> tuple[Fold, int] | None:
     """The fold and the state variable that a reduction's op stands for; None for a built-in one."""
-    name, dot, variable = op.partition(".")
-    fold = FOLDS.get(name) if dot else None
+    if "." not in op:
+        return None
+    name, _, variable = op.partition(".")
+    fold = FOLDS.get(name)
     return (fold, fold.state.index(variable)) if fold is not None and variable in fold.state else None
 
 

@@ -248,17 +248,24 @@ def aligned(value: Value, dims: Sequence[str], domain: Domain) -> Any:
     """The array of `value` with its dims in the order of `dims`, of length 1 where it lacks one."""
     if dims and value.dims == dims:
         return value.data
-    order = [value.dims.index(dim) for dim in dims if dim in value.dims]
-    data = value.data
-    if integers.is_exact(data):
-        shape = iter(np.transpose(data, order).shape)
-        return np.transpose(data, order).reshape([next(shape) if dim in value.dims else 1 for dim in dims])
-    if order != list(range(len(order))):
-        data = domain.transpose(data, order)
+    order, places = _alignment(value.dims, tuple(dims))
+    data, exact = value.data, integers.is_exact(value.data)
+    if order:
+        data = np.transpose(data, order) if exact else domain.transpose(data, order)
     if len(value.dims) == len(dims):
         return data
-    lengths = iter(domain.shape(data))
-    return domain.reshape(data, tuple(next(lengths) if dim in value.dims else 1 for dim in dims))
+    lengths = data.shape if exact else domain.shape(data)
+    shape = tuple([1 if place is None else lengths[place] for place in places])
+    return data.reshape(shape) if exact else domain.reshape(data, shape)
+
+
+@lru_cache(maxsize=4096)
+def _alignment(own: tuple[str, ...], dims: tuple[str, ...]) -> tuple[list[int], tuple[int | None, ...]]:
+    """How the dims of a value are transposed (not where empty), and which of them each of `dims` is then."""
+    order = [own.index(dim) for dim in dims if dim in own]
+    counted = iter(range(len(order)))
+    places = tuple(next(counted) if dim in own else None for dim in dims)
+    return [] if order == list(range(len(order))) else order, places
 
 
 def _broadcast(domain: Domain, data: Any, shape: tuple[int, ...]) -> Any:
@@ -269,9 +276,12 @@ def _broadcast(domain: Domain, data: Any, shape: tuple[int, ...]) -> Any:
 
 def _union(values: Sequence[Value]) -> tuple[str, ...]:
     """All dims of the values, trials first."""
-    if values and all(value.dims == values[0].dims for value in values) and TRIAL not in values[0].dims[1:]:
-        return values[0].dims
-    dims = dict.fromkeys(dim for value in values for dim in value.dims)
+    return _joined(tuple([value.dims for value in values]))
+
+
+@lru_cache(maxsize=4096)
+def _joined(each: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    dims = dict.fromkeys(dim for own in each for dim in own)
     return tuple(sorted(dims, key=lambda dim: dim != TRIAL))
 
 
@@ -299,6 +309,14 @@ class _Run:
     def _evaluate(self, node: Expr) -> Value:
         env = self.env
         match node:
+            case Call(fn, args):
+                if "." in fn and (ranks := ranks_of(node)) is not None:
+                    return self._merge(node, ranks)
+                values = [self.value(arg) for arg in args]
+                if env.domain.watch is not None and (fn in BRANCHING or fn in JOINING):
+                    dims = _union(values)
+                    env.domain.watch(node, fn, [aligned(value, dims, env.domain) for value in values])
+                return self._call(fn, values)
             case Const(value):
                 return Value((), self._number(value))
             case Scalar(name):
@@ -313,14 +331,6 @@ class _Run:
                 return self._load(node)
             case Reduce():
                 return self._reduce(node)
-            case Call() if (ranks := ranks_of(node)) is not None:
-                return self._merge(node, ranks)
-            case Call(fn, args):
-                values = [self.value(arg) for arg in args]
-                if env.domain.watch is not None and (fn in BRANCHING or fn in JOINING):
-                    dims = _union(values)
-                    env.domain.watch(node, fn, [aligned(value, dims, env.domain) for value in values])
-                return self._call(fn, values)
             case _:
                 raise TypeError(f"not an expression: {node!r}")
 

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -146,6 +147,11 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
 
 def axes_of(outputs: Iterable[Output]) -> tuple[str, ...]:
     """Every axis of the outputs: their own, reduced ones, and those of sizes, in order of appearance."""
+    return _axes_of(tuple(outputs))
+
+
+@lru_cache(maxsize=1024)
+def _axes_of(outputs: tuple[Output, ...]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for output in outputs:
         found.update(dict.fromkeys(output.axes))

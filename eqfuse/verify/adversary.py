@@ -30,7 +30,8 @@ from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, S
 from eqfuse.terms.parser import axes_of
 from eqfuse.verify.dead import truth
 from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain
-from eqfuse.verify.sampling import Inputs
+from eqfuse.verify.field.modular import Reals, Truths
+from eqfuse.verify.sampling import Inputs, Places
 from eqfuse.verify.sizes import (
     APART,
     COMPACT,
@@ -202,22 +203,15 @@ def settings(
                 found = {name: int(rng.integers(1, 12)) for name in names}
         return {name: few_or_none(n, rng) if name in free else n for name, n in found.items()}
 
-    ones, apart = Setting(ONES, integers(0)), LEAST if of == "stages" else APART
+    apart = LEAST if of == "stages" else APART
     if of == "stages":
         yield Setting(_ragged(rng), integers(1))
-        yield ones
+        yield Setting(ONES, integers(0))
     else:
-        yield ones
-        yield Setting(Choice((2,), (2,), (2,), "none", near=False), integers(0))
+        yield Setting(ONES, integers(0))
+        yield Setting(_all_of(2), integers(0))
         yield Setting(LEAST, integers(1))
-        for kind in range(2, 2 + SHUFFLED):
-            yield Setting(_shuffled(rng, "all" if kind % 2 else "together"), integers(kind))
-        for size in range(4, SMALL) if any(map(decided_by_sizes, programs)) else ():
-            yield Setting(Choice((size,), (size,), (size,), "none", near=False), integers(3))
-        names_of_axes = dict.fromkeys(axis for program in programs for axis in axes_of(program.outputs))
-        for axis in list(names_of_axes)[:ALONE] if len(names_of_axes) > 1 else ():
-            for size in (2, int(rng.integers(3, 7))):
-                yield Setting(ONES, integers(3), pinned={axis: size})
+    # Sizes that something turns on come first: where programs differ, others need not be tried.
     met = [met_by_positions(program) for program in programs]
     if any(met):
         least = tuple({axis: number + 2 for axis, number in each.items()} for each in met)
@@ -228,12 +222,26 @@ def settings(
     )
     for number in numbers_met[:EXACT_SIZES]:
         if number < SMALL:
-            yield Setting(Choice((number,), (number,), (number,), "none", near=False), integers(3))
+            yield Setting(_all_of(number), integers(3))
         reached = [axis for axis, each in exact.items() if number in each]
         for axes in (
             [[axis] for axis in reached] if of == "programs" else [reached] if number >= SMALL else []
         ):
             yield Setting(apart, integers(3), pinned=dict.fromkeys(axes, number))
+    if of == "programs":
+        for kind in range(2, 2 + SHUFFLED):
+            yield Setting(_shuffled(rng, "all" if kind % 2 else "together"), integers(kind))
+        for size in range(4, SMALL) if any(map(decided_by_sizes, programs)) else ():
+            yield Setting(_all_of(size), integers(3))
+        names_of_axes = dict.fromkeys(axis for program in programs for axis in axes_of(program.outputs))
+        for axis in list(names_of_axes)[:ALONE] if len(names_of_axes) > 1 else ():
+            for size in (2, int(rng.integers(3, 7))):
+                yield Setting(ONES, integers(3), pinned={axis: size})
+
+
+def _all_of(size: int) -> Choice:
+    """All axes of one size."""
+    return Choice((size,), (size,), (size,), "none", near=False)
 
 
 def counted(*programs: Program) -> frozenset[str]:
@@ -363,7 +371,8 @@ def hardened(
         if isinstance(value, FieldArray):
             tensors[name] = _reals(value, numbers, domain, rng)
         elif specs[name].kind == "integer" and not specs[name].delimits and name not in indices:
-            tensors[name] = specs[name].ordered(_integers(value, numbers, rng))
+            drawn = _integers(value if inputs.varied else value[np.newaxis], numbers, rng)
+            tensors[name] = specs[name].ordered(drawn if inputs.varied else drawn[0])
         else:
             tensors[name] = value
     scalars = {
@@ -424,43 +433,81 @@ def _reals(
     tensors of different kinds, and every other turn has no negative number, as roots and logarithms ask for."""
     shape = value.shape
     place = np.arange(shape[0])
+    kind = place.copy()
     if len(place) >= 2 * KINDS:
-        place = place + np.where(place < len(place) // 2, 0, rng.integers(KINDS))
-    trial = place.reshape(-1, *(1,) * (len(shape) - 1)) % KINDS
-    sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
-    same = (trial == 2) & (rng.random(trial.shape) < 0.5)  # so that a maximum is below a number
-    sign = np.where(
-        same, sign[(slice(None), *[slice(1)] * (len(shape) - 1))] if value.shadow.size else sign, sign
-    )
+        kind += np.where(place < len(place) // 2, 0, rng.integers(KINDS))
+    kind %= KINDS
+    positive = (place // KINDS % 2 == 1) & (kind != 5)
+    shadow = np.array(value.shadow)
+    exact = np.zeros(shape, dtype=bool)
+    kept = (rng.random(shape) < 0.3) & ~_rows((kind == 1) | positive, shape)
+    kept[kind == 5] = True
+    for kinds, draw in (((0, 1), _near_numbers), ((2, 3), _of_magnitudes), ((4, 6, 7), _of_few)):
+        rows = np.flatnonzero(np.isin(kind, kinds))
+        if len(rows):
+            shadow[rows], exact[rows], alike = draw(kind[rows], rows, shape[1:], numbers, rng)
+            kept[rows] &= ~_rows(alike, kept[rows].shape)
+    shadow = np.where(_rows(positive, shape), np.abs(shadow), shadow)
+    fresh = ~exact & ~kept
+    p, q = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    for where, made in (
+        (fresh, domain.draw(shadow[fresh], rng)),
+        (exact & ~kept, domain.numbers(shadow[exact & ~kept])),
+    ):
+        assert made.p is not None and made.q is not None
+        p[where], q[where] = made.p, made.q
+    return domain.where(kept, value, FieldArray(p, q, shadow))
+
+
+def _rows(chosen: Truths, shape: tuple[int, ...]) -> Truths:
+    """All elements of the chosen trials."""
+    return np.broadcast_to(chosen.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+
+
+_Drawn = tuple[Reals, Truths, Truths]
+"""Real values; which of them are these numbers themselves; the trials that keep none of the values there were."""
+
+
+def _near_numbers(
+    kind: Places, rows: Places, rest: tuple[int, ...], numbers: Sequence[float], rng: np.random.Generator
+) -> _Drawn:
+    shape = (len(kind), *rest)
     number = rng.choice(np.asarray(numbers), shape)
     step = rng.choice(np.array([0.0, 1e-4, -1e-4, 1e-3, -1e-3, 0.1, -0.1, 1.0]), shape)
-    step = np.where(trial == 1, 0.0, step)
+    step[kind == 1] = 0.0
     # Equal real values have equal residues: what is near a number is near in a way of its own.
     reach = np.maximum(np.abs(number), np.where(rng.random(shape) < 0.5, 0.1, 0.0))
     near = number + step * rng.uniform(0.5, 2.0, shape) * reach
-    between = (trial == 0) & (rng.random(shape) < 0.25)
+    between = _rows(kind == 0, shape) & (rng.random(shape) < 0.25)
     near = np.where(between, _between(numbers, shape, rng), near)
-    scale = np.where(trial == 2, 10.0 ** rng.uniform(-30, 30, trial.shape), 10.0 ** rng.uniform(-3, 3, shape))
-    scale = np.where(same, 10.0 ** rng.uniform(0, 4, trial.shape), scale)
-    wide = sign * scale * rng.uniform(0.5, 2.0, shape)
-    small = rng.integers(-4, 5, shape).astype(np.float64)
+    return near, near == number, np.zeros(len(kind), dtype=bool)
+
+
+def _of_magnitudes(
+    kind: Places, rows: Places, rest: tuple[int, ...], numbers: Sequence[float], rng: np.random.Generator
+) -> _Drawn:
+    shape, one = (len(kind), *rest), (len(kind), *(1,) * len(rest))
+    sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
+    alike = (kind == 2) & (rng.random(len(kind)) < 0.5)  # so that a maximum is below a number
+    scale = 10.0 ** rng.uniform(-3, 3, shape)
+    scale[kind == 2] = 10.0 ** rng.uniform(-30, 30, one)[kind == 2]
+    scale[alike] = 10.0 ** rng.uniform(0, 4, one)[alike]
+    sign[alike] = np.where(rng.random(one) < 0.5, -1.0, 1.0)[alike]
+    return sign * scale * rng.uniform(0.5, 2.0, shape), np.zeros(shape, dtype=bool), alike
+
+
+def _of_few(
+    kind: Places, rows: Places, rest: tuple[int, ...], numbers: Sequence[float], rng: np.random.Generator
+) -> _Drawn:
+    shape = (len(kind), *rest)
+    found = rng.integers(-4, 5, shape).astype(np.float64)
+    found[_rows(kind == 7, shape) & (rng.random(shape) < 0.5)] = 0.0
     # 0.5 to 2, the same for all tensors
-    about = 0.5 + 1.5 * (0.618 * (1 + np.arange(shape[0])) % 1).reshape(trial.shape)
-    alike = about * (1 + 1e-6 * rng.standard_normal(shape))
-    zeros = np.where(rng.random(shape) < 0.5, 0.0, small)
-    exact = ((trial < 2) & (near == number)) | (trial == 4) | (trial == 7)
-    shadow = np.select(
-        [trial < 2, trial < 4, trial == 4, trial == 6, trial == 7],
-        [near, wide, small, alike, zeros],
-        value.shadow,
-    )
-    positive = (np.arange(shape[0]) // KINDS % 2 == 1).reshape(trial.shape) & (trial != 5)
-    shadow = np.where(positive, np.abs(shadow), shadow)
-    keep = ((rng.random(shape) < 0.3) & (trial != 1) & ~positive & ~same) | (trial == 5)
-    drawn = domain.draw(np.where(exact, 1.0, shadow), rng)
-    whole = domain.numbers(np.where(exact, shadow, 0.0))
-    fresh = domain.where(exact, whole, drawn)
-    return domain.where(keep, value, fresh)
+    about = 0.5 + 1.5 * (0.618 * (1 + rows) % 1)
+    nearly = kind == 6
+    among = (int(nearly.sum()), *rest)
+    found[nearly] = _rows(about[nearly], among) * (1 + 1e-6 * rng.standard_normal(among))
+    return found, ~_rows(nearly, shape), np.zeros(len(kind), dtype=bool)
 
 
 def _between(numbers: Sequence[float], shape: tuple[int, ...], rng: np.random.Generator) -> Any:
@@ -509,7 +556,7 @@ def _picked(part: Any, *, trials: Any, at: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _integers(value: Any, numbers: Sequence[float], rng: np.random.Generator) -> Any:
-    """Integers at the numbers of the programs, beside them, and of wide range; or all alike."""
+    """Integers at the numbers of the programs, beside them, and of wide range; or all of a trial alike."""
     known = {int(n) + step for n in numbers if abs(n) < 2**31 for step in (-1, 0, 1)}
     whole = np.array(sorted(known), dtype=np.int64)
     each = np.resize(rng.permutation(whole), value.shape)  # no number is missed where there is room for all
@@ -517,4 +564,7 @@ def _integers(value: Any, numbers: Sequence[float], rng: np.random.Generator) ->
     wide = rng.integers(-1000, 1001, value.shape)
     kind = rng.random(value.shape)
     mixed = np.where(kind < 0.5, near, np.where(kind < 0.8, wide, value))
-    return np.full_like(mixed, near.flat[0]) if near.size and rng.random() < 0.25 else mixed
+    if mixed.size:
+        alike = rng.random(len(mixed)) < 0.25
+        mixed[alike] = near[alike][(slice(None), *[slice(1)] * (near.ndim - 1))]
+    return mixed

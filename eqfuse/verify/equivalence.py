@@ -15,10 +15,9 @@ from eqfuse.errors import EqfuseError
 from eqfuse.progress import progress
 from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.domain import Domain
-from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.intervals import Range
-from eqfuse.terms.nodes import Expr, Load, Local, Program, walk
+from eqfuse.terms.nodes import Call, Expr, Load, Local, Program, walk
 from eqfuse.terms.parser import parse
 from eqfuse.threads import cached
 from eqfuse.verify.adversary import (
@@ -91,15 +90,16 @@ MOST_TRIALS, ELEMENTS = 256, 120_000
 MOST_APART = 6
 """So many branches are supposed one by one where all together differ."""
 DRAWS, FEW = 4, 6
-"""Integers and truth values of two programs are drawn so often at the same sizes, scalars again below the second."""
+"""Integer scalars of two programs are drawn so often at the same sizes, all but the first time below the second."""
 DRAWS_OF_SIZES = 3
 """Sizes beside one that is given are."""
 LONGER, LATER = 4, 1000
 """Where two programs differ in orders of numbers that are supposed, so many times more trials look for numbers that are in
 such an order; they have numbers from the second on."""
+ORDERS = 4
+"""Orders of all numbers that are supposed."""
 MOST_OPEN = 0.5
 """Where rounding leaves more of the trials open, it explains nothing: programs that differ in them differ."""
-_EXACT = frozenset({*INTEGERS, "bool"})
 MOST_ELSEWHERE = 200_000
 """Elements of the largest value over all trials there."""
 SATURATED = 1e-5
@@ -368,6 +368,8 @@ def _counterexample(
     for key, value in (*inputs.scalars.items(), *inputs.tensors.items()):
         if isinstance(value, FieldArray):
             given[key] = value.shadow[trial] if value.shadow.ndim else value.shadow
+        elif inputs.varied and key in inputs.tensors:
+            given[key] = value[trial]
         else:
             given[key] = value
     return Counterexample(
@@ -540,15 +542,25 @@ class Source:
         *,
         start: int = 0,
         scale: float = 1.0,
+        varied: bool = False,
     ) -> Inputs:
-        """The inputs of a round, by the patterns from `start` on; real values of tensors are multiplied by `scale`."""
+        """The inputs of a round, by the patterns from `start` on; real values of tensors are multiplied by `scale`. Where
+        they are `varied`, every trial has integers of its own."""
         infinities = self.special != "ignored"
         domain.trials = trials
         tensors = draw_specs(
-            self.specs, domain, trials, rng, infinities=infinities, number=number, start=start, scale=scale
+            self.specs,
+            domain,
+            trials,
+            rng,
+            infinities=infinities,
+            number=number,
+            start=start,
+            scale=scale,
+            varied=varied,
         )
         scalars = draw_scalars(self.programs, self.scalars, domain, trials, rng, self.ends_of_ranges, number)
-        return Inputs(tensors, scalars, self.extents, trials, first=start)
+        return Inputs(tensors, scalars, self.extents, trials, first=start, varied=varied)
 
     @cached
     def ends_of_ranges(self) -> Mapping[str, Range]:
@@ -682,12 +694,13 @@ class Verification:
         kinds: Sequence[Draws] = get_args(Draws),
     ) -> None:
         """Compares stages with the source on draws that look for a difference, usual ones and such as are at thresholds;
-        they are no part of the bound."""
+        they are no part of the bound. Where all stages are programs, every trial has integers of its own."""
+        varied = all(stage.program is not None for stage in stages)
         indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
         for kind in kinds:
             run = 2 * ROUNDS + 2 * number + (kind == "at thresholds")
             domain, rng = self._field(run)
-            inputs = source.draw(domain, trials, rng, number % 4, scale=self._scale)
+            inputs = source.draw(domain, trials, rng, number % 4, scale=self._scale, varied=varied)
             if kind == "at thresholds":
                 domain.careful = True
                 inputs = hardened(inputs, source.specs, indices, numbers, domain, rng)
@@ -768,6 +781,10 @@ class Verification:
                 parts = [[each] for each in open_] if 1 < len(open_) <= MOST_APART else []
                 parts = [part for part in parts if self._agree(part, stages, source)]
             self._supposed |= {each.said for part in parts for each in part}
+            rest = [each for each in open_ if each.said not in self._supposed]
+            self._supposed |= (
+                {each.said for each in self._ranked(rest, stages, source) or ()} if rest else set()
+            )
         # What is between the values of a loop nest, ranges of which are not known, is listed: a - b may never be positive.
         read = {tensor.name for program in source.programs for tensor in program.tensors}
         listed = {each.said for each in found if each.kind == "given"}
@@ -779,15 +796,77 @@ class Verification:
         """Whether stages agree with the source whatever the numbers of all branches are to each other. Where they do not, some
         order tells them apart, though no numbers may be in it."""
         branches = self.branches.on_data(source.programs)
-        return not branches or bool(self.reason) or self._agree(branches, stages, source)
+        if not branches or self.reason or self._agree(branches, stages, source):
+            return True
+        return self._ranked(branches, stages, source) is not None
 
     def _agree(self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source) -> bool:
         """Whether the stages agree with the source where the order of what these branches compare is supposed."""
         nodes = dict.fromkeys(node for each in branches for node in each.compared)
-        places = {node: place for place, node in enumerate(nodes)}
         tallies = {stage.name: Tally() for stage in stages}
         domain, rng = self._field(8 * ROUNDS)
         inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale)
+        self._turn(nodes, stages, source, inputs, domain)
+        domain.watch = None
+        return self._same_outputs(stages, source, inputs, domain, tallies) and all(
+            tally.least() >= ENOUGH for tally in tallies.values()
+        )
+
+    def _ranked(
+        self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source
+    ) -> list[Untaken] | None:
+        """The branches that went both ways where the stages were compared with all numbers in some other order, those that
+        comparisons for equality meet turned; None where stages differed from the source."""
+        nodes = dict.fromkeys(node for each in branches for node in each.compared)
+        equalities = [node for node in nodes if node.fn in ("eq", "ne")]
+        went = {node: [False, False] for node in nodes if node not in equalities}
+        tallies = {stage.name: Tally() for stage in stages}
+        for number in range(ORDERS):
+            domain, rng = self._field(8 * ROUNDS + 1 + number)
+            inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale)
+            domain.supposed.rank(number)
+            self._turn(equalities, stages, source, inputs, domain)
+
+            def noted(node: Expr, fn: str, parts: Sequence[Any], domain: FieldDomain = domain) -> None:
+                if isinstance(node, Call) and node in went:
+                    found = domain.supposed.sides(*(rounded_of(_field_array(part, domain)) for part in parts))
+                    went[node] = [had or has for had, has in zip(went[node], found, strict=True)]
+
+            domain.watch = noted
+            if not self._same_outputs(stages, source, inputs, domain, tallies):
+                return None
+            if all(map(all, went.values())):
+                break
+        if any(tally.least() < ENOUGH for tally in tallies.values()):
+            return None
+        return [each for each in branches if all(node in went and all(went[node]) for node in each.compared)]
+
+    def _same_outputs(
+        self,
+        stages: Sequence[Stage],
+        source: Source,
+        inputs: Inputs,
+        domain: FieldDomain,
+        tallies: Mapping[str, Tally],
+    ) -> bool:
+        expected, known = source.evaluate(stages, inputs, domain)
+        for stage in stages:
+            outputs = known[stage.name] if stage.name in known else stage.run(inputs, domain)
+            agreed = (expected, outputs, inputs, domain, tallies[stage.name], stage.name)
+            if not compare(*agreed, special="ignored", defined=source.defined):
+                return False
+        return True
+
+    def _turn(
+        self,
+        nodes: Iterable[Expr],
+        stages: Sequence[Stage],
+        source: Source,
+        inputs: Inputs,
+        domain: FieldDomain,
+    ) -> None:
+        """Supposes the order of what these branches compare."""
+        places = {node: place for place, node in enumerate(nodes)}
 
         def supposed(node: Expr, fn: str, parts: Sequence[Any]) -> None:
             if node in places:
@@ -800,14 +879,6 @@ class Verification:
             for stage in stages:
                 if stage.name not in known:
                     stage.run(inputs, domain)
-        domain.watch = None
-        expected, known = source.evaluate(stages, inputs, domain)
-        for stage in stages:
-            outputs = known[stage.name] if stage.name in known else stage.run(inputs, domain)
-            agreed = (expected, outputs, inputs, domain, tallies[stage.name], stage.name)
-            if not compare(*agreed, special="ignored", defined=source.defined):
-                return False
-        return all(tally.least() >= ENOUGH for tally in tallies.values())
 
     def need_thresholds(self, source: Source) -> None:
         """Two programs with branches on data, of which no trial at thresholds could be compared, are not called equal."""
@@ -1016,10 +1087,8 @@ def _look_for_difference(
     free = counted(first, second)
     turning = (Setting(APART, {}, pinned=sizes) for sizes in unseen.turning({**usual, **fixed}))
     for number, setting in enumerate(chain(settings((first, second), fixed, rng), turning)):
-        # Integers and truth values are the same in all trials of a draw.
-        exact = any(name not in fixed for name in setting.integers) or any(
-            spec.dtype in _EXACT for program in (first, second) for spec in program.tensors
-        )
+        # Integer scalars are the same in all trials of a draw.
+        exact = any(name not in fixed for name in setting.integers)
         for draw in range(DRAWS if exact else DRAWS_OF_SIZES if setting.choice is APART else 1):
             few = {
                 name: few_or_none(int(rng.integers(1, FEW)), rng)

@@ -7,8 +7,9 @@ zeros. The residues are random in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,8 @@ from eqfuse.threads import cached
 from eqfuse.verify.field.domain import FieldArray, FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
 from eqfuse.verify.sizes import InputSpec, input_specs, small_integers
+
+Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ PATTERNS = (
 )
 """Trial t uses pattern t modulo their number."""
 
+SHARES = (0.6, 0.6, 0.1, 0.9)
+"""Truth values that are true, where every trial has its own."""
+
 SMALLEST, LARGEST = 0.2, 2.0
 """Range of the magnitudes: exponentials of products of such numbers stay far from overflow."""
 
@@ -67,7 +73,8 @@ class Inputs:
     Real tensors are the domain's arrays, with a leading trial dimension. Integers and truth values are
     plain numpy arrays of the tensor's shape, the same in all trials. Scalars are numbers or domain
     arrays of shape (trials,). The last trials, from `usual` on, look for a difference (see `adversary.hardened`).
-    `first` is the pattern of the first one.
+    `first` is the pattern of the first one. Where they are `varied`, integers and truth values have a leading trial
+    dimension too.
     """
 
     tensors: Mapping[str, Any]
@@ -76,6 +83,7 @@ class Inputs:
     trials: int
     usual: int | None = None
     first: int = 0
+    varied: bool = False
 
     @cached
     def independent(self) -> Truths:
@@ -102,6 +110,38 @@ class Inputs:
 def patterns(trials: int, first: int = 0) -> list[Pattern]:
     """The pattern of every trial, from a `first` one on."""
     return [PATTERNS[trial % len(PATTERNS)] for trial in range(first, first + trials)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials of each order, sign and kind; `ordered` are those of any order but the random one."""
+
+    order: Mapping[str, Places]
+    sign: Mapping[str, Places]
+    special: Mapping[str, Places]
+    ordered: Places
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of(cls, trials: int, first: int) -> Plan:
+        """Of so many trials, from a first pattern on."""
+        plan = patterns(trials, first)
+
+        def places(chosen: Callable[[Pattern], str], values: Iterable[str]) -> dict[str, Places]:
+            return {
+                value: np.array(
+                    [n for n, pattern in enumerate(plan) if chosen(pattern) == value], dtype=np.int64
+                )
+                for value in values
+            }
+
+        order = places(lambda pattern: pattern.order, ("ascending", "descending", "middle"))
+        return cls(
+            order,
+            places(lambda pattern: pattern.sign, ("positive", "negative", "mixed", "signed")),
+            places(lambda pattern: pattern.special, ("ties", "zeros", "infinite")),
+            np.concatenate(list(order.values())),
+        )
 
 
 def full_entropy(trials: int, first: int = 0) -> int:
@@ -133,14 +173,15 @@ def draw_specs(
     number: int = 0,
     start: int = 0,
     scale: float = 1.0,
+    varied: bool = False,
 ) -> dict[str, Any]:
     """As `draw`, from what is to be drawn; with `infinities`, some trials have -inf in one tensor each. `number` is
     that of the round: integers are the same in all of its trials; `start` is the pattern of its first trial. Real
-    values are multiplied by `scale`."""
+    values are multiplied by `scale`. Where they are `varied`, every trial has integers and truth values of its own."""
     tensors: dict[str, Any] = {}
     real = [name for name, spec in specs.items() if spec.kind == "real" and spec.shape]
-    plan = patterns(trials, start)
-    infinite = [trial for trial, pattern in enumerate(plan) if pattern.special == "infinite"]
+    plan = Plan.of(trials, start % len(PATTERNS))
+    infinite = plan.special["infinite"].tolist()
     first = int(rng.integers(len(real))) if real else 0
     holes = {trial: real[(first + k) % len(real)] for k, trial in enumerate(infinite) if infinities and real}
     for spec in specs.values():
@@ -149,33 +190,36 @@ def draw_specs(
                 mine = [trial for trial, name in holes.items() if name == spec.name]
                 tensors[spec.name] = _reals((trials, *spec.shape), domain, rng, mine, plan, scale)
             case "truth":
-                tensors[spec.name] = rng.random(spec.shape) < 0.6
+                shape = (trials, *spec.shape) if varied else spec.shape
+                share = rng.choice(SHARES, (trials, *(1,) * len(spec.shape))) if varied else 0.6
+                tensors[spec.name] = rng.random(shape) < share
             case "integer":
-                tensors[spec.name] = _integers(spec, rng, number)
+                numbers = np.arange(trials) % 4 if varied else np.array([number])
+                drawn = spec.ordered(_integers(spec, rng, numbers))
+                tensors[spec.name] = drawn if varied else drawn[0]
     return tensors
 
 
-def _integers(spec: InputSpec, rng: np.random.Generator, number: int) -> npt.NDArray[np.int64]:
-    """Integers within their range. Of the ends of ranges, in the first three rounds, every fourth is the least, every
-    fourth the one after it (a range of one position), every fourth the greatest (all positions): in the first in
-    ascending order, as lengths that add up are, in the others in any order. Those that are promised to ascend do in every
-    round; in the second the first half of
-    them is the least and the rest the greatest, unless they are ends of ranges."""
-    return spec.ordered(_any_order(spec, rng, number))
-
-
-def _any_order(spec: InputSpec, rng: np.random.Generator, number: int) -> npt.NDArray[np.int64]:
+def _integers(spec: InputSpec, rng: np.random.Generator, numbers: Places) -> npt.NDArray[np.int64]:
+    """Integers within their range, one draw for each of the `numbers` of rounds. Of the ends of ranges, in the first three
+    rounds, every fourth is the least, every fourth the one after it (a range of one position), every fourth the greatest
+    (all positions): in the first in ascending order, as lengths that add up are, in the others in any order. Of those that
+    are promised to ascend the first half is the least in the second round and the rest the greatest, unless they are ends
+    of ranges."""
     low, high = spec.values
-    found = rng.integers(low, high, spec.shape, endpoint=True)
-    if spec.ascending and not spec.delimits and number == 1:
-        found[...] = np.where(np.arange(spec.shape[-1]) < (spec.shape[-1] + 1) // 2, low, high)
-    if not spec.delimits or number > 2:
+    found = rng.integers(low, high, (len(numbers), *spec.shape), endpoint=True)
+    if spec.ascending and not spec.delimits:
+        found[numbers == 1] = np.where(np.arange(spec.shape[-1]) < (spec.shape[-1] + 1) // 2, low, high)
+    if not spec.delimits:
         return found
-    flat, place = found.reshape(-1), np.arange(found.size) + 2 * number
+    flat = found.reshape(len(numbers), -1)
+    place = np.arange(flat.shape[1]) + 2 * numbers[:, np.newaxis]
     for turn, end in enumerate((low, min(low + 1, high), high)):
-        flat[place % 4 == turn] = end
-    mixed: npt.NDArray[np.int64] = rng.permutation(flat).reshape(spec.shape)
-    return np.sort(mixed, axis=-1) if number == 0 and spec.shape else mixed
+        flat[(place % 4 == turn) & (numbers <= 2)[:, np.newaxis]] = end
+    mixed: npt.NDArray[np.int64] = rng.permuted(flat, axis=1).reshape(found.shape)
+    if spec.shape:
+        mixed[numbers == 0] = np.sort(mixed[numbers == 0], axis=-1)
+    return mixed
 
 
 def draw_scalars(
@@ -212,52 +256,44 @@ def _reals(
     domain: FieldDomain,
     rng: np.random.Generator,
     infinite: Sequence[int],
-    plan: Sequence[Pattern],
+    plan: Plan,
     scale: float,
 ) -> FieldArray:
     magnitude = scale * rng.uniform(SMALLEST, LARGEST, shape)
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
     shadow = _arranged(plan, magnitude, sign)
-    zero = [trial for trial, pattern in enumerate(plan) if pattern.special == "zeros"]
-    for trials, value in ((zero, 0.0), (infinite, -np.inf)):
-        for k, trial in enumerate(trials if shape[1:] else ()):
-            # Consecutive trials take consecutive dimensions: parts of lines, and whole lines.
-            lines = np.moveaxis(shadow[trial], -1 - k % (len(shape) - 1), 0)
+    rank = len(shape) - 1
+    for trials, value in ((plan.special["zeros"], 0.0), (infinite, -np.inf)):
+        # Consecutive trials take consecutive dimensions: parts of lines, and whole lines.
+        for k in range(min(rank, len(trials))):
+            length = shape[rank - k]
             # Two whole tiles of two, and a position that is not.
-            lines[: max(1, min(len(lines) - 1, max(4, len(lines) // 2)))] = value
+            part = slice(max(1, min(length - 1, max(4, length // 2))))
+            shadow[(trials[k::rank], *[slice(None)] * (rank - 1 - k), part)] = value
     drawn = domain.draw(shadow, rng)
-    ties = [trial for trial, pattern in enumerate(plan) if pattern.special == "ties"]
-    return _tied(drawn, ties, rng) if ties else drawn
+    return _tied(drawn, plan.special["ties"], rng) if len(plan.special["ties"]) else drawn
 
 
-def _arranged(plan: Sequence[Pattern], magnitude: Reals, sign: Reals) -> Reals:
+def _arranged(plan: Plan, magnitude: Reals, sign: Reals) -> Reals:
     """Every trial in the order, and with the signs, of its pattern."""
-    rest = (1,) * (magnitude.ndim - 1)
-
-    def where(chosen: Callable[[Pattern], bool]) -> Truths:
-        return np.array([chosen(pattern) for pattern in plan]).reshape(-1, *rest)
-
-    values = np.where(where(lambda pattern: pattern.sign == "signed"), magnitude * sign, magnitude)
-    dims = tuple(range(1, values.ndim))
-    of_order = {
-        order: [trial for trial, pattern in enumerate(plan) if pattern.order == order]
-        for order in ("ascending", "descending", "middle")
-    }
-    ordered = [trial for trials in of_order.values() for trial in trials]
-    lines = values[ordered]
-    for dim in dims:
-        # Sorting along one dimension keeps the order along those sorted before.
-        lines.sort(axis=dim)
-    values[ordered] = lines
-    down, middle = of_order["descending"], of_order["middle"]
-    values[down] = np.flip(values[down], dims)
-    values[middle] = np.roll(values[middle], [(values.shape[dim] + 1) // 2 for dim in dims], dims)
-    mixed = where(lambda pattern: pattern.sign == "mixed")
-    negative = where(lambda pattern: pattern.sign == "negative")
-    return np.asarray(values * np.where(mixed, sign, np.where(negative, -1.0, 1.0)))
+    dims = tuple(range(1, magnitude.ndim))
+    signs = sign.copy()
+    signs[plan.sign["positive"]], signs[plan.sign["negative"]], signs[plan.sign["signed"]] = 1.0, -1.0, 1.0
+    values = magnitude
+    values[plan.sign["signed"]] *= sign[plan.sign["signed"]]
+    if dims and max(magnitude.shape[1:]) > 1:
+        lines = values[plan.ordered]
+        for dim in dims:
+            # Sorting along one dimension keeps the order along those sorted before.
+            lines.sort(axis=dim)
+        values[plan.ordered] = lines
+        down, middle = plan.order["descending"], plan.order["middle"]
+        values[down] = np.flip(values[down], dims)
+        values[middle] = np.roll(values[middle], [(values.shape[dim] + 1) // 2 for dim in dims], dims)
+    return values * signs
 
 
-def _tied(drawn: FieldArray, trials: list[int], rng: np.random.Generator) -> FieldArray:
+def _tied(drawn: FieldArray, trials: Places, rng: np.random.Generator) -> FieldArray:
     """In the given trials every element becomes one of the first three, residues and shadow alike."""
     size = int(np.prod(drawn.shape[1:]))
     source = rng.integers(0, min(3, size), (len(trials), size))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,10 @@ class _Inputs:
 
     tensors: Mapping[str, Any]
     scalars: Mapping[str, Any]
+
+
+_Step = Callable[[_Inputs], _Inputs | None]
+"""Smaller or simpler inputs; None where a step before has made them so."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +84,19 @@ class _Search:
             residues=None,
         )
 
-    def _reduced(self, inputs: _Inputs, step: Callable[[_Inputs], Iterator[_Inputs]]) -> _Inputs:
-        """The inputs after as many steps as there are that keep the programs apart."""
+    def _reduced(self, inputs: _Inputs, steps: Callable[[_Inputs], Iterator[_Step]]) -> _Inputs:
+        """The inputs after as many steps as there are that keep the programs apart: all in turn, until none does."""
         again = True
         while again:
             again = False
-            for smaller in step(inputs):
+            for step in steps(inputs):
+                smaller = step(inputs)
+                if smaller is None:
+                    continue
                 if self._runs >= MOST_RUNS:
                     return inputs
                 if self._difference(smaller) is not None:
                     inputs, again = smaller, True
-                    break
         return inputs
 
     def _difference(self, inputs: _Inputs, *, counted: bool = True) -> _Difference | None:
@@ -126,40 +134,63 @@ class _Search:
 
     # Steps ----------------------------------------------------------------------------------------
 
-    def _shorter(self, inputs: _Inputs) -> Iterator[_Inputs]:
+    def _shorter(self, inputs: _Inputs) -> Iterator[_Step]:
         """Without half of the positions of an axis, or without one of them; the longest axes first."""
+
+        def without(
+            places: Sequence[tuple[str, int]], least: int, gone: slice, given: _Inputs
+        ) -> _Inputs | None:
+            if given.tensors[places[0][0]].shape[places[0][1]] < least:
+                return None
+            cut = dict(given.tensors)
+            for name, k in places:  # some may be of one tensor
+                cut[name] = np.delete(cut[name], gone, axis=k)
+            return replace(given, tensors=cut)
+
         dims: dict[object, list[tuple[str, int]]] = {}
         for name, value in inputs.tensors.items():
             for k in range(value.ndim):
                 dims.setdefault(self._classes.find(("dim", name, k)), []).append((name, k))
         for places in sorted(dims.values(), key=lambda p: -inputs.tensors[p[0][0]].shape[p[0][1]]):
             length = inputs.tensors[places[0][0]].shape[places[0][1]]
-            half = length // 2
-            halves = [list(range(half, length)), list(range(half))] if length > 3 else []
-            for gone in (*halves, *([at] for at in reversed(range(length)))):
-                if length > 1:
-                    cut = dict(inputs.tensors)
-                    for name, k in places:
-                        cut[name] = np.delete(cut[name], gone, axis=k)
-                    yield replace(inputs, tensors=cut)
+            while length > 3:
+                half = length // 2
+                yield partial(without, places, length, slice(half, length))
+                yield partial(without, places, length, slice(half))
+                length = half
+            for at in reversed(range(inputs.tensors[places[0][0]].shape[places[0][1]])):
+                yield partial(without, places, max(2, at + 1), slice(at, at + 1))
 
-    def _simpler(self, inputs: _Inputs) -> Iterator[_Inputs]:
+    def _simpler(self, inputs: _Inputs) -> Iterator[_Step]:
         """With simpler numbers: all of a tensor, then each element, then scalars."""
-        for name, value in inputs.tensors.items():
-            for number in SIMPLE if value.dtype.kind == "f" else ():
-                if any(_rank(element) > _rank(number) for element in value.flat):
-                    yield replace(inputs, tensors={**inputs.tensors, name: np.full_like(value, number)})
-        for name, value in inputs.tensors.items():
-            for at in np.ndindex(value.shape) if value.dtype.kind == "f" else ():
-                for number in SIMPLE:
-                    if _rank(number) < _rank(value[at]):
-                        changed = value.copy()
-                        changed[at] = number
-                        yield replace(inputs, tensors={**inputs.tensors, name: changed})
-        for name, scalar in inputs.scalars.items():
-            for number in SIMPLE if isinstance(scalar, float) else ():
-                if _rank(number) < _rank(scalar):
-                    yield replace(inputs, scalars={**inputs.scalars, name: number})
+
+        def filled(name: str, number: float, given: _Inputs) -> _Inputs | None:
+            value = given.tensors[name]
+            if all(_rank(element) <= _rank(number) for element in value.flat):
+                return None
+            return replace(given, tensors={**given.tensors, name: np.full_like(value, number)})
+
+        def put(name: str, at: tuple[int, ...], number: float, given: _Inputs) -> _Inputs | None:
+            if _rank(number) >= _rank(given.tensors[name][at]):
+                return None
+            changed = given.tensors[name].copy()
+            changed[at] = number
+            return replace(given, tensors={**given.tensors, name: changed})
+
+        def scalar(name: str, number: float, given: _Inputs) -> _Inputs | None:
+            if _rank(number) >= _rank(given.scalars[name]):
+                return None
+            return replace(given, scalars={**given.scalars, name: number})
+
+        reals = [name for name, value in inputs.tensors.items() if value.dtype.kind == "f"]
+        for name, number in product(reals, SIMPLE):
+            yield partial(filled, name, number)
+        for name in reals:
+            for at, number in product(np.ndindex(inputs.tensors[name].shape), SIMPLE):
+                yield partial(put, name, at, number)
+        for name, number in product(inputs.scalars, SIMPLE):
+            if isinstance(inputs.scalars[name], float):
+                yield partial(scalar, name, number)
 
 
 def _rank(number: float) -> int:

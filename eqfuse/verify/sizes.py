@@ -36,6 +36,7 @@ from eqfuse.terms.nodes import (
     call,
     children,
     free_axes,
+    once,
     transform,
     walk,
 )
@@ -117,9 +118,10 @@ def roots(program: Program) -> tuple[Expr, ...]:
     return tuple(output.expr for output in program.outputs)
 
 
-def loads(program: Program) -> list[Load]:
+@once
+def loads(program: Program) -> tuple[Load, ...]:
     """Every distinct access, inner ones first."""
-    return [node for node in walk(*roots(program)) if isinstance(node, Load)]
+    return tuple(node for node in walk(*roots(program)) if isinstance(node, Load))
 
 
 def join_axes(classes: AxisClasses, program: Program, label: str = "") -> None:
@@ -214,8 +216,13 @@ def _needed(
     return needed
 
 
-def plain_indices(program: Program) -> Iterator[tuple[Load, int, Axis]]:
+@once
+def plain_indices(program: Program) -> tuple[tuple[Load, int, Axis], ...]:
     """The indices of accesses that are an axis and nothing else, where the dimension has its extent."""
+    return tuple(_plain_indices(program))
+
+
+def _plain_indices(program: Program) -> Iterator[tuple[Load, int, Axis]]:
     longer = longer_dimensions(program)
     for load in loads(program):
         for k, index in enumerate(load.index):
@@ -552,9 +559,9 @@ class InputSpec:
     ascending: tuple[int, ...] = ()
 
     def ordered(self, integers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The integers in the order that is promised."""
+        """The integers, of one trial or of several, in the order that is promised."""
         for place in self.ascending:
-            integers = np.sort(integers, axis=place)
+            integers = np.sort(integers, axis=place - len(self.shape))
         return integers
 
 
@@ -680,6 +687,8 @@ def _shapes(
     reach: dict[tuple[str, int], int] = {}
     for load in loads(program):
         for k, index in enumerate(load.index):
+            if (load.tensor, k) in plain:
+                continue
             bound = _Positions(extents, integers, values).range(index)
             reach[load.tensor, k] = max(reach.get((load.tensor, k), 1), 1 if bound is None else bound[1] + 1)
     return {

@@ -710,9 +710,9 @@ class FieldDomain:
         with np.errstate(invalid="ignore"):
             match fn:
                 case "eq":
-                    return self.supposed.instead(same, left, right)
+                    return self.supposed.turned(same, left, right)
                 case "ne":
-                    return ~self.supposed.instead(same, left, right)
+                    return ~self.supposed.turned(same, left, right)
                 case "lt":
                     below = (left.shadow < right.shadow) & ~same | settled_by_residues(right, left)
                     return self.supposed.instead(below, left, right)
@@ -764,12 +764,20 @@ class FieldDomain:
                 found.split = None  # it would tell of the last factors alone
                 return found
             case "max" | "min":
-                at = np.expand_dims(extreme(op, value, axis), axis)
+                at = np.expand_dims(extreme(op, self._in_order(value), axis), axis)
                 self._note_extremes(op, at, count)
                 if value.error is not None:
                     self._note_unclear(value, value.each(partial(np.take_along_axis, indices=at, axis=axis)))
                 return value.each(lambda part: np.take_along_axis(part, at, axis).reshape(rest))
         raise ValueError(f"{op} is not a reduction")
+
+    def _in_order(self, value: FieldArray) -> FieldArray:
+        """The value with shadows in the order of its finite numbers, where one is supposed of all."""
+        residue = value.q if value.p is None else value.p
+        if residue is None or not self.supposed.ranked:
+            return value
+        finite = np.isfinite(value.shadow)
+        return replace(value, shadow=np.where(finite, self.supposed.ranks(residue), value.shadow))
 
     def _sum(self, value: FieldArray, axis: int) -> FieldArray:
         p = None if value.p is None else value.p.sum(axis) % self.p
