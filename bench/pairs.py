@@ -22,7 +22,7 @@ from bench.judge import Disturbed
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS, COMPARISONS
-from eqfuse.terms.interpreter import evaluate
+from eqfuse.terms.interpreter import evaluate, evaluate_together
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -227,8 +227,11 @@ def _difference(
             tensors[name] = rng.integers(low, high + 1, spec.shape)
     reals = {name: scale * rng.uniform(0.2, 1) for name in (*first.scalars, *second.scalars)}
     numbers = {**reals, **scalars}
-    left = evaluate(first, tensors, numbers, sizes, domain)
-    right = evaluate(second, tensors, numbers, sizes, other or domain)
+    if other is None and first.integers == second.integers:
+        left, right = evaluate_together([first, second], tensors, numbers, sizes, domain)
+    else:
+        left = evaluate(first, tensors, numbers, sizes, domain)
+        right = evaluate(second, tensors, numbers, sizes, other or domain)
     worst: float | None = None
     for name, expected in left.items():
         a, b = np.asarray(expected, np.float64), np.asarray(right[name], np.float64)

@@ -26,7 +26,8 @@ from eqfuse.verify.certificate import REQUESTED, Certificate
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.tile.roles.nodes import RolesProgram
-    from eqfuse.verify.equivalence import Special, Stage
+    from eqfuse.verify.comparison import Special
+    from eqfuse.verify.source import Stage
 
 INFINITIES_LOST = (
     "infinities: where the program gives one, or shifts an exponential by one, a sum that was taken apart or shifted may "
@@ -155,7 +156,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
     """The certificate of a nest on a device, whatever it says."""
     from eqfuse.extend.laws import keeps_infinities
     from eqfuse.extend.reductions import assumptions
-    from eqfuse.verify.equivalence import check_stages
+    from eqfuse.verify.check import check_stages
     from eqfuse.verify.nearer import Nearer
     from eqfuse.verify.sizes import small_extents
     from eqfuse.verify.stages import joined_stages, stages_of

@@ -43,7 +43,7 @@ from eqfuse.tile.triton.launch import TritonProgram
 from eqfuse.tile.walk import nested as nested_tiles
 from eqfuse.tune import kept
 from eqfuse.tune.tuner import Tuner
-from eqfuse.verify.equivalence import check_stages
+from eqfuse.verify.check import check_stages
 from eqfuse.verify.sizes import small_extents
 from eqfuse.verify.stages import roles_stages
 

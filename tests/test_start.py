@@ -21,6 +21,7 @@ AT_FIRST_USE = (
     "eqfuse.tile.triton.module",
     "eqfuse.tune.tuner",
     "eqfuse.verify.equivalence",
+    "eqfuse.verify.verification",
 )
 
 

@@ -23,7 +23,7 @@ from eqfuse.tile.check import TileError, check
 from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.triton.aot import compile_for
 from eqfuse.tile.triton.launch import interpret, load
-from eqfuse.verify.equivalence import check_stages
+from eqfuse.verify.check import check_stages
 from eqfuse.verify.stages import tile_stages
 
 

@@ -10,9 +10,14 @@ import pytest
 import eqfuse as eq
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.parser import parse
-from eqfuse.verify import equivalence
+from eqfuse.verify import verification as trials
 from eqfuse.verify.adversary import constants, met_by_positions
+from eqfuse.verify.equivalence import _of_pair
+from eqfuse.verify.field.choice import FieldChoice
+from eqfuse.verify.field.domain import FieldDomain
+from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sampling import Inputs
+from eqfuse.verify.verification import Verification
 
 DIFFERENT = {
     "size": ("sum[j](x[i,j]) / N(j)", "sum[j](x[i,j]) / 7"),
@@ -375,7 +380,7 @@ def test_branches_of_which_no_threshold_could_be_compared_are_no_silent_pass(
         }
         return replace(inputs, tensors=tensors)
 
-    monkeypatch.setattr(equivalence, "hardened", beyond)
+    monkeypatch.setattr(trials, "hardened", beyond)
     text = "y[i] = max(sq(x[i]), z[i])"
     found = eq.equivalent(text, text)
     assert not found.ok and "values at thresholds" in found.reason and found.counterexample is None
@@ -394,3 +399,41 @@ def test_axes_of_declared_lengths_have_them() -> None:
     ranks = "k: axis[1]\ny[i,k], p[i,k] = topk[j,k](x[i,j])\nz[i] = sum[k](y[i,k])\nreturn z"
     assert eq.equivalent(ranks, "z[i] = max[j](x[i,j])").ok
     assert not eq.equivalent(ranks.replace("axis[1]", "axis[2]"), "z[i] = max[j](x[i,j])").ok
+
+
+SPLIT = "max(max[j](where(j < 2, x[i,j], -inf)), max[j](where(j < 2, -inf, x[i,j])))"
+
+
+@pytest.mark.parametrize(
+    ("other", "agrees"),
+    [
+        (SPLIT, True),
+        (f"where(({SPLIT}) > 2, {SPLIT}, max[j](x[i,j]))", True),
+        ("max(max[j](x[i,j]), x[i,0])", True),
+        ("max(max[j](x[i,j]), -5)", False),
+        ("where(max[j](x[i,j]) == 3, 7, max[j](x[i,j]))", False),
+    ],
+)
+def test_what_is_taken_of_parts_is_in_an_order_of_all_numbers(other: str, agrees: bool) -> None:
+    """A part whose maximum changes places with that of another is none of an order; ranks of all numbers are one."""
+    pair = JointSizes.of(parse("y[i] = max[j](x[i,j])"), parse(f"y[i] = {other}"), {})
+    verification = Verification(16, 0, FieldChoice.of(pair.first, pair.second), 2.0**-40)
+    stages, source = _of_pair(pair, {}, "same")
+    verification.run(stages, source)
+    assert not verification.reason
+    assert verification.agrees_in_any_order(stages, source) is agrees
+
+
+def test_each_trial_of_two_programs_has_integers_of_its_own() -> None:
+    text = "t: bool[i]\nk: i32[i]\no[i] = where(t[i], x[k[i]], 0)"
+    pair = JointSizes.of(parse(text), parse(text), {})
+    (_, source) = _of_pair(pair, {}, "same")
+    domain = FieldDomain()
+    inputs = source.draw(domain, 64, np.random.default_rng(0), 0, varied=True)
+    for name in ("t", "k"):
+        rows = {row.tobytes() for row in inputs.tensors[name]}
+        assert inputs.tensors[name].shape == (64, *pair.specs[name].shape) and len(rows) >= 8
+    low, high = pair.specs["k"].values
+    assert low <= inputs.tensors["k"].min() and inputs.tensors["k"].max() <= high
+    found = eq.equivalent(text, text.replace("x[k[i]]", "where(k[i] == 1, 2, x[k[i]])")).counterexample
+    assert found is not None and np.asarray(found.inputs["k"]).ndim == 1

@@ -12,8 +12,9 @@ import eqfuse as eq
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.parser import parse
 from eqfuse.verify.certificate import Certificate
-from eqfuse.verify.equivalence import Stage, check_stages
+from eqfuse.verify.check import check_stages
 from eqfuse.verify.sizes import small_extents
+from eqfuse.verify.source import Stage
 
 ATTENTION = """S[i,j] = sum[d](Q[i,d] * K[j,d])
 T[i,j] = where({mask}, -inf, S[i,j])

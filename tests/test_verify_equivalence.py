@@ -11,10 +11,12 @@ import pytest
 
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.parser import parse
-from eqfuse.verify.equivalence import Stage, check_stages, equivalent
+from eqfuse.verify.check import check_stages
+from eqfuse.verify.equivalence import equivalent
 from eqfuse.verify.field.domain import FieldArray, FieldDomain
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import small_extents
+from eqfuse.verify.source import Stage
 
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
 ATTENTION = """

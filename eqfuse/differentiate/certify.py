@@ -49,11 +49,12 @@ from eqfuse.terms.nodes import (
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.verify.bound import Side
 from eqfuse.verify.certificate import REQUESTED, SAME_EVERYWHERE, Certificate
-from eqfuse.verify.equivalence import Source, Stage, Verification
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import constant_conditions, roots, small_integers
+from eqfuse.verify.source import Source, Stage
+from eqfuse.verify.verification import Verification
 
 DIRECTION = "v"
 """Starts the name of the direction of an input."""

@@ -24,9 +24,10 @@ from eqfuse.terms.nodes import Axis, Expr, Load, Program, Reduce, Scalar, Size, 
 from eqfuse.terms.parser import parse
 from eqfuse.terms.promises import ascends
 from eqfuse.verify.certificate import Certificate
-from eqfuse.verify.equivalence import Stage, check_stages
+from eqfuse.verify.check import check_stages
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import small_extents
+from eqfuse.verify.source import Stage
 
 
 class Undivided(ValueError):

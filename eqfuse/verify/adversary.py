@@ -62,6 +62,10 @@ KINDS = 8
 """Trials take these kinds of real values in turn (see `_reals`)."""
 
 
+MOST_TRIALS, ELEMENTS = 256, 120_000
+"""Trials that look for a difference at small sizes, and the elements of the largest value over all of them."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """Sizes to try, the integer scalars with them, for each program how long axes are at least that meet numbers, and how long
@@ -79,6 +83,11 @@ class Setting:
             return (self.choice,)
         sizes = tuple(int(n) for n in rng.permutation(np.arange(2, 8)))
         return Choice(sizes, sizes[::-1], sizes), APART, LEAST
+
+
+def many_trials(volume: int) -> int:
+    """Trials of programs that are small: a branch and what shows it are rarely met together."""
+    return min(MOST_TRIALS, ELEMENTS // max(1, volume))
 
 
 def constants(*programs: Program) -> tuple[float, ...]:

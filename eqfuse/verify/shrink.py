@@ -9,10 +9,15 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from eqfuse.errors import EqfuseError
-from eqfuse.terms.interpreter import reference
+from eqfuse.terms.bounds import check_selections
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.interpreter import evaluate, evaluate_together
 from eqfuse.terms.nodes import Program
+from eqfuse.terms.promises import check_ascending
+from eqfuse.terms.sizes import bind
 from eqfuse.verify.certificate import Counterexample
 from eqfuse.verify.sizes import AxisClasses, join_axes
 
@@ -103,7 +108,7 @@ class _Search:
         """Where the programs are furthest apart, among numbers that are finite in both."""
         self._runs += counted
         try:
-            one, two = (self._outputs(program, inputs) for _, program in self._programs)
+            one, two = self._outputs(inputs)
         except EqfuseError:  # a read outside of its tensor, or a size of 0 that a program does not allow
             return None
         worst, place = 0.0, None
@@ -120,17 +125,32 @@ class _Search:
                 place = _Difference(name, tuple(map(int, at)), float(left[at]), float(right[at]))
         return place
 
-    def _outputs(self, program: Program, inputs: _Inputs) -> dict[str, Any]:
+    def _outputs(self, inputs: _Inputs) -> list[dict[str, npt.NDArray[np.float64]]]:
+        """Of both programs, in float64; what they share is computed once where an axis is the same size in both."""
+        first, second = (program for _, program in self._programs)
+        extents = [self._extents(program, inputs) for program in (first, second)]
+        joined = {**extents[0], **extents[1]}
+        given, domain = (inputs.tensors, inputs.scalars), FloatDomain("float64")
+        with np.errstate(all="ignore"):
+            if first.integers == second.integers and all(each.items() <= joined.items() for each in extents):
+                made = evaluate_together([first, second], *given, joined, domain)
+            else:
+                made = [
+                    evaluate(program, *given, sizes, domain)
+                    for program, sizes in zip((first, second), extents, strict=True)
+                ]
+        return [{name: np.asarray(value, np.float64) for name, value in each.items()} for each in made]
+
+    @staticmethod
+    def _extents(program: Program, inputs: _Inputs) -> dict[str, int]:
+        """The sizes of its axes. Raises EqfuseError where the inputs do not fit the program."""
         names = {tensor.name for tensor in program.tensors}
         tensors = {name: value for name, value in inputs.tensors.items() if name in names}
         scalars = {name: value for name, value in inputs.scalars.items() if name in program.scalars}
-        with np.errstate(all="ignore"):
-            made = reference(program, tensors, scalars)
-        made = made if isinstance(made, tuple) else (made,)
-        return {
-            output.name: np.asarray(value, dtype=np.float64)
-            for output, value in zip(program.outputs, made, strict=True)
-        }
+        extents = bind(program, {name: value.shape for name, value in tensors.items()}, None, scalars)
+        check_selections(program, extents, scalars)
+        check_ascending(program, tensors)
+        return extents
 
     # Steps ----------------------------------------------------------------------------------------
 

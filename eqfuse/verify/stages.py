@@ -19,8 +19,8 @@ from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.roles import interpreter as roles_interpreter
 from eqfuse.tile.roles.nodes import RolesProgram
-from eqfuse.verify.equivalence import Stage
 from eqfuse.verify.sampling import Inputs
+from eqfuse.verify.source import Stage
 
 VERIFIED_TILES = ((2, 2), (3, 3))
 """Positions of a tile, and number of shards, of each verified run of a loop nest."""

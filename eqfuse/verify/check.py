@@ -1,0 +1,134 @@
+"""Compares stages of the compiler with the program as written, also at other sizes and at thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from eqfuse.errors import EqfuseError
+from eqfuse.terms.nodes import Program
+from eqfuse.verify.adversary import (
+    Unseen,
+    branches_on_data,
+    constants,
+    many_trials,
+    settings,
+)
+from eqfuse.verify.bound import Side
+from eqfuse.verify.certificate import (
+    REQUESTED,
+    Certificate,
+)
+from eqfuse.verify.comparison import Special
+from eqfuse.verify.field.choice import FieldChoice
+from eqfuse.verify.sizes import (
+    constant_conditions,
+    extents_at,
+    input_specs,
+    small_integers,
+    volume,
+)
+from eqfuse.verify.source import Source, Stage
+from eqfuse.verify.verification import Draws, Verification
+
+ELSEWHERE_TRIALS = 8
+"""Trials at thresholds of stages at other sizes: each kind of value once."""
+MOST_ELSEWHERE = 200_000
+"""Elements of the largest value over all trials there."""
+
+
+Elsewhere = Callable[[Mapping[str, int], int], Sequence[Stage]]
+"""Stages at other extents; the number is that of the run, for those that take turns."""
+
+
+def check_stages(
+    program: Program,
+    stages: Sequence[Stage],
+    *,
+    trials: int = 16,
+    seed: int = 0,
+    dtypes: Mapping[str, str] | None = None,
+    scalars: Mapping[str, object] | None = None,
+    special: Special = "kept",
+    bound: float = REQUESTED,
+    elsewhere: Elsewhere | None = None,
+    beside: Sequence[Program] = (),
+) -> Certificate:
+    """Compares every stage with the program as written, on the same random inputs, at the stage's extents.
+
+    Rounds of `trials` are added until the probability of accepting a wrong stage is at most `bound`, where a
+    theorem gives one (see `Certificate.bound`).
+    `dtypes` tells which tensors are integers or truth values; `scalars` fixes some of the scalars.
+    Unless `special` is "ignored", some trials have -inf in one input, and infinities and NaN are compared too
+    (see `compare`). With `elsewhere`, its stages are also compared where a difference may show: at other sizes and
+    integers, and on inputs at the thresholds of the program (see `eqfuse.verify.adversary`). `beside` are programs that stages
+    are made of, over other axes.
+    """
+    given = scalars or {}
+    groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
+    for stage in stages:
+        groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
+    forms = (program, *beside, *(stage.program for stage in stages if stage.program is not None))
+    verification = Verification(trials, seed, FieldChoice.of(*forms), bound)
+    first: tuple[Sequence[Stage], Source] | None = None
+    for key, members in groups.items():
+        extents = dict(key)
+        specs = input_specs(program, extents, given, dtypes)
+        source = Source((Side(program, extents),), specs, given, extents, special)
+        first = first or (members, source)
+        verification.run(members, source)
+        if elsewhere is None:
+            integers = {**small_integers(program), **given}
+            verification.note_constant(
+                str(expr) for expr, _ in constant_conditions(program, extents, integers)
+            )
+    if elsewhere is not None and stages:
+        _look_elsewhere(verification, program, elsewhere, stages, dtypes, given, special, seed)
+    if first is not None:
+        verification.suppose(*first)
+    return verification.certificate()
+
+
+def _look_elsewhere(
+    verification: Verification,
+    program: Program,
+    elsewhere: Elsewhere,
+    stages: Sequence[Stage],
+    dtypes: Mapping[str, str] | None,
+    fixed: Mapping[str, object],
+    special: Special,
+    seed: int,
+) -> None:
+    """Compares stages with the program at other sizes and integers than those of these, on inputs at its thresholds."""
+    unseen = Unseen((program,))
+    forms = (program, *(stage.program for stage in stages if stage.program is not None))
+    numbers = constants(*forms)
+    kind: Draws = "at thresholds" if any(map(branches_on_data, forms)) else "as usual"
+    usual = {**small_integers(program), **fixed}
+    unseen.look((stages[0].extents,), usual)
+    rng = np.random.default_rng(seed)
+    for number, setting in enumerate(settings((program,), fixed, rng, "stages")):
+        values = {**usual, **setting.integers, **fixed}
+        least = setting.least[0] if setting.least else {}
+        try:
+            found = extents_at(program, values, setting.choice, least, setting.pinned)
+        except EqfuseError:  # a read that is outside its tensor at these sizes
+            continue
+        size = volume(program, found)
+        if verification.reason or size > MOST_ELSEWHERE:
+            continue
+        specs = input_specs(program, found, values, dtypes)
+        source = Source((Side(program, found),), specs, values, found, special)
+        if number == 0:
+            hard = ELSEWHERE_TRIALS if kind == "at thresholds" else 0
+            verification.run(elsewhere(found, number), source, half=True, numbers=numbers, hard=hard)
+        else:
+            trials = min(
+                max(ELSEWHERE_TRIALS, many_trials(size) // 8), max(1, MOST_ELSEWHERE // max(1, size))
+            )
+            source = replace(source, special="ignored", defined="common")
+            verification.probe(elsewhere(found, number), source, numbers, number, trials, (kind,))
+        unseen.look((found,), values)
+    verification.note_constant(unseen.everywhere())

@@ -1,0 +1,277 @@
+"""Compares the outputs of two forms of a program, and counts what was compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from eqfuse.verify.certificate import (
+    Counterexample,
+)
+from eqfuse.verify.field.domain import (
+    HASHED_EXP,
+    HASHED_POINT,
+    POLE,
+    TWISTED,
+    UNDEFINED,
+    FieldArray,
+    FieldDomain,
+)
+from eqfuse.verify.field.modular import Truths
+from eqfuse.verify.sampling import Inputs
+
+ENOUGH = 2
+"""Comparisons that every output position needs."""
+STRAIGHT_ROUNDS = 6
+"""Rounds at most while every position was compared, but some only with roots continued to non-squares."""
+SATURATED = 1e-5
+"""Relative difference of shadows that functions which saturate make, of arguments that are one number in other terms."""
+CLOSE = 1e-9
+"""Relative difference of float64 shadows that rounding can explain."""
+UNEXPLAINED = 1e-6
+"""Relative difference of float64 shadows that no rounding explains at inputs of ordinary size."""
+
+
+Special = Literal["kept", "lost", "ignored"]
+"""What a stage does with infinities: what the program does, that or NaN, or anything."""
+
+
+Defined = Literal["reference", "same", "common"]
+"""Where two forms have to have values: the second wherever the first has, both at the same places, or anywhere (what
+is compared is what both define)."""
+
+
+@dataclass
+class Tally:
+    """What has been compared so far of one stage's outputs."""
+
+    compared: int = 0
+    floats_only: int = 0
+    undefined: int = 0
+    special: int = 0
+    twisted: int = 0
+    signs: int = 0
+    infinite: int = 0
+    apart: int = 0
+    # Per output: how often each position agreed, how often in residues without continued roots; whether it ever
+    # had a value, and a finite one.
+    counts: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    straight: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    alive: dict[str, Truths] = field(default_factory=dict)
+    finite: dict[str, Truths] = field(default_factory=dict)
+    failure: str = ""
+    counterexample: Counterexample | None = None
+
+    def copied(self) -> Tally:
+        """The same, to add to."""
+        return replace(
+            self,
+            counts=dict(self.counts),
+            straight=dict(self.straight),
+            alive=dict(self.alive),
+            finite=dict(self.finite),
+        )
+
+    def least(self) -> int:
+        """How often the least compared position was compared, among those that the program defines."""
+        found = [self.counts[name][alive].min() for name, alive in self.alive.items() if alive.any()]
+        return int(min(found)) if len(found) == len(self.alive) and found else 0
+
+    def least_straight(self) -> int | None:
+        """The same of comparisons in which no root was continued to a non-square; None where all is infinite."""
+        found = [self.straight[name][finite].min() for name, finite in self.finite.items() if finite.any()]
+        return int(min(found)) if found else None
+
+    def hopeless(self, rounds: float) -> bool:
+        """Whether even the average position of some output would not be compared often enough without
+        continued roots in all `STRAIGHT_ROUNDS`, if it goes on as in these rounds."""
+        means = [self.straight[name][finite].mean() for name, finite in self.finite.items() if finite.any()]
+        return bool(means) and bool(min(means) / rounds * STRAIGHT_ROUNDS < ENOUGH)
+
+
+def compare(
+    reference: Mapping[str, Any],
+    candidate: Mapping[str, Any],
+    inputs: Inputs,
+    domain: FieldDomain,
+    tally: Tally,
+    stage: str = "candidate",
+    *,
+    special: Special = "kept",
+    defined: Defined = "reference",
+) -> bool:
+    """Adds one round's outputs to the tally; False, with `tally.failure` set, where they differ.
+
+    Outputs are equal where every residue known on both sides is, and where both are an infinity that a constant or an
+    input brought in. Elements without a value in the field are counted, not compared. What the reference makes finite,
+    the candidate may not make infinite or NaN. Unless `special` is "ignored", infinities of the reference must be there
+    too, and NaN where all inputs are finite (a tile that a condition rules out may be left out, and with it 0 times an
+    infinity). Where a division by 0 makes NaN in the reference, an infinity will do: c in c * sum(m) may be infinite,
+    and some m be 0; and so will what follows from one, as exp(-c * sum(m)) does. Where it is "lost", NaN will do for
+    an infinity. `defined` says what to do where one side has a value and the other has none, as 0 / 0 has none.
+    """
+    if set(reference) != set(candidate):
+        tally.failure = (
+            f"outputs are {_names(candidate)} in stage {stage!r}, {_names(reference)} in the program"
+        )
+        return False
+    for name, expected in reference.items():
+        left, right = field_array(expected, domain), field_array(candidate[name], domain)
+        if left.shape != right.shape:
+            shapes = f"{right.shape[1:]} in stage {stage!r}, {left.shape[1:]} in the program"
+            tally.failure = f"{name!r} has shape {shapes}"
+            return False
+        # Where reals have left the range of floats, orders tell nothing.
+        lost = domain.beyond_floats if defined != "reference" else domain.beyond_floats & inputs.hard
+        left, right = (_without(side, lost) for side in (left, right))
+        by_terms = bool(domain.opaque & {HASHED_EXP, HASHED_POINT})
+        near = np.where(domain.saturated, SATURATED, CLOSE) if by_terms else None
+        if not _compare_output(name, left, right, inputs, tally, stage, special, defined, near):
+            return False
+    return True
+
+
+def _names(outputs: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(outputs)) or "missing"
+
+
+def field_array(value: Any, domain: FieldDomain) -> FieldArray:
+    """Integers and truth values as reals: a stage may compute as reals what the program computes as integers."""
+    return value if isinstance(value, FieldArray) else domain.lift(np.asarray(value))
+
+
+def _without(value: FieldArray, trials: Truths) -> FieldArray:
+    """The value with some trials left out."""
+    if not trials.any() or not value.shape:
+        return value
+    out = np.broadcast_to(trials.reshape(-1, *(1,) * (len(value.shape) - 1)), value.shape) * UNDEFINED
+    return replace(value, marks=out if value.marks is None else value.marks | out)
+
+
+def _compare_output(
+    name: str,
+    expected: FieldArray,
+    found: FieldArray,
+    inputs: Inputs,
+    tally: Tally,
+    stage: str,
+    special: Special,
+    defined: Defined,
+    near: npt.NDArray[np.float64] | None,
+) -> bool:
+    """Where `near` is given, by trial or for all, real values that are so near decide nothing against residues."""
+    decided = expected.lacks(UNDEFINED) & found.lacks(UNDEFINED)
+    straight = expected.lacks(TWISTED) & found.lacks(TWISTED)
+    finite, finite_too = np.isfinite(expected.shadow), np.isfinite(found.shadow)
+    no_elements = np.zeros(expected.shape, dtype=bool)
+    usable = decided & finite & finite_too
+    with np.errstate(invalid="ignore"):
+        scale = np.maximum(np.abs(expected.shadow), 1.0)
+        close = np.abs(expected.shadow - found.shadow) <= CLOSE * scale
+    both = ((expected.p, found.p), (expected.q, found.q))
+    pairs = [(x, y) for x, y in both if x is not None and y is not None]
+    same = np.ones(expected.shape, dtype=bool) if pairs else close
+    for x, y in pairs:
+        same = same & (x == y)
+    undecided = no_elements
+    if expected.rooted or found.rooted:
+        # The sign of a root's residue is a convention: only together do residues and real values decide.
+        undecided = usable & (same != close)
+    if near is not None:  # what saturates is told apart by its argument's terms
+        reach = near.reshape(-1, *(1,) * (expected.shadow.ndim - 1)) if expected.shadow.ndim else near[0]
+        with np.errstate(invalid="ignore"):
+            undecided = undecided | usable & (np.abs(expected.shadow - found.shadow) <= reach * scale) & ~same
+    wrong = usable & ~same & ~undecided
+    lost = gained = infinite = no_elements
+    if not (finite.all() and finite_too.all()):
+        misplaced = np.isinf(expected.shadow) & (found.shadow != expected.shadow)
+        misplaced &= ~np.isnan(found.shadow) | (special != "lost")
+        plain = inputs.finite.reshape(-1, *(1,) * (expected.shadow.ndim - 1))
+        divided = ~expected.lacks(POLE) & (np.isinf(found.shadow) | ~found.lacks(POLE))
+        misplaced |= np.isnan(expected.shadow) & ~np.isnan(found.shadow) & ~divided & plain
+        hard = inputs.hard.reshape(-1, *(1,) * (expected.shadow.ndim - 1))
+        misplaced &= decided & (special != "ignored") & ~hard
+        lost = decided & finite & ~finite_too
+        if special == "lost":  # what an infinity among the inputs was lost to may be divided by another one
+            lost &= plain | ~np.isnan(found.shadow)
+        gained = decided & finite_too & ~finite
+        wrong |= (
+            misplaced | {"reference": lost & ~hard, "same": lost | gained, "common": no_elements}[defined]
+        )
+        given = expected.lacks(POLE) & found.lacks(POLE)
+        if (
+            defined == "same"
+        ):  # infinities that constants make are values, those that a division by 0 makes are none
+            values = np.isinf(expected.shadow) & expected.lacks(POLE) | np.isinf(found.shadow) & found.lacks(
+                POLE
+            )
+            wrong |= decided & values & (expected.shadow != found.shadow) & ~finite & ~finite_too
+        infinite = decided & given & np.isinf(expected.shadow) & (expected.shadow == found.shadow)
+    agreed = usable & same & (close | straight)
+    tally.compared += int(agreed.sum()) + int(infinite.sum())
+    tally.floats_only += 0 if pairs else int(agreed.sum())
+    tally.twisted += int((agreed & ~straight).sum()) if pairs else 0
+    tally.signs += int(undecided.sum())
+    tally.infinite += int(infinite.sum())
+    tally.undefined += int((~decided).sum())
+    tally.special += int((decided & ~finite & ~infinite).sum())
+    independent = inputs.independent
+    residues = agreed & straight & bool(pairs)
+    for counts, elements in ((tally.counts, agreed | infinite), (tally.straight, residues)):
+        counts[name] = counts.get(name, 0) + elements[independent].sum(0)
+    if defined != "reference" and not (expected.rooted or found.rooted):
+        with np.errstate(invalid="ignore", over="ignore"):  # an infinite reach allows everything
+            reach = UNEXPLAINED * np.maximum(scale, np.abs(found.shadow))
+            if expected.error is not None and found.error is not None:
+                reach = 4 * (expected.error + found.error) + CLOSE * np.abs(expected.shadow)
+            tally.apart += int((residues & (np.abs(expected.shadow - found.shadow) > reach)).sum())
+    for known, elements in ((tally.alive, finite | infinite), (tally.finite, finite)):
+        known[name] = np.logical_or(known.get(name, False), elements.any(0))
+    if wrong.any():
+        tally.failure = f"stage {stage!r} differs from the program"
+        if not (wrong & ~lost & ~gained).any():
+            tally.failure += ": only one of them has a value there"
+        tally.counterexample = _counterexample(name, expected, found, wrong, close, inputs, stage)
+        return False
+    return True
+
+
+def _counterexample(
+    name: str,
+    expected: FieldArray,
+    found: FieldArray,
+    wrong: Truths,
+    close: Truths,
+    inputs: Inputs,
+    stage: str,
+) -> Counterexample:
+    visible = wrong & ~close
+    trial, *position = map(int, np.argwhere(visible if visible.any() else wrong)[0])
+    at = (trial, *position)
+    residues = None
+    if not visible.any():
+        for x, y, prime in ((expected.p, found.p, "p"), (expected.q, found.q, "q")):
+            if x is not None and y is not None and x[at] != y[at] and residues is None:
+                residues = (int(y[at]), int(x[at]), prime)
+    given: dict[str, Any] = {}
+    for key, value in (*inputs.scalars.items(), *inputs.tensors.items()):
+        if isinstance(value, FieldArray):
+            given[key] = value.shadow[trial] if value.shadow.ndim else value.shadow
+        elif inputs.varied and key in inputs.tensors:
+            given[key] = value[trial]
+        else:
+            given[key] = value
+    return Counterexample(
+        stage,
+        name,
+        tuple(position),
+        float(expected.shadow[at]),
+        float(found.shadow[at]),
+        given,
+        residues,
+        tuple(int(k) + 1 for k in np.flatnonzero(wrong.reshape(wrong.shape[0], -1).any(1))),
+    )

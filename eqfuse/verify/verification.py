@@ -1,0 +1,433 @@
+"""Rounds of trials in which stages of the compiler, or two programs, are run on the same random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from eqfuse.terms.nodes import Call, Expr, Load, Local, walk
+from eqfuse.verify.adversary import (
+    branches_on_data,
+    hardened,
+    indexing_tensors,
+)
+from eqfuse.verify.bound import Bound
+from eqfuse.verify.branches import Branches, Untaken
+from eqfuse.verify.certificate import (
+    NO_THRESHOLDS,
+    NOT_COVERED,
+    SAME_EVERYWHERE,
+    Certificate,
+    Counterexample,
+    StageReport,
+)
+from eqfuse.verify.comparison import ENOUGH, STRAIGHT_ROUNDS, Tally, compare, field_array
+from eqfuse.verify.field.casts import rounded_of
+from eqfuse.verify.field.choice import FieldChoice
+from eqfuse.verify.field.domain import (
+    FieldDomain,
+)
+from eqfuse.verify.sampling import Inputs, full_entropy
+from eqfuse.verify.source import Source, Stage
+
+ROUNDS = 24
+"""Rounds of trials at most: more are drawn while some output position was not compared often enough."""
+SMALLEST_SCALE = 1e-6
+"""Real inputs are drawn smaller, down to this, where most trials leave the range of float64."""
+MOST_APART = 6
+"""So many branches are supposed one by one where all together differ."""
+ORDERS = 4
+"""Orders of all numbers that are supposed."""
+MOST_OPEN = 0.5
+"""Where rounding leaves more of the trials open, it explains nothing: programs that differ in them differ."""
+
+
+Draws = Literal["as usual", "at thresholds"]
+"""How inputs are drawn where a difference is looked for."""
+
+
+class Verification:
+    """Rounds of trials, each in a field of its own, and what they showed."""
+
+    def __init__(self, trials: int, seed: int, field: FieldChoice, requested: float) -> None:
+        if trials < 1:
+            raise ValueError("at least one trial is needed")
+        self._trials, self._seed, self._kind, self._requested = trials, seed, field, requested
+        self._reports: list[StageReport] = []
+        self._interpreted: set[str] = set()
+        self._opaque: set[str] = set()
+        self._extremes: dict[str, npt.NDArray[np.int64]] = {}
+        self._primes = (0, 0)
+        self._drawn = self._resampled = 0
+        self._scale = 1.0
+        self._bounds: list[tuple[Bound, int, int, int]] = []
+        self._constant: set[str] = set()
+        self._untaken: set[str] = set()
+        self._supposed: set[str] = set()
+        self._unreached: set[str] = set()
+        self.branches = Branches(field.p, field.q)
+        self._thresholds: int | None = None
+        self._searched: list[Mapping[str, int]] = []
+        self.reason = ""
+        self.counterexample: Counterexample | None = None
+
+    def run(
+        self,
+        stages: Sequence[Stage],
+        source: Source,
+        *,
+        half: bool = False,
+        numbers: Sequence[float] = (),
+        hard: int = 0,
+    ) -> None:
+        """Compares the stages with the source until every output position was compared often enough, or
+        never will be. With `half`, the first round has half as many trials, unless that is known to be too few; it has
+        `hard` more at the thresholds of these numbers."""
+        bounds = source.bounds(stages, self._kind)
+        tallies = {stage.name: Tally() for stage in stages}
+        least_rounds = source.least_rounds()
+        usual = self._half(bounds) if half else self._trials
+        drawn = total = 0
+        for number in range(2 * ROUNDS):
+            domain, rng = self._field(number)
+            more = hard if number == 0 else 0
+            start = total + usual if half else 0
+            inputs = source.draw(domain, usual + more, rng, number, start=start, scale=self._scale)
+            domain.careful = more > 0
+            if more:
+                indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
+                inputs = hardened(inputs, source.specs, indices, numbers, domain, rng, usual)
+            drawn += full_entropy(usual, start)
+            total += usual
+            expected, known = source.evaluate(stages, inputs, domain)
+            self._note_extremes(domain)
+            self._drawn += usual
+            self._resampled += usual if number >= least_rounds else 0
+            rounds = total / self._trials
+            # A wrong stage fails at once; the rounds go on for what was not compared.
+            passed = True
+            for stage in stages:
+                outputs = expected, known[stage.name] if stage.name in known else stage.run(inputs, domain)
+                tallies[stage.name] = self._tallied(
+                    outputs, inputs, domain, tallies[stage.name], stage, source, number
+                )
+                passed &= not tallies[stage.name].failure
+            self._interpreted |= domain.interpreted
+            self._opaque |= domain.opaque
+            if np.mean(domain.beyond_floats) > 0.5 and self._scale > SMALLEST_SCALE:
+                self._scale /= 10  # exp(x / 0.001) is no float at numbers near 1
+            pairs = zip(tallies.values(), bounds, strict=True)
+            if (
+                not passed
+                or (
+                    number + 1 >= least_rounds
+                    and all(self._enough(*pair, number + 1, drawn, rounds) for pair in pairs)
+                )
+                or rounds >= ROUNDS
+            ):
+                break
+            if half and number + 1 >= least_rounds:
+                usual = self._trials if number < least_rounds else 2 * self._trials
+        for stage, bound in zip(stages, bounds, strict=True):
+            self._report(stage, tallies[stage.name])
+            least = tallies[stage.name].least_straight() or 0
+            self._bounds.append((bound, least, drawn, number + 1))
+
+    def probe(
+        self,
+        stages: Sequence[Stage],
+        source: Source,
+        numbers: Sequence[float],
+        number: int,
+        trials: int,
+        kinds: Sequence[Draws] = get_args(Draws),
+    ) -> None:
+        """Compares stages with the source on draws that look for a difference, usual ones and such as are at thresholds;
+        they are no part of the bound. Where all stages are programs, every trial has integers of its own."""
+        varied = all(stage.program is not None for stage in stages)
+        indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
+        for kind in kinds:
+            run = 2 * ROUNDS + 2 * number + (kind == "at thresholds")
+            domain, rng = self._field(run)
+            inputs = source.draw(domain, trials, rng, number % 4, scale=self._scale, varied=varied)
+            if kind == "at thresholds":
+                domain.careful = True
+                inputs = hardened(inputs, source.specs, indices, numbers, domain, rng)
+            expected, known = source.evaluate(stages, inputs, domain)
+            for stage in stages:
+                outputs = expected, known[stage.name] if stage.name in known else stage.run(inputs, domain)
+                tally = self._tallied(outputs, inputs, domain, Tally(), stage, source, run)
+                if tally.failure:
+                    self.reason, self.counterexample = tally.failure, tally.counterexample
+                    return
+            if kind == "at thresholds":
+                left_out = np.broadcast_to(domain.beyond_floats, trials)
+                self._thresholds = (self._thresholds or 0) + int((~left_out).sum())
+        integers = {name: n for name, n in source.scalars.items() if isinstance(n, int)}
+        extents = {axis: n for stage in stages for axis, n in stage.extents.items()}
+        searched = {**source.extents, **extents, **integers}
+        if searched not in self._searched:
+            self._searched.append(searched)
+
+    def _tallied(
+        self,
+        outputs: tuple[Mapping[str, Any], Mapping[str, Any]],
+        inputs: Inputs,
+        domain: FieldDomain,
+        tally: Tally,
+        stage: Stage,
+        source: Source,
+        number: int,
+    ) -> Tally:
+        """The tally with the outputs of the source and of a stage. Where two programs differ, bounds of rounding errors tell
+        whether orders were clear: the round is run again with them, without the trials that they leave open, if those are not most."""
+        again = tally.copied()
+        compared = partial(
+            compare, inputs=inputs, stage=stage.name, special=source.special, defined=source.defined
+        )
+        if compared(*outputs, domain=domain, tally=tally) or domain.careful or source.defined == "reference":
+            return tally
+        domain, _ = self._field(number)
+        domain.careful, domain.trials = True, inputs.trials
+        expected, known = source.evaluate([stage], inputs, domain)
+        found = known[stage.name] if stage.name in known else stage.run(inputs, domain)
+        open_ = np.broadcast_to(domain.beyond_floats, inputs.trials)
+        if open_.mean() > MOST_OPEN:
+            return tally
+        compared(expected, found, domain=domain, tally=again)
+        return again
+
+    def _half(self, bounds: Sequence[Bound]) -> int:
+        """Half of the trials; all of them where half would need another round, as a bound or roots that earlier stages
+        took of non-squares tell."""
+        half = (self._trials + 1) // 2
+        plain = full_entropy(half, half)
+        enough = all(bound.reaches(self._requested, plain, plain) for bound in bounds)
+        return half if enough and not any(report.twisted for report in self._reports) else self._trials
+
+    def _enough(self, tally: Tally, bound: Bound, looks: int, drawn: int, rounds: float) -> bool:
+        """Whether every position of a stage was compared, and the bound is reached, or given up, after so many looks at
+        so many independent trials, which make up so many rounds."""
+        least = tally.least()
+        straight = tally.least_straight()
+        if straight is None or (tally.twisted and (rounds >= STRAIGHT_ROUNDS or tally.hopeless(rounds))):
+            return least >= ENOUGH
+        if not bound.reaches(self._requested, straight, drawn, looks):
+            return False
+        return (straight if tally.twisted else least) >= ENOUGH
+
+    def suppose(self, stages: Sequence[Stage], source: Source) -> None:
+        """Notes the sides of branches on data of the programs and of the stages that no trial took, and compares the stages with
+        the order of what they compare supposed, in all of them alike (see `eqfuse.verify.field.supposed`)."""
+        limits = frozenset(name for name, spec in source.specs.items() if spec.delimits)
+        found = [each for program in source.programs for each in self.branches.untaken(program, limits)]
+        inside = self.branches.of_stages(source.programs)
+        found += inside
+        open_ = [each for each in found if each.kind == "real"]
+        if open_ and not self.reason:
+            parts = [open_]
+            if not self._agree(open_, stages, source):
+                parts = [[each] for each in open_] if 1 < len(open_) <= MOST_APART else []
+                parts = [part for part in parts if self._agree(part, stages, source)]
+            self._supposed |= {each.said for part in parts for each in part}
+            rest = [each for each in open_ if each.said not in self._supposed]
+            self._supposed |= (
+                {each.said for each in self._ranked(rest, stages, source) or ()} if rest else set()
+            )
+        # What is between the values of a loop nest, ranges of which are not known, is listed: a - b may never be positive.
+        read = {tensor.name for program in source.programs for tensor in program.tensors}
+        listed = {each.said for each in found if each.kind == "given"}
+        listed |= {each.said for each in inside if any(_is_named(part, read) for part in walk(each.node))}
+        self._unreached |= listed - self._supposed
+        self._untaken |= {each.said for each in found} - listed - self._supposed
+
+    def agrees_in_any_order(self, stages: Sequence[Stage], source: Source) -> bool:
+        """Whether stages agree with the source whatever the numbers of all branches are to each other. Where they do not, some
+        order tells them apart, though no numbers may be in it."""
+        branches = self.branches.on_data(source.programs)
+        if not branches or self.reason or self._agree(branches, stages, source):
+            return True
+        return self._ranked(branches, stages, source) is not None
+
+    def _agree(self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source) -> bool:
+        """Whether the stages agree with the source where the order of what these branches compare is supposed."""
+        nodes = dict.fromkeys(node for each in branches for node in each.compared)
+        tallies = {stage.name: Tally() for stage in stages}
+        domain, rng = self._field(8 * ROUNDS)
+        inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale)
+        self._turn(nodes, stages, source, inputs, domain)
+        domain.watch = None
+        return self._same_outputs(stages, source, inputs, domain, tallies) and all(
+            tally.least() >= ENOUGH for tally in tallies.values()
+        )
+
+    def _ranked(
+        self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source
+    ) -> list[Untaken] | None:
+        """The branches that went both ways where the stages were compared with all numbers in some other order, those that
+        comparisons for equality meet turned; None where stages differed from the source."""
+        nodes = dict.fromkeys(node for each in branches for node in each.compared)
+        equalities = [node for node in nodes if node.fn in ("eq", "ne")]
+        went = {node: [False, False] for node in nodes if node not in equalities}
+        tallies = {stage.name: Tally() for stage in stages}
+        for number in range(ORDERS):
+            domain, rng = self._field(8 * ROUNDS + 1 + number)
+            inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale)
+            domain.supposed.rank(number)
+            self._turn(equalities, stages, source, inputs, domain)
+
+            def noted(node: Expr, fn: str, parts: Sequence[Any], domain: FieldDomain = domain) -> None:
+                if isinstance(node, Call) and node in went:
+                    found = domain.supposed.sides(*(rounded_of(field_array(part, domain)) for part in parts))
+                    went[node] = [had or has for had, has in zip(went[node], found, strict=True)]
+
+            domain.watch = noted
+            if not self._same_outputs(stages, source, inputs, domain, tallies):
+                return None
+            if all(map(all, went.values())):
+                break
+        if any(tally.least() < ENOUGH for tally in tallies.values()):
+            return None
+        return [each for each in branches if all(node in went and all(went[node]) for node in each.compared)]
+
+    def _same_outputs(
+        self,
+        stages: Sequence[Stage],
+        source: Source,
+        inputs: Inputs,
+        domain: FieldDomain,
+        tallies: Mapping[str, Tally],
+    ) -> bool:
+        expected, known = source.evaluate(stages, inputs, domain)
+        for stage in stages:
+            outputs = known[stage.name] if stage.name in known else stage.run(inputs, domain)
+            agreed = (expected, outputs, inputs, domain, tallies[stage.name], stage.name)
+            if not compare(*agreed, special="ignored", defined=source.defined):
+                return False
+        return True
+
+    def _turn(
+        self,
+        nodes: Iterable[Expr],
+        stages: Sequence[Stage],
+        source: Source,
+        inputs: Inputs,
+        domain: FieldDomain,
+    ) -> None:
+        """Supposes the order of what these branches compare."""
+        places = {node: place for place, node in enumerate(nodes)}
+
+        def supposed(node: Expr, fn: str, parts: Sequence[Any]) -> None:
+            if node in places:
+                reals = [field_array(part, domain) for part in parts]
+                domain.supposed.add(places[node], *(rounded_of(real) for real in reals))
+
+        domain.watch = supposed
+        for _ in range(min(2, len(places))):  # a supposed order may be part of what another branch compares
+            _, known = source.evaluate(stages, inputs, domain)
+            for stage in stages:
+                if stage.name not in known:
+                    stage.run(inputs, domain)
+
+    def need_thresholds(self, source: Source) -> None:
+        """Two programs with branches on data, of which no trial at thresholds could be compared, are not called equal."""
+        if self._thresholds == 0 and any(map(branches_on_data, source.programs)):
+            self._untaken.add(NO_THRESHOLDS)
+
+    def note_constant(self, conditions: Iterable[str]) -> None:
+        """Conditions on positions that have one value at the sizes used: the other side was not seen."""
+        self._constant |= set(conditions)
+
+    def _field(self, number: int) -> tuple[FieldDomain, np.random.Generator]:
+        rng = np.random.default_rng([self._seed, number])
+        domain = self._kind.domain(int(rng.integers(2**62)))
+        domain.watch = self.branches.note
+        self._primes = (domain.p, domain.q)
+        return domain, rng
+
+    def _note_extremes(self, domain: FieldDomain) -> None:
+        for op, seen in domain.extremes.items():
+            self._extremes[op] = self._extremes.get(op, 0) + seen.copy()
+
+    def _report(self, stage: Stage, tally: Tally) -> None:
+        self._reports.append(
+            StageReport(
+                stage.name,
+                dict(stage.extents),
+                stage.detail,
+                tally.compared,
+                tally.floats_only,
+                tally.undefined,
+                tally.special,
+                tally.twisted,
+                tally.signs,
+                tally.infinite,
+            )
+        )
+        if tally.failure and not self.reason:
+            self.reason, self.counterexample = tally.failure, tally.counterexample
+        elif tally.apart and not self.reason:
+            self.reason = (
+                f"stage {stage.name!r} agrees with the program modulo both primes, though their real values differ in "
+                f"{tally.apart} elements: a constant is a multiple of a prime, or numbers are too large for float64"
+            )
+        elif tally.least() < ENOUGH and not self.reason:
+            self.reason = (
+                f"too little could be compared in stage {stage.name!r}: some output position was compared "
+                f"{tally.least()} times in {self._drawn} trials ({tally.undefined} elements had no value in "
+                f"the field, {tally.special} were infinite or NaN in the program itself, {tally.signs} have other residues "
+                f"though the same real values)"
+            )
+
+    def certificate(self) -> Certificate:
+        """The verdict. The bound is that of the worst stage, at its least compared output position."""
+        if not self._reports and not self.reason:
+            self.reason = "nothing was compared"
+        nothing = Bound(0, 0, 1.0, ""), 0, 0, 1
+        worst, compared, drawn, looks = max(
+            self._bounds, key=lambda found: found[0].after(*found[1:]), default=nothing
+        )
+        return Certificate(
+            ok=not self.reason,
+            trials=self._drawn,
+            primes=self._primes,
+            bound=worst.after(compared, drawn, looks) if not self.reason else 1.0,
+            requested=self._requested,
+            compared=compared,
+            theorem=worst.theorem,
+            degree=worst.degree,
+            terms=worst.terms,
+            exponent=worst.exponent,
+            roots=worst.roots,
+            calls=worst.calls,
+            per_trial=worst.per_trial,
+            interpreted=tuple(sorted(self._interpreted)),
+            opaque=tuple(sorted(self._opaque)),
+            stages=tuple(self._reports),
+            undefined=sum(report.undefined for report in self._reports),
+            resampled=self._resampled,
+            extremes={op: (int(n[0]), int(n[1]), int(n[2])) for op, n in sorted(self._extremes.items())},
+            searched=tuple(self._searched),
+            counterexample=self.counterexample,
+            reason=self.reason,
+            not_covered=(
+                *NOT_COVERED,
+                *((NO_THRESHOLDS,) if self._thresholds == 0 else ()),
+                *(text + SAME_EVERYWHERE for text in sorted(self._constant)),
+                *(
+                    f"{text} in these trials"
+                    for text in sorted(self._untaken - {NO_THRESHOLDS} | self._unreached)
+                ),
+            ),
+            untaken=(*(text + SAME_EVERYWHERE for text in sorted(self._constant)), *sorted(self._untaken)),
+            supposed=tuple(sorted(self._supposed)),
+        )
+
+
+def _is_named(node: Expr, read: Container[str]) -> bool:
+    """Whether an expression is a value that a loop nest has a name for, inside of a kernel or between two."""
+    return isinstance(node, Local) or (isinstance(node, Load) and node.tensor not in read)
