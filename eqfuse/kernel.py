@@ -19,6 +19,7 @@ from eqfuse.derived import Derived
 from eqfuse.devices import Target, place_of
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.define import admit, registered_in
+from eqfuse.extract.candidates import with_outputs
 from eqfuse.extract.devices import Device
 from eqfuse.extract.foreseen import Foreseen
 from eqfuse.loops.nodes import Nest
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     import torch
 
     from eqfuse.differentiate.autograd import Backward, Gradients
+    from eqfuse.differentiate.divide import Division, Divisions
     from eqfuse.explain.report import Listings, Report
     from eqfuse.launches import Launch
     from eqfuse.proof.derivation import Derivation
@@ -48,6 +50,9 @@ if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     from eqfuse.tile.roles.nodes import RolesProgram
     from eqfuse.tune.tuner import Limits, Tuning
 
+
+MOST_DIVIDED = 256
+"""How many kinds of calls it is remembered of how they are divided."""
 
 Shown = TypeVar("Shown")
 Rest = ParamSpec("Rest")
@@ -85,6 +90,7 @@ class Kernel:
     native: str | None = None
     allow: tuple[str, ...] = ()
     visible: bool = False
+    divides: bool = True
 
     def __post_init__(self) -> None:
         checks = Checks(self.trials, self.bound, self.scalars, self.verify == "again", self.allow)
@@ -95,6 +101,8 @@ class Kernel:
         self._tunings: dict[Shape, Tuning] = {}
         self._stream: Streamer | None = None
         self._gradients: Gradients | None = None
+        self._divisions: Divisions | None = None
+        self._divided: dict[int, tuple[Specialization, Division | None]] = {}
         extents = compiler.nominal_extents(self.program)
         self._current = self._shapes.compile(extents, program_dtypes(self.program), self.device)
         self._extents: Mapping[str, int] = extents
@@ -142,6 +150,8 @@ class Kernel:
                 "_joint": None,
                 "_has_joint": None if self.derived.joined is None else False,
                 "_current": self._general,
+                "_divisions": None,
+                "_divided": {},
             }
             exprs = (output.expr for output in self.program.outputs)
             return {**self.__dict__, **made, "reductions": registered_in(*exprs)}
@@ -203,6 +213,9 @@ class Kernel:
             routed = self._routed(given)
             special = routed.special()
             self._current, self._extents = special.compiled, routed.extents
+            division = self._division(special, given) if routed.by is self._shapes else None
+            if division is not None:
+                return given.returned(division({**given.tensors, **given.scalars}, special.extents))
             results = routed.apart(routed.by.run(special, routed.given))
             self._shapes.remember(key, special, routed)
             return given.returned([results[output.name] for output in self.program.outputs])
@@ -228,6 +241,42 @@ class Kernel:
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
             return as_it_is
         return routed
+
+    def _division(self, special: Specialization, given: Given) -> Division | None:
+        """How calls of a kind are divided into chunks; None where they run as a whole."""
+        if not self.divides or self.prefer is not None or special.is_empty:
+            return None
+        found = self._divided.get(id(special))
+        if found is None:
+            with self._lock:
+                whole = self._shapes.foreseen(special)
+                division = None
+                if whole.is_much:
+                    values = {**given.tensors, **given.scalars}
+                    dtypes = with_outputs(self.program, special.dtypes)
+                    division = self._ways.of(whole, values, special.extents, dtypes)
+                if len(self._divided) >= MOST_DIVIDED:
+                    self._divided.clear()
+                found = self._divided[id(special)] = special, division
+        if self._divisions is not None:
+            self._divisions.latest = found[1]
+        return found[1]
+
+    @property
+    def _ways(self) -> Divisions:
+        from eqfuse.differentiate.divide import Divisions
+
+        if self._divisions is None:
+            self._divisions = Divisions(
+                self.program, self.scalars, self.bound, lambda text: replace(self._like(text), divides=False)
+            )
+        return self._divisions
+
+    @property
+    def chunks(self) -> Division | None:
+        """How the last call was divided into chunks of an axis, so that its kernels store less for each other; None where it
+        ran as a whole. A backward's: `k.backward.chunks`."""
+        return None if self._divisions is None else self._divisions.latest
 
     def foreseen(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Foreseen:
         """What a call of these tensors and numbers would take: predicted seconds, and the bytes of what its kernels would make

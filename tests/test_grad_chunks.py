@@ -11,8 +11,11 @@ import torch.nn.functional as F
 import eqfuse as eq
 from eqfuse.differentiate import divide
 from eqfuse.differentiate.chunks import Undivided, certify_chunks, chunks_of
-from eqfuse.differentiate.divide import Chunked
+from eqfuse.differentiate.divide import Chunked, Divisions
 from eqfuse.differentiate.gradient import saving_gradient
+from eqfuse.extract import foreseen
+from eqfuse.extract.foreseen import Foreseen
+from eqfuse.terms.parser import parse
 from eqfuse.verify.certificate import REQUESTED
 
 LOSS = """
@@ -69,7 +72,7 @@ def test_a_chunk_goes_on_from_the_sums_of_those_before() -> None:
     ids=["loss, v", "loss, i", "attention, i", "attention, j", "MLP", "a gather", "made of a sum"],
 )
 def test_chunks_are_verified(source: str, axis: str) -> None:
-    found = certify_chunks(source, chunks_of(source, axis), bound=REQUESTED)
+    found = certify_chunks(parse(source), chunks_of(source, axis), bound=REQUESTED)
     assert found.ok and found.bound <= REQUESTED, found
 
 
@@ -87,7 +90,7 @@ def test_wrong_chunks_are_refused(name: str) -> None:
     chunks = chunks_of(source, "v")
     wrong = replace(chunks, chunk=chunks.chunk.replace(*WRONG[name]))
     assert wrong != chunks
-    found = certify_chunks(source, wrong, bound=REQUESTED)
+    found = certify_chunks(parse(source), wrong, bound=REQUESTED)
     assert not found.ok and found.counterexample is not None
 
 
@@ -99,6 +102,7 @@ def test_wrong_chunks_are_refused(name: str) -> None:
         ("y[i] = mean[j](x[i,j])", "j", "the length of 'j' is read"),
         ("y[i] = x[i] + x[i + 1]", "i", "'x' is read at other positions than 'i'"),
         ("y[i,k] = x[i] - x[k]\nk: axis[i]", "i", "another axis is as long as 'i'"),
+        ("t: i64[j]\ny = sum[j](t[j])", "j", "'y' counts over 'j'"),
         ("n: axis[4]\ny[n] = s * n", "n", "no input has the axis 'n'"),
     ],
 )
@@ -113,7 +117,7 @@ def test_chunks_give_the_gradient(length: int) -> None:
     source = loss_gradient().replace("bf16[", "f64[").replace("bf16(", "f64(")
     chunks = chunks_of(source.replace("lse: f32", "lse: f64"), "v")
     kernel, finish = eq.compile(chunks.chunk, native="off"), eq.compile(chunks.finish or "", native="off")
-    chunked = Chunked(chunks, kernel, finish, certify_chunks(source, chunks, bound=REQUESTED))
+    chunked = Chunked(chunks, kernel, finish, certify_chunks(parse(source), chunks, bound=REQUESTED))
     x, W = (torch.randn(n, 8, dtype=torch.float64, requires_grad=True) for n in (6, 40))
     label, dloss = torch.randint(0, 40, (6,)), torch.randn(6, dtype=torch.float64)
     expected = torch.autograd.grad(F.cross_entropy(x @ W.mT, label, reduction="none"), (x, W), dloss)
@@ -123,9 +127,30 @@ def test_chunks_give_the_gradient(length: int) -> None:
     assert all(torch.allclose(one, other, atol=1e-10) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_constants_and_dtypes_of_a_call_are_those_of_its_chunks(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    source = MLP.replace("h[i,f] =", "h[i,f] = c *")
+    kernel = eq.compile(source, native="off", scalars={"c": 0.5})
+    values = {n: torch.randn(s, dtype=dtype) for n, s in {"x": (5, 8), "A": (30, 8), "B": (30, 4)}.items()}
+    sizes = {"i": 5, "d": 8, "f": 30, "e": 4}
+
+    def compiled(text: str) -> eq.Kernel:
+        return eq.compile(text, native="off", verify=False)
+
+    much = Foreseen(1e12, ("i", "f"), lambda: 1e9)
+    kinds = {"y": "bf16" if dtype == torch.bfloat16 else "f64"}
+    found = Divisions(kernel.program, kernel.scalars, kernel.bound, compiled).of(much, values, sizes, kinds)
+    assert found is not None and found.length in (3, 15)
+    (made,) = found(values, sizes)
+    expected = kernel(**values)
+    assert made.dtype == expected.dtype == dtype
+    assert torch.allclose(made, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-12)
+
+
 @pytest.mark.slow
 def test_a_backward_that_stores_much_runs_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(divide, "LEAST", 1000)
+    monkeypatch.setattr(foreseen, "MUCH", 1000)
     monkeypatch.setattr(divide, "SHARE", 4.0)
     monkeypatch.setattr(divide, "SLOWER", 10.0)
     torch.manual_seed(0)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C._functorch import maybe_current_level
 
 from eqfuse.differentiate.certify import certify_gradient
-from eqfuse.differentiate.divide import Compiled, Division, Divisions
+from eqfuse.differentiate.divide import Division
 from eqfuse.differentiate.gradient import (
     cotangent,
     differentiable,
@@ -33,6 +33,24 @@ from eqfuse.terms.parser import axes_of
 from eqfuse.terms.sizes import bind
 from eqfuse.threads import cached
 from eqfuse.verify.certificate import Certificate
+
+
+class Compiled(Protocol):
+    """A kernel, as it is called and differentiated."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def certificate(self) -> Certificate: ...
+
+    @property
+    def bound(self) -> float: ...
+
+    @property
+    def chunks(self) -> Division | None: ...
+
+    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -74,8 +92,7 @@ class Backward:
     """The gradient of a kernel by some of its inputs: `source`, its text, and `kernel`, which computes it.
 
     `saved` are the outputs and residuals of the forward that it reads. `forward` is the kernel that gives the residuals
-    after the outputs; None where there are none. `whole` is the source with the definitions of what is saved. `divisions`
-    are the ways to run it in chunks of an axis."""
+    after the outputs; None where there are none. `whole` is the source with the definitions of what is saved."""
 
     program: Program
     constants: Mapping[str, float]
@@ -84,7 +101,6 @@ class Backward:
     saved: tuple[str, ...]
     forward: Compiled | None
     kernel: Compiled
-    divisions: Divisions
 
     @cached
     def adjoint(self) -> Certificate:
@@ -97,13 +113,10 @@ class Backward:
     def certificate(self) -> GradientCertificate:
         """What was verified: that the program is the gradient, and that the kernels compute it."""
         forward = None if self.forward is None else self.forward.certificate
-        chunks = () if self.chunks is None else self.chunks.chunked.certificates
+        kernels = (self.kernel,) if self.forward is None else (self.kernel, self.forward)
+        divisions = [kernel.chunks for kernel in kernels if kernel.chunks is not None]
+        chunks = tuple(part for division in divisions for part in division.certificates)
         return GradientCertificate(self.adjoint, self.kernel.certificate, forward, chunks)
-
-    @property
-    def chunks(self) -> Division | None:
-        """How the last call was divided into chunks of an axis; None where it ran as a whole."""
-        return self.divisions.latest
 
     def __getattr__(self, name: str) -> Any:
         """What a kernel shows: `plan`, `plans()`, `merge`, `loops`, `tile`, `triton`, `explain()`, `why_not()`."""
@@ -242,9 +255,7 @@ class Gradients:
         saved: tuple[str, ...],
         forward: Compiled | None,
     ) -> Backward:
-        kernel = self.compiled(source)
-        divisions = Divisions(source, kernel, self.compiled)
-        found = Backward(self.program, self.constants, source, whole, saved, forward, kernel, divisions)
+        found = Backward(self.program, self.constants, source, whole, saved, forward, self.compiled(source))
         if self.verifies and not found.adjoint.ok:
             raise VerificationError(
                 f"the gradient by {', '.join(names)} was not verified: {found.adjoint.reason}",
@@ -382,8 +393,7 @@ def _pulled_back(
             values[cotangent(name)] = value
     values.update(saved)
     given = {name: values[name] for name in known.reads if name in values}
-    division = known.division(given)
-    made = division(given, known.sizes) if division else known.backward.kernel(**given, sizes=known.sizes)
+    made = known.backward.kernel(**given, sizes=known.sizes)
     for name, value in zip(wanted, made if isinstance(made, tuple) else (made,), strict=True):
         wide = values[name]
         value = value if value.dtype == wide.dtype else value.to(wide.dtype)
@@ -393,24 +403,13 @@ def _pulled_back(
 MOST_CALLS = 1024
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pulled:
-    """What the backward of calls that are alike runs: what its kernel reads, the sizes that it is given, and, once that is
-    foreseen, how it is divided."""
+    """What the backward of calls that are alike runs: what its kernel reads, and the sizes that it is given."""
 
     backward: Backward
     reads: tuple[str, ...]
     sizes: Mapping[str, int]
-    _divisions: tuple[Division | None, ...] = ()
-
-    def division(self, values: Mapping[str, Any]) -> Division | None:
-        """How a call is divided. What may be differentiated again, or is transformed, runs as a whole."""
-        if torch.is_grad_enabled() or maybe_current_level() is not None:
-            return None
-        if not self._divisions:
-            self._divisions = (self.backward.divisions.of(values, self.sizes),)
-        (self.backward.divisions.latest,) = self._divisions
-        return self._divisions[0]
 
 
 def _known(

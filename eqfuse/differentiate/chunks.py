@@ -18,6 +18,7 @@ from typing import Any
 from eqfuse.differentiate.steps import Step, Steps, index_of, name_of, plain
 from eqfuse.differentiate.text import needed_steps, text_of
 from eqfuse.terms.domain import Domain
+from eqfuse.terms.expressions import Number
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import Axis, Expr, Load, Program, Reduce, Scalar, Size, call, children, rebuild, walk
@@ -50,9 +51,9 @@ class Chunks:
     results: tuple[str, ...]
 
 
-def chunks_of(source: str, axis: str) -> Chunks:
-    """The programs of chunks of an axis. Raises Undivided, with the reason, where there are none."""
-    steps = Steps.of(source, (), None, set())
+def chunks_of(source: str, axis: str, scalars: Mapping[str, Number] | None = None) -> Chunks:
+    """The programs of chunks of an axis; `scalars` are constants. Raises Undivided, with the reason, where there are none."""
+    steps = Steps.of(source, (), scalars, set())
     if axis in steps.domains or axis in steps.domains.values():
         raise Undivided(f"another axis is as long as {axis!r}")
     return _Divided(steps, axis).made()
@@ -100,6 +101,8 @@ class _Divided:
         """The names of sums over the axis."""
         found = [step for step in self.needed if self.axis in step.over]
         for step in found:
+            if self.steps.dtypes[step.name] != "f32":
+                raise Undivided(f"{step.name!r} counts over {self.axis!r}")
             if step.op != "sum":
                 raise Undivided(f"{step.name!r} is a reduction over {self.axis!r} that is no sum")
         return [step.name for step in found]
@@ -212,12 +215,14 @@ VERIFIED = 2
 """Positions of a chunk as it is verified: there are several, and the last one is ragged."""
 
 
-def certify_chunks(source: str, chunks: Chunks, *, bound: float) -> Certificate:
+def certify_chunks(program: Program, chunks: Chunks, *, bound: float) -> Certificate:
     """That the chunks, one after the other, and what is made at the end, give what the program gives: at random points of
     a finite field, as every stage of a kernel is compared."""
-    program = parse(source)
     stage = Stage(
-        f"chunks of {chunks.axis}", _Composed(chunks), small_extents(program), f"{VERIFIED} positions each"
+        f"chunks of {chunks.axis}",
+        _Composed(chunks, program.strict_casts, program.assume_finite),
+        small_extents(program),
+        f"{VERIFIED} positions each",
     )
     return check_stages(program, [stage], bound=bound)
 
@@ -225,10 +230,12 @@ def certify_chunks(source: str, chunks: Chunks, *, bound: float) -> Certificate:
 class _Composed:
     """The chunks as they follow each other, in any domain."""
 
-    def __init__(self, chunks: Chunks) -> None:
-        self.chunks = chunks
-        self.chunk = parse(chunks.chunk)
-        self.finish = None if chunks.finish is None else parse(chunks.finish)
+    def __init__(self, chunks: Chunks, strict_casts: bool, assume_finite: bool) -> None:
+        def parsed(text: str) -> Program:
+            return replace(parse(text, strict_casts=strict_casts, made=True), assume_finite=assume_finite)
+
+        self.chunks, self.chunk = chunks, parsed(chunks.chunk)
+        self.finish = None if chunks.finish is None else parsed(chunks.finish)
 
     def __call__(self, inputs: Inputs, domain: Domain) -> dict[str, Any]:
         chunks, count = self.chunks, inputs.extents[self.chunks.axis]

@@ -1,4 +1,4 @@
-"""Whether a gradient runs in chunks of an axis, and of which: where what its kernels store for each other takes much memory.
+"""Whether a call runs in chunks of an axis, and of which: where what its kernels store for each other takes much memory.
 
 A plan may store a large tensor between kernels, as the gradient by the logits of a vocabulary, because it would take longer
 to compute its elements again. Chunk by chunk, as much is computed, and only a chunk of it is there at a time. What that
@@ -8,20 +8,20 @@ takes is predicted, like any plan: sums are read and written once a chunk, and k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from eqfuse.differentiate.chunks import Chunks, Undivided, certify_chunks, chunks_of
+from eqfuse.extract import foreseen
 from eqfuse.extract.foreseen import Foreseen
+from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import axes_of
 from eqfuse.verify.certificate import Certificate
 
-LEAST = 64 << 20
-"""Bytes below which nothing is divided: any device has room for them."""
 SHARE = 1.0
 """What kernels may store for each other, relative to the largest tensor that the call reads."""
 SLOWER = 1.05
@@ -33,7 +33,7 @@ WHOLE_TILES = 128
 
 
 class Compiled(Protocol):
-    """A kernel, as it is called, differentiated and divided."""
+    """A kernel that is called, and that says what a call would take."""
 
     @property
     def program(self) -> Program: ...
@@ -145,15 +145,23 @@ def _width(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class Division:
-    """How calls that are alike are divided: chunks of so many positions; what was foreseen of the whole, and of them all."""
+    """How calls that are alike are divided: chunks of so many positions; the dtypes of outputs; what was foreseen of the whole,
+    and of all chunks."""
 
     chunked: Chunked
     length: int
+    dtypes: Sequence[torch.dtype]
     whole: Foreseen
     divided: Foreseen
 
     def __call__(self, values: Values, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
-        return self.chunked(values, sizes, self.length)
+        found = self.chunked(values, sizes, self.length)
+        return tuple(value.to(dtype) for value, dtype in zip(found, self.dtypes, strict=True))
+
+    @property
+    def certificates(self) -> tuple[Certificate, ...]:
+        """That of the chunks, and those of their kernels."""
+        return self.chunked.certificates
 
     def __str__(self) -> str:
         return (
@@ -168,28 +176,31 @@ class Divisions:
     """The ways to divide the program of a kernel. `compiled` makes a kernel of a text; `refused` are axes along which there
     is none, each with the reason."""
 
-    source: str
-    kernel: Compiled
+    program: Program
+    scalars: Mapping[str, float]
+    bound: float
     compiled: Callable[[str], Compiled]
     latest: Division | None = None
     refused: dict[str, str] = field(default_factory=dict)
     _known: dict[str, Chunked | None] = field(default_factory=dict)
 
-    def of(self, values: Values, sizes: Mapping[str, int]) -> Division | None:
-        """How a call is divided; None where it runs as a whole. `sizes` are those of all axes of outputs."""
-        whole = self.kernel.foreseen(values, sizes)
-        if whole.stored <= LEAST:
-            return None
+    def of(
+        self, whole: Foreseen, values: Values, sizes: Mapping[str, int], dtypes: Mapping[str, str]
+    ) -> Division | None:
+        """How a call is divided of which `whole` is foreseen; None where it runs as that. `sizes` are those of all axes, `dtypes`
+        those of outputs."""
         tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
-        room = max(LEAST, SHARE * max(map(_bytes, tensors), default=0))
+        room = max(foreseen.MUCH, SHARE * max(map(_bytes, tensors), default=0))
         if whole.stored <= room:
             return None
-        found = [
-            division
-            for axis in whole.axes
-            if (chunked := self._chunked(axis)) is not None
-            and (division := self._divided(chunked, values, sizes, whole, room)) is not None
-        ]
+        made = tuple(TORCH_DTYPES[o.dtype or dtypes[o.name]] for o in self.program.outputs)
+        found: list[Division] = []
+        for axis in whole.axes:
+            chunked = self._chunked(axis)
+            if chunked is not None and (parts := self._parts(chunked, values, sizes, room)) is not None:
+                length, divided = parts
+                if divided.seconds <= SLOWER * whole.seconds:
+                    found.append(Division(chunked, length, made, whole, divided))
         return min(found, key=lambda division: division.divided.seconds, default=None)
 
     def _chunked(self, axis: str) -> Chunked | None:
@@ -200,21 +211,21 @@ class Divisions:
 
     def _made(self, axis: str) -> Chunked | None:
         try:
-            chunks = chunks_of(self.source, axis)
+            chunks = chunks_of(self.program.source, axis, self.scalars)
         except Undivided as why:
             self.refused[axis] = str(why)
             return None
-        certificate = certify_chunks(self.source, chunks, bound=self.kernel.bound)
+        certificate = certify_chunks(self.program, chunks, bound=self.bound)
         if not certificate.ok:
             self.refused[axis] = f"chunks of {axis!r} were not verified: {certificate.reason}"
             return None
         finish = None if chunks.finish is None else self.compiled(chunks.finish)
         return Chunked(chunks, self.compiled(chunks.chunk), finish, certificate)
 
-    def _divided(
-        self, chunked: Chunked, values: Values, sizes: Mapping[str, int], whole: Foreseen, room: float
-    ) -> Division | None:
-        """The fewest chunks that have room, where they are fast enough."""
+    def _parts(
+        self, chunked: Chunked, values: Values, sizes: Mapping[str, int], room: float
+    ) -> tuple[int, Foreseen] | None:
+        """The length of the fewest chunks that have room, and what they take; None where no number of them has it."""
         count, chunks = chunked.extent(values), 2
         while chunks <= min(MOST, count):
             length = math.ceil(count / chunks)
@@ -222,11 +233,7 @@ class Divisions:
                 length = math.ceil(length / WHOLE_TILES) * WHOLE_TILES
             found = self._foreseen(chunked, values, sizes, length)
             if found.stored <= room:
-                return (
-                    Division(chunked, length, whole, found)
-                    if found.seconds <= SLOWER * whole.seconds
-                    else None
-                )
+                return length, found
             chunks *= 2
         return None
 

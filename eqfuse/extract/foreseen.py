@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+MUCH = 64 << 20
+"""Bytes of what kernels make for each other, up to which nothing is gained by less."""
+
 
 @dataclass(frozen=True)
 class Foreseen:
@@ -14,6 +17,11 @@ class Foreseen:
     stored: float
     axes: tuple[str, ...]
     price: Callable[[], float] = field(compare=False)
+
+    @property
+    def is_much(self) -> bool:
+        """Whether so much is stored that not every device has room for it many times over."""
+        return self.stored > MUCH
 
     @property
     def seconds(self) -> float:
