@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,19 +38,20 @@ ALIGNMENT = 15
 """The bits of an address that are 0 where loads may take 16 bytes."""
 
 
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+
+
 def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int]] | None:
     """The key of a call with plain dense tensors and numbers, and the addresses of its tensors; None for any other, which
     has to be looked at: tensors that require grad or are under a transform, arrays, subclasses, tensors that may stand for
     numbers, modes of torch, and what torch records. Integers are part of the key, for they may bound what is read."""
-    if not is_plain() or maybe_current_level() is not None or forward_ad._current_level >= 0:
-        return None
-    if is_recording():
+    if maybe_current_level() is not None or forward_ad._current_level >= 0 or not is_plain() or _is_traced():
         return None
     parts: list[Any] = []
     addresses: list[int] = []
     for name, value in values.items():
         kind = type(value)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if kind is _Tensor or kind is _Parameter:
             if (value.requires_grad and torch.is_grad_enabled()) or value.is_neg():
                 return None
             try:
@@ -76,7 +77,14 @@ def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int
 
 def is_recording() -> bool:
     """Whether torch records what is called now: some mode looks at every operation, or `torch.jit.trace` runs."""
-    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._get_tracing_state() is not None
+    return bool(torch._C._len_torch_dispatch_stack()) or _is_traced()
+
+
+_tracing: Callable[[], Any] = torch._C._get_tracing_state
+
+
+def _is_traced() -> bool:
+    return _tracing() is not None
 
 
 @dataclass(frozen=True)

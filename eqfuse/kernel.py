@@ -191,13 +191,13 @@ class Kernel:
             Arguments(self.program).all_named(unnamed)
             return called(self.content, values, sizes)
         key: CallKey | None = None
-        beside = is_transforming()
-        if not unnamed and not beside and (found := call_key(values, sizes)) is not None:
+        if not unnamed and (found := call_key(values, sizes)) is not None:
             key, addresses = found
-            known = self._shapes.known.get(key)
+            known = self._shapes.known_call(key)
             if known is not None and (made := known.call(values, addresses)) is not None:
                 self._current, self._extents = known.compiled, known.extents
                 return made
+        beside = is_transforming()
         arguments = self._shapes.arguments
         arguments.all_named(unnamed)
         if is_recorded(values):

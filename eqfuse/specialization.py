@@ -149,6 +149,7 @@ class Specializations:
     )
     _refused: dict[Shape, VerificationError] = field(default_factory=dict)
     known: dict[CallKey, Known] = field(default_factory=dict)
+    _last: tuple[CallKey, Known] | None = None
     _calls: dict[Any, Specialization] = field(default_factory=dict)
     _runners: dict[int, tuple[Compiled, Runner]] = field(default_factory=dict)
     _programs: dict[int, tuple[Compiled, HostProgram | TritonProgram | GluonProgram]] = field(
@@ -164,6 +165,7 @@ class Specializations:
             "_counts": {},
             "_roles": {},
             "known": {},
+            "_last": None,
             "_searches": {},
             "_prices": {},
         }
@@ -366,9 +368,21 @@ class Specializations:
         """Runs another plan for a shape from now on."""
         self._tuned[new.shape] = new
         self.known.clear()
+        self._last = None
         self._calls = {call: found for call, found in self._calls.items() if found.shape != new.shape}
 
     # -- known calls ------------------------------------------------------------------------------
+
+    def known_call(self, key: CallKey) -> Known | None:
+        """What runs calls of a key, where there is something already. Calls come in runs of one kind: to compare keys takes
+        less than to look one up."""
+        last = self._last
+        if last is not None and last[0] == key:
+            return last[1]
+        found = self.known.get(key)
+        if found is not None:
+            self._last = key, found
+        return found
 
     def foreseen(self, special: Specialization) -> Foreseen:
         """What a call would take, and its kernels would make for each other."""
@@ -403,6 +417,7 @@ class Specializations:
             if routed.shapes is not None:
                 call = _apart(call, [routed.shapes[o.name] for o in by.derived.program.outputs])
             self.known[key] = Known(special.compiled, call, routed.extents)
+            self._last = None
             return call(values, addresses)
 
         if len(self.known) >= MOST_CALLS:

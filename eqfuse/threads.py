@@ -80,9 +80,10 @@ def count() -> int:
 
 def is_plain() -> bool:
     """Whether torch computes as `undisturbed` makes it compute, for those who run no operation of torch but allocations."""
-    return not (
-        _Process.is_forked or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
-    )
+    return not (_Process.is_forked or _functions() or _dispatches())
+
+
+_functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 
 
 class undisturbed:

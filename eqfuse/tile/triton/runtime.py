@@ -96,10 +96,10 @@ def launch(known, name, kernel, tensors, numbers, config, size, arguments):
     options = {"num_stages": blocks["num_stages"]}
     if constants.get("WAITS"):
         options["launch_pdl"] = True
+    given = (*tensors, *integers, *numbers)
     planned, refused = blocks["num_warps"], None
     for warps in dict.fromkeys((planned, 4, 8, 2, 1)):
         try:
-            given = (*tensors, *integers, *numbers)
             compiled = kernel[(grid,)](*given, **constants, **options, num_warps=warps)
             break
         except RuntimeError as error:
