@@ -356,7 +356,7 @@ class Kernel:
                     **taken.tensors,
                     **taken.scalars,
                 )
-                self._shapes.known.clear()
+                self._shapes.forget()
                 self._current, self._extents = self.joint._current, routed.extents
                 return tuning
             found = routed.special()

@@ -96,12 +96,21 @@ class Regions:
         one axis are those of a corner that was decided, and that one is the next, which no plan holds whole, only the greatest:
         the least were its greatest."""
         least = {a: at if a in self.declared else _least(at) for a, at in corner.items()}
-        held = frozenset[str]().union(*map(_held, known))
-        for axis in corner.keys() - held - self.declared:
+        whole = frozenset[str]().union(*map(held, known))
+        for axis in corner.keys() - whole - self.declared:
             before = {**corner, axis: corner[axis] - 1}
             if known and any(region.box.has(before) for region in self.found):
                 return [self.sizes(corner)]
         return [least, self.sizes(corner)]
+
+    @property
+    def varying(self) -> frozenset[str]:
+        """The axes whose sizes have been in more than one corner."""
+        seen: dict[str, set[int]] = {}
+        for region in self.found:
+            for axis, low in region.box.low.items():
+                seen.setdefault(axis, set()).update((low, region.box.high[axis]))
+        return frozenset(axis for axis, at in seen.items() if len(at) > 1)
 
     def at(self, extents: Mapping[str, int]) -> Compiled | None:
         """The plan whose region has these sizes, where there is one."""
@@ -163,7 +172,7 @@ def _ratio(seconds: float, least: float) -> float:
     return math.inf if math.isinf(seconds) or not least else seconds / least
 
 
-def _held(compiled: Compiled) -> frozenset[str]:
+def held(compiled: Compiled) -> frozenset[str]:
     """The axes that kernels of a plan hold whole, by the names of those whose extent they have."""
     plan, root = compiled.chosen.plan, dict(compiled.chosen.nest.domains)
     whole = {b.axis for config in plan.configs for b in config.blocks if b.kind == "whole"}

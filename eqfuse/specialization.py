@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +17,13 @@ from eqfuse.compiled import Compiled, Shape, shape_of
 from eqfuse.derived import Derived
 from eqfuse.devices import Target, device_named, place_of
 from eqfuse.errors import EqfuseError, VerificationError
-from eqfuse.extract.candidates import Candidate, Search, with_outputs
+from eqfuse.extract.candidates import Candidate, Search, seconds_of, with_outputs
 from eqfuse.extract.candidates import shape_of as shape_of_nest
 from eqfuse.extract.devices import Device
 from eqfuse.extract.foreseen import Foreseen
 from eqfuse.lowered import lower_nest
-from eqfuse.regions import TOLERANCE, Corner, Region, Regions
+from eqfuse.regions import Region, Regions
+from eqfuse.reuse import Reused
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.threads import Lock, cached, uncollected, undisturbed
 from eqfuse.tile.modes import Mode
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from eqfuse.tile.triton.launch import TritonProgram
 
 Results = Mapping[str, torch.Tensor]
-Runner = Callable[[Tensors, Scalars, Mapping[str, int], Mapping[str, int]], Results]
-"""The outputs by name, from tensors and scalars by name, the extents of axes and the numbers of shards."""
+Runner = Callable[..., Results]
+"""The outputs by name, from tensors and scalars by name, the extents of axes and the numbers of shards; on a GPU also from the
+fewest positions of blocks, `least`."""
 
 Kinds = tuple[str, tuple[tuple[str, str], ...]]
 """A device's name, and the dtypes of tensors."""
@@ -49,11 +51,8 @@ MOST_CALLS = 1024
 """How many kinds of calls are remembered."""
 
 FAR_BEHIND = 2
-"""How many times the cost of the chosen plan another one may have, to be looked at for other sizes."""
-
-
-def _key(corner: Corner) -> tuple[tuple[str, int], ...]:
-    return tuple(corner.items())
+"""How many times the cost of the chosen plan another one may have, to be looked at for other sizes, where it is not the best
+of its schedule."""
 
 
 def _apart(
@@ -70,10 +69,13 @@ def _apart(
     return apart
 
 
-def _seconds(candidate: Candidate) -> float:
-    """The predicted seconds; infinite where it does not fit."""
-    plan = candidate.plan
-    return plan.cost.seconds if plan.cost and not plan.reason else math.inf
+def _near(compiled: Compiled) -> list[Candidate]:
+    """The candidates that are looked at for other sizes than those that a plan was chosen for."""
+    most = FAR_BEHIND * seconds_of(compiled.chosen)
+    first: dict[str, Candidate] = {}
+    for candidate in compiled.candidates:  # cheapest first
+        first.setdefault(candidate.plan.schedule, candidate)
+    return [c for c in compiled.candidates if seconds_of(c) <= most or first[c.plan.schedule] is c]
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,18 @@ class Specialization:
     shards: Mapping[str, int]
     dtypes: Mapping[str, str]
     is_empty: bool
+    least: Mapping[str, int] = field(default_factory=dict)
+    """The fewest positions of blocks that hold an axis whole."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a runner on a GPU is given besides."""
+        return {"least": self.least} if self.least else {}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Extents of axes, and numbers of shards."""
+        return {**self.extents, **self.shards}
 
     @property
     def shape(self) -> Shape:
@@ -143,7 +157,7 @@ class Specializations:
         default_factory=dict
     )
     _tuned: dict[Shape, Compiled] = field(default_factory=dict)
-    _counts: dict[int, dict[tuple[tuple[str, int], ...], int]] = field(default_factory=dict)
+    _numbers: dict[int, Reused] = field(default_factory=dict)
     _roles: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Compiled, Compiled]] = field(
         default_factory=dict
     )
@@ -162,7 +176,7 @@ class Specializations:
             **self.__dict__,
             "_runners": {},
             "_programs": {},
-            "_counts": {},
+            "_numbers": {},
             "_roles": {},
             "known": {},
             "_last": None,
@@ -218,6 +232,7 @@ class Specializations:
         """What to run for these sizes and dtypes."""
         some = {axis: max(1, extent) for axis, extent in extents.items()}
         compiled, sizes = self._tuned.get(shape_of(some, dtypes, device)), some
+        is_tuned = compiled is not None
         if compiled is None:
             regions = self._regions_of(dtypes, device)
             sizes = regions.sizes(regions.corner(some))
@@ -232,8 +247,10 @@ class Specializations:
                         self._seconds_of,
                     )
             compiled = self._divided(compiled, sizes)
-        shards = self._shards(compiled, sizes)
-        return Specialization(compiled, extents, shards, dtypes, 0 in extents.values())
+        asked = self._regions_of(compiled.dtypes, device), sizes, self._search(compiled)
+        reused = self._reused(compiled)
+        shards, least = reused.shards_at(*asked), {} if is_tuned else reused.least_at(*asked)
+        return Specialization(compiled, extents, shards, dtypes, 0 in extents.values(), least)
 
     def _divided(self, compiled: Compiled, sizes: Mapping[str, int]) -> Compiled:
         """The plan of a region with the roles that are best at these sizes. Roles that are not verified are not taken."""
@@ -262,16 +279,15 @@ class Specializations:
         return self._regions[kinds]
 
     def _seconds(self, known: Sequence[Compiled], extents: Mapping[str, int]) -> float:
-        """The predicted seconds of the best of the compiled plans, and of those that were found beside them, but for those
-        that were far behind. What is best has tiles that are chosen for these sizes: others may look better than they
-        would be chosen. Infinite where none fits."""
+        """The predicted seconds of the best of the compiled plans, and of those that were found beside them: the best of
+        each schedule, and what was not far behind. What is best has tiles that are chosen for these sizes: others may look
+        better than they would be chosen. Infinite where none fits."""
         least = min(self._seconds_of(compiled, extents) for compiled in known)
         found = {
             (candidate.plan.kernels, candidate.plan.configs): (compiled, candidate)
             for compiled in known
-            for candidate in compiled.candidates
+            for candidate in _near(compiled)
             if self.prefer in (None, candidate.plan.schedule)
-            and _seconds(candidate) <= FAR_BEHIND * _seconds(compiled.chosen)
         }
         better = {
             candidate.plan.kernels: (compiled, candidate)
@@ -281,7 +297,7 @@ class Specializations:
         retiled = (
             self._search(compiled).retiled(candidate, extents) for compiled, candidate in better.values()
         )
-        return min((least, *map(_seconds, retiled)))
+        return min((least, *map(seconds_of, retiled)))
 
     def _seconds_of(self, compiled: Compiled, extents: Mapping[str, int]) -> float:
         """The predicted seconds of a plan at other sizes; infinite where it does not fit."""
@@ -291,7 +307,7 @@ class Specializations:
         return self._prices[key][1]
 
     def _priced(self, compiled: Compiled, candidate: Candidate, extents: Mapping[str, int]) -> float:
-        return _seconds(self._search(compiled).at(candidate, extents))
+        return seconds_of(self._search(compiled).at(candidate, extents))
 
     def _search(self, compiled: Compiled) -> Search:
         kinds = compiled.device.name, tuple(sorted(compiled.dtypes.items()))
@@ -301,22 +317,8 @@ class Specializations:
             )
         return self._searches[kinds]
 
-    def _shards(self, compiled: Compiled, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The number of shards for sizes of a plan's region: one that the plan has for other sizes, where it costs little
-        more than the best, for what merges shards is compiled for each number of them."""
-        nest, plan = compiled.chosen.nest, compiled.chosen.plan
-        if not nest.shards:
-            return {}
-        regions = self._regions_of(compiled.dtypes, compiled.device)
-        corner = regions.corner(sizes)
-        counts = self._counts.setdefault(id(compiled), {_key(regions.corner(compiled.extents)): plan.shards})
-        if _key(corner) not in counts:
-            search = self._search(compiled)
-            best = search.shards(nest, sizes, plan.configs)
-            seconds = {n: _seconds(search.at(compiled.chosen, sizes, n)) for n in {best, *counts.values()}}
-            least = min(seconds, key=lambda n: (n not in counts.values(), seconds[n]))
-            counts[_key(corner)] = least if seconds[least] <= TOLERANCE * seconds[best] else best
-        return dict.fromkeys((axis for axis, _ in nest.shards), counts[_key(corner)])
+    def _reused(self, compiled: Compiled) -> Reused:
+        return self._numbers.setdefault(id(compiled), Reused(compiled))
 
     def compile(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Compiled:
         """The plan for a shape. The program runs as written where what was derived of it is not verified; raises
@@ -367,8 +369,7 @@ class Specializations:
     def tuned(self, new: Compiled) -> None:
         """Runs another plan for a shape from now on."""
         self._tuned[new.shape] = new
-        self.known.clear()
-        self._last = None
+        self.forget()
         self._calls = {call: found for call, found in self._calls.items() if found.shape != new.shape}
 
     # -- known calls ------------------------------------------------------------------------------
@@ -383,6 +384,11 @@ class Specializations:
         if found is not None:
             self._last = key, found
         return found
+
+    def forget(self) -> None:
+        """Calls are looked at once more."""
+        self.known.clear()
+        self._last = None
 
     def foreseen(self, special: Specialization) -> Foreseen:
         """What a call would take, and its kernels would make for each other."""
@@ -451,7 +457,9 @@ class Specializations:
         def run(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
             with undisturbed():
                 tensors, numbers = ({name: values[name] for name in part} for part in (names, scalars))
-                made = runner(self._taken(tensors), numbers, special.extents, special.shards)
+                made = runner(
+                    self._taken(tensors), numbers, special.extents, special.shards, **special.options
+                )
             return as_given([made[name] for name in outputs], numpy=False)
 
         return run
@@ -465,8 +473,8 @@ class Specializations:
         tensors = {tensor.name: given.tensors[tensor.name] for tensor in program.tensors}
         integers = [name for name in program.scalars if name in program.integers]
         outputs = [output.name for output in program.outputs]
-        sizes = {**special.extents, **special.shards}
-        return found[1].kind(tensors, given.scalars, integers, sizes, tuple(given.tensors), outputs)
+        names = tuple(given.tensors)
+        return found[1].kind(tensors, given.scalars, integers, special.sizes, special.least, names, outputs)
 
     def prepared(self, special: Specialization, given: Given) -> Results:
         """The outputs of a call, once all that it needs is compiled: C++ is waited for."""
@@ -512,7 +520,7 @@ class Specializations:
         found = self._programs.get(id(special.compiled))
         if found is None or special.is_empty or not isinstance(found[1], GluonProgram):
             return None
-        program, sizes = found[1].form(given.tensors), {**special.extents, **special.shards}
+        program, sizes = found[1].form(given.tensors), special.sizes
         made = tuple(outputs[output.name] for output in self.derived.program.outputs)
         out = made[0] if len(made) == 1 else made
 
@@ -529,7 +537,7 @@ class Specializations:
         compiled = special.compiled
         if special.is_empty:
             return self._unfused(compiled, given)
-        arguments = given.tensors, given.scalars, special.extents, special.shards
+        arguments, options = (given.tensors, given.scalars, special.extents, special.shards), special.options
         found = self._runners.get(id(compiled))
         if found is None:
             with self.lock:
@@ -537,10 +545,10 @@ class Specializations:
                 if found is None:
                     runner = self.runner(compiled)
                     try:
-                        return runner(*arguments)  # others wait: it may be compiled for a GPU now
+                        return runner(*arguments, **options)  # others wait: it may be compiled for a GPU now
                     finally:
                         self._runners[id(compiled)] = compiled, runner
-        return found[1](*arguments)
+        return found[1](*arguments, **options)
 
     def runner(self, compiled: Compiled, *, wait: bool = False) -> Runner:
         """What runs a plan on tensors and scalars by name, at any sizes; compiling for a GPU waits for the first run. With
@@ -564,9 +572,14 @@ class Specializations:
         outputs = [output.name for output in self.derived.program.outputs]
 
         def run(
-            tensors: Tensors, scalars: Scalars, extents: Mapping[str, int], shards: Mapping[str, int]
+            tensors: Tensors,
+            scalars: Scalars,
+            extents: Mapping[str, int],
+            shards: Mapping[str, int],
+            least: Mapping[str, int] = MappingProxyType({}),
         ) -> Results:
-            made = launcher(**tensors, **scalars, sizes={**extents, **shards})
+            config = launcher.config(least)
+            made = launcher(**tensors, **scalars, sizes={**extents, **shards}, config=config)
             return dict(zip(outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
         return run

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import binaries
+from fake_gpu import Gpu, binaries, gpu
 
 import eqfuse as eq
 from eqfuse import certification, compiler, division
 from eqfuse.arguments import Arguments
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError
+from eqfuse.extract.candidates import seconds_of
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import SCHEDULES, KernelConfig
 from eqfuse.regions import Regions
@@ -23,7 +24,7 @@ from eqfuse.rules import merge_search
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.triton.launch import interpret, load
 
-__all__ = ["binaries"]
+__all__ = ["binaries", "gpu"]
 
 DECODE = """
     s[h,j] = sum[d](q[h,d] * k[h//4,j,d])
@@ -299,3 +300,43 @@ def test_programs_in_roles_are_made_once_for_all_sizes(monkeypatch: pytest.Monke
         extents = {"h": 32, "i": length, "j": length, "d": 128, "e": 128}
         kernel._shapes._special(extents, dtypes, device_named("h200"))
     assert made and len(made) == len(set(made))
+
+
+def test_rows_of_many_lengths_share_blocks(binaries: set[Any]) -> None:
+    """A row's own block is the next power of two; where lengths vary, a longer one that costs little more is taken."""
+    kernel = eq.compile(SOFTMAX, target="h200", verify=False)
+    kernel(x=torch.empty(1024, 3000))
+    alone = {dict(options)["BLOCK_J"] for _, _, options in binaries}
+    assert alone == {"4096"}
+    for length in (*range(1, 40), 100, 300, 1000, 1024, 2000, 2048, 5000, 9000, 16384, 30000, 131072):
+        kernel(x=torch.empty(1024, length))
+    resident = {o["BLOCK_J"] for _, _, options in binaries if "EVEN_J" in (o := dict(options))}
+    assert 3 <= len(resident) <= 7
+    assert len(binaries) <= 20
+    shapes = kernel._shapes
+    for special in shapes._calls.values():
+        least = special.least.get("j", 0)
+        assert least == 0 or special.extents["j"] < least <= 64 * (2 * special.extents["j"])
+        search, number = shapes._search(special.compiled), shapes._reused(special.compiled)
+        padded = number._padded("j", least) if least else special.compiled.chosen
+        seconds = seconds_of(search.at(padded, special.extents))
+        assert seconds <= 1.15 * seconds_of(shapes.planned(special).chosen)
+
+
+def test_rows_in_longer_blocks_are_right(gpu: Gpu) -> None:
+    kernel = eq.compile(SOFTMAX, target="h200", verify=False)
+    for length in (5, 40, 300, 33, 1):
+        for _ in range(3):
+            given = {name: gpu.seen(x) for name, x in softmax_inputs(length).items()}
+            assert torch.allclose(kernel(**given).double(), softmax(**given), atol=1e-6), length
+    assert gpu.straight and any(special.least for special in kernel._shapes._calls.values())
+
+
+def test_a_plan_for_long_rows_does_not_hide_better_ones_for_short_ones() -> None:
+    kernel = eq.compile(SOFTMAX, target="h200", verify=False)
+    shapes, dtypes = kernel._shapes, {"x": "f32"}
+    for length in (131072, 20000, 5000, 900, 5):
+        extents = {"i": 1024, "j": length}
+        special = shapes._special(extents, dtypes, device_named("h200"))
+        taken = seconds_of(shapes._search(special.compiled).at(special.compiled.chosen, extents))
+        assert taken <= 1.15 * seconds_of(shapes.planned(special).chosen), length

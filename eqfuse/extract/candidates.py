@@ -65,6 +65,12 @@ class Candidate:
     nest: Nest
 
 
+def seconds_of(candidate: Candidate) -> float:
+    """The predicted seconds; infinite where it does not fit."""
+    plan = candidate.plan
+    return plan.cost.seconds if plan.cost and not plan.reason else math.inf
+
+
 @dataclass
 class Search:
     """Candidates of one program on one device. The nests that plans were lowered to are kept; each shape only
