@@ -262,3 +262,36 @@ def test_what_a_condition_keeps_inside_is_not_read_outside(source: str, sizes: d
     kernel = eq.compile(source, target="cpu", native="off")
     axes = {axis: size for axis, size in sizes.items() if f"{axis}: axis" not in source}
     np.testing.assert_allclose(kernel(**given, sizes=axes), eq.reference(source)(**given, sizes=axes))
+
+
+INSIDE: Mapping[str, str] = {
+    "cast": "f16(where(j < 2, x[i,j], 0) * y[i,j])",
+    "cast of a factor": "f16(where(j < 2, x[i,j], 0) * y[i,j]) * f16(z[i,j] * y[i,j])",
+    "magnitude": "abs(where(j < 2, x[i,j], 0) * y[i,j])",
+    "square": "sq(where(j < 2, x[i,j], 0) * y[i,j]) * z[i,j]",
+    "limit": "relu(where(j < 2, x[i,j], 0) * y[i,j])",
+    "terms": "where(j < 2, x[i,j], 0) * y[i,j] - where(j < 3, y[i,j], 0) * z[i,j]",
+    "a side of a branch": "where(i < 2, where(j < 2, x[i,j], 0) * y[i,j], where(j < 1, 1, 0) * y[i,j])",
+    "quotient": "f16(where(j < 2, x[i,j], 0) * y[i,j]) / (1 + sq(z[i,0]))",
+}
+
+
+@pytest.mark.parametrize("prefer", [None, "split_k", "multi_pass"])
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.slow(but=["cast-None", "terms-None", "magnitude-multi_pass"])
+def test_what_a_mask_excludes_inside_of_a_summand_stays_out(name: str, prefer: str | None) -> None:
+    source = f"o[i] = sum[j]({INSIDE[name]})"
+    rng = np.random.default_rng(5)
+    x, y, z = (rng.standard_normal((3, 6)).astype(np.float32) for _ in range(3))
+    y[:, 3:], y[1, 4] = NAN, INF
+    given = {key: value for key, value in {"x": x, "y": y, "z": z}.items() if f"{key}[" in source}
+    wanted = eq.reference(source)(**{**given, "y": np.where(np.isfinite(y), y, 0)})
+    np.testing.assert_allclose(eq.reference(source)(**given), wanted, rtol=1e-6)
+    found = eq.compile(source, prefer=prefer, target="cpu")(**given)
+    np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=1e-4)
+
+
+def test_a_summand_that_a_mask_does_not_make_0_reads_everything() -> None:
+    y = np.array([[1.0, NAN]], np.float32)
+    for summand in ("exp(where(j < 1, 1, 0) * y[i,j])", "where(j < 1, 1, 0) * y[i,j] + y[i,j]"):
+        assert np.isnan(eq.reference(f"o[i] = sum[j]({summand})")(y=y)).all()

@@ -6,6 +6,9 @@ a NaN or an infinity in v would be NaN. So the other factors are read where the 
 
 A mask is a condition on positions, sizes, integers and truth values; one that compares reals is data. What is NaN
 because the mask leaves nothing in the row (exp(-inf - -inf)) stays so.
+
+A product is one wherever a sum is linear in it: a term of a summand, one of its factors, or what is rounded; and inside of a
+function that is 0 where the mask is false, as the magnitude of a product is.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from eqfuse.terms.assume import is_zero_without
-from eqfuse.terms.functions import DRAWN, LOGICAL
+from eqfuse.terms.functions import CASTS, DRAWN, LOGICAL
 from eqfuse.terms.nodes import (
     Call,
     Const,
@@ -55,20 +58,40 @@ class _Masks:
         """A sum with its masks at every factor; any other node as it is."""
         if not isinstance(node, Reduce) or node.op != "sum":
             return node
-        factors = list(_factors(node.body))
-        if len(factors) < 2:
-            return node
-        zeros = {factor: self._zeros(factor, node.axis) for factor in factors}
+        body = self._guarded(node.body, node.axis)
+        return node if body is node.body else Reduce("sum", node.axis, body)
+
+    def _guarded(self, expr: Expr, axis: str) -> Expr:
+        """A summand in which no mask excludes anything that is read: each of the terms that it is linear in on its own."""
+        match expr:
+            case Call("add" | "sub" | "neg" as fn, args):
+                return call(fn, *(self._guarded(arg, axis) for arg in args))
+            case Call("where", (condition, left, right)):
+                return call("where", condition, self._guarded(left, axis), self._guarded(right, axis))
+            case Call("mul" | "div", _):
+                return self._product(expr, axis)
+            case Call(fn, (arg,)) if fn in CASTS:
+                return call(fn, self._guarded(arg, axis))
+            case Call(fn, args) if self._zeros(expr, axis):
+                return Call(fn, tuple(self._guarded(arg, axis) for arg in args))
+        return expr
+
+    def _product(self, expr: Expr, axis: str) -> Expr:
+        factors = list(_factors(expr))
+        zeros = {factor: self._zeros(factor, axis) for factor in factors}
         guarded: dict[Expr, Expr] = {}
         for factor in factors:
-            if node.axis in free_axes(factor) and _may_be_infinite(factor):
+            inner = self._guarded(factor, axis)
+            if axis in free_axes(factor) and _may_be_infinite(factor):
                 others = dict.fromkeys(
                     mask for other in factors if other is not factor for mask in zeros[other]
                 )
                 for mask in others:
                     if mask not in zeros[factor]:
-                        guarded[factor] = call("where", mask, guarded.get(factor, factor), Const(0.0))
-        return Reduce("sum", node.axis, _rebuilt(node.body, guarded)) if guarded else node
+                        inner = call("where", mask, inner, Const(0.0))
+            if inner is not factor:
+                guarded[factor] = inner
+        return _rebuilt(expr, guarded) if guarded else expr
 
     def _zeros(self, factor: Expr, axis: str) -> dict[Expr, None]:
         """Masks along the axis without which a factor is 0."""
