@@ -26,12 +26,16 @@ from eqfuse.terms.python import parsed
 
 FIXED_BY = {"factors": (1,), "addends": (1,), "shifted": (2,), "parallel_axis": (3, 4), "fixed": (0,)}
 """Arguments of a relation that do not vary along its axis."""
-STRUCTURE = frozenset({"fixed", "constant", *(row.name for row in RELATIONS.values() if not row.is_claim)})
-"""Facts about how a value is written, or what it depends on."""
+SEARCHED = frozenset(row.name for row in RELATIONS.values() if not row.is_claim)
+"""Facts that say where to look, and nothing about values."""
+STRUCTURE = frozenset({"fixed", "constant", *SEARCHED})
+"""Those, and what a value does not depend on: symbols of their own."""
+SAME = frozenset({"fixed", "constant"})
+"""Claims that a value is the same at two positions."""
 DEFINING = frozenset({"quotient", "factors", "addends", "shifted", "parallel_axis", "spread"})
 """Facts that say what their first argument is."""
 UNSAID = frozenset({"bounded", "pole_safe", "masked"})
-"""Facts about infinities and masks, and about a bound that has no name."""
+"""Facts about infinities and masks, and about a bound, which only the claim of another bound needs."""
 OPERATIONS = {"sum": "+", "prod": "*"}
 PARTS = ("A", "B", "AB")
 
@@ -93,13 +97,19 @@ class Statement:
     defining: bool = True
     exponent: dict[Term, Term] = field(default_factory=dict)
     logged: dict[Term, Term] = field(default_factory=dict)
+    bounds: dict[Term, Term] | None = None
+    two_positions: bool = False
 
     @classmethod
     def of(cls, rule: Rule) -> Statement:
         """Raises NoLemma."""
         facts = [parsed(condition) for condition in rule.when]
-        fixed = {name for fact in facts for name in _fixed_in(fact)}
+        fixed = {name for fact in facts if _is_of_claim(fact, rule) for name in _fixed_in(fact)}
         made = cls(rule, fixed)
+        if not isinstance(rule, Rewrite) and rule.fact.startswith("bounded("):
+            made.bounds = {
+                f"c!{name}": _magnitude(f"c!{name}") for fact in facts for name in _constant_in(fact)
+            }
         waiting = sorted(facts, key=_defines)
         for fact in waiting:
             made.assumptions += made.fact(fact, claim=False)
@@ -124,14 +134,80 @@ class Statement:
                     else [("=", self.term(left), self.term(right))]
                 )
             case ast.Call(func=ast.Name(id=name), args=args):
+                if name in SAME and claim:
+                    return [self._same(*args)]
                 if name in STRUCTURE:
                     if claim:
-                        raise NoLemma("about what a value depends on, or how it is written")
+                        raise NoLemma("it says where the search looks, and nothing about values")
                     return []
+                if name == "bounded" and self.bounds is not None:
+                    return [self._within(args[0]) if claim else self._bounded(args[0])]
                 if name in UNSAID and not claim:  # proved without it, or not at all
                     return []
                 return self._said(name, args)
         raise NoLemma(f"{ast.unparse(node)} is no statement")
+
+    def _same(self, expr: ast.expr, axis: ast.expr | None = None) -> Term:
+        """That an expression is the same at two positions, of an axis or of any: what is known holds at both."""
+        value = self.term(expr)
+        name = axis.id if isinstance(axis, ast.Name) else ""
+        other: dict[str, Term] = {}
+        known = (value, *self.assumptions, *self.defined, *(each.body for each in self.reductions))
+        for symbol in symbols(*known):
+            varies = symbol.removeprefix("|").startswith("v!")
+            if varies or (symbol.startswith("p!") and symbol[2:] not in self.fixed):
+                other[symbol] = f"{symbol.rstrip('|')}.other{'|' if symbol.startswith('|') else ''}"
+        for number, each in enumerate(self.reductions):  # over the axis itself it is one number
+            if each.part != name and replaced(each.body, other) != each.body:
+                other[f"R!{number}"] = f"R!{number}.other"
+        self.two_positions = True
+        self.assumptions += [replaced(each, other) for each in self.assumptions]
+        self.defined += [replaced(each, other) for each in self.defined]
+        return ("=", value, replaced(value, other))
+
+    def _bounded(self, expr: ast.expr) -> Term:
+        """A bound of a value, which varies with nothing."""
+        assert self.bounds is not None
+        value = self.term(expr)
+        self.bounds[value] = f"c!bound{len(self.bounds)}"
+        return ("<=", _magnitude(value), self.bounds[value])
+
+    def _within(self, expr: ast.expr) -> Term:
+        """That some bound is one of a value: the greatest of those that its parts give, of 1, and of what constants give."""
+        assert self.bounds is not None
+        value = self.term(expr)
+        for atom, exponent in self.exponent.items():
+            self.defined.append(("=", ("<=", exponent, "0.0"), ("<=", atom, "1.0")))
+        constants = [bound for symbol, bound in self.bounds.items() if bound == _magnitude(symbol)]
+        made = self._bound_of(value)
+        bounds = ["1.0", *(("/", "1.0", bound) for bound in constants), *([] if made is None else [made])]
+        size = _magnitude(value)
+        return ("or", *(("<=", size, bound) for bound in bounds))
+
+    def _bound_of(self, value: Term) -> Term | None:
+        """A bound of a value by those of its parts."""
+        assert self.bounds is not None
+        if value in self.bounds:
+            return self.bounds[value]
+        match value:
+            case str() if value.startswith("R!"):
+                reduction = self.reductions[int(value.removeprefix("R!"))]
+                return self._bound_of(reduction.body) if reduction.op in ("max", "min") else None
+            case ("-", part):
+                return self._bound_of(part)
+            case ("ite", _, part, _) if _magnitude(part) == value:
+                return self._bound_of(part)
+            case ("*", left, right):
+                bounds = self._bound_of(left), self._bound_of(right)
+                return (
+                    ("*", bounds[0], bounds[1]) if bounds[0] is not None and bounds[1] is not None else None
+                )
+            case ("ite", _, left, right):
+                bounds = self._bound_of(left), self._bound_of(right)
+                return (
+                    ("+", bounds[0], bounds[1]) if bounds[0] is not None and bounds[1] is not None else None
+                )
+        return None
 
     def _said(self, name: str, args: Sequence[ast.expr]) -> list[Term]:
         part = ""
@@ -237,6 +313,8 @@ class Statement:
                 return ("not", self.term(a))
             case ast.Call(func=ast.Name(id="cast"), args=[_, a]):
                 return self.term(a)
+            case ast.Call(func=ast.Name(id="apply1" | "apply2"), args=[ast.Name(id=fn), *args]):
+                return self._atom(fn, tuple(map(self.term, args)))
             case ast.Call(func=ast.Name(id=fn), args=args) if fn not in ("apply1", "apply2"):
                 return self._called(fn, [self.term(arg) for arg in args])
             case ast.Call(func=ast.Subscript(value=ast.Name(id=op), slice=ast.Name(id=part)), args=[body]):
@@ -255,7 +333,7 @@ class Statement:
             case "sq", [a]:
                 return ("*", a, a)
             case "abs", [a]:
-                return ("ite", (">=", a, "0.0"), a, ("-", a))
+                return _magnitude(a)
             case "maximum", [a, b]:
                 return ("ite", (">=", a, b), a, b)
             case "minimum", [a, b]:
@@ -272,7 +350,7 @@ class Statement:
                 return self._log(a)
             case "sqrt", [a]:
                 return self._root(a)
-        raise NoLemma(f"{fn} is opaque")
+        return self._atom(fn, tuple(args))
 
     def _quotient(self, a: Term, b: Term) -> Term:
         self.defined.append(("distinct", b, "0.0"))
@@ -359,6 +437,29 @@ def _fixed_in(fact: ast.expr) -> Iterator[str]:
             yield from (arg.id for place in places if isinstance(arg := args[place], ast.Name))
 
 
+def _is_of_claim(fact: ast.expr, rule: Rule) -> bool:
+    """Whether what a fact does not vary with is what a claim that a value is the same at two positions speaks of."""
+    claim = None if isinstance(rule, Rewrite) else parsed(rule.fact)
+    match claim, fact:
+        case ast.Call(func=ast.Name(id="constant")), ast.Call(func=ast.Name(id=name)):
+            return name == "constant"
+        case ast.Call(func=ast.Name(id="fixed"), args=[_, ast.Name(id=axis)]), ast.Call(
+            func=ast.Name(id=name), args=args
+        ):
+            return name in ("constant", "scalar") or (isinstance(args[-1], ast.Name) and args[-1].id == axis)
+    return True
+
+
+def _constant_in(fact: ast.expr) -> Iterator[str]:
+    match fact:
+        case ast.Call(func=ast.Name(id="constant"), args=[ast.Name(id=name)]):
+            yield name
+
+
+def _magnitude(value: Term) -> Term:
+    return ("ite", (">=", value, "0.0"), value, ("-", value))
+
+
 def _all(terms: Sequence[Term]) -> Term:
     return ("and", *terms) if len(terms) > 1 else terms[0] if terms else "true"
 
@@ -395,6 +496,8 @@ def lemmas(rule: Rule) -> list[Lemma]:
     if "fold[R, " in str(rule):
         return [each for op in ("sum", "prod", "max", "min") for each in lemmas(_about(rule, op))]
     said = Statement.of(rule)
+    if said.two_positions:
+        return [_lemma(rule, "at two positions", [*said.assumptions, *said.defined], said.claim)]
     if not said.reductions:
         return [_lemma(rule, "at one position", [*said.assumptions, *said.defined], said.claim)]
     if any(each.part in PARTS for each in said.reductions):

@@ -22,6 +22,14 @@ PROVED = (
     "variance",
     "le-max",
     "ratio-exp",
+    "fixed-add",
+    "fixed-reduce",
+    "fixed-apply2",
+    "constant-inv",
+    "bounded-mul",
+    "bounded-quotient",
+    "bounded-max",
+    "bounded-exp",
 )
 WRONG = (
     Rewrite("max-scaled", "max[D](e)", "c * max[D](m)", ("factors(e, c, m, D)",)),
@@ -37,6 +45,15 @@ WRONG = (
     Rewrite("plain-cancel", "sum[P](g * (x - sum[P](w * x) * inv(sum[P](w))))", "0"),
     Infer("le-backwards", "le(max[D](e), e)", ()),
     Infer("nonneg-difference", "nonneg(a - b)", ("nonneg(a)", "nonneg(b)")),
+    Infer("fixed-either", "fixed(a + b, X)", ("fixed(a, X)",)),
+    Infer("fixed-by-another", "fixed(sum[D](e), X)", ("fixed(e, D)",)),
+    Infer("fixed-choice", "fixed(where(p, a, b), X)", ("fixed(a, X)", "fixed(b, X)")),
+    Infer("constant-along", "constant(a * b)", ("constant(a)", "fixed(b, X)")),
+    Infer("bounded-either", "bounded(a * b)", ("bounded(a)",)),
+    Infer("bounded-sum", "bounded(sum[D](a))", ("bounded(a)",)),
+    Infer("bounded-inv", "bounded(inv(a))", ("bounded(a)",)),
+    Infer("bounded-growth", "bounded(exp(a))", ("nonneg(a)",)),
+    Infer("bounded-divided", "bounded(a * inv(m))", ("within(m, a)",)),
     Infer("factor-of-sum", "factors(a + b, c * d, m + n, X)", ("factors(a, c, m, X)", "factors(b, d, n, X)")),
 )
 
@@ -56,8 +73,8 @@ def test_wrong_rules_are_not_proved(rule: Rule) -> None:
 
 
 def test_a_rule_that_is_no_statement_about_numbers_has_no_lemma() -> None:
-    with pytest.raises(NoLemma, match="what a value depends on"):
-        lemmas(RULES["fixed-add"])
+    with pytest.raises(NoLemma, match="where the search looks"):
+        lemmas(RULES["varies-add-a"])
 
 
 def test_a_lemma_is_written_as_smt_lib() -> None:
