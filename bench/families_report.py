@@ -16,7 +16,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from bench.families import FAMILIES, Family
-from bench.report import Column, Options, Report
+from bench.report import Column, Options, Report, chosen_names
 from eqfuse.torch import outcome
 from eqfuse.torch.backend import eqfuse as backend
 
@@ -42,9 +42,9 @@ TAKEN: dict[str, Any] = {"rest": "aot_eager", "take": "always", "native": "off"}
 def run(options: Options, report: Report) -> None:
     import transformers  # noqa: F401  where it is missing, the command says so
 
-    for name, family in FAMILIES.items():
+    for name in chosen_names(options.only, list(FAMILIES)):
         try:
-            row = covered(family)
+            row = covered(FAMILIES[name])
         except Exception as error:  # noqa: BLE001  one family that breaks is a row of the report
             report.failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
             continue

@@ -52,7 +52,7 @@ TABLES: Mapping[str, Mapping[str, Workload]] = {
 }
 """The programs of benchmarks that have others than those of the papers."""
 
-OWN = frozenset({"lengths", "ragged", "models", "training"})
+OWN = frozenset({"lengths", "ragged", "models", "training", "families"})
 """Benchmarks with programs of their own, which look for names themselves."""
 
 RESULTS = Path("bench/results")

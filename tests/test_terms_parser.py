@@ -181,6 +181,13 @@ def test_renaming_inside_nested_reductions() -> None:
     assert show(program.outputs[0].expr) == "sum[j](sum[j_1](x[j, j_1] / sum[j_1](x[j, j_1])) * z[k, j])"
 
 
+def test_a_mean_counts_its_own_axis() -> None:
+    found = parse("c[i,m] = x[i,m] - mean[m](x[i,m])\ny[i,k] = c[i, k + 1]\nreturn y")
+    assert show(found.outputs[0].expr) == "x[i, k + 1] - sum[m](x[i, m]) / N(m)"
+    shifted = parse("c[i,m] = x[i,m] - mean[m](x[i,m])\ny[i,m] = where(m > 0, c[i, m - 1], 0)\nreturn y")
+    assert show(shifted.outputs[0].expr) == "where(m > 0, x[i, m - 1] - sum[m](x[i, m]) / N(m), 0)"
+
+
 def test_sizes_follow_a_renamed_or_replaced_axis() -> None:
     program = parse("T[i] = x[i] / N(i)\ny[k] = T[k]")
     assert show(program.outputs[0].expr) == "x[k] / N(k)"

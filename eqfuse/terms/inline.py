@@ -85,6 +85,11 @@ class Inliner:
                         return Size(to)
                     case _:
                         raise SizeOfComputedIndex(axis)
+            case Call("div", (Reduce(_, axis) as total, Size(counted))) if (
+                axis == counted and not isinstance(mapping.get(axis, Axis(axis)), Axis)
+            ):  # a mean counts the positions of its own axis, whatever is put for one of that name outside of it
+                made = self._replace(total, mapping, memo)
+                return call("div", made, Size(made.axis if isinstance(made, Reduce) else axis))
             case _ if (ranks := ranks_of(expr)) is not None and not self._is_list(expr, ranks, mapping):
                 return self._read_at(expr, ranks, mapping, memo)
             case Reduce(op, axis, body):
