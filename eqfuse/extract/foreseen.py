@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MUCH = 64 << 20
-"""Bytes of what kernels make for each other, up to which nothing is gained by less."""
+MUCH = 1 << 30
+"""Bytes of what kernels make for each other, up to which less is not worth a call in parts: a hundredth of a GPU's memory."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Foreseen:
 
     @property
     def is_much(self) -> bool:
-        """Whether so much is stored that not every device has room for it many times over."""
+        """Whether so much is stored that less of it would matter."""
         return self.stored > MUCH
 
     @property
