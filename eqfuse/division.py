@@ -13,7 +13,8 @@ from eqfuse.environment import installed
 from eqfuse.extract.candidates import Candidate, Search, configured, shape_of, with_outputs
 from eqfuse.extract.cost import KernelCost
 from eqfuse.lowered import in_roles
-from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.nodes import Dot, Let, TileProgram
+from eqfuse.tile.walk import nested
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.loops.plan import Roles
@@ -47,6 +48,9 @@ def divided(
 
 def may_have_roles(tile: TileProgram) -> bool:
     """Whether a program's form has rows that warp groups could share, whatever its sizes."""
+    ops = (stmt.op for kernel in tile.kernels for stmt in nested(kernel.body) if isinstance(stmt, Let))
+    if not any(isinstance(op, Dot) for op in ops):
+        return False
     from eqfuse.tile.roles.choice import rows_of
     from eqfuse.tile.roles.unsuited import Unsuited
 

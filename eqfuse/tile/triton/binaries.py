@@ -177,7 +177,7 @@ def parameter_types(ptx: str, name: str) -> tuple[str, ...] | None:
 
 def keep(key: Key, binary: Binary) -> None:
     """Writes the entry. Raises OSError."""
-    body = {**vars(binary), "code": base64.b85encode(zlib.compress(binary.code, 1)).decode()}
+    body = {**vars(binary), "code": base64.b64encode(zlib.compress(binary.code, 1)).decode()}
     entries.keep(KIND, key, {"binary": body, "digest": _digest(key, binary)})
 
 
@@ -193,7 +193,7 @@ def read(key: Key) -> Binary | None:
 def _decoded(key: Key, content: Mapping[str, Any]) -> Binary:
     try:
         body = content["binary"]
-        code = zlib.decompress(base64.b85decode(body["code"]))
+        code = zlib.decompress(base64.b64decode(body["code"], validate=True))
         found = Binary(
             **{**body, "code": code, "types": tuple(body["types"]), "places": tuple(body["places"])}
         )
