@@ -7,6 +7,7 @@ in between it holds what earlier rounds have left, finished or not. Now and then
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -18,11 +19,15 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 CHILDREN = 10
 SECONDS = 120
 """How long a child may take that nobody kills."""
+
+MOST = 1 << 16
+"""Bytes that a child says at most: what a pipe holds."""
 
 PROGRAMS = (
     "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))",
@@ -51,6 +56,8 @@ def rounds(count: int, seed: int, folder: Path, limit: float = float("inf")) -> 
             return f"wrong: program {number}, error {error}"
         return "cached" if kernel.certificate.cached else "made"
 
+    _import_beforehand(work)
+    shutil.rmtree(folder, ignore_errors=True)
     chance = random.Random(seed)
     found: Counter[str] = Counter()
     faults: list[str] = []
@@ -77,6 +84,20 @@ def rounds(count: int, seed: int, folder: Path, limit: float = float("inf")) -> 
                 faults.append(f"round {done}: {child.outcome}")
         done += 1
     return {"rounds": done, "seconds": time.monotonic() - start, **found, "faults": faults}
+
+
+def _import_beforehand(work: Callable[[int], str]) -> None:
+    """Imports what a child has imported in the end, so that others need not: a round takes a third as long."""
+
+    def named(number: int) -> str:
+        work(number)
+        return " ".join(name for name in sys.modules if name.startswith(("eqfuse.", "egglog.")))
+
+    child = _Child(named, 0)
+    while child.is_running():
+        time.sleep(0.01)
+    for name in child.outcome.split():
+        importlib.import_module(name)
 
 
 def _damage(folder: Path, chance: random.Random) -> None:
@@ -108,7 +129,7 @@ class _Child:
             except BaseException:  # noqa: BLE001  (told to the parent)
                 text = traceback.format_exc()
             finally:
-                os.write(writing, text.encode()[-2000:])
+                os.write(writing, text.encode()[-MOST:])
                 os._exit(0)
         os.close(writing)
         self.reading = reading
@@ -131,7 +152,7 @@ class _Child:
 
     def _end(self, why: str) -> None:
         ready, _, _ = select.select([self.reading], [], [], 0 if why else 1)
-        text = os.read(self.reading, 4096).decode() if ready else ""
+        text = os.read(self.reading, MOST).decode() if ready else ""
         os.close(self.reading)
         self.outcome = text or why or "it crashed"
 
