@@ -578,8 +578,8 @@ class Specializations:
             shards: Mapping[str, int],
             least: Mapping[str, int] = MappingProxyType({}),
         ) -> Results:
-            config = launcher.config(least)
-            made = launcher(**tensors, **scalars, sizes={**extents, **shards}, config=config)
+            longer = {"config": launcher.config(least)} if least else {}
+            made = launcher(**tensors, **scalars, sizes={**extents, **shards}, **longer)
             return dict(zip(outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
         return run
