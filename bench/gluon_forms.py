@@ -34,7 +34,7 @@ class Form:
         roles = self.compiled.chosen.plan.roles
         if roles is not None:
             found |= {"consumers": roles.consumers, "slots": roles.slots, "delayed": list(roles.delayed)}
-            found |= {"persistent": roles.persistent, "blocks": _blocks(self.compiled)}
+            found |= {"persistent": roles.persistent, "blocks": blocks_of(roles)}
         return found
 
     def source(self, kernel: eq.Kernel) -> str:
@@ -48,9 +48,8 @@ class Form:
         return compiler.emit_triton(kernel.derived, self.compiled, kernel.name)
 
 
-def _blocks(compiled: Compiled) -> str:
-    roles = compiled.chosen.plan.roles
-    assert roles is not None
+def blocks_of(roles: Roles) -> str:
+    """The sizes of a thread block."""
     return " ".join(f"{b.axis}={b.size}" for b in roles.blocks if b.size is not None and b.size > 1)
 
 

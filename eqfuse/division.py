@@ -18,7 +18,7 @@ from eqfuse.tile.walk import nested
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.loops.plan import Roles
-    from eqfuse.tile.roles.choice import Choice, Divide, Outlook
+    from eqfuse.tile.roles.choice import Choice, Divide, Outlook, Pricing
     from eqfuse.tile.roles.nodes import RolesProgram
 
 OLDEST_TRITON = (3, 6)
@@ -108,6 +108,13 @@ def account_of(derived: Derived, compiled: Compiled, extents: Mapping[str, int])
     seconds = predicted(compiled.tile, outlook, plan.roles)
     others = list(undone(compiled.tile, outlook, plan.roles, divide))
     return tuple(account(compiled.tile, compiled.roles, compiled.device, outlook.extents, seconds, others))
+
+
+def pricing(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Pricing:
+    """What a compiled shape is predicted to take at these sizes, in any roles."""
+    from eqfuse.tile.roles.choice import Pricing
+
+    return Pricing(compiled.tile, _outlook(derived, *_at(derived, compiled, extents))[0])
 
 
 def _at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> tuple[Asked, Candidate]:

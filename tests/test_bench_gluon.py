@@ -11,13 +11,15 @@ import pytest
 import torch
 
 import eqfuse as eq
-from bench import gluon_measure, gluon_report
+from bench import gluon_fit, gluon_measure, gluon_report
 from bench.gluon_cells import PREFIX, PRODUCT, Cell, ProductCell, grid
 from bench.gluon_forms import Form, forms, kernel_of
 from bench.report import Options, Report
 from bench.runner import run
 from eqfuse import compiler
 from eqfuse.devices import device_named
+from eqfuse.division import other_roles, pricing
+from eqfuse.extract.residuals import H200_ROLES
 
 TINY = Cell("causal_prefill", 40, dim=16, dtype="f32")
 
@@ -147,3 +149,25 @@ def test_a_file_of_a_gpu_is_shown(tmp_path: Path) -> None:
     for part in ("best library: 1.20", "FlexAttention: 2.00", "Triton: 1.50", "were timed: 1.00"):
         assert part in text
     assert report.columns[1].cell(row) == "2c2s late 2 i=128 persistent"
+
+
+@pytest.mark.slow
+def test_constants_are_fitted_to_what_was_timed() -> None:
+    """From forms that took what other constants say, those are found again where the forms tell them apart."""
+    cell = next(c for c in grid() if c.name == "global_prefill_d64_n1024_b4_bf16")
+    kernel = kernel_of(cell, "h200")
+    dtypes = {name: cell.workload.dtype(name, cell.case) for name in cell.workload.tensors}
+    compiled = compiler.pipeline(kernel.derived, cell.case.sizes, dtypes, device_named("h200"))
+    price = pricing(kernel.derived, compiled, cell.case.sizes)
+    true = replace(H200_ROLES, block=2 * H200_ROLES.block, tile_seconds=0.5 * H200_ROLES.tile_seconds)
+    every = [made.chosen.plan.roles for _, made in other_roles(kernel.derived, compiled, cell.case.sizes)]
+    forms = [
+        gluon_fit.Timed(cell.name, cell.operator, price, roles, price.seconds(roles, true))
+        for roles in (None, *every[::4])
+    ]
+    found = gluon_fit.fitted(forms, H200_ROLES)
+    assert abs(gluon_fit.errors(forms, H200_ROLES)).max() > 0.3
+    assert abs(gluon_fit.errors(forms, found)).max() < 0.03
+    assert found.looked == H200_ROLES.looked  # nothing was timed for it
+    assert set(gluon_fit.regrets(forms, found).values()) == {1.0}
+    assert max(gluon_fit.regrets(forms, replace(H200_ROLES, tile_seconds=9.0)).values()) > 1

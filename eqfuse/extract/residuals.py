@@ -113,63 +113,101 @@ H200 = Residuals()
 
 
 @dataclass(frozen=True)
+class RolesWork:
+    """What a kernel in roles does, in seconds that each kind of work would take alone: matrix products, other arithmetic; trips of
+    loops of all thread blocks that an SM runs, and how many these are.
+
+    `products_alone`: loops do nothing but multiply; `bytes`: operands of one byte. `read` is what products read of shared memory, over
+    what it gives in their time. `stored_apart`: outputs are stored through shared memory of their own. `looked` are bytes that a
+    consumer looks at for infinities and NaN.
+    """
+
+    matrix: float
+    arithmetic: float
+    trips: float
+    waves: int
+    products_alone: bool
+    bytes: bool
+    read: float
+    stored_apart: bool
+    looked: float
+
+
+@dataclass(frozen=True)
 class RolesResiduals:
-    """Of kernels in roles (Gluon, Triton 3.6): attention of head dims 64 and 128, 1024 to 16384 positions, causal and not,
-    with two or three consumers, steps of 64 and 128 keys, products behind the arithmetic or beside it, grids persistent or not;
-    100 kernels, root mean square 4 %; fitted again, but for products beside the arithmetic, to 72 kernels of `bench gluon`: 4 %.
+    """Of kernels in roles (Gluon, Triton 3.6), fitted by `bench.gluon_fit` to 104 forms of 32 cells of `bench gluon`: attention of head
+    dims 64 and 128, 1024 to 16384 positions, of several masks, with two or three consumers, steps of 64 and 128, products behind the
+    arithmetic, grids persistent or not, and matrix products of bf16 and f8e4m3; root mean square 7 %, of attention without SoftCap 5 %.
     Seconds are those of an H200, not those of the other model, which predicts tiles to take longer than they do."""
 
-    behind: tuple[float, float] = (0.642, 0.298)
+    behind: tuple[float, float] = (0.481, 0.389)
     """What matrix products and other arithmetic count where a product runs behind the arithmetic."""
-    behind_of_3: tuple[float, float] = (0.65, 0.389)
+    behind_of_3: tuple[float, float] = (0.435, 0.439)
     """The same with three consumers."""
-    beside: tuple[float, float] = (0.822, 0.389)
+    beside: tuple[float, float] = (0.822, 0.321)
     """The same where consumers overlap with each other alone."""
-    arithmetic: Mapping[int, float] = field(default_factory=lambda: {2: 1.49, 3: 1.25})
+    arithmetic: Mapping[int, float] = field(default_factory=lambda: {2: 1.55, 3: 1.27})
     """What other arithmetic takes at least, by the number of consumers: two do not fill an SM's schedulers."""
-    least_arithmetic: float = 0.05
-    """Other arithmetic as a part of the products' time below which nothing was measured."""
-    trip: float = 0.232e-6
-    block: float = 5.18e-6
-    item: float = 2.8e-6
+    product: tuple[float, float] = (0.466, 0.33)
+    """What matrix products count in loops that do nothing else, and that times what is read of shared memory over the time of the
+    products, as the matrix unit's instructions read both operands there."""
+    product_trip: float = 6.9e-8
+    """Seconds of a trip of such a loop: until the next product is issued."""
+    promoted: float = 1.05
+    """What products of bytes count more, whose sums go through float32 after each trip."""
+    latency: float = 7.9e-7
+    """Seconds from a slot's release to the arrival of its next tile: a trip takes at least that and its work, over the slots."""
+    cached: float = 0.82
+    """What a kernel takes at least, of the time that its copies take at the bandwidth of the L2 cache as the other model has it."""
+    apart: float = 1.17
+    """What work counts where thread blocks do one item each and store through memory of its own: ALiBi with outputs of float32 took
+    so much longer than in a persistent grid. The cause is not known."""
+    trip: float = 0.5e-6
+    block: float = 4.25e-6
+    item: float = 1.83e-6
     """Seconds of a trip of a loop; of a thread block: its first copies, and its last product and store; and of an item of a
     persistent grid, where the copies of the next one have begun."""
-    walked: float = 0.065
+    walked: float = 0.067
     """What matrix products count more in a persistent grid, whose items do not go to whoever is free."""
     slots: Mapping[int, float] = field(default_factory=lambda: {2: 1.0, 3: 0.995})
-    filled: float = 0.386e-6
+    filled: float = 0.494e-6
     """The more tiles are under way, the less a trip waits; and the later a block begins, whose first copies share the cache with
     the others'."""
     looked: float = 1.2e11
-    """Bytes of a slot that the consumers of an SM look at in a second, for what is not finite: that of shared memory, 0.6 of it;
+    """Bytes of slots that the consumers of an SM look at in a second, for what is not finite: that of shared memory, 0.6 of it;
     set, not measured."""
     tile_seconds: float = 0.6
-    tile_block: float = 2e-6
+    tile_block: float = 1.6e-6
     """What Triton kernels of the same programs took of their predicted time, and a wave of thread blocks beside it."""
+    tile_eased: float = 1.27
+    """What those of SoftCap took more: the other model does not count the branches of a hyperbolic tangent."""
 
     def seconds(
-        self,
-        matrix: float,
-        arithmetic: float,
-        trips: float,
-        waves: int,
-        consumers: int,
-        slots: int,
-        *,
-        overlapped: bool,
-        persistent: bool,
+        self, work: RolesWork, consumers: int, slots: int, *, overlapped: bool, persistent: bool
     ) -> float:
-        """The time of a kernel, given the seconds that each kind of work would take alone."""
-        factors = self.beside if not overlapped else self.behind if consumers < 3 else self.behind_of_3
-        work = (factors[0] + self.walked * persistent) * matrix + factors[1] * arithmetic
+        """The time of a kernel in roles."""
+        matrix, arithmetic = work.matrix, work.arithmetic
+        factors, trip = self.behind if consumers < 3 else self.behind_of_3, self.trip
+        if not overlapped:
+            factors = self.beside
+        if work.products_alone:
+            factors, trip = (self.product[0] + self.product[1] * work.read, factors[1]), self.product_trip
+        if work.bytes:
+            factors = factors[0] * self.promoted, factors[1]
+        busy = (factors[0] + self.walked * persistent) * matrix + factors[1] * arithmetic
+        busy = max(busy + work.trips * trip, self.arithmetic[consumers] * arithmetic)
+        if work.stored_apart and not persistent:
+            busy *= self.apart
         start = self.item if persistent else self.block
         start += self.filled * (slots > min(self.slots))
-        busy = max(work + trips * self.trip, self.arithmetic[consumers] * arithmetic)
-        return busy * self.slots[min(slots, max(self.slots))] + waves * start
+        busy = max(busy * self.slots[min(slots, max(self.slots))], (work.trips * self.latency + busy) / slots)
+        return busy + work.waves * start + work.looked * consumers / self.looked
 
-    def tiles(self, predicted: float, waves: int) -> float:
-        """The time of a kernel without roles, given what the other model predicts."""
-        return self.tile_seconds * predicted + waves * self.tile_block
+    def tiles(self, predicted: float, waves: int, *, eased: bool) -> float:
+        """The time of a kernel without roles, given what the other model predicts; `eased`: in roles it would have fewer special
+        functions."""
+        factor = self.tile_eased if eased else 1.0
+        return factor * (self.tile_seconds * predicted + waves * self.tile_block)
 
 
 H200_ROLES = RolesResiduals()

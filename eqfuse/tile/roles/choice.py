@@ -1,10 +1,12 @@
 """Which roles a kernel gets, if any: every schedule of a small grid is priced, the cheapest that fits is built.
 
-    seconds = max(matrix * M + arithmetic * A + trip * trips, least * A) * slots + (block + filled) * waves
+    work = max(matrix * M + arithmetic * A + trip * trips, least * A)
+    seconds = max(work, (work + latency * trips) / slots) + (block + filled) * waves
 
 M and A are the seconds that matrix products, and all other arithmetic, would take alone; trips those of the loops of all
-thread blocks that an SM runs, waves how many of these it runs. The factors are fitted (residuals.py): they are smaller
-where a product runs behind the arithmetic, so that both overlap in one consumer.
+thread blocks that an SM runs, waves how many of these it runs. The factors are fitted (residuals.py, bench/gluon_fit.py): they are
+smaller where a product runs behind the arithmetic, so that both overlap in one consumer. A slot is filled again once it is
+free, which takes the latency of a copy: short trips want more slots.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from itertools import product
 
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
-from eqfuse.extract.residuals import RolesResiduals
+from eqfuse.extract.residuals import RolesResiduals, RolesWork
 from eqfuse.extract.resources import REGISTER_BYTES, WARPGROUP, WARPGROUP_ROWS
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.functions import SPECIAL
-from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile, RestOfProduct, TileProgram, Value
+from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile, RestOfProduct, Store, TileProgram, Value
 from eqfuse.tile.roles.nodes import Await, Issue, Loop, RolesKernel, RolesProgram, Staging
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
@@ -50,13 +52,20 @@ share a row of a tile of sums."""
 BARRIER_BYTES = 1024
 """Shared memory for barriers, and to align tiles."""
 
+LEAST_ARITHMETIC = 0.05
+"""Other arithmetic as a part of the products' time below which loops do nothing but multiply."""
+
+INSTRUCTION_RATE = 32.0
+"""What the 128 bytes that shared memory gives in a cycle are to the 2 bytes a number of operands and the 1024 multiplications and
+additions of a matrix unit: positions of an operand's other axis below which shared memory is slower. One byte: twice the rate."""
+
 WORTH = 0.95
 """Part of the time without roles that roles may be predicted to take: less of a difference is within the model's error."""
 
 POLYNOMIALS: Mapping[str, tuple[int, int]] = {"tanh": (2, 8)}
 """Functions that consumers compute without special ones near 0: how many of those it spares, and what it takes instead."""
 
-POLYNOMIAL_REGISTERS = 48
+POLYNOMIAL_REGISTERS = 52
 """Registers that such a function takes beside the tiles: kernels of SoftCap with fewer left took twice what was predicted, those
 with as many 1.2 times (H200)."""
 
@@ -145,15 +154,10 @@ def ranked(
     rows, residuals = rows_of(tiles), outlook.device.roles
     if residuals is None:
         raise Unsuited(f"{outlook.device.name} is no Hopper GPU")
-    limit = WORTH * residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
+    limit = WORTH * Pricing(tiles, outlook).seconds(None, residuals)
     priced = sorted(_priced(tiles, outlook, rows, residuals), key=_fewest_trips)
     faster = [(seconds, schedule) for seconds, schedule in priced if slower or seconds < limit]
     divide(replace(priced[0][1], slots=SLOTS[0]))  # says why there are none, whatever they would cost
-    alone = outlook.cost.alone(outlook.config)
-    if not slower and alone["special"] + alone["elementwise"] < residuals.least_arithmetic * alone["matrix"]:
-        raise Unsuited(
-            "what loops that do nothing but multiply take in roles was not measured: k.tune tries them"
-        )
     if not faster:
         best, other = 1e3 * priced[0][0], 1e3 * limit / WORTH
         raise Unsuited(f"predicted to take {best:.3g} ms in roles, {other:.3g} ms without")
@@ -185,42 +189,75 @@ def _priced(
     tiled = any(b.kind == "grid" and b.axis != rows and (b.size or 1) > 1 for b in blocks)
     for consumers, step, columns in product(CONSUMERS, STEPS, COLUMNS if tiled else (None,)):
         made = sized(blocks, rows, WARPGROUP_ROWS * consumers, step, columns)
-        price = _Price(tiles, outlook, made, residuals)
+        price = Price(tiles, outlook, made)
         for slots, delayed, persistent in product(SLOTS, behind, (False, True)):
             roles = Roles(price.blocks, consumers, slots, delayed, persistent)
-            yield price.seconds(roles), roles
+            yield price.seconds(roles, residuals), roles
 
 
-class _Price:
+class Price:
     """What roles in some blocks are predicted to take."""
 
-    def __init__(
-        self, tiles: TileProgram, outlook: Outlook, blocks: tuple[Block, ...], residuals: RolesResiduals
-    ) -> None:
-        self.blocks, self._residuals = blocks, residuals
+    def __init__(self, tiles: TileProgram, outlook: Outlook, blocks: tuple[Block, ...]) -> None:
+        self.blocks = blocks
         config = replace(outlook.config, blocks=blocks)
         alone = outlook.cost.alone(config)
         special, others = _in_roles(tiles)
-        self._matrix = alone["matrix"]
-        self._arithmetic = special * alone["special"] + others * alone["elementwise"]
-        self._memory = max(alone["memory"], alone["cache"] / 2)
-        self._waves, self._trips = _waves(outlook, config), outlook.cost.trips(config)
-        self._looks = self._waves * _looks(tiles, config.blocks, outlook.extents, self._trips)
-
-    def seconds(self, roles: Roles) -> float:
-        """The predicted time of the kernel in these roles, of these blocks."""
-        seconds = self._residuals.seconds(
-            self._matrix,
-            self._arithmetic,
-            self._waves * self._trips,
-            self._waves,
-            roles.consumers,
-            roles.slots,
-            overlapped=bool(roles.delayed),
-            persistent=roles.persistent,
+        arithmetic = special * alone["special"] + others * alone["elementwise"]
+        self._memory, self._cache = alone["memory"], alone["cache"]
+        waves, trips = _waves(outlook, config), outlook.cost.trips(config)
+        dots = [dot for loop in _products(tiles) for dot in loop]
+        self._work = RolesWork(
+            alone["matrix"],
+            arithmetic,
+            waves * trips,
+            waves,
+            arithmetic < LEAST_ARITHMETIC * alone["matrix"],
+            any(BYTES[dot.left.dtype] == 1 for dot in dots),
+            _read(dots, {b.axis: b.size or _power(outlook.extents[b.axis]) for b in blocks}),
+            _stored_apart(tiles),
+            waves * _looks(tiles, config.blocks, outlook.extents, trips),
         )
-        seconds += self._looks * roles.consumers / self._residuals.looked
-        return max(seconds, self._memory)
+
+    def seconds(self, roles: Roles, residuals: RolesResiduals) -> float:
+        """The predicted time of the kernel in these roles, of these blocks."""
+        overlapped, persistent = bool(roles.delayed), roles.persistent
+        found = residuals.seconds(
+            self._work, roles.consumers, roles.slots, overlapped=overlapped, persistent=persistent
+        )
+        return max(found, self._memory, residuals.cached * self._cache)
+
+
+def _read(dots: Sequence[Dot], sizes: Mapping[str, int]) -> float:
+    """Bytes that instructions of products read of shared memory, over what it gives in their time: each multiplies the 64 rows of a
+    warp group by the columns of a block, both in shared memory."""
+    shares = [
+        INSTRUCTION_RATE * (1 / WARPGROUP_ROWS + 1 / min(sizes[dot.right.dims[1]], MOST)) for dot in dots
+    ]
+    return max(shares, default=0.0)
+
+
+def _stored_apart(tiles: TileProgram) -> bool:
+    """Whether an output has wider numbers than the tiles in whose place it could be stored."""
+    body = tiles.kernels[0].body
+    widths = [BYTES[s.value.dtype] for s in body if isinstance(s, Store) and len(s.value.dims) == 2]
+    lets = [s for s in body if isinstance(s, Let) and len(s.value.dims) == 2]
+    loads = [BYTES[let.value.dtype] for let in lets if isinstance(let.op, LoadTile)]
+    return max(widths, default=0) > max(loads, default=0)
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What a kernel is predicted to take in any roles, and without."""
+
+    tiles: TileProgram
+    outlook: Outlook
+
+    def seconds(self, roles: Roles | None, residuals: RolesResiduals) -> float:
+        if roles is None:
+            waves = _waves(self.outlook, self.outlook.config)
+            return residuals.tiles(self.outlook.otherwise, waves, eased=_in_roles(self.tiles)[0] < 1)
+        return Price(self.tiles, self.outlook, roles.blocks).seconds(roles, residuals)
 
 
 def predicted(tiles: TileProgram, outlook: Outlook, roles: Roles) -> tuple[float, float] | None:
@@ -228,8 +265,8 @@ def predicted(tiles: TileProgram, outlook: Outlook, roles: Roles) -> tuple[float
     residuals = outlook.device.roles
     if residuals is None:
         return None
-    without = residuals.tiles(outlook.otherwise, _waves(outlook, outlook.config))
-    return _Price(tiles, outlook, roles.blocks, residuals).seconds(roles), without
+    pricing = Pricing(tiles, outlook)
+    return pricing.seconds(roles, residuals), pricing.seconds(None, residuals)
 
 
 @dataclass(frozen=True)
@@ -266,7 +303,7 @@ def undone(tiles: TileProgram, outlook: Outlook, roles: Roles, divide: Divide) -
         except Unsuited:
             continue
         there = all(fits(kernel, outlook.extents, outlook.device) for kernel in made.kernels)
-        seconds = _Price(tiles, outlook, other_roles.blocks, residuals).seconds(other_roles)
+        seconds = Price(tiles, outlook, other_roles.blocks).seconds(other_roles, residuals)
         yield Undone(what, seconds if there else None)
 
 
