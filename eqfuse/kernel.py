@@ -91,6 +91,8 @@ class Kernel:
     allow: tuple[str, ...] = ()
     visible: bool = False
     divides: bool = True
+    first: Mapping[str, int] | None = None
+    """The sizes that a plan is made for before any call; nominal ones by default."""
 
     def __post_init__(self) -> None:
         checks = Checks(self.trials, self.bound, self.scalars, self.verify == "again", self.allow)
@@ -103,7 +105,7 @@ class Kernel:
         self._gradients: Gradients | None = None
         self._divisions: Divisions | None = None
         self._divided: dict[int, tuple[Specialization, Division | None]] = {}
-        extents = compiler.nominal_extents(self.program)
+        extents = self.first or compiler.nominal_extents(self.program)
         self._current = self._shapes.compile(extents, program_dtypes(self.program), self.device)
         self._extents: Mapping[str, int] = extents
         self._joint: Kernel | None = None
@@ -119,7 +121,9 @@ class Kernel:
             with self._lock:
                 if self._has_joint is None:
                     derived = compiler.with_joined_axes(self.derived)
-                    self._joint = None if derived is None else replace(self, derived=derived, prefer=None)
+                    if derived is not None and derived.joined is not None:
+                        first = derived.joined.extents(self._extents)
+                        self._joint = replace(self, derived=derived, prefer=None, first=first)
                     self._has_joint = derived is not None
         return self._joint
 
@@ -227,6 +231,8 @@ class Kernel:
         as_it_is = Routed(shapes, given, extents)
         if self.prefer is not None or shapes.target.of(given.tensors).kind != "cpu" or 0 in extents.values():
             return as_it_is
+        if self._has_joint is None:
+            self._extents = extents
         joint = self.joint
         joined = None if joint is None else joint.derived.joined
         views = None if joined is None else joined.views(given.tensors)
@@ -414,7 +420,7 @@ class Kernel:
 
     def _made(self, derived: Derived) -> Kernel:
         """A kernel of another program, compiled as this one is: the user has not written its branches."""
-        return replace(self, derived=derived, prefer=None, scalars={}, allow=(ALL_UNTAKEN,))
+        return replace(self, derived=derived, prefer=None, scalars={}, allow=(ALL_UNTAKEN,), first=None)
 
     # -- as an operator of torch -------------------------------------------------------------------
 
@@ -472,7 +478,7 @@ class Kernel:
             derived = compiler.derive(
                 source, self.scalars, program.strict_casts, assume_finite=program.assume_finite
             )
-        return replace(self, derived=derived)
+        return replace(self, derived=derived, first=None)
 
     def opened(
         self,
