@@ -12,9 +12,9 @@ from rich.table import Table
 import eqfuse as eq
 from eqfuse.environment import environment
 from eqfuse.extract import machine
+from eqfuse.extract.machine import compiler
 from eqfuse.measure import as_tuple
 from eqfuse.tile.native import rates
-from eqfuse.tile.native.build import compiler
 from eqfuse.tile.native.nodes import NotNative
 
 PROGRAM = "m[i] = max[j](x[i,j])\ns[i] = sum[j](exp(x[i,j] - m[i]))"

@@ -13,7 +13,7 @@ from fake_gpu import Gpu, gpu
 import eqfuse as eq
 from eqfuse.arguments import Arguments, call_key
 from eqfuse.errors import BindError
-from eqfuse.tile.native.build import compiler as cxx
+from eqfuse.extract.machine import compiler as cxx
 from eqfuse.tile.triton import direct
 
 __all__ = ["gpu"]

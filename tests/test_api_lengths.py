@@ -22,10 +22,10 @@ from eqfuse.certification import Checks, certify
 from eqfuse.devices import device_named
 from eqfuse.division import other_roles
 from eqfuse.errors import EqfuseError
+from eqfuse.extract.machine import compiler as cxx
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
-from eqfuse.tile.native.build import compiler as cxx
 from eqfuse.tile.triton.launch import interpret
 
 NAN = math.nan

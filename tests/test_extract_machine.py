@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
@@ -14,9 +15,8 @@ from eqfuse import doctor
 from eqfuse.devices import device_named
 from eqfuse.extract import machine
 from eqfuse.extract.devices import DEVICES
-from eqfuse.extract.machine import Rates
+from eqfuse.extract.machine import Rates, compiler
 from eqfuse.tile.native import rates
-from eqfuse.tile.native.build import compiler
 from eqfuse.tile.native.nodes import NotNative
 
 MEASURED = Rates(1e10, 2e10, 3e10, 4e10, 5e9, 6e-6, 7e-7)
@@ -35,12 +35,22 @@ def test_what_was_measured_is_what_plans_are_priced_with(own_cache: Path) -> Non
     path = machine.keep(MEASURED)
     assert path.is_relative_to(own_cache / "eqfuse") and machine.measured() == MEASURED
     after = device_named("cpu")
-    assert (after.bandwidth, after.special, after.step) == (1e10, 5e9, 7e-7)
+    assert (after.bandwidth, after.special) == (1e10, 5e9)
     assert after.name != before.name and machine.known_device(after.name) == after
     assert machine.known_device(before.name) is None
     other = replace(MEASURED, bandwidth=5e10)
     machine.keep(other)
     assert machine.measured() == other
+
+
+def test_steps_are_those_of_what_runs(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of C++ begin sooner than calls of torch."""
+    machine.keep(MEASURED)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    without = device_named("cpu")
+    monkeypatch.setenv("CXX", sys.executable)
+    assert without.step == 7e-7 and device_named("cpu").step == machine.TRIP
+    assert device_named("cpu").name != without.name
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"bandwidth": "fast"}', '{"bandwidth": -1}'])

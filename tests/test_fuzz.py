@@ -21,10 +21,10 @@ from bench.judge import expected
 from bench.magnitudes import MAGNITUDES
 from bench.programs import Example, Input, programs
 from bench.report import Options
+from eqfuse.extract.machine import compiler
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.parser import parse
 from eqfuse.tile.cpu.run import CpuProgram
-from eqfuse.tile.native.build import compiler
 from eqfuse.tile.native.run import NativeProgram
 
 SOFTMAX = Example(

@@ -21,6 +21,7 @@ from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.errors import VerificationError
 from eqfuse.extract.candidates import Candidate, Search
+from eqfuse.extract.machine import compiler as cxx
 from eqfuse.loops import interpreter, lower
 from eqfuse.loops.lengths import row_range
 from eqfuse.loops.nodes import Buffer, Kernel, Nest
@@ -32,7 +33,6 @@ from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.host import HostProgram
 from eqfuse.tile.modes import Mode
-from eqfuse.tile.native.build import compiler as cxx
 from eqfuse.tile.triton.launch import interpret
 from tests.test_api_lengths import CASES, DECODE, SOFTMAX, Tensors, attended, sizes_of
 

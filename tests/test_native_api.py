@@ -15,12 +15,13 @@ import pytest
 import torch
 
 import eqfuse as eq
+from eqfuse.extract.machine import compiler
 from eqfuse.tile import host
 from eqfuse.tile.native import build, printer
 from eqfuse.tile.native.nodes import NotNative
 
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
-compiling = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler")
+compiling = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
 
 
 @pytest.fixture
@@ -87,11 +88,11 @@ def test_the_compiler_may_have_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
     """As with ccache: a program that calls the one that is its first argument."""
-    found = build.compiler()
+    found = compiler()
     assert found is not None
     wrapper = script(tmp_path / "a wrapper", 'exec "$@"')
     monkeypatch.setenv("CXX", f"'{wrapper}' {found[0]} -DWRAPPED=1")
-    assert build.compiler() == (str(wrapper), found[0], "-DWRAPPED=1")
+    assert compiler() == (str(wrapper), found[0], "-DWRAPPED=1")
     assert softmax("wait")[0].plan.code == "C++"
     assert len(list(own_cache.glob("*.so"))) == 1
     monkeypatch.setenv("CXX", found[0])

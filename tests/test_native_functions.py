@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from eqfuse.extract.machine import compiler
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.tile.native.build import compiler, library_of, load
+from eqfuse.tile.native.build import library_of, load
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from test_native_functions import WIDTHS
 
-from eqfuse.tile.native.build import compiler, library_of, load
+from eqfuse.extract.machine import compiler
+from eqfuse.tile.native.build import library_of, load
 from eqfuse.tile.native.run import products
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")

@@ -14,10 +14,10 @@ from test_native_functions import WIDTHS
 import eqfuse as eq
 from bench.workloads import WORKLOADS
 from eqfuse.arguments import Arguments
+from eqfuse.extract.machine import compiler
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile import interpreter
-from eqfuse.tile.native.build import compiler
 from eqfuse.tile.native.run import NativeProgram, loaded_dtypes, prepared, unit_dims
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")

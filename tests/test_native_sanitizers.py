@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.workloads import WORKLOADS
-from eqfuse.tile.native.build import compiler
+from eqfuse.extract.machine import compiler
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g")
 CHILD = """

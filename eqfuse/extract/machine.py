@@ -9,8 +9,10 @@ import hashlib
 import json
 import os
 import platform
+import shlex
+import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -30,6 +32,9 @@ of the cache, which it shares with others."""
 
 REFERENCE_LANES, REFERENCE_CORES = 16, 2
 """Of the machine whose rates `DEVICES["cpu"]` has."""
+
+TRIP = 2e-7
+"""Seconds of a trip of a loop, and of beginning a block, in compiled C++; a call of torch takes twenty times as long."""
 
 KIND = "machine"
 """The folder of what was measured, in the cache's."""
@@ -97,6 +102,24 @@ def lanes() -> int:
     return 16 if "avx512f" in names else 8 if "avx" in names else 4
 
 
+def compiler() -> tuple[str, ...] | None:
+    """The command of the C++ compiler: `$CXX`, which may have arguments, or g++, clang++ or c++; None where there is none."""
+    return _command(os.environ.get("CXX", ""))
+
+
+@lru_cache
+def _command(wanted: str) -> tuple[str, ...] | None:
+    try:
+        commands = [shlex.split(wanted)] if wanted.strip() else [["g++"], ["clang++"], ["c++"]]
+    except ValueError:  # a quotation that does not end
+        return None
+    for program, *arguments in commands:
+        path = shutil.which(program)
+        if path is not None:
+            return path, *arguments
+    return None
+
+
 def assumed() -> Rates:
     """What a machine of so many cores and lanes does, as the reference machine does."""
     here = DEVICES["cpu"]
@@ -147,12 +170,15 @@ def keep(rates: Rates) -> Path:
 
 
 def cpu_device() -> Device:
-    """The CPU that is here, as the cost model takes it; with `EQFUSE_CPU=reference` the one of `DEVICES`, so that plans are
+    """The CPU that is here, as the cost model takes it, with a C++ compiler or without; with `EQFUSE_CPU=reference` the one of `DEVICES`, so that plans are
     the same on every machine. Raises EqfuseError for another setting."""
     wanted = os.environ.get("EQFUSE_CPU", "here")
     if wanted not in ("here", "reference"):
         raise EqfuseError(f"EQFUSE_CPU is {wanted!r}", hint="choose one of here, reference")
-    return DEVICES["cpu"] if wanted == "reference" else _device(measured() or assumed())
+    if wanted == "reference":
+        return DEVICES["cpu"]
+    rates = measured() or assumed()
+    return _device(rates if compiler() is None else replace(rates, step=min(TRIP, rates.step)))
 
 
 def known_device(name: str) -> Device | None:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from eqfuse import debug
+from eqfuse.extract.machine import compiler
 from eqfuse.terms.nodes import Program
 from eqfuse.threads import undisturbed
 from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.modes import Mode
-from eqfuse.tile.native.build import compiler, lacking
+from eqfuse.tile.native.build import lacking
 from eqfuse.tile.native.nodes import NotNative
 from eqfuse.tile.native.run import NativeProgram, Unit, loaded_dtypes, prepared, unit_dims
 from eqfuse.tile.nodes import TileProgram

@@ -7,7 +7,6 @@ import hashlib
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import tempfile
 from functools import lru_cache
@@ -15,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from eqfuse.cache.files import cache_home, write_whole
-from eqfuse.extract.machine import cache_bytes, features, past_caches
+from eqfuse.extract.machine import cache_bytes, compiler, features, past_caches
 from eqfuse.tile.native.nodes import NotNative
 
 FLAGS = (
@@ -26,24 +25,6 @@ FLAGS = (
 PRELUDE = ("vectors.h", "functions.h", "products.h")
 SECONDS = 120
 """How long a compiler may take."""
-
-
-def compiler() -> tuple[str, ...] | None:
-    """The command of the C++ compiler: `$CXX`, which may have arguments, or g++, clang++ or c++; None where there is none."""
-    return _command(os.environ.get("CXX", ""))
-
-
-@lru_cache
-def _command(wanted: str) -> tuple[str, ...] | None:
-    try:
-        commands = [shlex.split(wanted)] if wanted.strip() else [["g++"], ["clang++"], ["c++"]]
-    except ValueError:  # a quotation that does not end
-        return None
-    for program, *arguments in commands:
-        path = shutil.which(program)
-        if path is not None:
-            return path, *arguments
-    return None
 
 
 def lacking() -> str:
