@@ -190,3 +190,10 @@ def test_gradients_of_gradients_of_grouped_heads(wrt: str) -> None:
 def test_terms_are_added_in_the_order_in_which_they_are_found_and_numbers_last() -> None:
     text = eq.grad("y[i] = w[i] * x[i] - w[i] * a[i] + w[i]", ("w",))
     assert text == "dw[i] = dy[i] * (x[i] - a[i] + 1)\nreturn dw"
+
+
+@pytest.mark.parametrize("shifted", ["c[i, k + 4]", "where(k > 0, c[i, k - 1], 0)"])
+def test_what_is_summed_may_be_read_at_other_positions(shifted: str) -> None:
+    source = f"c[i,m] = x[i,m] - mean[m](sq(x[i,m]))\ny[i,k] = {shifted}\nreturn y"
+    found = certify_gradient(source, eq.grad(source))
+    assert found.ok, found

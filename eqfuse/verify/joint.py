@@ -18,6 +18,7 @@ from eqfuse.verify.sizes import (
     joint_extents,
     loads,
     plain_indices,
+    short_axes,
     volume,
 )
 
@@ -96,7 +97,8 @@ class JointSizes:
             extents = joint_extents(classes, programs, scalars, reached, choice, pinned=fixed)
             left, right = ({a: n for (at, a), n in extents.items() if at == label} for label, _ in programs)
             specs = _specs(first, second, left, right, scalars)
-            if not _enlarge(classes, programs, specs, extents, reached):
+            is_short = _enlarge(classes, programs, specs, extents, reached)
+            if not _reach(classes, programs, specs, extents, scalars, reached) and not is_short:
                 break
         return cls(first, second, left, right, specs)
 
@@ -201,4 +203,24 @@ def _enlarge(
             if extents[label, index.name] < specs[load.tensor].shape[k]:
                 reached[classes.find((label, index.name))] = specs[load.tensor].shape[k]
                 found = True
+    return found
+
+
+def _reach(
+    classes: AxisClasses,
+    programs: tuple[tuple[str, Program], ...],
+    specs: Mapping[str, InputSpec],
+    extents: Mapping[tuple[str, str], int],
+    scalars: Mapping[str, object],
+    reached: dict[object, int],
+) -> bool:
+    """Notes axes whose dimension is read beyond their end at computed positions; True if there were any."""
+    found = False
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    for label, program in programs:
+        own = {axis: n for (at, axis), n in extents.items() if at == label}
+        for axis, length in short_axes(program, shapes, own, scalars).items():
+            key = classes.find((label, axis))
+            reached[key] = max(length, reached.get(key, 0))
+            found = True
     return found

@@ -216,6 +216,23 @@ def _needed(
     return needed
 
 
+def short_axes(
+    program: Program,
+    shapes: Mapping[str, tuple[int, ...]],
+    extents: Mapping[str, int],
+    scalars: Mapping[str, object],
+) -> dict[str, int]:
+    """Axes whose dimension is read beyond their end at computed positions, with the extents that such reads need."""
+    integers = {**small_integers(program), **_integers(scalars)}
+    plain = {(load.tensor, k): index.name for load, k, index in plain_indices(program)}
+    found: dict[str, int] = {}
+    for read in reads_outside(program, shapes, extents, integers):
+        axis = plain.get((read.load.tensor, read.dimension))
+        if axis is not None and read.high >= extents[axis]:
+            found[axis] = max(read.high + 1, found.get(axis, 0))
+    return found
+
+
 @once
 def plain_indices(program: Program) -> tuple[tuple[Load, int, Axis], ...]:
     """The indices of accesses that are an axis and nothing else, where the dimension has its extent."""
