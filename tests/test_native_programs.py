@@ -280,6 +280,7 @@ def test_lists_in_lanes_of_special_values() -> None:
         ("convolution", ", true);", ", false);"),
         ("a product", "product(", "memory_"),
         ("3 apart", "gather_f32", "load_f32(tensor1"),
+        ("squared distances", "held_", "+ 1) <"),
         ("a product that is read too", "memory_", "found |="),
     ],
 )

@@ -205,7 +205,7 @@ class _KernelPrinter(Whole):
         if all(map(self._is_done, items_in(loop.body))):
             return
         folds = [item for item in folds_of(loop) if folded_axis(item) == loop.axis]
-        if self._is_jammed(loop, folds) and self._is_cached(loop):
+        if self._is_held(loop, folds):
             self._held(loop, folds)
             return
         for item in folds:
@@ -264,20 +264,33 @@ class _KernelPrinter(Whole):
     def _is_jammed(self, loop: Loop, folds: Sequence[Define]) -> bool:
         """Whether a loop folds into sums in memory, by vectors of another axis alone: then some of its positions are taken at
         once, so that the sums stay in registers meanwhile."""
-        inner = loop.body[0]
+        return len(loop.body) == 1 and self._folds_across(loop, folds)
+
+    def _folds_across(self, loop: Loop, folds: Sequence[Define]) -> bool:
+        """Whether all that a loop folds is folded by the loop that ends its body, of vectors of another axis."""
+        inner = loop.body[-1]
         return (
             bool(folds)
-            and len(loop.body) == 1
             and isinstance(inner, Loop)
             and self._is_vector(inner)
             and not any(folded_axis(item) == inner.axis for item in folds_of(inner))
         )
 
-    def _is_cached(self, loop: Loop) -> bool:
-        """Whether what the vectors of the loop inside this one are made of is in tiles: a tensor is rather read row by row."""
-        inner = loop.body[0]
+    def _is_held(self, loop: Loop, folds: Sequence[Define]) -> bool:
+        """Whether a loop folds so that its sums may be in registers all along: what its vectors are made of is in tiles, for a
+        tensor is rather read row by row, and beside it there are only numbers."""
+        if not self._folds_across(loop, folds):
+            return False
+        *before, inner = loop.body
         assert isinstance(inner, Loop)
-        return not any(
+        plain = all(
+            isinstance(leaf, Leaf)
+            and isinstance(leaf.item, Define)
+            and leaf.item not in folds
+            and leaf.item.value.name not in self.tree.memory
+            for leaf in before
+        )
+        return plain and not any(
             isinstance(leaf, Leaf)
             and isinstance(leaf.item, Define)
             and isinstance(leaf.item.op, LoadTile)
@@ -288,7 +301,7 @@ class _KernelPrinter(Whole):
     def _held(self, loop: Loop, folds: Sequence[Define]) -> None:
         """A loop that folds, by vectors of another axis: that axis outside, several of its vectors at once, whose sums are in
         registers all along."""
-        inner = loop.body[0]
+        inner = loop.body[-1]
         assert isinstance(inner, Loop)
         c, around, at = self._c(inner.axis), self._c(loop.axis), self.names.fresh(f"at_{self._c(inner.axis)}")
         several = max(1, HELD // sum(len(self._states(item)) for item in folds))
@@ -321,6 +334,7 @@ class _KernelPrinter(Whole):
             self.block(f"for (i64 {at} = 0; {at} < length_{around}; {at}++)"),
             self._inside(Open(loop.axis, at)),
         ):
+            self._body(loop.body[:-1])
             for k, place in enumerate(places):
                 with self.block(), self._inside(place):
                     for name, _, _ in states:
