@@ -7,8 +7,7 @@ own; from the second corner on it is the longest that costs at most `PADDED` tim
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.compiled import Compiled
@@ -44,11 +43,7 @@ class Reused:
         counts.setdefault(_key(regions.corner(self.compiled.extents)), plan.shards)
         if here not in counts:
             best = search.shards(nest, sizes, plan.configs)
-            seconds = {
-                n: seconds_of(search.at(self.compiled.chosen, sizes, n)) for n in {best, *counts.values()}
-            }
-            known = min(counts.values(), key=lambda n: seconds[n])
-            counts[here] = known if seconds[known] <= TOLERANCE * seconds[best] else best
+            counts[here] = best if best in counts.values() else self._near(best, sizes, search)
         return dict.fromkeys((axis for axis, _ in nest.shards), counts[here])
 
     def least_at(self, regions: Regions, sizes: Mapping[str, int], search: Search) -> dict[str, int]:
@@ -75,17 +70,30 @@ class Reused:
         chosen = self.compiled.chosen
         return frozenset() if any(map(products, chosen.nest.kernels)) else held(self.compiled)
 
-    def _longer(self, axis: str, least: int, ends: Iterable[Mapping[str, int]], search: Search) -> int:
+    def _near(self, best: int, sizes: Mapping[str, int], search: Search) -> int:
+        """A number of shards that costs little more than the best, where there is one already."""
+        seconds = {
+            n: seconds_of(search.at(self.compiled.chosen, sizes, n)) for n in {best, *self.shards.values()}
+        }
+        known = min(self.shards.values(), key=seconds.__getitem__)
+        return known if seconds[known] <= TOLERANCE * seconds[best] else best
+
+    def _longer(self, axis: str, least: int, ends: Sequence[Mapping[str, int]], search: Search) -> int:
         """A block for at least so many positions of an axis: one that there is, or the longest."""
+        used = sorted({blocks[axis] for blocks in self.least.values() if blocks[axis] >= least})
+        if least in used:
+            return least
+        alone = [seconds_of(search.at(self.compiled.chosen, sizes)) for sizes in ends]
 
         def costs(longer: int) -> bool:
-            own, padded = self.compiled.chosen, self._padded(axis, longer)
-            pairs = ((seconds_of(search.at(c, sizes)) for c in (padded, own)) for sizes in ends)
-            return any(seconds > PADDED * alone or math.isinf(seconds) for seconds, alone in pairs)
+            padded = self._padded(axis, longer)
+            return any(
+                not seconds_of(search.at(padded, sizes)) <= PADDED * seconds
+                for sizes, seconds in zip(ends, alone, strict=True)
+            )
 
-        used = sorted({blocks[axis] for blocks in self.least.values() if blocks[axis] >= least})
         for known in used:
-            if known == least or not costs(known):
+            if not costs(known):
                 return known
         longest = least
         while longest < WIDEST * least and not costs(2 * longest):

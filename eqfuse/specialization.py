@@ -69,13 +69,15 @@ def _apart(
     return apart
 
 
-def _near(compiled: Compiled) -> list[Candidate]:
-    """The candidates that are looked at for other sizes than those that a plan was chosen for."""
+def _near(compiled: Compiled, extents: Mapping[str, int]) -> list[Candidate]:
+    """The candidates that are looked at for other sizes than those that a plan was chosen for: what was not far behind there,
+    and for smaller sizes the best of each schedule too, for what did not fit before may fit now."""
     most = FAR_BEHIND * seconds_of(compiled.chosen)
     first: dict[str, Candidate] = {}
-    for candidate in compiled.candidates:  # cheapest first
-        first.setdefault(candidate.plan.schedule, candidate)
-    return [c for c in compiled.candidates if seconds_of(c) <= most or first[c.plan.schedule] is c]
+    if any(extents[axis] < extent for axis, extent in compiled.extents.items()):
+        for candidate in compiled.candidates:  # cheapest first
+            first.setdefault(candidate.plan.schedule, candidate)
+    return [c for c in compiled.candidates if seconds_of(c) <= most or first.get(c.plan.schedule) is c]
 
 
 @dataclass(frozen=True)
@@ -286,7 +288,7 @@ class Specializations:
         found = {
             (candidate.plan.kernels, candidate.plan.configs): (compiled, candidate)
             for compiled in known
-            for candidate in _near(compiled)
+            for candidate in _near(compiled, extents)
             if self.prefer in (None, candidate.plan.schedule)
         }
         better = {
