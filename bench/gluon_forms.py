@@ -59,10 +59,10 @@ def short(form: Mapping[str, Any]) -> str:
     return f"{form['consumers']}c{form['slots']}s{late} {form['blocks']}{' persistent' if form['persistent'] else ''}"
 
 
-def kernel_of(cell: Cell, target: str = "auto") -> eq.Kernel:
-    """A cell's program, compiled as a user does who knows that nothing is infinite."""
+def kernel_of(cell: Cell, target: str = "auto", *, finite: bool = True) -> eq.Kernel:
+    """A cell's program, compiled as a user does who knows that nothing is infinite, or who promises nothing."""
     case = cell.case
-    return eq.compile(cell.workload.text(case), scalars=case.constants, target=target, assume_finite=True)
+    return eq.compile(cell.workload.text(case), scalars=case.constants, target=target, assume_finite=finite)
 
 
 def forms(kernel: eq.Kernel, compiled: Compiled, sizes: Mapping[str, int], count: int = OTHERS) -> list[Form]:

@@ -33,9 +33,11 @@ CELLS: tuple[AnyRolesCell, ...] = (
 )
 
 
-def _all_forms(cell: AnyRolesCell) -> Iterator[tuple[eq.Kernel, Form, dict[str, torch.Tensor]]]:
+def _all_forms(
+    cell: AnyRolesCell, *, finite: bool = True
+) -> Iterator[tuple[eq.Kernel, Form, dict[str, torch.Tensor]]]:
     """The forms of a cell's kernel that have roles, whether calls run them or not."""
-    kernel = kernel_of(cell)
+    kernel = kernel_of(cell, finite=finite)
     inputs = cell.draw(torch.Generator("cuda").manual_seed(0))
     kernel(**inputs, **cell.case.scalars)
     for form in forms(kernel, kernel.compiled, cell.sizes, count=3):
@@ -78,6 +80,32 @@ def test_a_hyperbolic_tangent_of_small_large_and_special_scores() -> None:
         broken["Q"][0, 0, 700] = torch.nan
         found = _run(kernel, form, {**broken, **cell.case.scalars})
         assert found[0, 0, 700].isnan().all() and found.isnan().any(-1).sum() == 1, form.code
+
+
+@pytest.mark.parametrize(
+    "cell", [Cell("causal_prefill", n, dim=d) for n, d in ((1000, 128), (1024, 64))], ids=str
+)
+def test_what_is_not_finite_gets_through_where_the_mask_holds_alone(cell: Cell) -> None:
+    """Nothing is promised: rows that do not see a value that is no number are as if it were 0, be they of its block or not."""
+    tried = set()
+    for kernel, form, inputs in _all_forms(cell, finite=False):
+        assert form.compiled.chosen.plan.roles is not None
+        tried.add(form.compiled.chosen.plan.roles.persistent)
+        for wrong, places in ((torch.nan, (0, 500)), (torch.inf, (130, 131, 999)), (1.0, ())):
+            values = inputs["V"].clone()
+            for place in places:
+                values[:, :, place, 1:3] = 0
+            exact = cell.exact({**inputs, "V": values}, 0, cell.rows)
+            for place in places:
+                values[:, :, place, 1:3] = wrong
+            found = _run(kernel, form, {**inputs, "V": values, **cell.case.scalars})
+            first = min(places, default=cell.rows)
+            seen = torch.zeros_like(found, dtype=torch.bool)
+            seen[:, :, first:, 1:3] = True
+            assert bool((found.isfinite() == ~seen).all()), form.code
+            error = (found.double() - exact)[~seen].norm() / exact[~seen].norm()
+            assert float(error) <= TOLERANCE[cell.dtype], form.code
+    assert tried
 
 
 def test_calls_and_bound_launches_of_roles() -> None:

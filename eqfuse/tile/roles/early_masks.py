@@ -26,7 +26,8 @@ from eqfuse.tile.nodes import (
 )
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
 from eqfuse.tile.prune import pruned
-from eqfuse.tile.walk import nested, operands, reads, with_operands
+from eqfuse.tile.roles.bindings import bindings_of
+from eqfuse.tile.walk import nested, operands, with_operands
 
 
 def masked_first(program: TileProgram) -> TileProgram:
@@ -35,8 +36,8 @@ def masked_first(program: TileProgram) -> TileProgram:
 
 
 def _kernel(kernel: Kernel) -> Kernel:
-    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
-    uses = Counter(value.name for value in reads(kernel.body))
+    bindings = bindings_of(kernel)
+    ops, uses = bindings.ops, bindings.uses
     draft = Draft(kernel)
     selects: dict[tuple[str, str], Value] = {}
     exponents: dict[str, Value] = {}  # the masked exponent of a difference, by the difference's name

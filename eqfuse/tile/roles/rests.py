@@ -14,7 +14,6 @@ whose mask ends before the tensor does is copied whole, and is such an operand: 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -40,17 +39,17 @@ from eqfuse.tile.nodes import (
 from eqfuse.tile.nodes import Stmt as TileStmt
 from eqfuse.tile.passes.draft import Draft, changed
 from eqfuse.tile.prune import pruned
+from eqfuse.tile.roles.bindings import bindings_of
 from eqfuse.tile.roles.loads import Tensors, ends_early
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import Clear, Column, Look, Loop, Meet, Result, Ring, Stmt, View, Wait, When
 from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.walk import nested, reads
 
 
 def rests_first(kernel: Kernel, tensors: Tensors) -> Kernel:
     """The kernel with what masked products leave out added before them, to what they are added to. Raises Unsuited."""
-    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
-    uses = Counter(value.name for value in reads(kernel.body))
+    known = bindings_of(kernel)
+    ops, uses = known.ops, known.uses
     rests = {op.total.name: op for op in ops.values() if isinstance(op, RestOfProduct)}
     draft = Draft(kernel)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from eqfuse.tile.nodes import Align, Elementwise, Kernel, Let, Op, ReduceTile, Stmt, TileProgram, Value
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
 from eqfuse.tile.prune import pruned
-from eqfuse.tile.roles.scaled_maxima import Readers, for_a_maximum, readers_of
-from eqfuse.tile.walk import nested, reads
+from eqfuse.tile.roles.bindings import Readers, bindings_of, found_in
+from eqfuse.tile.roles.scaled_maxima import for_a_maximum
 
 
 def rows_last(program: TileProgram) -> TileProgram:
@@ -34,14 +34,15 @@ class _Sum:
 
 
 def _kernel(kernel: Kernel) -> Kernel:
-    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
-    uses = Counter(value.name for value in reads(kernel.body))
-    readers = readers_of(kernel)
-    found: dict[str, _Sum] = {}
-    for value, op in [(s.value, s.op) for s in nested(kernel.body) if isinstance(s, Let)]:
-        terms = _terms(value, op, ops, uses)
-        if terms and for_a_maximum(value, readers, ops) and _shifted_by_rows(value, readers, ops):
-            found[value.name] = terms
+    known = bindings_of(kernel)
+    ops, readers = known.ops, known.readers
+
+    def terms_of(value: Value, op: Op) -> _Sum | None:
+        terms = _terms(value, op, ops, known.uses)
+        wanted = terms and for_a_maximum(value, readers, ops) and _shifted_by_rows(value, readers, ops)
+        return terms if wanted else None
+
+    found = found_in(kernel, terms_of)
     if not found:
         return kernel
     draft = Draft(kernel)

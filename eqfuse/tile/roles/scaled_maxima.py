@@ -28,7 +28,8 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
-from eqfuse.tile.walk import defined, nested, operands
+from eqfuse.tile.roles.bindings import Readers, bindings_of, found_in
+from eqfuse.tile.walk import defined
 
 
 def scaled_last(program: TileProgram) -> TileProgram:
@@ -46,14 +47,16 @@ class _Scale:
 
 
 def _kernel(kernel: Kernel) -> Kernel:
-    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
-    readers = readers_of(kernel)
+    known = bindings_of(kernel)
+    ops = known.ops
     inside = {v.name for stmt in kernel.body if isinstance(stmt, For) for v in defined((stmt,))}
-    draft, scales, found = Draft(kernel), dict[str, _Scale](), dict[str, tuple[Value, Value]]()
-    for value, op in [(s.value, s.op) for s in nested(kernel.body) if isinstance(s, Let)]:
+    draft, scales = Draft(kernel), dict[str, _Scale]()
+
+    def scaled_by(value: Value, op: Op) -> tuple[Value, Value] | None:
         scaled = _scaled(value, op, inside)
-        if scaled is not None and for_a_maximum(value, readers, ops):
-            found[value.name] = scaled
+        return scaled if scaled is not None and for_a_maximum(value, known.readers, ops) else None
+
+    found = found_in(kernel, scaled_by)
     if not found:
         return kernel
 
@@ -93,23 +96,6 @@ def _kernel(kernel: Kernel) -> Kernel:
                 return (let,)
 
     return draft.kernel_of(changed(kernel.body, one))
-
-
-Readers = Mapping[str, list[tuple[Value | None, Op]]]
-"""What reads a value, by its name: a value and its op, or no value where loops carry it."""
-
-
-def readers_of(kernel: Kernel) -> Readers:
-    found: dict[str, list[tuple[Value | None, Op]]] = {}
-    for stmt in nested(kernel.body):
-        if isinstance(stmt, Let):
-            for operand in operands(stmt.op):
-                found.setdefault(operand.name, []).append((stmt.value, stmt.op))
-        elif isinstance(stmt, For):
-            for item in stmt.carried:
-                for value in (item.init, item.next):
-                    found.setdefault(value.name, []).append((None, Constant(0)))
-    return found
 
 
 def _scaled(value: Value, op: Op, inside: set[str]) -> tuple[Value, Value] | None:
