@@ -22,7 +22,7 @@ from triton.runtime.jit import create_function_from_signature
 import eqfuse as eq
 from eqfuse.cache import entries
 from eqfuse.errors import EqfuseError
-from eqfuse.tile.triton import binaries, launch
+from eqfuse.tile.triton import binaries, driver, launch
 from eqfuse.tile.triton.binaries import Binary
 
 __all__ = ["nvidia"]
@@ -154,6 +154,10 @@ def test_others_are_compiled(change: str, nvidia: Driver, compiling: list[str]) 
     assert len(nvidia.launched) == 1 and kernel.compilations >= 2
 
 
+def without_a_driver() -> Any:
+    raise OSError("libcuda.so.1: cannot open shared object file")
+
+
 def test_faults_are_misses(nvidia: Driver, compiling: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(64, 1024)
     made(SOFTMAX)(x=x)
@@ -167,6 +171,10 @@ def test_faults_are_misses(nvidia: Driver, compiling: list[str], monkeypatch: py
     nvidia.statuses["cuModuleLoadData"] = [200]
     made(SOFTMAX)(x=x)
     assert not nvidia.launched
+    monkeypatch.setattr(driver, "library", without_a_driver)
+    made(SOFTMAX)(x=x)
+    assert not nvidia.launched
+    monkeypatch.setattr(driver, "library", lambda: nvidia)
     monkeypatch.setattr(binaries, "triton_stamps", lambda: [["__init__.py", 1, 2]])
     made(SOFTMAX)(x=x)
     assert not nvidia.launched

@@ -56,8 +56,9 @@ class _Config(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """The driver. Its functions hold Python's lock: they only queue work. Raises OSError where there is none."""
-    return ctypes.PyDLL("libcuda.so.1")
+    """The driver. Other threads of Python run meanwhile: a launch waits where the GPU has much to do. Raises OSError where there
+    is none."""
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def _checked(status: int, what: str) -> None:

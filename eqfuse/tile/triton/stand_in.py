@@ -131,7 +131,7 @@ class Kernel:
             raise Missing(self.__name__)
         try:
             return Loaded(binary, device)
-        except EqfuseError:
+        except (EqfuseError, OSError):
             raise Missing(self.__name__) from None
 
     def _kind(self, name: str, value: Any) -> str:
