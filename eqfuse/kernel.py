@@ -31,6 +31,7 @@ from eqfuse.regions import Region
 from eqfuse.rules.printer import MergeText
 from eqfuse.specialization import Results, Routed, Specialization, Specializations
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
+from eqfuse.terms.joined import joined
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
@@ -227,21 +228,24 @@ class Kernel:
     def _routed(self, given: Given) -> Routed:
         """What runs a call: on a CPU, the program with axes joined, where it has such and tensors lie so."""
         shapes = self._shapes
+        on_cpu = shapes.target.of(given.tensors).kind == "cpu"
+        if self.prefer is not None or not on_cpu or joined(self.program) is None:
+            return Routed(shapes, given, {})
         extents, _ = shapes.arguments.bound(given)
         as_it_is = Routed(shapes, given, extents)
-        if self.prefer is not None or shapes.target.of(given.tensors).kind != "cpu" or 0 in extents.values():
+        if 0 in extents.values():
             return as_it_is
         if self._has_joint is None:
             self._extents = extents
         joint = self.joint
-        joined = None if joint is None else joint.derived.joined
-        views = None if joined is None else joined.views(given.tensors)
-        if joint is None or joined is None or views is None:
+        form = None if joint is None else joint.derived.joined
+        views = None if form is None else form.views(given.tensors)
+        if joint is None or form is None or views is None:
             return as_it_is
-        gone = {part for parts in joined.axes.values() for part in parts}
+        gone = {part for parts in form.axes.values() for part in parts}
         sizes = {axis: size for axis, size in (given.sizes or {}).items() if axis not in gone}
         taken = Given(views, given.scalars, sizes or None, given.numpy)
-        routed = Routed(joint._shapes, taken, extents, joined.shapes(extents))
+        routed = Routed(joint._shapes, taken, extents, form.shapes(extents))
         try:
             routed.special()
         except VerificationError:  # the program as it is has a proof of its own, or tells why not

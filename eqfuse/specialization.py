@@ -123,7 +123,7 @@ class Known:
 @dataclass(frozen=True)
 class Routed:
     """What runs a call: the plans of the program that was called, or of it with joined axes (then `shapes` are those that the
-    outputs have apart), the arguments as these take them, and the extents of the axes of the program that was called."""
+    outputs have apart), the arguments as these take them, and, where the program has axes to join, the extents of its axes."""
 
     by: Specializations
     given: Given
