@@ -10,6 +10,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse.errors import EqfuseError
+from eqfuse.loops.rows import written_out
 from eqfuse.terms.parser import parse
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.check import check_stages
@@ -151,3 +152,20 @@ def test_draws_meet_whole_numbers_small_ones_and_narrow_ranges(one: str) -> None
 def test_allow_has_texts() -> None:
     with pytest.raises(EqfuseError, match="allow"):
         eq.equivalent("y[i] = x[i]", "y[i] = x[i]", allow="x[i] > 5")
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "resident"])
+def test_names_of_a_loop_nest_stand_for_extremes_of_rows(prefer: str) -> None:
+    """The greatest number of a row is not below its least, and what both are added to changes nothing."""
+    source = "a[i] = sum[i](x[i])\nf = max[i](y[i] - a[i])\nd[i] = x[i] + a[i]\nreturn d, f"
+    kernel = eq.compile(source, prefer=prefer, target="cpu", native="off")
+    assert "max(max_i - sum_i, min_i - sum_i)" in str(kernel.loops)
+    assert not any("max_i" in text for text in kernel.certificate.not_covered)
+
+
+def test_a_carried_name_is_no_whole_row_inside_of_its_loop() -> None:
+    source = "a[i] = sum[i](x[i])\nf = max[i](y[i] - a[i])\nd[i] = x[i] + a[i]\nreturn d, f"
+    found = written_out(eq.compile(source, prefer="rolling", target="cpu", native="off").loops)
+    texts = {str(node): str(other) for node, other in found.items()}
+    assert texts["max_i - sum_i"] == "max[i](y[i]) - sum[i](x[i])"
+    assert "max(max_i, max_i_tile)" not in texts

@@ -8,7 +8,7 @@ A side that no number can reach (`exp(x) < 0`) is none.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -161,9 +161,11 @@ class Branches:
             Untaken(node, "", "real") for node in seen if isinstance(node, Call) and _depends_on_data(node)
         ]
 
-    def of_stages(self, programs: Sequence[Program]) -> list[Untaken]:
+    def of_stages(
+        self, programs: Sequence[Program], written_out: Iterable[Callable[[], Mapping[Expr, Expr]]] = ()
+    ) -> list[Untaken]:
         """The same of real numbers, of branches that none of the programs has: those of a stage that was made from them, as the
-        greater of two parts of a row."""
+        greater of two parts of a row. What the stages' named values are may tell that nothing takes a side."""
         own: set[Expr] = set()
         for program in programs:
             mask = masked(program)
@@ -178,7 +180,15 @@ class Branches:
                 said = _missing(node, seen, domains)
                 if said:
                     found[self._numbers[node]] = Untaken(node, said, "real")
-        return list(found.values())
+        if not found:
+            return []
+        whole = {node: other for known in written_out for node, other in known().items()}
+
+        def is_possible(node: Call) -> bool:
+            other = whole.get(node)
+            return not isinstance(other, Call) or bool(_missing(other, self._seen[node], domains))
+
+        return [each for each in found.values() if is_possible(each.node)]
 
     def _kind(self, node: Call, fixed: frozenset[str]) -> Kind:
         """What the numbers of a branch are; `fixed` are integer tensors that are not drawn freely."""

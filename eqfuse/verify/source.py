@@ -12,7 +12,7 @@ from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.intervals import Range
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Expr, Program
 from eqfuse.threads import cached
 from eqfuse.verify.bound import Bound, Difference, Side
 from eqfuse.verify.comparison import Defined, Special
@@ -35,13 +35,14 @@ Run = Callable[[Inputs, Domain], Mapping[str, Any]]
 @dataclass(frozen=True)
 class Stage:
     """One form of the program: how to run it, at which extents (all axes), and what to say about it
-    (tile and shard sizes). A form in terms is a `program` too."""
+    (tile and shard sizes). A form in terms is a `program` too; one with named values has calls `written_out`."""
 
     name: str
     run: Run
     extents: Mapping[str, int]
     detail: str = ""
     program: Program | None = None
+    written_out: Callable[[], Mapping[Expr, Expr]] = dict
 
     @classmethod
     def of_program(cls, name: str, program: Program, extents: Mapping[str, int]) -> Stage:

@@ -11,6 +11,7 @@ import numpy as np
 
 from eqfuse.loops import interpreter as loops_interpreter
 from eqfuse.loops.nodes import Nest
+from eqfuse.loops.rows import written_out
 from eqfuse.loops.walk import loops_in
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.joined import Joined
@@ -105,6 +106,7 @@ def _loop_stage(nest: Nest, program: Program, extents: Mapping[str, int], tile: 
         ),
         extents,
         f"tiles of {tile}" + (f", {shards} shards" if split else ""),
+        written_out=partial(written_out, nest),
     )
 
 

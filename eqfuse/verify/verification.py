@@ -225,7 +225,7 @@ class Verification:
         the order of what they compare supposed, in all of them alike (see `eqfuse.verify.field.supposed`)."""
         limits = frozenset(name for name, spec in source.specs.items() if spec.delimits)
         found = [each for program in source.programs for each in self.branches.untaken(program, limits)]
-        inside = self.branches.of_stages(source.programs)
+        inside = self.branches.of_stages(source.programs, [stage.written_out for stage in stages])
         found += inside
         open_ = [each for each in found if each.kind == "real"]
         if open_ and not self.reason:
