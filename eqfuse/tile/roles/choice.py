@@ -25,7 +25,7 @@ from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.functions import SPECIAL
 from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile, RestOfProduct, Store, TileProgram, Value
-from eqfuse.tile.roles.nodes import Await, Issue, Loop, RolesKernel, RolesProgram, Staging
+from eqfuse.tile.roles.nodes import Await, Issue, Loop, Meet, RolesKernel, RolesProgram, Staging, When
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
 
@@ -399,8 +399,16 @@ def _in_slot(staging: Staging, kernel: RolesKernel, sizes: Mapping[str, int]) ->
 
 
 def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
-    """Registers of what consumers load themselves: addresses, and values of columns, of which four threads share each row."""
-    lets = [s for s in nested(kernel.roles[1].body) if isinstance(s, Let) and isinstance(s.op, LoadTile)]
+    """Registers of what consumers load themselves: addresses, and values of columns, of which four threads share each row. What is
+    loaded for numbers that are not finite takes those of operands that are not there then."""
+    body = list(nested(kernel.roles[1].body))
+    rare = {
+        id(inner)
+        for stmt in body
+        if isinstance(stmt, When) and any(isinstance(s, Meet) for s in stmt.body)
+        for inner in nested(stmt.body)
+    }
+    lets = [s for s in body if isinstance(s, Let) and isinstance(s.op, LoadTile) and id(s) not in rare]
     columns = {let.value.dims for let in lets if len(let.value.dims) == 1} - {(kernel.rows,)}
     return POINTER * len(lets) + max((sizes[axis] // ROW_THREADS for (axis,) in columns), default=0)
 
