@@ -11,9 +11,11 @@ import torch
 import eqfuse as eq
 from eqfuse.errors import EqfuseError
 from eqfuse.loops.rows import written_out
+from eqfuse.terms.nodes import Call
 from eqfuse.terms.parser import parse
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.check import check_stages
+from eqfuse.verify.dead import truth
 from eqfuse.verify.sizes import small_extents
 from eqfuse.verify.source import Stage
 
@@ -169,3 +171,23 @@ def test_a_carried_name_is_no_whole_row_inside_of_its_loop() -> None:
     texts = {str(node): str(other) for node, other in found.items()}
     assert texts["max_i - sum_i"] == "max[i](y[i]) - sum[i](x[i])"
     assert "max(max_i, max_i_tile)" not in texts
+
+
+@pytest.mark.parametrize(
+    ("condition", "always"),
+    [
+        ("-1 <= where(i - N(i) - 1 < 2, floor(N(i)), -inf)", True),
+        ("where(i < 0, 5, i) >= 0", True),
+        ("round(i - N(i)) >= 0", False),
+        ("floor(i / 2) >= 1", None),
+        ("where(i < 3, 5, i) >= 0", None),
+        ("floor(0.5 * i) <= -1", None),
+    ],
+)
+def test_choices_that_are_always_the_same_are_what_they_choose(condition: str, always: bool | None) -> None:
+    (output,) = parse(f"a[i] = where({condition}, x[i], 2)").outputs
+    assert isinstance(output.expr, Call)
+    assert truth(output.expr.args[0], {}) is always
+    one = f"a[i] = where({condition}, x[i], 2 * x[i])"
+    if always is not None:
+        assert eq.equivalent(one, f"a[i] = {1 if always else 2} * x[i]").ok

@@ -1,6 +1,7 @@
 """Sides of conditions on positions and sizes that nothing takes, by proof.
 
-A condition is looked at as a difference that is affine in positions, sizes and in what is rounded down or a remainder. A
+A condition is looked at as a difference that is affine in positions, sizes and in what is rounded down or a remainder; a
+choice by a condition that is always the same is what it chooses, and a whole number is rounded to itself. A
 position of an axis is between 0 and its size less 1, a size with a position is 1 or more, a remainder by n is between 0 and
 n - 1. Where the greatest value of the difference at any sizes is below 0, or its least above, the condition is always the same.
 """
@@ -41,6 +42,15 @@ class _Sum:
             joined(self.positions, other.positions),
             joined(self.sizes, other.sizes),
             others,
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole number at all positions and sizes."""
+        times = (each for each, _, _ in self.others.values())
+        return all(
+            each.is_integer()
+            for each in (self.number, *self.positions.values(), *self.sizes.values(), *times)
         )
 
     def most(self) -> float:
@@ -118,6 +128,12 @@ def _affine(node: Expr, domains: Mapping[str, str]) -> _Sum | None:
             if found is None:
                 return None
             return _Sum(others={node: (1.0, _floor(found.least(), by), _floor(found.most(), by))})
+        case Call("floor" | "round", (inner,)):
+            found = _affine(inner, domains)
+            return found if found is not None and found.is_whole else None
+        case Call("where", (condition, left, right)):
+            always = truth(condition, domains)
+            return None if always is None else _affine(left if always else right, domains)
     return None
 
 
