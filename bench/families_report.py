@@ -40,9 +40,10 @@ TAKEN: dict[str, Any] = {"rest": "aot_eager", "take": "always", "native": "off"}
 
 
 def run(options: Options, report: Report) -> None:
+    names = chosen_names(options.only, list(FAMILIES))
     import transformers  # noqa: F401  where it is missing, the command says so
 
-    for name in chosen_names(options.only, list(FAMILIES)):
+    for name in names:
         try:
             row = covered(FAMILIES[name])
         except Exception as error:  # noqa: BLE001  one family that breaks is a row of the report

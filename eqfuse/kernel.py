@@ -228,8 +228,9 @@ class Kernel:
     def _routed(self, given: Given) -> Routed:
         """What runs a call: on a CPU, the program with axes joined, where it has such and tensors lie so."""
         shapes = self._shapes
-        on_cpu = shapes.target.of(given.tensors).kind == "cpu"
-        if self.prefer is not None or not on_cpu or joined(self.program) is None:
+        if self.prefer is not None or joined(self.program) is None:
+            return Routed(shapes, given, {})
+        if shapes.target.of(given.tensors).kind != "cpu":
             return Routed(shapes, given, {})
         extents, _ = shapes.arguments.bound(given)
         as_it_is = Routed(shapes, given, extents)

@@ -186,7 +186,11 @@ COVARIANCES: Mapping[str, str] = {
 }
 """E[x y] - E[x] E[y], likewise."""
 
+_SHIFTED = "m[i] = max[j](-x[i,j])\na[i] = mean[j](x[i,j] + m[i])\n"
+
 RULE_PROGRAMS: Mapping[str, str] = {
+    "what_an_extreme_moves_by": f"{_SHIFTED}y[i] = sum[j](x[i,j] + (m[i] - a[i]))",
+    "what_an_extreme_moves_by_at_last": f"{_SHIFTED}y[i] = sum[j](x[i,j] + (2 * a[i] + m[i]))",
     **{f"variance_{name}": f"v[i] = {form}" for name, form in VARIANCES.items()},
     **{f"covariance_{name}": f"v[i] = {form}" for name, form in COVARIANCES.items()},
     "weighted_variance_with_the_weights_last": """

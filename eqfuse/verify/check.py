@@ -10,6 +10,7 @@ import numpy as np
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.nodes import Program
 from eqfuse.verify.adversary import (
+    ONES,
     Unseen,
     branches_on_data,
     constants,
@@ -35,6 +36,8 @@ from eqfuse.verify.verification import Draws, Verification
 
 ELSEWHERE_TRIALS = 8
 """Trials at thresholds of stages at other sizes: each kind of value once."""
+MORE_LOOKS, MORE_TRIALS = 4, 64
+"""Where a side of a branch was not taken, so many more draws, of so many trials, look for it where axes have one position."""
 MOST_ELSEWHERE = 200_000
 """Elements of the largest value over all trials there."""
 
@@ -109,6 +112,8 @@ def _look_elsewhere(
     usual = {**small_integers(program), **fixed}
     unseen.look((stages[0].extents,), usual)
     rng = np.random.default_rng(seed)
+    least_of_all: tuple[Sequence[Stage], Source] | None = None
+    number = 0
     for number, setting in enumerate(settings((program,), fixed, rng, "stages")):
         values = {**usual, **setting.integers, **fixed}
         least = setting.least[0] if setting.least else {}
@@ -129,6 +134,14 @@ def _look_elsewhere(
                 max(ELSEWHERE_TRIALS, many_trials(size) // 8), max(1, MOST_ELSEWHERE // max(1, size))
             )
             source = replace(source, special="ignored", defined="common")
-            verification.probe(elsewhere(found, number), source, numbers, number, trials, (kind,))
+            compared = elsewhere(found, number)
+            verification.probe(compared, source, numbers, number, trials, (kind,))
+            if setting.choice is ONES:
+                least_of_all = compared, source
+    if least_of_all is not None and kind == "at thresholds":
+        for more in range(number + 1, number + 1 + MORE_LOOKS):
+            if verification.reason or not verification.has_untaken(source):
+                break
+            verification.probe(*least_of_all, numbers, more, MORE_TRIALS, (kind,))
         unseen.look((found,), values)
     verification.note_constant(unseen.everywhere())

@@ -223,8 +223,7 @@ class Verification:
     def suppose(self, stages: Sequence[Stage], source: Source) -> None:
         """Notes the sides of branches on data of the programs and of the stages that no trial took, and compares the stages with
         the order of what they compare supposed, in all of them alike (see `eqfuse.verify.field.supposed`)."""
-        limits = frozenset(name for name, spec in source.specs.items() if spec.delimits)
-        found = [each for program in source.programs for each in self.branches.untaken(program, limits)]
+        found = self._untaken_of(source)
         inside = self.branches.of_stages(source.programs, [stage.written_out for stage in stages])
         found += inside
         open_ = [each for each in found if each.kind == "real"]
@@ -244,6 +243,14 @@ class Verification:
         listed |= {each.said for each in inside if any(_is_named(part, read) for part in walk(each.node))}
         self._unreached |= listed - self._supposed
         self._untaken |= {each.said for each in found} - listed - self._supposed
+
+    def has_untaken(self, source: Source) -> bool:
+        """Whether some side of a branch on data was taken by no trial yet."""
+        return bool(self._untaken_of(source))
+
+    def _untaken_of(self, source: Source) -> list[Untaken]:
+        limits = frozenset(name for name, spec in source.specs.items() if spec.delimits)
+        return [each for program in source.programs for each in self.branches.untaken(program, limits)]
 
     def agrees_in_any_order(self, stages: Sequence[Stage], source: Source) -> bool:
         """Whether stages agree with the source whatever the numbers of all branches are to each other. Where they do not, some
