@@ -16,7 +16,7 @@ import torch
 from torch._C._functorch import maybe_current_level
 
 from eqfuse.differentiate.certify import certify_gradient
-from eqfuse.differentiate.divide import Division
+from eqfuse.differentiate.divide import Callee, Division
 from eqfuse.differentiate.gradient import (
     cotangent,
     differentiable,
@@ -35,22 +35,11 @@ from eqfuse.threads import cached
 from eqfuse.verify.certificate import Certificate
 
 
-class Compiled(Protocol):
+class Compiled(Callee, Protocol):
     """A kernel, as it is called and differentiated."""
 
     @property
-    def program(self) -> Program: ...
-
-    @property
-    def certificate(self) -> Certificate: ...
-
-    @property
-    def bound(self) -> float: ...
-
-    @property
     def chunks(self) -> Division | None: ...
-
-    def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
 
 
 @dataclass(frozen=True)

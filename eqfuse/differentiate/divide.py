@@ -32,8 +32,8 @@ WHOLE_TILES = 128
 """Positions that the length of chunks is a multiple of, where they are longer: blocks of tiles."""
 
 
-class Compiled(Protocol):
-    """A kernel that is called, and that says what a call would take."""
+class Callee(Protocol):
+    """A kernel that is called."""
 
     @property
     def program(self) -> Program: ...
@@ -45,6 +45,10 @@ class Compiled(Protocol):
     def bound(self) -> float: ...
 
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
+
+
+class Compiled(Callee, Protocol):
+    """A kernel that is called, and that says what a call would take."""
 
     def foreseen(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Foreseen: ...
 
@@ -75,13 +79,11 @@ class Chunked:
 
     def part(self, values: Values, start: int, length: int) -> dict[str, Any]:
         """The inputs of a chunk, but for what sums go on from."""
-        known = self.kernel.program
-        names = {*(tensor.name for tensor in known.tensors), *known.scalars}
-        found = {name: value for name, value in values.items() if name in names}
+        found = _read_by(self.kernel.program, values)
         for name, dims in self.chunks.inputs.items():
             for dimension in dims:
                 found[name] = found[name].narrow(dimension, start, length)
-        if self.chunks.start in names:
+        if self.chunks.start in self.kernel.program.scalars:
             found[self.chunks.start] = start
         return found
 
@@ -105,15 +107,12 @@ class Chunked:
     def __call__(self, values: Values, sizes: Mapping[str, int], length: int) -> tuple[torch.Tensor, ...]:
         """The outputs, in chunks of so many positions."""
         chunks, count = self.chunks, self.extent(values)
-        names = [output.name for output in self.kernel.program.outputs]
-        widest = max((v for v in values.values() if isinstance(v, torch.Tensor)), key=_width)
-        carried = self.zeros(sizes, widest)
+        carried = self.zeros(sizes, _widest(values))
         made: dict[str, torch.Tensor] = {}
         for start in range(0, count, length):
             here = min(length, count - start)
             given = {**self.part(values, start, here), **carried}
-            found = self.kernel(**given, sizes=self.sizes(sizes, here))
-            by_name = dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
+            by_name = _outputs(self.kernel, given, self.sizes(sizes, here))
             carried = {before: by_name[name] for name, before in chunks.sums.items()}
             for name, dimension in chunks.outputs.items():
                 part = by_name[name]
@@ -125,11 +124,7 @@ class Chunked:
         if self.finish is not None:
             known = self.finish.program
             sums = {name: carried[before] for name, before in chunks.sums.items()}
-            reads = {*(tensor.name for tensor in known.tensors), *known.scalars}
-            given = {name: value for name, value in {**values, **sums}.items() if name in reads}
-            found = self.finish(**given, sizes=_own(known, sizes))
-            outputs = [output.name for output in known.outputs]
-            made |= zip(outputs, found if isinstance(found, tuple) else (found,), strict=True)
+            made |= _outputs(self.finish, _read_by(known, {**values, **sums}), _own(known, sizes))
         return tuple(made[name] for name in chunks.results)
 
 
@@ -137,6 +132,24 @@ def _own(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes of a program's axes."""
     axes = {*axes_of(program.outputs), *program.domains.values()} - program.lengths.keys()
     return {axis: size for axis, size in sizes.items() if axis in axes}
+
+
+def _read_by(program: Program, values: Values) -> dict[str, Any]:
+    """Those of the values that are inputs of a program."""
+    names = {*(tensor.name for tensor in program.tensors), *program.scalars}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _outputs(kernel: Compiled, given: Values, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """The outputs of a call, by name."""
+    found = kernel(**given, sizes=sizes)
+    names = [output.name for output in kernel.program.outputs]
+    return dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
+
+
+def _widest(values: Values) -> torch.Tensor:
+    """The tensor of the widest real numbers."""
+    return max((v for v in values.values() if isinstance(v, torch.Tensor)), key=_width)
 
 
 def _width(tensor: torch.Tensor) -> int:
@@ -240,7 +253,7 @@ class Divisions:
     def _foreseen(self, chunked: Chunked, values: Values, sizes: Mapping[str, int], length: int) -> Foreseen:
         """What all chunks take, and store: sums are there twice, before and after a chunk, and outputs of a chunk beside the
         whole ones."""
-        widest = max((v for v in values.values() if isinstance(v, torch.Tensor)), key=_width)
+        widest = _widest(values)
         like = torch.empty(0, dtype=widest.dtype, device="meta")
         shapes = chunked.zeros(sizes, like)
         carried = {
