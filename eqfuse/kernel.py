@@ -228,9 +228,8 @@ class Kernel:
     def _routed(self, given: Given) -> Routed:
         """What runs a call: on a CPU, the program with axes joined, where it has such and tensors lie so."""
         shapes = self._shapes
-        if self.prefer is not None or joined(self.program) is None:
-            return Routed(shapes, given, {})
-        if shapes.target.of(given.tensors).kind != "cpu":
+        can_join = self.prefer is None and joined(self.program) is not None
+        if not can_join or shapes.target.of(given.tensors).kind != "cpu":
             return Routed(shapes, given, {})
         extents, _ = shapes.arguments.bound(given)
         as_it_is = Routed(shapes, given, extents)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from eqfuse.compiled import Compiled
 from eqfuse.extract.candidates import Candidate, Search, seconds_of
 from eqfuse.extract.resources import products
-from eqfuse.extract.roles import power_of_two
 from eqfuse.regions import TOLERANCE, Corner, Regions, held
+from eqfuse.terms.integers import power_of_two
 from eqfuse.threads import cached
 
 PADDED = 1.1

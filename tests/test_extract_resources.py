@@ -12,8 +12,8 @@ from eqfuse.compiler import derive, emit_triton, pipeline
 from eqfuse.devices import device_named
 from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
 from eqfuse.extract.resources import shared_bytes
-from eqfuse.extract.roles import power_of_two
 from eqfuse.lowered import lower_nest
+from eqfuse.terms.integers import power_of_two
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.triton.aot import compile_for as compile_ahead
 

@@ -16,7 +16,7 @@ from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import ragged
 from eqfuse.extract.partition import KernelShape, work
 from eqfuse.extract.resources import shared_bytes, two_per_sm
-from eqfuse.extract.roles import power_of_two
+from eqfuse.extract.roles import block_sizes
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.tile_sizes import configure, folds_rows_and_columns
 from eqfuse.loops.kernel_axes import narrowed
@@ -284,7 +284,7 @@ def configured(nest: Nest, shape: Shape, device: Device) -> tuple[LoopKernel, ..
 
 
 def _does_not_fit(kernel: LoopKernel, config: KernelConfig, shape: Shape, device: Device) -> str:
-    blocks = {b.axis: b.size or power_of_two(shape.extents[b.axis]) for b in config.blocks}
+    blocks = block_sizes(config.blocks, shape.extents)
     needed = shared_bytes(kernel, blocks, config.stages, shape)
     if device.kind == "cpu" or needed <= device.shared:
         return ""

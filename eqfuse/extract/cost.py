@@ -24,11 +24,11 @@ from eqfuse.extract.devices import Device
 from eqfuse.extract.kernel_work import Axes, KernelWork, MatrixProduct, Step, work_of
 from eqfuse.extract.mask_coverage import Coverage
 from eqfuse.extract.resources import bytes_read_again, loads_vectors, rows, size_of, slowdowns
-from eqfuse.extract.roles import power_of_two
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.traffic import load_seconds
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.plan import Cost, KernelConfig, Term
+from eqfuse.terms.integers import power_of_two
 
 FLOAT_BYTES = 4
 

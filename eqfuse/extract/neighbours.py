@@ -11,7 +11,6 @@ from eqfuse.extract.candidates import Candidate, configured, shape_of
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
 from eqfuse.extract.resources import shared_bytes
-from eqfuse.extract.roles import power_of_two
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN
 from eqfuse.loops.blocks import Block
@@ -19,6 +18,7 @@ from eqfuse.loops.kernel_axes import quotients
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.plan import SCHEDULES, KernelConfig
 from eqfuse.terms.dtypes import BYTES
+from eqfuse.terms.integers import power_of_two
 
 WARPS, STAGES = (1, 32), (1, 5)
 """Least and most of what a step may reach."""

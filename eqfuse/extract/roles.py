@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from eqfuse.loops.blocks import BlockKind
+from eqfuse.loops.blocks import Block, BlockKind
 from eqfuse.loops.kernel_axes import KEPT, kernel_axes
 from eqfuse.loops.nodes import Kernel, Loop
 from eqfuse.loops.walk import expressions, loops_in, statements
+from eqfuse.terms.integers import power_of_two
 from eqfuse.terms.nodes import Axis, Call, Load, Reduce, free_axes, walk
 
 
@@ -84,9 +85,9 @@ def divided_axes(kernel: Kernel) -> frozenset[str]:
     return frozenset(found)
 
 
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least `n`."""
-    return 1 << max(0, n - 1).bit_length()
+def block_sizes(blocks: Iterable[Block], extents: Mapping[str, int]) -> dict[str, int]:
+    """Positions of each block; one that holds its axis whole has the next power of two."""
+    return {block.axis: block.size or power_of_two(extents[block.axis]) for block in blocks}
 
 
 def fill(

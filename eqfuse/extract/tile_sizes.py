@@ -24,13 +24,14 @@ from eqfuse.extract.resources import (
     sharded_axes,
     streamed_bytes,
 )
-from eqfuse.extract.roles import Roles, contiguous_axes, fill, kinds, power_of_two
+from eqfuse.extract.roles import Roles, contiguous_axes, fill, kinds
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.blocks import Block, BlockKind
 from eqfuse.loops.kernel_axes import KEPT, contractions, packed_axes, valid_positions, widest_values
 from eqfuse.loops.nodes import Kernel
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in
+from eqfuse.terms.integers import power_of_two
 from eqfuse.terms.nodes import Load, Reduce, walk
 
 GPU_TILE = 4096

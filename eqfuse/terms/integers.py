@@ -15,6 +15,11 @@ BITS = 64
 """Bits of an integer, as shifts have it."""
 
 
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least `n`."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 def shifted_left(x: Any, by: Any) -> Any:
     """`x << by`; 0 by a count below 0 or of all bits."""
     inside = (by >= 0) & (by < BITS)

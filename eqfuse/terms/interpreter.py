@@ -503,7 +503,7 @@ def fold_states(
     """
     dims, place = parts[0].dims, parts[0].dims.index(axis)
     count = _length(parts[0].data, place, domain)
-    size = max(2, _power_of_two(count))  # a combination decides which variables are real
+    size = max(2, integers.power_of_two(count))  # a combination decides which variables are real
     states = [
         Value(dims, _filled(part.data, place, size, identity.value, domain, dtype))
         for part, identity, dtype in zip(parts, fold.identity, dtypes or ["i64"] * len(parts), strict=True)
@@ -533,8 +533,8 @@ def rank_states(
     Lists of neighbours are merged, each twice as long as the ones before it, but never longer than what is wanted.
     """
     dims, place = parts[0].dims, parts[0].dims.index(axis)
-    size = _power_of_two(max(2, _length(parts[0].data, place, domain)))
-    longest = _power_of_two(max(1, count))
+    size = integers.power_of_two(max(2, _length(parts[0].data, place, domain)))
+    longest = integers.power_of_two(max(1, count))
     states = [
         Value(dims, _filled(part.data, place, max(size, longest), identity.value, domain, dtype))
         for part, identity, dtype in zip(parts, fold.identity, dtypes or ["i64"] * len(parts), strict=True)
@@ -554,7 +554,7 @@ def merge_states(
     dims, place = left[0].dims, left[0].dims.index(ranks)
     shape = np.broadcast_shapes(*(_shape(value.data, domain) for value in (*left, *right)))
     count = shape[place]
-    size = _power_of_two(max(1, count))
+    size = integers.power_of_two(max(1, count))
     lists = [
         [
             Value(
@@ -615,10 +615,6 @@ def _exchanged(
         chosen = (np.where if exact else domain.where)(keeps, state.data, other.data)
         found.append(Value(state.dims, chosen))
     return found
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << max(0, count - 1).bit_length()
 
 
 def _combined(fold: Fold, left: Sequence[Value], right: Sequence[Value], domain: Domain) -> list[Value]:

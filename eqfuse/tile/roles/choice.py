@@ -20,6 +20,7 @@ from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
 from eqfuse.extract.residuals import RolesResiduals, RolesWork
 from eqfuse.extract.resources import REGISTER_BYTES, WARPGROUP, WARPGROUP_ROWS
+from eqfuse.extract.roles import block_sizes
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.dtypes import BYTES
@@ -214,7 +215,7 @@ class Price:
             waves,
             arithmetic < LEAST_ARITHMETIC * alone["matrix"],
             any(BYTES[dot.left.dtype] == 1 for dot in dots),
-            _read(dots, {b.axis: b.size or _power(outlook.extents[b.axis]) for b in blocks}),
+            _read(dots, block_sizes(blocks, outlook.extents)),
             _stored_apart(tiles),
             waves * _looks(tiles, config.blocks, outlook.extents, trips),
         )
@@ -326,7 +327,7 @@ def _in_roles(tiles: TileProgram) -> tuple[float, float]:
 
 def _looks(tiles: TileProgram, blocks: Sequence[Block], extents: Mapping[str, int], trips: float) -> float:
     """Bytes of tiles that a consumer looks at in a thread block, since they may hold infinities or NaN that are masked."""
-    sizes = {b.axis: b.size or _power(extents[b.axis]) for b in blocks}
+    sizes = block_sizes(blocks, extents)
     looked = 0.0
     loops = [stmt for stmt in tiles.kernels[0].body if isinstance(stmt, For)]
     rests = {
@@ -358,7 +359,7 @@ class Needs:
 
 def needs(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> Needs:
     """What a kernel takes of an SM, as it is estimated: its slots in shared memory, its tiles in registers."""
-    sizes = {b.axis: b.size or _power(extents[b.axis]) for b in kernel.blocks}
+    sizes = block_sizes(kernel.blocks, extents)
     parts = {**sizes, kernel.rows: sizes[kernel.rows] // kernel.consumers}
 
     def bytes_of(value: Value) -> int:
@@ -435,7 +436,3 @@ def _held(loop: Loop, bytes_of: Callable[[Value], int]) -> int:
     operands = [s.left for s in loop.body if isinstance(s, Issue) and isinstance(s.left, Value)]
     apart += [value for value in operands if value.name not in names]
     return sum(map(bytes_of, (*carried, *apart)))
-
-
-def _power(extent: int) -> int:
-    return 1 << max(0, extent - 1).bit_length()

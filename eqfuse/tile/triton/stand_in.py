@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from eqfuse.errors import EqfuseError
+from eqfuse.terms.integers import power_of_two
 from eqfuse.threads import Lock
 from eqfuse.tile.triton import binaries
 from eqfuse.tile.triton.driver import Loaded
@@ -35,10 +36,6 @@ class _Name:
         return self._name
 
 
-def next_power_of_2(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
-
-
 def cdiv(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
@@ -54,7 +51,7 @@ def module_of(source_text: str) -> ModuleType | None:
         return Kernel(function, frozenset(do_not_specialize), digest, made)
 
     triton = ModuleType("triton")
-    vars(triton).update(jit=jit, next_power_of_2=next_power_of_2, cdiv=cdiv, language=_Name("language"))
+    vars(triton).update(jit=jit, next_power_of_2=power_of_two, cdiv=cdiv, language=_Name("language"))
 
     def imported(
         name: str,
