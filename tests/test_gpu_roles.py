@@ -132,9 +132,11 @@ def test_calls_and_bound_launches_of_roles() -> None:
 
 @pytest.mark.parametrize("persistent", (False, True))
 def test_the_concurrency_sanitizer_finds_no_race(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
     from triton import knobs
 
     monkeypatch.setattr(knobs.compilation, "instrumentation_mode", "consan")
+    triton.set_allocator(lambda size, *_: torch.empty(size, device="cuda", dtype=torch.int8))  # for its notes
     cell = Cell("causal_prefill", 512, dim=64)
     tried = 0
     for kernel, form, inputs in _all_forms(cell):

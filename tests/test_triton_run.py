@@ -204,6 +204,17 @@ def test_the_root_of_what_a_gpu_takes_for_0() -> None:
         np.testing.assert_allclose(known["rsqrt"](x), 1 / np.sqrt(x), rtol=1e-6)
 
 
+def test_functions_of_numbers_and_of_tiles_compile() -> None:
+    every = [fn for fn in REFERENCES if fn not in ("finite", "invertible", "neg")]
+    source = f"""
+        y[i] = x[i] * ({" + ".join(f"{fn}(0.5)" for fn in every)})
+        z[i] = {" + ".join(f"{fn}(x[i])" for fn in every)}
+    """
+    emitted = eq.compile(source, target="sm_90", verify=False).triton
+    assert "tl.rsqrt(x_tile)" not in emitted  # the GPU's own: denormal numbers would be 0
+    assert all(report.registers > 0 for report in compile_for(emitted, "sm_90"))
+
+
 def test_a_kernel_that_triton_refuses_in_as_many_warps_runs_in_others() -> None:
     text = split_log_sum().text({"x": "f32"}, sizes={"c": 4})
     module = launch.load(text)

@@ -373,7 +373,6 @@ _ROWS = (
         work=6,
         field="root",
         torch="torch.rsqrt",
-        triton="tl.rsqrt",
     ),
     Function(
         "exp",

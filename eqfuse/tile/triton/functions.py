@@ -167,6 +167,8 @@ def elementwise(
             return Text(f"{args[0].code} * {args[0].code}", MUL)
         case "sqrt":
             return call("tl.sqrt" if dtype == "f64" else "tl.sqrt_rn", *args)
+        case "rsqrt":
+            return call(use(fn), _as_tile(args[0], dtype))
         case "where" if integer and all(_LITERAL.fullmatch(arg.code) for arg in args[1:]):
             return call("tl.where", args[0], _as_tile(args[1], dtype), args[2])
         case "where":
@@ -182,7 +184,7 @@ def elementwise(
 
 
 def _as_tile(value: Text, dtype: str) -> Text:
-    """An operand of a helper of integers: a literal has no dtype."""
+    """An operand of a helper that asks for its dtype: a literal has none."""
     return call("tl.full", "()", value, TRITON_DTYPES[dtype]) if _LITERAL.fullmatch(value.code) else value
 
 
