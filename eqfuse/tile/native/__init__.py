@@ -3,6 +3,7 @@
 plain.py      operands without alignments, and without the conditions that hold in clipped blocks
 order.py      which dim stands inside which
 tree.py       loops that operations share; what later loops read is kept in memory or computed again
+ahead.py      which pass asks memory for what of the next block
 context.py, tensors.py, folds.py, whole.py, printer.py      the tree as text
 vectors.h, functions.h, products.h                          what the text calls
 build.py      the system's compiler, and libraries that are kept

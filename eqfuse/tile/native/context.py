@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Call, Const, Expr, Size
+from eqfuse.tile.native.ahead import shares
 from eqfuse.tile.native.nodes import Define, Leaf, Loop, NotNative, Put
 from eqfuse.tile.native.order import nesting
 from eqfuse.tile.native.plain import plain
@@ -117,7 +118,8 @@ class Context:
         self.used: set[str] = set()
         self.streamed: set[str] = set()
         self.walks: list[str] = []
-        self.asked: dict[str, str] = {}
+        self.asks = shares(self.tree, self.stored)
+        self.part: int | None = None
 
     def _axis(self, axis: str) -> str:
         return self.domains.get(axis, axis)

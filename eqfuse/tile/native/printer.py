@@ -223,8 +223,10 @@ class _KernelPrinter(Whole):
                 with self.block(f"for (; {at} < {far}; {at} += LANES)"):
                     for copy in range(copies):
                         with self.block(), self._inside(Open(loop.axis, f"({at} + {copy} * {far})", True)):
+                            self.part = copy
                             self._copy(accumulators, copy)
                             self._vectors(loop)
+                self.part = None
                 self.emit(f"{at} = {copies} * {far};")
             elif (first := self._first_whole(loop.body, loop.axis)) is not None:
                 head = self.names.fresh("head")

@@ -7,6 +7,7 @@ from math import prod
 
 from eqfuse.extract.machine import cache_bytes
 from eqfuse.terms.dtypes import BYTES
+from eqfuse.tile.native.ahead import PARTS
 from eqfuse.tile.native.context import Context, Open
 from eqfuse.tile.native.nodes import Leaf, Node, Put
 from eqfuse.tile.native.text import (
@@ -138,18 +139,25 @@ class Tensors(Context):
         return f"search({elements}, {step}, {self._scalar(op.stop)}, {self._scalar(op.target)}, {right})"
 
     def _ask_ahead(self, value: Value, op: LoadTile, place: str) -> None:
-        """Asks for a tile of the next block, while this block's is read again: that comes from a cache, and memory has
-        nothing to do."""
-        if value.name not in self.tree.again or self.asked.setdefault(op.tensor, value.name) != value.name:
+        """Asks for a part of the next block's tile, see `ahead`: in a loop that takes several parts at once for those, in
+        another one while it is in those."""
+        parts = self.asks.get(value.name, range(0))
+        vector = self._vector
+        if not parts or vector is None or (self.part is not None and self.part not in parts):
             return
         axes = [self._axis_of(at) for at in op.index]
         next_one = next(
             (axis for axis in (*reversed(self.walks), *self.kernel.grid[:1]) if axis in axes), None
         )
         size = BYTES[self._dtype(op.tensor)] * prod(self.lengths[dim] for dim in value.dims)
-        if next_one is not None and axes.count(next_one) == 1 and size <= AHEAD * cache_bytes():
-            stride = self._stride(op.tensor, axes.index(next_one))
-            self.emit(f"__builtin_prefetch({place} + {self._step(next_one)} * {stride}, 0, 2);")
+        if next_one is None or axes.count(next_one) != 1 or size > AHEAD * cache_bytes():
+            return
+        when = ""
+        if self.part is None and len(parts) < PARTS:
+            at, length = f"{PARTS} * {vector.at}", f"length_{self._c(vector.axis)}"
+            when = f"if ({at} >= {parts.start} * {length} && {at} < {parts.stop} * {length}) "
+        stride = self._stride(op.tensor, axes.index(next_one))
+        self.emit(f"{when}__builtin_prefetch({place} + {self._step(next_one)} * {stride}, 0, 2);")
 
     def _axis_of(self, at: Value) -> str | None:
         """The axis whose plain position an index is."""

@@ -205,24 +205,22 @@ INLINE F from_f8e4m3(U8 x) {  // no denormal of float32 comes up on the way: the
   y = magnitude == 0x7f ? splat(NAN) : y;
   return floats(bits(y) | (b & 0x80) << 24);
 }
-INLINE U8 to_f8e4m3(F x) {  // to nearest, ties to even; beyond the largest number is that number
-  I b = bits(x) & 0x7fffffff, low = bits(floats(b) + floats(splat(141 << 23))) - (141 << 23);
-  I high = (b - (120 << 23) + 0x7ffff + (b >> 20 & 1)) >> 20;
-  I found = b < (121 << 23) ? low : high;
-  found = (found > 0x7e) | (b >= (1087 << 20)) ? splat(0x7e) : found;
-  found = b > 0x7f800000 ? splat(0x7f) : found;
-  return CONVERT((found & 0x7f) | (bits(x) >> 24 & 0x80), U8);
+// To nearest, ties to even, with `kept` bits of the mantissa; beyond the largest number is that number. A number as large as
+// 2^23 of the last bit's is added: the sum's last bits are the result's. Below `least`, the exponent (as stored) of the least
+// normal number, the last bit is that one's.
+template <int kept, int least> INLINE U8 to_f8(F x, float largest, int nan) {
+  I b = bits(x), magnitude = b & 0x7fffffff, odd = magnitude > 0x7f800000;
+  magnitude = magnitude > bits(splat(largest)) ? bits(splat(largest)) : magnitude;
+  I e = magnitude & 0x7f800000;
+  e = e < (least << 23) ? splat(least << 23) : e;
+  I far = e + ((23 - kept) << 23);
+  I found = bits(floats(magnitude) + floats(far)) - far + (e >> (23 - kept)) - (least << kept);
+  return CONVERT((odd ? splat(nan) : found) | (b >> 24 & 0x80), U8);
 }
+INLINE U8 to_f8e4m3(F x) { return to_f8<3, 121>(x, 448.f, 0x7f); }
 
 INLINE F from_f8e5m2(U8 x) { return from_f16((H)(CONVERT(x, U16) << 8)); }  // the upper half of a float16
-INLINE U8 to_f8e5m2(F x) {  // to nearest, ties to even; beyond the largest number is that number
-  I b = bits(x) & 0x7fffffff, low = bits(floats(b) + floats(splat(134 << 23))) - (134 << 23);
-  I high = (b - (112 << 23) + 0xfffff + (b >> 21 & 1)) >> 21;
-  I found = b < (113 << 23) ? low : high;
-  found = (found > 0x7b) | (b >= (143 << 23)) ? splat(0x7b) : found;
-  found = b > 0x7f800000 ? splat(0x7f) : found;
-  return CONVERT((found & 0x7f) | (bits(x) >> 24 & 0x80), U8);
-}
+INLINE U8 to_f8e5m2(F x) { return to_f8<2, 113>(x, 57344.f, 0x7f); }
 
 // Memory -------------------------------------------------------------------------------------------------------
 
