@@ -85,7 +85,9 @@ def _forms(cell: AnyRolesCell, row: Mapping[str, Any], kernels: dict[object, Any
     dtypes = {name: cell.workload.dtype(name, cell.case) for name in cell.workload.tensors}
     sizes = cell.case.sizes
     compiled = compiler.pipeline(kernel.derived, sizes, dtypes, device_named(DEVICE))
-    known = {_key(made.chosen.plan.roles): made for _, made in other_roles(kernel.derived, compiled, sizes)}
+    known = {
+        _key(made.chosen.plan.roles[0]): made for _, made in other_roles(kernel.derived, compiled, sizes)
+    }
     price = pricing(kernel.derived, compiled, sizes)
     found = []
     for form in row.get("forms", ()):
@@ -96,7 +98,7 @@ def _forms(cell: AnyRolesCell, row: Mapping[str, Any], kernels: dict[object, Any
             made = known.get(_key_of(form))
             if made is None:  # the compiler makes it no more
                 continue
-            roles = made.chosen.plan.roles
+            (roles,) = made.chosen.plan.roles
         found.append(Timed(cell.name, cell.operator, price, roles, form["ms"] / 1e3))
     return found
 

@@ -31,8 +31,7 @@ class Form:
     def entry(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": self.kind, "chosen": self.chosen, "code": self.code}
         found["predicted_ms"] = self.ms
-        roles = self.compiled.chosen.plan.roles
-        if roles is not None:
+        for roles in filter(None, self.compiled.chosen.plan.roles):
             found |= {"consumers": roles.consumers, "slots": roles.slots, "delayed": list(roles.delayed)}
             found |= {"persistent": roles.persistent, "blocks": blocks_of(roles)}
         return found
@@ -70,16 +69,16 @@ def forms(kernel: eq.Kernel, compiled: Compiled, sizes: Mapping[str, int], count
     plan = compiled.chosen.plan
     mine, rest, seen = None, list[Form](), set[Roles]()
     for seconds, made in other_roles(kernel.derived, compiled, sizes):
-        roles = made.chosen.plan.roles
+        (roles,) = made.chosen.plan.roles
         assert roles is not None
-        if roles == plan.roles:
+        if (roles,) == plan.roles:
             mine = 1e3 * seconds
         elif len(rest) < count and (alike := replace(roles, slots=0)) not in seen:
             seen.add(alike)
             rest.append(Form("roles", False, made.chosen.plan.code, made, 1e3 * seconds))
-    kind = "Triton" if plan.roles is None else "roles"
+    kind = "roles" if plan.roles else "Triton"
     found = [Form(kind, True, plan.code, compiled, mine), *rest]
-    if plan.roles is not None:
-        without = replace(compiled.chosen, plan=replace(plan, roles=None, code="Triton"))
+    if plan.roles:
+        without = replace(compiled.chosen, plan=replace(plan, roles=(), code="Triton"))
         found.append(Form("Triton", False, "Triton", replace(compiled, chosen=without, roles=None), None))
     return found

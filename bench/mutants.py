@@ -289,7 +289,7 @@ class Subject:
                 return []
             roles = Roles(chosen.plan.configs[0].blocks, consumers=2, slots=2, delayed=(1,))
             try:
-                return certification.verified_roles(chosen.nest, self.program, self.dtypes, GPU, roles)
+                return certification.verified_roles(chosen.nest, self.program, self.dtypes, GPU, [roles])
             except Unsuited:
                 return []
         return []

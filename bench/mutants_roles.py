@@ -22,6 +22,7 @@ from eqfuse.tile.roles.nodes import (
     Meet,
     Result,
     Role,
+    RolesKernel,
     RolesProgram,
     Stmt,
     View,
@@ -49,9 +50,10 @@ def _in_roles(change: Callable[[Body], Iterable[Body]], wanted: Callable[[Role],
 
     def mutate(program: RolesProgram) -> Iterator[RolesProgram]:
         for place, kernel in enumerate(program.kernels):
-            for at, role in enumerate(kernel.roles):
+            for at, role in enumerate(kernel.roles if isinstance(kernel, RolesKernel) else ()):
                 if wanted(role):
                     for body in _bodies(role.body, change):
+                        assert isinstance(kernel, RolesKernel)
                         roles = (*kernel.roles[:at], replace(role, body=body), *kernel.roles[at + 1 :])
                         kernels = list(program.kernels)
                         kernels[place] = replace(kernel, roles=roles)
@@ -91,7 +93,7 @@ def _flipped(wanted: Callable[[Role], bool]) -> Mutation:
     """A wait for the other phase: that of a turn as many further on as there are slots."""
 
     def mutate(program: RolesProgram) -> Iterator[RolesProgram]:
-        slots = {ring.name: ring.slots for kernel in program.kernels for ring in kernel.rings}
+        slots = {ring.name: ring.slots for kernel in program.divided for ring in kernel.rings}
 
         def change(stmt: Stmt) -> Iterator[Body]:
             if isinstance(stmt, Wait):
@@ -209,10 +211,12 @@ def _dropped_by_all(kind: type[Stmt]) -> Mutation:
 
     def mutate(program: RolesProgram) -> Iterator[RolesProgram]:
         if any(
-            isinstance(s, kind) for kernel in program.kernels for r in kernel.roles for s in nested(r.body)
+            isinstance(s, kind) for kernel in program.divided for r in kernel.roles for s in nested(r.body)
         ):
             kernels = (
                 replace(kernel, roles=tuple(replace(role, body=without(role.body)) for role in kernel.roles))
+                if isinstance(kernel, RolesKernel)
+                else kernel
                 for kernel in program.kernels
             )
             yield replace(program, kernels=tuple(kernels))
@@ -263,6 +267,8 @@ def _elsewhere(stmt: Stmt) -> Iterator[Body]:
 def _through(program: RolesProgram) -> Iterator[RolesProgram]:
     """A tile is stored through a slot that other roles read or fill."""
     for place, kernel in enumerate(program.kernels):
+        if not isinstance(kernel, RolesKernel):
+            continue
         for at, staging in enumerate(kernel.staging):
             for ring in kernel.rings:
                 if ring.slots > 1 and staging.over is not None:

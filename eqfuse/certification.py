@@ -147,7 +147,7 @@ def certifying(
         checks.bound,
         checks.scalars,
         results.folds_in_order(*(output.expr for output in program.outputs)),
-        _small_roles(plan.roles) if plan else None,
+        _small_roles(plan.roles) if plan else (),
         derived.joined,
     )
 
@@ -172,7 +172,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
     ) -> tuple[Certificate, list[TileProgram]]:
         tiles = _examined_tiles(nest, program, subject.dtypes, device, subject.single)
         forms: list[RolesProgram] = []
-        if subject.roles is not None and nest == subject.nest:
+        if subject.roles and nest == subject.nest:
             forms = _roles_forms(nest, program, subject, device)
         prepared = replace(program, outputs=outputs)
         stages: Callable[[Mapping[str, int], int], list[Stage]]
@@ -244,27 +244,40 @@ def _examined_tiles(
 
 
 def verified_roles(
-    nest: Nest, program: Program, dtypes: Mapping[str, str], device: Device, roles: Roles
+    nest: Nest,
+    program: Program,
+    dtypes: Mapping[str, str],
+    device: Device,
+    roles: Sequence[Roles | None],
+    single: Sequence[tuple[str, ...]] = (),
 ) -> list[RolesProgram]:
-    """The forms in roles that are verified: in blocks of each of `VERIFIED_ROLES`. Raises Unsuited."""
+    """The forms in roles that are verified: in blocks of each of `VERIFIED_ROLES`. Kernels without roles are in blocks as tile
+    programs are; along the axes that are `single` they have one position per program instance. Raises Unsuited."""
     from eqfuse.tile.roles.choice import rows_of, small
-    from eqfuse.verify.stages import VERIFIED_ROLES
+    from eqfuse.tile.roles.split import prepared
+    from eqfuse.verify.stages import VERIFIED_BLOCKS, VERIFIED_ROLES
 
-    lowered = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device, least_dot=1)
-    forms = (small(roles, rows_of(lowered), block) for block, _ in VERIFIED_ROLES)
-    return [in_roles(nest, program, dtypes, device, form, least_dot=1) for form in forms]
+    found = []
+    for (block, _), (tile, _) in zip(VERIFIED_ROLES, VERIFIED_BLOCKS, strict=True):
+        axes = single or ((),) * len(nest.kernels)
+        others = [tiny(kernel, tile, each) for kernel, each in zip(nest.kernels, axes, strict=True)]
+        configs = [KernelConfig(r.blocks) if r else o for r, o in zip(roles, others, strict=True)]
+        lowered = lower_nest(nest, program, dtypes, configs, device, least_dot=1)
+        kernels = zip(roles, lowered.kernels, strict=True)
+        form = [None if r is None else small(r, rows_of(prepared(kernel)), block) for r, kernel in kernels]
+        found.append(in_roles(nest, program, dtypes, device, form, others, least_dot=1))
+    return found
 
 
 def _roles_forms(nest: Nest, program: Program, subject: Certifying, device: Device) -> list[RolesProgram]:
     """Those of what is certified. Raises VerificationError where the kernel has none in small blocks."""
     from eqfuse.tile.roles.unsuited import Unsuited
 
-    assert subject.roles is not None
     try:
-        return verified_roles(nest, program, subject.dtypes, device, subject.roles)
+        return verified_roles(nest, program, subject.dtypes, device, subject.roles, subject.single)
     except Unsuited as why:
         raise VerificationError(
-            f"the roles of the kernel were not verified, in small blocks it has none: {why}",
+            f"the roles of a kernel were not verified, in small blocks it has none: {why}",
             hint="a fault of eqfuse, which the program does not cause: please report it with the program",
         ) from why
 
@@ -274,9 +287,11 @@ def _single(config: KernelConfig) -> tuple[str, ...]:
     return tuple(block.axis for block in config.blocks if block.kind == "grid" and block.size == 1)
 
 
-def _small_roles(roles: Roles | None) -> Roles | None:
+def _small_roles(roles: Sequence[Roles | None]) -> tuple[Roles | None, ...]:
     """What the certificate of roles depends on: not the sizes of their blocks."""
-    if roles is None:
-        return None
-    blocks = (replace(b, size=2) if b.size is not None and b.size > 1 else b for b in roles.blocks)
-    return replace(roles, blocks=tuple(blocks))
+
+    def one(roles: Roles) -> Roles:
+        blocks = (replace(b, size=2) if b.size is not None and b.size > 1 else b for b in roles.blocks)
+        return replace(roles, blocks=tuple(blocks))
+
+    return tuple(None if each is None else one(each) for each in roles)

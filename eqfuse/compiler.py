@@ -142,9 +142,10 @@ def planned(derived: Derived, asked: Asked) -> Planned:
     with derived.timings.stage("lower"), faults():
         tile = lower_nest(nest, program, asked.dtypes, ready.plan.configs, asked.device)
     roles = None
-    if ready.plan.roles is not None:
+    if ready.plan.roles:
         with derived.timings.stage("roles"):
-            roles = in_roles(nest, program, asked.dtypes, asked.device, ready.plan.roles)
+            configs = ready.plan.configs
+            roles = in_roles(nest, program, asked.dtypes, asked.device, ready.plan.roles, configs)
 
     def again() -> Sequence[Candidate]:
         with derived.lock:
@@ -235,13 +236,15 @@ def emit_triton(derived: Derived, compiled: Compiled, name: str, recorded: str |
 
 
 def emit_gluon(derived: Derived, compiled: Compiled, name: str) -> str:
-    """The self-contained Gluon module of a compiled shape that has roles."""
+    """The self-contained module of a compiled shape that has roles: Gluon, and Triton for kernels that have none."""
     from eqfuse.tile.gluon.module import emit
 
     assert compiled.roles is not None
-    program = derived.program
+    program, plan = derived.program, compiled.chosen.plan
     with derived.timings.stage("emit"):
-        source = emit(compiled.roles, program, compiled.dtypes, name=name, sizes=program.lengths)
+        sizes = {**{axis: plan.shards for axis, _ in compiled.chosen.nest.shards}, **program.lengths}
+        kinds = compiled.roles, program, compiled.dtypes, plan.configs
+        source = emit(*kinds, name=name, sizes=sizes, extents=compiled.extents)
     debug.show(6, "Gluon", lambda: source)
     return source
 

@@ -1,9 +1,10 @@
-"""Whether the kernel of a plan is divided into roles, and into which: by predicted time."""
+"""Whether the kernels of a plan are divided into roles, and into which: kernel by kernel, by predicted time."""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from eqfuse.derived import Derived
 from eqfuse.environment import installed
 from eqfuse.extract.candidates import Candidate, Search, configured, shape_of, with_outputs
 from eqfuse.extract.cost import KernelCost
+from eqfuse.loops.nodes import Nest
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.lowered import in_roles
 from eqfuse.tile.nodes import Dot, Let, TileProgram
 from eqfuse.tile.walk import nested
@@ -19,7 +22,7 @@ from eqfuse.tile.walk import nested
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.loops.plan import Roles
     from eqfuse.tile.roles.choice import Choice, Divide, Outlook, Pricing
-    from eqfuse.tile.roles.nodes import RolesProgram
+    from eqfuse.tile.roles.nodes import RolesKernel, RolesProgram
 
 OLDEST_TRITON = (3, 6)
 """The first Triton whose Gluon has what roles are printed to."""
@@ -28,37 +31,54 @@ OLDEST_TRITON = (3, 6)
 def divided(
     derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram
 ) -> tuple[Candidate, RolesProgram | None]:
-    """The plan with the roles of its kernel, where the GPU is one whose kernels may have them and they are predicted to be
-    faster. The plan says which, or why none."""
+    """The plan with the roles of its kernels, where the GPU is one whose kernels may have them and they are predicted to be
+    faster. The plan says for each kernel which, or why none."""
     if asked.device.roles is None:
         return chosen, None
+    found = [_best(derived, asked, chosen, tile, number) for number in range(len(tile.kernels))]
+    roles = tuple(None if isinstance(each, str) else each.roles for each in found)
+    planned = replace(chosen, plan=chosen.plan.divided(roles, _codes(tile, found)))
+    if not any(roles):
+        return planned, None
+    return planned, _made(derived, asked, chosen.nest, roles, chosen.plan.configs)
+
+
+def _best(derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram, number: int) -> Choice | str:
+    """The roles of a kernel, by its number in the nest, or why it has none."""
     from eqfuse.tile.roles.unsuited import Unsuited
 
-    plan = chosen.plan
     try:
         _check_triton()
-        choice = next(roles_of(derived, asked, chosen, tile))
+        return next(roles_of(derived, asked, chosen, tile, number))
     except Unsuited as why:
-        return replace(chosen, plan=replace(plan, roles=None, code=f"Triton: {why}")), None
+        return str(why)
     except StopIteration:
-        why_not = "no faster roles fit an SM"
-        return replace(chosen, plan=replace(plan, roles=None, code=f"Triton: {why_not}")), None
-    return replace(chosen, plan=plan.divided(choice.roles, choice.seconds)), choice.program
+        return "no faster roles fit an SM"
+
+
+def _codes(tile: TileProgram, found: Sequence[Choice | str]) -> list[tuple[str, str]]:
+    """What each kernel runs, and the kernel's name."""
+    names = (kernel.name for kernel in tile.kernels)
+    return [
+        (name, f"Triton: {each}" if isinstance(each, str) else each.code)
+        for name, each in zip(names, found, strict=True)
+    ]
 
 
 def may_have_roles(tile: TileProgram) -> bool:
-    """Whether a program's form has rows that warp groups could share, whatever its sizes."""
-    ops = (stmt.op for kernel in tile.kernels for stmt in nested(kernel.body) if isinstance(stmt, Let))
-    if not any(isinstance(op, Dot) for op in ops):
-        return False
+    """Whether a kernel of a program's form has rows that warp groups could share, whatever its sizes."""
     from eqfuse.tile.roles.choice import rows_of
     from eqfuse.tile.roles.unsuited import Unsuited
 
-    try:
-        rows_of(tile)
-    except Unsuited:
-        return False
-    return True
+    for kernel in tile.kernels:
+        ops = (stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let))
+        if any(isinstance(op, Dot) for op in ops):
+            try:
+                rows_of(kernel)
+            except Unsuited:
+                continue
+            return True
+    return False
 
 
 def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Compiled:
@@ -78,18 +98,46 @@ def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int])
 def other_roles(
     derived: Derived, compiled: Compiled, extents: Mapping[str, int]
 ) -> Iterator[tuple[float, Compiled]]:
-    """A compiled shape in all roles that it may have, with their predicted seconds at these sizes, fastest first, be they
-    predicted to be slower than without roles or not. Nothing where it may have none."""
-    from eqfuse.tile.roles.unsuited import Unsuited
-
+    """A compiled shape with one of its kernels in any roles that it may have, be they predicted to be slower than without or not,
+    and the others as they are: with the predicted seconds of all at these sizes, fastest first. Nothing where no kernel may have
+    roles."""
     asked, chosen = _at(derived, compiled, extents)
-    try:
-        for choice in roles_of(derived, asked, chosen, compiled.tile, slower=True):
-            plan = compiled.chosen.plan.divided(choice.roles, choice.seconds)
-            made = replace(compiled, chosen=replace(compiled.chosen, plan=plan), roles=choice.program)
-            yield choice.seconds, made
-    except Unsuited:
-        return
+    tile, plan = compiled.tile, compiled.chosen.plan
+    mine = plan.roles or (None,) * len(tile.kernels)
+    now = [_seconds(derived, asked, chosen, tile, number, roles) for number, roles in enumerate(mine)]
+
+    def of_kernel(number: int) -> Iterator[tuple[float, int, Compiled]]:
+        from eqfuse.tile.roles.unsuited import Unsuited
+
+        others = sum(now) - now[number]
+        try:
+            for choice in roles_of(derived, asked, chosen, tile, number, slower=True):
+                roles = (*mine[:number], choice.roles, *mine[number + 1 :])
+                codes = [
+                    (kernel.name, "Triton: as it was" if each is None else f"Gluon: {each}")
+                    for kernel, each in zip(tile.kernels, roles, strict=True)
+                ]
+                codes[number] = codes[number][0], choice.code
+                made = _made(derived, asked, chosen.nest, roles, plan.configs)
+                planned = replace(compiled.chosen, plan=plan.divided(roles, codes))
+                yield choice.seconds + others, number, replace(compiled, chosen=planned, roles=made)
+        except Unsuited:
+            return
+
+    found = heapq.merge(*map(of_kernel, range(len(tile.kernels))), key=lambda each: each[:2])
+    yield from ((seconds, made) for seconds, _, made in found)
+
+
+def _seconds(
+    derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram, number: int, roles: Roles | None
+) -> float:
+    """What a kernel is predicted to take in roles, or without."""
+    from eqfuse.tile.roles.choice import predicted
+    from eqfuse.tile.roles.split import prepared
+
+    outlook, _ = _outlook(derived, asked, chosen, number)
+    found = None if roles is None else predicted(prepared(tile.kernels[number]), outlook, roles)
+    return outlook.otherwise if found is None else found[0]
 
 
 def account_of(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> tuple[str, ...]:
@@ -98,23 +146,36 @@ def account_of(derived: Derived, compiled: Compiled, extents: Mapping[str, int])
     if compiled.device.roles is None:
         return ()
     plan = compiled.chosen.plan
-    if compiled.roles is None or plan.roles is None:
+    if compiled.roles is None:
         return (plan.code or "none",)
     from eqfuse.tile.roles.account import account
     from eqfuse.tile.roles.choice import predicted, undone
+    from eqfuse.tile.roles.nodes import RolesKernel
+    from eqfuse.tile.roles.split import prepared
 
     asked, chosen = _at(derived, compiled, extents)
-    outlook, divide = _outlook(derived, asked, chosen)
-    seconds = predicted(compiled.tile, outlook, plan.roles)
-    others = list(undone(compiled.tile, outlook, plan.roles, divide))
-    return tuple(account(compiled.tile, compiled.roles, compiled.device, outlook.extents, seconds, others))
+    lines: list[str] = [] if len(plan.roles) == 1 else [plan.code]
+    kernels = zip(compiled.tile.kernels, compiled.roles.kernels, plan.roles, strict=True)
+    for number, (tiles, kernel, roles) in enumerate(kernels):
+        if roles is None or not isinstance(kernel, RolesKernel):
+            continue
+        if len(plan.roles) > 1:
+            lines += ["", f"{kernel.name}:"]
+        outlook, divide = _outlook(derived, asked, chosen, number)
+        tiles = prepared(tiles)
+        seconds = predicted(tiles, outlook, roles)
+        others = list(undone(tiles, outlook, roles, divide))
+        lines += account(tiles, kernel, compiled.device, outlook.extents, seconds, others)
+    return tuple(lines)
 
 
-def pricing(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> Pricing:
-    """What a compiled shape is predicted to take at these sizes, in any roles."""
+def pricing(derived: Derived, compiled: Compiled, extents: Mapping[str, int], number: int = 0) -> Pricing:
+    """What a kernel of a compiled shape is predicted to take at these sizes, in any roles."""
     from eqfuse.tile.roles.choice import Pricing
+    from eqfuse.tile.roles.split import prepared
 
-    return Pricing(compiled.tile, _outlook(derived, *_at(derived, compiled, extents))[0])
+    outlook, _ = _outlook(derived, *_at(derived, compiled, extents), number)
+    return Pricing(prepared(compiled.tile.kernels[number]), outlook)
 
 
 def _at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> tuple[Asked, Candidate]:
@@ -124,45 +185,69 @@ def _at(derived: Derived, compiled: Compiled, extents: Mapping[str, int]) -> tup
 
 
 def roles_of(
-    derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram, *, slower: bool = False
+    derived: Derived,
+    asked: Asked,
+    chosen: Candidate,
+    tile: TileProgram,
+    number: int,
+    *,
+    slower: bool = False,
 ) -> Iterator[Choice]:
-    """The roles that a plan's kernel may have, fastest first; those that are predicted to be `slower` than none too, where
+    """The roles that a kernel of a plan may have, fastest first; those that are predicted to be `slower` than none too, where
     they are asked for. Raises Unsuited."""
     from eqfuse.tile.roles.choice import ranked, rows_of
+    from eqfuse.tile.roles.split import prepared
 
-    rows_of(tile)
-    return ranked(tile, *_outlook(derived, asked, chosen), slower=slower)
+    kernel = prepared(tile.kernels[number])
+    rows_of(kernel)
+    return ranked(kernel, *_outlook(derived, asked, chosen, number), slower=slower)
 
 
-def _outlook(derived: Derived, asked: Asked, chosen: Candidate) -> tuple[Outlook, Divide]:
-    """What pricing a plan's roles needs, and what makes them."""
+def _outlook(derived: Derived, asked: Asked, chosen: Candidate, number: int) -> tuple[Outlook, Divide]:
+    """What pricing the roles of a kernel needs, and what makes them."""
     from eqfuse.tile.roles.choice import Outlook
 
     program, nest, plan = derived.program, chosen.nest, chosen.plan
     extents, dtypes, device = asked.extents, asked.dtypes, asked.device
-    sizes = {**extents, **{renamed: extents[of] for renamed, of in nest.domains if of in extents}}
     shape = shape_of(nest, extents, with_outputs(program, dtypes), plan.shards)
-    cost = KernelCost(configured(nest, shape, device)[0], shape, device)
-    predicted = plan.cost.seconds if plan.cost else math.inf
-    outlook = Outlook(plan.configs[0], cost, device, sizes, predicted)
-    kinds = tuple(sorted(dtypes.items()))
+    sizes = {**extents, **shape.extents}
+    cost = KernelCost(configured(nest, shape, device)[number], shape, device)
+    config = plan.configs[number]
+    outlook = Outlook(config, cost, device, sizes, math.inf if plan.reason else cost.seconds(config))
 
-    def divide(roles: Roles) -> RolesProgram:
-        """Made once for all sizes, which only decide what roles are best."""
-        from eqfuse.tile.roles.unsuited import Unsuited
+    def divide(roles: Roles) -> RolesKernel:
+        from eqfuse.tile.roles.nodes import RolesKernel
 
-        key = nest, roles, kinds, device.name
-        if key not in derived.divided:
-            try:
-                derived.divided[key] = in_roles(nest, program, dtypes, device, roles)
-            except Unsuited as why:
-                derived.divided[key] = why
-        found = derived.divided[key]
-        if isinstance(found, Unsuited):
-            raise found
-        return found
+        every = [None if n != number else roles for n in range(len(plan.configs))]
+        made = _made(derived, asked, nest, every, plan.configs).kernels[number]
+        assert isinstance(made, RolesKernel)
+        return made
 
     return outlook, divide
+
+
+def _made(
+    derived: Derived,
+    asked: Asked,
+    nest: Nest,
+    roles: Sequence[Roles | None],
+    configs: Sequence[KernelConfig],
+) -> RolesProgram:
+    """The program in these roles, made once for all sizes, which only decide what roles are best. Raises Unsuited."""
+    from eqfuse.tile.roles.unsuited import Unsuited
+
+    others = tuple(config for config, each in zip(configs, roles, strict=True) if each is None)
+    key = nest, tuple(roles), others, tuple(sorted(asked.dtypes.items())), asked.device.name
+    if key not in derived.divided:
+        try:
+            program, device = derived.program, asked.device
+            derived.divided[key] = in_roles(nest, program, asked.dtypes, device, roles, configs)
+        except Unsuited as why:
+            derived.divided[key] = why
+    found = derived.divided[key]
+    if isinstance(found, Unsuited):
+        raise found
+    return found
 
 
 def _check_triton() -> None:

@@ -42,15 +42,17 @@ def in_roles(
     program: Program,
     dtypes: Mapping[str, str],
     device: Device,
-    roles: Roles,
+    roles: Sequence[Roles | None],
+    configs: Sequence[KernelConfig] = (),
     least_dot: int | None = None,
 ) -> RolesProgram:
-    """A nest of one kernel, divided into roles. Raises Unsuited."""
+    """A nest, its kernels divided into roles; those without are in the blocks of `configs`. Raises Unsuited."""
     import eqfuse.tile.roles.printer  # noqa: F401  (so that programs have a listing)
     from eqfuse.tile.roles.split import with_roles
 
-    tiles = lower_nest(nest, program, dtypes, [KernelConfig(roles.blocks)], device, least_dot)
-    return with_roles(tiles, [roles], tensor_axes(program, tiles), finite=program.assume_finite)
+    chosen = [configs[n] if each is None else KernelConfig(each.blocks) for n, each in enumerate(roles)]
+    tiles = lower_nest(nest, program, dtypes, chosen, device, least_dot)
+    return with_roles(tiles, roles, tensor_axes(program, tiles), finite=program.assume_finite)
 
 
 def tensor_axes(program: Program, tiles: TileProgram) -> dict[str, tuple[str | None, ...]]:

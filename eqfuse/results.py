@@ -89,7 +89,7 @@ class Certifying:
     bound: float
     scalars: Mapping[str, float]
     folds: tuple[Fold, ...]
-    roles: Roles | None = None
+    roles: tuple[Roles | None, ...] = ()
     joined: Joined | None = None
 
 

@@ -522,7 +522,8 @@ class Specializations:
         found = self._programs.get(id(special.compiled))
         if found is None or special.is_empty or not isinstance(found[1], GluonProgram):
             return None
-        program, sizes = found[1].form(given.tensors), special.sizes
+        sizes = special.sizes
+        program = found[1].form({**given.tensors, "sizes": sizes})
         made = tuple(outputs[output.name] for output in self.derived.program.outputs)
         out = made[0] if len(made) == 1 else made
 

@@ -89,8 +89,9 @@ def test_what_is_not_finite_gets_through_where_the_mask_holds_alone(cell: Cell) 
     """Nothing is promised: rows that do not see a value that is no number are as if it were 0, be they of its block or not."""
     tried = set()
     for kernel, form, inputs in _all_forms(cell, finite=False):
-        assert form.compiled.chosen.plan.roles is not None
-        tried.add(form.compiled.chosen.plan.roles.persistent)
+        (roles,) = form.compiled.chosen.plan.roles
+        assert roles is not None
+        tried.add(roles.persistent)
         for wrong, places in ((torch.nan, (0, 500)), (torch.inf, (130, 131, 999)), (1.0, ())):
             values = inputs["V"].clone()
             for place in places:
@@ -140,7 +141,7 @@ def test_the_concurrency_sanitizer_finds_no_race(persistent: bool, monkeypatch: 
     cell = Cell("causal_prefill", 512, dim=64)
     tried = 0
     for kernel, form, inputs in _all_forms(cell):
-        roles = form.compiled.chosen.plan.roles
+        (roles,) = form.compiled.chosen.plan.roles or (None,)
         if roles is not None and roles.persistent is persistent and roles.consumers == 2:
             few = {name: tensor[:, :2].contiguous() for name, tensor in inputs.items()}
             _run(kernel, form, {**few, **cell.case.scalars})

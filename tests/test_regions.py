@@ -289,9 +289,9 @@ def test_programs_in_roles_are_made_once_for_all_sizes(monkeypatch: pytest.Monke
     made: list[Any] = []
     in_roles = division.in_roles
 
-    def counted(nest: Any, program: Any, dtypes: Any, device: Any, roles: Any) -> Any:
-        made.append((nest, roles))
-        return in_roles(nest, program, dtypes, device, roles)
+    def counted(nest: Any, program: Any, dtypes: Any, device: Any, roles: Any, configs: Any) -> Any:
+        made.append((nest, tuple(roles)))
+        return in_roles(nest, program, dtypes, device, roles, configs)
 
     monkeypatch.setattr(division, "in_roles", counted)
     kernel = eq.compile(PREFILL, target="h200", verify=False)

@@ -76,12 +76,12 @@ def _roles(
     persistent: bool = False,
 ) -> Roles:
     (config,) = compiled.chosen.plan.configs
-    blocks = sized(config.blocks, rows_of(compiled.tile), 64 * consumers, step)
+    blocks = sized(config.blocks, rows_of(compiled.tile.kernels[0]), 64 * consumers, step)
     return Roles(blocks, consumers, slots, tuple(delayed), persistent)
 
 
 def _divided(derived: Derived, compiled: Compiled, roles: Roles) -> RolesProgram:
-    return in_roles(compiled.chosen.nest, derived.program, compiled.dtypes, H200, roles)
+    return in_roles(compiled.chosen.nest, derived.program, compiled.dtypes, H200, [roles])
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_roles_compute_what_the_program_does(name: str) -> None:
     consumers, slots, delayed, persistent = VERIFIED[name]
     roles = _roles(derived, compiled, consumers, slots, delayed, persistent=persistent)
     program = derived.program
-    forms = certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, roles)
+    forms = certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, [roles])
     stages = roles_stages(program, forms, small_extents(program))
     certificate = check_stages(program, stages, trials=8, dtypes=compiled.dtypes)
     assert certificate.ok, certificate.reason
@@ -160,7 +160,11 @@ BIASED = """
 REFUSED = {
     "products of f32": (NORMED.replace("f16", "f32"), {}, True),
     "assume_finite=True": (BIASED, {**HALF, "B": "f16"}, False),
-    "2 kernels": (WORKLOADS["global_prefill"].source, {"Q": "f32", "K": "f32", "V": "f32"}, True),
+    "kernel2: products of f32": (
+        WORKLOADS["global_prefill"].source,
+        {"Q": "f32", "K": "f32", "V": "f32"},
+        True,
+    ),
     "no loop multiplies matrices": ("y[i] = sum[k](x[i,k])", {"x": "f16"}, True),
 }
 """Why a program has no roles: some of the text, the program, and its dtypes."""
@@ -172,7 +176,7 @@ def test_what_has_no_roles_says_why_and_stays_triton(why: str) -> None:
     derived = _derived(source, finite=finite)
     sizes = {axis: 4096 for axis in compiler.nominal_extents(derived.program)} | SIZES
     compiled = _compiled(derived, {**program_dtypes(derived.program), **dtypes}, **sizes)
-    assert compiled.roles is None and compiled.chosen.plan.roles is None
+    assert compiled.roles is None and compiled.chosen.plan.roles == ()
     assert why in compiled.chosen.plan.code
 
 
@@ -191,8 +195,9 @@ def test_a_kernel_says_what_it_runs() -> None:
     compiled = _compiled(kernel.derived)
     plan = compiled.chosen.plan
     assert compiled.roles is not None
-    assert re.fullmatch(re.escape(f"Gluon: {plan.roles}, predicted to take ") + r"[\d.]+ ms", plan.code)
-    assert compiled.chosen.plan.roles is not None and compiled.chosen.plan.roles.delayed == (1,)
+    (roles,) = plan.roles
+    assert re.fullmatch(re.escape(f"Gluon: {roles}, predicted to take ") + r"[\d.]+ ms", plan.code)
+    assert roles is not None and roles.delayed == (1,)
 
 
 def test_explain_says_which_roles_what_each_pass_made_and_what_was_predicted(
@@ -235,14 +240,14 @@ def test_sizes_of_one_region_have_roles_of_their_own() -> None:
     kernel = eq.compile(WORKLOADS["global_prefill"].source, target="h200", verify=False)
     shapes = kernel._shapes
 
-    def roles(length: int, dim: int) -> Roles | None:
+    def roles(length: int, dim: int) -> tuple[Roles | None, ...]:
         sizes = {**SIZES, "i": length, "j": length, "d": dim, "e": dim}
         del sizes["k"]
         return shapes._special(sizes, HALF, H200).compiled.chosen.plan.roles
 
     found = [roles(8192, 128), roles(8192, 64), roles(8192, 128)]
     assert found[0] == found[2] != found[1]
-    assert found[1] is not None and found[1].consumers == 3
+    assert found[1][0] is not None and found[1][0].consumers == 3
 
 
 def test_the_certificate_covers_roles() -> None:
@@ -311,13 +316,11 @@ def _distances() -> tuple[Derived, Compiled]:
 
 def test_a_term_of_a_row_is_taken_from_the_maximum() -> None:
     derived, compiled = _distances()
-    after = rows_last(masked_first(compiled.tile))
+    (kernel,) = compiled.tile.kernels
+    after = rows_last(masked_first(kernel))
     tiles = [
         sum(isinstance(s, Let) and isinstance(s.op, Elementwise) and len(s.value.dims) == 2 for s in body)
-        for body in (
-            list(nested_tiles(compiled.tile.kernels[0].body)),
-            list(nested_tiles(after.kernels[0].body)),
-        )
+        for body in (list(nested_tiles(kernel.body)), list(nested_tiles(after.body)))
     ]
     assert tiles[1] < tiles[0]
     assert rows_last(after) == after
@@ -325,7 +328,7 @@ def test_a_term_of_a_row_is_taken_from_the_maximum() -> None:
         derived, compiled, compiled.extents
     )
     other = _derived(WORKLOADS["global_prefill"].source)
-    plain = _compiled(other).tile
+    (plain,) = _compiled(other).tile.kernels
     assert rows_last(plain) is plain
 
 
@@ -333,7 +336,7 @@ def test_terms_of_rows_are_verified_and_compute_what_the_program_does() -> None:
     derived, compiled = _distances()
     program = derived.program
     roles = _roles(derived, compiled)
-    forms = certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, roles)
+    forms = certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, [roles])
     stages = roles_stages(program, forms, small_extents(program))
     assert check_stages(program, stages, trials=8, dtypes=compiled.dtypes).ok
     generator = np.random.default_rng(0)
@@ -371,7 +374,7 @@ def test_a_search_tries_other_roles_and_none_and_keeps_the_winner(
     derived, compiled = causal
     tuner = Tuner(derived, compiled, None, {}, lambda made: dict, torch.device("cpu"))
     others = tuner._of_other_roles()
-    assert [c.plan.roles is None for c in others] == [False] * (len(others) - 1) + [True] and len(others) > 2
+    assert [c.plan.roles == () for c in others] == [False] * (len(others) - 1) + [True] and len(others) > 2
     assert tuner._compiled(others[-1]).roles is None
     best = tuner._compiled(others[0])
     assert best.roles is not None and best.chosen.plan.roles == others[0].plan.roles
@@ -443,21 +446,21 @@ def test_products_compile_with_their_scales_behind_the_loop(step: int, columns: 
 def test_products_of_eight_bits_are_verified_in_roles() -> None:
     derived, compiled, roles = _product(128, 128)
     program = derived.program
-    forms = certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, roles)
+    forms = certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, [roles])
     stages = roles_stages(program, forms, small_extents(program))
     assert check_stages(program, stages, trials=8, dtypes=compiled.dtypes).ok
 
 
 def test_a_loop_of_products_alone_has_roles_that_are_verified_and_more_slots_where_trips_are_short() -> None:
     derived, compiled, _ = _product(128, 128)
-    roles = compiled.chosen.plan.roles
+    (roles,) = compiled.chosen.plan.roles
     assert compiled.roles is not None and roles is not None and roles.slots == SLOTS[-1]
     checks = certification.Checks(4, 1e-3)
     certificate = certification.certify(derived, compiled, checks)
     assert certificate.ok and any("roles" in stage.name for stage in certificate.stages)
     tuner = Tuner(derived, compiled, None, {}, lambda made: dict, torch.device("cpu"))
     tried = [c.plan.roles for c in tuner._of_other_roles()]
-    assert any(other is not None and other != roles for other in tried)
+    assert any(other and other != (roles,) for other in tried)
 
 
 def test_a_bound_launch_of_roles_writes_to_its_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,7 +516,7 @@ def test_a_hyperbolic_tangent_near_0_takes_no_special_function() -> None:
     assert branch.index("ex2.approx") < branch.index("done:")
     before = text[: text.index("@whole bra")]
     assert "ex2.approx" not in before[before.rindex("fma.rn.f32 u") :]
-    assert _compiled(derived).chosen.plan.roles is not None
+    assert _compiled(derived).chosen.plan.roles
 
 
 def test_tiles_of_eight_bits_are_read_along_what_is_summed() -> None:

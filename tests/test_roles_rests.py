@@ -69,14 +69,14 @@ def _made(name: str) -> tuple[Derived, Compiled, Roles]:
     compiled = compiler.pipeline(derived, SIZES, dtypes, H200)
     consumers, slots, delayed, persistent = FORMS[name]
     (config,) = compiled.chosen.plan.configs
-    blocks = sized(config.blocks, rows_of(compiled.tile), 64 * consumers, 128)
+    blocks = sized(config.blocks, rows_of(compiled.tile.kernels[0]), 64 * consumers, 128)
     return derived, compiled, Roles(blocks, consumers, slots, delayed, persistent)
 
 
 def _small(name: str) -> tuple[Derived, list[RolesProgram]]:
     derived, compiled, roles = _made(name)
     nest, program = compiled.chosen.nest, derived.program
-    return derived, certification.verified_roles(nest, program, compiled.dtypes, H200, roles)
+    return derived, certification.verified_roles(nest, program, compiled.dtypes, H200, [roles])
 
 
 def _given(name: str, wrong: float, places: tuple[int, ...]) -> dict[str, npt.NDArray[Any]]:
@@ -124,7 +124,7 @@ def test_what_is_not_finite_gets_through_where_the_mask_holds_alone(name: str, w
 def test_roles_look_only_where_blocks_are_masked() -> None:
     """A causal loop looks at the tiles of its last blocks, in the branch that masks them."""
     derived, compiled, roles = _made("causal")
-    program = in_roles(compiled.chosen.nest, derived.program, compiled.dtypes, H200, roles)
+    program = in_roles(compiled.chosen.nest, derived.program, compiled.dtypes, H200, [roles])
     consumer = program.kernels[0].roles[1]
     loop = next(s for s in nested(consumer.body) if isinstance(s, Loop) and s.axis == "j")
     late = [s for s in loop.body if isinstance(s, When) and s.condition.name == "j_late"]
@@ -171,7 +171,7 @@ def test_masked_products_compile_for_hopper_without_spills(case: str) -> None:
     derived, compiled, roles = _made(case.partition(" ")[0])
     roles = replace(roles, consumers=2, slots=2, delayed=(1,), persistent=COMPILED[case])
     roles = replace(roles, blocks=sized(roles.blocks, "i", 128, 128))
-    program = in_roles(compiled.chosen.nest, derived.program, compiled.dtypes, H200, roles)
+    program = in_roles(compiled.chosen.nest, derived.program, compiled.dtypes, H200, [roles])
     source = emit(program, derived.program, compiled.dtypes, name="f")
     (report,) = compile_for_hopper(source, sizes={"d": 128, "e": 128})
     assert report.machine["HGMMA"] and report.machine["UTMALDG"]

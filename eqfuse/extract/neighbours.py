@@ -96,7 +96,7 @@ def changed(
             return None
         terms.append(kernel_terms(kernel, config, shape, device))
     cost = total(terms)
-    whole = replace(candidate.plan, roles=None, code="")
+    whole = replace(candidate.plan, roles=(), code="")
     plan = replace(whole, configs=configs, shards=shards, cost=cost, reason="", measured=None)
     return Candidate(plan, nest)
 

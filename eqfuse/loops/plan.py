@@ -7,7 +7,7 @@ as `Local(state, dims)`, and a temporary of an earlier kernel as `Load(name, axe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -142,8 +142,9 @@ class Roles:
 class Plan:
     """A candidate: `schedule` is the one of its dominant group; `shards` is 1 except for split_k. `measured` are the
     seconds of one call where a search has timed the plan on the device. `form` is the form of the program that it runs,
-    `sizes` what its cost was predicted for. `roles` are those of its kernel, where it is divided. `code` is what calls
-    run: on a CPU "C++", or "torch calls" and why; on a Hopper GPU "Gluon" and its roles, or "Triton" and why."""
+    `sizes` what its cost was predicted for. `roles` are those of each kernel of the nest, None of one that is not divided; empty
+    where none is. `code` is what calls run: on a CPU "C++", or "torch calls" and why; on a Hopper GPU, for each kernel, "Gluon"
+    and its roles, or "Triton" and why."""
 
     schedule: Schedule
     kernels: tuple[KernelPlan, ...]
@@ -154,7 +155,7 @@ class Plan:
     measured: float | None = None
     form: Form = "rewritten"
     sizes: tuple[tuple[str, int], ...] = ()
-    roles: Roles | None = None
+    roles: tuple[Roles | None, ...] = ()
     code: str = field(default="", compare=False)
 
     @property
@@ -172,10 +173,18 @@ class Plan:
         found = (group.even for kernel in self.kernels for group in kernel.groups)
         return tuple(dict.fromkeys(axis for even in found if even is not None for axis in even.axes))
 
-    def divided(self, roles: Roles, seconds: float | None = None) -> Plan:
-        """The plan, its kernel divided into roles, which are predicted to take so many seconds."""
-        time = "" if seconds is None else f", predicted to take {1e3 * seconds:.3g} ms"
-        return replace(self, roles=roles, code=f"Gluon: {roles}{time}")
+    def divided(self, roles: Sequence[Roles | None], codes: Sequence[tuple[str, str]]) -> Plan:
+        """The plan, its kernels divided into roles, as far as there are some. `codes` are the names of the kernels, and what each
+        runs."""
+        found = tuple(roles) if any(roles) else ()
+        if len(codes) == 1:
+            return replace(self, roles=found, code=codes[0][1])
+        why = list(dict.fromkeys(code.removeprefix("Triton: ") for _, code in codes))
+        if not found and len(why) == 1:
+            return replace(self, roles=found, code=f"Triton: {why[0]}")
+        shared = "Gluon" if found else "Triton"
+        parts = "; ".join(f"{name}: {code.removeprefix(f'{shared}: ')}" for name, code in codes)
+        return replace(self, roles=found, code=f"{shared}: {parts}")
 
     @property
     def at_sizes(self) -> str:

@@ -53,11 +53,13 @@ def show(program: TileProgram) -> str:
     lines = [f"after {name}" for name in program.passes]
     lines += map(show_buffer, program.buffers)
     for kernel in program.kernels:
-        lines += ["", *_Printer(kernel).lines()]
+        lines += ["", *KernelPrinter(kernel).lines()]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-class _Printer:
+class KernelPrinter:
+    """A kernel as lines of text."""
+
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._constants: dict[str, str] = {}

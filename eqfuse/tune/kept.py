@@ -56,7 +56,7 @@ def keep(key: Key, found: Found) -> None:
             }
             for config in plan.configs
         ],
-        "roles": None if plan.roles is None else _told(plan.roles),
+        "roles": [None if roles is None else _told(roles) for roles in plan.roles],
         "seconds": found.seconds,
         "chosen_seconds": found.chosen_seconds,
     }
@@ -98,8 +98,17 @@ def read(
     found = changed(same[0], configs, shards, extents, dtypes, device)
     if found is None:
         raise Unfit(f"its blocks do not fit {device.name}")
-    if content.get("roles") is not None:
-        found = replace(found, plan=found.plan.divided(_roles(content["roles"], configs[0])))
+    told = content.get("roles")
+    if not isinstance(told, list) or len(told) not in (0, len(configs)):
+        raise Unfit(f"it does not have roles for {len(configs)} kernels")
+    if told:
+        roles = [None if each is None else _roles(each, own) for each, own in zip(told, configs, strict=True)]
+        names = (kernel.name for kernel in found.nest.kernels)
+        codes = [
+            (name, "Triton: as it was timed" if each is None else f"Gluon: {each}")
+            for name, each in zip(names, roles, strict=True)
+        ]
+        found = replace(found, plan=found.plan.divided(roles, codes))
     return Found(found, _seconds(content, "seconds"), _seconds(content, "chosen_seconds"))
 
 

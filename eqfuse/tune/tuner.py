@@ -13,7 +13,7 @@ import torch
 from eqfuse.cache.entries import Key, Unfit
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
-from eqfuse.division import roles_of
+from eqfuse.division import other_roles
 from eqfuse.environment import installed
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import Candidate, with_outputs
@@ -146,25 +146,22 @@ class Tuner:
             candidate.nest, self.derived.program, base.dtypes, candidate.plan.configs, base.device
         )
         roles = candidate.plan.roles
-        if roles is None:
+        if not roles:
             return replace(base, chosen=candidate, tile=tile, roles=None)
         program = self.derived.program
         try:
-            divided = in_roles(candidate.nest, program, base.dtypes, base.device, roles)
+            configs = candidate.plan.configs
+            divided = in_roles(candidate.nest, program, base.dtypes, base.device, roles, configs)
         except Unsuited as why:
-            raise Unfit(f"the kernel has no roles: {why}") from why
+            raise Unfit(f"a kernel has no roles: {why}") from why
         return replace(base, chosen=candidate, tile=tile, roles=divided)
 
     def _of_other_roles(self) -> list[Candidate]:
         """The plan without its roles, and with the next best ones, be they predicted to be slower or not."""
         base, plan = self.base, self.base.chosen.plan
-        whole = replace(base.chosen, plan=replace(plan, roles=None, code=""))
-        try:
-            found = roles_of(self.derived, base.asked, base.chosen, base.tile, slower=True)
-            best = list(islice(found, OTHER_ROLES))
-        except Unsuited:
-            best = []
-        divided = [replace(base.chosen, plan=plan.divided(choice.roles)) for choice in best]
+        whole = replace(base.chosen, plan=replace(plan, roles=(), code=""))
+        found = () if base.device.roles is None else other_roles(self.derived, base, base.extents)
+        divided = [made.chosen for _, made in islice(found, OTHER_ROLES)]
         return [c for c in (*divided, whole) if c.plan.roles != plan.roles]
 
     def _prepare(self, candidate: Candidate) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from eqfuse.errors import EqfuseError
-from eqfuse.tile.triton.aot import KernelReport, report_of
+from eqfuse.tile.triton.aot import KernelReport, aligned, last_strides, report_of
 from eqfuse.tile.triton.launch import load
 
 TARGET = "cuda", 90, 32
@@ -34,10 +34,11 @@ def compile_for_hopper(
     *,
     sizes: Mapping[str, int] | None = None,
 ) -> list[RolesReport]:
-    """Compiles every kernel of an emitted Gluon module for sm_90. `config` overrides CONFIGS as at a call; `sizes` are
+    """Compiles every kernel in roles of an emitted Gluon module for sm_90; `compile_for` does those without. Sizes and strides are
+    multiples of 16, last dims are contiguous. `config` overrides CONFIGS as at a call; `sizes` are
     extents of axes that one block holds whole (64 where not given). Raises EqfuseError for what Triton cannot compile."""
     module = load(source_text)
-    return [_compile(module, name, config, sizes or {}) for name in module.SIGNATURES]
+    return [_compile(module, name, config, sizes or {}) for name in module.TILES]
 
 
 def _compile(
@@ -53,6 +54,7 @@ def _compile(
     constants = {
         key: value for key, value in module.settings(name, config, extents).items() if key in kernel.arg_names
     }
+    constants |= dict.fromkeys(last_strides(kernel.arg_names, module.SIGNATURES[name]), 1)
     signature = {
         key: "constexpr" if key in constants else module.SIGNATURES[name].get(key, "i32")
         for key in kernel.arg_names
@@ -60,7 +62,7 @@ def _compile(
     signature |= {desc: _described(module, tile, constants) for desc, tile in module.TILES[name].items()}
     places = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
     try:
-        source = GluonASTSource(kernel, signature, places, {})
+        source = GluonASTSource(kernel, signature, places, aligned(kernel, signature))
         options = {"num_warps": 4, "maxnreg": module.REGISTERS[name]}
         compiled = triton_compile(source, target=GPUTarget(*TARGET), options=options)
     except Exception as error:  # the front end, MLIR passes and assemblers share no base class

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS
-from eqfuse.tile.gluon.functions import OWN
+from eqfuse.tile.gluon.functions import INSTEAD, OWN
 from eqfuse.tile.nodes import (
     Align,
     Argument,
@@ -76,6 +76,7 @@ class Expressions:
 
     def use(self, helper: str) -> str:
         """The name of a helper, which the module then prints."""
+        helper = INSTEAD.get(helper, helper)
         self.helpers.add(helper)
         return helper if helper in OWN else helper_name(helper)
 

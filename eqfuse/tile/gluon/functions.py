@@ -39,7 +39,7 @@ def _tanh() -> str:
     asm = "\n".join(f"        {line}" for line in lines)
     constraints = ",".join(["=&f"] * PACK + ["f"] * PACK)
     return f'''
-def tanh(x):
+def tanh_near_0(x):
     # Near 0 an odd polynomial, the best one to x**9 below 0.5; elsewhere 1 - 2 / (1 + exp(2 x)), which threads leave out
     # whose elements are all near 0.
     return gl.inline_asm_elementwise(
@@ -78,6 +78,7 @@ _STRIPS = """\
 """Rows of a tile that 4 warps read at once, 16 bytes for each thread, and how they lie in registers."""
 
 OWN: Mapping[str, str] = {
+    "tanh_near_0": _tanh(),
     "not_finite": f"""
 def not_finite(tile):
     # Whether a number of a tile in shared memory is an infinity or NaN: 0 times those is NaN, of all others 0.
@@ -119,7 +120,7 @@ def at_use(x):
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)
 """,
 }
-"""Sources of helpers that Triton kernels have not."""
+"""Sources of helpers that Triton kernels have not, by name; all others are Triton's."""
 
-HELPERS: Mapping[str, str] = {"tanh": _tanh(), **OWN}
-"""Helper sources by name; all others are Triton's."""
+INSTEAD: Mapping[str, str] = {"tanh": "tanh_near_0"}
+"""Those that stand for helpers of Triton's."""

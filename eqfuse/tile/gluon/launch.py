@@ -1,4 +1,4 @@
-"""Calling emitted Gluon modules, and their Triton form where the copy engine cannot address a tensor."""
+"""Calling emitted Gluon modules, and the program's Triton form where the copy engine cannot address a tensor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GluonProgram:
         """Blocks of roles have sizes of their own."""
 
     def form(self, tensors: Mapping[str, Any]) -> TritonProgram:
-        """What runs calls with these tensors, by name; other arguments may be among them."""
+        """What runs calls with these tensors, by name; other arguments may be among them, `sizes` are those of the call."""
         return self._program if self._suits(**tensors) else self.otherwise
 
     @cached

@@ -1,43 +1,59 @@
 """Gluon emission: a program in roles as one readable Python file that needs torch and triton alone.
 
 The file is as one of Triton: tables, helpers, the functions of each kernel, and a launcher that reads sizes and strides off
-its arguments. Its kernels are for Hopper GPUs.
+its arguments. Kernels in roles are for Hopper GPUs, and in Gluon; those without are Triton's, as they are in its modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.nodes import Program
-from eqfuse.tile.gluon.functions import HELPERS
+from eqfuse.tile.gluon.functions import OWN
 from eqfuse.tile.gluon.kernel import REGISTERS, SUMMED_BYTES, Descriptor, KernelText, write_kernel
-from eqfuse.tile.gluon.runtime import RUNTIME
-from eqfuse.tile.roles.nodes import RolesProgram
+from eqfuse.tile.gluon.runtime import NAMES, RUNTIME
+from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.roles.nodes import RolesKernel, RolesProgram
+from eqfuse.tile.triton.functions import LIBRARY
+from eqfuse.tile.triton.kernel import KernelText as TritonText
+from eqfuse.tile.triton.module import TritonModule, config_of, functions_of, limits_of, schedule_of
 from eqfuse.tile.triton.parameters import Names, Tables, TensorInfo
 from eqfuse.tile.triton.runtime import RUNTIME as TRITON_RUNTIME
 from eqfuse.tile.triton.runtime import RUNTIME_NAMES, without
 from eqfuse.tile.triton.template import Template, helpers, labels, nested, table, tuple_text
+
+AnyText = KernelText | TritonText
+"""A printed kernel of either language."""
 
 
 def emit(
     program: RolesProgram,
     source: Program,
     dtypes: Mapping[str, str],
+    configs: Sequence[KernelConfig] = (),
     *,
     name: str,
     sizes: Mapping[str, int] | None = None,
+    extents: Mapping[str, int] | None = None,
 ) -> str:
     """The source text of a module whose function `name` runs `program`.
 
-    `dtypes` gives the dtype of every input tensor, `sizes` are defaults for extents that no tensor determines.
+    `dtypes` gives the dtype of every input tensor, `configs` (one for each kernel, in order) warps and stages of those without
+    roles, `sizes` are defaults for extents that no tensor determines, `extents` those that the plan was chosen for.
     """
-    module = _Module(program, source, dtypes, sizes or {}, name)
+    module = _Module(program, source, dtypes, configs, sizes or {}, extents or {}, name)
     kernels = module.kernels()
+    divided, others = module.divided(kernels), module.others(kernels)
+    shared = helpers({key for kernel in kernels for key in kernel.helpers}, "@triton.jit")
+    own = helpers({key for kernel in divided for key in kernel.helpers}, "@gluon.jit", OWN)
+    unused = ("index_dtype", "overlaps") if not others else ()
     return "\n".join(
         [
             *module.docstring(),
             "",
+            *(["import warnings", ""] if others else []),
             "import torch",
             "import triton",
             "import triton.language as tl",
@@ -50,16 +66,19 @@ def emit(
             "    warpgroup_mma,",
             "    warpgroup_mma_wait,",
             ")",
+            *([LIBRARY] if any("libdevice." in line for line in shared) else []),
             "",
             "# Triton 3.9 calls the copies so.",
             'copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared',
             'copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global',
             "",
             *module.tables(kernels),
-            *helpers({key for kernel in kernels for key in kernel.helpers}, "@gluon.jit", HELPERS),
+            *shared,
+            *own,
+            *functions_of(others),
             *(line for kernel in kernels for line in ("", "", *kernel.lines)),
             "",
-            *without(TRITON_RUNTIME, ("launch", "index_dtype", "overlaps")).rstrip().splitlines(),
+            *without(TRITON_RUNTIME, (*unused, *(() if others else ("launch",)))).rstrip().splitlines(),
             "",
             *RUNTIME.rstrip().splitlines(),
             *module.launcher(kernels),
@@ -68,19 +87,9 @@ def emit(
     )
 
 
-class _Module(Template[KernelText]):
-    RESERVED = (
-        *RUNTIME_NAMES,
-        "suits",
-        "descriptor",
-        "moved",
-        "workers",
-        "copy_in",
-        "copy_out",
-        "gl",
-        "gluon",
-    )
-    SETTINGS = "block sizes"
+class _Module(Template[AnyText]):
+    RESERVED = (*RUNTIME_NAMES, *NAMES)
+    SETTINGS = "settings"
     NOTE = "Raises ValueError where arguments do not fit: see suits() for how tensors may lie in memory."
 
     def __init__(
@@ -88,39 +97,90 @@ class _Module(Template[KernelText]):
         program: RolesProgram,
         source: Program,
         dtypes: Mapping[str, str],
+        configs: Sequence[KernelConfig],
         sizes: Mapping[str, int],
+        extents: Mapping[str, int],
         name: str,
     ) -> None:
         super().__init__(program.buffers, program.domains, source, dtypes, sizes, name)
-        self._program = program
+        self._program, self._configs = program, configs
+        without_roles = tuple(k for k in program.kernels if not isinstance(k, RolesKernel))
+        tiles = TileProgram(without_roles, program.buffers, program.domains, program.shards)
+        self._triton = TritonModule(tiles, source, dtypes, sizes, name, extents)
 
-    def kernels(self) -> list[KernelText]:
+    def kernels(self) -> list[AnyText]:
         names = Names((self._name, *self.RESERVED))
         tensors = {name: TensorInfo(self._dtypes[name], labels(axes)) for name, axes in self._axes.items()}
-        tables = Tables(tensors, self._root)
-        return [write_kernel(kernel, names.new(kernel.name), tables) for kernel in self._program.kernels]
+        tables, facts = Tables(tensors, self._root), self._triton.facts()
+        found: list[AnyText] = []
+        following = (*self._program.kernels[1:], None)
+        for kernel, after in zip(self._program.kernels, following, strict=True):
+            name = names.new(kernel.name)
+            if isinstance(kernel, RolesKernel):
+                found.append(write_kernel(kernel, name, tables))
+            else:
+                leads = after is not None and not isinstance(after, RolesKernel)
+                found.append(self._triton.written(kernel, name, facts, waits=bool(found), leads=leads))
+        return found
+
+    def divided(self, kernels: Sequence[AnyText]) -> list[KernelText]:
+        """Those in roles."""
+        return [kernel for kernel in kernels if isinstance(kernel, KernelText)]
+
+    def others(self, kernels: Sequence[AnyText]) -> list[TritonText]:
+        """Those of Triton."""
+        return [kernel for kernel in kernels if isinstance(kernel, TritonText)]
 
     def docstring(self) -> list[str]:
         roles = []
         for kernel in self._program.kernels:
-            rings = ", ".join(f"{ring.slots} of {ring.tensor}" for ring in kernel.rings)
-            roles.append(f"{kernel.name}: 1 producer, {kernel.consumers} consumers; slots: {rings}")
+            if isinstance(kernel, RolesKernel):
+                rings = ", ".join(f"{ring.slots} of {ring.tensor}" for ring in kernel.rings)
+                roles.append(f"{kernel.name}: 1 producer, {kernel.consumers} consumers; slots: {rings}")
+            else:
+                roles.append(f"{schedule_of(kernel)} (Triton)")
         return self._docstring("Gluon kernels for Hopper GPUs", "Roles", roles)
 
-    def tables(self, kernels: Sequence[KernelText]) -> list[str]:
-        copied = dict.fromkeys(d.tensor for k in kernels for d in k.parameters.descriptors.values())
+    def tables(self, kernels: Sequence[AnyText]) -> list[str]:
+        divided = self.divided(kernels)
+        copied = dict.fromkeys(d.tensor for k in divided for d in k.parameters.descriptors.values())
         lines = [*self._tensors(), "", "# Tensors that the copy engine reads or writes."]
         lines.append(f"COPIED = {tuple_text([repr(name) for name in copied])}".replace("'", '"'))
-        lines += ["", *self._extents(), "", "# Block sizes."]
-        lines += nested("CONFIGS", {k.name: _config(k) for k in kernels})
+        lines += [
+            "",
+            "# Last axes of those that a call makes, and the positions that lengths are to be multiples of.",
+        ]
+        lines.append(f"ENDS = {tuple_text(self._ends(copied))}")
+        lines += [
+            "",
+            *self._extents(),
+            "",
+            "# Default block sizes; warps and stages of kernels without roles.",
+        ]
+        configs = dict(zip((k.name for k in kernels), self._configs, strict=False))
+        lines += nested(
+            "CONFIGS",
+            {
+                k.name: _config(k) if isinstance(k, KernelText) else config_of(k, configs[k.name])
+                for k in kernels
+            },
+        )
         lines += ["", "# Least and greatest size of a block."]
-        lines += nested("LIMITS", {k.name: self._limits(k) for k in kernels})
+        lines += nested(
+            "LIMITS",
+            {k.name: self._limits(k) if isinstance(k, KernelText) else limits_of(k) for k in kernels},
+        )
         lines += ["", *self._kinds(kernels)]
         lines += ["", "# Registers of a thread when a block starts, before roles share them out."]
-        lines.append(table("REGISTERS", {k.name: str(REGISTERS[k.kernel.consumers][0]) for k in kernels}))
+        lines.append(table("REGISTERS", {k.name: str(REGISTERS[k.kernel.consumers][0]) for k in divided}))
         lines += ["", "# Dtype and sizes of the tiles that descriptors are of."]
-        lines += nested("TILES", {k.name: self._tiles(k) for k in kernels})
+        lines += nested("TILES", {k.name: self._tiles(k) for k in divided})
         return lines
+
+    def _ends(self, copied: Iterable[str]) -> list[str]:
+        made = {buffer.name for buffer in (*self._outputs, *self._temporaries)} & set(copied)
+        ends = {(self._axes[name][-1], 16 // BYTES[self._dtypes[name]]): None for name in sorted(made)}
+        return [f'("{axis}", {unit})' for axis, unit in ends]
 
     def _tiles(self, kernel: KernelText) -> dict[str, str]:
         return {
@@ -141,11 +201,18 @@ class _Module(Template[KernelText]):
             if axis in blocks
         }
 
-    def _taken(self, kernel: KernelText) -> list[str]:
+    def launching(self, kernel: AnyText) -> str:
+        return "launch_roles" if isinstance(kernel, KernelText) else "launch"
+
+    def taken(self, kernel: AnyText) -> list[str]:
+        if not isinstance(kernel, KernelText):
+            return self._triton.taken(kernel)
         descriptors = [descriptor.tensor for descriptor in kernel.parameters.descriptors.values()]
         return [tuple_text(descriptors), tuple_text(list(kernel.parameters.pointers))]
 
-    def _computed(self, kernel: KernelText, items: str, integers: str, size: str, blocks: str) -> list[str]:
+    def computed(self, kernel: AnyText, items: str, integers: str, size: str, blocks: str) -> list[str]:
+        if not isinstance(kernel, KernelText):
+            return self._triton.computed(kernel, items, integers, size, blocks)
         parameters = kernel.parameters
         tiles = [tuple_text(self._sizes_of(kernel, d, blocks)) for d in parameters.descriptors.values()]
         made = ", ".join(f'"{name}": {blocks}["{name}"]' for name in parameters.blocks.values())

@@ -19,9 +19,13 @@ DTYPE_NAMES = {
 }
 
 
-def suits(**tensors):
-    """Whether the copy engine can address these tensors, by name: whether they begin at multiples of 16 bytes and the
-    positions of their last dim are next to each other, those of the others multiples of 16 bytes apart."""
+def suits(sizes=None, **tensors):
+    """Whether the copy engine can address these tensors, by name, and those that a call makes at these sizes: whether they begin
+    at multiples of 16 bytes and the positions of their last dim are next to each other, those of the others multiples of 16
+    bytes apart."""
+    known = sizes or {}
+    if any(known.get(axis, unit) % unit for axis, unit in ENDS):
+        return False
     return all(_suits(x) for name, x in tensors.items() if name in COPIED and x is not None)
 
 
@@ -59,8 +63,8 @@ def moved(known, tensor):
     return made
 
 
-def launch(known, name, kernel, copied, tensors, numbers, config, size, arguments):
-    """Launches a kernel. `arguments` makes grid, blocks of the copies, integers and constants from settings, at the first
+def launch_roles(known, name, kernel, copied, tensors, numbers, config, size, arguments):
+    """Launches a kernel in roles. `arguments` makes grid, blocks of the copies, integers and constants from settings, at the first
     call of a kind; later ones go straight to what Triton compiled."""
     if name in known:
         compiled, descriptors, integers, constants = known[name]
@@ -77,4 +81,7 @@ def launch(known, name, kernel, copied, tensors, numbers, config, size, argument
     if compiled is not None:
         known[name] = compiled[(grid, 1, 1)], descriptors, integers, tuple(constants.values())
 '''
-"""Their source. The module has the tables of Triton modules, COPIED and REGISTERS."""
+"""Their source. The module has the tables of Triton modules, COPIED, ENDS, REGISTERS and TILES."""
+
+NAMES = ("suits", "descriptor", "moved", "workers", "launch_roles", "copy_in", "copy_out", "gl", "gluon")
+"""Names that no other global of such a module may have."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from eqfuse.extract.devices import Device
-from eqfuse.tile.nodes import Elementwise, For, Let, ReduceTile, TileProgram
+from eqfuse.tile.nodes import Elementwise, For, Kernel, Let, ReduceTile
 from eqfuse.tile.roles.choice import HELD, Undone, needs
 from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.nodes import (
@@ -16,7 +16,6 @@ from eqfuse.tile.roles.nodes import (
     Items,
     Loop,
     RolesKernel,
-    RolesProgram,
     Stmt,
     Wait,
     When,
@@ -30,16 +29,15 @@ from eqfuse.units import duration
 
 
 def account(
-    tiles: TileProgram,
-    program: RolesProgram,
+    tiles: Kernel,
+    kernel: RolesKernel,
     device: Device,
     extents: Mapping[str, int],
     predicted: tuple[float, float] | None,
     undone: Sequence[Undone],
 ) -> Iterator[str]:
-    """The roles of a program's kernel, what each pass made of its tile program, the steady state of its pipeline, and what
+    """The roles of a kernel, what each pass made of its tile program, the steady state of its pipeline, and what
     it was `predicted` to take in roles and without, with each decision taken back."""
-    (kernel,) = program.kernels
     yield from _roles(kernel, device, extents)
     yield ""
     yield from _passes(tiles, kernel)
@@ -66,7 +64,7 @@ def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> I
     )
 
 
-def _passes(tiles: TileProgram, kernel: RolesKernel) -> Iterator[str]:
+def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
     """What each pass has changed, in their order."""
     early = masked_first(tiles)
     selects = _selects(tiles) - _selects(early)
@@ -75,7 +73,7 @@ def _passes(tiles: TileProgram, kernel: RolesKernel) -> Iterator[str]:
     yield f"terms of rows behind maxima: {_count('maximum', 'maxima', _changed(early, moved))}"
     scaled = scaled_last(moved)
     yield f"scales behind maxima: {_count('maximum', 'maxima', _changed(moved, scaled))}"
-    before = sum(isinstance(stmt, For) for stmt in tiles.kernels[0].body)
+    before = sum(isinstance(stmt, For) for stmt in tiles.body)
     after = sum(isinstance(stmt, Loop) for stmt in nested(kernel.roles[0].body))
     yield f"joined ranges: {f'{before} loops became {after}' if after < before else 'nothing to do'}"
     fills = sum(isinstance(stmt, Fill) for stmt in nested(kernel.roles[0].body))
@@ -95,22 +93,21 @@ def _is_behind(loop: Loop) -> bool:
     return len(issued) > 1 and issued[1] < awaited[0]
 
 
-def _selects(program: TileProgram) -> int:
+def _selects(kernel: Kernel) -> int:
     return sum(
         isinstance(stmt, Let)
         and isinstance(stmt.op, Elementwise)
         and stmt.op.fn == "where"
         and bool(stmt.value.dims)
-        for kernel in program.kernels
         for stmt in nested_tiles(kernel.body)
     )
 
 
-def _changed(before: TileProgram, after: TileProgram) -> int:
+def _changed(before: Kernel, after: Kernel) -> int:
     """Maxima that are taken of something else."""
     found = []
-    for program in (before, after):
-        lets = (s for kernel in program.kernels for s in nested_tiles(kernel.body) if isinstance(s, Let))
+    for kernel in (before, after):
+        lets = (s for s in nested_tiles(kernel.body) if isinstance(s, Let))
         found.append(
             {let.op.value.name for let in lets if isinstance(let.op, ReduceTile) and let.op.op == "max"}
         )

@@ -32,7 +32,7 @@ from eqfuse.tile.roles.walk import defined_by, nested, read_by
 
 def check(program: RolesProgram) -> None:
     """Raises TileError where the program does not hold together."""
-    for kernel in program.kernels:
+    for kernel in program.divided:
         _check_kernel(kernel)
 
 

@@ -25,8 +25,8 @@ from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.functions import SPECIAL
-from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile, RestOfProduct, Store, TileProgram, Value
-from eqfuse.tile.roles.nodes import Await, Issue, Loop, Meet, RolesKernel, RolesProgram, Staging, When
+from eqfuse.tile.nodes import Dot, Elementwise, For, Kernel, Let, LoadTile, RestOfProduct, Store, Value
+from eqfuse.tile.roles.nodes import Await, Issue, Loop, Meet, RolesKernel, Staging, When
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested
 
@@ -42,6 +42,12 @@ MOST = 256
 
 HELD = {2: 240, 3: 160}
 """Registers of a consumer's thread, by the number of consumers."""
+
+AT_START = {2: 168, 3: 128}
+"""Those that its instructions may use, which is how many each thread of a block begins with."""
+
+OPERANDS = 26
+"""Registers that an instruction of a product takes beside its sums."""
 
 ADDRESSES = 30
 ITEM_ADDRESSES = 6
@@ -70,17 +76,22 @@ POLYNOMIAL_REGISTERS = 52
 """Registers that such a function takes beside the tiles: kernels of SoftCap with fewer left took twice what was predicted, those
 with as many 1.2 times (H200)."""
 
-Divide = Callable[[Roles], RolesProgram]
-"""The program in these roles and their blocks. Raises Unsuited."""
+Divide = Callable[[Roles], RolesKernel]
+"""The kernel in these roles and their blocks. Raises Unsuited."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A program in roles, and its predicted seconds."""
+    """A kernel in roles, and its predicted seconds."""
 
     roles: Roles
-    program: RolesProgram
+    kernel: RolesKernel
     seconds: float
+
+    @property
+    def code(self) -> str:
+        """What calls run, for those who ask."""
+        return f"Gluon: {self.roles}, predicted to take {1e3 * self.seconds:.3g} ms"
 
 
 @dataclass(frozen=True)
@@ -94,23 +105,21 @@ class Outlook:
     otherwise: float
 
 
-def rows_of(tiles: TileProgram) -> str:
-    """The axis of the rows of a program's products. Raises Unsuited."""
-    if len(tiles.kernels) != 1:
-        raise Unsuited(f"{len(tiles.kernels)} kernels")
+def rows_of(tiles: Kernel) -> str:
+    """The axis of the rows of a kernel's products. Raises Unsuited."""
     dots = [dot for loop in _products(tiles) for dot in loop]
     rows = {dot.left.dims[0] for dot in dots if len(dot.left.dims) == 2}
     if len(rows) != 1:
         raise Unsuited("no loop multiplies matrices" if not dots else "products of no common rows")
     (axis,) = rows
-    if not any(block.axis == axis and block.kind == "grid" for block in tiles.kernels[0].blocks):
+    if not any(block.axis == axis and block.kind == "grid" for block in tiles.blocks):
         raise Unsuited(f"each thread block has all of {axis}, the rows of products")
     return axis
 
 
-def _products(tiles: TileProgram) -> Iterator[list[Dot]]:
+def _products(tiles: Kernel) -> Iterator[list[Dot]]:
     """The products of each loop."""
-    for stmt in tiles.kernels[0].body:
+    for stmt in tiles.body:
         if isinstance(stmt, For):
             yield [s.op for s in stmt.body if isinstance(s, Let) and isinstance(s.op, Dot)]
 
@@ -144,13 +153,13 @@ def sized(
 
 
 def ranked(
-    tiles: TileProgram,
+    tiles: Kernel,
     outlook: Outlook,
     divide: Divide,
     *,
     slower: bool = False,
 ) -> Iterator[Choice]:
-    """The roles of a program that fit and are predicted to be faster than its tiles, cheapest first; those that are
+    """The roles of a kernel that fit and are predicted to be faster than its tiles, cheapest first; those that are
     `slower` too, where they are asked for. Raises Unsuited."""
     rows, residuals = rows_of(tiles), outlook.device.roles
     if residuals is None:
@@ -164,8 +173,7 @@ def ranked(
         raise Unsuited(f"predicted to take {best:.3g} ms in roles, {other:.3g} ms without")
     for seconds, schedule in faster:
         least = divide(replace(schedule, slots=SLOTS[0]))  # one for all numbers of slots
-        kernels = [_with_slots(kernel, schedule.slots) for kernel in least.kernels]
-        if all(fits(kernel, outlook.extents, outlook.device) for kernel in kernels):
+        if fits(_with_slots(least, schedule.slots), outlook.extents, outlook.device):
             yield Choice(schedule, divide(schedule), seconds)
 
 
@@ -182,7 +190,7 @@ def _fewest_trips(priced: tuple[float, Roles]) -> tuple[float, int, int]:
 
 
 def _priced(
-    tiles: TileProgram, outlook: Outlook, rows: str, residuals: RolesResiduals
+    tiles: Kernel, outlook: Outlook, rows: str, residuals: RolesResiduals
 ) -> Iterator[tuple[float, Roles]]:
     most = max(map(len, _products(tiles)), default=0)
     behind = [(), *((number,) for number in range(1, most))]
@@ -199,7 +207,7 @@ def _priced(
 class Price:
     """What roles in some blocks are predicted to take."""
 
-    def __init__(self, tiles: TileProgram, outlook: Outlook, blocks: tuple[Block, ...]) -> None:
+    def __init__(self, tiles: Kernel, outlook: Outlook, blocks: tuple[Block, ...]) -> None:
         self.blocks = blocks
         config = replace(outlook.config, blocks=blocks)
         alone = outlook.cost.alone(config)
@@ -238,9 +246,9 @@ def _read(dots: Sequence[Dot], sizes: Mapping[str, int]) -> float:
     return max(shares, default=0.0)
 
 
-def _stored_apart(tiles: TileProgram) -> bool:
+def _stored_apart(tiles: Kernel) -> bool:
     """Whether an output has wider numbers than the tiles in whose place it could be stored."""
-    body = tiles.kernels[0].body
+    body = tiles.body
     widths = [BYTES[s.value.dtype] for s in body if isinstance(s, Store) and len(s.value.dims) == 2]
     lets = [s for s in body if isinstance(s, Let) and len(s.value.dims) == 2]
     loads = [BYTES[let.value.dtype] for let in lets if isinstance(let.op, LoadTile)]
@@ -251,7 +259,7 @@ def _stored_apart(tiles: TileProgram) -> bool:
 class Pricing:
     """What a kernel is predicted to take in any roles, and without."""
 
-    tiles: TileProgram
+    tiles: Kernel
     outlook: Outlook
 
     def seconds(self, roles: Roles | None, residuals: RolesResiduals) -> float:
@@ -261,7 +269,7 @@ class Pricing:
         return Price(self.tiles, self.outlook, roles.blocks).seconds(roles, residuals)
 
 
-def predicted(tiles: TileProgram, outlook: Outlook, roles: Roles) -> tuple[float, float] | None:
+def predicted(tiles: Kernel, outlook: Outlook, roles: Roles) -> tuple[float, float] | None:
     """The seconds that a kernel is predicted to take in some roles, and without any; None for devices without roles."""
     residuals = outlook.device.roles
     if residuals is None:
@@ -278,7 +286,7 @@ class Undone:
     seconds: float | None
 
 
-def undone(tiles: TileProgram, outlook: Outlook, roles: Roles, divide: Divide) -> Iterator[Undone]:
+def undone(tiles: Kernel, outlook: Outlook, roles: Roles, divide: Divide) -> Iterator[Undone]:
     """Each decision of the roles of a kernel, taken back by itself."""
     rows, residuals = rows_of(tiles), outlook.device.roles
     if residuals is None:
@@ -303,16 +311,16 @@ def undone(tiles: TileProgram, outlook: Outlook, roles: Roles, divide: Divide) -
             made = divide(other_roles)
         except Unsuited:
             continue
-        there = all(fits(kernel, outlook.extents, outlook.device) for kernel in made.kernels)
+        there = fits(made, outlook.extents, outlook.device)
         seconds = Price(tiles, outlook, other_roles.blocks).seconds(other_roles, residuals)
         yield Undone(what, seconds if there else None)
 
 
-def _in_roles(tiles: TileProgram) -> tuple[float, float]:
+def _in_roles(tiles: Kernel) -> tuple[float, float]:
     """Special functions, and other operations, that consumers compute for each one of a kernel without roles."""
     ops = [
         stmt.op.fn
-        for loop in tiles.kernels[0].body
+        for loop in tiles.body
         if isinstance(loop, For)
         for stmt in loop.body
         if isinstance(stmt, Let) and isinstance(stmt.op, Elementwise) and len(stmt.value.dims) == 2
@@ -325,11 +333,11 @@ def _in_roles(tiles: TileProgram) -> tuple[float, float]:
     return 1 - spared / special, 1 + more / len(ops)
 
 
-def _looks(tiles: TileProgram, blocks: Sequence[Block], extents: Mapping[str, int], trips: float) -> float:
+def _looks(tiles: Kernel, blocks: Sequence[Block], extents: Mapping[str, int], trips: float) -> float:
     """Bytes of tiles that a consumer looks at in a thread block, since they may hold infinities or NaN that are masked."""
     sizes = block_sizes(blocks, extents)
     looked = 0.0
-    loops = [stmt for stmt in tiles.kernels[0].body if isinstance(stmt, For)]
+    loops = [stmt for stmt in tiles.body if isinstance(stmt, For)]
     rests = {
         loop: [s.op for s in loop.body if isinstance(s, Let) and isinstance(s.op, RestOfProduct)]
         for loop in loops
@@ -387,8 +395,18 @@ def _eased(let: Let) -> bool:
 def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> bool:
     """Whether an SM holds a thread block."""
     found = needs(kernel, extents, device)
-    held = found.registers <= HELD[kernel.consumers]
+    held = (
+        found.registers <= HELD[kernel.consumers]
+        and _multiplied(kernel, extents) <= AT_START[kernel.consumers]
+    )
     return found.widest <= MOST and found.shared <= device.shared and held
+
+
+def _multiplied(kernel: RolesKernel, extents: Mapping[str, int]) -> int:
+    """Registers that the widest instruction of a product takes: a row of sums for each two threads of a warp."""
+    sizes = block_sizes(kernel.blocks, extents)
+    issued = (s for s in nested(kernel.roles[1].body) if isinstance(s, Issue))
+    return OPERANDS + max((min(sizes[s.pending.dims[1]], MOST) // 2 for s in issued), default=0)
 
 
 def _in_slot(staging: Staging, kernel: RolesKernel, sizes: Mapping[str, int]) -> bool:

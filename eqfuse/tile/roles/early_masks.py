@@ -21,21 +21,16 @@ from eqfuse.tile.nodes import (
     Let,
     Op,
     Stmt,
-    TileProgram,
     Value,
 )
-from eqfuse.tile.passes.draft import Draft, changed, in_kernels
+from eqfuse.tile.passes.draft import Draft, changed
 from eqfuse.tile.prune import pruned
 from eqfuse.tile.roles.bindings import bindings_of
 from eqfuse.tile.walk import nested, operands, with_operands
 
 
-def masked_first(program: TileProgram) -> TileProgram:
+def masked_first(kernel: Kernel) -> Kernel:
     """No exponential is masked whose exponent can be."""
-    return in_kernels(program, _kernel)
-
-
-def _kernel(kernel: Kernel) -> Kernel:
     bindings = bindings_of(kernel)
     ops, uses = bindings.ops, bindings.uses
     draft = Draft(kernel)

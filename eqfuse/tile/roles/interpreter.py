@@ -113,7 +113,10 @@ def run(
         memory = memory_of(program.buffers, dtypes, source, tensors, sizes, domain, trials)
         for kernel in program.kernels:
             with np.errstate(all="ignore"):
-                _run_kernel(kernel, memory, scalars, sizes, domain, trials or 1, timings)
+                if isinstance(kernel, RolesKernel):
+                    _run_kernel(kernel, memory, scalars, sizes, domain, trials or 1, timings)
+                else:
+                    Instances(kernel, memory, scalars, sizes, domain, trials or 1).run()
         return memory
 
     try:

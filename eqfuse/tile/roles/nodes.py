@@ -1,6 +1,6 @@
 """Kernels as roles: what each warp group of a thread block does, one level below the tile program.
 
-    program ::= RolesProgram(kernels, buffers)
+    program ::= RolesProgram(kernels, buffers)       a kernel without roles is one of the tile program
     kernel  ::= RolesKernel(name, grid, blocks, rows, consumers, rings, staging, roles)
     role    ::= Role(name, part, body)             `part` numbers a consumer; the producer has none
     stmt    ::= Let(value, op)                     an op of the tile program, but for loads of rings and products
@@ -47,7 +47,7 @@ from typing import Literal
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
-from eqfuse.tile.nodes import Carried, Let, Store, Value
+from eqfuse.tile.nodes import Carried, Kernel, Let, Store, Value
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,12 @@ class RolesKernel:
 class RolesProgram(Listed):
     """`domains` and `shards` are those of the tile program."""
 
-    kernels: tuple[RolesKernel, ...]
+    kernels: tuple[RolesKernel | Kernel, ...]
     buffers: tuple[Buffer, ...]
     domains: tuple[tuple[str, str], ...] = ()
     shards: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def divided(self) -> tuple[RolesKernel, ...]:
+        """The kernels that have roles."""
+        return tuple(kernel for kernel in self.kernels if isinstance(kernel, RolesKernel))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from eqfuse.listed import text_of
 from eqfuse.tile.nodes import Carried, Constant, Irrational, Let, Store, Value
+from eqfuse.tile.printer import KernelPrinter as TilePrinter
 from eqfuse.tile.printer import constant, show_block, show_buffer, show_op, typed
 from eqfuse.tile.roles.nodes import (
     Along,
@@ -38,7 +39,8 @@ def show(program: RolesProgram) -> str:
     """The program as text; the same program gives the same text."""
     lines = [show_buffer(buffer) for buffer in program.buffers]
     for kernel in program.kernels:
-        lines += ["", *_Printer(kernel).lines()]
+        printed = _Printer(kernel) if isinstance(kernel, RolesKernel) else TilePrinter(kernel)
+        lines += ["", *printed.lines()]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 

@@ -12,16 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eqfuse.tile.nodes import Align, Elementwise, Kernel, Let, Op, ReduceTile, Stmt, TileProgram, Value
-from eqfuse.tile.passes.draft import Draft, changed, in_kernels
+from eqfuse.tile.nodes import Align, Elementwise, Kernel, Let, Op, ReduceTile, Stmt, Value
+from eqfuse.tile.passes.draft import Draft, changed
 from eqfuse.tile.prune import pruned
 from eqfuse.tile.roles.bindings import Readers, bindings_of, found_in
 from eqfuse.tile.roles.scaled_maxima import for_a_maximum
-
-
-def rows_last(program: TileProgram) -> TileProgram:
-    """No element has a term of its row for a maximum alone."""
-    return in_kernels(program, _kernel)
 
 
 @dataclass(frozen=True)
@@ -33,7 +28,8 @@ class _Sum:
     row: Value
 
 
-def _kernel(kernel: Kernel) -> Kernel:
+def rows_last(kernel: Kernel) -> Kernel:
+    """No element has a term of its row for a maximum alone."""
     known = bindings_of(kernel)
     ops, readers = known.ops, known.readers
 

@@ -24,17 +24,11 @@ from eqfuse.tile.nodes import (
     Op,
     ReduceTile,
     Stmt,
-    TileProgram,
     Value,
 )
-from eqfuse.tile.passes.draft import Draft, changed, in_kernels
+from eqfuse.tile.passes.draft import Draft, changed
 from eqfuse.tile.roles.bindings import Readers, bindings_of, found_in
 from eqfuse.tile.walk import defined
-
-
-def scaled_last(program: TileProgram) -> TileProgram:
-    """No element is scaled for a maximum alone."""
-    return in_kernels(program, _kernel)
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,8 @@ class _Scale:
     size: Value
 
 
-def _kernel(kernel: Kernel) -> Kernel:
+def scaled_last(kernel: Kernel) -> Kernel:
+    """No element is scaled for a maximum alone."""
     known = bindings_of(kernel)
     ops = known.ops
     inside = {v.name for stmt in kernel.body if isinstance(stmt, For) for v in defined((stmt,))}

@@ -58,9 +58,14 @@ from eqfuse.tile.roles.pipeline import Source, pipelined, sources, straight
 from eqfuse.tile.roles.rests import Rests, rests_first
 from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.scaled_maxima import scaled_last
+from eqfuse.tile.roles.started import started
+from eqfuse.tile.roles.turned import turned
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import defined_by, names_in, nested, pruned, read_by
 from eqfuse.tile.storage import buffer_dtypes
+
+STAGED_BYTES = 2
+"""Bytes of the widest numbers of outputs that go through shared memory."""
 
 MULTIPLIED = ("f16", "bf16", "f8e4m3")
 """Dtypes whose products have roles."""
@@ -68,26 +73,34 @@ MULTIPLIED = ("f16", "bf16", "f8e4m3")
 
 def with_roles(
     program: TileProgram,
-    schedules: Sequence[Roles],
+    schedules: Sequence[Roles | None],
     axes: Mapping[str, tuple[str | None, ...]],
     *,
     finite: bool,
 ) -> RolesProgram:
-    """The program with the kernels' roles, one schedule for each. `axes` are those of every tensor's dims, as far as they
-    are known; `finite` says that all that is stored is finite. Raises Unsuited."""
+    """The program with the kernels' roles, one schedule for each; kernels without one stay as they are. `axes` are those of every
+    tensor's dims, as far as they are known; `finite` says that all that is stored is finite. Raises Unsuited."""
     tensors = Tensors(axes, dict(program.domains))
-    first = scaled_last(rows_last(masked_first(program)))
-    splits = [
-        _Split(kernel, schedule, tensors, finite)
-        for kernel, schedule in zip(first.kernels, schedules, strict=True)
-    ]
-    kernels = tuple(split.run() for split in splits)
-    units = tuple(unit for split in splits for unit in split.units.items())
+    kernels: list[RolesKernel | Kernel] = []
+    units: list[tuple[str, str]] = []
+    for kernel, schedule in zip(program.kernels, schedules, strict=True):
+        if schedule is None:
+            kernels.append(kernel)
+            continue
+        first = scaled_last(rows_last(masked_first(prepared(kernel))))
+        split = _Split(first, schedule, tensors, finite)
+        kernels.append(split.run())
+        units += split.units.items()
     dtypes = buffer_dtypes(program)
     buffers = tuple(replace(buffer, dtype=dtypes[buffer.name]) for buffer in program.buffers)
-    made = RolesProgram(kernels, buffers, (*program.domains, *dict.fromkeys(units)), program.shards)
+    made = RolesProgram(tuple(kernels), buffers, (*program.domains, *dict.fromkeys(units)), program.shards)
     check(made)
     return made
+
+
+def prepared(kernel: Kernel) -> Kernel:
+    """A kernel as its roles are priced: its products computed the way they are stored, its sums from where they start."""
+    return started(turned(kernel))
 
 
 @dataclass(frozen=True)
@@ -156,6 +169,8 @@ class _Split:
         for stmt in body:
             match stmt:
                 case Let(value, LoadTile(tensor) as op) if len(value.dims) == 2:
+                    if not in_loop and not self._is_multiplied(value):
+                        continue
                     whole = self.finite or self._is_operand(value)
                     index = copied(value, op, self.ops, self.tensors, whole=whole)
                     number = seen[tensor] = seen.get(tensor, 0) + 1
@@ -164,6 +179,13 @@ class _Split:
                     raise Unsuited(f"the load of {tensor} has {len(value.dims)} dims")
                 case Loop():
                     self._find_copies(stmt.body, in_loop=True)
+
+    def _is_multiplied(self, value: Value) -> bool:
+        """Whether a product reads a tile. What is only computed with, once, consumers load where it is."""
+        readers = [s for s in nested(self.body) if any(v.name == value.name for v in read_by(s))]
+        aligned = [s.value for s in readers if isinstance(s, Let) and isinstance(s.op, Align)]
+        multiplied = (isinstance(s, Let) and isinstance(s.op, Dot | RestOfProduct) for s in readers)
+        return any(multiplied) or any(map(self._is_multiplied, aligned))
 
     def _is_operand(self, value: Value) -> bool:
         """Whether products alone read a tile, of which those that sum along an axis whose positions are masked take it on their
@@ -340,8 +362,9 @@ class _Split:
         return [*made, *after], self._last(turns, turn), met
 
     def _stored(self, stmt: Stmt) -> list[Stmt]:
-        """A store of a tile of two dims goes through shared memory, where the copy engine can put it."""
-        if not isinstance(stmt, Store) or len(stmt.value.dims) != 2:
+        """A store of a tile of two dims goes through shared memory, where the copy engine can put it. Of wide numbers, those that
+        four threads hold beside each other fill a sector of memory anyway."""
+        if not isinstance(stmt, Store) or len(stmt.value.dims) != 2 or BYTES[stmt.value.dtype] > STAGED_BYTES:
             return [stmt]
         index = put(stmt, self.ops, self.tensors)
         if index is None:

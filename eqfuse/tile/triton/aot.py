@@ -57,7 +57,7 @@ def compile_for(
     divisible: bool = True,
     wide: bool = False,
 ) -> list[KernelReport]:
-    """Compiles every kernel of an emitted module for `target`, one of TARGETS.
+    """Compiles every kernel of an emitted module for `target`, one of TARGETS; of a Gluon module, those without roles.
 
     `config` overrides CONFIGS as at a call; `sizes` are extents of axes that one block holds whole (the program's own,
     else 64, where not given). With `divisible`, sizes and strides are multiples of 16 and last dims are contiguous, as
@@ -67,9 +67,9 @@ def compile_for(
     if target not in TARGETS:
         raise EqfuseError(f"unknown target {target!r}", hint=f"one of {', '.join(TARGETS)}")
     module = load(source_text)
-    return [
-        _compile(module, name, target, config, sizes or {}, divisible, wide) for name in module.SIGNATURES
-    ]
+    in_roles = getattr(module, "TILES", {})
+    names = [name for name in module.SIGNATURES if name not in in_roles]
+    return [_compile(module, name, target, config, sizes or {}, divisible, wide) for name in names]
 
 
 def _compile(
@@ -104,24 +104,17 @@ def _compile(
     for block, axis in module.WHOLE[name].items():
         constants[block.replace("BLOCK", "EVEN", 1)] = extents[axis] == chosen[block]
     if divisible:
-        constants |= dict.fromkeys(_last_strides(kernel.arg_names, module.SIGNATURES[name]), 1)
+        constants |= dict.fromkeys(last_strides(kernel.arg_names, module.SIGNATURES[name]), 1)
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     signature = {
         key: "constexpr" if key in constants else module.SIGNATURES[name].get(key, "i32")
         for key in kernel.arg_names
     }
-    aligned = [
-        place
-        for place, kind in enumerate(signature.values())
-        if divisible
-        and not kernel.params[place].do_not_specialize
-        and (kind.startswith("*") or kind in ("i32", "i64"))
-    ]
     source = ASTSource(
         kernel,
         signature,
         {(kernel.arg_names.index(key),): value for key, value in constants.items()},
-        {(place,): [["tt.divisibility", 16]] for place in aligned},
+        aligned(kernel, signature) if divisible else {},
     )
     try:
         compiled = triton_compile(source, target=GPUTarget(*TARGETS[target]), options=options)
@@ -134,7 +127,17 @@ def _compile(
     return report_of(name, compiled)
 
 
-def _last_strides(arguments: list[str], types: Mapping[str, str]) -> list[str]:
+def aligned(kernel: Any, signature: Mapping[str, str]) -> dict[tuple[int], list[list[object]]]:
+    """What Triton knows of pointers and integers that are multiples of 16, by their places."""
+    places = (
+        place
+        for place, kind in enumerate(signature.values())
+        if not kernel.params[place].do_not_specialize and (kind.startswith("*") or kind in ("i32", "i64"))
+    )
+    return {(place,): [["tt.divisibility", 16]] for place in places}
+
+
+def last_strides(arguments: list[str], types: Mapping[str, str]) -> list[str]:
     """The stride parameter of the last dim of every tensor: the last one that bears the tensor's name."""
     tensors = [
         argument.removesuffix("_ptr") for argument in arguments if types.get(argument, "").startswith("*")

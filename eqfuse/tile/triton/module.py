@@ -42,7 +42,7 @@ def emit(
     int64), torch records the launches of a call, whose sizes may be symbols, and calls remember nothing. Raises
     ScheduleError where a block that was lowered for a fixed size is too small for the dot that reads it.
     """
-    module = _Module(program, source, dtypes, sizes or {}, name, extents or {}, recorded)
+    module = TritonModule(program, source, dtypes, sizes or {}, name, extents or {}, recorded)
     kernels = module.kernels()
     used = helpers({key for kernel in kernels for key in kernel.helpers}, "@triton.jit")
     text = "\n".join(
@@ -58,7 +58,7 @@ def emit(
             "",
             *module.tables(kernels, configs),
             *used,
-            *_functions(kernels),
+            *functions_of(kernels),
             *(line for kernel in kernels for line in ("", "", *kernel.lines)),
             "",
             *(RECORDED if recorded else RUNTIME).rstrip().splitlines(),
@@ -69,7 +69,8 @@ def emit(
     return text
 
 
-def _functions(kernels: Iterable[KernelText]) -> list[str]:
+def functions_of(kernels: Iterable[KernelText]) -> list[str]:
+    """The functions that kernels combine states of folds with."""
     found = {name: text for kernel in kernels for name, text in kernel.combines.items()}
     return [
         line
@@ -78,7 +79,9 @@ def _functions(kernels: Iterable[KernelText]) -> list[str]:
     ]
 
 
-class _Module(Template[KernelText]):
+class TritonModule(Template[KernelText]):
+    """A module of Triton kernels in parts."""
+
     RESERVED = RUNTIME_NAMES
     SETTINGS = "settings"
     NOTE = "Tensors may have any strides. Raises ValueError where arguments do not fit."
@@ -99,6 +102,14 @@ class _Module(Template[KernelText]):
 
     def kernels(self) -> list[KernelText]:
         names = Names((self._name, *self.RESERVED))
+        facts, last = self.facts(), len(self._program.kernels) - 1
+        return [
+            self.written(kernel, names.new(kernel.name), facts, waits=place > 0, leads=place < last)
+            for place, kernel in enumerate(self._program.kernels)
+        ]
+
+    def facts(self) -> Tables:
+        """What the text of every kernel depends on."""
         tensors = {
             name: TensorInfo(self._dtypes[name], labels(axes), axes[-1] if axes else None)
             for name, axes in self._axes.items()
@@ -107,36 +118,35 @@ class _Module(Template[KernelText]):
         synthetic = {axis for b in self._temporaries for axis in self._axes[b.name] if axis not in own}
         shards = frozenset(axis for axis in synthetic if axis is not None)
         index = f"tl.{self._recorded}" if self._recorded else INDEX
-        tables = Tables(tensors, self._root, shards, self._ragged, index)
-        last = len(self._program.kernels) - 1
-        found: list[KernelText] = []
-        for place, kernel in enumerate(self._program.kernels):
-            flags = () if self._recorded else _flags(first=place == 0, last=place == last)
-            found.append(write_kernel(kernel, names.new(kernel.name), tables, flags))
-        for text in found:
-            for block, most in text.most.items():
-                if text.least.get(block, 1) > most:
-                    raise ScheduleError(
-                        f"{block} of kernel {text.name} is {most}, too small for a dot",
-                        hint=f"choose at least {text.least[block]}, or a schedule without a dot over that axis",
-                    )
-        return found
+        return Tables(tensors, self._root, shards, self._ragged, index)
+
+    def written(self, kernel: Kernel, name: str, facts: Tables, *, waits: bool, leads: bool) -> KernelText:
+        """The text of a kernel that comes after another one, and that leads to another one of Triton's. Raises ScheduleError."""
+        flags = (*(("WAITS",) if waits else ()), *(("LEADS",) if leads else ()))
+        text = write_kernel(kernel, name, facts, () if self._recorded else flags)
+        for block, most in text.most.items():
+            if text.least.get(block, 1) > most:
+                raise ScheduleError(
+                    f"{block} of kernel {text.name} is {most}, too small for a dot",
+                    hint=f"choose at least {text.least[block]}, or a schedule without a dot over that axis",
+                )
+        return text
 
     # Text before the kernels --------------------------------------------------------------------
 
     def docstring(self) -> list[str]:
-        schedule = [_schedule(kernel) for kernel in self._program.kernels]
+        schedule = [schedule_of(kernel) for kernel in self._program.kernels]
         return self._docstring("Triton kernels", "Schedule", schedule)
 
     def tables(self, kernels: Sequence[KernelText], configs: Sequence[KernelConfig]) -> list[str]:
         lines = [*self._tensors(), "", *self._extents()]
         lines += ["", "# Default block sizes, warps and stages."]
-        lines += nested("CONFIGS", {k.name: _config(k, c) for k, c in zip(kernels, configs, strict=True)})
+        lines += nested("CONFIGS", {k.name: config_of(k, c) for k, c in zip(kernels, configs, strict=True)})
         lines += [
             "",
             "# Least size of a block (for its dots), and greatest (where positions share a quotient).",
         ]
-        lines += nested("LIMITS", {k.name: _limits(k) for k in kernels})
+        lines += nested("LIMITS", {k.name: limits_of(k) for k in kernels})
         lines += ["", *self._kinds(kernels)]
         lines += ["", "# Tensors that the kernels take, and numbers; None where the number is made of sizes."]
         lines += nested("ARGUMENTS", {k.name: _arguments(k) for k in kernels})
@@ -150,7 +160,7 @@ class _Module(Template[KernelText]):
     def _reused(self) -> str:
         return f": {', '.join(buffer.name + shape(buffer) for buffer in self._temporaries)}"
 
-    def _taken(self, kernel: KernelText) -> list[str]:
+    def taken(self, kernel: KernelText) -> list[str]:
         return [tuple_text(list(kernel.parameters.pointers))]
 
     def _holds(self, condition: str) -> str:
@@ -163,7 +173,7 @@ class _Module(Template[KernelText]):
             return " and ".join(self._holds(f"{length} % {ALIGNMENT} == 0") for length in lengths)
         return f"not ({' or '.join(f'{length} % {ALIGNMENT}' for length in lengths)})"
 
-    def _computed(self, kernel: KernelText, items: str, integers: str, size: str, blocks: str) -> list[str]:
+    def computed(self, kernel: KernelText, items: str, integers: str, size: str, blocks: str) -> list[str]:
         parameters = kernel.parameters
 
         def extent(axis: str) -> str:
@@ -184,12 +194,8 @@ class _Module(Template[KernelText]):
         return [items, integers, f"{{{made}}}"]
 
 
-def _flags(*, first: bool, last: bool) -> tuple[str, ...]:
-    """Those of a kernel in a sequence of them."""
-    return (*(() if first else ("WAITS",)), *(() if last else ("LEADS",)))
-
-
-def _schedule(kernel: Kernel) -> str:
+def schedule_of(kernel: Kernel) -> str:
+    """The grid and the loops of a kernel, as a line of text."""
     kinds = {"grid": "grid", "loop": "loop", "whole": "whole", "unit": "loop by one"}
     parts = []
     for kind, shown in kinds.items():
@@ -203,14 +209,16 @@ def _schedule(kernel: Kernel) -> str:
     return f"{kernel.name}: {'; '.join(parts)}" if parts else kernel.name
 
 
-def _config(kernel: KernelText, config: KernelConfig) -> dict[str, str]:
+def config_of(kernel: KernelText, config: KernelConfig) -> dict[str, str]:
+    """A kernel's entry in CONFIGS."""
     names = kernel.parameters.blocks
     blocks = [block for block in kernel.kernel.blocks if block.axis in names and block.size is not None]
     sizes = {names[block.axis]: str(block.size) for block in blocks}
     return {**sizes, "num_warps": str(config.warps), "num_stages": str(config.stages)}
 
 
-def _limits(kernel: KernelText) -> dict[str, str]:
+def limits_of(kernel: KernelText) -> dict[str, str]:
+    """A kernel's entry in LIMITS."""
     blocks = [
         name for name in kernel.parameters.blocks.values() if name in kernel.least or name in kernel.most
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from eqfuse.loops.blocks import Block
@@ -269,24 +268,28 @@ class Template(ABC, Generic[Text]):
             for name, (_, dtype) in parameters.scalars.items()
         ]
         items = " * ".join(counts) or "1"
-        arguments = self._computed(kernel, items, tuple_text(integers), size, blocks)
+        arguments = self.computed(kernel, items, tuple_text(integers), size, blocks)
         given = [
             known,
             f'"{kernel.name}"',
             kernel.name,
-            *self._taken(kernel),
+            *self.taken(kernel),
             tuple_text(numbers),
             config,
             size,
         ]
-        return [f"launch({', '.join(given)}, lambda {blocks}: {tuple_text(arguments)})"]
+        return [f"{self.launching(kernel)}({', '.join(given)}, lambda {blocks}: {tuple_text(arguments)})"]
+
+    def launching(self, kernel: Text) -> str:
+        """The name of the function that launches a kernel."""
+        return "launch"
 
     @abstractmethod
-    def _taken(self, kernel: Text) -> list[str]:
-        """The tensors that the module's `launch` is given."""
+    def taken(self, kernel: Text) -> list[str]:
+        """The tensors that the function that launches a kernel is given."""
 
     @abstractmethod
-    def _computed(self, kernel: Text, items: str, integers: str, size: str, blocks: str) -> list[str]:
+    def computed(self, kernel: Text, items: str, integers: str, size: str, blocks: str) -> list[str]:
         """What is computed for a choice of blocks, from the number of blocks and the kernel's integers on."""
 
 
@@ -302,13 +305,11 @@ class Root(dict[str, str]):
         return axis
 
 
-def helpers(
-    used: Collection[str], decorator: str, instead: Mapping[str, str] = MappingProxyType({})
-) -> list[str]:
-    """Definitions of the helpers in use; some may have other sources, or be others."""
+def helpers(used: Collection[str], decorator: str, sources: Mapping[str, str] = HELPERS) -> list[str]:
+    """Definitions of the helpers in use, of those that have sources."""
     return [
         line
-        for key, text in {**HELPERS, **instead}.items()
+        for key, text in sources.items()
         if key in used
         for line in ("", "", decorator, *text.strip("\n").splitlines())
     ]
