@@ -567,8 +567,9 @@ class Kernel:
     @_of_last_call
     def plan(self) -> Plan:
         """The chosen plan: `.schedule`, `.cost` (predicted seconds, by term), `.kernels`, `.configs`, `.shards`, and
-        `.measured`, the seconds of a call where `tune` has found it. `.roles` are how its kernel is divided, on a Hopper GPU.
-        `.code` says what calls run: there Gluon, or Triton and why; on a CPU, at the last call, C++, or torch calls and why."""
+        `.measured`, the seconds of a call where `tune` has found it. `.roles` are how each of its kernels is divided on
+        a Hopper GPU, None of one that is not, empty where none is. `.code` says what calls run: there Gluon, or Triton and
+        why, for each kernel; on a CPU, at the last call, C++, or torch calls and why."""
         plan, host = self.compiled.chosen.plan, self._shapes.host(self.compiled)
         return replace(plan, code=host.code) if host is not None and host.code else plan
 
@@ -632,8 +633,8 @@ class Kernel:
 
     @property
     def gluon(self) -> str:
-        """The kernel in roles, for a Hopper GPU: a Python module that needs torch and triton alone, as `triton` is, and which
-        calls run where the plan has roles. Raises EqfuseError, which says why, where it has none."""
+        """The kernels in roles, for a Hopper GPU, and those without: a Python module that needs torch and triton alone, as
+        `triton` is, and which calls run where the plan has roles. Raises EqfuseError, which says why, where it has none."""
         with self._lock:
             return self._shapes.gluon(self._general)
 

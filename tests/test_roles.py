@@ -356,7 +356,7 @@ def test_any_scale_gives_the_same(scale: float) -> None:
     compiled = _compiled(derived)
     program = derived.program
     forms = certification.verified_roles(
-        compiled.chosen.nest, program, compiled.dtypes, H200, _roles(derived, compiled)
+        compiled.chosen.nest, program, compiled.dtypes, H200, [_roles(derived, compiled)]
     )
     generator = np.random.default_rng(0)
     sizes = {"b": 1, "h": 2, "i": 5, "j": 7, "d": 3, "e": 4}
