@@ -600,7 +600,7 @@ class Specializations:
     def host(self, compiled: Compiled) -> HostProgram | None:
         """What runs a shape on a CPU; None before it is called there."""
         found = self._programs.get(id(compiled))
-        if found is None:
+        if found is None or compiled.device.kind != "cpu":
             return None
         from eqfuse.tile.host import HostProgram
 

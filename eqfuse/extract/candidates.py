@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.cost import kernel_terms, total
@@ -38,7 +39,7 @@ from eqfuse.loops.plan import (
 )
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Output, Program
 from eqfuse.terms.types import result_dtype
 from eqfuse.threads import cached
 
@@ -313,7 +314,13 @@ def pick(found: Sequence[Candidate], prefer: str | None, groups: Sequence[Group]
 
 def with_outputs(program: Program, dtypes: Mapping[str, str]) -> dict[str, str]:
     """The dtypes of inputs and outputs, from those of the inputs."""
-    return {**dtypes, **{o.name: result_dtype(o.expr, dtypes) for o in program.outputs}}
+    return {**dtypes, **_of_outputs(program.outputs, tuple(dtypes.items()))}
+
+
+@lru_cache(256)
+def _of_outputs(outputs: tuple[Output, ...], dtypes: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    known = dict(dtypes)
+    return {output.name: result_dtype(output.expr, known) for output in outputs}
 
 
 def shape_of(nest: Nest, extents: Mapping[str, int], dtypes: Mapping[str, str], shards: int) -> Shape:

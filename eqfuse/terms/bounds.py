@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -40,6 +40,9 @@ from eqfuse.terms.printer import show
 MAX_POSITIONS = 1 << 20
 """Positions that are tried one by one where ranges alone do not decide."""
 
+MOST_PASSED = 1024
+"""How many sizes of a program are remembered that it reads inside of its tensors for."""
+
 NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 
 
@@ -66,8 +69,12 @@ def check_bounds(
 
     Reads under a `where` (or after an `and`) count only where its condition selects them; a condition on data that
     says nothing of the positions read guards nothing. What sizes and scalars do not decide (gathers, positions
-    compared with data) is accepted: outside positions read as 0.
+    compared with data) is accepted: outside positions read as 0. What has passed is not looked at again.
     """
+    decides, passed = _deciding(program)
+    kind = decides(shapes, extents, scalars)
+    if kind in passed:
+        return
     box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
     by_zero: dict[Expr, Call] = {n: n for n in _divisions(program) if box.range(n.args[1]) == (0, 0)}
     for node, guards in _guarded(_roots(program), by_zero) if by_zero else ():
@@ -78,6 +85,42 @@ def check_bounds(
             )
     for read in reads_outside(program, shapes, extents, scalars):
         raise _error(program, read)
+    if not by_zero:
+        if len(passed) >= MOST_PASSED:
+            passed.clear()
+        passed.add(kind)
+
+
+Sizes = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, int], Mapping[str, Any]], tuple[Any, ...]]
+"""The numbers that decide whether a program reads inside of its tensors, from shapes, extents and scalars."""
+
+
+@once
+def _deciding(program: Program) -> tuple[Sizes, set[tuple[Any, ...]]]:
+    """What decides whether `check_bounds` raises where nothing is divided by 0, and where it did not."""
+    moved, divisors = _moved(program), [node.args[1] for node in _divisions(program)]
+    dims = [
+        (load.tensor, n) for load, _ in moved for n, at in enumerate(load.index) if not isinstance(at, Axis)
+    ]
+    conditions = [guard.condition for _, guards in moved for guard in guards]
+    indices = [at for load, _ in moved for at in load.index if not isinstance(at, Axis)]
+    nodes = list(walk(*indices, *conditions, *divisors))
+    axes = {node.name for node in nodes if isinstance(node, Axis)}
+    axes |= {node.axis for node in nodes if isinstance(node, Size | Reduce)}
+    axes |= {ranks for node in nodes if isinstance(node, Reduce) and (ranks := ranks_of(node)) is not None}
+    numbers = sorted({node.name for node in nodes if isinstance(node, Scalar)})
+    own, places = sorted(axes), list(dict.fromkeys(dims))
+
+    def decides(
+        shapes: Mapping[str, tuple[int, ...]], extents: Mapping[str, int], scalars: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        return (
+            *[shapes[name][dimension] for name, dimension in places],
+            *[extents.get(axis) for axis in own],
+            *[scalars.get(name) for name in numbers],
+        )
+
+    return decides, set()
 
 
 @dataclass(frozen=True)
@@ -160,10 +203,11 @@ def check_selections(program: Program, extents: Mapping[str, int], scalars: Mapp
 
     Under a `where` a selection counts only where its condition selects it, which sizes and scalars have to tell.
     """
-    box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
     for reduce, guards in _selections(program):
-        if extents[reduce.axis] == 0 and _reached(guards, box):
-            raise _no_position(program, reduce)
+        if extents[reduce.axis] == 0:
+            box = Box({axis: (0, size - 1) for axis, size in extents.items()}, extents, scalars)
+            if _reached(guards, box):
+                raise _no_position(program, reduce)
 
 
 def selected_axes(program: Program) -> dict[str, str]:
@@ -176,7 +220,8 @@ def _base(program: Program, reduce: Reduce) -> str:
     return program.domains.get(reduce.axis, reduce.axis)
 
 
-def _selections(program: Program) -> Iterable[tuple[Reduce, Guards]]:
+@once
+def _selections(program: Program) -> tuple[tuple[Reduce, Guards], ...]:
     """Reductions that select a position of their axis, as `argmax` does, and have none where the axis is empty."""
     selecting: dict[Expr, Reduce] = {}
     for node in _reduces(program):
@@ -186,7 +231,7 @@ def _selections(program: Program) -> Iterable[tuple[Reduce, Guards]]:
             selects = fold.selects(index) and contributions(node)[index] is Axis(node.axis)
             if selects and math.isinf(fold.identity[index].value):
                 selecting[node] = node
-    return _guarded(_roots(program), selecting) if selecting else ()
+    return tuple(_guarded(_roots(program), selecting)) if selecting else ()
 
 
 def _reached(guards: Guards, box: Box) -> bool:

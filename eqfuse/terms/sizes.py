@@ -50,13 +50,12 @@ def bind(
     scalars = scalars or {}
     check_names(program, shapes, scalars)
     check_ranks(program, shapes)
-    found = {axis: Extent(count, PROGRAM) for axis, count in program.lengths.items()}
-    found |= _extents(program, shapes, found)
-    _add_sizes(program, sizes or {}, found)
+    extents = _extents(program, shapes)
+    if sizes:
+        _add_sizes(program, shapes, sizes, extents)
     for (name, dimension), reads in longer_dimensions(program).items():
         for axis, read in reads.items():
-            found.setdefault(axis, Extent(max(shapes[name][dimension] - read.offset, 0), name, dimension))
-    extents = {axis: extent.size for axis, extent in found.items()}
+            extents.setdefault(axis, max(shapes[name][dimension] - read.offset, 0))
     for axis in _axes(program):
         base = program.domains.get(axis, axis)
         if base not in extents:
@@ -78,6 +77,22 @@ def _axes(program: Program) -> tuple[str, ...]:
 
 
 def check_names(program: Program, shapes: Collection[str], scalars: Mapping[str, Any]) -> None:
+    tensors, numbers = _inputs(program)
+    if len(shapes) != len(tensors) or not tensors.issuperset(shapes) or scalars.keys() != numbers:
+        _check_inputs(program, shapes, scalars)
+    for name in program.integers:
+        if whole_number(scalars[name]) is None:
+            message = f"scalar {name!r} is {scalars[name]!r}, not an integer"
+            raise _name_error(program, name, message, _integer_hint(program, name))
+
+
+@once
+def _inputs(program: Program) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of tensors, and of scalars."""
+    return frozenset(tensor.name for tensor in program.tensors), frozenset(program.scalars)
+
+
+def _check_inputs(program: Program, shapes: Collection[str], scalars: Mapping[str, Any]) -> None:
     tensors = [tensor.name for tensor in program.tensors]
     extra = [name for name in (*shapes, *scalars) if name not in tensors and name not in program.scalars]
     for name in program.scalars:
@@ -99,10 +114,6 @@ def check_names(program: Program, shapes: Collection[str], scalars: Mapping[str,
         known = (*tensors, *program.scalars)
         hint = did_you_mean(name, known) or ("inputs: " + " ".join(known) if known else "it has no inputs")
         raise BindError(f"the program has no input {name!r}", hint=hint)
-    for name in program.integers:
-        if whole_number(scalars[name]) is None:
-            message = f"scalar {name!r} is {scalars[name]!r}, not an integer"
-            raise _name_error(program, name, message, _integer_hint(program, name))
 
 
 def _integer_hint(program: Program, name: str) -> str:
@@ -127,17 +138,26 @@ def check_ranks(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None
             raise _name_error(program, tensor.name, message, f"the program reads {tensor.name}[{axes}]")
 
 
-def _extents(
-    program: Program, shapes: Mapping[str, tuple[int, ...]], declared: Mapping[str, Extent]
-) -> dict[str, Extent]:
-    found = dict(declared)
-    for axis, extent in sources(program, shapes):
-        known = found.setdefault(axis, extent)
-        if known.size != extent.size:
-            message = f"axis {axis!r} has size {known.size} in {known} and {extent.size} in {extent}"
+def _extents(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The extents that the program declares, and those of dimensions of tensors."""
+    found = dict(program.lengths)
+    for axis, name, dimension in places(program):
+        size = shapes[name][dimension]
+        known = found.setdefault(axis, size)
+        if known != size:
+            first = next(extent for each, extent in _given(program, shapes) if each == axis)
+            message = (
+                f"axis {axis!r} has size {known} in {first} and {size} in {Extent(size, name, dimension)}"
+            )
             hint = "pass tensors whose sizes agree, or name the axes differently"
-            raise _name_error(program, str(extent.tensor), message, hint)
+            raise _name_error(program, name, message, hint)
     return found
+
+
+def _given(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Extent]]:
+    """What gives axes their sizes: declarations, then dimensions."""
+    yield from ((axis, Extent(size, PROGRAM)) for axis, size in program.lengths.items())
+    yield from sources(program, shapes)
 
 
 def sources(program: Program, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Extent]]:
@@ -167,9 +187,12 @@ def _each_place(program: Program) -> Iterator[tuple[str, str, int]]:
                         yield base, node.tensor, dimension
 
 
-def _add_sizes(program: Program, sizes: Mapping[str, int], found: dict[str, Extent]) -> None:
-    if not sizes:
-        return
+def _add_sizes(
+    program: Program,
+    shapes: Mapping[str, tuple[int, ...]],
+    sizes: Mapping[str, int],
+    found: dict[str, int],
+) -> None:
     axes = {program.domains.get(axis, axis) for axis in (*_axes(program), *found)}
     for name, size in sizes.items():
         axis = program.domains.get(name, name)
@@ -179,7 +202,10 @@ def _add_sizes(program: Program, sizes: Mapping[str, int], found: dict[str, Exte
         if not hasattr(size, "__index__") or not 0 <= size <= LONGEST:
             hint = "a size is an integer, 0 or more, at most 2**48"
             raise BindError(f"the size of axis {name!r} is {size!r:.40}", hint=hint)
-        known = found.setdefault(axis, Extent(int(size), None))
-        if known.size != size:
-            message = f"axis {axis!r} has size {known.size} in {known} and {size} in sizes"
+        known = found.setdefault(axis, int(size))
+        if known != size:
+            first = next(
+                (extent for each, extent in _given(program, shapes) if each == axis), Extent(known, None)
+            )
+            message = f"axis {axis!r} has size {known} in {first} and {size} in sizes"
             raise BindError(message, hint=f"leave {name!r} out of sizes")
