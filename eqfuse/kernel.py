@@ -19,7 +19,6 @@ from eqfuse.derived import Derived
 from eqfuse.devices import Target, place_of
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.define import admit, registered_in
-from eqfuse.extract.candidates import with_outputs
 from eqfuse.extract.devices import Device
 from eqfuse.extract.foreseen import Foreseen
 from eqfuse.loops.nodes import Nest
@@ -28,10 +27,10 @@ from eqfuse.loops.plans import Plans
 from eqfuse.operator.content import Saving, enrol, written
 from eqfuse.operator.library import called, is_recorded
 from eqfuse.regions import Region
+from eqfuse.routing import Routes
 from eqfuse.rules.printer import MergeText
-from eqfuse.specialization import Results, Routed, Specialization, Specializations
+from eqfuse.specialization import Results, Specialization, Specializations
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
-from eqfuse.terms.joined import joined
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock, undisturbed
@@ -51,9 +50,6 @@ if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     from eqfuse.tile.roles.nodes import RolesProgram
     from eqfuse.tune.tuner import Limits, Tuning
 
-
-MOST_DIVIDED = 256
-"""How many kinds of calls it is remembered of how they are divided."""
 
 Shown = TypeVar("Shown")
 Rest = ParamSpec("Rest")
@@ -104,15 +100,35 @@ class Kernel:
         self._tunings: dict[Shape, Tuning] = {}
         self._stream: Streamer | None = None
         self._gradients: Gradients | None = None
-        self._divisions: Divisions | None = None
-        self._divided: dict[int, tuple[Specialization, Division | None]] = {}
         extents = self.first or compiler.nominal_extents(self.program)
         self._current = self._shapes.compile(extents, program_dtypes(self.program), self.device)
         self._extents: Mapping[str, int] = extents
         self._joint: Kernel | None = None
         self._has_joint: bool | None = None if self.derived.joined is None else False
+        self._routes = self._new_routes()
         self.content = self._written()
         enrol(self)
+
+    def _new_routes(self) -> Routes:
+        return Routes(
+            self._shapes,
+            self._joint_shapes,
+            self._divisions if self.divides and self.prefer is None else None,
+        )
+
+    def _divisions(self) -> Divisions:
+        from eqfuse.differentiate.divide import Divisions
+
+        return Divisions(
+            self.program, self.scalars, self.bound, lambda text: replace(self._like(text), divides=False)
+        )
+
+    def _joint_shapes(self, extents: Mapping[str, int]) -> Specializations | None:
+        """The plans of the program with axes joined; the first is made for these extents."""
+        if self._has_joint is None:
+            self._extents = extents
+        joint = self.joint
+        return None if joint is None else joint._shapes
 
     @property
     def joint(self) -> Kernel | None:
@@ -155,8 +171,7 @@ class Kernel:
                 "_joint": None,
                 "_has_joint": None if self.derived.joined is None else False,
                 "_current": self._general,
-                "_divisions": None,
-                "_divided": {},
+                "_routes": None,
             }
             exprs = (output.expr for output in self.program.outputs)
             return {**self.__dict__, **made, "reductions": registered_in(*exprs)}
@@ -166,6 +181,7 @@ class Kernel:
         for reduction in state.pop("reductions"):
             admit(reduction)
         self.__dict__.update(state)
+        self._routes = self._new_routes()
         enrol(self)
 
     @property
@@ -196,6 +212,7 @@ class Kernel:
             Arguments(self.program).all_named(unnamed)
             return called(self.content, values, sizes)
         key: CallKey | None = None
+        addresses: list[int] = []
         if not unnamed and (found := call_key(values, sizes)) is not None:
             key, addresses = found
             known = self._shapes.known_call(key)
@@ -215,78 +232,15 @@ class Kernel:
             return differentiably(self, gradients, values, sizes)
         with undisturbed(), ordinary_tensors() if beside else nullcontext():
             given = arguments.given(values, sizes, unnamed)
-            routed = self._routed(given)
-            special = routed.special()
-            self._current, self._extents = special.compiled, routed.extents
-            division = self._division(special, given) if routed.by is self._shapes else None
-            if division is not None:
-                return given.returned(division({**given.tensors, **given.scalars}, special.extents))
-            results = routed.apart(routed.by.run(special, routed.given))
-            self._shapes.remember(key, special, routed)
-            return given.returned([results[output.name] for output in self.program.outputs])
-
-    def _routed(self, given: Given) -> Routed:
-        """What runs a call: on a CPU, the program with axes joined, where it has such and tensors lie so."""
-        shapes = self._shapes
-        can_join = self.prefer is None and joined(self.program) is not None
-        if not can_join or shapes.target.of(given.tensors).kind != "cpu":
-            return Routed(shapes, given, {})
-        extents, _ = shapes.arguments.bound(given)
-        as_it_is = Routed(shapes, given, extents)
-        if 0 in extents.values():
-            return as_it_is
-        if self._has_joint is None:
-            self._extents = extents
-        joint = self.joint
-        form = None if joint is None else joint.derived.joined
-        views = None if form is None else form.views(given.tensors)
-        if joint is None or form is None or views is None:
-            return as_it_is
-        gone = {part for parts in form.axes.values() for part in parts}
-        sizes = {axis: size for axis, size in (given.sizes or {}).items() if axis not in gone}
-        taken = Given(views, given.scalars, sizes or None, given.numpy)
-        routed = Routed(joint._shapes, taken, extents, form.shapes(extents))
-        try:
-            routed.special()
-        except VerificationError:  # the program as it is has a proof of its own, or tells why not
-            return as_it_is
-        return routed
-
-    def _division(self, special: Specialization, given: Given) -> Division | None:
-        """How calls of a kind are divided into chunks; None where they run as a whole."""
-        if not self.divides or self.prefer is not None or special.is_empty:
-            return None
-        found = self._divided.get(id(special))
-        if found is None:
-            with self._lock:
-                whole = self._shapes.foreseen(special)
-                division = None
-                if whole.is_much:
-                    values = {**given.tensors, **given.scalars}
-                    dtypes = with_outputs(self.program, special.dtypes)
-                    division = self._ways.of(whole, values, special.extents, dtypes)
-                if len(self._divided) >= MOST_DIVIDED:
-                    self._divided.clear()
-                found = self._divided[id(special)] = special, division
-        if self._divisions is not None:
-            self._divisions.latest = found[1]
-        return found[1]
-
-    @property
-    def _ways(self) -> Divisions:
-        from eqfuse.differentiate.divide import Divisions
-
-        if self._divisions is None:
-            self._divisions = Divisions(
-                self.program, self.scalars, self.bound, lambda text: replace(self._like(text), divides=False)
-            )
-        return self._divisions
+            routed = self._routes.routed(given)
+            self._current, self._extents = routed.special.compiled, routed.extents
+            return self._routes.run(key, routed, given, addresses, values)
 
     @property
     def chunks(self) -> Division | None:
         """How the last call was divided into chunks of an axis, so that its kernels store less for each other; None where it
         ran as a whole. A backward's: `k.backward.chunks`."""
-        return None if self._divisions is None else self._divisions.latest
+        return self._routes.latest
 
     def foreseen(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Foreseen:
         """What a call of these tensors and numbers would take: predicted seconds, and the bytes of what its kernels would make
@@ -304,7 +258,7 @@ class Kernel:
         from eqfuse.launches import bind
 
         Arguments(self.program).all_named(unnamed)
-        launch = bind(self.name, self._shapes, self._routed, values, sizes)
+        launch = bind(self.name, self._shapes, self._routes.routed, values, sizes)
         self._current = launch.compiled
         return launch
 
@@ -325,7 +279,7 @@ class Kernel:
         from eqfuse.launches import prepare
 
         before = self.compilations
-        prepare(self._shapes, self._routed, shapes, sizes, device)
+        prepare(self._shapes, self._routes.routed, shapes, sizes, device)
         return self.compilations - before
 
     def tune(
@@ -355,7 +309,7 @@ class Kernel:
         limits = Limits(seconds, plans)
         with self._lock, undisturbed():
             given = arguments.given(values, sizes, unnamed)
-            routed = self._routed(given)
+            routed = self._routes.routed(given)
             if self.joint is not None and routed.by is self.joint._shapes:
                 taken = routed.given
                 tuning = self.joint.tune(
@@ -369,7 +323,7 @@ class Kernel:
                 self._shapes.forget()
                 self._current, self._extents = self.joint._current, routed.extents
                 return tuning
-            found = routed.special()
+            found = routed.special
             if found.is_empty:
                 raise EqfuseError(
                     "an axis is empty: there is nothing to time", hint="tune with other tensors"

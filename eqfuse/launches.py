@@ -100,7 +100,7 @@ def bind(
     with undisturbed():
         given = arguments.given(values, sizes)
         routed = route(given)
-        special, by = routed.special(), routed.by
+        special, by = routed.special, routed.by
         results = by.prepared(special, routed.given)
         run = by.held(special, routed.given, {o.name: results[o.name] for o in program.outputs})
         made = routed.apart(results)
@@ -147,7 +147,7 @@ def prepare(
         arguments = shapes.arguments
         with undisturbed():
             routed = route(arguments.given(values, sizes))
-            routed.by.prepared(routed.special(), routed.given)
+            routed.by.prepared(routed.special, routed.given)
 
 
 def _place(

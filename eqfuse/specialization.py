@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from eqfuse.extract.candidates import shape_of as shape_of_nest
 from eqfuse.extract.devices import Device
 from eqfuse.extract.foreseen import Foreseen
 from eqfuse.lowered import lower_nest
-from eqfuse.regions import Region, Regions
+from eqfuse.regions import Corner, Region, Regions
 from eqfuse.reuse import Reused
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.threads import Lock, cached, uncollected, undisturbed
@@ -37,11 +38,16 @@ if TYPE_CHECKING:
     from eqfuse.tile.roles.nodes import RolesProgram
     from eqfuse.tile.triton.direct import Kind
     from eqfuse.tile.triton.launch import TritonProgram
+    from eqfuse.tile.triton.planned import Planned
 
 Results = Mapping[str, torch.Tensor]
 Runner = Callable[..., Results]
 """The outputs by name, from tensors and scalars by name, the extents of axes and the numbers of shards; on a GPU also from the
 fewest positions of blocks, `least`."""
+
+Call = Callable[[Mapping[str, Any], Sequence[int]], Any]
+"""The outputs as a call gives them, from its values by name and the addresses of its tensors; None where the call has to be
+looked at once more."""
 
 Kinds = tuple[str, tuple[tuple[str, str], ...]]
 """A device's name, and the dtypes of tensors."""
@@ -55,9 +61,7 @@ FAR_BEHIND = 2
 of its schedule."""
 
 
-def _apart(
-    call: Callable[[Mapping[str, Any], Sequence[int]], Any], shapes: Sequence[tuple[int, ...]]
-) -> Callable[[Mapping[str, Any], Sequence[int]], Any]:
+def _apart(call: Call, shapes: Sequence[tuple[int, ...]]) -> Call:
     """What gives the outputs of a call in other shapes."""
 
     def apart(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
@@ -86,12 +90,12 @@ class Specialization:
     an axis is empty, there is nothing but the unfused program to run; what is `compiled` is then for one position of it."""
 
     compiled: Compiled
-    extents: Mapping[str, int]
     shards: Mapping[str, int]
+    least: Mapping[str, int]
+    """The fewest positions of blocks that hold an axis whole."""
+    extents: Mapping[str, int]
     dtypes: Mapping[str, str]
     is_empty: bool
-    least: Mapping[str, int] = field(default_factory=dict)
-    """The fewest positions of blocks that hold an axis whole."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -116,23 +120,20 @@ class Known:
     the program that was called."""
 
     compiled: Compiled
-    call: Callable[[Mapping[str, Any], Sequence[int]], Any]
+    call: Call
     extents: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Routed:
     """What runs a call: the plans of the program that was called, or of it with joined axes (then `shapes` are those that the
-    outputs have apart), the arguments as these take them, and, where the program has axes to join, the extents of its axes."""
+    outputs have apart), the arguments as these take them, what is run of them, and the extents of the program's axes."""
 
     by: Specializations
     given: Given
+    special: Specialization
     extents: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]] | None = None
-
-    def special(self) -> Specialization:
-        """What is run."""
-        return self.by.of(self.by.arguments, self.given)
 
     def apart(self, results: Results) -> Results:
         """The outputs as the program that was called has them."""
@@ -159,6 +160,10 @@ class Specializations:
         default_factory=dict
     )
     _tuned: dict[Shape, Compiled] = field(default_factory=dict)
+    _corners: dict[tuple[Any, ...], tuple[Compiled, Mapping[str, int], Mapping[str, int]]] = field(
+        default_factory=dict
+    )
+    _made: dict[int, tuple[Compiled, Sequence[tuple[int, Sequence[str]]]]] = field(default_factory=dict)
     _numbers: dict[int, Reused] = field(default_factory=dict)
     _roles: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Compiled, Compiled]] = field(
         default_factory=dict
@@ -179,6 +184,8 @@ class Specializations:
             "_runners": {},
             "_programs": {},
             "_numbers": {},
+            "_corners": {},
+            "_made": {},
             "_roles": {},
             "known": {},
             "_last": None,
@@ -211,13 +218,18 @@ class Specializations:
         """The arguments that calls take."""
         return Arguments(self.derived.program)
 
+    def routed(self, given: Given) -> Routed:
+        """A call of the program as it is."""
+        special = self.of(self.arguments, given)
+        return Routed(self, given, special, special.extents)
+
     def of(self, arguments: Arguments, given: Given) -> Specialization:
         """What to run for these arguments, which are checked at the first call with their like."""
         integers = self.derived.program.integers
         key = (
-            tuple((n, t.shape, t.dtype, t.device) for n, t in sorted(given.tensors.items())),
-            tuple((n, s if n in integers else None) for n, s in sorted(given.scalars.items())),
-            tuple(sorted((given.sizes or {}).items())),
+            *[(n, t.shape, t.dtype, t.device) for n, t in given.tensors.items()],
+            *[(n, s if n in integers else None) for n, s in given.scalars.items()],
+            *(given.sizes or {}).items(),
         )
         found = self._calls.get(key)
         if found is None:
@@ -232,27 +244,42 @@ class Specializations:
         self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device
     ) -> Specialization:
         """What to run for these sizes and dtypes."""
-        some = {axis: max(1, extent) for axis, extent in extents.items()}
-        compiled, sizes = self._tuned.get(shape_of(some, dtypes, device)), some
-        is_tuned = compiled is not None
-        if compiled is None:
+        some = {axis: extent or 1 for axis, extent in extents.items()}
+        tuned = self._tuned.get(shape_of(some, dtypes, device)) if self._tuned else None
+        if tuned is not None:
             regions = self._regions_of(dtypes, device)
-            sizes = regions.sizes(regions.corner(some))
-            compiled = regions.at(some)
-            if compiled is None:
-                self._prices.clear()
-                with uncollected():
-                    compiled = regions.add(
-                        some,
-                        lambda extents: self.compile(extents, dtypes, device),
-                        self._seconds,
-                        self._seconds_of,
-                    )
-            compiled = self._divided(compiled, sizes)
-        asked = self._regions_of(compiled.dtypes, device), sizes, self._search(compiled)
-        reused = self._reused(compiled)
-        shards, least = reused.shards_at(*asked), {} if is_tuned else reused.least_at(*asked)
-        return Specialization(compiled, extents, shards, dtypes, 0 in extents.values(), least)
+            shards = self._reused(tuned).shards_at(regions, some, self._search(tuned))
+            return Specialization(tuned, shards, {}, extents, dtypes, 0 in extents.values())
+        regions = self._regions_of(dtypes, device)
+        corner = regions.corner(some)
+        key = (id(regions), *corner.items())
+        if key not in self._corners:
+            self._corners[key] = self._at_corner(regions, corner, some, dtypes, device)
+        return Specialization(*self._corners[key], extents, dtypes, 0 in extents.values())
+
+    def _at_corner(
+        self,
+        regions: Regions,
+        corner: Corner,
+        extents: Mapping[str, int],
+        dtypes: Mapping[str, str],
+        device: Device,
+    ) -> tuple[Compiled, Mapping[str, int], Mapping[str, int]]:
+        """What runs at all sizes of a corner: a plan, its shards, and the fewest positions of blocks that hold an axis whole."""
+        sizes = regions.sizes(corner)
+        compiled = regions.at(extents)
+        if compiled is None:
+            self._prices.clear()
+            with uncollected():
+                compiled = regions.add(
+                    extents,
+                    lambda extents: self.compile(extents, dtypes, device),
+                    self._seconds,
+                    self._seconds_of,
+                )
+        compiled = self._divided(compiled, sizes)
+        reused, search = self._reused(compiled), self._search(compiled)
+        return compiled, reused.shards_at(regions, sizes, search), reused.least_at(regions, sizes, search)
 
     def _divided(self, compiled: Compiled, sizes: Mapping[str, int]) -> Compiled:
         """The plan of a region with the roles that are best at these sizes. Roles that are not verified are not taken."""
@@ -392,6 +419,18 @@ class Specializations:
         self.known.clear()
         self._last = None
 
+    def stored(self, special: Specialization) -> int:
+        """Bytes of what the kernels of a call make for each other."""
+        compiled, sizes = special.compiled, special.sizes
+        found = self._made.get(id(compiled))
+        if found is None:
+            nest, dtypes = compiled.chosen.nest, with_outputs(self.derived.program, special.dtypes)
+            shape, of = shape_of_nest(nest, special.extents, dtypes, 1), dict(nest.domains)
+            made = [b for b in nest.buffers if not b.is_output]
+            each = [(shape.itemsize(b.name), [of.get(axis, axis) for axis in b.axes]) for b in made]
+            found = self._made[id(compiled)] = compiled, each
+        return sum(size * prod([sizes.get(axis, 1) for axis in axes]) for size, axes in found[1])
+
     def foreseen(self, special: Specialization) -> Foreseen:
         """What a call would take, and its kernels would make for each other."""
         compiled, extents = special.compiled, special.extents
@@ -409,11 +448,71 @@ class Specializations:
         own = tuple(dict.fromkeys(axis for axis in axes if axis in extents))
         return Foreseen(sum(made.values()), own, lambda: self._seconds_of(compiled, extents))
 
-    def remember(self, key: CallKey | None, special: Specialization, routed: Routed) -> None:
-        """Keeps what runs calls of a key, but for those that are run in another way: with arrays, or empty axes."""
-        given, by = routed.given, routed.by
-        if key is None or given.numpy or special.is_empty:
+    def called(
+        self,
+        key: CallKey | None,
+        routed: Routed,
+        given: Given,
+        addresses: Sequence[int],
+        values: Mapping[str, Any],
+    ) -> Any:
+        """The outputs of a call, as it gives them. Where it has a key, what runs calls like it is kept; where its launches are
+        those of another one with other sizes, it goes straight to these."""
+        by, special = routed.by, routed.special
+        if given.numpy or special.is_empty:
+            key = None
+        planned = None if key is None else by._planned(special, routed.given)
+        call = None if planned is None else by._planned_call(special, planned, routed.given)
+        made = None if call is None else call(values, addresses)
+        if key is not None and call is not None and made is not None:
+            self._keep(key, Known(special.compiled, call, routed.extents))
+            return made
+        results = routed.apart(by.run(special, routed.given))
+        if key is not None:
+            by._learn(special, planned, routed.given)
+            self._remember(key, routed)
+        return given.returned([results[output.name] for output in self.derived.program.outputs])
+
+    def _planned(self, special: Specialization, given: Given) -> Planned | None:
+        """What a call launches on a GPU, where Triton's binaries run it; None where nothing of its plan has run there yet."""
+        program = self._tiles_of(special)
+        if program is None:
+            return None
+        return program.planned(given.tensors, given.scalars, special.sizes, special.least)
+
+    def _planned_call(self, special: Specialization, planned: Planned, given: Given) -> Call | None:
+        """What runs a call that launches what others have launched, and calls like it."""
+        program = self._tiles_of(special)
+        planner = None if program is None else program.planner
+        if planner is None:
+            return None
+        outputs = tuple(output.name for output in self.derived.program.outputs)
+        kind = planner.kind(planned, tuple(given.tensors), outputs, place_of(given.tensors))
+        return None if kind is None else planner.form(kind)(kind)
+
+    def _learn(self, special: Specialization, planned: Planned | None, given: Given) -> None:
+        """Notes what a call has launched."""
+        planned = planned or self._planned(special, given)
+        program = None if planned is None else self._tiles_of(special)
+        if planned is None or program is None or program.planner is None:
             return
+        kind = self._kind(special, given)
+        if kind is not None:
+            program.planner.learn(planned, kind.known)
+
+    def _tiles_of(self, special: Specialization) -> TritonProgram | None:
+        """The Triton module that runs calls, where that is what runs them."""
+        found = self._programs.get(id(special.compiled))
+        return found[1] if found is not None and hasattr(found[1], "planner") else None  # type: ignore[return-value]
+
+    def _keep(self, key: CallKey, known: Known) -> None:
+        if len(self.known) >= MOST_CALLS:
+            self.known.clear()
+        self.known[key] = known
+
+    def _remember(self, key: CallKey, routed: Routed) -> None:
+        """Keeps what runs calls of a key."""
+        given, by, special = routed.given, routed.by, routed.special
         names, numbers = tuple(given.tensors), tuple(given.scalars)
 
         def second(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
@@ -428,18 +527,14 @@ class Specializations:
             self._last = None
             return call(values, addresses)
 
-        if len(self.known) >= MOST_CALLS:
-            self.known.clear()
-        self.known[key] = Known(special.compiled, second, routed.extents)
+        self._keep(key, Known(special.compiled, second, routed.extents))
 
     def _taken(self, tensors: Tensors) -> Tensors:
         """The tensors of a call like one that has run, as the program takes them."""
         joined = self.derived.joined
         return tensors if joined is None else joined.views(tensors) or tensors
 
-    def _call(
-        self, special: Specialization, given: Given
-    ) -> Callable[[Mapping[str, Any], Sequence[int]], Any] | None:
+    def _call(self, special: Specialization, given: Given) -> Call | None:
         names, outputs = tuple(given.tensors), [output.name for output in self.derived.program.outputs]
         host = self.host(special.compiled)
         if host is None:

@@ -19,11 +19,6 @@ class Foreseen:
     price: Callable[[], float] = field(compare=False)
 
     @property
-    def is_much(self) -> bool:
-        """Whether so much is stored that less of it would matter."""
-        return self.stored > MUCH
-
-    @property
     def seconds(self) -> float:
         """The predicted seconds of the call."""
         return self.price()

@@ -2,23 +2,25 @@
 
 What a kind of call has in common (shapes, strides, dtypes, device, whether addresses are divisible by 16) decides
 grids, strides, sizes and constants. They stand in the text of a function that is written for the kind; what is left for
-a call is to allocate what it writes, and to launch.
+a call is to allocate what it writes, and to launch. Kinds that launch the same binaries have the same text, with other constants.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby
+from functools import lru_cache, partial
+from itertools import accumulate
 from math import prod
+from operator import itemgetter, mul
 from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 
+from eqfuse.tile.triton.driver import Loaded
 from eqfuse.tile.triton.stand_in import Launched
 
 Call = Callable[[Mapping[str, Any], Sequence[int]], Any]
@@ -45,6 +47,39 @@ class Kind:
         """Whether there is something to launch: Triton's interpreter compiles nothing."""
         return all(name in self.known for name in self.module.CONFIGS)
 
+    @property
+    def binaries(self) -> tuple[Any, ...]:
+        """What is launched, kernel by kernel."""
+        return tuple(self.known[name][0] for name in self.module.CONFIGS)
+
+    def layout(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides of what the kernels write."""
+        sizes = self.known["sizes"]
+        shape = tuple([sizes[axis] for axis in self.module.TENSORS[name][1]])
+        return shape, contiguous(shape)
+
+    @property
+    def temporaries(self) -> tuple[str, ...]:
+        """What the kernels write for each other."""
+        given = {*self.inputs, *self.outputs}
+        return tuple(name for name in self.module.TENSORS if name not in given)
+
+    @property
+    def room(self) -> tuple[tuple[int, ...], int]:
+        """Where each temporary starts in one piece of memory, and the bytes of all of it."""
+        offsets, size = [], 0
+        for name in self.temporaries:
+            dtype, axes = self.module.TENSORS[name]
+            count = dtype.itemsize * prod([self.known["sizes"][axis] for axis in axes])
+            offsets.append(size)
+            size += -(-count // ALIGNMENT) * ALIGNMENT
+        return tuple(offsets), size
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor that is stored row by row."""
+    return tuple(accumulate(shape[:0:-1], mul, initial=1))[::-1] if shape else ()
+
 
 def known_call(
     module: ModuleType,
@@ -60,27 +95,39 @@ def known_call(
     return dict(module.remembered(key))
 
 
-def direct(kind: Kind) -> Call:
-    """What runs calls of a kind."""
+def form_of(kind: Kind) -> Form:
+    """What writes the functions of a kind, and of all others that launch the same binaries."""
     writer = _Writer(kind)
     writer.head("call(values, addresses)", "None")
     for place, name in enumerate(kind.inputs):
         writer.addresses[name] = f"addresses[{place}]"
     for name in kind.outputs:
-        shape, strides, dtype = map(writer.constant, writer.layout(name))
-        made = writer.local(name)
+        shape, strides = writer.slots(2, partial(Kind.layout, name=name))
+        made, dtype = writer.local(name), writer.constant(kind.module.TENSORS[name][0])
         writer.line(f"{made} = empty({shape}, {strides}, {dtype})")
         writer.addresses[name] = f"{made}.data_ptr()"
-    offsets, size = writer.offsets()
-    if offsets:
-        room = writer.constant((size,))
+    temporaries = kind.temporaries
+    if temporaries:
+        room, *offsets = writer.slots(1 + len(temporaries), _room)
         writer.line(f"workspace = empty({room}, one, uint8)")
         writer.line("start = workspace.data_ptr()")
-        writer.addresses |= {name: f"start + {writer.constant(offset)}" for name, offset in offsets.items()}
+        writer.addresses |= {
+            name: f"start + {offset}" for name, offset in zip(temporaries, offsets, strict=True)
+        }
     writer.launches(lambda name, kind: f"{kind}(values[{name!r}])")
     writer.line(f"return {', '.join(map(writer.local, kind.outputs))}")
-    function: Call = writer.function("call")
-    return function
+    return writer.form("call")
+
+
+def _room(kind: Kind) -> Sequence[Any]:
+    offsets, size = kind.room
+    return (size,), *offsets
+
+
+def direct(kind: Kind) -> Call:
+    """What runs calls of a kind."""
+    call: Call = form_of(kind)(kind)
+    return call
 
 
 def bound(
@@ -93,27 +140,27 @@ def bound(
     writer = _Writer(kind)
     writer.head("call()", "False")
     memory = {**tensors, **outputs}
-    offsets, size = writer.offsets()
+    offsets, size = kind.room
     workspace = torch.empty(size, dtype=torch.uint8, device=kind.device)
     starts = {name: tensor.data_ptr() for name, tensor in memory.items()}
-    starts |= {name: workspace.data_ptr() + offset for name, offset in offsets.items()}
+    starts |= {n: workspace.data_ptr() + offset for n, offset in zip(kind.temporaries, offsets, strict=True)}
     writer.addresses |= {name: writer.constant(start) for name, start in starts.items()}
     writer.launches(lambda name, kind: writer.constant((int if kind == "int" else float)(scalars[name])))
     writer.line("return True")
     writer.constant(workspace)  # kept as long as the function is
-    function: Callable[[], bool] = writer.function("call")
+    function: Callable[[], bool] = writer.form("call")(kind)
     return function
-
-
-@dataclass(frozen=True)
-class Text:
-    """What is written into the text of a function, and no value."""
-
-    code: str
 
 
 STREAM = object()
 """Stands for the current stream in what a launch is given."""
+
+
+class _Grid(int):
+    """Stands for the number of thread blocks."""
+
+
+GRID = _Grid(1)
 
 
 @dataclass(frozen=True)
@@ -142,12 +189,46 @@ def arguments_of_launch(
     flat = [part for each in noted[0] for part in (each if isinstance(each, tuple) else (each,))]
     if [part for part in flat if isinstance(part, Place)] != places or flat.count(STREAM) != 1:
         return None
+    if sum(part is grid for part in flat) != 1 and grid is GRID:
+        return None
     return run.launch, noted[0]
 
 
+def _through_triton(compiled: Any, count: int) -> tuple[Any, Sequence[Any]]:
+    """What launches one of Triton's binaries, and what that is given."""
+    compiled[(1, 1, 1)]  # loads the binary
+    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+    straight = arguments_of_launch(run, GRID, function, packed, count)
+    if straight is not None:
+        return straight
+    return run, (GRID, 1, 1, STREAM, function, packed, None, None, None, *map(Place, range(count)))
+
+
+Read = Callable[[Kind], Sequence[Any]]
+"""What a kind of call has of its own, in the order of the names that stand for it."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """The functions of all kinds of call that launch the same binaries: one text, in which names stand for all that depends on
+    sizes. `constants` are the same for all of them, `slots` read the others."""
+
+    name: str
+    text: str
+    constants: Mapping[str, Any]
+    slots: Sequence[tuple[Sequence[str], Read]]
+
+    def __call__(self, kind: Kind) -> Any:
+        """The function of one kind."""
+        namespace = dict(self.constants)
+        for names, read in self.slots:
+            namespace.update(zip(names, read(kind), strict=True))
+        exec(_code(self.text), namespace)  # noqa: S102  (text that `_Writer` wrote)
+        return namespace[self.name]
+
+
 class _Writer:
-    """Writes the function of one kind of call. All that depends on sizes is a constant with a name, so that the text is
-    the same for all kinds that launch the same kernels, and compiled once."""
+    """Writes the form of a kind of call."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -161,6 +242,8 @@ class _Writer:
             "watched": _watched(),
             "index": 0 if kind.device.index is None else kind.device.index,
         }
+        self._slots: list[tuple[Sequence[str], Read]] = []
+        self._count = 0
         self.addresses: dict[str, str] = {}
 
     def head(self, signature: str, otherwise: str) -> None:
@@ -172,85 +255,118 @@ class _Writer:
     def line(self, text: str) -> None:
         self._lines.append("    " + text)
 
+    def _name(self) -> str:
+        self._count += 1
+        return f"c{self._count}"
+
     def constant(self, value: Any) -> str:
-        """A name for a value that is the same in each call."""
-        name = f"c{len(self._names)}"
+        """A name for a value that all kinds of the form have."""
+        name = self._name()
         self._names[name] = value
         return name
+
+    def slots(self, count: int, read: Read) -> list[str]:
+        """Names for values that each kind has its own of."""
+        names = [self._name() for _ in range(count)]
+        self._slots.append((names, read))
+        return names
 
     def local(self, name: str) -> str:
         return f"made_{list(self._kind.outputs).index(name)}"
 
-    def layout(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
-        """Shape, strides and dtype of what the kernels write."""
-        dtype, axes = self._kind.module.TENSORS[name]
-        shape = tuple(self._kind.known["sizes"][axis] for axis in axes)
-        return shape, tuple(prod(shape[place + 1 :]) for place in range(len(shape))), dtype
-
-    def offsets(self) -> tuple[dict[str, int], int]:
-        """Where each temporary starts in one piece of memory, and the bytes of all of it."""
-        found: dict[str, int] = {}
-        size = 0
-        given = {*self._kind.inputs, *self._kind.outputs}
-        for name in self._kind.module.TENSORS:
-            if name not in given:
-                shape, _, dtype = self.layout(name)
-                found[name] = size
-                size += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-        return found, size
-
     def launches(self, number: Callable[[str, str], str]) -> None:
         """Launches of all kernels; `number` gives the text of a scalar of a call, by name and by int or float."""
         for kernel, taken in self._kind.module.ARGUMENTS.items():
-            compiled, grid, integers, numbers, constants = self._kind.known[kernel]
+            compiled, _, integers, numbers, constants = self._kind.known[kernel]
             pointers = [self.addresses[name] for name in taken["tensors"]]
-            given: list[Text | Any] = [*map(Text, pointers), *integers]
-            given += [
-                value if name is None else Text(number(name, type(value).__name__))
-                for name, value in zip(taken["numbers"], numbers, strict=True)
-            ]
-            given += constants
+            texts = dict(enumerate(pointers))
+            for place, (name, value) in enumerate(
+                zip(taken["numbers"], numbers, strict=True), len(pointers) + len(integers)
+            ):
+                if name is not None:
+                    texts[place] = number(name, type(value).__name__)
+            given = _Given(kernel, len(pointers))
+            count = len(pointers) + len(integers) + len(numbers) + len(constants)
             if isinstance(compiled, Launched):
-                varying = [place for place, value in enumerate(given) if isinstance(value, Text)]
-                launch: Any = compiled.loaded.launcher(grid, given, varying)
+                varying, loaded = sorted(texts), compiled.loaded
+                launch = self.slots(1, given.launcher(loaded, varying))
                 template: Sequence[Any] = (STREAM, *map(Place, varying))
             else:
-                launch, template = self._through_triton(compiled, grid, len(given))
-            self.line(f"{self.constant(launch)}({', '.join(self._filled(template, given))})")
+                run, template = _through_triton(compiled, count)
+                launch = [self.constant(run)]
+            self.line(f"{launch[0]}({', '.join(self._filled(template, texts, given))})")
 
-    def _through_triton(self, compiled: Any, grid: int, count: int) -> tuple[Any, Sequence[Any]]:
-        """What launches one of Triton's binaries, and what that is given."""
-        compiled[(grid, 1, 1)]  # loads the binary
-        run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
-        straight = arguments_of_launch(run, grid, function, packed, count)
-        if straight is not None:
-            return straight
-        return run, (grid, 1, 1, STREAM, function, packed, None, None, None, *map(Place, range(count)))
-
-    def _filled(self, template: Sequence[Any], given: Sequence[Text | Any]) -> Iterator[str]:
-        """The text of what a launch is given: the stream, the kernel's own arguments, and what never changes, neighbours of
-        which are one tuple."""
-        parts: list[Any] = []
+    def _filled(self, template: Sequence[Any], texts: Mapping[int, str], given: _Given) -> list[str]:
+        """The text of what a launch is given: the stream, the arguments that each call has of its own, and what a kind of calls
+        has in common, neighbours of which are one tuple."""
+        runs: list[list[Any]] = []
+        found: list[str | int] = []
         for each in template:
             if each is STREAM:
-                parts.append(Text("stream"))
-            elif isinstance(each, Place):
-                parts.append(given[each.number])
+                found.append("stream")
+            elif isinstance(each, Place) and each.number in texts:
+                found.append(texts[each.number])
             elif isinstance(each, tuple) and any(isinstance(part, Place) for part in each):
-                parts.append(Text(f"({', '.join(self._filled(each, given))},)"))
+                found.append(f"({', '.join(self._filled(each, texts, given))},)")
+            elif found and isinstance(found[-1], int):
+                runs[-1].append(each)
             else:
-                parts.append(each)
-        for is_text, run in groupby(parts, lambda part: isinstance(part, Text)):
-            neighbours = tuple(run)
-            if is_text:
-                yield from (part.code for part in neighbours)
-            else:
-                yield f"*{self.constant(neighbours)}"
+                found.append(len(runs))
+                runs.append([each])
+        names = self.slots(len(runs), given.reader(runs)) if runs else []
+        return [each if isinstance(each, str) else f"*{names[each]}" for each in found]
 
-    def function(self, name: str) -> Any:
-        namespace = dict(self._names)
-        exec(_code("\n".join(self._lines)), namespace)  # noqa: S102  (text that this class wrote)
-        return namespace[name]
+    def form(self, name: str) -> Form:
+        return Form(name, "\n".join(self._lines), self._names, self._slots)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a kind of calls gives a kernel, but for pointers."""
+
+    kernel: str
+    pointers: int
+
+    def __call__(self, kind: Kind) -> tuple[int, list[Any]]:
+        """The number of thread blocks, and the arguments in order."""
+        _, grid, integers, numbers, constants = kind.known[self.kernel]
+        return grid, [*(None,) * self.pointers, *integers, *numbers, *constants]
+
+    def launcher(self, loaded: Loaded, varying: Sequence[int]) -> Read:
+        """What reads the launch of a binary that the driver has loaded."""
+        return lambda kind: [loaded.launcher(*self(kind), varying)]
+
+    def reader(self, runs: Sequence[Sequence[Any]]) -> Read:
+        """What reads parts of what a launch is given, with a kind's own numbers: each part is a tuple."""
+        fixed = [part for run in runs for part in run if part is not GRID and not isinstance(part, Place)]
+        numbers = iter(range(len(fixed)))
+
+        def place(part: Any, count: int) -> int:
+            if isinstance(part, Place):
+                return part.number
+            return count if part is GRID else count + 1 + next(numbers)
+
+        taken: list[Take] = []
+
+        def read(kind: Kind) -> list[tuple[Any, ...]]:
+            grid, given = self(kind)
+            if not taken:
+                places = [[place(part, len(given)) for part in run] for run in runs]
+                taken.extend(map(taker, places))
+            pool = [*given, grid, *fixed]
+            return [take(pool) for take in taken]
+
+        return read
+
+
+Take = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+def taker(places: Sequence[int]) -> Take:
+    """What takes the elements at some places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda pool: tuple([pool[place] for place in places])
 
 
 @lru_cache(256)

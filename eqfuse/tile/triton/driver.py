@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from threading import get_ident
 from typing import Any
 
 from eqfuse.errors import EqfuseError
+from eqfuse.threads import cached
 from eqfuse.tile.triton.binaries import Binary
 
 LANES = 32
 """Threads of a warp."""
+
+SLOT = 8
+"""Bytes of memory for an argument."""
 
 MUCH_SHARED = 48 * 1024
 """Bytes of shared memory above which a function has to ask for them."""
@@ -28,6 +33,10 @@ _TYPES: Mapping[str, Any] = {
     "f32": ctypes.c_float,
     "f64": ctypes.c_double,
 }
+
+
+_FORMATS: Mapping[str, str] = {"u8": "b7x", "u16": "h6x", "u32": "i4x", "u64": "q", "f32": "f4x", "f64": "d"}
+"""As `struct` writes them, in `SLOT` bytes each."""
 
 
 class _Attribute(ctypes.Structure):
@@ -52,6 +61,9 @@ class _Config(ctypes.Structure):
         ("attributes", ctypes.POINTER(_Attribute)),
         ("count", ctypes.c_uint),
     )
+
+
+_OVERLAPPING = (_Attribute * 1)(_Attribute(id=_OVERLAPS, value=1))
 
 
 @lru_cache(maxsize=1)
@@ -101,12 +113,29 @@ class Loaded:
                 f"give {binary.name} {binary.shared} bytes of shared memory",
             )
 
+    @cached
+    def _places(self) -> Mapping[int, int]:
+        """The places of the function's parameters in what the kernel is given."""
+        return {place: number for number, place in enumerate(self.binary.places)}
+
+    @cached
+    def _packing(self) -> struct.Struct:
+        """How arguments lie in memory: eight bytes for each."""
+        return struct.Struct("<" + "".join(_FORMATS[kind] for kind in self.binary.types))
+
     def launcher(self, grid: int, given: Sequence[Any], varying: Sequence[int]) -> Callable[..., None]:
         """What launches so many blocks: it takes a stream, and the values of the arguments that are `varying`, by their
         places in all that the kernel is `given`; the others stay as they are."""
-        places = {place: number for number, place in enumerate(self.binary.places)}
+        binary, places = self.binary, self._places
         changed = [places[place] for place in varying if place in places]
         kept = [number for number, place in enumerate(varying) if place in places]
+        values = [given[place] for place in binary.places]
+        for number in changed:
+            values[number] = 0
+        for number, kind in enumerate(binary.types[: len(values)]):
+            if kind == "f32":
+                values[number] = ctypes.c_float(values[number]).value  # infinite where it is too large
+        packed = self._packing.pack(*values, *(0,) * (len(binary.types) - len(values)))
         blocks: dict[int, _Launch] = {}
         run = library().cuLaunchKernelEx
         every = len(kept) == len(varying)
@@ -114,7 +143,7 @@ class Loaded:
         def launch(stream: int, *values: Any) -> None:
             block = blocks.get(get_ident())
             if block is None:
-                block = blocks[get_ident()] = _Launch(self.binary, grid, given, changed)
+                block = blocks[get_ident()] = _Launch(binary, grid, packed, changed)
             if not every:
                 values = tuple(values[number] for number in kept)
             for cell, value in zip(block.varying, values, strict=True):
@@ -125,7 +154,7 @@ class Loaded:
                 _enter_context(self.device)
                 status = run(block.reference, self._function, block.cells, None)
             if status:
-                _checked(status, f"launch {self.binary.name}")
+                _checked(status, f"launch {binary.name}")
 
         return launch
 
@@ -133,20 +162,17 @@ class Loaded:
 class _Launch:
     """The memory that the driver reads a launch from. Each thread has its own."""
 
-    def __init__(self, binary: Binary, grid: int, given: Sequence[Any], varying: Sequence[int]) -> None:
-        values = [_TYPES[kind]() for kind in binary.types]
-        for cell, place, number in zip(values, binary.places, range(len(values)), strict=False):
-            if number not in varying:
-                cell.value = given[place]
-        self.varying = [values[number] for number in varying]
-        self._values = values
-        self.cells = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        self._attributes = (_Attribute * 1)(_Attribute(id=_OVERLAPS, value=1))
+    def __init__(self, binary: Binary, grid: int, packed: bytes, varying: Sequence[int]) -> None:
+        count = len(binary.types)
+        self._values = ctypes.create_string_buffer(packed, max(1, len(packed)))
+        start = ctypes.addressof(self._values)
+        self.varying = [_TYPES[binary.types[n]].from_address(start + SLOT * n) for n in varying]
+        self.cells = (ctypes.c_void_p * count)(*range(start, start + SLOT * count, SLOT))
         self.config = _Config(
             grid=(grid, 1, 1),
             block=(LANES * binary.warps, 1, 1),
             shared=binary.shared,
-            attributes=self._attributes,
+            attributes=_OVERLAPPING,
             count=1 if binary.overlaps else 0,
         )
         self.reference = ctypes.byref(self.config)

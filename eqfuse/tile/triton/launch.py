@@ -21,6 +21,7 @@ from eqfuse.errors import BindError, EqfuseError
 from eqfuse.threads import Lock, cached
 from eqfuse.tile.triton import binaries, direct
 from eqfuse.tile.triton.direct import Kind, known_call
+from eqfuse.tile.triton.planned import Planned, Planner, planner_of
 from eqfuse.tile.triton.stand_in import Missing, module_of
 
 
@@ -170,6 +171,11 @@ class TritonProgram:
         }
         return {name: blocks for name, blocks in found.items() if blocks}
 
+    @cached
+    def planner(self) -> Planner | None:
+        """What finds the launches of a call from its sizes; None for other vendors' devices, whose binaries depend on more."""
+        return None if torch.version.hip is not None else planner_of(self.source_text, self.name)
+
     def kind(
         self,
         tensors: Mapping[str, torch.Tensor],
@@ -191,6 +197,17 @@ class TritonProgram:
             if kind.is_compiled:
                 return kind
         return None
+
+    def planned(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        scalars: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        least: Mapping[str, int],
+    ) -> Planned | None:
+        """What a call with these arguments, which were checked, launches; None where that is found as it runs."""
+        planner = self.planner if tensors else None
+        return None if planner is None else planner.planned(tensors, scalars, sizes, self.config(least))
 
     @property
     def compilations(self) -> int:

@@ -89,7 +89,7 @@ class Kernel:
         self._constants = [name for name, kind in kinds.items() if str(kind) == "constexpr"]
         self._names = list(parameters)
         self._wide = {name for name, kind in kinds.items() if str(kind) == "float64"}
-        self._free = [name in free for name in parameters]
+        self.free = [name in free for name in parameters]
         self.device_caches: dict[int, tuple[dict[Any, Loaded]]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Launched]:
@@ -107,7 +107,7 @@ class Kernel:
 
     def _loaded(self, values: Sequence[Any], given: Sequence[Any], options: Mapping[str, Any]) -> Loaded:
         kinds = [self._kind(*each) for each in zip(self._names, values, strict=True)]
-        specialisation, places = binaries.specialised(kinds, given, self._free)
+        specialisation, places = binaries.specialised(kinds, given, self.free)
         device = torch.cuda.current_device()
         kept = self.device_caches.setdefault(device, ({},))[0]
         key = (*specialisation, *options.items())
