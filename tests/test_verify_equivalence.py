@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -341,6 +342,16 @@ def test_no_bound_is_claimed_for_comparisons_in_floats() -> None:
     certificate = equivalent(ENTROPY, ENTROPY)
     assert certificate.ok and certificate.bound == 1.0
     assert "compared in float64 only" in str(certificate) and "no bound claimed" in str(certificate)
+
+
+def test_rounding_refuses_nothing_that_is_compared_in_floats_and_hides_no_difference() -> None:
+    """A sum of a cosine and a quotient by a logarithm has no residue; near 0, x + 0.5 - 0.5 is far from x in float64."""
+    shifted = "a[i] = y[i] / log(exp(x[i] + 0.5 - {})) + cos(x[i]) * where(i >= 1, y[i - 1], 0)"
+    plain = "a[i] = y[i] / log(exp(x[i])) + cos(x[i]) * where(i >= 1, y[i - 1], 0)"
+    for left, right in permutations((shifted.format(0.5), plain)):
+        assert equivalent(left, right)
+    for left, right in permutations((shifted.format(0.500001), plain)):
+        assert equivalent(left, right).counterexample
 
 
 def chain(count: int) -> str:

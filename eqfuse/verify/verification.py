@@ -387,7 +387,7 @@ class Verification:
                 f"too little could be compared in stage {stage.name!r}: some output position was compared "
                 f"{tally.least()} times in {self._drawn} trials ({tally.undefined} elements had no value in "
                 f"the field, {tally.special} were infinite or NaN in the program itself, {tally.signs} have other residues "
-                f"though the same real values)"
+                f"though the same real values, as far as rounding tells)"
             )
 
     def certificate(self) -> Certificate:

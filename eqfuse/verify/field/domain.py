@@ -832,7 +832,7 @@ class FieldDomain:
                 error = error + sums(left.error, sizes[1], np.matmul)
             if right.error is not None:
                 error = error + sums(sizes[0], right.error, np.matmul)
-        return error
+        return np.where(np.isnan(error), np.inf, error)  # 0 times an error without a bound, among others
 
     def _note_extremes(self, op: str, at: npt.NDArray[np.int64], count: int) -> None:
         if count >= 3:

@@ -32,8 +32,14 @@ def of_sum(result: Reals, x: Error, y: Error) -> Reals:
 def of_product(result: Reals, x: Reals, y: Reals, ex: Error, ey: Error) -> Reals:
     spread: Reals = UNIT * np.abs(result)
     if ex is not None:
-        spread = spread + ex * (np.abs(y) + _of(ey))
-    return spread if ey is None else spread + ey * np.abs(x)
+        spread = spread + _times(ex, np.abs(y) + _of(ey))
+    return spread if ey is None else spread + _times(ey, np.abs(x))
+
+
+def _times(error: Reals, size: Reals) -> Reals:
+    """0 times a number of which nothing is known is 0."""
+    product = error * size
+    return np.where(np.isnan(product), 0.0, product)
 
 
 def of_quotient(result: Reals, y: Reals, ex: Error, ey: Error) -> Reals:
@@ -42,7 +48,7 @@ def of_quotient(result: Reals, y: Reals, ex: Error, ey: Error) -> Reals:
         return spread
     room = np.maximum(np.abs(y) - _of(ey), 0.0)
     spread += (_of(ex) + np.abs(result) * _of(ey)) / room
-    return spread
+    return np.where(np.isnan(spread), np.inf, spread)  # 0 over what may be 0
 
 
 def of_line(values: Reals, error: Error, axis: int) -> Reals:
