@@ -50,6 +50,7 @@ COLUMNS = (
     Column("left out", lambda row: str(row["left out"])),
 )
 VERDICTS = ("right", "false accept", "false reject", "undecided", "broken", "left out")
+REFUSED = "none: the program is refused"
 WRONG = ("false accept", "false reject", "broken")
 
 
@@ -114,21 +115,30 @@ def explore(seed: int, examples: int) -> Tally:
     collect()
     for number, example in enumerate(found):
         registered(example.source)
-        for pairs in pairs_of(example.source, 1000 * seed + number):
-            pair, why = first_of_use(pairs, seed)
-            if pair is None:
-                continue
-            kind, verdict = f"{'same' if pair.equal else 'differs'}: {pair.kind}", "left out"
-            try:
-                with time_limit(MOST_SECONDS):
-                    if not why:
-                        verdict, why = verdict_of(pair)
-            except TimeoutError:
-                verdict, why = "undecided", f"longer than {MOST_SECONDS} s"
-            tally.counts[kind, verdict] += 1
-            if verdict != "right":
-                tally.examples.append((verdict, kind, why, f"{pair.left}\n# against\n{pair.right}"))
+        try:
+            _judge_program(example.source, 1000 * seed + number, seed, tally)
+        except EqfuseError as error:  # nothing that is generated may be refused as a text
+            tally.counts[REFUSED, "broken"] += 1
+            tally.examples.append(("broken", REFUSED, str(error), example.source))
     return tally
+
+
+def _judge_program(source: str, number: int, seed: int, tally: Tally) -> None:
+    """Adds what is said of the pairs that are made of a program."""
+    for pairs in pairs_of(source, number):
+        pair, why = first_of_use(pairs, seed)
+        if pair is None:
+            continue
+        kind, verdict = f"{'same' if pair.equal else 'differs'}: {pair.kind}", "left out"
+        try:
+            with time_limit(MOST_SECONDS):
+                if not why:
+                    verdict, why = verdict_of(pair)
+        except TimeoutError:
+            verdict, why = "undecided", f"longer than {MOST_SECONDS} s"
+        tally.counts[kind, verdict] += 1
+        if verdict != "right":
+            tally.examples.append((verdict, kind, why, f"{pair.left}\n# against\n{pair.right}"))
 
 
 def first_of_use(pairs: Iterator[Pair], seed: int) -> tuple[Pair | None, str]:
@@ -177,7 +187,7 @@ def _batches(options: Options) -> Iterator[Tally]:
     workers = options.jobs or os.cpu_count() or 1
     starts = iter(range(0, options.examples, BATCH))
     with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_prepare, max_tasks_per_child=4
+        workers, mp_context=get_context("spawn"), initializer=_prepare, max_tasks_per_child=16
     ) as pool:
         running = set[Future[Tally]]()
         while True:

@@ -788,4 +788,5 @@ def _finished(writer: _Writer) -> Example:
 
 
 def _is_read(name: str, lines: Iterable[str]) -> bool:
-    return any(re.search(rf"\b{name}\b", line) for line in lines)
+    """Whether lines have a name, not as a state variable (`argmax.v`)."""
+    return any(re.search(rf"(?<!\.)\b{name}\b", line) for line in lines)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import strategies as st
 
+from bench import pairs_report
 from bench.pairs import DIFFERENT, SAME, Pair, pairs_of
 from bench.pairs_report import first_of_use, judge
+from bench.programs import Example, _is_read
 from eqfuse.terms.parser import parse
 
 PROGRAM = """x: f32[i, j]
@@ -61,3 +64,15 @@ def test_infinities_are_values_to_the_judge() -> None:
 def test_casts_are_no_rounding_to_the_judge() -> None:
     left, right = "x: f32[i]\no[i] = bf16(x[i])", "x: f32[i]\no[i] = bf16(0.999 * x[i])"
     assert Pair("constant", False, left, right, {}, 0).differ(0) is True
+
+
+def test_a_state_variable_reads_no_tensor_and_a_program_that_is_refused_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = ["y[i] = argmax.v[j](x[i, j], j)"]
+    assert _is_read("x", lines) and not _is_read("v", lines)
+    refused = Example("v: f32[i]\ny[i] = x[i]", (), {}, {}, 2, 2, 0, "here")
+    monkeypatch.setattr(pairs_report, "programs", lambda: st.just(refused))
+    tally = pairs_report.explore(3, 2)
+    assert set(tally.counts) == {(pairs_report.REFUSED, "broken")}
+    assert "never read" in tally.examples[0][2]
