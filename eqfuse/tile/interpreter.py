@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -133,6 +134,19 @@ def outputs_of(
 def _tiled(active: npt.NDArray[np.bool_], rank: int) -> npt.NDArray[np.bool_]:
     """Instances (1, count), or (trials, count) where a loop's bounds are computed, as a mask of tiles of a rank."""
     return active.reshape(*active.shape, *(1,) * rank)
+
+
+@lru_cache(maxsize=4096)
+def _alignment(
+    own: tuple[str, ...], dims: tuple[str, ...]
+) -> tuple[tuple[int, ...] | None, tuple[int | None, ...]] | None:
+    """How an array with dims of its own, after the two of instances, is brought to `dims`: the order of its dimensions (None: as they
+    are) and for each of `dims` the dimension that has its extent, None where it has none; nothing where it would lose one."""
+    if not set(own) <= set(dims):
+        return None
+    places = tuple(2 + own.index(dim) if dim in own else None for dim in dims)
+    order = (0, 1, *(place for place in places if place is not None))
+    return None if order == tuple(sorted(order)) else order, places
 
 
 def accumulates(op: Op) -> bool:
@@ -274,6 +288,10 @@ class Instances:
     def _evaluate(self, value: Value, op: Op, active: npt.NDArray[np.bool_]) -> Any:
         rank = len(value.dims)
         match op:
+            case Elementwise(fn, args, division):
+                if division != "any":
+                    return self._divided(value, op)
+                return self._elementwise(value, fn, args)
             case Constant(number) | Fill(number):
                 return self._number(number, value.dtype, (1,) * (rank + 2))
             case Irrational(name):
@@ -298,10 +316,6 @@ class Instances:
                 return self._aligned(operand, value.dims)
             case Cast(operand, written):
                 return self._converted(operand, value.dtype, written)
-            case Elementwise(fn, args, division):
-                if division != "any":
-                    return self._divided(value, op)
-                return self._elementwise(value, fn, args)
             case FinitePart(operand):
                 return self._finite_part(self.values[operand.name])
             case LoadTile():
@@ -353,23 +367,22 @@ class Instances:
     def _block_size(self, axis: str) -> int:
         return self.blocks[axis]
 
-    def _aligned(self, value: Value, dims: Sequence[str]) -> Any:
+    def _aligned(self, value: Value, dims: tuple[str, ...]) -> Any:
         """The value with its dims permuted to the order of `dims`, of extent 1 where it has none."""
         array = self.values[value.name]
-        if tuple(value.dims) == tuple(dims):
+        if value.dims == dims:
             return array
-        if missing := set(value.dims) - set(dims):
-            raise TileError(f"{value.name} in {self.kernel.name} has dims {sorted(missing)} that {dims} lack")
-        order = (0, 1, *(2 + value.dims.index(d) for d in dims if d in value.dims))
-        if is_exact(array):
-            array = array.transpose(order)
-            old = array.shape
-        else:
-            array = self.domain.transpose(array, order)
-            old = self.domain.shape(array)
-        tile = iter(old[2:])
-        shape = (*old[:2], *(next(tile) if d in value.dims else 1 for d in dims))
-        return array.reshape(shape) if is_exact(array) else self.domain.reshape(array, shape)
+        found = _alignment(value.dims, dims)
+        if found is None:
+            missing = sorted(set(value.dims) - set(dims))
+            raise TileError(f"{value.name} in {self.kernel.name} has dims {missing} that {dims} lack")
+        order, places = found
+        exact = is_exact(array)
+        old = array.shape if exact else self.domain.shape(array)
+        shape = (*old[:2], *(1 if place is None else old[place] for place in places))
+        if order is not None:
+            array = array.transpose(order) if exact else self.domain.transpose(array, order)
+        return array.reshape(shape) if exact else self.domain.reshape(array, shape)
 
     def _converted(self, value: Value, dtype: str, written: bool = False) -> Any:
         """The value in another dtype; rounded where that is narrower, or where the program has the cast."""

@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from eqfuse.terms.functions import CASTS, CIRCULAR, FUNCTIONS, ON_BITS, ROUNDINGS
 from eqfuse.terms.nodes import (
@@ -222,8 +223,13 @@ def _hashes(node: Call, strict_casts: bool) -> int:
             return int(fn in UNINTERPRETED or fn in LOGISTIC or (strict_casts and fn in CASTS))
 
 
-def _occurrences(expr: Expr) -> Iterator[tuple[Expr, frozenset[str]]]:
+@lru_cache(maxsize=256)
+def _occurrences(expr: Expr) -> tuple[tuple[Expr, frozenset[str]], ...]:
     """Every distinct node with every set of reduced axes that it stands under."""
+    return tuple(_standing(expr))
+
+
+def _standing(expr: Expr) -> Iterator[tuple[Expr, frozenset[str]]]:
     seen: set[tuple[Expr, frozenset[str]]] = set()
     waiting = [(expr, frozenset[str]())]
     while waiting:

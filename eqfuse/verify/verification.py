@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
@@ -38,6 +39,10 @@ ROUNDS = 24
 """Rounds of trials at most: more are drawn while some output position was not compared often enough."""
 SMALLEST_SCALE = 1e-6
 """Real inputs are drawn smaller, down to this, where most trials leave the range of float64."""
+SMALL = 4096
+"""Elements of inputs over all trials up to which a round takes what its operations take, however many elements they have."""
+MOSTLY = 0.6
+"""Share of values with roots of non-squares above which a round leaves too few others."""
 MOST_APART = 6
 """So many branches are supposed one by one where all together differ."""
 ORDERS = 4
@@ -90,7 +95,7 @@ class Verification:
         bounds = source.bounds(stages, self._kind)
         tallies = {stage.name: Tally() for stage in stages}
         least_rounds = source.least_rounds()
-        usual = self._half(bounds) if half else self._trials
+        usual = self._first(bounds, source) if half else self._trials
         drawn = total = 0
         for number in range(2 * ROUNDS):
             domain, rng = self._field(number)
@@ -201,13 +206,18 @@ class Verification:
         compared(expected, found, domain=domain, tally=again)
         return again
 
-    def _half(self, bounds: Sequence[Bound]) -> int:
-        """Half of the trials; all of them where half would need another round, as a bound or roots that earlier stages
-        took of non-squares tell."""
+    def _first(self, bounds: Sequence[Bound], source: Source) -> int:
+        """Trials of a first round: half of them; all where half would need another round, as a bound or roots that earlier
+        stages took of non-squares tell; of small inputs twice as many where most values have such roots, which costs less than
+        a second round."""
         half = (self._trials + 1) // 2
+        twisted, compared = (sum(getattr(r, of) for r in self._reports) for of in ("twisted", "compared"))
+        if twisted:
+            elements = sum(math.prod(spec.shape) for spec in source.specs.values())
+            small = 2 * self._trials * elements <= SMALL
+            return 2 * self._trials if small and twisted > MOSTLY * compared else self._trials
         plain = full_entropy(half, half)
-        enough = all(bound.reaches(self._requested, plain, plain) for bound in bounds)
-        return half if enough and not any(report.twisted for report in self._reports) else self._trials
+        return half if all(b.reaches(self._requested, plain, plain) for b in bounds) else self._trials
 
     def _enough(self, tally: Tally, bound: Bound, looks: int, drawn: int, rounds: float) -> bool:
         """Whether every position of a stage was compared, and the bound is reached, or given up, after so many looks at

@@ -95,7 +95,7 @@ def _temporaries(
 ) -> list[loops.Buffer]:
     """The buffers with a dtype for every "acc": integers stay integers, all else is kept in `accumulate`."""
     tensors = {**dtypes, **{buffer.name: buffer.dtype or accumulate for buffer in buffers}}
-    for kernel in map(expanded, nest.kernels):
+    for kernel in map(expanded, nest.kernels) if "acc" in tensors.values() else ():
         types = _types(tensors, scalars, accumulate)
         for tensor, dtype in types.stored(kernel.body).items():
             if tensors[tensor] == "acc":

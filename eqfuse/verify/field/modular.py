@@ -18,6 +18,8 @@ Truths = npt.NDArray[np.bool_]
 
 _SMALL = 16
 """Inverses that are taken one by one."""
+_FEW = 8
+"""So are so many powers with a large exponent."""
 _HALF_BITS = 16
 _LOW_HALF = (1 << _HALF_BITS) - 1
 _EXACT_TERMS = 16
@@ -29,6 +31,9 @@ def power(base: Residues, exponent: int, modulus: int) -> Residues:
     """`base ** exponent` by a four-bit window: one product per bit and one per digit."""
     if exponent == 2:
         return base * base % modulus
+    if base.size <= _FEW:
+        found = [pow(value, exponent, modulus) for value in base.ravel().tolist()]
+        return np.array(found, dtype=np.int64).reshape(base.shape)
     digits = f"{exponent:x}"
     powers = [np.ones_like(base), base]
     for _ in range(14):
