@@ -140,6 +140,18 @@ def test_a_long_row_is_walked(source: str, target: str) -> None:
     assert compiled(source, {"i": 4, "j": 1 << 22}, target).chosen.plan.schedule in ("rolling", "split_k")
 
 
+CHANNELS = """
+m[c] = mean[n,h](x[n,c,h])
+y[n,c,h] = (x[n,c,h] - m[c]) * rsqrt(mean[n,h](sq(x[n,c,h] - m[c])) + 1e-5)
+"""
+
+
+@pytest.mark.parametrize(("batch", "is_one"), [(16, True), (4096, False)])
+def test_channels_of_a_short_batch_are_normalised_by_one_kernel(batch: int, is_one: bool) -> None:
+    chosen = compiled(CHANNELS, {"n": batch, "c": 64, "h": 3136}, "cpu").chosen.plan
+    assert (len(chosen.kernels) == 1) is is_one
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_attention_over_long_sequences_takes_one_pass(target: str) -> None:
     chosen = compiled(ATTENTION, PREFILL | {"i": 4096, "j": 4096}, target).chosen.plan.schedule

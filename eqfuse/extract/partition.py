@@ -380,8 +380,12 @@ class Partition:
         )
 
     def _is_cut(self, inner: Reduce, reader: Reduce, parallel: frozenset[str], *, nested: bool) -> bool:
-        if reader.axis in free_axes(inner) and any(r.axis == reader.axis for r in reductions(inner.body)):
-            return True  # it folds the whole of the axis that the reader's loop has only a tile of
+        if (
+            not self._is_lifted(inner, reader)
+            and reader.axis in free_axes(inner)
+            and any(r.axis == reader.axis for r in reductions(inner.body))
+        ):
+            return True  # it folds the whole of the axis that the reader's loop has only a tile of, unless that is kept whole
         missing = [a for a in parallel if a not in free_axes(inner) and a != reader.axis]
         again = math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
         allowed = self.recompute_share * work(reader, self.extents)
