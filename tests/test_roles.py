@@ -106,7 +106,7 @@ def test_a_product_is_issued_before_the_arithmetic_of_the_block_before(
 
 
 def test_ranges_of_one_axis_share_a_loop_whose_masks_are_branches(causal: tuple[Derived, Compiled]) -> None:
-    body = _divided(*causal, _roles(*causal, delayed=())).kernels[0].roles[1].body
+    body = _divided(*causal, _roles(*causal)).kernels[0].roles[1].body
     (loop,) = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
     (_, branch) = [stmt for stmt in loop.body if isinstance(stmt, When)]
     assert len(branch.results) == 1
@@ -117,13 +117,10 @@ def test_a_range_with_masks_before_one_without_is_joined_too() -> None:
     derived = _derived(WORKLOADS["window_prefill"].source)
     compiled = _compiled(derived)
     assert sum(isinstance(stmt, For) for stmt in compiled.tile.kernels[0].body) == 3
-    for delayed in ((), (1,)):
-        body = (
-            _divided(derived, compiled, _roles(derived, compiled, delayed=delayed)).kernels[0].roles[1].body
-        )
-        (loop,) = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
-        conditions = [stmt.condition.name for stmt in loop.body if isinstance(stmt, When)]
-        assert [name.rpartition("_")[2] for name in conditions] == ["turns", "early", "late"]
+    body = _divided(derived, compiled, _roles(derived, compiled)).kernels[0].roles[1].body
+    (loop,) = [stmt for stmt in nested(body) if isinstance(stmt, Loop)]
+    conditions = [stmt.condition.name for stmt in loop.body if isinstance(stmt, When)]
+    assert [name.rpartition("_")[2] for name in conditions] == ["turns", "early", "late"]
 
 
 VERIFIED = {

@@ -12,7 +12,7 @@ free, which takes the latency of a copy: short trips want more slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -23,12 +23,35 @@ from eqfuse.extract.resources import REGISTER_BYTES, WARPGROUP, WARPGROUP_ROWS
 from eqfuse.extract.roles import block_sizes
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import KernelConfig, Roles
-from eqfuse.terms.dtypes import BYTES
+from eqfuse.terms.dtypes import BYTES, FLOATS
 from eqfuse.terms.functions import SPECIAL
-from eqfuse.tile.nodes import Dot, Elementwise, For, Kernel, Let, LoadTile, RestOfProduct, Store, Value
-from eqfuse.tile.roles.nodes import Await, Issue, Loop, Meet, RolesKernel, Staging, When
+from eqfuse.terms.integers import power_of_two
+from eqfuse.tile.nodes import (
+    Align,
+    Cast,
+    Dot,
+    Elementwise,
+    For,
+    Kernel,
+    Let,
+    LoadTile,
+    RestOfProduct,
+    Store,
+    Value,
+)
+from eqfuse.tile.roles.nodes import (
+    Await,
+    Issue,
+    Loop,
+    Meet,
+    Read,
+    RolesKernel,
+    Staging,
+    Stmt,
+    When,
+)
 from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.roles.walk import nested
+from eqfuse.tile.roles.walk import nested, read_by
 
 CONSUMERS = (2, 3)
 SLOTS = (2, 3, 4, 6)
@@ -117,6 +140,11 @@ def rows_of(tiles: Kernel) -> str:
     return axis
 
 
+def _sums(tiles: Kernel) -> int:
+    """How many tiles of sums a loop adds products to."""
+    return max((sum(dot.accumulator is not None for dot in dots) for dots in _products(tiles)), default=0)
+
+
 def _products(tiles: Kernel) -> Iterator[list[Dot]]:
     """The products of each loop."""
     for stmt in tiles.body:
@@ -138,15 +166,22 @@ def small(roles: Roles, rows: str, block: int) -> Roles:
 
 
 def sized(
-    blocks: Sequence[Block], rows: str, count: int, step: int, columns: int | None = None
+    blocks: Sequence[Block],
+    rows: str,
+    count: int,
+    step: int,
+    columns: int | None = None,
+    extents: Mapping[str, int] | None = None,
 ) -> tuple[Block, ...]:
-    """The blocks with so many rows, and steps of loops; with so many columns, where thread blocks share those too."""
+    """The blocks with so many rows, and steps of loops; with so many columns, where thread blocks share those too, or as many as
+    there are of these."""
+    most = {axis: power_of_two(extent) for axis, extent in (extents or {}).items()}
 
     def one(block: Block) -> Block:
         if block.axis == rows:
             return replace(block, size=count)
         if columns is not None and block.kind == "grid" and (block.size or 1) > 1:
-            return replace(block, size=columns)
+            return replace(block, size=min(columns, most.get(block.axis, columns)))
         return replace(block, size=step) if block.kind == "loop" else block
 
     return tuple(map(one, blocks))
@@ -167,14 +202,32 @@ def ranked(
     limit = WORTH * Pricing(tiles, outlook).seconds(None, residuals)
     priced = sorted(_priced(tiles, outlook, rows, residuals), key=_fewest_trips)
     faster = [(seconds, schedule) for seconds, schedule in priced if slower or seconds < limit]
-    divide(replace(priced[0][1], slots=SLOTS[0]))  # says why there are none, whatever they would cost
+    suited = _suited(divide, [schedule for _, schedule in priced])
     if not faster:
         best, other = 1e3 * priced[0][0], 1e3 * limit / WORTH
         raise Unsuited(f"predicted to take {best:.3g} ms in roles, {other:.3g} ms without")
     for seconds, schedule in faster:
-        least = divide(replace(schedule, slots=SLOTS[0]))  # one for all numbers of slots
+        least = suited(schedule)
+        if least is None:
+            continue
         if fits(_with_slots(least, schedule.slots), outlook.extents, outlook.device):
             yield Choice(schedule, divide(schedule), seconds)
+
+
+def _suited(divide: Divide, schedules: Sequence[Roles]) -> Callable[[Roles], RolesKernel | None]:
+    """The kernel in roles of the fewest slots, one for all numbers of them; None for schedules that it cannot have. Raises
+    Unsuited where it cannot have any, whatever they would cost."""
+
+    def made(schedule: Roles) -> RolesKernel | None:
+        try:
+            return divide(replace(schedule, slots=SLOTS[0]))
+        except Unsuited:
+            return None
+
+    kinds = {(s.delayed, s.persistent): s for s in reversed(schedules)}  # the cheapest of each kind
+    if not any(made(schedule) for schedule in reversed(kinds.values())):
+        divide(replace(schedules[0], slots=SLOTS[0]))
+    return made
 
 
 def _with_slots(kernel: RolesKernel, slots: int) -> RolesKernel:
@@ -197,7 +250,7 @@ def _priced(
     blocks = outlook.config.blocks
     tiled = any(b.kind == "grid" and b.axis != rows and (b.size or 1) > 1 for b in blocks)
     for consumers, step, columns in product(CONSUMERS, STEPS, COLUMNS if tiled else (None,)):
-        made = sized(blocks, rows, WARPGROUP_ROWS * consumers, step, columns)
+        made = sized(blocks, rows, WARPGROUP_ROWS * consumers, step, columns, outlook.extents)
         price = Price(tiles, outlook, made)
         for slots, delayed, persistent in product(SLOTS, behind, (False, True)):
             roles = Roles(price.blocks, consumers, slots, delayed, persistent)
@@ -209,6 +262,9 @@ class Price:
 
     def __init__(self, tiles: Kernel, outlook: Outlook, blocks: tuple[Block, ...]) -> None:
         self.blocks = blocks
+        self._several = any(
+            sum(dot.accumulator is None for dot in products) > 1 for products in _products(tiles)
+        )
         config = replace(outlook.config, blocks=blocks)
         alone = outlook.cost.alone(config)
         special, others = _in_roles(tiles)
@@ -229,8 +285,9 @@ class Price:
         )
 
     def seconds(self, roles: Roles, residuals: RolesResiduals) -> float:
-        """The predicted time of the kernel in these roles, of these blocks."""
-        overlapped, persistent = bool(roles.delayed), roles.persistent
+        """The predicted time of the kernel in these roles, of these blocks. Of several products whose results a block computes with,
+        one is under way while the other's is computed with, as where a product is one block behind."""
+        overlapped, persistent = bool(roles.delayed) or self._several, roles.persistent
         found = residuals.seconds(
             self._work, roles.consumers, roles.slots, overlapped=overlapped, persistent=persistent
         )
@@ -265,7 +322,8 @@ class Pricing:
     def seconds(self, roles: Roles | None, residuals: RolesResiduals) -> float:
         if roles is None:
             waves = _waves(self.outlook, self.outlook.config)
-            return residuals.tiles(self.outlook.otherwise, waves, eased=_in_roles(self.tiles)[0] < 1)
+            eased, sums = _in_roles(self.tiles)[0] < 1, _sums(self.tiles)
+            return residuals.tiles(self.outlook.otherwise, waves, eased=eased, sums=sums)
         return Price(self.tiles, self.outlook, roles.blocks).seconds(roles, residuals)
 
 
@@ -439,18 +497,79 @@ def _loops(kernel: RolesKernel) -> Iterator[Loop]:
 
 
 def _held(loop: Loop, bytes_of: Callable[[Value], int]) -> int:
-    """Bytes of the tiles that a consumer holds in a trip: what is carried, results of products that are not added to it, and
-    their operands."""
-    carried = [item.value for item in loop.carried if len(item.value.dims) == 2]
-    following = {item.next.name for item in loop.carried}
-    results = [
-        replace(s.value, name=s.pending.name)
-        for s in loop.body
-        if isinstance(s, Await) and s.value.name not in following
-    ]
-    started = {s.pending.name for s in loop.body if isinstance(s, Issue) and s.accumulator is None}
-    apart = [value for value in results if value.name in started]
-    names = {value.name for value in carried}
-    operands = [s.left for s in loop.body if isinstance(s, Issue) and isinstance(s.left, Value)]
-    apart += [value for value in operands if value.name not in names]
-    return sum(map(bytes_of, (*carried, *apart)))
+    """Bytes of the tiles that a consumer holds in a trip, where they are most: what is carried; results of products that are not
+    added to it, from when they are issued; what is computed, until it is read last, by products until they are awaited. What
+    is computed takes the place of what is read for the last time. At least the widest result beside all operands, which compilers
+    do not let share registers. Rare branches are left out."""
+    ends = {item.next.name for item in loop.carried}
+    last = _last_reads(loop, ends)
+    carried = {item.value.name: bytes_of(item.value) for item in loop.carried if len(item.value.dims) == 2}
+    held = {name: size for name, size in carried.items() if name in last}
+    most = sum(carried.values())
+    apart = most - sum(held.values())
+    most += _operands_and_result(loop, carried, bytes_of)
+    for place, stmt in enumerate(loop.body):
+        held = {name: size for name, size in held.items() if last.get(name, -1) > place}
+        match stmt:
+            case Issue(pending, accumulator=accumulator):
+                if accumulator is not None:
+                    held.pop(accumulator.name, None)
+                held[pending.name] = bytes_of(pending)
+            case Await(value, pending):
+                held.pop(pending.name, None)
+                held[value.name] = bytes_of(value)
+            case When(_, _, results):
+                held |= {r.value.name: bytes_of(r.value) for r in results if _is_numbers(r.value)}
+            case Let(value, Elementwise() | Cast()) | Read(value) if _is_numbers(value):
+                if last.get(value.name, -1) > place:
+                    held[value.name] = bytes_of(value)
+        most = max(most, apart + sum(held.values()))
+    return most
+
+
+def _operands_and_result(loop: Loop, carried: Collection[str], bytes_of: Callable[[Value], int]) -> int:
+    """Bytes of the widest result of a product that is not added to what is carried, and of all operands that are computed."""
+    issued = [s for s in loop.body if isinstance(s, Issue)]
+    operands = {s.left.name: bytes_of(s.left) for s in issued if isinstance(s.left, Value)}
+    results = [bytes_of(s.pending) for s in issued if s.accumulator is None]
+    return max(results, default=0) + sum(size for name, size in operands.items() if name not in carried)
+
+
+def _last_reads(loop: Loop, ends: Collection[str]) -> Mapping[str, int]:
+    """Where each value is read last: by a product until it is awaited, and what one other value alone is computed of where that is
+    computed, element by element. What a loop carries is read after all."""
+    places: dict[str, list[int]] = {}
+    for place, stmt in enumerate(loop.body):
+        for each in nested((stmt,)):
+            for value in read_by(each):
+                places.setdefault(value.name, []).append(place)
+    operands = {
+        s.pending.name: s.left for s in loop.body if isinstance(s, Issue) and isinstance(s.left, Value)
+    }
+    for place, stmt in enumerate(loop.body):
+        if isinstance(stmt, Await) and stmt.pending.name in operands:
+            places[operands[stmt.pending.name].name].append(place)
+    found = {name: max(reads) for name, reads in places.items()}
+    for stmt in reversed(loop.body):
+        if not _is_computed(stmt):
+            continue
+        assert isinstance(stmt, Let)
+        reads = places.get(stmt.value.name, [])
+        if len(reads) == 1 and stmt.value.name not in ends and _is_computed(loop.body[reads[0]]):
+            there = found.pop(stmt.value.name)
+            for value in read_by(stmt):
+                found[value.name] = max(found[value.name], there)
+    return found | dict.fromkeys(ends, len(loop.body))
+
+
+def _is_computed(stmt: Stmt) -> bool:
+    return (
+        isinstance(stmt, Let)
+        and isinstance(stmt.op, Elementwise | Cast | Align)
+        and len(stmt.value.dims) == 2
+    )
+
+
+def _is_numbers(value: Value) -> bool:
+    """Whether a value is a tile of numbers: truth values are found again wherever they are read."""
+    return len(value.dims) == 2 and value.dtype in FLOATS

@@ -237,6 +237,7 @@ class _Pipeline:
         """What happens in a trip, in order: ("do", n), ("issue", n), ("await", n)."""
         needs = {n: set(self._needs(n)) for n in range(len(self.body))}
         left, done, under_way = list(needs), set[int](), list[int]()
+        late = self._columns()
         while left or under_way:
             products = [n for n in left if _is_product(self.body[n]) and needs[n] <= done]
             if products:
@@ -245,21 +246,47 @@ class _Pipeline:
                 under_way.append(number)
                 yield "issue", number
                 continue
-            ready = [n for n in left if needs[n] <= done]
+            ready = [n for n in left if n not in late and needs[n] - done <= late]
             if ready:
-                left.remove(ready[0])
-                done.add(ready[0])
-                yield "do", ready[0]
+                number = ready[0]
+                for before in (*(n for n in left if n in self._before(number, needs, done)), number):
+                    left.remove(before)
+                    done.add(before)
+                    yield "do", before
                 continue
-            waiting = [n for n in left if needs[n] <= done | set(under_way)]
+            waiting = [n for n in left if n not in late and needs[n] <= done | late | set(under_way)]
             if not waiting and left:
                 raise Unsuited("the products of a loop wait for each other")
-            wanted = needs[waiting[0]] - done if waiting else set(under_way)
+            wanted = needs[waiting[0]] - done - late if waiting else set(under_way)
             last = max(under_way.index(n) for n in wanted)
             for number in under_way[: last + 1]:
                 done.add(number)
                 yield "await", number
             under_way = under_way[last + 1 :]
+
+    def _columns(self) -> set[int]:
+        """What is read of slots for each column of tiles, and numbers of columns made of it: they are in registers only from where
+        a tile is computed with them. No product is needed for them."""
+        found: set[int] = set()
+        for number, stmt in enumerate(self.body):
+            if isinstance(stmt, Let) and (len(stmt.value.dims) < 2 or isinstance(stmt.op, Align)):
+                definers = {self.definers.get(value.name) for value in self._reads(number)}
+                if definers & found:
+                    found.add(number)
+            elif isinstance(stmt, Read) and len(stmt.value.dims) == 1:
+                found.add(number)
+        return found
+
+    @staticmethod
+    def _before(number: int, needs: Mapping[int, set[int]], done: set[int]) -> set[int]:
+        """What a statement needs, directly or not, that is not done."""
+        found: set[int] = set()
+        wanted = list(needs[number] - done)
+        while wanted:
+            each = wanted.pop()
+            found.add(each)
+            wanted += needs[each] - done - found
+        return found
 
     # Text of one trip ---------------------------------------------------------------------------------
 

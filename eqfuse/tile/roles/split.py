@@ -34,6 +34,7 @@ from eqfuse.tile.nodes import (
 from eqfuse.tile.nodes import Stmt as TileStmt
 from eqfuse.tile.roles.branches import branched
 from eqfuse.tile.roles.check import check
+from eqfuse.tile.roles.columns import copies, masked_behind
 from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.joined import joined
 from eqfuse.tile.roles.loads import Tensors, copied, ends_early, ops_of, put
@@ -118,7 +119,10 @@ class _Split:
         self.units: dict[str, str] = {}
         body = tuple(_loops(kernel.body))
         self.fresh = Fresh(names_in(body))
-        self.body = branched(joined(body, self.fresh))
+        if schedule.delayed:  # nothing is under way at the end of other loops
+            body = joined(body, self.fresh)
+        body = branched(body)
+        self.body = masked_behind(body, self.tensors, self.fresh)
         self.ops = ops_of(self.body)
         self.rows = self._rows()
         self._supported()
@@ -175,6 +179,10 @@ class _Split:
                     index = copied(value, op, self.ops, self.tensors, whole=whole)
                     number = seen[tensor] = seen.get(tensor, 0) + 1
                     self.copies[value.name] = _Copy(self._ring(value, tensor, number, in_loop), index)
+                case Let(value, LoadTile(tensor) as op) if in_loop and self._is_column(value, op):
+                    index = copied(value, op, self.ops, self.tensors, whole=True)
+                    number = seen[tensor] = seen.get(tensor, 0) + 1
+                    self.copies[value.name] = _Copy(self._ring(value, tensor, number, in_loop), index)
                 case Let(value, LoadTile(tensor)) if len(value.dims) > 2:
                     raise Unsuited(f"the load of {tensor} has {len(value.dims)} dims")
                 case Loop():
@@ -186,6 +194,13 @@ class _Split:
         aligned = [s.value for s in readers if isinstance(s, Let) and isinstance(s.op, Align)]
         multiplied = (isinstance(s, Let) and isinstance(s.op, Dot | RestOfProduct) for s in readers)
         return any(multiplied) or any(map(self._is_multiplied, aligned))
+
+    def _is_column(self, value: Value, op: LoadTile) -> bool:
+        """Whether a load is of a number for each column of tiles, which the copy engine can copy: what consumers load themselves
+        takes registers from before the products of a block until it is used."""
+        return (
+            len(value.dims) == 1 and value.dims != (self.rows,) and copies(value, op, self.ops, self.tensors)
+        )
 
     def _is_operand(self, value: Value) -> bool:
         """Whether products alone read a tile, of which those that sum along an axis whose positions are masked take it on their
