@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import eqfuse as eq
+from bench.workloads import WORKLOADS
 from eqfuse import certification, compiler, division
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
@@ -23,7 +24,7 @@ from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.gluon.launch import GluonProgram
 from eqfuse.tile.nodes import Align, Dot, For, Kernel, LoadTile
 from eqfuse.tile.roles.interpreter import run
-from eqfuse.tile.roles.nodes import Put, RolesKernel
+from eqfuse.tile.roles.nodes import Put, RolesKernel, When
 from eqfuse.tile.roles.split import prepared
 from eqfuse.tile.roles.started import started
 from eqfuse.tile.roles.turned import turned
@@ -114,6 +115,37 @@ def test_kernels_are_launched_in_order_each_by_its_own_way(
     names = [kernel.name for kernel in compiled.tile.kernels]
     assert calls == [f"launch_roles {names[0]}", f"launch {names[1]}", f"launch {names[2]}"]
     assert (y.shape, m.shape) == ((128, 256), (128,))
+
+
+@pytest.mark.parametrize(
+    ("length", "scale", "known"), [(256, 1.0, (False, False)), (200, -0.5, (True, True))]
+)
+def test_a_launch_settles_what_sizes_and_signs_say(
+    length: int, scale: float, known: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each value of a condition is a binary: the same as a kernel that computes it would take."""
+    halves = dict.fromkeys("QKV", "f16")
+    sizes = {"b": 1, "h": 32, "i": 8192, "j": 8192, "d": 128, "e": 128}
+    derived, compiled = _pipeline(WORKLOADS["global_prefill"].source, sizes, **halves)
+    assert compiled.roles is not None
+    (kernel,) = compiled.roles.divided
+    late, turns = (stmt.name for stmt in kernel.settled if not stmt.name.endswith("_of"))
+    source = compiler.emit_gluon(derived, compiled, "settled")
+    module, given = load(source), list[dict[str, object]]()
+
+    class Launched:
+        def __getitem__(self, grid: object) -> object:
+            return lambda *args, **constants: given.append(constants)
+
+    monkeypatch.setattr(module, kernel.name, Launched())
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
+    monkeypatch.setattr(module, "descriptor", lambda tensor, tile: None)
+    tensors = {name: torch.zeros(1, 2, length, 64, dtype=torch.float16) for name in halves}
+    module.settled(**tensors, scale=scale)
+    assert (given[0][late.upper()], given[0][turns.upper()]) == known
+    assert not any(
+        isinstance(s, When) and s.condition.name in (late, turns) for s in nested(kernel.roles[0].body)
+    )
 
 
 def test_lengths_that_the_copy_engine_cannot_store_go_another_way(means: tuple[Derived, Compiled]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eqfuse.loops.blocks import Block
 from eqfuse.terms.dtypes import BYTES
+from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Expr
+from eqfuse.tile.check import TileError
+from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.gluon.expressions import Expressions, Places
 from eqfuse.tile.gluon.functions import OWN
 from eqfuse.tile.nodes import (
@@ -23,6 +26,7 @@ from eqfuse.tile.nodes import (
     LaunchValue,
     Let,
     LoadTile,
+    Op,
     Positions,
     ReduceTile,
     Start,
@@ -59,8 +63,9 @@ from eqfuse.tile.roles.nodes import (
 )
 from eqfuse.tile.roles.walk import nested, read_by
 from eqfuse.tile.triton.expressions import Piece
-from eqfuse.tile.triton.functions import Text, call
+from eqfuse.tile.triton.functions import IRRATIONAL, Text, call
 from eqfuse.tile.triton.parameters import Names, Tables
+from eqfuse.tile.triton.template import launch_text
 from eqfuse.tile.triton.wrap import wrap
 
 WARPS = 4
@@ -101,6 +106,13 @@ class Parameters:
     extents: dict[str, str] = field(default_factory=dict)  # by root axis
     scalars: dict[str, tuple[str, str]] = field(default_factory=dict)  # name and dtype
     blocks: dict[str, str] = field(default_factory=dict)
+    settled: dict[str, str] = field(default_factory=dict)  # by condition: those of integers
+    signs: dict[str, str] = field(default_factory=dict)  # by condition: those of numbers
+
+    @property
+    def constants(self) -> list[str]:
+        """What a binary has one value of."""
+        return [*dict.fromkeys((*self.blocks.values(), *self.settled.values(), *self.signs.values()))]
 
     def given(self) -> list[str]:
         """What a role is given of them."""
@@ -123,6 +135,8 @@ class KernelText:
     lines: tuple[str, ...]
     helpers: frozenset[str]
     at_launch: Mapping[str, Expr]
+    at_call: Callable[[str, Callable[[str], str], Callable[[str], str]], str]
+    """The text of a settled condition in a launcher, given the texts of a size and of the length of a block."""
 
 
 def write_kernel(kernel: RolesKernel, name: str, tables: Tables) -> KernelText:
@@ -137,6 +151,8 @@ class _Writer:
             (name, "copy_in", "copy_out", "gl", "gluon", "tma", "mbarrier", "PART", "ROWS", "REGISTERS", *OWN)
         )
         self.blocks: Mapping[str, Block] = {block.axis: block for block in kernel.blocks}
+        statements = [stmt for role in kernel.roles for stmt in nested(role.body)]
+        self.ops: Mapping[str, Op] = {s.value.name: s.op for s in statements if isinstance(s, Let)}
         self.parameters = self._parameters()
         self.tiles = {ring.name: self.names.new(f"{ring.name}") for ring in kernel.rings}
         self.full = {ring.name: self.names.new(f"{ring.name}_full") for ring in kernel.rings}
@@ -189,7 +205,38 @@ class _Writer:
                 found.descriptors[each.name] = Descriptor(name, each.tensor, axes, each.tile.dtype)
         for block in filter(_is_tile, kernel.blocks):
             found.blocks[block.axis] = names.new(f"BLOCK_{block.axis.upper()}")
+        for value in kernel.settled:
+            op = self.ops[value.name]
+            assert isinstance(op, Elementwise)
+            kind = found.settled if op.args[0].dtype in INTEGERS else found.signs
+            same = next((name for known, name in kind.items() if self.ops[known] == op), None)
+            kind[value.name] = same or names.new(value.name.upper())
         return found
+
+    def at_call(self, condition: str, extent: Callable[[str], str], block: Callable[[str], str]) -> str:
+        """The text of a settled condition in a launcher, given the texts of a size and of the length of a block."""
+
+        def text(value: Value) -> str:
+            match self.ops[value.name]:
+                case Constant(number):
+                    return repr(number)
+                case Irrational(name):
+                    return IRRATIONAL[name]
+                case Argument(name):
+                    return f"float({name})"
+                case Extent(axis):
+                    return extent(axis)
+                case BlockSize(axis):
+                    return block(axis)
+                case LaunchValue(_, expr):
+                    return launch_text(expr, extent)
+                case Elementwise("minimum" | "maximum" as fn, args):
+                    return f"{fn[:3]}({', '.join(map(text, args))})"
+                case Elementwise(fn, (left, right)):
+                    return f"({text(left)} {OPERATORS[fn]} {text(right)})"
+            raise TileError(f"{value.name} is not known at a launch")
+
+        return text(Value(condition, (), "bool"))
 
     # Functions ------------------------------------------------------------------------------------------
 
@@ -199,7 +246,7 @@ class _Writer:
         shared += [self.meeting] if self.meeting else []
         starts = [] if self.kernel.persistent else [self.starts[axis] for axis in self.kernel.grid]
         given = [*self.parameters.given(), *shared, *starts]
-        blocks = list(self.parameters.blocks.values())
+        blocks = self.parameters.constants
         lines: list[str] = []
         lines += self._role(producer, f"{self.name}_producer", given, blocks)
         roles: list[str] = []
@@ -222,8 +269,9 @@ class _Writer:
             for stmt in nested(role.body)
             if isinstance(stmt, Let) and isinstance(stmt.op, LaunchValue)
         }
+        helpers = frozenset(self.helpers)
         return KernelText(
-            self.name, self.kernel, self.parameters, tuple(lines), frozenset(self.helpers), at_launch
+            self.name, self.kernel, self.parameters, tuple(lines), helpers, at_launch, self.at_call
         )
 
     def _role(self, role: Role, name: str, given: Sequence[str], blocks: Sequence[str]) -> list[str]:
@@ -511,6 +559,11 @@ class _RoleText:
         self.expressions.pieces[value.name] = Piece(Text(name), piece.dims, piece.thin)
 
     def _let(self, let: Let, body: Iterable[Stmt]) -> None:
+        parameters = self.writer.parameters
+        known = {**parameters.settled, **parameters.signs}.get(let.value.name)
+        if known is not None:
+            self.expressions.pieces[let.value.name] = Piece(Text(known))
+            return
         piece = self.expressions.op(let.value, let.op)
         if self._keeps_text(let, piece, body):
             self.expressions.pieces[let.value.name] = piece

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.nodes import Program
+from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.functions import OWN
 from eqfuse.tile.gluon.kernel import REGISTERS, SUMMED_BYTES, Descriptor, KernelText, write_kernel
 from eqfuse.tile.gluon.runtime import NAMES, RUNTIME
@@ -23,6 +24,7 @@ from eqfuse.tile.triton.parameters import Names, Tables, TensorInfo
 from eqfuse.tile.triton.runtime import RUNTIME as TRITON_RUNTIME
 from eqfuse.tile.triton.runtime import RUNTIME_NAMES, without
 from eqfuse.tile.triton.template import Template, helpers, labels, nested, table, tuple_text
+from eqfuse.tile.triton.wrap import wrap
 
 AnyText = KernelText | TritonText
 """A printed kernel of either language."""
@@ -173,6 +175,14 @@ class _Module(Template[AnyText]):
         lines += ["", *self._kinds(kernels)]
         lines += ["", "# Registers of a thread when a block starts, before roles share them out."]
         lines.append(table("REGISTERS", {k.name: str(REGISTERS[k.kernel.consumers][0]) for k in divided}))
+        lines += [
+            "",
+            "# Conditions that a launch knows: of sizes, and of numbers. Each value of one is a binary.",
+        ]
+        lines += nested_tuples(
+            "SETTLED", {k.name: dict.fromkeys(k.parameters.settled.values()) for k in divided}
+        )
+        lines += nested_tuples("SIGNS", {k.name: dict.fromkeys(k.parameters.signs.values()) for k in divided})
         lines += ["", "# Dtype and sizes of the tiles that descriptors are of."]
         lines += nested("TILES", {k.name: self._tiles(k) for k in divided})
         return lines
@@ -210,12 +220,33 @@ class _Module(Template[AnyText]):
         descriptors = [descriptor.tensor for descriptor in kernel.parameters.descriptors.values()]
         return [tuple_text(descriptors), tuple_text(list(kernel.parameters.pointers))]
 
+    def signs(self, kernel: AnyText) -> list[str]:
+        if not isinstance(kernel, KernelText):
+            return []
+
+        def unknown(axis: str) -> str:
+            raise TileError(f"a sign depends on {axis}")
+
+        conditions = {name: condition for condition, name in kernel.parameters.signs.items()}
+        return [tuple_text([kernel.at_call(each, unknown, unknown) for each in conditions.values()])]
+
     def computed(self, kernel: AnyText, items: str, integers: str, size: str, blocks: str) -> list[str]:
         if not isinstance(kernel, KernelText):
             return self._triton.computed(kernel, items, integers, size, blocks)
         parameters = kernel.parameters
         tiles = [tuple_text(self._sizes_of(kernel, d, blocks)) for d in parameters.descriptors.values()]
-        made = ", ".join(f'"{name}": {blocks}["{name}"]' for name in parameters.blocks.values())
+
+        def extent(axis: str) -> str:
+            return self._extent(size, axis)
+
+        def length(axis: str) -> str:
+            return f'{blocks}["{parameters.blocks[axis]}"]' if axis in parameters.blocks else "1"
+
+        constants = {name: f'{blocks}["{name}"]' for name in parameters.blocks.values()}
+        constants |= {
+            name: kernel.at_call(condition, extent, length) for condition, name in parameters.settled.items()
+        }
+        made = ", ".join(f'"{name}": {text}' for name, text in constants.items())
         if kernel.kernel.persistent:
             items = f"workers({items}, {self._outputs[0].name})"
         return [items, tuple_text(tiles), integers, f"{{{made}}}"]
@@ -230,6 +261,12 @@ class _Module(Template[AnyText]):
             shared = axis == kernel.kernel.rows
             found.append(f"{size} // {kernel.kernel.consumers}" if shared else size)
         return found
+
+
+def nested_tuples(name: str, rows: Mapping[str, Iterable[str]]) -> list[str]:
+    """A table of tuples of names."""
+    found = {key: tuple_text([f'"{each}"' for each in names]) for key, names in rows.items()}
+    return wrap(table(name, found))
 
 
 _SIGNED = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "i32": "i32", "f8e4m3": "fp8e4nv"}

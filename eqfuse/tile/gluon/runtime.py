@@ -63,25 +63,28 @@ def moved(known, tensor):
     return made
 
 
-def launch_roles(known, name, kernel, copied, tensors, numbers, config, size, arguments):
-    """Launches a kernel in roles. `arguments` makes grid, blocks of the copies, integers and constants from settings, at the first
-    call of a kind; later ones go straight to what Triton compiled."""
-    if name in known:
-        compiled, descriptors, integers, constants = known[name]
+def launch_roles(known, name, kernel, copied, tensors, numbers, signs, config, size, arguments):
+    """Launches a kernel in roles. `signs` are conditions of numbers, each value of which is a binary. `arguments` makes grid,
+    blocks of the copies, integers and constants from settings, at the first call of a kind; later ones go straight to what
+    Triton compiled."""
+    key = name, *signs
+    if key in known:
+        compiled, descriptors, integers, constants = known[key]
         descriptors = [moved(each, x) for each, x in zip(descriptors, copied, strict=True)]
         compiled(*descriptors, *tensors, *integers, *numbers, *constants)
         return
     blocks = settings(name, config, size)
     grid, tiles, integers, constants = arguments(blocks)
+    constants |= zip(SIGNS[name], signs, strict=True)
     if not all(map(_suits, copied)):
         raise ValueError(f"the copy engine cannot address a tensor of {name}: see suits()")
     descriptors = [descriptor(x, tile) for x, tile in zip(copied, tiles, strict=True)]
     options = {"num_warps": 4, "maxnreg": REGISTERS[name]}
     compiled = kernel[(grid,)](*descriptors, *tensors, *integers, *numbers, **constants, **options)
     if compiled is not None:
-        known[name] = compiled[(grid, 1, 1)], descriptors, integers, tuple(constants.values())
+        known[key] = compiled[(grid, 1, 1)], descriptors, integers, tuple(constants.values())
 '''
-"""Their source. The module has the tables of Triton modules, COPIED, ENDS, REGISTERS and TILES."""
+"""Their source. The module has the tables of Triton modules, COPIED, ENDS, REGISTERS, TILES, SETTLED and SIGNS."""
 
 NAMES = ("suits", "descriptor", "moved", "workers", "launch_roles", "copy_in", "copy_out", "gl", "gluon")
 """Names that no other global of such a module may have."""

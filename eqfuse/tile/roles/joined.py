@@ -19,6 +19,7 @@ from itertools import pairwise
 from eqfuse.tile.nodes import Dot, Elementwise, Let, LoadTile, Op, RestOfProduct, Start, Value
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import Loop, Result, Stmt, When
+from eqfuse.tile.roles.settled import is_settled
 from eqfuse.tile.roles.walk import nested, read_by, renamed
 from eqfuse.tile.walk import operands, with_operands
 
@@ -34,7 +35,7 @@ def joined(body: tuple[Stmt, ...], fresh: Fresh) -> tuple[Stmt, ...]:
             between = body[at + 1 : then]
             made = None
             if _follows(first, second, (*between, *body[then + 1 :]), ops):
-                made = join(first, second, fresh)
+                made = join(first, second, fresh, ops)
             if made is not None:
                 return joined((*body[:at], *between, made, *body[then + 1 :]), fresh)
     return body
@@ -56,7 +57,7 @@ def _follows(first: Loop, second: Loop, others: Sequence[Stmt], ops: Mapping[str
     )
 
 
-def _both(first: Loop, second: Loop, fresh: Fresh) -> Loop | None:
+def _both(first: Loop, second: Loop, fresh: Fresh, ops: Mapping[str, Op]) -> Loop | None:
     """The two loops as one, where the second has masks that the first has not."""
     if first.stop != second.start or not all(isinstance(s, Let) for s in (*first.body, *second.body)):
         return None
@@ -71,11 +72,26 @@ def _both(first: Loop, second: Loop, fresh: Fresh) -> Loop | None:
     carried = tuple(
         replace(new, init=old.init) for old, new in zip(first.carried, second.carried, strict=True)
     )
-    test = Let(start, Start(second.axis)), Let(late, Elementwise("ge", (start, second.start)))
+    test = [Let(start, Start(second.axis)), Let(late, Elementwise("ge", (start, second.start)))]
+    some = Let(
+        fresh.value(f"{second.axis}_some_late", (), "bool"), Elementwise("lt", (second.start, second.stop))
+    )
+    if is_settled(some.value, {**ops, some.value.name: some.op}):
+        guarded = tuple(_where_some(stmt, some.value, fresh) for stmt in guarded)
+        test.append(some)
     return Loop(first.axis, first.start, second.stop, carried, (*test, *guarded))
 
 
-def _early(first: Loop, second: Loop, fresh: Fresh) -> Loop | None:
+def _where_some(stmt: Stmt, some: Value, fresh: Fresh) -> Stmt:
+    """A branch for late blocks, where there are some."""
+    if not isinstance(stmt, When):
+        return stmt
+    inner = [replace(result, value=fresh.like(result.value, "some")) for result in stmt.results]
+    outer = [replace(old, then=new.value) for old, new in zip(stmt.results, inner, strict=True)]
+    return When(some, (replace(stmt, results=tuple(inner)),), tuple(outer))
+
+
+def _early(first: Loop, second: Loop, fresh: Fresh, ops: Mapping[str, Op]) -> Loop | None:
     """The two loops as one, where the first has masks that the second has not; the second may have branches."""
     if not all(isinstance(stmt, Let) for stmt in first.body):
         return None

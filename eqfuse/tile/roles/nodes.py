@@ -253,7 +253,8 @@ class Role:
 @dataclass(frozen=True)
 class RolesKernel:
     """`blocks` are those of whole thread blocks, that of `rows` a multiple of `consumers`. Of a
-    `persistent` kernel every role is a loop over `Items`, and the grid says what the items are."""
+    `persistent` kernel every role is a loop over `Items`, and the grid says what the items are. `settled` are conditions that a
+    launch knows, of which a binary has one value."""
 
     name: str
     grid: tuple[str, ...]
@@ -265,6 +266,7 @@ class RolesKernel:
     staging: tuple[Staging, ...]
     roles: tuple[Role, ...]
     persistent: bool = False
+    settled: tuple[Value, ...] = ()
 
     def ring(self, name: str) -> Ring:
         return next(ring for ring in self.rings if ring.name == name)

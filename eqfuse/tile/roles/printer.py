@@ -68,6 +68,8 @@ class _Printer:
         for staging in kernel.staging:
             over = f", in {staging.over}" if staging.over else ""
             yield f"    staging {typed(staging.tile)} of {staging.tensor}{over}"
+        if kernel.settled:
+            yield f"    known at launch: {', '.join(value.name for value in kernel.settled)}"
         for roles in _alike(kernel.roles):
             parts = ", ".join(str(role.part) for role in roles if role.part is not None)
             yield f"  {roles[0].name}{f' {parts}' if parts else ''}:"

@@ -59,6 +59,7 @@ from eqfuse.tile.roles.pipeline import Source, pipelined, sources, straight
 from eqfuse.tile.roles.rests import Rests, rests_first
 from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.scaled_maxima import scaled_last
+from eqfuse.tile.roles.settled import settled
 from eqfuse.tile.roles.started import started
 from eqfuse.tile.roles.turned import turned
 from eqfuse.tile.roles.unsuited import Unsuited
@@ -256,6 +257,7 @@ class _Split:
         rings = tuple(dict.fromkeys(copy.ring for copy in self.copies.values()))
         # Items of like lengths run side by side: the axis along which they differ varies slowest.
         grid = sorted(kernel.grid, key=kernel.backwards.__contains__) if persistent else kernel.grid
+        roles = (Role("producer", None, producer), *consumers)
         return RolesKernel(
             kernel.name,
             tuple(grid),
@@ -265,8 +267,9 @@ class _Split:
             schedule.consumers,
             rings,
             tuple(self.staging.values()),
-            (Role("producer", None, producer), *consumers),
+            roles,
             persistent,
+            settled(roles),
         )
 
     def _role(

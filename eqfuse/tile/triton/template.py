@@ -275,10 +275,15 @@ class Template(ABC, Generic[Text]):
             kernel.name,
             *self.taken(kernel),
             tuple_text(numbers),
+            *self.signs(kernel),
             config,
             size,
         ]
         return [f"{self.launching(kernel)}({', '.join(given)}, lambda {blocks}: {tuple_text(arguments)})"]
+
+    def signs(self, kernel: Text) -> list[str]:
+        """What a launch is given of numbers beside their values."""
+        return []
 
     def launching(self, kernel: Text) -> str:
         """The name of the function that launches a kernel."""

@@ -1,0 +1,81 @@
+"""Conditions that a launch knows: of sizes, lengths of blocks, and signs of scalars. A binary has one value of each, so that what is
+not for it is not in it: a branch in a loop keeps instructions on either side apart, be it never taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.nodes import (
+    Argument,
+    BlockSize,
+    Constant,
+    Elementwise,
+    Extent,
+    Irrational,
+    LaunchValue,
+    Let,
+    Op,
+    Value,
+)
+from eqfuse.tile.roles.nodes import Loop, Role, When
+from eqfuse.tile.roles.walk import nested
+
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+ARITHMETIC = ("add", "sub", "mul", "floordiv", "minimum", "maximum")
+
+
+def settled(roles: Iterable[Role]) -> tuple[Value, ...]:
+    """The conditions of branches in loops that a launch knows, in their order, and the same conditions elsewhere."""
+    found: dict[Value, None] = {}
+    for role in roles:
+        ops = {s.value.name: s.op for s in nested(role.body) if isinstance(s, Let)}
+        conditions = [s.condition for s in nested(role.body) if isinstance(s, When)]
+        loops = (stmt for stmt in nested(role.body) if isinstance(stmt, Loop))
+        inside = {s.condition for loop in loops for s in nested(loop.body) if isinstance(s, When)}
+        known = {ops[value.name] for value in inside if is_settled(value, ops)}
+        conditions.sort(key=lambda value: value not in inside)
+        found |= dict.fromkeys(value for value in conditions if ops.get(value.name) in known)
+    return tuple(found)
+
+
+def is_settled(condition: Value, ops: Mapping[str, Op]) -> bool:
+    """Whether a truth value is a comparison of integers that a launch knows, or of a scalar, scaled or not, with 0: what numbers are
+    rounded to does not change that."""
+    match ops.get(condition.name):
+        case Elementwise(fn, (left, right)) if fn in COMPARISONS and not (left.dims or right.dims):
+            if left.dtype in INTEGERS and right.dtype in INTEGERS:
+                return _is_known(left, ops) and _is_known(right, ops)
+            return _is_zero(ops.get(right.name)) and _is_scaled(left, ops)
+        case _:
+            return False
+
+
+def _is_known(value: Value, ops: Mapping[str, Op]) -> bool:
+    match ops.get(value.name):
+        case Constant() | Extent() | BlockSize() | LaunchValue():
+            return True
+        case Elementwise(fn, args) if fn in ARITHMETIC and not value.dims:
+            return all(_is_known(arg, ops) for arg in args)
+        case _:
+            return False
+
+
+def _is_zero(op: Op | None) -> bool:
+    return isinstance(op, Constant) and op.number == 0
+
+
+def _is_scaled(value: Value, ops: Mapping[str, Op]) -> bool:
+    """Whether a number is an argument, times constants of ordinary size."""
+    match ops.get(value.name):
+        case Argument():
+            return True
+        case Elementwise("mul", (left, right)):
+            sides = ((left, ops.get(right.name)), (right, ops.get(left.name)))
+            return any(_is_ordinary(op) and _is_scaled(side, ops) for side, op in sides)
+        case _:
+            return False
+
+
+def _is_ordinary(op: Op | None) -> bool:
+    return isinstance(op, Irrational) or (isinstance(op, Constant) and 1 <= abs(op.number) <= 1e6)
