@@ -29,6 +29,7 @@ from eqfuse.terms.functions import COMPARISONS, ON_BITS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, children, walk
 from eqfuse.terms.parser import axes_of
 from eqfuse.verify.dead import truth
+from eqfuse.verify.facts import outside_loads
 from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
 from eqfuse.verify.sampling import Inputs, Places
@@ -40,7 +41,6 @@ from eqfuse.verify.sizes import (
     Choice,
     InputSpec,
     constant_conditions,
-    outside_loads,
     roots,
     sizes_that_turn,
 )

@@ -156,6 +156,8 @@ def _look_for_difference(
     free = counted(first, second)
     turning = (Setting(APART, {}, pinned=sizes) for sizes in unseen.turning({**usual, **fixed}))
     for number, setting in enumerate(chain(settings((first, second), fixed, rng), turning)):
+        if verification.reason:
+            return
         # Integer scalars are the same in all trials of a draw.
         exact = any(name not in fixed for name in setting.integers)
         for draw in range(DRAWS if exact else DRAWS_OF_SIZES if setting.choice is APART else 1):

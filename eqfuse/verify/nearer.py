@@ -17,7 +17,8 @@ from eqfuse.loops.nodes import Nest, Store
 from eqfuse.loops.walk import statements
 from eqfuse.terms.functions import COMPARISONS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Output, Program, Reduce, Size, transform, walk
-from eqfuse.verify.sizes import LARGEST_OFFSET, outside_loads, roots
+from eqfuse.verify.facts import LARGEST_OFFSET, outside_loads
+from eqfuse.verify.sizes import roots
 
 NEAREST, GAP = 5, 3
 """The place of the first large number, and the most that lies between two that follow each other."""

@@ -34,8 +34,6 @@ from eqfuse.terms.nodes import (
     Scalar,
     Size,
     call,
-    children,
-    free_axes,
     once,
     transform,
     walk,
@@ -43,6 +41,7 @@ from eqfuse.terms.nodes import (
 from eqfuse.terms.parser import axes_of
 from eqfuse.terms.promises import ascending
 from eqfuse.terms.types import truths
+from eqfuse.verify.facts import facts, outside_loads
 
 Kind = Literal["real", "integer", "truth"]
 _KIND_OF_DTYPE: Mapping[str, Kind] = {**dict.fromkeys(LIMITS, "integer"), "bool": "truth"}
@@ -54,8 +53,6 @@ LARGEST_VOLUME = 20_000
 """Elements of the largest value for one trial. Where it would have more, sizes are compact: see `COMPACT`."""
 LARGEST_DIVISOR = 64
 """Divisors of index expressions up to this size get an axis that is longer than they are."""
-LARGEST_OFFSET = 16
-"""So do numbers up to this size that positions are compared with."""
 FEW_AXES, SEARCHED = 3, 8
 """Conditions on so many sizes are tried at all sizes up to the second."""
 _ATTEMPTS = 6
@@ -166,7 +163,7 @@ def small_extents(program: Program, scalars: Mapping[str, object] | None = None)
 
 def volume(program: Program, extents: Mapping[str, int]) -> int:
     """Elements of the largest value of a program for one trial."""
-    return max(prod(extents[axis] for axis in free_axes(node)) for node in walk(*roots(program)))
+    return max(prod(extents[axis] for axis in axes) for axes, _ in facts(program).varying)
 
 
 def _fitting(
@@ -281,26 +278,21 @@ def joint_extents(
                 chosen.setdefault(classes.find((label, axis)), positions[1])
         for axis in dict.fromkeys((*axes_of(program.outputs), *program.domains.values())):
             members.setdefault(classes.find((label, axis)), []).append((label, axis))
-        for node in walk(*roots(program)):
-            varying.update({classes.find((label, axis)) for axis in free_axes(node)})
-            match node:
-                case Reduce(_, axis, _):
-                    reduced.add(classes.find((label, axis)))
-                case Call("floordiv" | "mod", (left, right)):
-                    divisor = _Positions({}, integers, {}).range(right)
-                    if choice.near and divisor is not None and 1 < divisor[1] <= LARGEST_DIVISOR:
-                        for part in walk(left):
-                            if isinstance(part, Axis):
-                                key = classes.find((label, part.name))
-                                atleast[key] = max(atleast.get(key, 0), divisor[1] + 1)
-                case Call(fn, (left, right)) if fn in COMPARISONS:
-                    parts = outside_loads(left, right)
-                    keys = {classes.find((label, part.name)) for part in parts if isinstance(part, Axis)}
-                    offsets = [part.value for part in parts if isinstance(part, Const)]
-                    compared |= keys if len(keys) > 1 else set()
-                    for key in keys if choice.near else ():
-                        near = [int(abs(offset)) + 2 for offset in offsets if abs(offset) <= LARGEST_OFFSET]
-                        atleast[key] = max(atleast.get(key, 0), *near, 0)
+        known = facts(program)
+        for axes, count in known.varying:
+            for key in {classes.find((label, axis)) for axis in axes}:
+                varying[key] += count
+        reduced |= {classes.find((label, axis)) for axis in known.reduced}
+        for axes, by in known.divided if choice.near else ():
+            divisor = _Positions({}, integers, {}).range(by)
+            if divisor is not None and 1 < divisor[1] <= LARGEST_DIVISOR:
+                for key in {classes.find((label, axis)) for axis in axes}:
+                    atleast[key] = max(atleast.get(key, 0), divisor[1] + 1)
+        for each in known.compared:
+            keys = {classes.find((label, axis)) for axis in each.axes}
+            compared |= keys if len(keys) > 1 else set()
+            for key in keys if choice.near else ():
+                atleast[key] = max(atleast.get(key, 0), each.reach)
     chosen |= {**((reached or {}) if exact else {}), **(pinned or {})}
     atleast |= {key: max(n, atleast.get(key, 0)) for key, n in listed.items()}
     chosen |= {key: max(n, chosen[key]) for key, n in listed.items() if key in chosen}
@@ -326,15 +318,19 @@ def joint_extents(
     return {name: chosen[key] for key, names in members.items() for name in names}
 
 
-def _listed(program: Program) -> Iterator[tuple[str, int]]:
+@once
+def _listed(program: Program) -> tuple[tuple[str, int], ...]:
     """Axes of which positions are listed in an index, and how many: there are as many, or the list would have positions
     that do not exist."""
-    for load in loads(program):
-        for part in walk(*load.index):
-            if isinstance(part, Reduce) and (ranks := ranks_of(part)) is not None:
-                yield part.axis, program.lengths.get(program.domains.get(ranks, ranks), 1)
+    return tuple(
+        (part.axis, program.lengths.get(program.domains.get(ranks, ranks), 1))
+        for load in loads(program)
+        for part in walk(*load.index)
+        if isinstance(part, Reduce) and (ranks := ranks_of(part)) is not None
+    )
 
 
+@once
 def fixed_lengths(program: Program) -> dict[str, int]:
     """The declared lengths of axes that are part of a computed index or compared with numbers, where no other length may
     do."""
@@ -355,8 +351,13 @@ def fixed_lengths(program: Program) -> dict[str, int]:
     return {axis: n for axis, n in program.lengths.items() if parts & {axis, *_copies(program, axis)}}
 
 
-def _strides(program: Program) -> Iterator[tuple[str, Expr]]:
+@once
+def _strides(program: Program) -> tuple[tuple[str, Expr], ...]:
     """Axes that count within a step of what is added to them, and that step: `q` and 4 of `x[g*4 + q]`."""
+    return tuple(_steps(program))
+
+
+def _steps(program: Program) -> Iterator[tuple[str, Expr]]:
     for load in loads(program):
         for node in walk(*load.index):
             match node:
@@ -370,11 +371,11 @@ def _copies(program: Program, axis: str) -> list[str]:
     return [copy for copy, of in program.domains.items() if of == axis]
 
 
-def _axes_together(program: Program) -> Iterator[set[str]]:
+@once
+def _axes_together(program: Program) -> tuple[frozenset[str], ...]:
     """The axes of each output, and those that index one tensor."""
-    yield from (set(output.axes) for output in program.outputs)
-    for load in loads(program):
-        yield {index.name for index in load.index if isinstance(index, Axis)}
+    indexing = ({index.name for index in load.index if isinstance(index, Axis)} for load in loads(program))
+    return tuple(map(frozenset, (*(output.axes for output in program.outputs), *indexing)))
 
 
 def _unused(preferred: tuple[int, ...], atleast: int, used: frozenset[int]) -> int:
@@ -385,18 +386,6 @@ def _unused(preferred: tuple[int, ...], atleast: int, used: frozenset[int]) -> i
     while extent in used:
         extent += 1
     return extent
-
-
-def outside_loads(*roots: Expr) -> set[Expr]:
-    """Every distinct subexpression that stands in no index."""
-    found: set[Expr] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += () if isinstance(node, Load) else children(node)
-    return found
 
 
 def constant_conditions(
@@ -429,18 +418,10 @@ def constant_conditions(
         return "nothing else" if same else None
 
     found: list[tuple[Expr, object]] = []
-    for node in walk(*roots(program)):
-        if isinstance(node, Call):
-            parts = list(walk(node))
-            known = all(part.name in integers for part in parts if isinstance(part, Scalar))
-            axes = {part.name for part in parts if isinstance(part, Axis)}
-            known &= not axes | {part.axis for part in parts if isinstance(part, Size)} <= fixed
-            positional = any(isinstance(part, Axis) for part in parts)
-            # what a comparison of sizes does at one size is the same at all positions
-            positional |= node.fn in COMPARISONS and any(isinstance(part, Size) for part in parts)
-            if positional and known and not any(isinstance(part, Load | Reduce) for part in parts):
-                value = constant(node)
-                found += [] if value is None else [(node, value)]
+    for each in facts(program).conditions:
+        if each.scalars <= integers.keys() and not each.axes <= fixed:
+            value = constant(each.node)
+            found += [] if value is None else [(each.node, value)]
     return found
 
 
@@ -637,18 +618,29 @@ def _kinds(program: Program, dtypes: Mapping[str, str]) -> dict[str, Kind]:
 def _whole_range(program: Program, dtypes: Mapping[str, str]) -> Iterator[tuple[str, Range]]:
     """Tensors whose integers may be any that their dtype has: narrow ones that are in no index, and those whose bits are
     taken."""
-    indices = {part.tensor for load in loads(program) for part in walk(*load.index) if isinstance(part, Load)}
-    bits = {
+    indices, bits = _in_indices(program), _of_bits(program)
+    for tensor in program.tensors:
+        dtype = dtypes.get(tensor.name, "i64")
+        if tensor.name not in indices and (dtype in STORED or (tensor.name in bits and dtype in LIMITS)):
+            yield tensor.name, LIMITS[dtype]
+
+
+@once
+def _in_indices(program: Program) -> frozenset[str]:
+    return frozenset(
+        part.tensor for load in loads(program) for part in walk(*load.index) if isinstance(part, Load)
+    )
+
+
+@once
+def _of_bits(program: Program) -> frozenset[str]:
+    return frozenset(
         part.tensor
         for node in walk(*roots(program))
         if isinstance(node, Call) and node.fn in ON_BITS
         for part in walk(*node.args)
         if isinstance(part, Load)
-    }
-    for tensor in program.tensors:
-        dtype = dtypes.get(tensor.name, "i64")
-        if tensor.name not in indices and (dtype in STORED or (tensor.name in bits and dtype in LIMITS)):
-            yield tensor.name, LIMITS[dtype]
+    )
 
 
 def _integer_values(
@@ -664,19 +656,16 @@ def _integer_values(
     values |= {name: ends for name, ends in _whole_range(program, dtypes) if name in values}
     delimiting: set[str] = set()
     numbers: dict[str, Range] = {}
-    for node in walk(*roots(program)):
-        match node:
-            case Call(fn, (left, right)) if fn in COMPARISONS:
-                for name, (low, high), positional in _Positions(extents, integers, values).compared(
-                    left, right
-                ):
-                    if positional:
-                        values[name] = (low, high) if fn in ("eq", "ne") else (low, high + 1)
-                        delimiting |= {name}
-                    elif name not in delimiting:  # what it is compared with, and beyond
-                        before = numbers.get(name, (low, high))
-                        numbers[name] = (min(low, before[0]), max(high, before[1]))
-                        values[name] = (numbers[name][0], numbers[name][1] + GATHERED - 1)
+    for node in facts(program).comparisons if values else ():
+        positions = _Positions(extents, integers, values)
+        for name, (low, high), positional in positions.compared(*node.args):
+            if positional:
+                values[name] = (low, high) if node.fn in ("eq", "ne") else (low, high + 1)
+                delimiting |= {name}
+            elif name not in delimiting:  # what it is compared with, and beyond
+                before = numbers.get(name, (low, high))
+                numbers[name] = (min(low, before[0]), max(high, before[1]))
+                values[name] = (numbers[name][0], numbers[name][1] + GATHERED - 1)
     plain = _plain_dimensions(program, extents)
     for load in loads(program):
         for k, index in enumerate(load.index):

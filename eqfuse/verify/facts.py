@@ -1,0 +1,120 @@
+"""What sizes to verify at depend on in a program, whatever these sizes are: found once for each program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    children,
+    free_axes,
+    once,
+    walk,
+)
+
+LARGEST_OFFSET = 16
+"""Axes are longer than numbers up to this size that their positions are compared with."""
+POSITIONAL = frozenset({*COMPARISONS, "floordiv", "mod", "maximum", "minimum"})
+"""Functions that may do one thing at all positions of short axes, and another at those of longer ones."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Axes whose positions are compared, and how long they have to be to reach past the numbers that they are compared with."""
+
+    axes: frozenset[str]
+    reach: int
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A function of positions or sizes, and of nothing that is read; the scalars in it, and the axes."""
+
+    node: Call
+    scalars: frozenset[str]
+    axes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Sets of axes that values vary along, with the number of values; axes that are reduced; those of numerators, with their
+    divisors; what is compared; conditions, in the order in which they are evaluated."""
+
+    varying: tuple[tuple[frozenset[str], int], ...]
+    reduced: frozenset[str]
+    divided: tuple[tuple[frozenset[str], Expr], ...]
+    compared: tuple[Compared, ...]
+    comparisons: tuple[Call, ...]
+    conditions: tuple[Condition, ...]
+
+
+@once
+def facts(program: Program) -> Facts:
+    """The facts of a program."""
+    varying: Counter[frozenset[str]] = Counter()
+    reduced: set[str] = set()
+    divided: list[tuple[frozenset[str], Expr]] = []
+    compared: list[Compared] = []
+    comparisons: list[Call] = []
+    conditions: list[Condition] = []
+    for node in walk(*(output.expr for output in program.outputs)):
+        varying[free_axes(node)] += 1
+        match node:
+            case Reduce(_, axis, _):
+                reduced.add(axis)
+            case Call("floordiv" | "mod", (left, right)):
+                divided.append((frozenset(part.name for part in walk(left) if isinstance(part, Axis)), right))
+            case Call(fn, (left, right)) if fn in COMPARISONS:
+                compared.append(_compared(left, right))
+                comparisons.append(node)
+        if isinstance(node, Call) and node.fn in POSITIONAL and (found := _condition(node)) is not None:
+            conditions.append(found)
+    return Facts(
+        tuple(varying.items()),
+        frozenset(reduced),
+        tuple(divided),
+        tuple(compared),
+        tuple(comparisons),
+        tuple(conditions),
+    )
+
+
+def _compared(left: Expr, right: Expr) -> Compared:
+    parts = outside_loads(left, right)
+    numbers = [part.value for part in parts if isinstance(part, Const)]
+    near = [int(abs(number)) + 2 for number in numbers if abs(number) <= LARGEST_OFFSET]
+    return Compared(frozenset(part.name for part in parts if isinstance(part, Axis)), max(near, default=0))
+
+
+def _condition(node: Call) -> Condition | None:
+    parts = list(walk(node))
+    positions = frozenset(part.name for part in parts if isinstance(part, Axis))
+    sizes = frozenset(part.axis for part in parts if isinstance(part, Size))
+    # what a comparison of sizes does at one size is the same at all positions
+    positional = positions or (node.fn in COMPARISONS and sizes)
+    if not positional or any(isinstance(part, Load | Reduce) for part in parts):
+        return None
+    scalars = frozenset(part.name for part in parts if isinstance(part, Scalar))
+    return Condition(node, scalars, positions | sizes)
+
+
+def outside_loads(*roots: Expr) -> set[Expr]:
+    """Every distinct subexpression that stands in no index."""
+    found: set[Expr] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += () if isinstance(node, Load) else children(node)
+    return found
