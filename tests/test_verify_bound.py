@@ -15,7 +15,8 @@ from eqfuse.verify.bound import MIRAGE, SCHWARTZ_ZIPPEL, Bound, Difference, Side
 from eqfuse.verify.certificate import REQUESTED
 from eqfuse.verify.degrees import LOGISTIC, UNINTERPRETED, Counted, count
 from eqfuse.verify.equivalence import equivalent
-from eqfuse.verify.field.domain import FieldDomain, P, Q
+from eqfuse.verify.field.domain import FieldDomain
+from eqfuse.verify.field.primes import P, Q
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import input_specs, small_extents, small_integers
 

@@ -14,7 +14,8 @@ from eqfuse.errors import EqfuseError
 from eqfuse.terms.parser import parse
 from eqfuse.verify.check import check_stages
 from eqfuse.verify.equivalence import equivalent
-from eqfuse.verify.field.domain import FieldArray, FieldDomain
+from eqfuse.verify.field.array import FieldArray
+from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import small_extents
 from eqfuse.verify.source import Stage

@@ -7,19 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from eqfuse.verify.field.array import SIGNED, TWISTED, UNDEFINED, FieldArray
 from eqfuse.verify.field.casts import CastAware
-from eqfuse.verify.field.domain import (
-    CIRCLE_P,
-    CIRCLE_Q,
-    SIGNED,
-    TWISTED,
-    UNDEFINED,
-    FieldArray,
-    FieldDomain,
-    P,
-    Q,
-)
+from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import PowerGroup, inverse, power
+from eqfuse.verify.field.primes import CIRCLE_P, CIRCLE_Q, P, Q
 from eqfuse.verify.field.rounding import unclear
 
 SHAPE = (16, 3, 7)

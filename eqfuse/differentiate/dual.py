@@ -21,7 +21,7 @@ import numpy.typing as npt
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.domain import Domain, Watch
 from eqfuse.terms.functions import CASTS, OF_INTEGERS, ROUNDINGS
-from eqfuse.verify.field.domain import FieldArray, extreme
+from eqfuse.verify.field.array import FieldArray, extreme
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,8 @@ from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Tensor, free_axes, transform, walk
 from eqfuse.terms.parser import parse
-from eqfuse.verify.field.domain import TWISTED, UNDEFINED, FieldArray, FieldDomain
+from eqfuse.verify.field.array import TWISTED, UNDEFINED, FieldArray
+from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.sampling import draw_scalars, draw_specs
 from eqfuse.verify.sizes import constant_conditions, input_specs, small_extents, small_integers
 

@@ -22,7 +22,8 @@ from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, evaluate_all, expand
 from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
 from eqfuse.verify.adversary import with_both_signs
-from eqfuse.verify.field.domain import UNDEFINED, FieldArray, FieldDomain
+from eqfuse.verify.field.array import UNDEFINED, FieldArray
+from eqfuse.verify.field.domain import FieldDomain
 
 SAMPLES = 96
 """Samples of each kind of numbers."""

@@ -30,8 +30,10 @@ from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, S
 from eqfuse.terms.parser import axes_of
 from eqfuse.verify.dead import truth
 from eqfuse.verify.facts import outside_loads
-from eqfuse.verify.field.domain import WHOLE, FieldArray, FieldDomain
+from eqfuse.verify.field.array import FieldArray
+from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
+from eqfuse.verify.field.uninterpreted import WHOLE
 from eqfuse.verify.sampling import Inputs, Places
 from eqfuse.verify.sizes import (
     APART,

@@ -33,7 +33,7 @@ from eqfuse.terms.nodes import (
     walk,
 )
 from eqfuse.verify.degrees import LOGISTIC, UNINTERPRETED, Counted, Form
-from eqfuse.verify.field.domain import Q
+from eqfuse.verify.field.primes import Q
 
 OPAQUE = ("sign", *(row.name for row in FUNCTIONS.values() if row.field in ("hash", "log", "root")))
 """Functions whose values are sources of randomness of their own where they stand in an exponent."""

@@ -38,8 +38,8 @@ from eqfuse.terms.nodes import (
 from eqfuse.terms.printer import show
 from eqfuse.verify.adversary import indexing_tensors
 from eqfuse.verify.certificate import NEVER
+from eqfuse.verify.field.array import FieldArray
 from eqfuse.verify.field.casts import rounded_of
-from eqfuse.verify.field.domain import FieldArray
 
 Interval = tuple[float, float]
 

@@ -12,15 +12,9 @@ import numpy.typing as npt
 from eqfuse.verify.certificate import (
     Counterexample,
 )
-from eqfuse.verify.field.domain import (
-    HASHED_EXP,
-    HASHED_POINT,
-    POLE,
-    TWISTED,
-    UNDEFINED,
-    FieldArray,
-    FieldDomain,
-)
+from eqfuse.verify.field.array import POLE, TWISTED, UNDEFINED, FieldArray
+from eqfuse.verify.field.domain import FieldDomain
+from eqfuse.verify.field.homomorphisms import HASHED_EXP, HASHED_POINT
 from eqfuse.verify.field.modular import Truths
 from eqfuse.verify.sampling import Inputs
 

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from eqfuse.terms.intervals import Range
 from eqfuse.terms.nodes import Program
 from eqfuse.threads import cached
-from eqfuse.verify.field.domain import FieldArray, FieldDomain
+from eqfuse.verify.field.array import FieldArray
+from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
 from eqfuse.verify.sizes import InputSpec, input_specs, small_integers
 

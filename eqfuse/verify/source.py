@@ -18,9 +18,7 @@ from eqfuse.verify.bound import Bound, Difference, Side
 from eqfuse.verify.comparison import Defined, Special
 from eqfuse.verify.degrees import Counted, count
 from eqfuse.verify.field.choice import FieldChoice
-from eqfuse.verify.field.domain import (
-    FieldDomain,
-)
+from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs
 from eqfuse.verify.sizes import (
     InputSpec,

@@ -29,9 +29,7 @@ from eqfuse.verify.certificate import (
 from eqfuse.verify.comparison import ENOUGH, STRAIGHT_ROUNDS, Tally, compare, field_array
 from eqfuse.verify.field.casts import rounded_of
 from eqfuse.verify.field.choice import FieldChoice
-from eqfuse.verify.field.domain import (
-    FieldDomain,
-)
+from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.sampling import Inputs, full_entropy
 from eqfuse.verify.source import Source, Stage
 

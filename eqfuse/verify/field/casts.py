@@ -18,16 +18,10 @@ import numpy as np
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.nodes import Call, Expr, Program, Reduce, walk
-from eqfuse.verify.field.domain import (
-    STEPS,
-    UNDEFINED,
-    WHOLE,
-    FieldArray,
-    FieldDomain,
-    extreme,
-    settled_by_residues,
-)
+from eqfuse.verify.field.array import UNDEFINED, FieldArray, extreme, settled_by_residues
+from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Residues, Truths
+from eqfuse.verify.field.uninterpreted import STEPS, WHOLE
 
 NARROWING = frozenset(CASTS) - {"f32", "f64"}
 _STEPPING = frozenset({*WHOLE, "floordiv"})

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from eqfuse.terms.functions import CIRCULAR
 from eqfuse.terms.nodes import Call, Program, walk
 from eqfuse.verify.field.casts import CastAware, decides_on_casts
-from eqfuse.verify.field.domain import CIRCLE_P, CIRCLE_Q, FieldDomain, P, Q
+from eqfuse.verify.field.domain import FieldDomain
+from eqfuse.verify.field.primes import CIRCLE_P, CIRCLE_Q, P, Q
 
 
 def primes_for(functions: Iterable[str]) -> tuple[int, int]:

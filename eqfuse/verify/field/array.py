@@ -1,0 +1,168 @@
+"""Values of a field: residues, real shadows and marks, and what follows from them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eqfuse.verify.field.exponent_sums import Known, Split
+from eqfuse.verify.field.modular import Reals, Residues, Truths
+
+UNDEFINED, TWISTED, SIGNED, POLE = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
+"""Marks of elements: no value at all; a value by continuation of a root to non-squares; one of a logarithm; made
+from an infinity or NaN that finite numbers gave."""
+Marks = npt.NDArray[np.uint8]
+
+_NEAR_ZERO = 1e-9
+"""A shadow this small relative to the operands is rounding where the residue is exactly 0."""
+
+
+@dataclass(slots=True, eq=False)
+class FieldArray:
+    """An array of field values (see the module). Components of one shape; None where nothing is known.
+
+    `split`: how the value was written as a sum or a difference, or a multiple of one.
+    `rooted`: a principal root was taken on the way, so the sign of the residue is a convention.
+    `formal`: this is log2 e or its inverse, by which a sum is multiplied term by term.
+    `whole`: every value is one of a function of `WHOLE`.
+    `square_of`: what this is the square of, where it was made as one.
+    `error`: how far the shadow may be from the real number, in a domain that is `careful`; None: not at all.
+    `rounded`: the same value with its casts applied, where a domain keeps that (see `casts`).
+    """
+
+    p: Residues | None
+    q: Residues | None
+    shadow: Reals
+    marks: Marks | None = None
+    split: Split | None = None
+    rooted: bool = False
+    formal: bool = False
+    whole: bool = False
+    square_of: FieldArray | None = None
+    rounded: FieldArray | None = None
+    error: Reals | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shadow.shape
+
+    def each(self, change: Callable[[Any], Any]) -> FieldArray:
+        """The same change of shape or selection applied to every component."""
+        return FieldArray(
+            None if self.p is None else change(self.p),
+            None if self.q is None else change(self.q),
+            change(self.shadow),
+            None if self.marks is None else change(self.marks),
+            None if self.split is None else self.split.each(change),
+            self.rooted,
+            self.formal,
+            self.whole,
+            error=None if self.error is None else change(self.error),
+        )
+
+    def lacks(self, mark: np.uint8) -> Truths:
+        """Elements without this mark."""
+        return np.ones(self.shape, dtype=bool) if self.marks is None else (self.marks & mark) == 0
+
+
+def put_at(target: Any, index: tuple[Any, ...], value: Any) -> Any:
+    if target is None or value is None:
+        return None
+    if not target.flags.writeable:
+        target = target.copy()
+    target[index] = value
+    return target
+
+
+def exact_zeros(residue: Residues | None, shadow: Reals, scale: Callable[[], Reals]) -> Reals:
+    """The shadow, made 0 where the residue is and only rounding made it differ."""
+    if residue is None:
+        return shadow
+    zero = residue == 0
+    if not zero.any():
+        return shadow
+    suspect = zero & (shadow != 0) & np.isfinite(shadow)
+    if not suspect.any():
+        return shadow + 0.0  # there is one zero
+    return np.where(suspect & (np.abs(shadow) <= _NEAR_ZERO * scale()), 0.0, shadow)
+
+
+def clear_zeros(value: FieldArray) -> None:
+    """Makes 0, without an error, what is 0 by its residue and as far as its rounding error tells."""
+    residue = value.p if value.p is not None else value.q
+    if residue is None or value.error is None:
+        return
+    with np.errstate(invalid="ignore"):
+        zero = (residue == 0) & (np.abs(value.shadow) <= value.error) & np.isfinite(value.shadow)
+    if zero.any():
+        value.shadow = np.where(zero, 0.0, value.shadow)
+        value.error = np.where(zero, 0.0, value.error)
+
+
+def is_zero(x: FieldArray) -> Truths:
+    """Where a value is 0, and not for want of a residue."""
+    zero: Truths = (x.shadow == 0) & x.lacks(UNDEFINED)
+    return zero & (x.p == 0) if x.p is not None else np.zeros_like(zero)
+
+
+def settled_by_residues(greater: FieldArray, less: FieldArray) -> Truths:
+    """Whether the first value comes after the second by its residue, where their shadows cannot tell. What has the
+    shadow 0 is neither positive nor negative."""
+    tied: Truths = (greater.shadow == less.shadow) & (greater.shadow != 0) & np.isfinite(greater.shadow)
+    if tied.any():
+        for x, y in ((greater.p, less.p), (greater.q, less.q)):
+            if x is not None and y is not None:
+                return tied & (x > y)
+    return np.zeros_like(tied)
+
+
+def extreme(op: str, value: FieldArray, axis: int) -> npt.NDArray[np.intp]:
+    """Where the greatest or least element of every line is; a NaN counts as such."""
+    first = np.argmax if op == "max" else np.argmin
+    at: npt.NDArray[np.intp] = first(value.shadow, axis=axis)
+    residue = value.q if value.p is None else value.p
+    best = np.take_along_axis(value.shadow, np.expand_dims(at, axis), axis)
+    tied = value.shadow == best
+    if residue is None or not ((tied.sum(axis) > 1) & np.squeeze(best != 0, axis)).any():
+        return at
+    among = np.where(tied, residue, -1 if op == "max" else np.iinfo(residue.dtype).max)
+    settled = np.squeeze(np.isfinite(best) & (best != 0), axis)
+    return np.where(settled, first(among, axis=axis), at)
+
+
+def marked(mark: np.uint8, elements: Truths | np.bool_) -> Marks | None:
+    return np.asarray(elements * mark) if elements.any() else None
+
+
+def _any_mark(marks: Marks | None, axis: int) -> Marks | None:
+    return None if marks is None else np.asarray(np.bitwise_or.reduce(marks, axis))
+
+
+def joined_marks(*marks: Marks | None, shape: tuple[int, ...] | None = None) -> Marks | None:
+    known = [mark for mark in marks if mark is not None]
+    if not known:
+        return None
+    joined: Marks = reduce(np.bitwise_or, known)
+    return joined if shape is None or joined.shape == shape else np.broadcast_to(joined, shape)
+
+
+def terms_of(x: FieldArray) -> Split | None:
+    """What the exponential of `x` is the product of; None where nothing is known."""
+    if x.q is not None:
+        return Split(Known(x.p, x.q), (), ())
+    return x.split or whole_term(x)
+
+
+def whole_term(x: FieldArray) -> Split | None:
+    return None if x.p is None else Split(None, (x.p,), ())
+
+
+def line_of(value: FieldArray, axis: int) -> FieldArray:
+    """What a sum along an axis inherits: marks, and whether all of the line is finite."""
+    shadow = np.where(np.isfinite(value.shadow).all(axis), 0.0, np.nan)
+    return FieldArray(None, None, shadow, _any_mark(value.marks, axis), rooted=value.rooted)
