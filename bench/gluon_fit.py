@@ -67,15 +67,13 @@ class Timed:
 
 def timed(paths: Sequence[Path]) -> list[Timed]:
     """All forms of the files' cells that were timed and agree with float64, and whose roles the compiler still makes."""
-    rows: dict[str, Mapping[str, Any]] = {}
-    for path in paths:
-        rows |= {row["cell"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    rows = [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
     cells = {cell.name: cell for cell in grid()}
     found: list[Timed] = []
     kernels: dict[object, Any] = {}
-    for name, row in rows.items():
-        if name in cells:
-            found += _forms(cells[name], row, kernels)
+    for row in rows:
+        if row["cell"] in cells:
+            found += _forms(cells[row["cell"]], row, kernels)
     return found
 
 

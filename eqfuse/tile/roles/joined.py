@@ -24,8 +24,8 @@ from eqfuse.tile.roles.walk import nested, read_by, renamed
 from eqfuse.tile.walk import operands, with_operands
 
 
-def joined(body: tuple[Stmt, ...], fresh: Fresh) -> tuple[Stmt, ...]:
-    """The body with loops joined, two at a time from the first on."""
+def joined(body: tuple[Stmt, ...], fresh: Fresh, *, branches: bool = True) -> tuple[Stmt, ...]:
+    """The body with loops joined, two at a time from the first on; without `branches` those alone that need none."""
     places = [n for n, stmt in enumerate(body) if isinstance(stmt, Loop)]
     ops = {stmt.value.name: stmt.op for stmt in body if isinstance(stmt, Let)}
     for join in (_both, _early):
@@ -36,8 +36,9 @@ def joined(body: tuple[Stmt, ...], fresh: Fresh) -> tuple[Stmt, ...]:
             made = None
             if _follows(first, second, (*between, *body[then + 1 :]), ops):
                 made = join(first, second, fresh, ops)
-            if made is not None:
-                return joined((*body[:at], *between, made, *body[then + 1 :]), fresh)
+            if made is not None and (branches or not any(isinstance(s, When) for s in made.body)):
+                whole = (*body[:at], *between, made, *body[then + 1 :])
+                return joined(whole, fresh, branches=branches)
     return body
 
 

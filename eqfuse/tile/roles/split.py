@@ -120,9 +120,8 @@ class _Split:
         self.units: dict[str, str] = {}
         body = tuple(_loops(kernel.body))
         self.fresh = Fresh(names_in(body))
-        if schedule.delayed:  # nothing is under way at the end of other loops
-            body = joined(body, self.fresh)
-        body = branched(body)
+        # Nothing is under way at the end of loops without delayed products: a branch in each trip is not worth it there.
+        body = branched(joined(body, self.fresh, branches=bool(schedule.delayed)))
         self.body = masked_behind(body, self.tensors, self.fresh)
         self.ops = ops_of(self.body)
         self.rows = self._rows()
