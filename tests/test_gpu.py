@@ -301,3 +301,15 @@ def test_a_second_process_launches_kept_binaries(prefer: str, tmp_path: Path) ->
         worst, imported = done.stdout.split()
         assert float(worst) < 1e-6
         assert imported == str(first)
+
+
+def test_attention_that_the_back_end_leaves_is_differentiated() -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    from eqfuse.torch.backend import eqfuse as backend
+
+    compiled = torch.compile(lambda q: attend(q, q, q, is_causal=True), backend=backend, fullgraph=True)
+    q = torch.randn(1, 2, 64, 64, device=DEVICE, dtype=torch.bfloat16)
+    found, exact = q.clone().requires_grad_(), q.clone().requires_grad_()
+    compiled(found).sum().backward()
+    attend(exact, exact, exact, is_causal=True).sum().backward()
+    torch.testing.assert_close(found.grad, exact.grad, rtol=2e-2, atol=2e-2)

@@ -15,6 +15,7 @@ from torch import nn
 
 import eqfuse as eq
 from eqfuse.torch import outcome
+from eqfuse.torch.backend import _keep_for_backward
 from eqfuse.torch.backend import eqfuse as backend
 
 ALL = {"rest": "aot_eager", "take": "always", "native": "off"}
@@ -140,6 +141,15 @@ def test_what_has_no_translation_is_left_with_its_reason() -> None:
     assert torch.allclose(call(x), torch.linalg.vector_norm(x, 3, -1))
     entry = outcome.report(measure=False).regions[-1]
     assert not entry.taken and "the norm of order 3" in entry.why
+
+
+def test_attention_that_is_left_in_training_computes_what_its_gradient_reads() -> None:
+    graph = torch.fx.Graph()
+    attention = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    found = graph.call_function(attention, (*(graph.placeholder(name) for name in "qkv"), None, False))
+    graph.output(found)
+    _keep_for_backward(torch.fx.GraphModule({}, graph))
+    assert found.args[4] is True
 
 
 def test_detached_parts_in_training_are_left() -> None:

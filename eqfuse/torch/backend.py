@@ -159,6 +159,8 @@ def _functional(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule 
     if len(grabbed) != 1:
         return f"AOTAutograd made {len(grabbed)} graphs of it"
     (found,) = grabbed
+    if tracked:
+        _keep_for_backward(found)
     count = len(_results(graph))
     if len(_results(found)) != count or len(_placeholders(found)) != len(_placeholders(graph)):
         return "it returns views of what it computes, or changes the strides of its inputs"
@@ -171,6 +173,16 @@ def _functional(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule 
         if any(_is_view(result, value) for result in _results(found)):
             return "it returns an input that it changes, or a view of it"
     return found
+
+
+def _keep_for_backward(graph: fx.GraphModule) -> None:
+    """Has torch's attention compute the log-sum-exp that its gradient reads: traced without gradients, it is left out."""
+    for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            names = [argument.name for argument in node.target._schema.arguments]
+            if "compute_log_sumexp" in names:
+                node.update_arg(names.index("compute_log_sumexp"), True)
+    graph.recompile()
 
 
 def writes(graph: fx.GraphModule) -> list[fx.Node]:
