@@ -7,19 +7,22 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 import eqfuse as eq
+from bench.training_cells import attention
 from eqfuse import certification, compiler
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
+from eqfuse.differentiate.gradient import saving_gradient
 from eqfuse.loops.plan import Roles
 from eqfuse.lowered import in_roles
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.gluon.module import emit
-from eqfuse.tile.nodes import Elementwise, Let, LoadTile
+from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile
 from eqfuse.tile.roles.choice import HELD, needs, rows_of, sized
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Await, Fill, Issue, Loop, Read, RolesProgram, Stmt
@@ -213,7 +216,7 @@ def test_what_the_gradient_holds_is_what_lives_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["columns, no mask", "rows, no mask"])
-@pytest.mark.slow(but=[])
+@pytest.mark.slow
 def test_the_gradient_compiles_for_hopper_without_spills(name: str) -> None:
     derived, compiled, roles = _roles(name)
     roles = Roles(sized(roles.blocks, rows_of(compiled.tile.kernels[0]), 128, 64), 2, 2, (), False)
@@ -221,3 +224,33 @@ def test_the_gradient_compiles_for_hopper_without_spills(name: str) -> None:
     source = emit(program, derived.program, compiled.dtypes, name="gradient")
     (report,) = compile_for_hopper(source, sizes={"d": 128, "e": 128, "d_all": 128})
     assert report.kernel.spilled_bytes == 0 and report.machine["HGMMA"]
+
+
+def _gradient(keys: int, dim: int) -> Compiled:
+    """The gradient by all three, as a backward pass runs it, of heads that share keys."""
+    cell, group = attention(1, 32, keys, 8192, dim, causal=True), 32 // keys
+    halves = dict.fromkeys("QKV", "bf16")
+    source = cell.text(torch.bfloat16)
+    saved = saving_gradient(source, tuple("QKV"), scalars={"g": group}, alike=True, halves=halves)
+    derived = compiler.derive(saved.backward, None, False)
+    dtypes = {**program_dtypes(derived.program), "dO": "bf16", "O": "bf16"}
+    sizes = {**SIZES, "n": keys, "d": dim, "e": dim, "h_1": 32, "h_rest": group}
+    return compiler.pipeline(derived, sizes, dtypes, H200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [32, 8])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_both_nests_of_a_gradient_have_a_kernel_of_their_own(keys: int, dim: int) -> None:
+    """Sums of rows are stored in the order of what they are made of, and both nests read them, also where heads share keys: the one
+    of keys and values, which adds to two tiles of sums, has roles."""
+    compiled = _gradient(keys, dim)
+    stored = [b for b in compiled.tile.buffers if b.name.startswith("stored") and "i" in b.axes]
+    assert stored and all(buffer.axes[-1] == "i" for buffer in stored)
+    roles = {}
+    for kernel, chosen in zip(compiled.tile.kernels, compiled.chosen.plan.roles, strict=True):
+        loops = [stmt for stmt in kernel.body if isinstance(stmt, For)]
+        lets = [stmt for loop in loops for stmt in loop.body if isinstance(stmt, Let)]
+        if any(isinstance(let.op, Dot) for let in lets):
+            roles[rows_of(kernel)] = chosen
+    assert roles.keys() == {"i", "j"} and roles["j"] is not None

@@ -353,11 +353,22 @@ class Partition:
                 if inner in stored:
                     continue
                 if self._is_cut(inner, reduce, parallel, nested=bool(bound)):
-                    free = tuple(a for a in self.order if a in free_axes(inner))
+                    free = self._laid_out(inner)
                     self._find_cuts(inner, free, frozenset(), stored)
                     stored[inner] = Output(f"stored{len(stored) + 1}", free, inner)
                 else:
                     self._find_cuts(inner, parallel | {reduce.axis}, bound | {reduce.axis}, stored)
+
+    def _laid_out(self, reduce: Reduce) -> tuple[str, ...]:
+        """The axes of a reduction that is stored, in the order of what it is made of: who reads both walks both in order."""
+        free = [axis for axis in self.order if axis in free_axes(reduce)]
+        for load in (node for node in walk(reduce) if isinstance(node, Load)):
+            places = {
+                axis: place for place, at in reversed(list(enumerate(load.index))) for axis in free_axes(at)
+            }
+            if places.keys() >= set(free):
+                return tuple(sorted(free, key=lambda axis: places[axis]))
+        return tuple(free)
 
     def _cascade(self, reduce: Reduce) -> list[Reduce]:
         """The reduction and those over the same axis that it reads directly."""
@@ -502,9 +513,15 @@ class Partition:
         return parallel, tuple(whole)
 
     def _is_made_again(self, axis: str, groups: Sequence[Group]) -> bool:
-        """Whether blocks of an axis would each compute again what states are made of, and much of it."""
+        """Whether blocks of an axis would each compute again what states are made of, and much of it; or load again what the
+        one that there is has: where states are made of sums over the same axis."""
         again = math.ceil(self.extents.get(axis, 1) / NOMINAL_BLOCK)
-        return again > 1 and any(
+        inner_axes = {
+            inner.axis for group in groups for state in group.states for inner in frontier(state.body)
+        }
+        if again <= 1:
+            return axis in inner_axes
+        return any(
             axis not in free_axes(inner)
             and (again - 1) * work(inner, self.extents)
             > RECOMPUTE_SHARE * work(Reduce(state.op, group.axis, state.body), self.extents)

@@ -117,21 +117,31 @@ def _early(
     """The bounds in a mask that say more than that positions are inside of the tensor. Raises Unsuited for other masks."""
     dims = tensors.axes[tensor]
     edges = {
-        place.axis
+        place.axis if isinstance(place, Along) else place.name: tensors.extent(axis)
         for place, axis in zip(index, dims, strict=True)
-        if isinstance(place, Along)
-        and place.offset is None
-        and tensors.extent(axis) == tensors.extent(place.axis)
+        if axis is not None
+        and not (isinstance(place, Along) and place.offset is not None)
+        and not (isinstance(place, Along) and tensors.extent(axis) != tensors.extent(place.axis))
     }
-    return [
-        bound
-        for bound, axis, stop in bounds(what, mask, ops)
-        if not (isinstance(ops.get(stop.name), Extent) and axis in edges)
-    ]
+
+    def is_edge(place: str, stop: Value) -> bool:
+        match ops.get(stop.name):
+            case Extent(axis):
+                return place in edges and edges[place] == tensors.extent(axis)
+        return False
+
+    found = []
+    for bound, place, stop in bounds(what, mask, ops):
+        if is_edge(place, stop):
+            continue
+        if not bound.dims:
+            raise Unsuited(f"{what} has a mask of its own")
+        found.append(bound)
+    return found
 
 
 def bounds(what: str, mask: Value | None, ops: Mapping[str, Op]) -> list[tuple[Value, str, Value]]:
-    """The bounds that a mask is made of: each with its axis and its end."""
+    """The bounds that a mask is made of: each with its axis, or the name of its single position, and its end."""
     if mask is None:
         return []
     match ops.get(mask.name):
@@ -141,6 +151,8 @@ def bounds(what: str, mask: Value | None, ops: Mapping[str, Op]) -> list[tuple[V
             return bounds(what, source, ops)
         case Elementwise("and", (left, right)):
             return [*bounds(what, left, ops), *bounds(what, right, ops)]
+        case Elementwise("lt", (place, stop)) if not mask.dims:
+            return [(mask, place.name, stop)]
     raise Unsuited(f"{what} has a mask of its own")
 
 
