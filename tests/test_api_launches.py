@@ -115,6 +115,7 @@ def test_the_launcher_of_the_triton_at_hand_is_understood() -> None:
     assert text.count("Place(number=0)") == text.count("Place(number=1)") == 1 and not launched
 
 
+@pytest.mark.slow
 def test_what_is_unusual_goes_the_other_way(gpu: Gpu) -> None:
     kernel = eq.compile(SOFTMAX, target="h200", verify=False)
     x = gpu.seen(torch.randn(6, 40))

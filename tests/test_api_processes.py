@@ -237,6 +237,7 @@ def _interrupted(seconds: float) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 def test_compiling_goes_on_after_it_was_interrupted_anywhere() -> None:
     for milliseconds in (1, 3, 5, 8, 12, 17, 23, 30, 40, 55, 70, 90):
         _interrupted(milliseconds / 1e3)

@@ -46,6 +46,7 @@ def test_both_state_variables_come_from_one_reduction() -> None:
     assert text.count("tl.reduce(") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["rolling", "resident"])
 def test_parts_keep_their_order_where_it_matters(schedule: str) -> None:
     parts = torch.randn(4, 2, 19, generator=torch.Generator().manual_seed(2)) * 0.8

@@ -159,6 +159,7 @@ def test_the_text_names_axes_and_leaves_sizes_open() -> None:
     assert torch.allclose(eq.compile(program.source)(x=x, w=w), torch.softmax(x @ w.T, -1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_heads_that_are_split_and_joined_are_axes() -> None:
     source = eq.from_torch(CASES["attention"].fn, r(2, 5, 12)).source
     assert "//" not in source and "%" not in source
@@ -173,6 +174,7 @@ def test_parameters_are_read_where_they_are() -> None:
         assert torch.allclose(program(x), layer(x), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_programs_are_differentiable() -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Softmax(-1)).double()
     program = eq.from_torch(layer, r(3, 5), native="off")
@@ -230,6 +232,7 @@ def test_a_module_that_changes_its_buffers_is_refused() -> None:
         assert torch.allclose(eq.from_torch(norm, x, native="off")(x), norm(x), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_calls_that_differ_from_the_examples_are_refused() -> None:
     program = eq.from_torch(lambda x, s: x.view(2, -1) * s, torch.randn(4, 3), 2.0, native="off")
     assert torch.equal(program(torch.ones(4, 3), 2.0), torch.full((2, 6), 2.0))
@@ -243,6 +246,7 @@ def test_calls_that_differ_from_the_examples_are_refused() -> None:
             program(*given)
 
 
+@pytest.mark.slow
 def test_a_program_inside_of_torch_compile() -> None:
     program = eq.from_torch(lambda x: torch.softmax(x, -1), torch.randn(3, 4), native="off")
     kernel = copy.deepcopy(pickle.loads(pickle.dumps(program.kernel)))
@@ -281,6 +285,7 @@ def unpacked(packed: torch.Tensor, scales: torch.Tensor, x: torch.Tensor) -> tor
     return x @ ((nibbles.to(torch.int32) - 8).to(x.dtype) * scales)
 
 
+@pytest.mark.slow
 def test_packed_weights_are_unpacked_as_torch_does() -> None:
     packed, scales = torch.randint(0, 256, (8, 6), dtype=torch.uint8), r(6)
     program = eq.from_torch(unpacked, packed, scales, r(3, 16))

@@ -82,6 +82,7 @@ def test_a_tensor_that_is_read_behind_an_axis_under_a_condition_on_it() -> None:
     assert check(wrong).kind != "refused"
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_a_mismatch_and_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     original = CpuProgram.__call__
 

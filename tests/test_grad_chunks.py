@@ -112,6 +112,7 @@ def test_what_does_not_run_in_chunks_says_why(source: str, axis: str, why: str) 
 
 
 @pytest.mark.parametrize("length", [7, 16, 40])
+@pytest.mark.slow(but=["[7]"])
 def test_chunks_give_the_gradient(length: int) -> None:
     torch.manual_seed(0)
     source = loss_gradient().replace("bf16[", "f64[").replace("bf16(", "f64(")

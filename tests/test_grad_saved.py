@@ -173,6 +173,7 @@ def test_backward_in_torch() -> None:
     assert kernel.backward.saved == ("lse",)
 
 
+@pytest.mark.slow
 def test_second_derivatives_read_inputs_alone() -> None:
     kernel = eq.compile(CASES["softmax"].source)
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)

@@ -155,6 +155,7 @@ def test_vmap_is_an_axis_of_the_program() -> None:
     assert sum(node.target is operator for node in graph.graph.nodes) == 1
 
 
+@pytest.mark.slow
 def test_vmap_over_other_dimensions_and_some_inputs() -> None:
     q, k, v = inputs()
     queries = torch.randn(2, 5, 7, 4, dtype=torch.float64)
@@ -298,6 +299,7 @@ def test_a_compiled_backward_reads_what_its_forward_has_saved() -> None:
     assert backward[1].startswith("Q K V O lse dO|") and "max[" not in json.loads(backward[0])["source"]
 
 
+@pytest.mark.slow
 def test_a_compiled_backward_beside_an_output_of_integers() -> None:
     kernel = eq.compile("k: axis[2]\nv[i,k], p[i,k] = topk[j,k](x[i,j])", native="off")
     call = torch.compile(lambda x: kernel(x=x), fullgraph=True, backend="aot_eager")

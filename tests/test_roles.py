@@ -329,6 +329,7 @@ def test_a_term_of_a_row_is_taken_from_the_maximum() -> None:
     assert rows_last(plain) is plain
 
 
+@pytest.mark.slow
 def test_terms_of_rows_are_verified_and_compute_what_the_program_does() -> None:
     derived, compiled = _distances()
     program = derived.program
@@ -501,6 +502,7 @@ def test_tensors_that_the_copy_engine_cannot_address_are_told() -> None:
         assert (chosen is not program.otherwise) is suits, what
 
 
+@pytest.mark.slow
 def test_a_hyperbolic_tangent_near_0_takes_no_special_function() -> None:
     """Threads whose elements are all near 0 leave out the branch with the exponential."""
     derived = _derived(WORKLOADS["softcap_prefill"].source)

@@ -112,6 +112,7 @@ def _run(
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("wrong", (math.nan, math.inf))
+@pytest.mark.slow(but=["inf-causal"])
 def test_what_is_not_finite_gets_through_where_the_mask_holds_alone(name: str, wrong: float) -> None:
     derived, forms = _small(name)
     for form in forms:
@@ -143,6 +144,7 @@ MISTAKES = (
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.slow(but=["nobody looks"])
 def test_mistakes_with_what_is_not_finite_are_caught(mistake: str) -> None:
     """In each place where one can be made: the first block, and those of the pipelined loop."""
     (mutant,) = [m for m in MUTANTS if m.name == mistake]

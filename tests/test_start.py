@@ -30,6 +30,7 @@ def printed(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_import_loads_only_what_it_needs() -> None:
     code = "import sys, torch; before = set(sys.modules); import eqfuse; print(*set(sys.modules) - before)"
     loaded = set(printed(code).split())

@@ -44,6 +44,7 @@ def test_causal_attention_and_one_query() -> None:
     assert torch.allclose(found, F.scaled_dot_product_attention(q[:, :, :1], k, v).transpose(1, 2))
 
 
+@pytest.mark.slow
 def test_soft_caps() -> None:
     q, k, v = r(1, 2, 5, 8), r(1, 2, 5, 8), r(1, 2, 5, 8)
     found, _ = attend(module, q, k, v, None, softcap=2.0, is_causal=False)
@@ -66,6 +67,7 @@ def test_dropout_and_sinks_are_refused() -> None:
         attend(module, q, q, q, None, s_aux=torch.ones(1))
 
 
+@pytest.mark.slow
 def test_compiled_it_is_one_graph_for_all_lengths() -> None:
     graphs: list[Any] = []
 

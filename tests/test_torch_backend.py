@@ -73,6 +73,7 @@ def test_attention_is_one_region_and_its_heads_are_joined() -> None:
     assert [entry.name for entry in outcome.report(measure=False).taken] == ["bmm + softmax + bmm"]
 
 
+@pytest.mark.slow
 def test_grouped_queries_of_torchs_attention_are_read_by_groups() -> None:
     def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
