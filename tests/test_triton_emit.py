@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +15,11 @@ import torch
 import triton.language as tl
 from triton_nests import Case, attention, loop, paged_sum, pointwise, row_sum, softmax, split_log_sum, whole
 
+from eqfuse.compiler import derive, emit_triton, pipeline
+from eqfuse.devices import device_named
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.terms.nodes import Axis, Const, Load, Reduce, call
+from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.triton.functions import HELPERS, helper_name
 from eqfuse.tile.triton.launch import load, source_file
 from eqfuse.tile.triton.wrap import LIMIT, wrap
@@ -185,3 +189,16 @@ def test_long_lines_are_broken(line: str) -> None:
     assert len(lines) > 1 and max(map(len, lines)) <= LIMIT
     broken, whole = (ast.dump(ast.parse("if 1:\n" + text)) for text in ("\n".join(lines), line))
     assert broken == whole
+
+
+def test_loaded_tiles_are_not_folded_along_their_last_dim() -> None:
+    """Triton's pass for what loops add up of them, with other dims that memory is contiguous along, is wrong."""
+    derived = derive("y[k,j] = max[i](x[k,j,i])\nz[k] = sum[i](w[k,i])", None, False)
+    extents, dtypes = {"k": 64000, "j": 9, "i": 300}, dict.fromkeys(program_dtypes(derived.program), "f32")
+    compiled = pipeline(derived, extents, dtypes, device_named("h200"), "rolling")
+    text = emit_triton(derived, compiled, "folds")
+    assert (
+        re.search(r"reduce\(tl.(trans|permute)\(x_tile.*0, maximum", text)
+        and "tl.sum(tl.trans(w_tile), 0)" in text
+    )
+    assert not re.search(r"(reduce|sum)\([xw]_tile,", text)

@@ -329,6 +329,11 @@ class Expressions:
         piece = self.read(source)
         if not piece.dims or axis in piece.thin:
             piece = Piece(self.full(piece, source), source.dims)
+        is_loaded = isinstance(self._uses.ops.get(source.name), LoadTile) and source.dtype == value.dtype
+        if is_loaded and piece.dims[:-1] and piece.dims[-1] == axis:
+            # Where a loop adds up what it loads, a pass of Triton's puts positions of other dims in each other's place unless
+            # memory is contiguous along the last one (its pull request 11186); of other dims than the last it keeps away.
+            piece = self.aligned(piece, (axis, *piece.dims[:-1]))
         text = self._converted(piece, source.dtype, value.dtype)
         dims = tuple(name for name in piece.dims if name != axis)
         return Piece(fold(fn, text, piece.dims.index(axis), value.dtype, self.use), dims, piece.thin - {axis})
