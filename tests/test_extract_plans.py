@@ -10,14 +10,18 @@ import pytest
 from rules_programs import UNFUSED
 
 from eqfuse.compiled import Compiled
-from eqfuse.compiler import derive, nominal_extents, pipeline
+from eqfuse.compiler import derive, emit_triton, nominal_extents, pipeline
 from eqfuse.derived import Derived
 from eqfuse.errors import ScheduleError
 from eqfuse.extract.devices import DEVICES
 from eqfuse.loops.nodes import Kernel, Loop
 from eqfuse.loops.plan import SCHEDULES, KernelConfig
 from eqfuse.loops.walk import statements
+from eqfuse.terms.integers import power_of_two
 from eqfuse.terms.types import program_dtypes
+from eqfuse.tile.nodes import Let, Store
+from eqfuse.tile.triton.launch import load
+from eqfuse.tile.walk import nested
 
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
 ROWS = {"i": 1024, "j": 1024}
@@ -291,3 +295,49 @@ def test_a_product_that_walks_its_own_axis_has_wide_tiles(width: int) -> None:
     found = pipeline(derived, extents, {"x": "bf16", "W": "bf16"}, DEVICES["h200"], None).chosen.plan
     blocks = {block.axis: block.size for block in found.configs[0].blocks}
     assert blocks["v"] == (128 if width > 256 else 64), found
+
+
+REPEATED = "a[j] = min[i](x[i] * x[i])\nd[j,i] = a[j]"
+SHORT_SIDES = """
+x: f32[i,k,l]
+z: f32[i,k]
+w: f32[j,k,i]
+l: axis[i]
+c[l,k] = sum[i](max(mean[j](2), min(x[i,k,l], z[i,k])))
+d[j,i] = mean[k](sum[i](w[j,k,i] * c[i,k]) * c[i,k])
+"""
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "multi_pass"])
+@pytest.mark.parametrize(
+    ("source", "extents"),
+    [(REPEATED, {"i": 1050, "j": 19}), (SHORT_SIDES, {"i": 5, "j": 43, "k": 7, "l": 5})],
+    ids=["what is stored is the same along an axis", "short sides of a product"],
+)
+def test_a_thread_has_few_elements_of_every_tile(
+    source: str, extents: Mapping[str, int], prefer: str
+) -> None:
+    """Many are registers in memory, and seconds of an assembler."""
+    found = compiled(source, extents, "h200", prefer)
+    limits = load(emit_triton(derived(source), found, "tiles")).LIMITS
+    for kernel, config in zip(found.tile.kernels, found.chosen.plan.configs, strict=True):
+        sizes = {block.axis: block.size or power_of_two(extents[block.axis[0]]) for block in kernel.blocks}
+        least = {axis: limits[kernel.name].get(f"BLOCK_{axis.upper()}", (1, None))[0] for axis in sizes}
+        made = [stmt.value.dims for stmt in nested(kernel.body) if isinstance(stmt, Let)]
+        stores = [stmt for stmt in nested(kernel.body) if isinstance(stmt, Store)]
+        tiles = [*made, *({axis for at in store.index for axis in at.dims} for store in stores)]
+        widest = max(math.prod(max(sizes.get(a, 1), least.get(a, 1)) for a in dims) for dims in tiles)
+        assert widest <= 128 * 32 * config.warps
+
+
+@pytest.mark.parametrize("prefer", ["resident", "multi_pass"])
+def test_loads_that_wait_for_a_loop_fit_shared_memory(prefer: str) -> None:
+    source = """
+        x: i64[i]
+        y: f64[i]
+        p: i64[i]
+        z: f64[i]
+        b = softmax_weighted[i](where(x[i] > 0, y[p[i]] + x[i], 0), y[i] + x[i])
+        c[i] = max[i](z[i] * b)
+        """
+    assert compiled(source, {"i": 2100}, "h200", prefer).chosen.plan.schedule == prefer

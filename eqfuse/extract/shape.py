@@ -28,6 +28,11 @@ class Shape:
         """Bytes of an element of a tensor."""
         return BYTES[self.dtypes.get(tensor, "f32")]
 
+    @property
+    def registers_each(self) -> int:
+        """Registers of 32 bits that a value takes: where a tensor is of float64, values are computed in it."""
+        return 2 if "f64" in self.dtypes.values() else 1
+
     def is_narrow(self, expr: Expr) -> bool:
         """Whether every tensor of reals that an expression reads has elements of one byte."""
         return {BYTES[dtype] for dtype in self._reals(expr)} == {1}

@@ -15,24 +15,25 @@ from eqfuse.extract import tile_sizes_cpu
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import ragged
-from eqfuse.extract.product_tiles import Lattice, TiledAxis
+from eqfuse.extract.product_tiles import LEAST, Lattice, TiledAxis
 from eqfuse.extract.resources import (
     WARPGROUP_ROWS,
     bytes_read_again,
     loads_vectors,
     products,
     sharded_axes,
+    shared_by_stages,
     streamed_bytes,
 )
 from eqfuse.extract.roles import Roles, contiguous_axes, fill, kinds
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.blocks import Block, BlockKind
 from eqfuse.loops.kernel_axes import KEPT, contractions, packed_axes, valid_positions, widest_values
-from eqfuse.loops.nodes import Kernel
+from eqfuse.loops.nodes import Kernel, Store
 from eqfuse.loops.plan import KernelConfig
-from eqfuse.loops.walk import expressions, loops_in
+from eqfuse.loops.walk import expressions, loops_in, statements
 from eqfuse.terms.integers import power_of_two
-from eqfuse.terms.nodes import Load, Reduce, walk
+from eqfuse.terms.nodes import Load, Reduce, free_axes, walk
 
 GPU_TILE = 4096
 """Elements of the widest elementwise tile of a thread block."""
@@ -112,6 +113,8 @@ def _for_gpu(kernel: Kernel, roles: Roles, shape: Shape, device: Device) -> Kern
     if not contractions(kernel):
         rest = [a for a in (*roles.loops, *roles.parallel) if a not in packed]
         return configured(blocks, *_fit_tiles(kernel, roles, blocks, rest, limits, shape, device))
+    multiplied = {a for c in contractions(kernel) for a in (c.axis, *c.apart)}
+    blocks |= {a: max(LEAST, blocks[a]) for a in whole if a in multiplied}
     axes = _tiled_axes(kernel, roles, whole, limits, shape, device)
     tiled = {*packed, *(a.axis for a in axes)}
     blocks |= {a: min(limits[a], GPU_DEPTH) for a in roles.loops if a not in tiled}
@@ -146,7 +149,7 @@ def _fit_tiles(
     device: Device,
 ) -> tuple[int, int]:
     """Blocks of the axes in `rest` of a kernel without matrix products; returns warps and stages."""
-    extents, values = shape.extents, widest_values(kernel) or (frozenset(roles.parallel),)
+    extents, values = shape.extents, (*widest_values(kernel), *_stored(kernel))
     near = [a for a in contiguous_axes(kernel, widest=True) if a in rest]
     order = [*near, *[a for a in reversed(rest) if a not in near and a in roles.loops]]
     order += [a for a in reversed(roles.parallel) if a not in order]
@@ -171,12 +174,23 @@ def _fit_tiles(
         per_warp *= 1 if few and roles.loops else 2
     elif not roles.loops and (few or widest > GPU_TILE):
         per_warp //= 2
+    registers_each = shape.registers_each
+    per_warp //= registers_each
     least = min(4, GPU_TILE // per_warp)
     most = GPU_STREAM_WARPS if few and vectors and roles.loops and not kept else GPU_WARPS
     warps = max(1, min(widest // GPU_LEAST_TILE, max(least, widest // per_warp), most))
     if folds_rows_and_columns(kernel):  # one of the folds crosses warps, through shared memory
-        warps = max(1, min(warps, widest // GPU_TILE))
-    return warps, 1 if grid >= 8 * device.sms or not vectors else min(3, device.stages)
+        warps = max(1, min(warps, widest * registers_each // GPU_TILE))
+    stages = 1 if grid >= 8 * device.sms or not vectors else min(3, device.stages)
+    needed = shared_by_stages(kernel, blocks, range(1, stages + 1), shape)
+    return warps, max((n for n in range(1, stages + 1) if needed[n - 1] <= device.shared), default=1)
+
+
+@lru_cache(KEPT)
+def _stored(kernel: Kernel) -> tuple[frozenset[str], ...]:
+    """Axes of every tile that is stored: what is stored may be the same along some of them."""
+    stores = (stmt for stmt in statements(kernel.body) if isinstance(stmt, Store))
+    return tuple(frozenset().union(*map(free_axes, store.index)) for store in stores)
 
 
 def _longest(

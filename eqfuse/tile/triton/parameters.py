@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +31,11 @@ from eqfuse.tile.triton.functions import HELPERS, helper_name
 from eqfuse.tile.walk import nested
 
 SHORT = 64
-"""A block that holds an axis of matrix products whole has at least so many positions, where lengths differ."""
+"""A block that holds an axis of matrix products whole has at least so many positions, where lengths differ and no tile is
+made wider than `WIDE` by it."""
+
+WIDE = 16384
+"""Elements of a tile: more of them are too many for the threads of a block."""
 
 ALIGNMENT = 16
 """What Triton asks of an extent before it joins masks of neighbours."""
@@ -206,13 +211,20 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
         taken = upper in found.blocks.values()
         found.blocks[block.axis] = names.new(f"BLOCK_{block.axis}" if taken else upper)
     whole = {block.axis for block in kernel.blocks if block.kind == "whole"}
-    found.held = {axis: SHORT for axis in whole & multiplied & tables.ragged}
+    found.held = dict.fromkeys((whole & multiplied & tables.ragged) - _of_wide_tiles(kernel), SHORT)
     for axis in dict.fromkeys(bounds):
         if axis in whole and axis not in found.held:
             found.even[axis] = names.new(found.blocks[axis].replace("BLOCK", "EVEN", 1))
     if any(isinstance(stmt, For) for stmt in kernel.body):
         found.stages = names.new("STAGES")
     return found
+
+
+def _of_wide_tiles(kernel: Kernel) -> set[str]:
+    """The axes of tiles that are wide where every axis that a block holds whole has `SHORT` positions."""
+    sizes = {block.axis: block.size or SHORT for block in kernel.blocks}
+    tiles = (stmt.value.dims for stmt in nested(kernel.body) if isinstance(stmt, Let))
+    return {a for dims in tiles if math.prod(sizes.get(a, 1) for a in dims) > WIDE for a in dims}
 
 
 def least_blocks(kernel: Kernel, parameters: Parameters) -> dict[str, int]:
