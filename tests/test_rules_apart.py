@@ -120,3 +120,14 @@ def test_a_mean_is_not_taken_apart() -> None:
         str(state.body) for group in kernel.merge.groups for state in group.states if not state.auxiliary
     ]
     assert not any(body == "sq(x[t, c])" for body in bodies)
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "split_k"])
+def test_positions_are_added_to_sums_and_not_to_what_they_are_sums_of(prefer: str) -> None:
+    """The first of equal values is at 0, but a shard of later ones has its own far behind, and a sum around that cancels."""
+    source = "v: f32[c]\nb = argmax[c](x[c])\ny = mean[c](v[c] + b)"
+    kernel = eq.compile(source, prefer=prefer)
+    given = {"x": torch.zeros(100_000), "v": torch.full((100_000,), 0.1)}
+    assert abs(kernel(**given) - 0.1) < 1e-6 and kernel.plan.form == "apart"
+    (reason,) = eq.compile(source).why_not()
+    assert "would cancel where argmax_k_c changes" in reason

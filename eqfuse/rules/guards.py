@@ -175,6 +175,10 @@ class Split:
         """Whether a value depends on a state and not on the position along the axis."""
         return self.axis not in free_axes(expr) and self.reads(expr)
 
+    def jumps(self, expr: Expr) -> bool:
+        """Whether a value reads a state that may go up and down by any amount."""
+        return any(isinstance(node, Local) and node.name in self.jumping for node in walk(expr))
+
     def is_infinite(self, expr: Expr) -> bool:
         """Whether a value that does not vary along the axis may be infinite while nothing has been seen."""
         extreme = any(isinstance(node, Local) and node.name in self.bodies for node in walk(expr))
@@ -262,7 +266,10 @@ def _late_shifts(body: Expr, split: Split) -> Iterator[Expr]:
 def shifts_that_drift(body: Expr, split: Split) -> Iterator[Expr]:
     """States that are added to varying values inside squares and products, and are made of other values: as the shift
     moves, the sum around it may fall by any factor, and nothing of its digits is left. A mean or an extreme of the values
-    themselves moves no further than they spread."""
+    themselves moves no further than they spread. A position jumps: so it drifts in a sum of no products too."""
+    match _varying_core(body):
+        case Call("add" | "sub", (a, b)):
+            yield from (shift for shift in (a, b) if split.hoists(shift) and split.jumps(shift))
     for node in walk(body):
         match node:
             case Call("sq", (a,)):
@@ -283,7 +290,7 @@ def _drifts(varying: Expr, shift: Expr, split: Split) -> bool:
     own = set(_sources(varying, split))
     read = [node.name for node in walk(shift) if isinstance(node, Local) and node.name in split.contents]
     alike = any(not own.isdisjoint(_sources(split.contents[name], split)) for name in read)
-    return not alike or any(name in split.jumping for name in read)
+    return not alike or split.jumps(shift)
 
 
 def _sources(expr: Expr, split: Split) -> Iterator[Expr]:

@@ -94,8 +94,19 @@ def _unproved_exponents(exprs: Sequence[Expr], encoder: Encoder, graph: Graph) -
 
 
 def is_spread(reduce: Reduce) -> bool:
-    """Whether the body of a sum has terms that vary and read reductions over its axis, so that rules take it apart."""
-    return reduce.op == "sum" and _is_spread(reduce.body, reduce.axis)
+    """Whether the body of a sum has terms that read reductions over its axis, so that rules take it apart: terms that vary, or
+    that are added to what does."""
+    is_sum, parts = reduce.op == "sum", (reduce.body, reduce.axis)
+    return is_sum and (_is_spread(*parts) or _is_shifted(*parts))
+
+
+def _is_shifted(expr: Expr, axis: str) -> bool:
+    match expr:
+        case Call("add" | "sub", parts):
+            fixed = (part for part in parts if axis not in free_axes(part))
+            return any(_is_cascaded(p, axis) for p in fixed) or any(_is_shifted(p, axis) for p in parts)
+        case _:
+            return False
 
 
 def _is_spread(expr: Expr, axis: str) -> bool:

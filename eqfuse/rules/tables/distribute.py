@@ -2,7 +2,7 @@
 
 `spread(e, f, g, X)` says e = f + g, where the terms read reductions over axis X: in `(a / sum a - b / sum b) * v` no
 factor can leave the sum over X, but one can leave the sum of each term. What is x less a value that does not vary stays
-whole, since it is a moment.
+whole inside of a product, since it is a moment; alone it is taken apart where nothing cancels.
 """
 
 from __future__ import annotations
@@ -62,6 +62,13 @@ DISTRIBUTE = RuleSet(
             "sum[D](f) + sum[D](g)",
             ("spread(e, f, g, D)",),
             "sum of f + g = sum of f + sum of g",
+        ),
+        Rewrite(
+            "distribute-shift",
+            "sum[D](e)",
+            "sum[D](m) + c * sum[D](1)",
+            ("addends(e, c, m, D)", "reduces(c, D)"),
+            "sum of m + c = sum of m + n c",
         ),
     ),
 )
