@@ -233,9 +233,14 @@ def is_of_what_is_behind(error: BindError, example: Example) -> bool:
     a condition on that axis beside the tensor's own."""
     for given in example.inputs:
         axis = given.axes[0].removesuffix("+1") if given.axes and given.axes[0].endswith("+1") else ""
-        if axis and re.search(rf"axis '{axis}' has size \d+ in .*\b{given.name} \(", error.message):
+        declared = re.search(rf"^{axis}: axis\[(\w+)\]", example.source, re.MULTILINE)
+        root = (
+            declared[1] if axis and declared else axis
+        )  # an axis that is as long as another one has its name there
+        if axis and re.search(rf"axis '{root}' has size \d+ in .*\b{given.name} \(", error.message):
             conditions = re.sub(rf"\b{given.name}\[[^]]*\]", "", example.source)
-            return bool(re.search(rf"\b{axis}\b[^,\]]*[<>=!]=?|[<>=!]=?[^,\]]*\b{axis}\b", conditions))
+            either = rf"\b(?:{axis}|{root})\b"
+            return bool(re.search(rf"{either}[^,\]]*[<>=!]=?|[<>=!]=?[^,\]]*{either}", conditions))
     return False
 
 

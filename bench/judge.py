@@ -57,7 +57,7 @@ EXACT = ("neg", "abs", "maximum", "minimum", "sign", "floor", "round", "relu", "
 
 
 class Disturbed(FloatDomain):
-    """float64 in which every operation's result is off by one unit of rounding of `dtype`, up or down, and by its
+    """float64 in which every operation's result is off by half to one unit of rounding of `dtype`, up or down, and by its
     least number where it is denormal."""
 
     def __init__(self, dtype: str, seed: int) -> None:
@@ -68,8 +68,11 @@ class Disturbed(FloatDomain):
         self.least = self.normal * self.unit
         self.random = np.random.default_rng(seed)
 
-    def _off(self, value: Array, unit: float) -> Array:
+    def _off(self, value: Array, most: float) -> Array:
         signs = self.random.integers(0, 2, value.shape) * 2 - 1
+        unit = most * self.random.uniform(
+            0.5, 1.0, value.shape
+        )  # of one size, two of them are as often equal as not
         with np.errstate(all="ignore"):
             size = np.abs(value)
             change = np.where((size < self.normal) & (size > 0), self.least, size * unit)

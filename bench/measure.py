@@ -85,9 +85,21 @@ CROWD = 4.0
 """How many times longer than alone a process waits at the most where others run beside it."""
 
 
-def _crowd() -> float:
-    """Processes that run, of all users, for each core that this one may use."""
-    return min(CROWD, max(1.0, os.getloadavg()[0] / cores()))
+LEAST_BUSY = 0.1
+"""The share of its time in which a process computes that is not waiting for something else."""
+
+
+def _crowd(busy: float) -> float:
+    """How many times longer than alone this process takes: by the processes that run, of all users, for each core that it may
+    use; and, where containers do not tell of those beside them, by the share of its time in which it got a core."""
+    waits = 1.0 / busy if busy > LEAST_BUSY else 1.0
+    return min(CROWD, max(1.0, os.getloadavg()[0] / cores(), waits))
+
+
+def _computed() -> float:
+    """Seconds that this process and those that it waited for have computed."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 @contextmanager
@@ -98,10 +110,11 @@ def time_limit(seconds: int) -> Iterator[None]:
         yield
         return
 
-    began = time.monotonic()
+    began, before_it = time.monotonic(), _computed()
 
     def late(number: int, frame: object) -> None:
-        left = seconds * _crowd() - (time.monotonic() - began)
+        took = time.monotonic() - began
+        left = seconds * _crowd((_computed() - before_it) / took) - took
         if left > 0:
             signal.setitimer(signal.ITIMER_REAL, left)
             return

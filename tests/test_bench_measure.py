@@ -14,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from bench import measure
 from bench.measure import in_fresh_process, peak_growth, rounding, time_limit
 from bench.report import Column, Report, geometric_mean, recorded
 from bench.report import Options as BenchOptions
@@ -146,3 +147,15 @@ def test_a_time_limit_is_longer_where_cores_are_shared(monkeypatch: pytest.Monke
         time.sleep(1.5)
     with pytest.raises(TimeoutError, match="not done after 1 s"), time_limit(1):
         time.sleep(5)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm signals here")
+@pytest.mark.slow
+def test_a_time_limit_is_longer_where_a_process_has_to_wait_for_a_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    computed = iter([0.0, *(0.5 * n for n in range(1, 100))])
+    monkeypatch.setattr(measure, "_computed", lambda: next(computed))
+    with time_limit(1):
+        time.sleep(1.5)

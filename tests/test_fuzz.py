@@ -78,6 +78,10 @@ def test_a_tensor_that_is_read_behind_an_axis_under_a_condition_on_it() -> None:
     assert check(example).kind == "fused"
     guarded = replace(example, source=f"{head}max[j](where(j == 3, {inside}, -inf))")
     assert check(guarded).kind == "refused"
+    square = replace(
+        guarded, source=f"{guarded.source}".replace("y[i]", "j: axis[i]\ny[i]"), sizes={"i": 5, "j": 5}
+    )
+    assert check(square).kind == "refused"
     wrong = replace(guarded, inputs=(inputs[0], replace(inputs[1], axes=("j",))), sizes={"i": 3, "j": 7})
     assert check(wrong).kind != "refused"
 
@@ -129,6 +133,14 @@ def test_the_judge_allows_rounding_as_far_as_the_program_is_sensitive_to_it() ->
     wide = "y = sum[i](x[i] * 1e4) - sum[i](x[i] * 1e4 - 1)"
     assert not judged(wide, x, torch.tensor(40.05))
     assert judged(wide, x, torch.tensor(41.0))
+
+
+def test_the_judge_allows_what_instructions_that_round_once_make_of_a_difference_that_cancels() -> None:
+    """`a b - a b` is what the product is rounded by where the difference is taken of the exact one."""
+    x = torch.rand(3000, generator=torch.Generator().manual_seed(0)) + 0.5
+    rounded = x.double().square() - x.square().double()
+    assert not judged("y[i] = x[i] * x[i] - x[i] * x[i]", x, rounded.float())
+    assert judged("y[i] = x[i] * x[i] - x[i] * x[i]", x, rounded.float() + 1e-5)
 
 
 def test_what_is_exact_in_float64_has_no_rounding_of_its_own() -> None:
