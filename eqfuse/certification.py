@@ -20,7 +20,7 @@ from eqfuse.results import Certifying
 from eqfuse.terms.folds import folds_in
 from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Output, Program
-from eqfuse.tile.nodes import TileProgram
+from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.tile.passes.pipeline import passes_of
 from eqfuse.verify.certificate import REQUESTED, Certificate
 
@@ -253,7 +253,6 @@ def verified_roles(
 ) -> list[RolesProgram]:
     """The forms in roles that are verified: in blocks of each of `VERIFIED_ROLES`. Kernels without roles are in blocks as tile
     programs are; along the axes that are `single` they have one position per program instance. Raises Unsuited."""
-    from eqfuse.tile.roles.choice import rows_of, small
     from eqfuse.tile.roles.split import prepared
     from eqfuse.verify.stages import VERIFIED_BLOCKS, VERIFIED_ROLES
 
@@ -264,9 +263,16 @@ def verified_roles(
         configs = [KernelConfig(r.blocks) if r else o for r, o in zip(roles, others, strict=True)]
         lowered = lower_nest(nest, program, dtypes, configs, device, least_dot=1)
         kernels = zip(roles, lowered.kernels, strict=True)
-        form = [None if r is None else small(r, rows_of(prepared(kernel)), block) for r, kernel in kernels]
+        form = [None if r is None else _small_of(r, prepared(kernel), block) for r, kernel in kernels]
         found.append(in_roles(nest, program, dtypes, device, form, others, least_dot=1))
     return found
+
+
+def _small_of(roles: Roles, kernel: Kernel, block: int) -> Roles:
+    """A kernel's roles in small blocks."""
+    from eqfuse.tile.roles.choice import rows_of, small, walked_columns
+
+    return small(roles, rows_of(kernel), block, walked_columns(kernel))
 
 
 def _roles_forms(nest: Nest, program: Program, subject: Certifying, device: Device) -> list[RolesProgram]:

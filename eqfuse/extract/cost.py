@@ -86,11 +86,13 @@ class KernelCost:
         """Thread blocks."""
         return _Priced(self, config).grid
 
-    def trips(self, config: KernelConfig) -> int:
-        """Trips of all loops of a thread block, those of a range that a condition cuts on average."""
+    def trips(self, config: KernelConfig, *, inside: bool = False) -> int:
+        """Trips of all loops of a thread block, those of a range that a condition cuts on average; of the innermost one, where each
+        loop is `inside` of another."""
         priced = _Priced(self, config)
         loops = dict.fromkeys((*self.work.loops, *(b.axis for b in config.blocks if b.kind == "loop")))
-        return sum(math.ceil(priced.extents[axis] / priced.blocks[axis]) for axis in loops)
+        trips = [math.ceil(priced.extents[axis] / priced.blocks[axis]) for axis in loops]
+        return math.prod(trips) if inside else sum(trips)
 
     def alone(self, config: KernelConfig) -> dict[str, float]:
         """What each kind of work would take by itself, in seconds."""

@@ -52,6 +52,7 @@ from eqfuse.tile.roles.nodes import (
 )
 from eqfuse.tile.roles.unsuited import Unsuited
 from eqfuse.tile.roles.walk import nested, read_by
+from eqfuse.tile.walk import nested as every
 
 CONSUMERS = (2, 3)
 SLOTS = (2, 3, 4, 6)
@@ -150,18 +151,26 @@ def _sums(tiles: Kernel) -> int:
 
 def _products(tiles: Kernel) -> Iterator[list[Dot]]:
     """The products of each loop."""
-    for stmt in tiles.body:
+    for stmt in every(tiles.body):
         if isinstance(stmt, For):
             yield [s.op for s in stmt.body if isinstance(s, Let) and isinstance(s.op, Dot)]
 
 
-def small(roles: Roles, rows: str, block: int) -> Roles:
-    """The roles in blocks of this size, for each consumer: what is verified."""
+def walked_columns(tiles: Kernel) -> frozenset[str]:
+    """Axes of columns of products whose blocks a loop walks that has the products' loops inside."""
+    outer = {s.axis for s in tiles.body if isinstance(s, For) and any(isinstance(i, For) for i in s.body)}
+    return frozenset(dot.right.dims[1] for dots in _products(tiles) for dot in dots) & outer
+
+
+def small(roles: Roles, rows: str, block: int, walked: Collection[str] = ()) -> Roles:
+    """The roles in blocks of this size, for each consumer: what is verified. `walked` are columns of products as `sized` takes
+    them."""
 
     def one(each: Block) -> Block:
         if each.axis == rows:
             return replace(each, size=max(2, block) * roles.consumers)
-        if each.kind == "grid" and (each.size or 1) > 1:  # columns of a product: with one of them it is none
+        # columns of a product: with one of them it is none
+        if each.axis in walked or (each.kind == "grid" and (each.size or 1) > 1):
             return replace(each, size=max(2, block))
         return replace(each, size=block) if each.size is not None and each.size > 1 else each
 
@@ -175,15 +184,17 @@ def sized(
     step: int,
     columns: int | None = None,
     extents: Mapping[str, int] | None = None,
+    walked: Collection[str] = (),
 ) -> tuple[Block, ...]:
-    """The blocks with so many rows, and steps of loops; with so many columns, where thread blocks share those too, or as many as
-    there are of these."""
+    """The blocks with so many rows, and steps of loops; with so many columns, where thread blocks share those too or loops have
+    `walked` them, or as many as there are of these."""
     most = {axis: power_of_two(extent) for axis, extent in (extents or {}).items()}
 
     def one(block: Block) -> Block:
         if block.axis == rows:
             return replace(block, size=count)
-        if columns is not None and block.kind == "grid" and (block.size or 1) > 1:
+        shared = block.kind == "grid" and (block.size or 1) > 1
+        if columns is not None and (shared or block.axis in walked):
             return replace(block, size=min(columns, most.get(block.axis, columns)))
         return replace(block, size=step) if block.kind == "loop" else block
 
@@ -251,9 +262,10 @@ def _priced(
     most = max(map(len, _products(tiles)), default=0)
     behind = [(), *((number,) for number in range(1, most))]
     blocks = outlook.config.blocks
-    tiled = any(b.kind == "grid" and b.axis != rows and (b.size or 1) > 1 for b in blocks)
+    walked = walked_columns(tiles)
+    tiled = walked or any(b.kind == "grid" and b.axis != rows and (b.size or 1) > 1 for b in blocks)
     for consumers, step, columns in product(CONSUMERS, STEPS, COLUMNS if tiled else (None,)):
-        made = sized(blocks, rows, WARPGROUP_ROWS * consumers, step, columns, outlook.extents)
+        made = sized(blocks, rows, WARPGROUP_ROWS * consumers, step, columns, outlook.extents, walked)
         price = Price(tiles, outlook, made)
         for slots, delayed, persistent in product(SLOTS, behind, (False, True)):
             roles = Roles(price.blocks, consumers, slots, delayed, persistent)
@@ -273,14 +285,15 @@ class Price:
         special, others = _in_roles(tiles)
         arithmetic = special * alone["special"] + others * alone["elementwise"]
         self._memory, self._cache = alone["memory"], alone["cache"]
-        waves, trips = _waves(outlook, config), outlook.cost.trips(config)
+        inside = bool(walked_columns(tiles))
+        waves, trips = _waves(outlook, config), outlook.cost.trips(config, inside=inside)
         dots = [dot for loop in _products(tiles) for dot in loop]
         self._work = RolesWork(
             alone["matrix"],
             arithmetic,
             waves * trips,
             waves,
-            arithmetic < LEAST_ARITHMETIC * alone["matrix"],
+            inside or arithmetic < LEAST_ARITHMETIC * alone["matrix"],
             any(BYTES[dot.left.dtype] == 1 for dot in dots),
             _read(dots, block_sizes(blocks, outlook.extents)),
             _stored_apart(tiles),
@@ -353,7 +366,9 @@ def undone(tiles: Kernel, outlook: Outlook, roles: Roles, divide: Divide) -> Ite
     rows, residuals = rows_of(tiles), outlook.device.roles
     if residuals is None:
         return
-    step = next(b.size or 0 for b in roles.blocks if b.kind == "loop")
+    walked = walked_columns(tiles)
+    columns = next((b.size for b in roles.blocks if b.axis in walked), None)
+    step = next(b.size or 0 for b in roles.blocks if b.kind == "loop" and b.axis not in walked)
     others: dict[str, Roles] = {}
     if roles.delayed:
         others["no product behind"] = replace(roles, delayed=())
@@ -363,10 +378,10 @@ def undone(tiles: Kernel, outlook: Outlook, roles: Roles, divide: Divide) -> Ite
         if abs(SLOTS.index(slots) - SLOTS.index(roles.slots)) == 1:
             others[f"{slots} slots"] = replace(roles, slots=slots)
     for consumers in set(CONSUMERS) - {roles.consumers}:
-        blocks = sized(roles.blocks, rows, WARPGROUP_ROWS * consumers, step)
+        blocks = sized(roles.blocks, rows, WARPGROUP_ROWS * consumers, step, columns, walked=walked)
         others[f"{consumers} consumers"] = replace(roles, blocks=blocks, consumers=consumers)
     for other in set(STEPS) - {step}:
-        blocks = sized(roles.blocks, rows, WARPGROUP_ROWS * roles.consumers, other)
+        blocks = sized(roles.blocks, rows, WARPGROUP_ROWS * roles.consumers, other, columns, walked=walked)
         others[f"steps of {other}"] = replace(roles, blocks=blocks)
     for what, other_roles in others.items():
         try:

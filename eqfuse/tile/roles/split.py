@@ -5,7 +5,7 @@ Looks at loads, products and carried values alone. A kernel that has no roles sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eqfuse.loops.blocks import Block
@@ -121,7 +121,8 @@ class _Split:
         body = tuple(_loops(kernel.body))
         self.fresh = Fresh(names_in(body))
         # Nothing is under way at the end of loops without delayed products: a branch in each trip is not worth it there.
-        body = branched(joined(body, self.fresh, branches=bool(schedule.delayed)))
+        body = joined(tuple(map(self._joined_inside, body)), self.fresh, branches=bool(schedule.delayed))
+        body = branched(body)
         self.body = masked_behind(body, self.tensors, self.fresh)
         self.ops = ops_of(self.body)
         self.rows = self._rows()
@@ -129,6 +130,14 @@ class _Split:
         self.copies: dict[str, _Copy] = {}
         self._find_copies(self.body, in_loop=False)
         self.staging: dict[str, Staging] = {}
+
+    def _joined_inside(self, stmt: Stmt) -> Stmt:
+        """A loop of loops over consecutive ranges with these joined."""
+        if not isinstance(stmt, Loop) or not _is_outer(stmt):
+            return stmt
+        if self.schedule.delayed:
+            raise Unsuited("products of a loop inside of a loop one block behind")
+        return replace(stmt, body=joined(stmt.body, self.fresh, branches=False))
 
     def _rows(self) -> str:
         """The axis of the rows of all products, which the consumers share."""
@@ -170,16 +179,21 @@ class _Split:
 
     def _find_copies(self, body: Sequence[Stmt], *, in_loop: bool) -> None:
         seen: dict[str, int] = {}
+        is_outer = in_loop and any(isinstance(stmt, Loop) for stmt in body)
         for stmt in body:
             match stmt:
                 case Let(value, LoadTile(tensor) as op) if len(value.dims) == 2:
                     if not in_loop and not self._is_multiplied(value):
                         continue
+                    if is_outer:
+                        raise Unsuited(f"{tensor} is loaded in a loop beside an inner one")
                     whole = self.finite or self._is_operand(value)
                     index = copied(value, op, self.ops, self.tensors, whole=whole)
                     number = seen[tensor] = seen.get(tensor, 0) + 1
                     self.copies[value.name] = _Copy(self._ring(value, tensor, number, in_loop), index)
-                case Let(value, LoadTile(tensor) as op) if in_loop and self._is_column(value, op):
+                case Let(value, LoadTile(tensor) as op) if (
+                    in_loop and not is_outer and self._is_column(value, op)
+                ):
                     index = copied(value, op, self.ops, self.tensors, whole=True)
                     number = seen[tensor] = seen.get(tensor, 0) + 1
                     self.copies[value.name] = _Copy(self._ring(value, tensor, number, in_loop), index)
@@ -326,6 +340,9 @@ class _Split:
 
     def _filled(self, loop: Loop, turns: dict[str, Value], zero: Value) -> Iterator[Stmt]:
         """The producer's form of a loop; `turns` are the next ones of the rings."""
+        if _is_outer(loop):
+            yield self._filled_inside(loop, turns, zero)
+            return
         lets = [s for s in loop.body if isinstance(s, Let)]
         copies = [self.copies[let.value.name] for let in lets if let.value.name in self.copies]
         if not copies:
@@ -343,6 +360,54 @@ class _Split:
         carried = (Carried(turn, begin.pop(), following),)
         yield Loop(loop.axis, loop.start, loop.stop, carried, (*offsets, *fills, *count))
         turns |= dict.fromkeys((copy.ring.name for copy in copies), turn)
+
+    def _filled_inside(self, loop: Loop, turns: dict[str, Value], zero: Value) -> Stmt:
+        """The same for a loop of loops, which carries the turns of the rings that they fill."""
+        rings = self._inside(loop)
+        turn = self.fresh.value("turn_of_block", (), "i32")
+        inside, body = dict.fromkeys(rings, turn), list[Stmt]()
+        for stmt in loop.body:
+            if isinstance(stmt, Loop):
+                body += self._filled(stmt, inside, turn)
+            elif isinstance(stmt, Let) and not (isinstance(stmt.op, LoadTile) and stmt.value.dims):
+                body.append(stmt)
+        carried = Carried(
+            turn, _one_turn(turns.get(ring, zero) for ring in rings), _one_turn(inside.values())
+        )
+        turns |= dict.fromkeys(rings, turn)
+        return Loop(loop.axis, loop.start, loop.stop, (carried,), tuple(body))
+
+    def _inside(self, loop: Loop) -> list[str]:
+        """The rings that the loops inside of a loop fill."""
+        names = (s.value.name for s in nested(loop.body) if isinstance(s, Let))
+        return list(dict.fromkeys(self.copies[name].ring.name for name in names if name in self.copies))
+
+    def _pipelined_inside(
+        self,
+        loop: Loop,
+        rings: Mapping[str, Ring],
+        outside: Mapping[str, Source],
+        turns: Mapping[str, Value],
+        item: Value,
+    ) -> tuple[list[Stmt], dict[str, Value]]:
+        """A consumer's form of a loop of loops, and the turns of its rings after it."""
+        used = self._inside(loop)
+        beside = [stmt for stmt in loop.body if not isinstance(stmt, Loop)]
+        for name in [v.name for stmt in nested(beside) for v in read_by(stmt)]:
+            if name in outside or name in rings:
+                raise Unsuited(f"{name} is read from shared memory beside an inner loop")
+        turn = self.fresh.value("turn_of_block", (), "i32")
+        inside: dict[str, Value] = {**turns, **dict.fromkeys(used, turn)}
+        body: list[Stmt] = []
+        for stmt in loop.body:
+            if isinstance(stmt, Loop):
+                made, inside = pipelined(stmt, rings, outside, inside, frozenset(), self.fresh, item)
+                body += made
+            else:
+                body.append(stmt)
+        last = _one_turn(inside[ring] for ring in used)
+        carried = (*loop.carried, Carried(turn, _one_turn(turns[ring] for ring in used), last))
+        return [replace(loop, carried=carried, body=tuple(body))], {**turns, **dict.fromkeys(used, turn)}
 
     def _consumer(self, item: Value, turn: Value, met: Value) -> tuple[list[Stmt], Value, Value]:
         rings = {name: copy.ring for name, copy in self.copies.items()}
@@ -365,6 +430,10 @@ class _Split:
                     waited.add(ring)
                     made.append(Wait(ring, "full", item))
             known = {ring.name: turns.get(ring.name, turn) for ring in rings.values()}
+            if _is_outer(stmt):
+                body, turns = self._pipelined_inside(stmt, rings, outside, known, item)
+                made += body
+                continue
             delayed = frozenset(self.schedule.delayed)
             loop, met = rests.loop(stmt, met, item)
             body, turns = pipelined(loop, rings, outside, known, delayed, self.fresh, item)
@@ -431,14 +500,29 @@ def _reads(stmt: Stmt, outside: Mapping[str, Source], ring: str) -> bool:
     )
 
 
-def _loops(body: Sequence[TileStmt]) -> Iterator[Stmt]:
+def _is_outer(loop: Loop) -> bool:
+    """Whether a loop has loops inside."""
+    return any(isinstance(stmt, Loop) for stmt in loop.body)
+
+
+def _one_turn(turns: Iterable[Value]) -> Value:
+    """The turn that rings have in common. Raises Unsuited."""
+    found = set(turns)
+    if len(found) != 1:
+        raise Unsuited("loops fill rings in different turns")
+    return found.pop()
+
+
+def _loops(body: Sequence[TileStmt], depth: int = 0) -> Iterator[Stmt]:
     for stmt in body:
         match stmt:
             case For(axis, start, stop, carried, inner, _):
                 if any(isinstance(each, For) for each in inner):
-                    raise Unsuited("a loop inside of a loop")
+                    lets = [each.op for each in inner if isinstance(each, Let)]
+                    if depth or any(isinstance(op, Dot | RestOfProduct) for op in lets):
+                        raise Unsuited("a loop inside of a loop, beside products or another one")
                 if any(isinstance(each, Store) for each in inner):
                     raise Unsuited("a store inside of a loop")
-                yield Loop(axis, start, stop, carried, tuple(_loops(inner)))
+                yield Loop(axis, start, stop, carried, tuple(_loops(inner, depth + 1)))
             case _:
                 yield stmt
