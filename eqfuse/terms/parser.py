@@ -104,11 +104,12 @@ def texts(
 ) -> Texts:
     """Every definition of a text, read by a `Reader`: the usual one writes temporaries out. Raises what `parse` does."""
     constants = _constants(scalars or {})
-    found = [_counted(statement, constants) for statement in statements(source)]
+    written = statements(source)
+    found = [_counted(statement, constants) for statement in written]
     names = _names(source, found, constants)
     domains = _aliases(source, found)
     reader = reader_of(source, names, Inliner(re.findall(r"\w+", source.text), domains, names.lengths))
-    reader.read_names.update(s.of for s in statements(source) if isinstance(s, Alias) and s.of in constants)
+    reader.read_names.update(s.of for s in written if isinstance(s, Alias) and s.of in constants)
     for definition in names.definitions.values():
         reader.current = definition.name
         reader.done[definition.name] = _defined(source, reader, definition)
@@ -255,11 +256,12 @@ def _bound_and_subscripted(found: Sequence[Statement]) -> tuple[set[str], set[st
                 axes.add(axis)
             case Definition(axes=names, value=value):
                 axes.update(names)
-                axes.update(_reduced(value))
-                reduced = {node.func for node in ast.walk(value) if isinstance(node, ast.Call)}
+                nodes = list(ast.walk(value))
+                axes.update(_reduced(nodes))
+                reduced = {node.func for node in nodes if isinstance(node, ast.Call)}
                 subscripted.update(
                     node.value.id
-                    for node in ast.walk(value)
+                    for node in nodes
                     if isinstance(node, ast.Subscript)
                     and node not in reduced
                     and isinstance(node.value, ast.Name)
@@ -267,9 +269,9 @@ def _bound_and_subscripted(found: Sequence[Statement]) -> tuple[set[str], set[st
     return axes, subscripted
 
 
-def _reduced(value: ast.expr) -> Iterator[str]:
-    """The axes that reductions of an expression bind."""
-    for node in ast.walk(value):
+def _reduced(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The axes that reductions among some nodes bind."""
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
             where = node.func.slice
             index = where.elts if isinstance(where, ast.Tuple) else [where]
@@ -283,7 +285,7 @@ def _promised(source: Source, reader: Reader, promise: Promise) -> tuple[Expr, E
     sides: list[Expr] = []
     for side in (promise.left, promise.right):
         names = {node.id for node in ast.walk(side) if isinstance(node, ast.Name)}
-        scope = Bindings(frozenset((names & reader.names.axes) - set(_reduced(side))))
+        scope = Bindings(frozenset((names & reader.names.axes) - set(_reduced(ast.walk(side)))))
         sides.append(reader.read(side, scope))
         if _depth(sides[-1]) > MAX_DEPTH:
             raise source.error(TOO_DEEP, side, "assert something of the temporaries that it is made of")
