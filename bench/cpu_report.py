@@ -7,8 +7,8 @@ against the unfused program in float64, from the same run.
 - Times are medians of interleaved runs: *cold* on inputs that others have just been run on, *warm* on those that the same
   contestant has just read.
 - Seconds are those of compiling and the first call: with no cache on disk, and in a new process that finds what the first one
-  kept. What torch.compile finds out once for a machine, its tests of vector instructions, it is spared. It is given up after
-  `COMPILE_SECONDS`.
+  kept. What there is once for a machine is spared: torch.compile's tests of vector instructions, and the library of matrix
+  products that all kernels call. torch.compile is given up after `COMPILE_SECONDS`.
 - Memory is the growth of a process's resident set at its peak during one call, outputs included, after a call before it whose
   outputs are still held.
 - Copies are the time over that of copying as many bytes as the program reads and writes.
@@ -35,8 +35,9 @@ from bench.measure import in_fresh_process, peak_growth, rounding, time_limit
 from bench.operators import INEXPRESSIBLE, OPERATORS
 from bench.report import Column, Options, Report, each, geometric_mean, recorded
 from bench.workloads import WORKLOADS, Case, Workload, select
-from eqfuse.extract.machine import past_caches
+from eqfuse.extract.machine import compiler, past_caches
 from eqfuse.measure import as_tuple, interleaved, worst_error
+from eqfuse.tile.native.products import library
 
 Contestant = Callable[[Mapping[str, torch.Tensor]], Any]
 
@@ -106,9 +107,8 @@ def run(options: Options, report: Report) -> None:
         report.rows += json.loads(report.path.read_text(encoding="utf-8"))["rows"]
     done = {(row["program"], row["case"], row["threads"]) for row in report.rows}
     with tempfile.TemporaryDirectory() as machine:
-        if options.torch_compile:
-            with recorded(report.failures.append):
-                in_fresh_process(probe, machine)
+        with recorded(report.failures.append):
+            in_fresh_process(probe, machine, options.torch_compile)
         for workload in each(select(options.only, PROGRAMS)):
             case = workload.cases["small" if options.small else "cpu"]
             left = [n for n in threads if (workload.name, case.name, n) not in done]
@@ -135,10 +135,13 @@ def failing(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def probe(folder: str) -> None:
-    """Leaves in a folder what torch.compile finds out once for a machine."""
+def probe(folder: str, torch_compile: bool) -> None:
+    """Leaves in a folder what compilers find out and make once for a machine."""
     _own_caches(folder)
-    torch.compile(torch.nn.functional.softsign, dynamic=False)(torch.ones(64, 64))
+    if compiler() is not None:
+        library()
+    if torch_compile:
+        torch.compile(torch.nn.functional.softsign, dynamic=False)(torch.ones(64, 64))
 
 
 def _own_caches(folder: str) -> None:

@@ -11,22 +11,10 @@ from test_native_functions import WIDTHS
 
 from eqfuse.extract.machine import compiler
 from eqfuse.tile.native.build import library_of, load
-from eqfuse.tile.native.run import products
+from eqfuse.tile.native.products import HEADERS, blas, library
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
 
-SOURCE = "\n".join(
-    f"""extern "C" void product_{dtype}(const {given}* left, i64 lm, i64 lk, const {given}* right, i64 rk, i64 rn,
-  {type}* out, i64 om, i64 on, i64 M, i64 K, i64 N, i64 keep) {{
-  OneThread alone;
-  product(left, lm, lk, right, rk, rn, out, om, on, M, K, N, keep != 0);
-}}"""
-    for dtype, given, type in (
-        ("f32", "float", "float"),
-        ("f64", "double", "double"),
-        ("bf16", "u16", "float"),
-    )
-)
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
 SIZES = [
     (1, 7, 5),
@@ -37,20 +25,28 @@ SIZES = [
     (5, 129, 67),
     (8, 100, 200),
     (9, 40, 33),
+    (12, 150, 49),
+    (20, 17, 70),
+    (39, 256, 64),
+    (25, 400, 400),
 ]
 SIZES += [(n, k, m) for m, k, n in SIZES] + [(1, 1, 1), (6, 1, 20), (1, 300, 1)]
+
+
+def has_blas(loaded: ctypes.CDLL, known: bool) -> None:
+    loaded.use_library(*map(ctypes.c_void_p, blas()[:3] if known else [None] * 3))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("library", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.slow(but=["native"])
-def test_products_of_every_layout(dtype: str, library: bool, width: str) -> None:
-    loaded = load(library_of(SOURCE, WIDTHS[width]))
-    if library:
-        loaded.use_products(*map(ctypes.c_void_p, products()))
-    else:
-        loaded.use_products(*[None] * 4)
+def test_products_of_every_layout(
+    request: pytest.FixtureRequest, dtype: str, library: bool, width: str
+) -> None:
+    loaded = load(library_of("", WIDTHS[width], HEADERS))
+    has_blas(loaded, library)
+    request.addfinalizer(lambda: has_blas(loaded, True))  # it is the one of all kernels of this process
     generator = torch.Generator().manual_seed(0)
     for (m, k, n), flips, keep in product(SIZES, product((False, True), repeat=3), (False, True)):
         left, right, out = (
@@ -77,14 +73,15 @@ def test_products_of_every_layout(dtype: str, library: bool, width: str) -> None
         assert ((out.double() - wanted).abs() <= bound).all(), (m, k, n, flips, keep)
 
 
-def test_few_rows_of_special_values() -> None:
+@pytest.mark.parametrize("rows", [2, 13])
+def test_few_rows_of_special_values(rows: int) -> None:
     """NaN and infinities get through a product of few rows as they do through a long one."""
-    loaded = load(library_of(SOURCE))
-    left, right = torch.ones(2, 40), torch.ones(40, 70)
+    loaded = library()
+    left, right = torch.ones(rows, 40), torch.ones(40, 70)
     left[0, 3], right[3, 5], right[20, 6] = 0.0, float("inf"), float("nan")
     for transposed in (False, True):
         given = right.T.contiguous().T if transposed else right
-        out = torch.empty(2, 70)
+        out = torch.empty(rows, 70)
         arguments = [
             left.data_ptr(),
             *left.stride(),
@@ -94,6 +91,6 @@ def test_few_rows_of_special_values() -> None:
             70,
             1,
         ]
-        loaded.product_f32(*map(ctypes.c_longlong, [*arguments, 2, 40, 70, 0]))
+        loaded.product_f32(*map(ctypes.c_longlong, [*arguments, rows, 40, 70, 0]))
         assert torch.equal(out.isnan(), (left @ right).isnan())
         assert torch.equal(out.isinf(), (left @ right).isinf())

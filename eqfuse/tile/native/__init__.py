@@ -5,7 +5,8 @@ order.py      which dim stands inside which
 tree.py       loops that operations share; what later loops read is kept in memory or computed again
 ahead.py      which pass asks memory for what of the next block
 context.py, tensors.py, folds.py, whole.py, printer.py      the tree as text
-vectors.h, functions.h, products.h                          what the text calls
+vectors.h, functions.h, calls.h                             what the text calls
+products.h, products.py                                     matrix products, a library of their own
 build.py      the system's compiler, and libraries that are kept
 run.py        one library on torch tensors
 host.py       C++ where it is there, else torch calls, and why

@@ -43,6 +43,9 @@ than `SHORT` elements: finding the place of a row takes as long as walking it.""
 PRODUCTS, LEAST_ROWS = 1, 128
 """Blocks for each core of a product of matrices that is all there is to a kernel, and the least rows or columns of one."""
 
+SHARED = 512
+"""Rows and columns from which on the library shares such a product out among threads itself."""
+
 FOLDED = 0.1
 """The part of a kernel's elements from which an axis counts as one that is walked in vectors."""
 
@@ -142,6 +145,8 @@ def _alone(kernel: Kernel, items: Sequence[Item], sizes: Mapping[str, int]) -> d
         return {}
     found = {axis: sizes[axis] for axis in axes}
     rest = prod(sizes[axis] for axis in grid if axis not in found)
+    if rest == 1 and min(found.values()) >= SHARED:
+        return found
     while prod(-(-sizes[a] // n) for a, n in found.items()) * rest < PRODUCTS * cores():
         longest = max(found, key=found.__getitem__)
         if found[longest] < 2 * LEAST_ROWS:

@@ -22,7 +22,7 @@ FLAGS = (
     # Products are not contracted with sums unless the text says so; integers wrap around, as torch's do.
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-stack-protector"),
 )
-PRELUDE = ("vectors.h", "functions.h", "products.h")
+PRELUDE = ("vectors.h", "functions.h", "calls.h")
 SECONDS = 120
 """How long a compiler may take."""
 
@@ -36,10 +36,10 @@ def lacking() -> str:
 
 
 @lru_cache
-def prelude() -> str:
-    """What every kernel's source begins with."""
+def prelude(headers: tuple[str, ...] = PRELUDE) -> str:
+    """What a source begins with."""
     room = files("eqfuse.tile.native")
-    texts = ((room / name).read_text(encoding="utf-8") for name in PRELUDE)
+    texts = ((room / name).read_text(encoding="utf-8") for name in headers)
     sizes = (
         f"#define CACHE {cache_bytes()}LL\n#ifndef PAST_CACHES\n#define PAST_CACHES {past_caches()}LL\n#endif"
     )
@@ -77,10 +77,10 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
     return next((line for line in lines if "error" in line), lines[0]).strip()
 
 
-def library_of(source: str, flags: tuple[str, ...] = ()) -> Path:
-    """The compiled library of a source, from the disk where it is there. Raises NotNative with what the compiler said, or
+def library_of(source: str, flags: tuple[str, ...] = (), headers: tuple[str, ...] = PRELUDE) -> Path:
+    """The compiled library of a source behind these headers, from the disk where it is there. Raises NotNative with what the compiler said, or
     where the cache folder or the folder for temporary files cannot be written."""
-    text = f"{prelude()}\n{source}"
+    text = f"{prelude(headers)}\n{source}"
     key = hashlib.sha256("\0".join([_machine(), *FLAGS, *flags, text]).encode()).hexdigest()[:32]
     path = cache_home() / "native" / f"{key}.so"
     try:

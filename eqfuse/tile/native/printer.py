@@ -72,9 +72,7 @@ def source_of(program: TileProgram, interface: Interface, extents: Mapping[str, 
     )
     return "\n".join(kernels) + (
         'extern "C" void run(void** tensors, const i64* strides, const i64* sizes, const double* reals,\n'
-        "                    const i64* integers, int threads, i64* failure) {\n  OneThread products;\n"
-        + calls
-        + "}\n"
+        "                    const i64* integers, int threads, i64* failure) {\n" + calls + "}\n"
     )
 
 
@@ -107,6 +105,7 @@ class _KernelPrinter(Whole):
                 f"static void {name}(void** tensors, const i64* strides, const i64* sizes, const double* reals,",
                 "                    const i64* integers, int threads, i64* failure) {",
                 *head,
+                "  LibraryThreads library(instances > 1 ? 1 : threads);",
                 "  #pragma omp parallel num_threads(threads) if (threads > 1 && instances > 1)",
                 "  {",
                 *memory,

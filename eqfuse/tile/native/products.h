@@ -1,20 +1,13 @@
-// Matrix products by the library that torch has: sgemm_ and dgemm_ of its BLAS, which are given when this is loaded.
-// `step` arguments are distances in elements: of rows, of the folded axis, of columns. Where no distance of a matrix
-// is 1, or there is no library, loops over vectors do.
+// Matrix products: a library of their own, which all kernels call. The large ones are made by sgemm_ and dgemm_ of torch's BLAS,
+// which are given when this is loaded. Distances in elements: of rows, of the folded axis, of columns. For few rows, and where no
+// distance of a matrix is 1, or there is no BLAS, blocks of vectors do.
 
 typedef void (*Gemm)(const char*, const char*, const int*, const int*, const int*, const void*, const void*,
                      const int*, const void*, const int*, const void*, void*, const int*);
-typedef int (*Threads)(int);
 static Gemm gemm_f32 = 0, gemm_f64 = 0, gemm_bf16 = 0;
-static Threads library_threads = 0;
-extern "C" void use_products(void* single, void* twice, void* half, void* threads) {
-  gemm_f32 = (Gemm)single; gemm_f64 = (Gemm)twice; gemm_bf16 = (Gemm)half; library_threads = (Threads)threads;
+extern "C" void use_library(void* single, void* twice, void* half) {
+  gemm_f32 = (Gemm)single; gemm_f64 = (Gemm)twice; gemm_bf16 = (Gemm)half;
 }
-// The library's threads are one for each of ours: a product of a block is too small to be shared out again.
-struct OneThread {
-  int before = library_threads ? library_threads(1) : 0;
-  ~OneThread() { if (library_threads) library_threads(before); }
-};
 
 INLINE float fused(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 INLINE double fused(double x, double y, double z) { return __builtin_fma(x, y, z); }
@@ -167,6 +160,109 @@ INLINE bool is_narrow(float, i64 M, i64 K, i64 N, i64 lk, i64 rk, i64 rn) {
 INLINE bool is_narrow(double, i64, i64, i64, i64, i64, i64) { return false; }
 INLINE void narrow(const double*, i64, i64, const double*, i64, i64, double*, i64, i64, i64, i64, bool) {}
 
+
+// Blocks of rows times a panel of columns, which is packed for the first-level cache: as fast as a library where that is
+// short of rows, of columns or of depth, and memory is asked for the next panel meanwhile. Any distances will do.
+#define LOW 256  // rows: a library packs the columns for more of them
+#define DEEP 128
+#define BROAD 3
+#define TALL (LANES == 16 ? 8 : 4)
+// K rows of a panel of `some` columns, zeros behind them, as rows of C vectors.
+static void packed(const float* right, i64 rk, i64 rn, float* to, i64 K, i64 C, i64 some) {
+  for (i64 c = 0; c < C; c++) {
+    const float* p = right + c * LANES * rn;
+    i64 n = least(some - c * LANES, LANES), k = 0;
+    float* q = to + c * LANES;
+    if (rn == 1 && n == LANES) for (; k < K; k++) put_f32(q + k * C * LANES, load_f32(p + k * rk));
+    else if (rn == 1) for (; k < K; k++) put_f32(q + k * C * LANES, load_f32(p + k * rk, n));
+#if !defined(__clang__)
+    else if (rk == 1) for (; k + LANES <= K; k += LANES) {  // transposed: neighbours change halves, then quarters
+      F v[LANES];
+      for (int j = 0; j < LANES; j++) v[j] = j < n ? load_f32(p + j * rn + k) : F{};
+      UNROLL for (int h = LANES / 2; h; h /= 2) UNROLL for (int j = 0; j < LANES; j++) if (!(j & h)) {
+        I high = (lanes() & h) != 0, at = lanes();
+        F x = v[j], y = v[j + h];
+        v[j] = __builtin_shuffle(x, y, high ? (at ^ h) | LANES : at);
+        v[j + h] = __builtin_shuffle(x, y, high ? at | LANES : at | h);
+      }
+      for (int j = 0; j < LANES; j++) put_f32(q + (k + j) * C * LANES, v[j]);
+    }
+#endif
+    for (; k < K; k++) for (int j = 0; j < LANES; j++) q[k * C * LANES + j] = j < n ? p[k * rk + j * rn] : 0;
+  }
+}
+// What a block of rows asks memory for while it is made: for every LANES of depth so many lines of the next panel, `far` apart,
+// at a place that is `step` further for each of the depth.
+struct Ahead { const float* next; i64 lines, far, step; };
+template <int R, int C>
+INLINE void block_of_panel(const float* x, i64 lm, i64 lk, const float* y, float* out, i64 om, i64 M, i64 K, i64 some,
+                           bool keep, Ahead ahead) {
+  F s[R][C] = {};
+  const float* row[R];
+  UNROLL for (int r = 0; r < R; r++) row[r] = x + least(r, M - 1) * lm;
+  i64 at = 0;
+  for (i64 from = 0; from < K; from += LANES) {
+    const float* p = ahead.next + from * ahead.step;
+    for (i64 line = 0; line < ahead.lines; line++, p += ahead.far) __builtin_prefetch(p, 0, 2);
+    const float* end = y + least(LANES, K - from) * C * LANES;
+    for (; y < end; y += C * LANES, at += lk) {
+      F v[C];
+      UNROLL for (int c = 0; c < C; c++) v[c] = load_f32(y + c * LANES);
+      UNROLL for (int r = 0; r < R; r++) {
+        F a = splat(row[r][at]);
+        UNROLL for (int c = 0; c < C; c++) s[r][c] = fma(a, v[c], s[r][c]);
+      }
+    }
+  }
+  if (M == R && some == C * LANES) {
+    if (keep) UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) s[r][c] += load_f32(out + r * om + c * LANES);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) put_f32(out + r * om + c * LANES, s[r][c]);
+    return;
+  }
+  float made[R * C * LANES];
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) put_f32(made + (r * C + c) * LANES, s[r][c]);
+  for (i64 r = 0; r < M; r++) for (i64 c = 0; c < some; c += LANES) {
+    float* p = out + r * om + c;
+    i64 n = least(LANES, some - c);
+    F sum = load_f32(made + r * C * LANES + c);
+    put_f32(p, keep ? sum + load_f32(p, n) : sum, n);
+  }
+}
+template <int C>
+static void panel(const float* left, i64 lm, i64 lk, const float* right, i64 rk, i64 rn, float* out, i64 om, i64 M, i64 K,
+                  i64 some, bool keep, const float* next) {
+  float y[DEEP * C * LANES] __attribute__((aligned(64)));
+  packed(right, rk, rn, y, K, C, some);
+  const i64 each = (C * LANES * TALL + M - 1) / M;  // columns of the next panel that a block asks for, where depth is contiguous
+  Ahead ahead = {next, rk == 1 ? each : LANES, rk == 1 ? rn : rk, rk == 1 ? 1 : rk};
+  i64 m = 0;
+  for (i64 block = 0; m < M; m += TALL, block++) {
+    if (!next || (rk != 1 && block == C)) ahead.lines = 0;
+    block_of_panel<TALL, C>(left + m * lm, lm, lk, y, out + m * om, om, least(TALL, M - m), K, some, keep, ahead);
+    ahead.next += rk == 1 ? each * rn : LANES;
+  }
+}
+static void panels(const float* left, i64 lm, i64 lk, const float* right, i64 rk, i64 rn, float* out, i64 om, i64 M,
+                   i64 K, i64 N, bool keep) {
+  const bool cold = K * N * (i64)sizeof(float) > CACHE / 4;
+  for (i64 k = 0; k < K; k += DEEP) for (i64 n = 0, some; n < N; n += some) {
+    i64 depth = least(DEEP, K - k), vectors = (N - n + LANES - 1) / LANES;
+    int wide = vectors == 4 ? 2 : least(vectors, BROAD);
+    some = least(wide * LANES, N - n);
+    const float *x = left + k * lk, *y = right + k * rk + n * rn;
+    const float* next = !cold ? 0 : n + some < N ? y + some * rn : k + DEEP < K ? right + (k + DEEP) * rk : 0;
+    auto of = wide == 3 ? panel<3> : wide == 2 ? panel<2> : panel<1>;
+    of(x, lm, lk, y, rk, rn, out + n, om, M, depth, some, keep || k, next);
+  }
+}
+// Where a library packs columns whose depth is contiguous it takes longer, and it does not ask for memory.
+INLINE bool are_panels(float, i64 M, i64 K, i64 N, i64 rk) {
+  return M <= LOW && N >= LANES / 2 && K > 0 && (rk == 1 || K * N * (i64)sizeof(float) > CACHE / 4);
+}
+INLINE bool are_panels(double, i64, i64, i64, i64) { return false; }
+INLINE void panels(const double*, i64, i64, const double*, i64, i64, double*, i64, i64, i64, i64, bool) {}
+INLINE void panels(const u16*, i64, i64, const u16*, i64, i64, float*, i64, i64, i64, i64, bool) {}
+
 #define PRODUCT(given, type, dtype) \
   static void product(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn, type* out, i64 om, \
                       i64 on, i64 M, i64 K, i64 N, bool keep) {                                                 \
@@ -184,6 +280,8 @@ INLINE void narrow(const double*, i64, i64, const double*, i64, i64, double*, i6
       return narrow(right, rn, rk, left, lk, lm, out, 1, N, K, M, keep);                                        \
     if (is_narrow((type)0, M, K, N, lk, rk, rn) && K > 0)                                                       \
       return narrow(left, lm, lk, right, rk, rn, out, om, M, K, N, keep);                                       \
+    if (sizeof(given) == 4 && are_panels((type)0, M, K, N, rk))                                                 \
+      return panels(left, lm, lk, right, rk, rn, out, om, M, K, N, keep);                                       \
     bool left_plain = lk == 1, right_plain = rn == 1;                                                           \
     bool fits = (left_plain || lm == 1) && (right_plain || rk == 1) && lm >= 0 && rn >= 0;                      \
     i64 ld_left = left_plain ? lm : lk, ld_right = right_plain ? rk : rn;                                       \
@@ -218,7 +316,11 @@ INLINE void narrow(const double*, i64, i64, const double*, i64, i64, double*, i6
     }                                                                                                           \
   }
 
-#define slowly_f32 loops
+static void slowly_f32(const float* left, i64 lm, i64 lk, const float* right, i64 rk, i64 rn, float* out, i64 om, i64 on,
+                       i64 M, i64 K, i64 N, bool keep) {
+  if (K > 0) panels(left, lm, lk, right, rk, rn, out, om, M, K, N, keep);
+  else loops(left, lm, lk, right, rk, rn, out, om, on, M, K, N, keep);
+}
 PRODUCT(float, float, f32)
 #define slowly_f64 loops
 PRODUCT(double, double, f64)
@@ -235,3 +337,17 @@ static void slowly_bf16(const u16* left, i64 lm, i64 lk, const u16* right, i64 r
   __builtin_free(x);
 }
 PRODUCT(u16, float, bf16)
+
+#define OFFERED(given, type, dtype)                                                                             \
+  extern "C" void product_##dtype(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn,        \
+                                  type* out, i64 om, i64 on, i64 M, i64 K, i64 N, bool keep) {                  \
+    product(left, lm, lk, right, rk, rn, out, om, on, M, K, N, keep);                                           \
+  }                                                                                                             \
+  extern "C" void masked_##dtype(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn,         \
+                                 type* out, i64 om, i64 on, i64 M, i64 K, i64 N, bool keep, const u8* left_mask,\
+                                 i64 lmm, i64 lmk, const u8* right_mask, i64 rmk, i64 rmn) {                    \
+    product(left, lm, lk, right, rk, rn, out, om, on, M, K, N, keep, left_mask, lmm, lmk, right_mask, rmk, rmn);\
+  }
+OFFERED(float, float, f32)
+OFFERED(double, double, f64)
+OFFERED(u16, float, bf16)

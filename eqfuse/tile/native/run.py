@@ -5,20 +5,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from eqfuse.errors import BindError
-from eqfuse.extract.machine import features
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.tile.native.build import library_of, load
 from eqfuse.tile.native.context import Interface
 from eqfuse.tile.native.memory import outputs
 from eqfuse.tile.native.printer import source_of
-from eqfuse.tile.nodes import Argument, Let, LoadTile, TileProgram
+from eqfuse.tile.native.products import give
+from eqfuse.tile.nodes import Argument, Dot, Let, LoadTile, TileProgram
 from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
 from eqfuse.tile.walk import nested
 
@@ -58,7 +56,8 @@ class NativeProgram:
         )
         self.text = source_of(program, self.interface, self.sizes)
         self._library = load(library_of(self.text, flags))
-        self._library.use_products(*map(ctypes.c_void_p, products()))
+        if any(isinstance(getattr(s, "op", None), Dot) for k in program.kernels for s in nested(k.body)):
+            give(self._library, flags)
         self._run = self._library.run
         self._run.restype = None
 
@@ -169,22 +168,6 @@ class _Frame:
         """Scalars of a call as the function takes them."""
         (reals, Reals), (integers, Integers) = self.reals, self.integers
         return Reals(*[float(scalars[n]) for n in reals]), Integers(*[int(scalars[n]) for n in integers])
-
-
-@lru_cache
-def products() -> tuple[int | None, ...]:
-    """Addresses of the matrix products of torch's BLAS, of float32, float64 and bfloat16, and of what sets how many
-    threads it takes in the thread that asks; None where it hides one, or the processor has no instructions for bfloat16."""
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    except OSError:
-        return None, None, None, None
-    names = ("sgemm_", "dgemm_", "gemm_bf16bf16f32_", "MKL_Set_Num_Threads_Local")
-    found = [getattr(library, name, None) for name in names]
-    single, twice, half, threads = (
-        None if f is None else ctypes.cast(f, ctypes.c_void_p).value for f in found
-    )
-    return single, twice, half if {"amx_bf16", "avx512_bf16"} & set(features().split()) else None, threads
 
 
 def unit_dims(tensors: Mapping[str, torch.Tensor]) -> Unit:

@@ -1,0 +1,37 @@
+// Matrix products are functions of the library of products.h, which are given when a kernel is loaded; `threads` says how many
+// threads torch's BLAS takes in the thread that asks.
+
+#define CALLED(given, type, dtype)                                                                              \
+  typedef void (*Product_##dtype)(const given*, i64, i64, const given*, i64, i64, type*, i64, i64, i64, i64,    \
+                                  i64, bool);                                                                   \
+  typedef void (*Masked_##dtype)(const given*, i64, i64, const given*, i64, i64, type*, i64, i64, i64, i64,     \
+                                 i64, bool, const u8*, i64, i64, const u8*, i64, i64);                          \
+  static Product_##dtype product_##dtype;                                                                       \
+  static Masked_##dtype masked_##dtype;                                                                         \
+  INLINE void product(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn, type* out, i64 om, \
+                      i64 on, i64 M, i64 K, i64 N, bool keep) {                                                 \
+    product_##dtype(left, lm, lk, right, rk, rn, out, om, on, M, K, N, keep);                                   \
+  }                                                                                                             \
+  INLINE void product(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn, type* out, i64 om, \
+                      i64 on, i64 M, i64 K, i64 N, bool keep, const u8* left_mask, i64 lmm, i64 lmk,            \
+                      const u8* right_mask, i64 rmk, i64 rmn) {                                                 \
+    masked_##dtype(left, lm, lk, right, rk, rn, out, om, on, M, K, N, keep, left_mask, lmm, lmk, right_mask,    \
+                   rmk, rmn);                                                                                   \
+  }
+CALLED(float, float, f32)
+CALLED(double, double, f64)
+CALLED(u16, float, bf16)
+
+typedef int (*Threads)(int);
+static Threads library_threads = 0;
+extern "C" void use_products(void** product, void** masked, void* threads) {
+  product_f32 = (Product_f32)product[0]; product_f64 = (Product_f64)product[1]; product_bf16 = (Product_bf16)product[2];
+  masked_f32 = (Masked_f32)masked[0]; masked_f64 = (Masked_f64)masked[1]; masked_bf16 = (Masked_bf16)masked[2];
+  library_threads = (Threads)threads;
+}
+// As many threads of the BLAS for a kernel: one for each of ours where blocks are shared out, all of them for a single block.
+struct LibraryThreads {
+  int before;
+  LibraryThreads(int threads) : before(library_threads ? library_threads(threads) : 0) {}
+  ~LibraryThreads() { if (library_threads) library_threads(before); }
+};
