@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.tile.roles.choice import Choice, Divide, Outlook, Pricing
     from eqfuse.tile.roles.nodes import RolesKernel, RolesProgram
 
+LAUNCH = 3e-6
+"""Seconds between two kernels of which the second has roles, beyond those between two of Triton's: set, not measured."""
+
 OLDEST_TRITON = (3, 6)
 """The first Triton whose Gluon has what roles are printed to."""
 
@@ -213,7 +216,8 @@ def _outlook(derived: Derived, asked: Asked, chosen: Candidate, number: int) -> 
     sizes = {**extents, **shape.extents}
     cost = KernelCost(configured(nest, shape, device)[number], shape, device)
     config = plan.configs[number]
-    outlook = Outlook(config, cost, device, sizes, math.inf if plan.reason else cost.seconds(config))
+    launch = LAUNCH if len(plan.configs) > 1 else 0.0
+    outlook = Outlook(config, cost, device, sizes, math.inf if plan.reason else cost.seconds(config), launch)
 
     def divide(roles: Roles) -> RolesKernel:
         from eqfuse.tile.roles.nodes import RolesKernel

@@ -130,6 +130,8 @@ class Outlook:
     device: Device
     extents: Mapping[str, int]
     otherwise: float
+    launch: float = 0.0
+    """Seconds that a launch of roles takes more: it does not begin before the kernel before it has ended."""
 
 
 def rows_of(tiles: Kernel) -> str:
@@ -213,12 +215,12 @@ def ranked(
     rows, residuals = rows_of(tiles), outlook.device.roles
     if residuals is None:
         raise Unsuited(f"{outlook.device.name} is no Hopper GPU")
-    limit = WORTH * Pricing(tiles, outlook).seconds(None, residuals)
+    limit = WORTH * Pricing(tiles, outlook).seconds(None, residuals) - outlook.launch
     priced = sorted(_priced(tiles, outlook, rows, residuals), key=_fewest_trips)
     faster = [(seconds, schedule) for seconds, schedule in priced if slower or seconds < limit]
     suited = _suited(divide, [schedule for _, schedule in priced])
     if not faster:
-        best, other = 1e3 * priced[0][0], 1e3 * limit / WORTH
+        best, other = 1e3 * priced[0][0], 1e3 * (limit + outlook.launch) / WORTH
         raise Unsuited(f"predicted to take {best:.3g} ms in roles, {other:.3g} ms without")
     for seconds, schedule in faster:
         least = suited(schedule)
@@ -283,13 +285,14 @@ class Price:
         config = replace(outlook.config, blocks=blocks)
         alone = outlook.cost.alone(config)
         special, others = _in_roles(tiles)
-        arithmetic = special * alone["special"] + others * alone["elementwise"]
+        padded = _padded(tiles, block_sizes(blocks, outlook.extents), outlook.extents)
+        arithmetic = padded * (special * alone["special"] + others * alone["elementwise"])
         self._memory, self._cache = alone["memory"], alone["cache"]
         inside = bool(walked_columns(tiles))
         waves, trips = _waves(outlook, config), outlook.cost.trips(config, inside=inside)
         dots = [dot for loop in _products(tiles) for dot in loop]
         self._work = RolesWork(
-            alone["matrix"],
+            padded * alone["matrix"],
             arithmetic,
             waves * trips,
             waves,
@@ -309,6 +312,14 @@ class Price:
         )
         bound = max(found, self._memory, residuals.cached * self._cache)
         return bound - SHOWN * (bound - found)
+
+
+def _padded(tiles: Kernel, sizes: Mapping[str, int], extents: Mapping[str, int]) -> float:
+    """Positions of rows and columns of products that blocks have, over those that there are: others are computed, too."""
+    dots = [dot for loop in _products(tiles) for dot in loop]
+    axes = {axis for dot in dots for axis in (dot.left.dims[0], dot.right.dims[1])}
+    counts = [(math.ceil(extents[a] / sizes[a]) * sizes[a], extents[a]) for a in axes if extents.get(a)]
+    return math.prod(whole / own for whole, own in counts)
 
 
 def _read(dots: Sequence[Dot], sizes: Mapping[str, int]) -> float:
