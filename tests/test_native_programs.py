@@ -292,3 +292,16 @@ def test_forms(name: str, has: str, lacks: str) -> None:
     kernel(**drawn(source, shapes))
     text = kernel.cpp[kernel.cpp.index("static void kernel0(") :]
     assert has in text and lacks not in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_long_sums_do_not_lose_what_is_small_beside_them(dtype: torch.dtype) -> None:
+    """Each term alone is less than half of the last place of the greatest number that is added to the same lane."""
+    x = torch.full((2, 1 << 17), torch.finfo(dtype).eps / 8, dtype=dtype)
+    x[:, :: 1 << 15] = 1.0
+    kernel = eq.compile("y[i] = sum[j](x[i,j])\nz[i] = sum[j](sq(x[i,j]) + x[i,j])", native="wait")
+    y, z = kernel(x=x)
+    assert kernel.plan.code == "C++"
+    lost = (1 << 17) * torch.finfo(dtype).eps / 8
+    assert (y.double() - 4 - lost).abs().max() < 0.05 * lost
+    assert (z.double() - 8 - lost).abs().max() < 0.05 * lost

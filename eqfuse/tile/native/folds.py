@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from eqfuse.terms.folds import fold_of
-from eqfuse.tile.dtypes import identity
+from eqfuse.tile.dtypes import INTEGERS, identity
 from eqfuse.tile.native.context import Buffer
 from eqfuse.tile.native.nodes import Define, Leaf, Loop
 from eqfuse.tile.native.tensors import Tensors
@@ -27,6 +27,11 @@ from eqfuse.tile.walk import operands
 UNROLLED = 4
 """Vectors that a loop takes at once where it folds: so many sums are under way side by side. They come from so many parts
 of the axis: memory is read faster in several places at once, and a processor looks ahead to the end of a page."""
+
+STRETCH = 64
+"""Trips of such a loop after which its sums are added to totals, and begin anew: what is added to a long sum is small beside it,
+and loses digits, always in the same direction where it is less than half of the sum's last place. Of n terms a term is
+rounded about STRETCH + n / (UNROLLED * STRETCH * lanes) times, not n / (UNROLLED * lanes) times."""
 
 
 class Folds(Tensors):
@@ -57,6 +62,19 @@ class Folds(Tensors):
         """Whether the loop over a fold's axis is the innermost one around it, so that registers hold its states."""
         return any(isinstance(node, Leaf) and node.item is item for node in loop.body)
 
+    def _is_sum(self, item: Define) -> bool:
+        """Whether a fold is a plain sum of reals, which rounds."""
+        return isinstance(item.op, ReduceTile) and item.op.op == "sum" and item.value.dtype not in INTEGERS
+
+    def _add_to_totals(self, sums: Sequence[Define]) -> None:
+        """What a stretch of a loop has added up, to what those before it have."""
+        for item in sums:
+            (name,), nothing = self._states(item), number(0.0, item.value.dtype)
+            total = f"{self._accumulator(name)}_total"
+            parts = [f"{self._accumulator(name)}_{copy}" for copy in range(UNROLLED)]
+            self.emit(f"{total} = {total} + ({' + '.join(parts)});")
+            self.emit(f"{' = '.join(parts)} = splat({nothing});")
+
     def _copy(self, accumulators: Sequence[Define], copy: int) -> None:
         """The accumulators that one of several copies of a loop's body adds to."""
         for item in accumulators:
@@ -74,6 +92,8 @@ class Folds(Tensors):
                 if self._is_vector(loop):
                     copies = ", ".join(f"{accumulator}_{k} = splat({first})" for k in range(UNROLLED))
                     self.emit(f"{type_of(dtype, True)} {copies};")
+                    if self._is_sum(item):
+                        self.emit(f"{type_of(dtype, True)} {accumulator}_total = splat({first});")
                 else:
                     self.emit(f"{type_of(dtype, False)} {accumulator} = {first};")
             else:
@@ -203,6 +223,8 @@ class Folds(Tensors):
                         self.emit(f"const {type_of(dtype, True)} both{k} = {text};")
                     for k, name in enumerate(old):
                         self.emit(f"{name} = both{k};")
+            if self._is_sum(item):
+                self.emit(f"{accumulators[0]}_0 = {accumulators[0]}_0 + {accumulators[0]}_total;")
             if isinstance(item.op, ReduceTile):
                 results = [f"fold_{item.op.op}({accumulators[0]}_0)"]
             else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.floats import IRRATIONAL
 from eqfuse.terms.functions import CASTS, DRAWN
 from eqfuse.tile.dtypes import INTEGERS, identity
 from eqfuse.tile.native.context import Interface, Names, Open
-from eqfuse.tile.native.folds import UNROLLED, folded_axis, folds_of
+from eqfuse.tile.native.folds import STRETCH, UNROLLED, folded_axis, folds_of
 from eqfuse.tile.native.nodes import Define, Leaf, Loop, Node, NotNative, Put, Walk
 from eqfuse.tile.native.text import (
     ELEMENTS,
@@ -219,13 +220,24 @@ class _KernelPrinter(Whole):
             if copies > 1:
                 far = self.names.fresh("far")
                 self.emit(f"const i64 {far} = length_{c} / ({copies} * LANES) * LANES;")
-                with self.block(f"for (; {at} < {far}; {at} += LANES)"):
-                    for copy in range(copies):
-                        with self.block(), self._inside(Open(loop.axis, f"({at} + {copy} * {far})", True)):
-                            self.part = copy
-                            self._copy(accumulators, copy)
-                            self._vectors(loop)
-                self.part = None
+                sums = [item for item in accumulators if self._is_sum(item)]
+                with self.block(f"while ({at} < {far})") if sums else nullcontext():
+                    until = self.names.fresh("until") if sums else far
+                    if sums:
+                        self.emit(f"const i64 {until} = least({far}, {at} + {STRETCH} * LANES);")
+                    with self.block(f"for (; {at} < {until}; {at} += LANES)"):
+                        for copy in range(copies):
+                            with (
+                                self.block(),
+                                self._inside(Open(loop.axis, f"({at} + {copy} * {far})", True)),
+                            ):
+                                self.part = copy
+                                self._copy(accumulators, copy)
+                                self._vectors(loop)
+                    self.part = None
+                    if sums:
+                        with self.block(f"if ({at} < {far})"):
+                            self._add_to_totals(sums)
                 self.emit(f"{at} = {copies} * {far};")
             elif (first := self._first_whole(loop.body, loop.axis)) is not None:
                 head = self.names.fresh("head")
