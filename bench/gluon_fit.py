@@ -38,7 +38,7 @@ PRIOR = 0.5
 """How far off a constant is thought to be, as a logarithm."""
 NOISE = 0.04
 ROUNDS, STEP = 25, 0.02
-FIXED = frozenset({"looked", "slots"})
+FIXED = frozenset({"looked", "slots", "ahead"})
 """Constants that no form was timed for."""
 
 Vector = npt.NDArray[np.float64]
@@ -103,11 +103,12 @@ def _forms(cell: AnyRolesCell, row: Mapping[str, Any], kernels: dict[object, Any
 
 def _key(roles: Roles | None) -> tuple[object, ...]:
     assert roles is not None
-    return roles.consumers, roles.slots, roles.delayed, roles.persistent, blocks_of(roles)
+    return roles.consumers, roles.slots, roles.delayed, roles.persistent, roles.ahead, blocks_of(roles)
 
 
 def _key_of(form: Mapping[str, Any]) -> tuple[object, ...]:
-    return form["consumers"], form["slots"], tuple(form["delayed"]), form["persistent"], form["blocks"]
+    grid = form["persistent"], form.get("ahead", False)
+    return form["consumers"], form["slots"], tuple(form["delayed"]), *grid, form["blocks"]
 
 
 # Fitting ------------------------------------------------------------------------------------------------

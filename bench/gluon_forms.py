@@ -33,7 +33,7 @@ class Form:
         found["predicted_ms"] = self.ms
         for roles in filter(None, self.compiled.chosen.plan.roles):
             found |= {"consumers": roles.consumers, "slots": roles.slots, "delayed": list(roles.delayed)}
-            found |= {"persistent": roles.persistent, "blocks": blocks_of(roles)}
+            found |= {"persistent": roles.persistent, "ahead": roles.ahead, "blocks": blocks_of(roles)}
         return found
 
     def source(self, kernel: eq.Kernel) -> str:
@@ -55,7 +55,8 @@ def blocks_of(roles: Roles) -> str:
 def short(form: Mapping[str, Any]) -> str:
     """Roles in a few characters: consumers, slots, what is delayed, blocks, persistence."""
     late = "".join(f" late {n + 1}" for n in form["delayed"])
-    return f"{form['consumers']}c{form['slots']}s{late} {form['blocks']}{' persistent' if form['persistent'] else ''}"
+    grid = " persistent" * form["persistent"] + " ahead" * form.get("ahead", False)
+    return f"{form['consumers']}c{form['slots']}s{late} {form['blocks']}{grid}"
 
 
 def kernel_of(cell: Cell, target: str = "auto", *, finite: bool = True) -> eq.Kernel:

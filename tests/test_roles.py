@@ -279,6 +279,19 @@ def test_a_product_that_reads_replaced_registers_is_refused(causal: tuple[Derive
         check(replace(program, kernels=(replace(kernel, roles=roles),)))
 
 
+def test_tiles_of_the_next_item_are_copied_before_this_one_ends(causal: tuple[Derived, Compiled]) -> None:
+    """Those that an item reads once have two slots: what fills one waits for the item before the last."""
+    derived, compiled = causal
+    roles = replace(_roles(derived, compiled, persistent=True), ahead=True)
+    (kernel,) = _divided(derived, compiled, roles).divided
+    assert {ring.name: ring.slots for ring in kernel.rings} == {"Q_tile": 2, "K_tiles": 2, "V_tiles": 2}
+    assert [ring.looped for ring in kernel.rings] == [False, True, True]
+    program = derived.program
+    forms = certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, [roles])
+    stages = roles_stages(program, forms, small_extents(program))
+    assert check_stages(program, stages, trials=8, dtypes=compiled.dtypes).ok
+
+
 def test_a_loaded_tile_that_is_computed_with_is_read_from_its_slot() -> None:
     derived = _derived(NORMED)
     dtypes = {"x": "f16", "w": "f16"}

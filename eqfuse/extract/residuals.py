@@ -169,6 +169,9 @@ class RolesResiduals:
     item: float = 2.66e-6
     """Seconds of a trip of a loop; of a thread block: its first copies, and its last product and store; and of an item of a
     persistent grid, where the copies of the next one have begun."""
+    ahead: float = 0.4e-6
+    """What an item takes less where the tiles that it reads once are there when it begins: most of a copy's latency; set, not
+    measured."""
     walked: float = 0.037
     """What matrix products count more in a persistent grid, whose items do not go to whoever is free."""
     slots: Mapping[int, float] = field(default_factory=lambda: {2: 1.0, 3: 0.995})

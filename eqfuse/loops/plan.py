@@ -122,17 +122,20 @@ class KernelConfig:
 class Roles:
     """How a kernel is divided among warp groups: `blocks` are those of a thread block, `consumers` share its rows, loops load
     tiles to rings of so many `slots`. `delayed` are the matrix products of a loop, by their number, that run one block
-    behind the others. A `persistent` grid has one thread block for each SM, which does several items of work."""
+    behind the others. A `persistent` grid has one thread block for each SM, which does several items of work; the tiles that an
+    item reads once have two slots with `ahead`, so that those of the next one are there when it begins."""
 
     blocks: tuple[Block, ...]
     consumers: int
     slots: int
     delayed: tuple[int, ...] = ()
     persistent: bool = False
+    ahead: bool = False
 
     def __str__(self) -> str:
         sizes = " ".join(f"{b.axis}={b.size}" for b in self.blocks if b.size is not None and b.size > 1)
         items = ", one thread block for each SM" if self.persistent else ""
+        items += ", an item's tiles ahead" if self.ahead else ""
         numbers = ", ".join(str(number + 1) for number in self.delayed)
         behind = f", product {numbers} one block behind" if numbers else ""
         return f"1 producer, {self.consumers} consumers, {self.slots} slots, blocks {sizes}{behind}{items}"

@@ -137,6 +137,7 @@ def _told(roles: Roles) -> dict[str, Any]:
         "slots": roles.slots,
         "delayed": list(roles.delayed),
         "persistent": roles.persistent,
+        "ahead": roles.ahead,
     }
 
 
@@ -153,8 +154,10 @@ def _roles(told: object, config: KernelConfig) -> Roles:
     if not isinstance(delayed, list) or not all(map(_is_integer, delayed)):
         raise Unfit(f"{delayed!r} are no products")
     blocks = tuple(replace(b, size=sizes[b.axis]) for b in config.blocks)
-    persistent = told.get("persistent") is True
-    return Roles(blocks, told["consumers"], told["slots"], tuple(delayed), persistent)
+    persistent, ahead = told.get("persistent") is True, told.get("ahead") is True
+    if ahead and not persistent:
+        raise Unfit("tiles of the next item are ahead, and there is none")
+    return Roles(blocks, told["consumers"], told["slots"], tuple(delayed), persistent, ahead)
 
 
 def _digest(nest: Nest) -> str:

@@ -240,7 +240,7 @@ def _suited(divide: Divide, schedules: Sequence[Roles]) -> Callable[[Roles], Rol
         except Unsuited:
             return None
 
-    kinds = {(s.delayed, s.persistent): s for s in reversed(schedules)}  # the cheapest of each kind
+    kinds = {(s.delayed, s.persistent, s.ahead): s for s in reversed(schedules)}  # the cheapest of each kind
     if not any(made(schedule) for schedule in reversed(kinds.values())):
         divide(replace(schedules[0], slots=SLOTS[0]))
     return made
@@ -248,7 +248,7 @@ def _suited(divide: Divide, schedules: Sequence[Roles]) -> Callable[[Roles], Rol
 
 def _with_slots(kernel: RolesKernel, slots: int) -> RolesKernel:
     """A kernel with so many slots where it has several: what it needs, not what it does."""
-    rings = (replace(ring, slots=slots) if ring.slots > 1 else ring for ring in kernel.rings)
+    rings = (replace(ring, slots=slots) if ring.looped else ring for ring in kernel.rings)
     return replace(kernel, rings=tuple(rings))
 
 
@@ -264,14 +264,27 @@ def _priced(
     most = max(map(len, _products(tiles)), default=0)
     behind = [(), *((number,) for number in range(1, most))]
     blocks = outlook.config.blocks
+    grids = [(False, False), (True, False), *((True, True) for _ in [0] if _reads_once(tiles))]
     walked = walked_columns(tiles)
     tiled = walked or any(b.kind == "grid" and b.axis != rows and (b.size or 1) > 1 for b in blocks)
     for consumers, step, columns in product(CONSUMERS, STEPS, COLUMNS if tiled else (None,)):
         made = sized(blocks, rows, WARPGROUP_ROWS * consumers, step, columns, outlook.extents, walked)
         price = Price(tiles, outlook, made)
-        for slots, delayed, persistent in product(SLOTS, behind, (False, True)):
-            roles = Roles(price.blocks, consumers, slots, delayed, persistent)
+        for slots, delayed, grid in product(SLOTS, behind, grids):
+            roles = Roles(price.blocks, consumers, slots, delayed, *grid)
             yield price.seconds(roles, residuals), roles
+
+
+def _reads_once(tiles: Kernel) -> bool:
+    """Whether products of loops read tiles that are loaded outside of them."""
+    names: set[str] = set()
+    for stmt in tiles.body:
+        match stmt:
+            case Let(value, LoadTile()) if len(value.dims) == 2:
+                names.add(value.name)
+            case Let(value, Align(source)) if source.name in names:
+                names.add(value.name)
+    return any({dot.left.name, dot.right.name} & names for dots in _products(tiles) for dot in dots)
 
 
 class Price:
@@ -310,6 +323,7 @@ class Price:
         found = residuals.seconds(
             self._work, roles.consumers, roles.slots, overlapped=overlapped, persistent=persistent
         )
+        found -= self._work.waves * residuals.ahead if roles.ahead else 0.0
         bound = max(found, self._memory, residuals.cached * self._cache)
         return bound - SHOWN * (bound - found)
 
@@ -384,7 +398,10 @@ def undone(tiles: Kernel, outlook: Outlook, roles: Roles, divide: Divide) -> Ite
     if roles.delayed:
         others["no product behind"] = replace(roles, delayed=())
     grid = "one thread block for each item" if roles.persistent else "one thread block for each SM"
-    others[grid] = replace(roles, persistent=not roles.persistent)
+    others[grid] = replace(roles, persistent=not roles.persistent, ahead=False)
+    if roles.persistent and _reads_once(tiles):
+        ahead = "no tiles of the next item ahead" if roles.ahead else "tiles of the next item ahead"
+        others[ahead] = replace(roles, ahead=not roles.ahead)
     for slots in SLOTS:
         if abs(SLOTS.index(slots) - SLOTS.index(roles.slots)) == 1:
             others[f"{slots} slots"] = replace(roles, slots=slots)

@@ -53,13 +53,14 @@ from eqfuse.tile.nodes import Carried, Kernel, Let, Store, Value
 @dataclass(frozen=True)
 class Ring:
     """Slots of tiles of `tensor`. `tile` has the dims and dtype of one tile; `parts` is the number of consumers where each
-    has rows of its own of it, else 1."""
+    has rows of its own of it, else 1. One that is `looped` is filled in loops, others once for each item."""
 
     name: str
     tensor: str
     tile: Value
     slots: int
     parts: int
+    looped: bool = True
 
 
 @dataclass(frozen=True)

@@ -254,9 +254,9 @@ class _Split:
             same = (copy.ring.tensor, tile.dims, tile.dtype) == (tensor, value.dims, value.dtype)
             if in_loop and same and copy.ring.name == name:
                 return copy.ring
-        slots = self.schedule.slots if in_loop else 1
+        slots = self.schedule.slots if in_loop else 2 if self.schedule.ahead else 1
         parts = self.schedule.consumers if self.rows in value.dims else 1
-        return Ring(name, tensor, value, slots, parts)
+        return Ring(name, tensor, value, slots, parts, in_loop)
 
     # Roles ----------------------------------------------------------------------------------------------
 
