@@ -34,13 +34,13 @@ CELLS: tuple[AnyRolesCell, ...] = (
 
 
 def _all_forms(
-    cell: AnyRolesCell, *, finite: bool = True
+    cell: AnyRolesCell, *, finite: bool = True, count: int = 3
 ) -> Iterator[tuple[eq.Kernel, Form, dict[str, torch.Tensor]]]:
     """The forms of a cell's kernel that have roles, whether calls run them or not."""
     kernel = kernel_of(cell, finite=finite)
     inputs = cell.draw(torch.Generator("cuda").manual_seed(0))
     kernel(**inputs, **cell.case.scalars)
-    for form in forms(kernel, kernel.compiled, cell.sizes, count=3):
+    for form in forms(kernel, kernel.compiled, cell.sizes, count=count):
         if form.kind == "roles":
             yield kernel, form, inputs
 
@@ -140,7 +140,7 @@ def test_the_concurrency_sanitizer_finds_no_race(persistent: bool, monkeypatch: 
     triton.set_allocator(lambda size, *_: torch.empty(size, device="cuda", dtype=torch.int8))  # for its notes
     cell = Cell("causal_prefill", 512, dim=64)
     tried = 0
-    for kernel, form, inputs in _all_forms(cell):
+    for kernel, form, inputs in _all_forms(cell, count=12):
         (roles,) = form.compiled.chosen.plan.roles or (None,)
         if roles is not None and roles.persistent is persistent and roles.consumers == 2:
             few = {name: tensor[:, :2].contiguous() for name, tensor in inputs.items()}
