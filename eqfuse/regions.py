@@ -103,15 +103,6 @@ class Regions:
                 return [self.sizes(corner)]
         return [least, self.sizes(corner)]
 
-    @property
-    def varying(self) -> frozenset[str]:
-        """The axes whose sizes have been in more than one corner."""
-        seen: dict[str, set[int]] = {}
-        for region in self.found:
-            for axis, low in region.box.low.items():
-                seen.setdefault(axis, set()).update((low, region.box.high[axis]))
-        return frozenset(axis for axis, at in seen.items() if len(at) > 1)
-
     def at(self, extents: Mapping[str, int]) -> Compiled | None:
         """The plan whose region has these sizes, where there is one."""
         corner = self.corner(extents)

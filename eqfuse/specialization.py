@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,8 +41,7 @@ if TYPE_CHECKING:
 
 Results = Mapping[str, torch.Tensor]
 Runner = Callable[..., Results]
-"""The outputs by name, from tensors and scalars by name, the extents of axes and the numbers of shards; on a GPU also from the
-fewest positions of blocks, `least`."""
+"""The outputs by name, from tensors and scalars by name, the extents of axes and the numbers of shards."""
 
 Call = Callable[[Mapping[str, Any], Sequence[int]], Any]
 """The outputs as a call gives them, from its values by name and the addresses of its tensors; None where the call has to be
@@ -91,16 +89,9 @@ class Specialization:
 
     compiled: Compiled
     shards: Mapping[str, int]
-    least: Mapping[str, int]
-    """The fewest positions of blocks that hold an axis whole."""
     extents: Mapping[str, int]
     dtypes: Mapping[str, str]
     is_empty: bool
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What a runner on a GPU is given besides."""
-        return {"least": self.least} if self.least else {}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -160,9 +151,7 @@ class Specializations:
         default_factory=dict
     )
     _tuned: dict[Shape, Compiled] = field(default_factory=dict)
-    _corners: dict[tuple[Any, ...], tuple[Compiled, Mapping[str, int], Mapping[str, int]]] = field(
-        default_factory=dict
-    )
+    _corners: dict[tuple[Any, ...], tuple[Compiled, Mapping[str, int]]] = field(default_factory=dict)
     _made: dict[int, tuple[Compiled, Sequence[tuple[int, Sequence[str]]]]] = field(default_factory=dict)
     _numbers: dict[int, Reused] = field(default_factory=dict)
     _roles: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Compiled, Compiled]] = field(
@@ -249,7 +238,7 @@ class Specializations:
         if tuned is not None:
             regions = self._regions_of(dtypes, device)
             shards = self._reused(tuned).shards_at(regions, some, self._search(tuned))
-            return Specialization(tuned, shards, {}, extents, dtypes, 0 in extents.values())
+            return Specialization(tuned, shards, extents, dtypes, 0 in extents.values())
         regions = self._regions_of(dtypes, device)
         corner = regions.corner(some)
         key = (id(regions), *corner.items())
@@ -264,8 +253,8 @@ class Specializations:
         extents: Mapping[str, int],
         dtypes: Mapping[str, str],
         device: Device,
-    ) -> tuple[Compiled, Mapping[str, int], Mapping[str, int]]:
-        """What runs at all sizes of a corner: a plan, its shards, and the fewest positions of blocks that hold an axis whole."""
+    ) -> tuple[Compiled, Mapping[str, int]]:
+        """What runs at all sizes of a corner: a plan, and its shards."""
         sizes = regions.sizes(corner)
         compiled = regions.at(extents)
         if compiled is None:
@@ -278,8 +267,7 @@ class Specializations:
                     self._seconds_of,
                 )
         compiled = self._divided(compiled, sizes)
-        reused, search = self._reused(compiled), self._search(compiled)
-        return compiled, reused.shards_at(regions, sizes, search), reused.least_at(regions, sizes, search)
+        return compiled, self._reused(compiled).shards_at(regions, sizes, self._search(compiled))
 
     def _divided(self, compiled: Compiled, sizes: Mapping[str, int]) -> Compiled:
         """The plan of a region with the roles that are best at these sizes. Roles that are not verified are not taken."""
@@ -478,7 +466,7 @@ class Specializations:
         program = self._tiles_of(special)
         if program is None:
             return None
-        return program.planned(given.tensors, given.scalars, special.sizes, special.least)
+        return program.planned(given.tensors, given.scalars, special.sizes)
 
     def _planned_call(self, special: Specialization, planned: Planned, given: Given) -> Call | None:
         """What runs a call that launches what others have launched, and calls like it."""
@@ -554,9 +542,7 @@ class Specializations:
         def run(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
             with undisturbed():
                 tensors, numbers = ({name: values[name] for name in part} for part in (names, scalars))
-                made = runner(
-                    self._taken(tensors), numbers, special.extents, special.shards, **special.options
-                )
+                made = runner(self._taken(tensors), numbers, special.extents, special.shards)
             return as_given([made[name] for name in outputs], numpy=False)
 
         return run
@@ -571,7 +557,7 @@ class Specializations:
         integers = [name for name in program.scalars if name in program.integers]
         outputs = [output.name for output in program.outputs]
         names = tuple(given.tensors)
-        return found[1].kind(tensors, given.scalars, integers, special.sizes, special.least, names, outputs)
+        return found[1].kind(tensors, given.scalars, integers, special.sizes, names, outputs)
 
     def prepared(self, special: Specialization, given: Given) -> Results:
         """The outputs of a call, once all that it needs is compiled: C++ is waited for."""
@@ -635,7 +621,7 @@ class Specializations:
         compiled = special.compiled
         if special.is_empty:
             return self._unfused(compiled, given)
-        arguments, options = (given.tensors, given.scalars, special.extents, special.shards), special.options
+        arguments = given.tensors, given.scalars, special.extents, special.shards
         found = self._runners.get(id(compiled))
         if found is None:
             with self.lock:
@@ -643,10 +629,10 @@ class Specializations:
                 if found is None:
                     runner = self.runner(compiled)
                     try:
-                        return runner(*arguments, **options)  # others wait: it may be compiled for a GPU now
+                        return runner(*arguments)  # others wait: it may be compiled for a GPU now
                     finally:
                         self._runners[id(compiled)] = compiled, runner
-        return found[1](*arguments, **options)
+        return found[1](*arguments)
 
     def runner(self, compiled: Compiled, *, wait: bool = False) -> Runner:
         """What runs a plan on tensors and scalars by name, at any sizes; compiling for a GPU waits for the first run. With
@@ -674,10 +660,8 @@ class Specializations:
             scalars: Scalars,
             extents: Mapping[str, int],
             shards: Mapping[str, int],
-            least: Mapping[str, int] = MappingProxyType({}),
         ) -> Results:
-            longer = {"config": launcher.config(least)} if least else {}
-            made = launcher(**tensors, **scalars, sizes={**extents, **shards}, **longer)
+            made = launcher(**tensors, **scalars, sizes={**extents, **shards})
             return dict(zip(outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
         return run

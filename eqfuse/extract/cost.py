@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from eqfuse.extract.devices import Device
 from eqfuse.extract.kernel_work import Axes, KernelWork, MatrixProduct, Step, work_of
@@ -105,28 +104,20 @@ class _Priced:
     def __init__(self, cost: KernelCost, config: KernelConfig) -> None:
         self.cost, self.config, self.device, self.work = cost, config, cost.device, cost.work
         extents = cost.shape.extents
-        walked = cost._coverage.visited(replace(config, least=()).sizes(extents))
+        walked = cost._coverage.visited(config.sizes(extents))
         self.extents = {**extents, **walked}
         for axis, by in self.work.sharded.items():
             self.extents[axis] = math.ceil(self.extents[axis] / self.extents[by])
         self.blocks = {b.axis: b.valid or b.size or max(1, self.extents[b.axis]) for b in config.blocks}
-        self.padded = self._padded()
         self.counts = {a: math.ceil(self.extents[a] / self.blocks[a]) for a in cost.kernel.parallel}
         self.grid = math.prod(self.counts.values())
-
-    def _padded(self) -> dict[str, int]:
-        """By axis that a block holds whole, how many times the positions it has of those that it would have alone."""
-        alone = {a: power_of_two(max(1, math.ceil(self.extents[a]))) for a, _ in self.config.least}
-        return {axis: max(1, least // alone[axis]) for axis, least in self.config.least}
 
     def positions(self, axes: Axes) -> float:
         return math.prod(self.extents.get(a, 1) for a in axes)
 
     def computed(self, axes: Axes) -> float:
-        """Positions of a value, those of every block that computes it again counted, and those that are masked because a
-        block is for more."""
-        again = math.prod(n for a, n in self.counts.items() if a not in axes)
-        return self.positions(axes) * again * math.prod(n for a, n in self.padded.items() if a in axes)
+        """Positions of a value, those of every block that computes it again counted."""
+        return self.positions(axes) * math.prod(n for a, n in self.counts.items() if a not in axes)
 
     def terms(self) -> dict[str, float]:
         device, residuals, work = self.device, self.device.residuals, self.work
@@ -241,8 +232,7 @@ class _Priced:
 
     def _widest(self) -> float:
         """Elements of the widest tile that is computed."""
-        blocks = {a: n * self.padded.get(a, 1) for a, n in self.blocks.items()}
-        return max((size_of(axes, blocks) for axes in self.work.values), default=1)
+        return max((size_of(axes, self.blocks) for axes in self.work.values), default=1)
 
     def _overflows(self) -> bool:
         """Whether a thread has more elements of a tile than registers: rows that are held whole by warps that were chosen for
@@ -250,9 +240,7 @@ class _Priced:
         if not self.cost.on_gpu or self.work.products:
             return False
         whole = {b.axis for b in self.config.blocks if b.kind == "whole"}
-        blocks = {
-            a: power_of_two(n) * self.padded.get(a, 1) if a in whole else n for a, n in self.blocks.items()
-        }
+        blocks = {a: power_of_two(n) if a in whole else n for a, n in self.blocks.items()}
         widest = max((size_of(axes, blocks) for axes in self.work.values), default=1)
         return widest > self.device.residuals.registers * self.config.warps * self.device.lanes
 

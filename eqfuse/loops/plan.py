@@ -104,18 +104,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """Run-shape choices of one kernel, in the order of the nest's kernels. `least` are the fewest positions of blocks that
-    hold an axis whole: calls of fewer positions run the binary of that many."""
+    """Run-shape choices of one kernel, in the order of the nest's kernels."""
 
     blocks: tuple[Block, ...]
     warps: int = 4
     stages: int = 2
-    least: tuple[tuple[str, int], ...] = ()
 
     def sizes(self, extents: Mapping[str, int]) -> dict[str, int]:
         """Positions of every axis in one block: all of them where the block has no size of its own."""
-        least = dict(self.least)
-        return {b.axis: b.size or max(extents[b.axis], least.get(b.axis, 0)) for b in self.blocks}
+        return {b.axis: b.size or extents[b.axis] for b in self.blocks}
 
 
 @dataclass(frozen=True)

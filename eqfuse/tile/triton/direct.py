@@ -87,11 +87,10 @@ def known_call(
     scalars: Mapping[str, Any],
     integers: Sequence[str],
     sizes: Mapping[str, int],
-    config: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Mapping[str, Any]:
     """What the module's launcher has found out for calls like one that it has run; `tensors` are in the program's order."""
     made = [None] * (len(module.TENSORS) - len(tensors))
-    key = module.call_key([*tensors.values(), *made], sizes, config, *(scalars[name] for name in integers))
+    key = module.call_key([*tensors.values(), *made], sizes, None, *(scalars[name] for name in integers))
     return dict(module.remembered(key))
 
 

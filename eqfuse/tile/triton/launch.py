@@ -161,16 +161,6 @@ class TritonProgram:
     def _function(self) -> Callable[..., Any]:
         return getattr(self._triton, self.name)  # type: ignore[no-any-return]
 
-    def config(self, least: Mapping[str, int]) -> dict[str, dict[str, int]] | None:
-        """Settings of a call whose blocks have at least so many positions of axes that they hold whole."""
-        if not least:
-            return None
-        whole: Mapping[str, Mapping[str, str]] = (self._kept() or self._triton).WHOLE
-        found = {
-            name: {b: least[a] for b, a in blocks.items() if a in least} for name, blocks in whole.items()
-        }
-        return {name: blocks for name, blocks in found.items() if blocks}
-
     @cached
     def planner(self) -> Planner | None:
         """What finds the launches of a call from its sizes; None for other vendors' devices, whose binaries depend on more."""
@@ -182,32 +172,27 @@ class TritonProgram:
         scalars: Mapping[str, Any],
         integers: Sequence[str],
         sizes: Mapping[str, int],
-        least: Mapping[str, int],
         names: Sequence[str],
         outputs: Sequence[str],
     ) -> Kind | None:
         """What calls like one that has run have in common. `tensors` are in the program's order, `names` are theirs in the
-        order of the call, `least` as `config` takes it; None where nothing was compiled for them."""
+        order of the call; None where nothing was compiled for them."""
         place = next((tensor.device for tensor in tensors.values()), None)
         if place is None:
             return None
         for module in filter(None, self._modules.values()):
-            known = known_call(module, tensors, scalars, integers, sizes, self.config(least))
+            known = known_call(module, tensors, scalars, integers, sizes)
             kind = Kind(module, known, names, outputs, place)
             if kind.is_compiled:
                 return kind
         return None
 
     def planned(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        scalars: Mapping[str, Any],
-        sizes: Mapping[str, int],
-        least: Mapping[str, int],
+        self, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any], sizes: Mapping[str, int]
     ) -> Planned | None:
         """What a call with these arguments, which were checked, launches; None where that is found as it runs."""
         planner = self.planner if tensors else None
-        return None if planner is None else planner.planned(tensors, scalars, sizes, self.config(least))
+        return None if planner is None else planner.planned(tensors, scalars, sizes)
 
     @property
     def compilations(self) -> int:

@@ -184,8 +184,8 @@ class TritonModule(Template[KernelText]):
             constants[flag] = self._holds(f'{extent(axis)} == {blocks}["{parameters.blocks[axis]}"]')
         if parameters.aligned is not None:
             lengths = [launch_text(kernel.at_launch[name], extent) for name in parameters.lengths]
-            divided = (*map(extent, parameters.divided), *lengths)
-            constants[parameters.aligned] = self._divides(divided)
+            axes = dict.fromkeys(map(extent, parameters.lengths.values()))
+            constants[parameters.aligned] = self._divides((*axes, *lengths))
         constants |= {} if parameters.stages is None else {parameters.stages: f'{blocks}["num_stages"]'}
         constants |= dict.fromkeys(parameters.flags, f"overlaps({self._outputs[0].name})")
         if parameters.index == INDEX:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from eqfuse.loops.blocks import Block
+from eqfuse.terms.nodes import Size, walk
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import (
     Argument,
@@ -113,9 +114,9 @@ class Parameters:
     `flags` are WAITS, of a kernel after another one: it is launched before that one has ended, and so waits for
     what that has written, and LEADS, of a kernel before another one: the next may be launched from now on.
     `any_size` are the extents that Triton compiles nothing apart for: of axes along which no memory is contiguous, and of
-    shards; strides of shards, and integers, are among them. Masks of those extents that have tiles take registers, and a shard
-    that starts anywhere is not loaded as vectors, unless `aligned`, a flag, says that all of these are multiples of 16:
-    `divided`, the axes, and `lengths`, the integers that are made of sizes.
+    shards; strides of shards, and integers, are among them. A shard of an axis along which memory is contiguous is not loaded
+    as vectors where it may start anywhere: `lengths` are the integers made of sizes of such axes, with the axis, and `aligned` is
+    a flag that says that all of these, axes and integers, are multiples of 16.
     `held` are the fewest positions of blocks of whole axes of products that other calls may have more or fewer positions of:
     shorter ones would be binaries of their own. The last parameter is INDEX, the dtype of positions: int64 where some offset of an
     element needs it; it is none where that dtype is known when the kernel is printed.
@@ -132,8 +133,7 @@ class Parameters:
     any_size: tuple[str, ...] = ()
     held: dict[str, int] = field(default_factory=dict)
     aligned: str | None = None
-    divided: tuple[str, ...] = ()
-    lengths: tuple[str, ...] = ()
+    lengths: dict[str, str] = field(default_factory=dict)
     index: str = INDEX
 
     def signature(self) -> list[str]:
@@ -163,7 +163,7 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     bounds: list[str] = []
     last: set[str] = set()
     multiplied: set[str] = set()
-    lengths: list[str] = []
+    lengths: dict[str, list[str]] = {}
     strides: list[str] = []
     for stmt in nested(kernel.body):
         match stmt:
@@ -182,7 +182,7 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
             case Let(value, Argument(name) | LaunchValue(name, _) as op):
                 scalars.setdefault(name, value.dtype)
                 if isinstance(op, LaunchValue) and value.dtype in INTEGERS:
-                    lengths.append(name)
+                    lengths[name] = [tables.root[n.axis] for n in walk(op.expr) if isinstance(n, Size)]
             case Let(_, Extent(axis)):
                 extents.append(axis)
             case Let(_, Bound(axis, _)):
@@ -193,16 +193,8 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
             found.extents[root] = names.new(f"N_{root}")
     last -= tables.shards
     found.any_size = (*strides, *(name for axis, name in found.extents.items() if axis not in last))
-    tiled = {
-        tables.root[b.axis]
-        for b in kernel.blocks
-        if is_tile(b)
-        and not (b.kind == "whole" and b.axis in multiplied - tables.ragged)
-        and b.axis not in tables.shards
-    }
-    found.divided = tuple(axis for axis in found.extents if axis in tiled - last)
-    found.lengths = tuple(dict.fromkeys(lengths))
-    if found.divided or found.lengths:
+    found.lengths = {name: axis for name, axes in lengths.items() for axis in axes if axis in last}
+    if found.lengths:
         found.aligned = names.new("ALIGNED")
     found.scalars = {name: (names.new(name), dtype) for name, dtype in scalars.items()}
     found.any_size += tuple(name for name, dtype in found.scalars.values() if dtype in INTEGERS)

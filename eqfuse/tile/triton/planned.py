@@ -26,8 +26,6 @@ WIDE = 2**31
 Class = tuple[Any, ...]
 """What decides a binary: the kernel, its options and constants, and what of its arguments Triton looks at."""
 
-Config = Mapping[str, Mapping[str, int]] | None
-
 
 class _Layout:
     """Stands for a tensor that a launcher allocates."""
@@ -75,11 +73,10 @@ class Planner:
         tensors: Mapping[str, torch.Tensor],
         scalars: Mapping[str, Any],
         sizes: Mapping[str, int],
-        config: Config,
     ) -> Planned:
         """What a call launches. Its arguments have been checked, and `sizes` are all of its sizes."""
         noted = _Sizes(sizes)
-        self.launcher(**tensors, **scalars, sizes=noted, config=config)
+        self.launcher(**tensors, **scalars, sizes=noted)
         aligned = {name: not tensor.data_ptr() % ALIGNMENT for name, tensor in tensors.items()}
         launches, classes = {}, {}
         for name, taken in self.module.ARGUMENTS.items():
@@ -163,7 +160,7 @@ def planner_of(source_text: str, name: str) -> Planner | None:
         kernel: Any,
         tensors: Any,
         numbers: tuple[Any, ...],
-        config: Config,
+        config: None,
         size: Mapping[str, int],
         arguments: Callable[[Mapping[str, int]], Any],
     ) -> None:

@@ -10,12 +10,12 @@ MOST_CALLS = 1024
 
 
 def settings(kernel, config, size):
-    """Settings of one launch: the defaults and those in `config`; blocks of whole axes may be longer."""
+    """Settings of one launch: the defaults, those in `config`, and the blocks of whole axes."""
     chosen = {**CONFIGS[kernel], **(config or {}).get(kernel, {})}
-    if unknown := sorted(chosen.keys() - CONFIGS[kernel].keys() - WHOLE[kernel].keys()):
+    if unknown := sorted(chosen.keys() - CONFIGS[kernel].keys()):
         raise ValueError(f"{kernel} has no setting {unknown[0]}, but {', '.join(CONFIGS[kernel])}")
     for block, axis in WHOLE[kernel].items():
-        chosen[block] = triton.next_power_of_2(max(size[axis], chosen.get(block, 1)))
+        chosen[block] = triton.next_power_of_2(max(size[axis], 1))
     for block, (least, most) in LIMITS[kernel].items():
         chosen[block] = max(chosen[block], least)
         if most is not None and chosen[block] > most:
