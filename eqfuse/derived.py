@@ -26,6 +26,7 @@ from eqfuse.verify.certificate import Certificate
 
 if TYPE_CHECKING:
     from eqfuse.proof.derivation import Derivation
+    from eqfuse.tile.nodes import TileProgram
     from eqfuse.tile.roles.nodes import RolesProgram
     from eqfuse.tile.roles.unsuited import Unsuited
 
@@ -68,7 +69,8 @@ class Timings:
 class Derived:
     """`outputs` are the program's as they were rewritten; `unfinished` says how the budget of rewriting them ended,
     where it did; `joined` says which axes of another program were joined to those of this one. The merges of passes, the nests of plans, derivations, certificates, and
-    programs that are `divided` into roles are made at the first request, under `lock`, and kept."""
+    programs that are `divided` into roles are made at the first request, under `lock`, and kept; `undivided` says of kernels of
+    tile programs, by number, why none could be made."""
 
     program: Program
     outputs: tuple[Output, ...]
@@ -83,11 +85,12 @@ class Derived:
     derivations: dict[tuple[KernelPlan, ...], Derivation] = field(default_factory=dict)
     certificates: dict[Any, Certificate] = field(default_factory=dict)
     divided: dict[Any, RolesProgram | Unsuited] = field(default_factory=dict, repr=False)
+    undivided: dict[tuple[int, int], tuple[TileProgram, str]] = field(default_factory=dict, repr=False)
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         with self.lock:
-            state = {**self.__dict__, "divided": {}}
+            state = {**self.__dict__, "divided": {}, "undivided": {}}
             return {n: dict(v) if isinstance(v, dict) else v for n, v in state.items()}
 
     @property

@@ -47,13 +47,21 @@ def divided(
 
 
 def _best(derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram, number: int) -> Choice | str:
-    """The roles of a kernel, by its number in the nest, or why it has none."""
+    """The roles of a kernel, by its number in the nest, or why it has none. What roles could not be made of at some sizes is not
+    priced at others."""
     from eqfuse.tile.roles.unsuited import Unsuited
 
+    key = id(tile), number
+    if key in derived.undivided:
+        return derived.undivided[key][1]
+    found = None
     try:
         _check_triton()
-        return next(roles_of(derived, asked, chosen, tile, number))
+        found = roles_of(derived, asked, chosen, tile, number)
+        return next(found)
     except Unsuited as why:
+        if found is None or any(why is each for each in derived.divided.values()):
+            derived.undivided[key] = tile, str(why)
         return str(why)
     except StopIteration:
         return "no faster roles fit an SM"
@@ -88,6 +96,8 @@ def divided_at(derived: Derived, compiled: Compiled, extents: Mapping[str, int])
     """A compiled shape with the roles that are predicted to be fastest at other sizes, where its GPU is one whose kernels may
     have them: the same object where those are its own."""
     if compiled.device.roles is None or (compiled.roles is None and not may_have_roles(compiled.tile)):
+        return compiled
+    if all((id(compiled.tile), number) in derived.undivided for number in range(len(compiled.tile.kernels))):
         return compiled
     with derived.timings.stage("roles"):
         asked, chosen = _at(derived, compiled, extents)
