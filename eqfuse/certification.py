@@ -12,7 +12,6 @@ from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.errors import VerificationError
 from eqfuse.extract.devices import Device
-from eqfuse.extract.tile_sizes import tiny
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import KernelConfig, Plan, Roles
 from eqfuse.lowered import faults, in_roles, lower_nest
@@ -21,7 +20,6 @@ from eqfuse.terms.folds import folds_in
 from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.tile.nodes import Kernel, TileProgram
-from eqfuse.tile.passes.pipeline import passes_of
 from eqfuse.verify.certificate import REQUESTED, Certificate
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
@@ -156,6 +154,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
     """The certificate of a nest on a device, whatever it says."""
     from eqfuse.extend.laws import keeps_infinities
     from eqfuse.extend.reductions import assumptions
+    from eqfuse.tile.passes.pipeline import passes_of
     from eqfuse.verify.check import check_stages
     from eqfuse.verify.nearer import Nearer
     from eqfuse.verify.sizes import small_extents
@@ -232,6 +231,7 @@ def _examined_tiles(
     device: Device,
     single: tuple[tuple[str, ...], ...],
 ) -> list[TileProgram]:
+    from eqfuse.extract.tile_sizes import tiny
     from eqfuse.verify.stages import VERIFIED_BLOCKS
 
     found = []
@@ -253,6 +253,7 @@ def verified_roles(
 ) -> list[RolesProgram]:
     """The forms in roles that are verified: in blocks of each of `VERIFIED_ROLES`. Kernels without roles are in blocks as tile
     programs are; along the axes that are `single` they have one position per program instance. Raises Unsuited."""
+    from eqfuse.extract.tile_sizes import tiny
     from eqfuse.tile.roles.split import prepared
     from eqfuse.verify.stages import VERIFIED_BLOCKS, VERIFIED_ROLES
 

@@ -22,7 +22,6 @@ from eqfuse.derived import Derived, Timings, rewritten
 from eqfuse.division import divided
 from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
 from eqfuse.extract.devices import Device
-from eqfuse.extract.partition import Partition
 from eqfuse.loops.plan import SCHEDULES, Plan
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.lowered import faults, in_roles, lower_nest
@@ -38,6 +37,7 @@ from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.printer import show as show_tiles
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
+    from eqfuse.extract.partition import Partition
     from eqfuse.proof.derivation import Derivation
     from eqfuse.tile.roles.nodes import RolesProgram
 
@@ -167,6 +167,8 @@ def chosen_now(derived: Derived, asked: Asked) -> Planned:
 
 def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
     """The candidates for one shape, cheapest first, and the one to run. Raises ScheduleError."""
+    from eqfuse.extract.partition import Partition
+
     program, prefer = derived.program, asked.prefer
     search = Search(program, asked.dtypes, asked.device, derived.nests)
     partition = Partition(derived.order, asked.extents)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from eqfuse import debug, results
-from eqfuse.extract.partition import AxisPass, Merges, Structure
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Form, KernelPlan
 from eqfuse.progress import progress
@@ -17,14 +16,14 @@ from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.printer import MergeText
 from eqfuse.rules.scope import SHIPPED_ALONE, RuleScope
-from eqfuse.rules.states import axis_order, name_states
 from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Output, Program, Reduce, reductions
 from eqfuse.terms.types import program_dtypes
 from eqfuse.threads import Lock
 from eqfuse.verify.certificate import Certificate
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # loaded by those who ask: a start that finds what an earlier one has kept does not
+    from eqfuse.extract.partition import AxisPass, Merges, Structure
     from eqfuse.proof.derivation import Derivation
     from eqfuse.tile.nodes import TileProgram
     from eqfuse.tile.roles.nodes import RolesProgram
@@ -101,6 +100,8 @@ class Derived:
     @property
     def order(self) -> tuple[str, ...]:
         """Every axis, in the order that the dims of values have."""
+        from eqfuse.rules.states import axis_order
+
         prepared = axis_order(replace(self.program, outputs=self.outputs))
         return tuple(dict.fromkeys((*prepared, *axis_order(self.program))))
 
@@ -161,6 +162,8 @@ class Derived:
         return {each: self._unmerged(each) for cluster in structure for each in cluster.passes}
 
     def _unmerged(self, each: AxisPass) -> Group:
+        from eqfuse.rules.states import name_states
+
         states = name_states(each.axis, each.reduces, self.order, each.suffix)
         asked = tuple(Obstacle(Reduce(s.op, each.axis, s.body), s.body, AS_WRITTEN) for s in states)
         return Group(each.axis, states, None, asked)

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 
 from eqfuse.errors import VerificationError
 from eqfuse.extract.devices import Device
-from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.nodes import Program
 from eqfuse.tile.check import TileError
-from eqfuse.tile.lower.program import lower as lower_tiles
 from eqfuse.tile.nodes import TileProgram
-from eqfuse.tile.passes.pipeline import passes_for, run_passes
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for it
     from eqfuse.tile.roles.nodes import RolesProgram
@@ -31,6 +28,10 @@ def lower_nest(
 ) -> TileProgram:
     """The tile program of a nest, after the passes of the device. The CPU takes matrix products over shared leading
     axes; a GPU's matrix unit wants `least_dot` positions of every axis (the device's own minimum by default)."""
+    from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN
+    from eqfuse.tile.lower.program import lower as lower_tiles
+    from eqfuse.tile.passes.pipeline import passes_for, run_passes
+
     on_cpu = device.kind == "cpu"
     smallest = least_dot or (1 if on_cpu else TENSOR_CORE_MIN)
     tiles = lower_tiles(nest, program, dtypes, tuple(configs), batched_dots=on_cpu, least_dot=smallest)

@@ -10,19 +10,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
 from eqfuse.extract.mask_coverage import ragged
-from eqfuse.extract.partition import KernelShape, work
 from eqfuse.extract.resources import shared_bytes, two_per_sm
 from eqfuse.extract.roles import block_sizes
 from eqfuse.extract.shape import Shape
-from eqfuse.extract.tile_sizes import configure, folds_rows_and_columns
 from eqfuse.loops.kernel_axes import narrowed
 from eqfuse.loops.lengths import row_range
-from eqfuse.loops.lower import lower
 from eqfuse.loops.nodes import Kernel as LoopKernel
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import (
@@ -42,6 +40,9 @@ from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.terms.types import result_dtype
 from eqfuse.threads import cached
+
+if TYPE_CHECKING:  # loaded by those who ask: a start that finds what an earlier one has kept does not
+    from eqfuse.extract.partition import KernelShape
 
 RESIDENT_ROW = 2048
 """Positions up to which a group that is not the dominant one is kept whole."""
@@ -128,6 +129,9 @@ class Search:
         self, plans: tuple[KernelPlan, ...], name: Schedule, extents: Mapping[str, int]
     ) -> tuple[Candidate, dict[str, float]]:
         """The plan of these kernels, and the seconds of each."""
+        from eqfuse.extract.tile_sizes import configure
+        from eqfuse.loops.lower import lower
+
         nest = self.nests.get(plans)
         if nest is None:
             nest = self.nests[plans] = lower(Plan(name, plans), self.program)
@@ -222,6 +226,8 @@ class Search:
         """As many shards as the device runs at once, two thread blocks to an SM where both fit (more of few warps),
         none shorter than a tile: one more would wait for an SM to be free, and each has to be merged. `configs` are
         those of the kernels where they are chosen."""
+        from eqfuse.extract.tile_sizes import configure, folds_rows_and_columns
+
         shape = shape_of(nest, extents, self._kinds, MAX_SHARDS)
         most = 2
         for place, kernel in enumerate(configured(nest, shape, self.device)):
@@ -334,6 +340,8 @@ def shape_of(nest: Nest, extents: Mapping[str, int], dtypes: Mapping[str, str], 
 
 
 def _dominant(kernel: KernelShape, extents: Mapping[str, int]) -> int:
+    from eqfuse.extract.partition import work
+
     weights = [sum(work(s.body, extents) for s in g.states) for g in kernel.groups]
     return max(range(len(weights)), key=lambda i: weights[i])
 
