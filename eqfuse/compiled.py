@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.devices import Device
+from eqfuse.records import dataclass
 from eqfuse.terms.joined import Joined
 from eqfuse.threads import cached
 from eqfuse.tile.nodes import TileProgram

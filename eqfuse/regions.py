@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from eqfuse.compiled import Compiled
+from eqfuse.records import dataclass
 
 TOLERANCE = 1.05
 """How many times the cost of the best plan another one may have that is compiled already."""

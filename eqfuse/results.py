@@ -14,7 +14,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from eqfuse.loops import plan as plans
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Roles
+from eqfuse.records import dataclass
 from eqfuse.rules import merge
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.merge import Group

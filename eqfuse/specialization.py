@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from eqfuse.extract.candidates import shape_of as shape_of_nest
 from eqfuse.extract.devices import Device
 from eqfuse.extract.foreseen import Foreseen
 from eqfuse.lowered import lower_nest
+from eqfuse.records import dataclass
 from eqfuse.regions import Corner, Region, Regions
 from eqfuse.reuse import Reused
 from eqfuse.terms.floats import TORCH_DTYPES

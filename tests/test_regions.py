@@ -228,10 +228,20 @@ def test_lengths_are_compiled_for_once() -> None:
         "N_j": True,
     }
     assert not any(p.do_not_specialize for p in found if "stride" in p.name)
+    assert "ALIGNED" not in kernel.triton
+
+
+def test_shards_along_contiguous_memory_are_aligned() -> None:
+    """One that may start anywhere is not loaded as vectors: such lengths have a binary of their own."""
+    kernel = eq.compile("y[i] = sum[j](exp(x[i,j]))", target="sm_90", prefer="split_k", verify=False)
     assert (
-        "    if ALIGNED:\n        N_j = N_j // 16 * 16\n" in kernel.triton
-    )  # one binary more, not one a length
-    assert '"ALIGNED": not (size["j"] % 16)' in kernel.triton
+        "        j_by_j_shard = j_by_j_shard // 16 * 16\n" in kernel.triton
+        and 'size["j"] % 16' in kernel.triton
+    )
+    strided = eq.compile("y[i] = sum[j](exp(x[j,i]))", target="sm_90", prefer="split_k", verify=False)
+    assert "j_by_j_shard" in strided.triton and "ALIGNED" not in strided.triton
+    rows = eq.compile("y[i,k] = sum[j](x[i,j] * w[j,k])", target="sm_90", prefer="rolling", verify=False)
+    assert "    if ALIGNED:\n        N_i = N_i // 16 * 16\n" in rows.triton
 
 
 EVERY = sorted({*range(1, 20), *(n + by for n in (64, 100, 1000, 4096, 30000) for by in (0, 1, 8)), 131072})

@@ -483,7 +483,7 @@ def test_a_bound_launch_of_roles_writes_to_its_outputs(monkeypatch: pytest.Monke
     monkeypatch.setattr(TritonProgram, "__call__", lambda self, **values: calls.append(values))
     monkeypatch.setattr(GluonProgram, "form", lambda self, tensors: self.otherwise)
     shapes = kernel._shapes
-    special = Specialization(compiled, {}, {}, compiled.extents, HALF, False)
+    special = Specialization(compiled, {}, compiled.extents, HALF, False)
     shapes._programs[id(compiled)] = compiled, GluonProgram("", "f", TritonProgram("", "f"))
     outputs = {"O": torch.empty(1, 2, 4, 16, dtype=torch.float16)}
     launch = shapes.held(special, Given(given, {"scale": 1.0}, None, numpy=False), outputs)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import keyword
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from eqfuse.errors import EqfuseError, ParseError, did_you_mean
+from eqfuse.records import dataclass
 from eqfuse.terms.expressions import Bindings, ProgramNames, Reader
 from eqfuse.terms.folds import FOLDS, NOWHERE, Fold, folds_in
 from eqfuse.terms.functions import CALLABLE, CONSTANTS

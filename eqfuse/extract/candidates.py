@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from eqfuse.loops.plan import (
     Term,
     schedules,
 )
+from eqfuse.records import dataclass
 from eqfuse.rules.merge import Group
 from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.nodes import Output, Program

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from eqfuse.extract.resources import sharded_axes
@@ -12,6 +11,7 @@ from eqfuse.loops.contraction import Contraction
 from eqfuse.loops.kernel_axes import KEPT, divisors, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Loop, Stmt, Store
 from eqfuse.loops.walk import expressions, loops_in, statements
+from eqfuse.records import dataclass
 from eqfuse.terms.functions import SPECIAL
 from eqfuse.terms.nodes import Axis, Call, Expr, Load, Reduce, free_axes, walk
 

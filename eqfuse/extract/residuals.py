@@ -9,8 +9,10 @@ best (`python -m bench.choices`), and tell little of shapes far from those.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
+
+from eqfuse.records import dataclass
 
 SLOWDOWNS: Mapping[str, float] = MappingProxyType(
     {"few_warps": 1.6, "shared_rows": 1.7, "one_block": 1.25, "spills": 3.25}

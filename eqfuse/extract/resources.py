@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from eqfuse.extract.devices import Device
@@ -14,6 +13,7 @@ from eqfuse.loops.kernel_axes import KEPT, kernel_axes, widest_values
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.plan import KernelConfig
 from eqfuse.loops.walk import expressions, loops_in, statements
+from eqfuse.records import dataclass
 from eqfuse.terms.folds import fold_of
 from eqfuse.terms.nodes import Axis, Expr, Load, Local, Reduce, children, expanded, free_axes, walk
 

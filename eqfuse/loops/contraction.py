@@ -10,8 +10,8 @@ knows the blocks, and an axis of which a block has one position is no dim of a t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from eqfuse.records import dataclass
 from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, call
 
 AxesOf = Callable[[Expr], frozenset[str]]

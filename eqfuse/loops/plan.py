@@ -8,11 +8,12 @@ as `Local(state, dims)`, and a temporary of an earlier kernel as `Load(name, axe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from eqfuse.hashed import Hashed, hash_of
 from eqfuse.loops.blocks import Block
+from eqfuse.records import dataclass
 from eqfuse.rules.merge import Group
 from eqfuse.terms.nodes import Expr, Output
 

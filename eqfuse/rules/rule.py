@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from eqfuse.records import dataclass
 from eqfuse.rules.constructors import DATATYPE, HEADS
 from eqfuse.rules.relations import RELATIONS
 from eqfuse.terms.nodes import REDUCTIONS

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from eqfuse.records import dataclass
 from eqfuse.rules.rule import PARTS, Rewrite, RuleSet
 from eqfuse.terms.python import parsed
 

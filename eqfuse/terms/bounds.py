@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.errors import BindError, Span, locate
+from eqfuse.records import dataclass
 from eqfuse.terms import integers
 from eqfuse.terms.folds import contributions, fold_of, identity, ranks_of
 from eqfuse.terms.intervals import Affine, Box

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean, source_lines
+from eqfuse.records import dataclass
 from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked
 from eqfuse.terms.functions import ABBREVIATIONS, ARITY, BITWISE, CALLABLE, CONSTANTS, ROUNDINGS, VARIADIC
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from math import prod
 from numbers import Real
@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from eqfuse.errors import BindError
+from eqfuse.records import dataclass
 from eqfuse.terms import integers
 from eqfuse.terms.arguments import detached
 from eqfuse.terms.bounds import check_selections

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from eqfuse.records import dataclass
 from eqfuse.terms.folds import contributions, fold_of
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Reduce, Scalar, Size
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
 
 from eqfuse.errors import EqfuseError, ParseError, Span, did_you_mean, source_lines
+from eqfuse.records import dataclass
 from eqfuse.terms.dtypes import DTYPES, STORED
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.python import module

@@ -58,12 +58,12 @@ that a clipping runner may skip.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Buffer
+from eqfuse.records import dataclass
 from eqfuse.terms.nodes import Expr
 
 TILE_FUNCTIONS: Mapping[str, int] = {"exp2": 1}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
 from eqfuse.errors import EqfuseError, Span, locate
+from eqfuse.records import dataclass
 
 REQUESTED = 2.0**-40
 """Bound that verification goes on for, where a theorem gives one."""

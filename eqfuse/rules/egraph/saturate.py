@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from eqfuse.records import dataclass
 from eqfuse.rules.egraph import client
 from eqfuse.rules.relations import RELATIONS
 from eqfuse.rules.rule import RuleSet, prelude

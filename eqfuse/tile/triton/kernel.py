@@ -142,7 +142,8 @@ class _Writer:
         """What follows from the flag, in words that Triton's analysis of divisibility understands."""
         if self._parameters.aligned is not None:
             self._write(f"if {self._parameters.aligned}:")
-            for name in (self._parameters.scalars[n][0] for n in self._parameters.lengths):
+            extents = [self._parameters.extents[axis] for axis in self._parameters.divided]
+            for name in (*extents, *(self._parameters.scalars[n][0] for n in self._parameters.lengths)):
                 self._write(f"    {name} = {name} // {ALIGNMENT} * {ALIGNMENT}")
 
     def _grid(self) -> None:

@@ -184,7 +184,7 @@ class TritonModule(Template[KernelText]):
             constants[flag] = self._holds(f'{extent(axis)} == {blocks}["{parameters.blocks[axis]}"]')
         if parameters.aligned is not None:
             lengths = [launch_text(kernel.at_launch[name], extent) for name in parameters.lengths]
-            axes = dict.fromkeys(map(extent, parameters.lengths.values()))
+            axes = dict.fromkeys(map(extent, (*parameters.divided, *parameters.lengths.values())))
             constants[parameters.aligned] = self._divides((*axes, *lengths))
         constants |= {} if parameters.stages is None else {parameters.stages: f'{blocks}["num_stages"]'}
         constants |= dict.fromkeys(parameters.flags, f"overlaps({self._outputs[0].name})")

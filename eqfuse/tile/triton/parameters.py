@@ -114,9 +114,10 @@ class Parameters:
     `flags` are WAITS, of a kernel after another one: it is launched before that one has ended, and so waits for
     what that has written, and LEADS, of a kernel before another one: the next may be launched from now on.
     `any_size` are the extents that Triton compiles nothing apart for: of axes along which no memory is contiguous, and of
-    shards; strides of shards, and integers, are among them. A shard of an axis along which memory is contiguous is not loaded
-    as vectors where it may start anywhere: `lengths` are the integers made of sizes of such axes, with the axis, and `aligned` is
-    a flag that says that all of these, axes and integers, are multiples of 16.
+    shards; strides of shards, and integers, are among them. Masks of rows, `divided` among thread blocks, take registers; a shard
+    of an axis along which memory is contiguous is not loaded as vectors where it may start anywhere: `lengths` are the integers
+    made of sizes of such axes, with the axis. `aligned` is a flag that says that all of these are multiples of 16. Masks of axes
+    that are walked are those of the last step alone.
     `held` are the fewest positions of blocks of whole axes of products that other calls may have more or fewer positions of:
     shorter ones would be binaries of their own. The last parameter is INDEX, the dtype of positions: int64 where some offset of an
     element needs it; it is none where that dtype is known when the kernel is printed.
@@ -133,6 +134,7 @@ class Parameters:
     any_size: tuple[str, ...] = ()
     held: dict[str, int] = field(default_factory=dict)
     aligned: str | None = None
+    divided: tuple[str, ...] = ()
     lengths: dict[str, str] = field(default_factory=dict)
     index: str = INDEX
 
@@ -194,7 +196,9 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     last -= tables.shards
     found.any_size = (*strides, *(name for axis, name in found.extents.items() if axis not in last))
     found.lengths = {name: axis for name, axes in lengths.items() for axis in axes if axis in last}
-    if found.lengths:
+    rows = {tables.root[b.axis] for b in kernel.blocks if b.kind == "grid" and is_tile(b)} - tables.shards
+    found.divided = tuple(axis for axis in found.extents if axis in rows - last)
+    if found.divided or found.lengths:
         found.aligned = names.new("ALIGNED")
     found.scalars = {name: (names.new(name), dtype) for name, dtype in scalars.items()}
     found.any_size += tuple(name for name, dtype in found.scalars.values() if dtype in INTEGERS)
