@@ -2,12 +2,13 @@
 
 Under AOTAutograd the call becomes what it does. On a GPU these are launches of the plan's Triton kernels, which Inductor compiles
 into its own code, and AOTInductor into a package: nothing of eqfuse is needed where it runs. On a CPU they are the torch calls
-of the plan, at one shape. Sizes that are symbols stay symbols, but for an axis that one block holds whole.
+of the plan, at one shape. Sizes that are symbols stay symbols where some plan has no block that holds their axis whole; others, as head
+dims, become conditions of the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,7 @@ def opened(
     sizes: Mapping[str, Size],
 ) -> list[torch.Tensor]:
     """The outputs of a call, as what records it sees them made. Raises EqfuseError for a number inside of a tensor, which
-    nothing can read then, and where every plan has a block that holds an axis of unknown size whole."""
+    nothing can read then, and where every plan has a block that holds an axis whole whose size depends on what a tensor holds."""
     program = shapes.derived.program
     known = {tensor.name for tensor in program.tensors}
     if inside := sorted(tensors.keys() - known):
@@ -48,7 +49,8 @@ def opened(
     with apart():
         compiled = shapes.compile(hints, dtypes, shapes.target.of(tensors))
         if on_gpu:
-            compiled = _with_known_blocks(shapes, compiled, symbols)
+            compiled = _with_open_sizes(shapes, compiled, symbols)
+            symbols = _settled(symbols, _held(shapes, compiled, symbols))
         shapes.certificate(compiled)
     outputs = [output.name for output in program.outputs]
     shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
@@ -82,27 +84,45 @@ def _hint(size: Size) -> int:
     return int(found)
 
 
-def _with_known_blocks(shapes: Specializations, compiled: Compiled, symbols: Mapping[str, Size]) -> Compiled:
-    """The cheapest plan of which no block holds an axis whole whose size is a symbol."""
+def _held(shapes: Specializations, compiled: Compiled, symbols: Mapping[str, Size]) -> set[str]:
+    """The axes whose size is a symbol and that a block of the plan holds whole."""
+    domains = shapes.derived.program.domains
+    blocks = (block for config in compiled.chosen.plan.configs for block in config.blocks)
+    return {
+        axis
+        for block in blocks
+        if block.kind == "whole"
+        if (axis := domains.get(block.axis, block.axis)) in symbols and not isinstance(symbols[axis], int)
+    }
+
+
+def _with_open_sizes(shapes: Specializations, compiled: Compiled, symbols: Mapping[str, Size]) -> Compiled:
+    """The cheapest plan of which no block holds an axis whole whose size is a symbol; the cheapest of all where there is none."""
     program = shapes.derived.program
-    open_axes = {axis for axis, size in symbols.items() if not isinstance(size, int)}
+    for candidate in (compiled.chosen, *compiled.candidates):
+        planned = replace(compiled, chosen=candidate, roles=None)
+        if not _held(shapes, planned, symbols):
+            if candidate is compiled.chosen:
+                return planned
+            configs = candidate.plan.configs
+            return replace(
+                planned, tile=lower_nest(candidate.nest, program, compiled.dtypes, configs, compiled.device)
+            )
+    return replace(compiled, roles=None)
 
-    def held(candidate: Any) -> set[str]:
-        blocks = (block for config in candidate.plan.configs for block in config.blocks)
-        return {program.domains.get(b.axis, b.axis) for b in blocks if b.kind == "whole"} & open_axes
 
-    if not held(compiled.chosen):
-        return replace(compiled, roles=None)
-    for candidate in compiled.candidates:
-        if not held(candidate):
-            plan = candidate.plan
-            tile = lower_nest(candidate.nest, program, compiled.dtypes, plan.configs, compiled.device)
-            return replace(compiled, chosen=candidate, tile=tile, roles=None)
-    axes = ", ".join(sorted(held(compiled.chosen)))
-    raise EqfuseError(
-        f"every plan has a block that holds an axis whole: {axes}, whose size is not known",
-        hint="give it a size: torch.compile(dynamic=False), or no Dim for it in torch.export",
-    )
+def _settled(symbols: Mapping[str, Size], axes: Collection[str]) -> dict[str, Size]:
+    """The sizes, with those of some axes as the example has them, which becomes a condition of the graph. Raises EqfuseError
+    for what no example has."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    try:
+        return {axis: int(size) if axis in axes else size for axis, size in symbols.items()}
+    except GuardOnDataDependentSymNode:
+        raise EqfuseError(
+            f"every plan has a block that holds an axis whole: {', '.join(sorted(axes))}, whose size depends on what a tensor holds",
+            hint="give it a size",
+        ) from None
 
 
 def index_dtype(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -161,6 +161,24 @@ def test_a_graph_has_launches_for_all_sizes(rows: int | str, monkeypatch: pytest
     assert not any("Mod" in guard for guard in asked), asked
 
 
+def test_a_size_that_every_plan_holds_whole_becomes_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of symbols for all dims: a head dim is as the example has it then, and lengths stay open."""
+    monkeypatch.setattr(torch.cuda, "device_of", lambda _: nullcontext())
+    kernel = eq.compile(ATTENTION, target="h200", visible=True)
+    symbols, example = ShapeEnv(), torch.empty(3, 640, 32)
+    mode = FakeTensorMode(shape_env=symbols)
+    dims = StatelessSymbolicContext([DimDynamic.DYNAMIC] * 3)
+    shape = mode.from_tensor(example, symbolic_context=dims).shape
+    with mode:
+        given = [torch.empty(shape, device="cuda") for _ in range(3)]
+        graph = make_fx(lambda q, k, v: kernel.opened({"Q": q, "K": k, "V": v}, {"scale": 0.25}, {}))(*given)
+    launches = [node.kwargs["kwargs"] for node in graph.graph.nodes if "triton_kernel" in str(node.target)]
+    assert launches and all(launch["N_d"] == 32 for launch in launches)
+    assert not any(isinstance(launch["N_j"], int) for launch in launches)
+    asked = [str(guard.expr) for guard in symbols.guards]
+    assert any("32" in guard for guard in asked) and not any("640" in guard for guard in asked), asked
+
+
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
 def test_inductor_compiles_the_launches_for_all_lengths(device: str) -> None:
     softmax = visible(SOFTMAX)
