@@ -355,6 +355,19 @@ def test_rounding_refuses_nothing_that_is_compared_in_floats_and_hides_no_differ
         assert equivalent(left, right).counterexample
 
 
+def test_a_number_and_its_maximum_part_by_part() -> None:
+    """That no number is above its maximum is said by the form of one program, and holds in the other where it compares the same."""
+    whole = "a[i] = min(x[i], max[i](x[i]))"
+    parts = "a[i] = min(x[i], max(max[i](where(i < 2, x[i], -inf)), max[i](where(i < 2, -inf, x[i]))))"
+    some = "a[i] = min(x[i], max[i](where(i < {}, x[i], -inf)))"
+    for left, right in permutations((whole, parts)):
+        assert equivalent(left, right)
+    for left, right in permutations((whole, some.format(40))):
+        assert equivalent(left, right).counterexample
+    for left, right in permutations((whole, some.format(9000))):
+        assert not equivalent(left, right)
+
+
 def chain(count: int) -> str:
     """Sums of exponentials of differences from the sum before: every exponent has lost its residue modulo q."""
     lines = [f"a{k}[i] = sum[j](exp(x[i,j] - a{k - 1}[i]))" for k in range(1, count)]

@@ -49,6 +49,19 @@ def test_a_maximum_that_another_kernel_subtracts_is_kept_as_it_is() -> None:
     assert [rejected(subject) for subject in subjects(name, SOURCES[name])] == [""] * 4
 
 
+def test_a_maximum_of_what_is_stored_is_kept_as_it_is() -> None:
+    """The same where the exponents are made of what kernels have stored alone."""
+    source = """
+        K: f32[j, d]
+        W: f32[f, d]
+        V: f32[j, e]
+        v[j,f] = sum[d](K[j,d] * W[f,d]) * c - sum[d](sq(K[j,d])) * (c * c / 2)
+        A[f,e] = sum[j](exp(v[j,f] - max[j,f](v[j,f])) * V[j,e])
+        """
+    passed = {subject.schedule: rejected(subject) for subject in subjects("features", source, {"c": 0.5})}
+    assert passed["multi_pass"] == "" and set(passed.values()) == {""}
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[f"{m.level}: {m.name}" for m in MUTANTS])
 @pytest.mark.slow(but=["merge:", "term:", "pass:", "roles:"])
 def test_a_mutant_is_rejected_wherever_it_is_made(mutant: Mutant, chosen: list[Subject]) -> None:

@@ -45,6 +45,7 @@ Interval = tuple[float, float]
 
 BELOW, EQUAL, ABOVE = 1, 2, 4
 """How the first of two numbers was to the second, in some element."""
+_STRICT = BELOW | ABOVE
 SIGNS = frozenset({"abs", "relu", "sign"})
 """Functions that compare their argument with 0."""
 LIMITS = frozenset({"maximum", "minimum"})
@@ -131,9 +132,25 @@ class Branches:
                 seen |= bit if not seen & bit and np.any(found & counted) else 0
         self._seen[node] = seen
 
-    def untaken(self, program: Program, limits: frozenset[str] = frozenset()) -> list[Untaken]:
+    def one_sided(self, programs: Sequence[Program]) -> frozenset[int]:
+        """What tells apart the numbers of which some program says, by how it writes them, that the first is never both below
+        and above the second: a number and its maximum, which another program may take part by part."""
+        found: set[int] = set()
+        for program in programs:
+            for node in walk(*(output.expr for output in program.outputs)):
+                if node in self._seen and isinstance(node, Call) and _depends_on_data(node):
+                    possible = _possible(node, program.domains) & _by_extremes(node, program.domains)
+                    found |= {self._numbers[node]} if possible & _STRICT != _STRICT else set()
+        return frozenset(found)
+
+    def untaken(
+        self,
+        program: Program,
+        limits: frozenset[str] = frozenset(),
+        one_sided: frozenset[int] = frozenset(),
+    ) -> list[Untaken]:
         """The data-dependent branches of a program of which a side was never taken, though it can be; of those that
-        compare the same numbers the last. `limits` are integer tensors that are drawn as ends of ranges."""
+        compare the same numbers the last. `limits` are integer tensors that are drawn as ends of ranges; see `one_sided`."""
         fixed = indexing_tensors(program) | limits
         found: dict[int, Untaken] = {}
         joined: list[Untaken] = []
@@ -142,7 +159,10 @@ class Branches:
             if not isinstance(node, Call) or not _depends_on_data(node):
                 continue
             if node in self._seen:
-                said = _missing(node, self._seen[node], program.domains)
+                seen, every = self._seen[node], BELOW | EQUAL | ABOVE
+                if self._numbers[node] in one_sided and seen & _STRICT:
+                    every = seen | EQUAL
+                said = _missing(node, seen, program.domains, every)
                 if said:
                     found[self._numbers[node]] = Untaken(node, said, self._kind(node, fixed))
             elif len(had := self._truths.get(node, {True, False})) == 1:
@@ -255,9 +275,9 @@ def _fingerprint(node: Expr, parts: Sequence[Any], moduli: tuple[int, int]) -> i
     return hash(node)
 
 
-def _missing(node: Call, seen: int, domains: Mapping[str, str]) -> str:
-    """What of a branch was not seen, though it is possible; empty where nothing is."""
-    possible = _possible(node, domains) & _by_extremes(node, domains)
+def _missing(node: Call, seen: int, domains: Mapping[str, str], every: int = BELOW | EQUAL | ABOVE) -> str:
+    """What of a branch was not seen, though it is possible, among `every` way there may be; empty where nothing is."""
+    possible = _possible(node, domains) & _by_extremes(node, domains) & every
     if node.fn in COMPARISONS:
         true, false = _TRUE[node.fn], 7 & ~_TRUE[node.fn]
         sides = [(true, "true"), (false, "false")]

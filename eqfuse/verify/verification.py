@@ -258,7 +258,9 @@ class Verification:
 
     def _untaken_of(self, source: Source) -> list[Untaken]:
         limits = frozenset(name for name, spec in source.specs.items() if spec.delimits)
-        return [each for program in source.programs for each in self.branches.untaken(program, limits)]
+        several = len(source.programs) > 1
+        known = self.branches.one_sided(source.programs) if several else frozenset[int]()
+        return [each for program in source.programs for each in self.branches.untaken(program, limits, known)]
 
     def agrees_in_any_order(self, stages: Sequence[Stage], source: Source) -> bool:
         """Whether stages agree with the source whatever the numbers of all branches are to each other. Where they do not, some

@@ -6,8 +6,8 @@ the values in between are kept multiplied: the result is rounded as often as bef
 need a multiplication of their own at full size (a tile that is loaded) are left alone: there the
 difference of two exact numbers is better taken first.
 
-The same holds where a kernel takes exponentials of differences between what it computes from inputs and what another
-kernel has stored, a maximum as a rule: `x - max x` is exactly 0 at the maximum, and it has to stay so. There, neither
+The same holds where a kernel takes exponentials of differences between what it computes from inputs, or from what was stored,
+and what another kernel has made of that and stored, a maximum as a rule: `x - max x` is exactly 0 at the maximum, and it has to stay so. There, neither
 what is stored nor what is subtracted is kept multiplied, for a product and its inverse are rounded.
 """
 
@@ -59,16 +59,25 @@ def base_2(program: TileProgram, *, everywhere: bool) -> TileProgram:
 
 
 def _met_again(program: TileProgram) -> frozenset[str]:
-    """Buffers that are part of an exponent together with inputs."""
+    """Buffers that are part of an exponent together with inputs, or with what they were made of."""
     made = {buffer.name for buffer in program.buffers}
-    found: set[str] = set()
+    made_of: dict[str, set[str]] = {}
+    exponents: list[set[str]] = []
     for kernel in program.kernels:
         sources = _Sources(kernel)
         for stmt in nested(kernel.body):
             if isinstance(stmt, Let) and _is_exponential(stmt):
-                read = sources.of(operands(stmt.op)[0])
-                found |= read & made if read - made else set()
-    return frozenset(found)
+                exponents.append(sources.of(operands(stmt.op)[0]))
+            elif isinstance(stmt, Store):
+                read = sources.of(stmt.value)
+                before = (made_of.get(name, set()) for name in read)
+                made_of[stmt.tensor] = made_of.get(stmt.tensor, set()).union(read, *before)
+    return frozenset(
+        name
+        for read in exponents
+        for name in read & made
+        if read - made or made_of.get(name, set()) & (read - {name})
+    )
 
 
 class _Sources:
