@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="pairs, mutants: processes at once (default: one per core)",
+        help="fuzz, pairs, mutants: processes at once (default: one for each core that this one may use)",
     )
     parser.add_argument(
         "--places",

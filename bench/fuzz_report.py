@@ -51,7 +51,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import eqfuse as eq
 from bench.judge import Expected, expected
-from bench.measure import time_limit
+from bench.measure import own_cores, time_limit
 from bench.programs import Example, programs, registered
 from bench.report import Column, Options, Report
 from eqfuse import compiler
@@ -556,18 +556,19 @@ def _batches(options: Options, path: Path | None) -> Iterator[Tally]:
 
         yield from (counted(done[batch]) for batch in batches if batch in done)
         left = [batch for batch in batches if batch not in done]
-        for batch, tally in _explored(left, time.monotonic() + options.seconds):
+        jobs = options.jobs or own_cores()
+        for batch, tally in _explored(left, time.monotonic() + options.seconds, jobs):
             if kept:
                 _keep(kept, batch, tally)
             yield counted(tally)
 
 
-def _explored(batches: list[Batch], deadline: float) -> Iterator[tuple[Batch, Tally]]:
-    """Each batch as it is done, in processes of their own. None is begun after the deadline. A batch whose process
+def _explored(batches: list[Batch], deadline: float, jobs: int) -> Iterator[tuple[Batch, Tally]]:
+    """Each batch as it is done, in processes of their own, `jobs` at once. None is begun after the deadline. A batch whose process
     dies is a failure; those beside it are tried again."""
     # spawned, not forked: what a fork does is one of the things that programs are tried for
     context = get_context("spawn")
-    workers = min(len(batches), os.cpu_count() or 1)
+    workers = min(len(batches), jobs)
     waiting, suspects = list(batches), list[Batch]()
     while (waiting or suspects) and time.monotonic() < deadline:
         alone = bool(suspects)

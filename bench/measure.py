@@ -85,6 +85,11 @@ CROWD = 4.0
 """How many times longer than alone a process waits at the most where others run beside it."""
 
 
+def own_cores() -> int:
+    """Cores that this process may use: where it is bound to some, fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 LEAST_BUSY = 0.1
 """The share of its time in which a process computes that is not waiting for something else."""
 

@@ -7,7 +7,6 @@ same checks. `--jobs` processes at once do a part of the mutants of one program 
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from bench.measure import own_cores
 from bench.mutants import MUTANTS, SOURCES, TRIALS, Subject, judge, places, rejected, subjects
 from bench.mutation import Same
 from bench.report import Column, Options, Report, one_line
@@ -78,7 +78,7 @@ def run(options: Options, report: Report) -> None:
         *(_Task(workload.name, workload=True, unmutated=True) for workload in select(options.only)),
     ]
     broken: list[str] = []
-    for done, task in _each(tasks, options.jobs or os.cpu_count() or 1):
+    for done, task in _each(tasks, options.jobs or own_cores()):
         for number, place in done.places:
             found[number].append(place)
         if task.workload:

@@ -12,7 +12,6 @@ inputs, the last is left out and counted, with what float64 said. Of the rest,
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ import torch
 from hypothesis import HealthCheck, Phase
 
 import eqfuse as eq
-from bench.measure import time_limit
+from bench.measure import own_cores, time_limit
 from bench.pairs import Pair, pairs_of
 from bench.programs import Example, programs, registered
 from bench.report import Column, Options, Report
@@ -184,7 +183,7 @@ def _said(total: Tally, seed: int) -> str:
 def _batches(options: Options) -> Iterator[Tally]:
     """Each batch as it is done, `--jobs` at once. None is begun after `--seconds`."""
     deadline = time.monotonic() + options.seconds
-    workers = options.jobs or os.cpu_count() or 1
+    workers = options.jobs or own_cores()
     starts = iter(range(0, options.examples, BATCH))
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_prepare, max_tasks_per_child=16
