@@ -12,7 +12,7 @@ from fake_gpu import Gpu, binaries, gpu
 
 import eqfuse as eq
 from eqfuse.tile.triton.direct import contiguous
-from eqfuse.tile.triton.planned import Planner
+from eqfuse.tile.triton.planned import Planner, planner_of
 
 __all__ = ["binaries", "gpu"]
 
@@ -87,6 +87,15 @@ def test_addresses_and_wide_integers_are_classes_of_their_own(binaries: set[Any]
     before = len(binaries)
     kernel(x=x, n=2**40, a=1.0)
     assert len(binaries) == before + 1
+
+
+def test_each_device_has_binaries_of_its_own(binaries: set[Any]) -> None:
+    kernel = eq.compile(SOFTMAX, target="h200", verify=False)
+    planner = planner_of(kernel.triton, kernel.name)
+    assert planner is not None
+    x, sizes = torch.empty(4, 64), {"i": 4, "j": 64}
+    here, again, there = (planner.planned({"x": t}, {}, sizes) for t in (x, x.clone(), x.to("meta")))
+    assert here.classes == again.classes != there.classes and here.launches == there.launches
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 5), (4, 1, 2), (1, 0, 3)])

@@ -24,7 +24,8 @@ WIDE = 2**31
 """Integers from here on are wide."""
 
 Class = tuple[Any, ...]
-"""What decides a binary: the kernel, its options and constants, and what of its arguments Triton looks at."""
+"""What decides a binary: the kernel, the device that it is loaded on, options, constants, and what of its arguments Triton looks
+at."""
 
 
 class _Layout:
@@ -78,12 +79,14 @@ class Planner:
         noted = _Sizes(sizes)
         self.launcher(**tensors, **scalars, sizes=noted)
         aligned = {name: not tensor.data_ptr() % ALIGNMENT for name, tensor in tensors.items()}
+        device = next(tensor.device for tensor in tensors.values())
         launches, classes = {}, {}
         for name, taken in self.module.ARGUMENTS.items():
             grid, integers, numbers, constants, options = noted.known[name]
             launches[name] = grid, integers, numbers
             classes[name] = (
                 name,
+                device,
                 options,
                 tuple(map(str, constants)),
                 *[aligned.get(tensor) for tensor in taken["tensors"]],
