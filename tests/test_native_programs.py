@@ -227,8 +227,23 @@ PROGRAMS = {
         "x: i32[i, j]\ny[i] = sum[j](x[i,j] * x[i,j])\nm[i] = max[j](x[i,j] // 3)\nreturn y, m",
         {"x": (7, 40)},
     ),
+    "int8": (
+        "q[i,j] = i8(round(x[i,j] / (max[j](abs(x[i,j])) / 127)))\ns[i] = max[j](abs(x[i,j])) / 127",
+        {"x": (7, 83)},
+    ),
+    "weights of int8": (
+        "w: i8[k, j]\ny[i,k] = sum[j](x[i,j] * w[k,j]) * s[k]",
+        {"x": (5, 70), "w": (33, 70), "s": (33,)},
+    ),
+    "products of int8": (
+        "x: i8[i, j]\nw: i8[k, j]\ny[i,k] = sum[j](x[i,j] * w[k,j]) * s[k]",
+        {"x": (5, 70), "w": (33, 70), "s": (33,)},
+    ),
 }
 """Programs of every kind of access, dtype and fold: sources and shapes."""
+
+
+INTEGERS = {"i32": torch.int32, "i8": torch.int8}
 
 
 def drawn(source: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -244,8 +259,8 @@ def drawn(source: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch
             ),
             "",
         )
-        if dtype == "i32":
-            found[name] = torch.randint(-50, 50, shape, generator=generator, dtype=torch.int32)
+        if dtype in INTEGERS:
+            found[name] = torch.randint(-50, 50, shape, generator=generator, dtype=INTEGERS[dtype])
         else:
             found[name] = torch.randn(shape, generator=generator).to(kinds.get(dtype, torch.float32))
     return found
@@ -253,7 +268,17 @@ def drawn(source: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.slow(
-    but=["column sums", "half", "float64", "any and all", "int32", "positions", "largest few", "added too"]
+    but=[
+        "column sums",
+        "half",
+        "float64",
+        "any and all",
+        "int32",
+        "int8",
+        "positions",
+        "largest few",
+        "added too",
+    ]
 )
 def test_accesses_dtypes_and_folds(name: str) -> None:
     source, shapes = PROGRAMS[name]
