@@ -187,6 +187,18 @@ def test_one_library_for_every_size(own_cache: Path) -> None:
 
 
 @compiling
+@pytest.mark.parametrize("columns", [64, 70])
+def test_rows_of_a_table_are_read_as_vectors(columns: int) -> None:
+    """Which row is checked once for all of its elements; a row that is not there is not read."""
+    kernel = eq.compile("y[i] = sum[j](t[k[i], j])", native="wait", verify=False)
+    t, k = torch.randn(9, columns), torch.tensor([3, 0, 8, 8])
+    torch.testing.assert_close(kernel(t=t, k=k), t[k].sum(1))
+    assert kernel.cpp is not None and "? tensor1 +" in kernel.cpp
+    for wrong in (9, 1 << 40, -1):
+        with pytest.raises(eq.EqfuseError, match=f"'t': position {wrong} is outside a dimension of 9"):
+            kernel(t=t, k=torch.tensor([3, 0, wrong, 8]))
+
+
 def test_a_position_outside_is_the_caller_s_error() -> None:
     kernel = eq.compile("y[i] = sum[j](x[i,j]) * t[k[i]]", native="wait", verify=False)
     x, t = torch.randn(9, 20), torch.randn(4)

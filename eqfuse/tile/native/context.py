@@ -108,6 +108,7 @@ class Context:
             axis: min(block.size or extents[self._axis(axis)], max(1, extents[self._axis(axis)]))
             for axis, block in self.blocks.items()
         }
+        self.alone = {axis for axis in self.blocks if self.lengths[axis] >= extents[self._axis(axis)]}
         items = plain(kernel, self.lengths)
         self.tree = Tree(items, nesting(items, self.lengths), interface.unit, self.stored)
         self.lines: list[str] = []

@@ -11,6 +11,7 @@ from eqfuse.tile.native.ahead import PARTS
 from eqfuse.tile.native.context import Context, Open
 from eqfuse.tile.native.nodes import Leaf, Node, Put
 from eqfuse.tile.native.text import (
+    ELEMENTS,
     converted,
     kind,
     number,
@@ -67,7 +68,9 @@ class Tensors(Context):
             case _:
                 return None
 
-    def _access(self, tensor: str, index: Sequence[Value], mask: str, wide: bool) -> tuple[str, str, str]:
+    def _access(
+        self, tensor: str, index: Sequence[Value], mask: str, wide: bool, *, reads: bool = False
+    ) -> tuple[str, str, str]:
         """Where a tensor is read or written: a pointer with the step of its lanes; or a pointer, the offsets of lanes
         and which of them are wanted, if there is no step. Positions outside are noted as a failure, and not touched."""
         self.used.add(tensor)
@@ -81,24 +84,11 @@ class Tensors(Context):
             wanted = self.names.fresh("wanted")
             self.emit(f"bool {wanted} = {mask or 'true'};")
             for k in checked:
-                self.emit(
-                    f"inside({wanted}, {texts[k]}, {self._extent(tensor, k)}, {self.interface.tensors.index(tensor)}, failure);"
-                )
+                self._note_outside(wanted, texts[k], tensor, k)
             return f"{name} + {offset}", "0", wanted
-        steps = [self._steps(at, vector.axis) for at in index]
-        if not mask and not checked and all(step is not None for step in steps):
-            known = [step for step in steps if step is not None]
-            offset = (
-                " + ".join(
-                    f"(i64)({first}) * {self._stride(tensor, k)}" for k, (first, _) in enumerate(known)
-                )
-                or "0"
-            )
-            moving = [k for k, (_, step) in enumerate(known) if step != "0"]
-            if len(moving) == 1 and known[moving[0]][1] == "1" and (tensor, moving[0]) in self.interface.unit:
-                return f"{name} + {offset}", "1", ""
-            step = " + ".join(f"{known[k][1]} * {self._stride(tensor, k)}" for k in moving) or "0"
-            return f"{name} + {offset}", f"({step})", ""
+        stepped = None if mask else self._stepped(tensor, index, checked, vector, reads)
+        if stepped is not None:
+            return *stepped, ""
         wanted, offset = self.names.fresh("wanted"), self.names.fresh("offset")
         on = f"first({vector.left})" if vector.left else "splat(true)"
         self.emit(f"I {wanted} = {f'both({mask}, {on})' if mask else on};")
@@ -107,16 +97,42 @@ class Tensors(Context):
             place = self.names.fresh("place")
             self.emit(f"const L {place} = to_i64({self._read(at, wide=True)});")
             if k in checked:
-                self.emit(
-                    f"inside({wanted}, {place}, {self._extent(tensor, k)}, {self.interface.tensors.index(tensor)}, failure);"
-                )
+                self._note_outside(wanted, place, tensor, k)
             self.emit(f"{offset} += {place} * {self._stride(tensor, k)};")
         return name, offset, wanted
+
+    def _note_outside(self, wanted: str, at: str, tensor: str, dim: int) -> None:
+        where = f"{self._extent(tensor, dim)}, {self.interface.tensors.index(tensor)}"
+        self.emit(f"inside({wanted}, {at}, {where}, failure);")
+
+    def _stepped(
+        self, tensor: str, index: Sequence[Value], checked: Sequence[int], vector: Open, reads: bool
+    ) -> tuple[str, str] | None:
+        """A pointer and the step of its lanes; None where lanes have no step, or their positions are checked. A position
+        that all lanes share is checked once where neighbours are read: outside, zeros are read."""
+        steps = [self._steps(at, vector.axis) for at in index]
+        if any(step is None for step in steps):
+            return None
+        known = [step for step in steps if step is not None]
+        texts = (f"(i64)({first}) * {self._stride(tensor, k)}" for k, (first, _) in enumerate(known))
+        place = f"{self._tensor(tensor)} + {' + '.join(texts) or '0'}"
+        moving = [k for k, (_, step) in enumerate(known) if step != "0"]
+        near = len(moving) == 1 and known[moving[0]][1] == "1" and (tensor, moving[0]) in self.interface.unit
+        if not checked:
+            step = " + ".join(f"{known[k][1]} * {self._stride(tensor, k)}" for k in moving) or "0"
+            return place, "1" if near else f"({step})"
+        if not reads or not near or moving[0] in checked:
+            return None
+        there = self.names.fresh("there")
+        self.emit(f"bool {there} = true;")
+        for k in checked:
+            self._note_outside(there, known[k][0], tensor, k)
+        return f"({there} ? {place} : ({ELEMENTS[self._dtype(tensor)]}*)nothing)", "1"
 
     def _load(self, value: Value, op: LoadTile, wide: bool) -> str:
         dtype, vector = self._dtype(op.tensor), self._vector
         mask = "" if op.mask is None else self._read(op.mask, wide=wide)
-        place, step, wanted = self._access(op.tensor, op.index, mask, wide)
+        place, step, wanted = self._access(op.tensor, op.index, mask, wide, reads=True)
         other = number(op.other, value.dtype)
         if not wide or vector is None:
             text = f"get_{dtype}({place})"
@@ -146,9 +162,8 @@ class Tensors(Context):
         if not parts or vector is None or (self.part is not None and self.part not in parts):
             return
         axes = [self._axis_of(at) for at in op.index]
-        next_one = next(
-            (axis for axis in (*reversed(self.walks), *self.kernel.grid[:1]) if axis in axes), None
-        )
+        around = (axis for axis in (*reversed(self.walks), *self.kernel.grid) if axis not in self.alone)
+        next_one = next((axis for axis in around if axis in axes), None)
         size = BYTES[self._dtype(op.tensor)] * prod(self.lengths[dim] for dim in value.dims)
         if next_one is None or axes.count(next_one) != 1 or size > AHEAD * cache_bytes():
             return

@@ -192,6 +192,16 @@ CONVERSION(to_f64, double, D)
 CONVERSION(to_i32, int, I)
 CONVERSION(to_i64, i64, L)
 
+// Bytes as integers. A compiler converts them one by one unless it is told how.
+#if defined(__AVX512F__) && !defined(__clang__)
+typedef char Bytes __attribute__((vector_size(16)));
+INLINE I widened(U8 x) { return (I)__builtin_ia32_pmovzxbd512_mask((Bytes)x, I{}, (u16)-1); }
+INLINE I widened(I8 x) { return (I)__builtin_ia32_pmovsxbd512_mask((Bytes)x, I{}, (u16)-1); }
+#else
+INLINE I widened(U8 x) { return CONVERT(CONVERT(x, U16), I); }
+INLINE I widened(I8 x) { return CONVERT(CONVERT(x, I16), I); }
+#endif
+
 INLINE F from_f16(H x) { return CONVERT(x, F); }
 INLINE H to_f16(F x) { return CONVERT(x, H); }
 INLINE F from_bf16(U16 x) { return (F)(CONVERT(x, U) << 16); }
@@ -200,7 +210,7 @@ INLINE U16 to_bf16(F x) {  // to nearest, ties to even
   return CONVERT((U)(x == x) ? rounded : rounded - rounded + 0x7fc0, U16);
 }
 INLINE F from_f8e4m3(U8 x) {  // no denormal of float32 comes up on the way: they take a hundred cycles
-  I b = CONVERT(x, I), magnitude = b & 0x7f;
+  I b = widened(x), magnitude = b & 0x7f;
   F y = magnitude < 8 ? CONVERT(magnitude, F) * 0x1p-9f : floats((magnitude << 20) + (120 << 23));
   y = magnitude == 0x7f ? splat(NAN) : y;
   return floats(bits(y) | (b & 0x80) << 24);
@@ -354,9 +364,9 @@ MEMORY(f32, float, F, F, float, x, v)
 MEMORY(f64, double, D, D, double, x, v)
 MEMORY(i32, int, I, I, int, x, v)
 MEMORY(i64, i64, L, L, i64, x, v)
-MEMORY(bool, u8, U8, I, bool, (I)(CONVERT(x, I) != 0), CONVERT(v & 1, U8))
-MEMORY(i8, i8, I8, I, int, CONVERT(x, I), CONVERT(v, I8))
-MEMORY(u8, u8, U8, I, int, CONVERT(x, I), CONVERT(v, U8))
+MEMORY(bool, u8, U8, I, bool, (I)(widened(x) != 0), CONVERT(v & 1, U8))
+MEMORY(i8, i8, I8, I, int, widened(x), CONVERT(v, I8))
+MEMORY(u8, u8, U8, I, int, widened(x), CONVERT(v, U8))
 MEMORY(i16, i16, I16, I, int, CONVERT(x, I), CONVERT(v, I16))
 MEMORY(f16, _Float16, H, F, float, from_f16(x), to_f16(v))
 MEMORY(bf16, u16, U16, F, float, from_bf16(x), to_bf16(v))
@@ -413,6 +423,9 @@ INLINE void inside(I& wanted, L at, i64 extent, i64 tensor, i64* failure) {
     wanted &= ~outside;
   }
 }
+
+// What a vector is read from whose position is outside.
+static char nothing[LANES * 8] = {};
 
 // How many of the first `stop` elements, which ascend, are below target, or with `right` at most target.
 template <class T> INLINE int search(const T* elements, i64 stride, i64 stop, i64 target, bool right) {
