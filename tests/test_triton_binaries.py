@@ -140,6 +140,29 @@ def test_several_kernels_share_a_call(nvidia: Driver, compiling: list[str]) -> N
     assert len(nvidia.launched) == len(kernel.loops.kernels) > 1
 
 
+@pytest.mark.slow
+def test_new_lengths_launch_what_the_module_would(
+    nvidia: Driver, compiling: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grids, sizes and strides of calls that go straight to binaries, beside those by way of the module's launcher."""
+    lengths = (4000, 4001, 4016, 3333, 2500)
+    given = [torch.randn(4, length) for length in lengths]
+    for x in given:
+        made(SOFTMAX, prefer="split_k")(x=x)
+    launched = []
+    for planner in (None, launch.TritonProgram.planner):
+        monkeypatch.setattr(launch.TritonProgram, "planner", planner)
+        kernel, nvidia.launched = made(SOFTMAX, prefer="split_k"), []
+        for x in given:
+            assert kernel(x=x).shape == x.shape
+        addresses = [int(kind == "u64") for kind in nvidia.types["kernel1_partial"]]
+        assert sum(addresses) > 2
+        launched.append(
+            [(*rest, [value for value in values if value < 2**32]) for *rest, values in nvidia.launched]
+        )
+    assert launched[0] == launched[1] and len(launched[0]) > len(lengths)
+
+
 @pytest.mark.parametrize("change", ["other length", "unaligned", "other width"])
 def test_others_are_compiled(change: str, nvidia: Driver, compiling: list[str]) -> None:
     made(SOFTMAX)(x=torch.randn(64, 1024))
