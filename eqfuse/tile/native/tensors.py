@@ -127,7 +127,7 @@ class Tensors(Context):
         self.emit(f"bool {there} = true;")
         for k in checked:
             self._note_outside(there, known[k][0], tensor, k)
-        return f"({there} ? {place} : ({ELEMENTS[self._dtype(tensor)]}*)nothing)", "1"
+        return f"({there} ? {place} : ({ELEMENTS[self._dtype(tensor)]}*)absent)", "1"
 
     def _load(self, value: Value, op: LoadTile, wide: bool) -> str:
         dtype, vector = self._dtype(op.tensor), self._vector

@@ -425,7 +425,7 @@ INLINE void inside(I& wanted, L at, i64 extent, i64 tensor, i64* failure) {
 }
 
 // What a vector is read from whose position is outside.
-static char nothing[LANES * 8] = {};
+static char absent[LANES * 8] = {};
 
 // How many of the first `stop` elements, which ascend, are below target, or with `right` at most target.
 template <class T> INLINE int search(const T* elements, i64 stride, i64 stop, i64 target, bool right) {
