@@ -195,10 +195,16 @@ def _fits(value: object, hint: Hint) -> bool:
     return isinstance(hint, type) and isinstance(value, hint)
 
 
+_fields: dict[type, tuple[str, ...]] = {}
+
+
 def _names(kind: type) -> tuple[str, ...]:
-    if not is_dataclass(kind):
-        raise Uncodable(f"a {kind.__name__} is none of the classes")
-    return tuple(field.name for field in fields(kind))
+    """The names of a dataclass' fields, which every value is asked for."""
+    if kind not in _fields:
+        if not is_dataclass(kind):
+            raise Uncodable(f"a {kind.__name__} is none of the classes")
+        _fields[kind] = tuple(field.name for field in fields(kind))
+    return _fields[kind]
 
 
 @cache

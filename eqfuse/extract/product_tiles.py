@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eqfuse.extract.devices import Device
 from eqfuse.extract.resources import (
@@ -23,6 +23,7 @@ from eqfuse.extract.resources import (
 )
 from eqfuse.extract.shape import Shape
 from eqfuse.loops.nodes import Kernel
+from eqfuse.records import dataclass
 
 LEAST = 16
 """Positions of an axis that tensor cores take at least."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from eqfuse.records import dataclass
 from eqfuse.tile.nodes import (
     Align,
     Carried,

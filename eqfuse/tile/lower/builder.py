@@ -5,9 +5,10 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from eqfuse.loops.blocks import Block
+from eqfuse.records import dataclass
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, identity, operand_dtypes, result_dtype

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from eqfuse.loops.contraction import Contraction
+from eqfuse.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ Blocks are counted from the start of the range, or, where `low` is data, from th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from eqfuse.loops.identity import predicates, vanishes
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
+from eqfuse.records import dataclass
 from eqfuse.terms.assume import folded
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, free_axes, walk
 from eqfuse.tile.lower.builder import Builder

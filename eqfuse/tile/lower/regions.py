@@ -12,9 +12,10 @@ predicate is for.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eqfuse.loops.nodes import Kernel
+from eqfuse.records import dataclass
 from eqfuse.terms.assume import conjuncts
 from eqfuse.terms.linear import MIRRORED, NEGATED, difference, linear
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Scalar, Size, walk

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.nodes import Let, Loop, Stmt, Store
+from eqfuse.records import dataclass
 from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.folds import Fold, contributions, fold_of, sides
 from eqfuse.terms.functions import ROUNDINGS

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from eqfuse.records import dataclass
 from eqfuse.tile.nodes import For, Kernel, Let, Op, Stmt, TileProgram, Value
 from eqfuse.tile.walk import defined
 

@@ -7,9 +7,10 @@ of that. What has gone through them is checked, verified and printed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
+from eqfuse.records import dataclass
 from eqfuse.tile.check import check
 from eqfuse.tile.nodes import TileProgram
 from eqfuse.tile.passes.division import plain_divisions

@@ -12,8 +12,9 @@ to either side, too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from eqfuse.records import dataclass
 from eqfuse.tile.def_use import Uses
 from eqfuse.tile.dtypes import INTEGERS
 from eqfuse.tile.nodes import (
