@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from grad_programs import ATTENTION, CASES, Case
 
 import eqfuse as eq
@@ -189,3 +190,15 @@ def test_a_shift_is_found_beside_a_logarithm_that_is_multiplied() -> None:
 def test_a_maximum_that_only_scales_passes_nothing() -> None:
     text = eq.grad(WORKLOADS["l2norm"].source, ("x",))
     assert "argmax" not in text and text.startswith("m[r] = max[c](abs(x[r, c]))")
+
+
+def test_sums_whose_terms_nearly_cancel_are_one_sum() -> None:
+    """The gradient of a weighted mean has p (x - a) in it, and 1 is less than the last place of x or a."""
+    source = "x: f32[k]\na[i] = softmax_weighted[k](where(i >= 0, x[k], 0), x[k])"
+    text = eq.grad(source, ("x",))
+    assert "(x[k] - a[i])" in text and "- dx_sum" not in text
+    x = torch.tensor([1.5e20, -2.9e19, -2.2e20], requires_grad=True)
+    cotangent = torch.tensor([0.25, -1.5, 0.5])
+    found = eq.compile(source)(x=x, sizes={"i": 3})
+    (made,) = torch.autograd.grad(found, x, cotangent)
+    assert torch.allclose(made, torch.tensor([float(cotangent.sum()), 0.0, 0.0]))

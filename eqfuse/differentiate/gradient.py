@@ -121,7 +121,7 @@ def _differentiated(
 
 
 def _result(steps: Steps, reverse: Reverse, name: str) -> Step:
-    found = collected(reverse.found.get(name, ()))
+    found = reverse.together(name, collected(reverse.found.get(name, ())))
     if not found:
         reverse.notes.append(f"{cotangent(name)} is 0: no output has a gradient by {name}")
     value = expression(found) if found else Const(0.0)

@@ -74,6 +74,7 @@ class Reverse:
     _quotients: list[tuple[Step, Monomial]] = field(default_factory=list)
     _rests: dict[tuple[object, ...], list[Expr]] = field(default_factory=dict)
     _reads: dict[str, int] = field(default_factory=dict)
+    _sums: dict[str, Polynomial] = field(default_factory=dict)  # what a step sums
 
     def run(self, seeds: dict[str, Polynomial]) -> None:
         """Fills `found` with the cotangents, from those of the outputs."""
@@ -314,7 +315,42 @@ class Reverse:
         if self._may_cancel(inner) and is_zero(self.steps, step, parts, name):
             return ()
         step = self.steps.add(step)
+        self._sums[step.name] = inner
         return tuple(term.times(front) for term in atom(step.itself))
+
+    def together(self, name: str, terms: Polynomial) -> Polynomial:
+        """A cotangent with sums over the same axes as one where terms of them nearly cancel: `sum[i](p * x - q) - sum[i](p * a)` is
+        `sum[i](p * (x - a) - q)`, which keeps the digits of q where x and a are large and near each other."""
+        for place, one in enumerate(terms):
+            for other in terms[place + 1 :]:
+                first, second = self._sum(one), self._sum(other)
+                if first is None or second is None or {*first.over} != {*second.over}:
+                    continue
+                parts = [
+                    [part.times(Monomial(term.number, {})) for part in self._sums[step.name]]
+                    for term, step in ((one, first), (other, second))
+                ]
+                if not any(_cancels(a, b, first.over) for a in parts[0] for b in parts[1]):
+                    continue
+                axes = tuple(axis for axis in self.targets[name] if axis in {*first.axes, *second.axes})
+                body = expression(collected((*parts[0], *parts[1])))
+                made = Step(self.steps.names.fresh(f"d{name}_sum"), axes, body, "sum", first.over)
+                made = self.steps.add(made)
+                self._sums[made.name] = collected((*parts[0], *parts[1]))
+                rest = [term for term in terms if term is not one and term is not other]
+                return self.together(name, collected((*rest, *atom(made.itself))))
+        return terms
+
+    def _sum(self, term: Monomial) -> Step | None:
+        """The sum that a monomial is, but for a number."""
+        if term.masks or len(term.powers) != 1:
+            return None
+        ((factor, exponent),) = term.powers.items()
+        made = name_of(factor)
+        if exponent != 1 or made not in self._sums:
+            return None
+        step = self.steps.step(made)
+        return step if factor == step.itself else None
 
     def _sum_name(self, name: str, terms: Polynomial, front: Monomial) -> str:
         """What a sum is called that is, times `front`, a part of the cotangent of `name`: that cotangent where it is all of
@@ -508,6 +544,19 @@ def _divided(terms: Polynomial, powers: Mapping[Expr, int]) -> Polynomial:
     """The terms without some of their factors."""
     behind = Monomial(UNIT.number, {factor: -n for factor, n in powers.items()})
     return collected(term.times(behind) for term in terms)
+
+
+def _cancels(one: Monomial, other: Monomial, over: Sequence[str]) -> bool:
+    """Whether two monomials are of opposite signs, and but for one factor of each the same: one that has all axes summed over."""
+    if one.number * other.number > 0 or one.masks != other.masks:
+        return False
+    common = shared((one, other)).powers
+    rests = [
+        {factor: n - common.get(factor, 0) for factor, n in term.powers.items() if n != common.get(factor, 0)}
+        for term in (one, other)
+    ]
+    axes = frozenset[str]().union(*map(free_axes, common))
+    return axes >= set(over) and all(list(rest.values()) == [1] for rest in rests)
 
 
 def _times_sizes(terms: Polynomial, axes: Iterable[str]) -> Polynomial:
