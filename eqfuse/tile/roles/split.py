@@ -35,6 +35,7 @@ from eqfuse.tile.nodes import Stmt as TileStmt
 from eqfuse.tile.roles.branches import branched
 from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.columns import copies, masked_behind
+from eqfuse.tile.roles.cut import cut
 from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.joined import joined
 from eqfuse.tile.roles.loads import Tensors, copied, ends_early, ops_of, put
@@ -264,7 +265,7 @@ class _Split:
         kernel, schedule = self.kernel, self.schedule
         persistent = schedule.persistent
         producer = self._role(self._producer)
-        body = self._role(self._consumer)
+        body = pruned(cut(self._role(self._consumer), self.fresh))
         self._in_registers(body)
         consumers = [Role("consumer", part, body) for part in range(schedule.consumers)]
         rings = tuple(dict.fromkeys(copy.ring for copy in self.copies.values()))

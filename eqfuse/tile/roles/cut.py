@@ -1,0 +1,121 @@
+"""A loop whose branches are for the blocks before or behind a position becomes two loops, without the branches. A branch keeps what is
+on either side of it apart: instructions of the blocks that do not take it wait there, too.
+
+    for j in a..c:                      for j in a..b:  ...
+      when j >= b:  y = f(x), else x    for j in b..c:  ... y = f(x) ...
+
+Nothing ends between the two: what the first one carries, products and slots of the block before, the second one goes on with.
+Loops whose branches hold code for what is not finite stay as they are: their products would wait for each other (ptxas moves sums
+between registers there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from eqfuse.tile.nodes import BlockSize, Carried, Constant, Elementwise, Let, Start, Value
+from eqfuse.tile.roles.names import Fresh
+from eqfuse.tile.roles.nodes import Items, Look, Loop, Stmt, When
+from eqfuse.tile.roles.walk import defined_by, nested, renamed
+
+INTEGER = "i32"
+
+
+def cut(body: Sequence[Stmt], fresh: Fresh) -> tuple[Stmt, ...]:
+    """The body with its loops cut where their branches begin or end to be taken."""
+    made: list[Stmt] = []
+    for stmt in body:
+        match stmt:
+            case Loop():
+                made += _pieces(stmt, fresh)
+            case When() | Items():
+                made.append(replace(stmt, body=cut(stmt.body, fresh)))
+            case _:
+                made.append(stmt)
+    return tuple(made)
+
+
+def _pieces(loop: Loop, fresh: Fresh) -> Iterator[Stmt]:
+    found = _condition(loop)
+    if found is None or any(isinstance(stmt, Look) for stmt in nested(loop.body)):
+        yield loop
+        return
+    condition, side, bound = found
+    size, end = _new(fresh, "step"), _new(fresh, f"{loop.axis}_end")
+    yield Let(size, BlockSize(loop.axis))
+    yield Let(end, Elementwise("minimum", (bound, loop.stop)))
+    behind: list[Let] = []
+    begin = _begin(loop.start, bound, size, fresh, behind)
+    links = {item.value.name: fresh.like(item.value, "before") for item in loop.carried}
+    early = _body(loop, condition, taken=side == "lt", names=links, fresh=fresh)
+    first = [
+        replace(item, value=links[item.value.name], next=n)
+        for item, n in zip(loop.carried, early[1], strict=True)
+    ]
+    yield from _pieces(replace(loop, stop=end, carried=tuple(first), body=early[0]), fresh)
+    yield from behind
+    late = _body(loop, condition, taken=side == "ge", names={}, fresh=fresh)
+    then = [
+        Carried(item.value, links[item.value.name], n) for item, n in zip(loop.carried, late[1], strict=True)
+    ]
+    yield from _pieces(replace(loop, start=begin, carried=tuple(then), body=late[0]), fresh)
+
+
+def _condition(loop: Loop) -> tuple[Value, Literal["lt", "ge"], Value] | None:
+    """A condition of branches of a loop's body that compares the position of a block with a number from outside."""
+    ops = {s.value.name: s.op for s in loop.body if isinstance(s, Let)}
+    inside = {v.name for s in nested(loop.body) for v in defined_by(s)} | {c.value.name for c in loop.carried}
+    for stmt in loop.body:
+        if isinstance(stmt, When):
+            match ops.get(stmt.condition.name):
+                case Elementwise("lt" | "ge" as side, (position, bound)) if bound.name not in inside:
+                    if ops.get(position.name) == Start(loop.axis):
+                        return stmt.condition, "lt" if side == "lt" else "ge", bound
+    return None
+
+
+def _new(fresh: Fresh, name: str) -> Value:
+    return fresh.value(name, (), INTEGER)
+
+
+def _begin(start: Value, bound: Value, size: Value, fresh: Fresh, made: list[Let]) -> Value:
+    """The first position of a block that is not below a bound."""
+
+    def let(name: str, fn: str, *args: Value) -> Value:
+        value = _new(fresh, name)
+        natural = Elementwise(fn, args, "natural") if fn == "floordiv" else Elementwise(fn, args)
+        made.append(Let(value, natural))
+        return value
+
+    one = _new(fresh, "one")
+    made.append(Let(one, Constant(1)))
+    away = let("away", "sub", let("later", "maximum", start, bound), start)
+    blocks = let("blocks", "floordiv", let("up", "sub", let("sum", "add", away, size), one), size)
+    return let("begin", "add", start, let("passed", "mul", blocks, size))
+
+
+def _body(
+    loop: Loop, condition: Value, *, taken: bool, names: dict[str, Value], fresh: Fresh
+) -> tuple[tuple[Stmt, ...], list[Value]]:
+    """The loop's body for blocks that take its branches, or do not, under new names, and what it leaves for the next block."""
+    known = dict(names)
+    made: list[Stmt] = []
+
+    def add(statements: Iterable[Stmt]) -> None:
+        for stmt in statements:
+            if isinstance(stmt, When) and stmt.condition == condition:
+                if taken:
+                    add(stmt.body)
+                for result in stmt.results:
+                    chosen = result.then if taken else result.otherwise
+                    known[result.value.name] = known.get(chosen.name, chosen)
+                continue
+            for each in nested((stmt,)):
+                for value in defined_by(each):
+                    known[value.name] = fresh.like(value, "of")
+            made.append(renamed(stmt, known))
+
+    add(loop.body)
+    return tuple(made), [known.get(item.next.name, item.next) for item in loop.carried]
