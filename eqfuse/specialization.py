@@ -570,7 +570,10 @@ class Specializations:
             host = self.host(compiled)
             assert host is not None
             host.prepare(given.tensors, special.extents, special.shards)
-        return self.run(special, given)
+        results = self.run(special, given)
+        if not special.is_empty:
+            self._learn(special, None, given)
+        return results
 
     def held(self, special: Specialization, given: Given, outputs: Results) -> Callable[[], None]:
         """What runs a call, which has run, once more: on the same tensors, into the same outputs."""

@@ -286,8 +286,12 @@ def test_prepared_shapes_on_a_gpu(gpu: Gpu) -> None:
     kernel = eq.compile(ATTENTION, target="h200", prefer="split_k", verify=False)
     found = kernel.prepare({"q": (3, 16), "k": (70, 16), "v": (70, 16)}, device="cpu")
     assert found == len(gpu.compiled) == len(kernel.tile.kernels)
-    given = inputs()
-    torch.testing.assert_close(kernel(**given), attended(given), rtol=1e-3, atol=1e-3)
+    for keys in (70, 71):  # prepared, and another one of its like: neither is compiled again
+        given = inputs(keys)
+        for name in "qkv":
+            gpu.seen(given[name])
+        torch.testing.assert_close(kernel(**given), attended(given), rtol=1e-3, atol=1e-3)
+    assert len(gpu.compiled) == found and len(gpu.straight) == 2 * found
 
 
 def test_prepare_takes_sizes_and_integers() -> None:

@@ -231,6 +231,27 @@ def test_calls_and_launches_are_captured(prefer: str) -> None:
     assert kernel.prepare({name: given[name].shape for name in "qkv"}) == 0
 
 
+@EVERY_SCHEDULE
+def test_new_lengths_launch_what_others_have_launched(prefer: str) -> None:
+    """With other sizes and strides, whatever 16 divides, and in views that begin anywhere."""
+    kernel = eq.compile(DECODE, prefer=prefer, verify=False)
+    lengths = (*range(129, 150), 160, 200, 255, 256)
+    for length in (*lengths, *reversed(lengths)):
+        given = decode_inputs(length)
+        close(kernel(**given), given)
+    before = kernel.compilations
+    for length in (151, 152, 176, 177, 240):
+        given = decode_inputs(length)
+        close(kernel(**given), given)
+        assert kernel.compilations == before
+    for length in (151, 176):
+        given = decode_inputs(length)
+        given["k"] = torch.randn(2 * length * 64 + 1, device=DEVICE)[1:].view(2, length, 64)
+        given["v"] = torch.randn(2, length, 128, device=DEVICE)[..., ::2]
+        for _ in range(2):
+            close(kernel(**given), given)
+
+
 def test_known_calls_on_other_streams_and_in_threads() -> None:
     kernel = eq.compile(DECODE, prefer="split_k", verify=False)
     given = decode_inputs()
