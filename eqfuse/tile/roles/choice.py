@@ -323,6 +323,7 @@ class Price:
         found = residuals.seconds(
             self._work, roles.consumers, roles.slots, overlapped=overlapped, persistent=persistent
         )
+        found *= residuals.several if self._several else 1.0
         found -= self._work.waves * residuals.ahead if roles.ahead else 0.0
         bound = max(found, self._memory, residuals.cached * self._cache)
         return bound - SHOWN * (bound - found)
