@@ -131,6 +131,30 @@ def test_calls_and_bound_launches_of_roles() -> None:
     torch.testing.assert_close(kernel(**{**arguments, "K": wide[..., :128]}), launch(), rtol=2e-2, atol=2e-2)
 
 
+LOSS = """
+    x: bf16[i,d]
+    W: bf16[v,d]
+    label: i64[i]
+    loss: f32[i]
+    L[i,v] = sum[d](x[i,d] * W[v,d])
+    loss[i] = max[v](L[i,v]) + log(sum[v](exp(L[i,v] - max[v](L[i,v])))) - L[i,label[i]]
+"""
+
+
+@pytest.mark.parametrize(("rows", "words"), [(2048, 16384), (2000, 10000), (1999, 10001)])
+def test_losses_of_a_linear_layer_agree_with_float64(rows: int, words: int) -> None:
+    """Products inside of loops over their columns, merged by a kernel of Triton; and what no copy engine addresses."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(rows, 512, device="cuda", generator=generator).to(torch.bfloat16)
+    weights = (torch.randn(words, 512, device="cuda", generator=generator) / 16).to(torch.bfloat16)
+    label = torch.randint(0, words, (rows,), device="cuda", generator=generator)
+    kernel = eq.compile(LOSS)
+    found = kernel(x=x, W=weights, label=label)
+    logits = x.double() @ weights.double().T
+    exact = torch.logsumexp(logits, 1) - logits[torch.arange(rows, device="cuda"), label]
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("persistent", (False, True))
 def test_the_concurrency_sanitizer_finds_no_race(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     import triton

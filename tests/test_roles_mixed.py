@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import eqfuse as eq
+from bench.mutants_roles import MUTANTS
 from bench.workloads import WORKLOADS
 from eqfuse import certification, compiler, division
 from eqfuse.compiled import Compiled
@@ -20,11 +21,13 @@ from eqfuse.differentiate.chunks import chunks_of
 from eqfuse.differentiate.gradient import saving_gradient
 from eqfuse.extract.candidates import with_outputs
 from eqfuse.terms.floats import FloatDomain
+from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.gluon.launch import GluonProgram
 from eqfuse.tile.nodes import Align, Dot, For, Kernel, LoadTile
+from eqfuse.tile.roles.check import check
 from eqfuse.tile.roles.interpreter import run
-from eqfuse.tile.roles.nodes import Loop, Put, RolesKernel, When
+from eqfuse.tile.roles.nodes import Loop, Put, RolesKernel, RolesProgram, When
 from eqfuse.tile.roles.split import prepared
 from eqfuse.tile.roles.started import started
 from eqfuse.tile.roles.turned import turned
@@ -219,6 +222,41 @@ def test_losses_in_roles_are_those_of_the_program(
     for form in certification.verified_roles(compiled.chosen.nest, program, compiled.dtypes, H200, chosen):
         made = run(form, program, arrays, {}, sizes, FloatDomain(), shards={"v_shard": 2})
         np.testing.assert_allclose(made["loss"], expected, rtol=4e-3)  # rounded to bf16
+
+
+@pytest.mark.slow
+def test_mistakes_in_loops_of_loops_are_caught() -> None:
+    """Each kind in the first places where it can be made: by the check of roles, by their interpreter, or by the losses. Two rings
+    are freed together: that the producer waits for one of them is enough. The loop for the rest of a shard has one trip at most,
+    for which turns need not go on."""
+    derived, compiled = _pipeline(f"loss: f32[i]\n{LOSS}", {"i": 8192, "d": 4096, "v": 128256})
+    program = derived.program
+    _, form = certification.verified_roles(
+        compiled.chosen.nest, program, compiled.dtypes, H200, compiled.chosen.plan.roles
+    )
+    rng, sizes = np.random.default_rng(0), {"i": 7, "d": 5, "v": 11}
+    arrays = {
+        "x": rng.normal(size=(7, 5)),
+        "W": rng.normal(size=(11, 5)),
+        "label": rng.integers(0, 11, size=7),
+    }
+
+    def is_right(form: RolesProgram) -> bool:
+        try:
+            check(form)
+            found = run(form, program, arrays, {}, sizes, FloatDomain(), shards={"v_shard": 2})["loss"]
+        except TileError:
+            return False
+        return bool(np.allclose(found, right, rtol=1e-6))
+
+    right = run(form, program, arrays, {}, sizes, FloatDomain(), shards={"v_shard": 2})["loss"]
+    assert is_right(form)
+    places = {mutant.name: list(islice(mutant.mutate(form), 4)) for mutant in MUTANTS}
+    missed = {name: sum(map(is_right, made)) for name, made in places.items()}
+    assert sum(map(len, places.values())) > 40
+    harmless = {"a slot is overwritten", "a consumer's turn stays", "the producer's turn stays"}
+    assert {name for name, count in missed.items() if count} <= harmless, missed
+    assert all(missed[name] < len(places[name]) for name in harmless)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
