@@ -8,7 +8,7 @@ import pytest
 from eqfuse.terms.parser import parse
 from eqfuse.terms.sizes import bind
 from eqfuse.verify.field.domain import FieldDomain
-from eqfuse.verify.sampling import PATTERNS, draw, draw_scalars, full_entropy
+from eqfuse.verify.sampling import PATTERNS, draw, draw_scalars, draw_specs, full_entropy
 from eqfuse.verify.sizes import input_specs, small_extents, small_integers, small_shapes
 
 PROGRAMS = {
@@ -115,3 +115,17 @@ def test_scalars() -> None:
     assert (
         values["s"].shape == (16,) and (values["s"].shadow < 0).any() and (values["s"].shadow > 0).sum() > 8
     )
+
+
+def test_infinities_lie_at_both_ends_of_lines_and_in_one_tile() -> None:
+    """So that some rows of what a mask cuts see them, and others do not."""
+    specs = input_specs(parse("y[h,i] = sum[j](where(j <= i, x[h,i,j], 0))"), {"h": 3, "i": 7, "j": 9})
+    domain, rng = FieldDomain(), np.random.default_rng(0)
+    shadow = draw_specs(specs, domain, len(PATTERNS), rng, infinities=True)["x"].shadow
+    holes = [np.isneginf(each) for each in shadow if np.isneginf(each).any()]
+    assert len(holes) == 2 and not any(hole.all() for hole in holes)
+    first, second = holes
+    assert first[0, :, 0].all() and not first[0, :, -1].any()  # starts of the last lines
+    assert first[1, -1].all() and not first[1, 0].any()  # ends of those before
+    assert first[2, :2].all() and not first[2, 2:].any()  # one tile
+    assert second[0, -1].all() and second[1, :2].all() and second[2, :, 0].all()

@@ -188,7 +188,7 @@ def draw_specs(
     for spec in specs.values():
         match spec.kind:
             case "real":
-                mine = [trial for trial, name in holes.items() if name == spec.name]
+                mine = [(k, trial) for k, (trial, name) in enumerate(holes.items()) if name == spec.name]
                 tensors[spec.name] = _reals((trials, *spec.shape), domain, rng, mine, plan, scale)
             case "truth":
                 shape = (trials, *spec.shape) if varied else spec.shape
@@ -256,23 +256,48 @@ def _reals(
     shape: tuple[int, ...],
     domain: FieldDomain,
     rng: np.random.Generator,
-    infinite: Sequence[int],
+    infinite: Sequence[tuple[int, int]],
     plan: Plan,
     scale: float,
 ) -> FieldArray:
+    """Random reals in the patterns of a plan. `infinite` are the trials with -inf, each with its number among those of all
+    tensors."""
     magnitude = scale * rng.uniform(SMALLEST, LARGEST, shape)
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
     shadow = _arranged(plan, magnitude, sign)
     rank = len(shape) - 1
-    for trials, value in ((plan.special["zeros"], 0.0), (infinite, -np.inf)):
-        # Consecutive trials take consecutive dimensions: parts of lines, and whole lines.
-        for k in range(min(rank, len(trials))):
-            length = shape[rank - k]
-            # Two whole tiles of two, and a position that is not.
-            part = slice(max(1, min(length - 1, max(4, length // 2))))
-            shadow[(trials[k::rank], *[slice(None)] * (rank - 1 - k), part)] = value
+    # Consecutive trials take consecutive dimensions: parts of lines, and whole lines.
+    for k in range(min(rank, len(plan.special["zeros"]))):
+        part = slice(_part(shape[rank - k]))
+        at: tuple[Any, ...] = (plan.special["zeros"][k::rank], *[slice(None)] * (rank - 1 - k), part)
+        shadow[at] = 0.0
+    for number, trial in infinite:
+        _make_infinite(shadow[trial], number)
     drawn = domain.draw(shadow, rng)
     return _tied(drawn, plan.special["ties"], rng) if len(plan.special["ties"]) else drawn
+
+
+def _part(length: int) -> int:
+    """Two whole tiles of two, and a position that is not; or half."""
+    return max(1, min(length - 1, max(4, length // 2)))
+
+
+def _make_infinite(values: Reals, number: int) -> None:
+    """Makes parts of lines -inf along one dimension or another. The number of the trial tells which; where there are three
+    dimensions or more, thirds of the first differ in it: the start, the end, which masks of early positions rule out, and one
+    tile alone."""
+    parts = np.array_split(values, 3) if values.ndim > 2 else [values]
+    inner = values.ndim - (values.ndim > 2)
+    for turn, each in enumerate(parts, start=number):
+        lines = np.moveaxis(each, -1 - (turn + 1) // 2 % inner, -1)
+        length = lines.shape[-1]
+        match turn % 3:
+            case 0:
+                lines[..., : _part(length)] = -np.inf
+            case 1:
+                lines[..., length - _part(length) :] = -np.inf
+            case _:
+                lines[..., : min(2, max(1, length - 1))] = -np.inf
 
 
 def _arranged(plan: Plan, magnitude: Reals, sign: Reals) -> Reals:
