@@ -99,8 +99,6 @@ template <int R, int C, class T>
 INLINE void block_of_sums(const T* left, i64 lm, i64 lk, const T* right, i64 rk, float* out, i64 om, i64 M, i64 K,
                           i64 places, i64 far, i64 some, bool keep) {
   F s[R][C] = {};
-  if (keep) UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) if (r < M)
-    s[r][c] = C > 1 ? load_f32(out + r * om + c * LANES) : load_f32(out + r * om, some);
   for (i64 place = 0; place < places; place++) for (i64 near = 0; near < K; near++) {
     i64 k = place * far + near;
     F y[C];
@@ -114,6 +112,9 @@ INLINE void block_of_sums(const T* left, i64 lm, i64 lk, const T* right, i64 rk,
       UNROLL for (int c = 0; c < C; c++) s[r][c] = fma(x, y[c], s[r][c]);
     }
   }
+  // Sums of sums: what rounds off is as for the root of so many terms.
+  if (keep) UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) if (r < M)
+    s[r][c] += C > 1 ? load_f32(out + r * om + c * LANES) : load_f32(out + r * om, some);
   UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) if (r < M) {
     if (C > 1) put_f32(out + r * om + c * LANES, s[r][c]); else put_f32(out + r * om, s[r][c], some);
   }
