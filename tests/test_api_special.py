@@ -18,10 +18,8 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse import compiler
-from eqfuse.extract import candidates as choose
+from eqfuse.extract import partition, tile_sizes
 from eqfuse.extract.devices import Device
-from eqfuse.extract.partition import Partition
 from eqfuse.loops.nodes import Kernel, Loop
 from eqfuse.loops.plan import SCHEDULES, KernelConfig
 from eqfuse.loops.walk import statements
@@ -38,7 +36,7 @@ INF, NAN = math.inf, math.nan
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every block of at most 8 positions, whatever the cost model would take, also where the axis is short."""
-    configure = choose.configure
+    configure = tile_sizes.configure
 
     def smaller(kernel: Kernel, extents: Mapping[str, int], device: Device) -> KernelConfig:
         config = configure(kernel, extents, device)
@@ -53,8 +51,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         )
         return replace(config, blocks=tuple(blocks))
 
-    monkeypatch.setattr(choose, "configure", smaller)
-    monkeypatch.setattr(compiler, "Partition", partial(Partition, lift_limit=1))
+    monkeypatch.setattr(tile_sizes, "configure", smaller)
+    monkeypatch.setattr(partition, "Partition", partial(partition.Partition, lift_limit=1))
     yield
 
 
