@@ -437,3 +437,12 @@ def test_each_trial_of_two_programs_has_integers_of_its_own() -> None:
     assert low <= inputs.tensors["k"].min() and inputs.tensors["k"].max() <= high
     found = eq.equivalent(text, text.replace("x[k[i]]", "where(k[i] == 1, 2, x[k[i]])")).counterexample
     assert found is not None and np.asarray(found.inputs["k"]).ndim == 1
+
+
+@pytest.mark.parametrize("condition", ["N(i) == 40", "i == 40"])
+def test_a_size_that_counts_where_other_axes_have_one_position_alone(condition: str) -> None:
+    """Along two positions of j one factor is 0."""
+    text = "a[i] = prod[j](where((i + j) % 2 == 0, {}, 0))"
+    plain, other = text.format("x[i, j]"), text.format(f"where({condition}, x[i, j] + 1, x[i, j])")
+    for left, right in ((plain, other), (other, plain)):
+        assert eq.equivalent(left, right).counterexample

@@ -227,6 +227,8 @@ def settings(
     if any(met):
         least = tuple({axis: number + 2 for axis, number in each.items()} for each in met)
         yield Setting(apart, integers(3), least)
+        if of == "programs":  # a product of what a mask makes 0 is 0 along every longer axis
+            yield Setting(ONES, integers(3), least)
     exact = sizes_met(*programs)
     numbers_met = sorted(
         {n for met in exact.values() for n in met if n > 1 or of == "programs"}, reverse=True
@@ -239,6 +241,8 @@ def settings(
             [[axis] for axis in reached] if of == "programs" else [reached] if number >= SMALL else []
         ):
             yield Setting(apart, integers(3), pinned=dict.fromkeys(axes, number))
+            if of == "programs":
+                yield Setting(ONES, integers(3), pinned=dict.fromkeys(axes, number))
     if of == "programs":
         for kind in range(2, 2 + SHUFFLED):
             yield Setting(_shuffled(rng, "all" if kind % 2 else "together"), integers(kind))
