@@ -66,6 +66,7 @@ from eqfuse.kernel import Kernel
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.lowered import lower_nest
 from eqfuse.terms.parser import axes_of, parse
+from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.native.nodes import NotNative
@@ -234,9 +235,8 @@ def is_of_what_is_behind(error: BindError, example: Example) -> bool:
     for given in example.inputs:
         axis = given.axes[0].removesuffix("+1") if given.axes and given.axes[0].endswith("+1") else ""
         declared = re.search(rf"^{axis}: axis\[(\w+)\]", example.source, re.MULTILINE)
-        root = (
-            declared[1] if axis and declared else axis
-        )  # an axis that is as long as another one has its name there
+        # an axis that is as long as another one has its name there
+        root = declared[1] if axis and declared else axis
         if axis and re.search(rf"axis '{root}' has size \d+ in .*\b{given.name} \(", error.message):
             conditions = re.sub(rf"\b{given.name}\[[^]]*\]", "", example.source)
             either = rf"\b(?:{axis}|{root})\b"
@@ -258,15 +258,21 @@ def _on_cpu(example: Example, call: Call, native: bool) -> Outcome:
     if wrong:
         code = f" as {kernel.plan.code}" if kernel.plan.code else ""
         return Outcome("mismatch", f"{kernel.plan.schedule}, chosen{code}: {wrong}")
-    verified = {kernel.compiled.chosen.nest}
-    extents = kernel.compiled.extents
+    verified, own = {kernel.compiled.chosen.nest}, kernel.compiled
+    if (
+        own.joined is not None
+    ):  # the call has run a program with fewer axes; the schedules are those of this one
+        shapes = {name: tuple(tensor.shape) for name, tensor in call.tensors.items()}
+        sizes = bind(program, shapes, call.sizes, call.scalars)
+        own = compiler.pipeline(derived, sizes, call.dtypes, device)
+    extents = own.extents
     # OpenMP's threads do not outlive a fork
     threads = 1 if example.place == "a fork" else 1 + example.seed % 2
     ran: list[str] = [kernel.plan.code] if native and kernel.plan.code else []
     tile = example.block
     while MOST_TILES * tile < max(extents.values(), default=0):
         tile *= 2
-    for compiled, block in ((kernel.compiled, None), (for_long_axes, tile)):
+    for compiled, block in ((own, None), (for_long_axes, tile)):
         found = list(_candidates(compiled))
         if derived.outputs != program.outputs:
             written = compiler.pipeline(derived, compiled.extents, call.dtypes, device, "multi_pass")

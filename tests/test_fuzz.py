@@ -70,6 +70,15 @@ def test_what_cannot_be_fused_and_what_is_refused_rightly_or_wrongly() -> None:
     assert (empty.kind, empty.why) == (never.kind, never.why)
 
 
+def test_schedules_are_those_of_all_axes_where_calls_join_some() -> None:
+    source = (
+        "x: f32[j,k,i]\na[k,i,j] = x[j,k,i] - max[j](x[j,k,i])\ny[k,i] = sum[j](a[k,i,j] - max[j](a[k,i,j]))"
+    )
+    inputs = (Input("x", "f32", ("j", "k", "i"), "normal"),)
+    outcome = check(replace(SOFTMAX, source=source, inputs=inputs, sizes={"i": 3, "j": 3, "k": 5}))
+    assert outcome.kind == "fused" and len(outcome.ran) == 4
+
+
 def test_a_tensor_that_is_read_behind_an_axis_under_a_condition_on_it() -> None:
     inputs = (Input("x", "f32", ("i", "j"), "normal"), Input("o", "i64", ("j+1",), "parts of i"))
     inside = "where((o[j] <= i) & (i < o[j + 1]), x[i,j], 0)"
