@@ -197,7 +197,7 @@ def test_the_root_of_what_a_gpu_takes_for_0() -> None:
     """NVIDIA's own flushes denormal numbers."""
     least = np.finfo(np.float32).smallest_normal
     root = lambda x: 1 / np.sqrt(np.where(np.abs(x) < least, np.copysign(0, x), x))
-    known: dict[str, Any] = {"tl": SimpleNamespace(rsqrt=root, where=np.where, float64=np.float64)}
+    known: dict[str, Any] = {"tl": SimpleNamespace(rsqrt=root, where=np.where)}
     exec(HELPERS["rsqrt"], known)  # noqa: S102
     x = np.array([1e-40, 1e-44, least, 0.5, 3e38, 0.0, -0.0, -1e-40, math.inf, math.nan], np.float32)
     with np.errstate(all="ignore"):
@@ -207,7 +207,7 @@ def test_the_root_of_what_a_gpu_takes_for_0() -> None:
 def test_functions_of_numbers_and_of_tiles_compile() -> None:
     every = [fn for fn in REFERENCES if fn not in ("finite", "invertible", "neg")]
     source = f"""
-        y[i] = x[i] * ({" + ".join(f"{fn}(0.5)" for fn in every)})
+        y[i] = x[i] * ({" + ".join(f"{fn}(0.5) + {fn}(3 - 0.5)" for fn in every)})
         z[i] = {" + ".join(f"{fn}(x[i])" for fn in every)}
     """
     emitted = eq.compile(source, target="sm_90", verify=False).triton

@@ -167,8 +167,8 @@ def elementwise(
             return Text(f"{args[0].code} * {args[0].code}", MUL)
         case "sqrt":
             return call("tl.sqrt" if dtype == "f64" else "tl.sqrt_rn", *args)
-        case "rsqrt":
-            return call(use(fn), _as_tile(args[0], dtype))
+        case "rsqrt" if dtype == "f64":
+            return call("tl.rsqrt", *args)
         case "where" if integer and all(_LITERAL.fullmatch(arg.code) for arg in args[1:]):
             return call("tl.where", args[0], _as_tile(args[1], dtype), args[2])
         case "where":
@@ -184,7 +184,7 @@ def elementwise(
 
 
 def _as_tile(value: Text, dtype: str) -> Text:
-    """An operand of a helper that asks for its dtype: a literal has none."""
+    """An operand of a helper of integers: a literal has no dtype."""
     return call("tl.full", "()", value, TRITON_DTYPES[dtype]) if _LITERAL.fullmatch(value.code) else value
 
 
@@ -300,8 +300,6 @@ def mod_real(a, b):
     "rsqrt": """
 def rsqrt(x):
     # The GPU's own takes a denormal number for 0.
-    if x.dtype == tl.float64:
-        return tl.rsqrt(x)
     small = x < 1.1754943508222875e-38
     return tl.rsqrt(tl.where(small, x * 16777216.0, x)) * tl.where(small, 4096.0, 1.0)
 """,
