@@ -174,6 +174,11 @@ def test_a_size_that_every_plan_holds_whole_becomes_a_condition(monkeypatch: pyt
         graph = make_fx(lambda q, k, v: kernel.opened({"Q": q, "K": k, "V": v}, {"scale": 0.25}, {}))(*given)
     launches = [node.kwargs["kwargs"] for node in graph.graph.nodes if "triton_kernel" in str(node.target)]
     assert launches and all(launch["N_d"] == 32 for launch in launches)
+    nodes = [node for node in graph.graph.nodes if "triton_kernel" in str(node.target)]
+    texts = [kernel_side_table.get_kernel(node.kwargs["kernel_idx"]).fn.src for node in nodes]  # type: ignore[attr-defined]
+    assert all(
+        "scale = tl.cast(scale, tl.float32)" in text for text in texts
+    )  # torch gives numbers as float64
     assert not any(isinstance(launch["N_j"], int) for launch in launches)
     asked = [str(guard.expr) for guard in symbols.guards]
     assert any("32" in guard for guard in asked) and not any("640" in guard for guard in asked), asked

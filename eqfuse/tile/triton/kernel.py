@@ -40,6 +40,7 @@ from eqfuse.tile.triton.expressions import Expressions, Piece
 from eqfuse.tile.triton.functions import Text
 from eqfuse.tile.triton.parameters import (
     ALIGNMENT,
+    INDEX,
     Names,
     Parameters,
     Tables,
@@ -95,6 +96,7 @@ class _Writer:
 
     def run(self) -> KernelText:
         self._neighbours()
+        self._rounded()
         self._divisible()
         self._grid()
         outside = ("grid", "whole")
@@ -137,6 +139,13 @@ class _Writer:
             if flag in self._parameters.flags:
                 self._write(f"if {flag}:")
                 self._write(f"    tl.extra.cuda.{call}()")
+
+    def _rounded(self) -> None:
+        """What records launches gives numbers as float64, which would make all that they are multiplied by wider."""
+        if self._tables.index != INDEX:
+            for name, dtype in self._parameters.scalars.values():
+                if dtype == "f32":
+                    self._write(f"{name} = tl.cast({name}, tl.float32)")
 
     def _divisible(self) -> None:
         """What follows from the flag, in words that Triton's analysis of divisibility understands."""
