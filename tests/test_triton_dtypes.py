@@ -98,6 +98,19 @@ def test_numbers_are_float64_where_all_is(text: str, prefer: str) -> None:
         torch.testing.assert_close(one, torch.as_tensor(other).to(one.dtype), rtol=within, atol=within)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_written_casts_of_numbers_round_them(dtype: str) -> None:
+    """Of numbers that a dtype has, nothing is left of the cast."""
+    source = f"x: {dtype}[j]\ny = bf16(0.1) + f16(0.5) + sum[j](x[j])\nz = max(sum[j](x[j]), f16(0.1))"
+    x = torch.zeros(5, dtype=torch.float64 if dtype == "f64" else torch.float32)
+    kernel = eq.compile(source, target="sm_90", verify=False)
+    assert compile_for(kernel.triton, "sm_90")
+    expected = 0.5 + torch.tensor(0.1, dtype=torch.bfloat16).double(), torch.tensor(0.1).half().double()
+    for found in (interpret(kernel.triton, kernel.name, x), eq.compile(source, target="cpu")(x=x)):
+        assert [float(part) for part in found] == [float(part) for part in expected]
+    assert "f16(0.5)" not in str(kernel.tile) and "bf16(0.1)" in str(kernel.tile)
+
+
 def test_numbers_that_are_joined_to_numbers_are_float64_among_float64() -> None:
     kernel = eq.compile("x: f64[i]\ny[i] = x[i] * max[k](0.5 * 0.1)", target="sm_90")
     assert "tl.full((), 0.5, tl.float64) * 0.1" in kernel.triton

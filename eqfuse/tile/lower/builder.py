@@ -7,8 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 
+import numpy as np
+
 from eqfuse.loops.blocks import Block
 from eqfuse.records import dataclass
+from eqfuse.terms.floats import rounded
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS, identity, operand_dtypes, result_dtype
@@ -203,6 +206,8 @@ class Builder:
         if value.dtype == dtype and not written:
             return value
         op = self.ops.get(value.name)
+        if written and isinstance(op, Constant) and dtype != value.dtype and not _holds(dtype, op.number):
+            return self.emit(Cast(value, written), (), dtype, hint or f"{value.name}_{dtype}")
         if isinstance(op, Constant) and (dtype not in INTEGERS or value.dtype in INTEGERS):
             return self.constant(op.number, dtype)
         if isinstance(op, Constant) and math.isinf(op.number):
@@ -279,6 +284,11 @@ class Builder:
         self._names.add(name)
         self._levels[name] = level
         return Value(name, dims, dtype)
+
+
+def _holds(dtype: str, number: float) -> bool:
+    """Whether a dtype of reals has a number as it is."""
+    return bool(rounded(np.array(number, np.float64), dtype) == number)
 
 
 _FOLD: Mapping[str, Callable[[int, int], int]] = {
