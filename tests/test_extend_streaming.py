@@ -158,6 +158,20 @@ def test_programs_that_cannot_be_streamed_say_why(source: str) -> None:
     assert str(refused.value).startswith(REFUSED[source])
 
 
+@pytest.mark.parametrize("factor", ["r", "0", "w[i]"])
+def test_a_maximum_of_nothing_times_0_leaves_a_sum_as_it_is(factor: str) -> None:
+    """Nothing but -inf has come so far, and the maximum is that: times a factor that is 0 it is no number."""
+    kernel = eq.compile(f"y[i] = sum[j](exp({factor} * max[j](x[i, j]) + x[i, j]))")
+    x = torch.full((2, sum(PAGES)), -torch.inf)
+    x[:, 20:] = torch.linspace(-2, 1, sum(PAGES) - 20)
+    given = {"r": {"r": 0.0}, "0": {}, "w[i]": {"w": torch.tensor([0.0, 1.0])}}[factor]
+    pages = [page | given for page in split({"x": x}, {"x": 1})]
+    expected = kernel(x=x, **given)
+    assert torch.isfinite(expected).all()
+    (found,) = streamed(kernel, pages, **given)
+    torch.testing.assert_close(found, expected)
+
+
 def test_wrong_uses_of_a_stream() -> None:
     kernel = eq.compile("k[i] = argmax[j](x[i, j])", verify=False)
     x = torch.randn(2, 5)

@@ -9,6 +9,7 @@ import eqfuse as eq
 from eqfuse.errors import ScheduleError
 
 FUSED = {
+    "0 times a maximum in an exponent": "y = sum[j](exp(max[j](x[j]) * 0 + x[j]))",
     "0 times what may be infinite": "y = sum[j](max[j](x[j]) * 0 + x[j])",
     "root of an infinity less itself": """
         s = std[j](min[j](x[j]))
@@ -108,6 +109,7 @@ UNFUSED = {
         "greatest of a rounded value less",
         "a class",
         "deviation",
+        "0 times a maximum",
     ]
 )
 def test_what_is_fused_is_verified(name: str, schedule: str) -> None:

@@ -74,11 +74,23 @@ def guarded(fn: str, value: Expr) -> Expr:
         case Call("mul", (a, b)) if reads_state(a) and reads_state(b):
             # a maximum of nothing times a sum of nothing would be NaN
             return call(fn, call("mul", guarded(fn, a), guarded(fn, b)))
+        case Call("mul", (a, b)) if (
+            fn == "finite" and reads_state(value) and (_may_be_zero(a) or _may_be_zero(b))
+        ):
+            # a maximum of nothing times 0 would be NaN
+            return call(
+                fn, call("mul", *(guarded(fn, part) if reads_state(part) else part for part in (a, b)))
+            )
         case _ if fn == "finite" and _may_be_undefined(value, ("add", "sub")):
             # inside another function an infinite state is not told from one that is infinite so far
             return guarded(fn, call(fn, value))
         case _:
             return call(fn, value)
+
+
+def _may_be_zero(expr: Expr) -> bool:
+    """Whether a factor that reads no state may be 0."""
+    return expr.value == 0 if isinstance(expr, Const) else not reads_state(expr)
 
 
 def _is_guard(expr: Expr) -> bool:
