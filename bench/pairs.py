@@ -145,14 +145,15 @@ def _has_casts(*programs: Program) -> bool:
 
 class _Ranged(FloatDomain):
     """float64 that notes whether a number became 0 or infinite that is none: an exponential of too large a one, a product
-    that is too small, or that a function saturates at."""
+    that is too small, or that a function saturates at; and whether something was divided by 0, which has no value."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.was_beyond = False
+        self.was_beyond = self.has_poles = False
 
     def call(self, fn: str, args: Sequence[Any]) -> Any:
         found = np.asarray(self._called(fn, args))
+        self.has_poles |= fn == "div" and bool((np.asarray(args[1]) == 0).any())
         if self.was_beyond:
             return found
         if fn in SATURATING:
@@ -238,7 +239,9 @@ def _difference(
         known = np.isfinite(a) & np.isfinite(b)
         # `where(c > 0, x, 0)` is 0 where c has no value; an infinity that is no overflow is a value.
         infinite = np.isinf(a) & np.isinf(b) & (a != b)
-        if (np.isfinite(a) != np.isfinite(b)).any() or infinite.any():
+        # Where something is divided by 0, one of them may have no value: that tells no two programs apart.
+        decides = pair.equal or not (isinstance(domain, _Ranged) and domain.has_poles)
+        if decides and ((np.isfinite(a) != np.isfinite(b)).any() or infinite.any()):
             return float("inf")
         if np.isinf(a).any():
             worst = max(worst or 0.0, 0.0)

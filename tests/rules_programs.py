@@ -277,6 +277,10 @@ RULE_PROGRAMS: Mapping[str, str] = {
         e[i] = sum[j]((x[i,j] / s[i] + v[i]) * u[i,j])
         """,
     "terms_of_choices": "y[i] = sum[j](where(u[i,j] > 0, x[i,j] / sum[j](abs(x[i,j])), u[i,j]) * x[i,j])",
+    "shift_that_jumps": """
+        p[i] = argmax[j](x[i,j])
+        y[i] = mean[j](u[i,j] + p[i])
+        """,
     "logarithmic_shift": "y[i] = sum[j](exp(x[i,j] - logsumexp[j](x[i,j])) * u[i,j])",
     "constants": "y[i] = sum[j](u[i] * 0 + exp(log(sq(x[i,j]))) + log(1 / sq(x[i,j])) - (-x[i,j]))",
     "fixed_extremes": "y[i] = max[j](v[i]) + min[j](v[i])",

@@ -160,7 +160,7 @@ def test_constants_are_fitted_to_what_was_timed() -> None:
     compiled = compiler.pipeline(kernel.derived, cell.case.sizes, dtypes, device_named("h200"))
     price = pricing(kernel.derived, compiled, cell.case.sizes)
     true = replace(H200_ROLES, block=2 * H200_ROLES.block, tile_seconds=0.5 * H200_ROLES.tile_seconds)
-    every = [made.chosen.plan.roles for _, made in other_roles(kernel.derived, compiled, cell.case.sizes)]
+    every = [made.chosen.plan.roles[0] for _, made in other_roles(kernel.derived, compiled, cell.case.sizes)]
     forms = [
         gluon_fit.Timed(cell.name, cell.operator, price, roles, price.seconds(roles, true))
         for roles in (None, *every[::4])

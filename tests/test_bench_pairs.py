@@ -61,6 +61,12 @@ def test_infinities_are_values_to_the_judge() -> None:
     assert Pair("turned", True, left, turned, {}, 0).differ(0) is False
 
 
+def test_what_a_division_by_0_makes_is_no_value_to_the_judge() -> None:
+    left = "x: f32[i]\no[i] = where(x[i] == 0, x[i], -inf) - floor(1 / x[i])"
+    limited = "x: f32[i]\no[i] = where(x[i] == 0, x[i], -inf) - floor(min(1 / x[i], 500))"
+    assert Pair("limit", False, left, limited, {}, 0).differ(0) is False
+
+
 def test_casts_are_no_rounding_to_the_judge() -> None:
     left, right = "x: f32[i]\no[i] = bf16(x[i])", "x: f32[i]\no[i] = bf16(0.999 * x[i])"
     assert Pair("constant", False, left, right, {}, 0).differ(0) is True

@@ -165,8 +165,8 @@ def fired() -> dict[str, int]:
         found = derivation(source, EXTENTS)
         for name, count in found.derived.report.matches.items():
             total[name] = total.get(name, 0) + count
-    for source in (RULE_PROGRAMS["terms"], RULE_PROGRAMS["terms_of_choices"]):
-        apart = eq.compile(source, prefer="rolling", verify=False)
+    for name in ("terms", "terms_of_choices", "shift_that_jumps"):
+        apart = eq.compile(RULE_PROGRAMS[name], prefer="rolling", verify=False)
         for name, count in apart.rule_counts.items():
             total[name] = total.get(name, 0) + count
     for source in UNPREPARED.values():
