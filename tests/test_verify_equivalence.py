@@ -408,3 +408,10 @@ def test_a_branch_that_a_stage_alone_has_is_taken_both_ways_or_listed() -> None:
 
     assert untaken("y[i] = max(x[i], -x[i]) * 2 - 2 * relu(-2 * x[i])") == ()
     assert untaken("y[i] = where(x[i] > 77, 3 * x[i], 2 * x[i])") == ("x[i] > 77 was never true",)
+
+
+def test_a_sum_of_a_number_is_a_size() -> None:
+    one = "c = sum[i](sum[i](2) // 2)"
+    other = "c = sum[i](where(sum[i](2) == 10, 20, sum[i](2)) // 2)"
+    certificate = equivalent(one, other)
+    assert not certificate.ok and certificate.counterexample is not None

@@ -16,9 +16,11 @@ from eqfuse.terms.nodes import (
     Reduce,
     Scalar,
     Size,
+    call,
     children,
     free_axes,
     once,
+    transform,
     walk,
 )
 
@@ -96,7 +98,9 @@ def _compared(left: Expr, right: Expr) -> Compared:
     return Compared(frozenset(part.name for part in parts if isinstance(part, Axis)), max(near, default=0))
 
 
-def _condition(node: Call) -> Condition | None:
+def _condition(written: Call) -> Condition | None:
+    node = transform(written, _of_sizes)
+    assert isinstance(node, Call)
     parts = list(walk(node))
     positions = frozenset(part.name for part in parts if isinstance(part, Axis))
     sizes = frozenset(part.axis for part in parts if isinstance(part, Size))
@@ -106,6 +110,17 @@ def _condition(node: Call) -> Condition | None:
         return None
     scalars = frozenset(part.name for part in parts if isinstance(part, Scalar))
     return Condition(node, scalars, positions | sizes)
+
+
+def _of_sizes(node: Expr) -> Expr:
+    """A reduction of what is made of numbers and sizes is made of them: `sum[i](2)` is 2 N(i)."""
+    match node:
+        case Reduce("sum" | "max" | "min" as op, axis, body) if all(
+            isinstance(part, Const | Size | Call) for part in walk(body)
+        ):
+            return call("mul", body, Size(axis)) if op == "sum" else body
+        case _:
+            return node
 
 
 def outside_loads(*roots: Expr) -> set[Expr]:
