@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -293,6 +294,26 @@ def test_the_extreme_of_rounded_numbers_among_which_one_has_no_value_has_none(
     difference = aware.call("sub", [rounded, aware.full((2, 1), np.inf)])
     found = aware.reduce(op, difference, 1)
     assert np.isnan(found.shadow[0]) and np.isneginf(found.shadow[1])
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("joint", ["maximum", "max"])
+def test_a_rounded_number_is_equal_to_a_sum_in_any_order(
+    joint: str, pieces: int, rng: np.random.Generator
+) -> None:
+    """Ten tenths are 1 in pieces of five, and in floats a little less one by one. 0.999 is rounded to 1."""
+    aware = CastAware(seed=1)
+    tenth, one = aware.full((1, 1), 0.1), aware.full((1, 1), 1.0)
+    piece = reduce(lambda x, y: aware.call("add", [x, y]), [tenth] * (10 // pieces))
+    total = reduce(lambda x, y: aware.call("add", [x, y]), [piece] * pieces)
+    assert (total.shadow == 1) == (pieces == 2) and (total.p == one.p).all()
+    x = aware.call("bf16", [aware.draw(np.array([[0.999]]), rng)])
+    if joint == "maximum":
+        found = aware.call("maximum", [x, total])
+    else:
+        both = aware.where(np.array([[True, False]]), x, total)
+        found = aware.reduce("max", both, 1)
+    assert (found.p == one.p).all()
 
 
 def test_seeds_change_omega_and_the_opaque_functions() -> None:

@@ -87,15 +87,16 @@ class CastAware(FieldDomain):
         turn = -1.0 if fn == "minimum" else 1.0
         with np.errstate(invalid="ignore"):
             after = settled_by_residues(y, x) if turn > 0 else settled_by_residues(x, y)
-            tied = (mine.shadow == other.shadow) & (turn * x.shadow >= turn * y.shadow) & ~after
-            first = (turn * mine.shadow > turn * other.shadow) | tied | np.isnan(mine.shadow)
+            equal = self._equal(mine, other)
+            tied = equal & (turn * x.shadow >= turn * y.shadow) & ~after
+            first = (turn * mine.shadow > turn * other.shadow) & ~equal | tied | np.isnan(mine.shadow)
         if self.supposed:
             below = turn < 0
             first = self.supposed.instead(first if below else ~first, mine, other) ^ (not below)
         self.interpreted.add(fn)
         found = super().where(first, x, y)
         if self.careful:
-            self._mark_lost(found, (mine.shadow == other.shadow) & np.isfinite(mine.shadow), x, y)
+            self._mark_lost(found, equal & np.isfinite(mine.shadow), x, y)
         return replace(found, rounded=super().where(first, mine, other))
 
     def compare(self, fn: str, left: FieldArray, right: FieldArray) -> Truths:
@@ -111,10 +112,11 @@ class CastAware(FieldDomain):
 
     def _extreme(self, op: str, value: FieldArray, rounded: FieldArray, axis: int) -> FieldArray:
         """The extreme of the rounded numbers, among equal ones that of the numbers."""
-        best = np.expand_dims(super().reduce(op, rounded, axis).shadow, axis)
+        first = super().reduce(op, rounded, axis).each(lambda each: np.expand_dims(each, axis))
+        best = first.shadow
         last = -np.inf if op == "max" else np.inf
         with np.errstate(invalid="ignore"):
-            equal = (rounded.shadow == best) | np.isnan(rounded.shadow) & np.isnan(best)
+            equal = self._equal(rounded, first) | np.isnan(rounded.shadow) & np.isnan(best)
             among = replace(value, shadow=np.where(equal, value.shadow, last))
         at = np.expand_dims(extreme(op, among, axis), axis)
         rest = value.shape[:axis] + value.shape[axis + 1 :]
@@ -125,8 +127,14 @@ class CastAware(FieldDomain):
         if self.careful:
             chosen = found.each(lambda each: np.expand_dims(each, axis))
             other = equal & np.isfinite(best) & ~self._same(value, chosen)
-            self._mark_lost(found, other.any(axis))
+            self._mark_lost(found, np.asarray(other.any(axis)))
         return replace(found, rounded=companion)
+
+    def _equal(self, left: FieldArray, right: FieldArray) -> Truths:
+        """Where two numbers are equal: by their residues too, for a sum of tenths is 1 or not as its order has it, and 1 is
+        what another number may be rounded to."""
+        equal: Truths = (left.shadow == right.shadow) | self._same(left, right)
+        return equal
 
     def _mark_lost(self, found: FieldArray, equal: Truths, *of: FieldArray) -> None:
         """Marks where one of several numbers was taken that are equal as they are rounded: which one tells nothing."""
