@@ -28,13 +28,10 @@ class Routes:
     shapes: Specializations
     joint: Callable[[Mapping[str, int]], Specializations | None]
     divisions: Callable[[], Divisions] | None
+    latest: Division | None = None
+    """How the last call was divided; None where it ran as a whole."""
     _ways: Divisions | None = None
     _divided: dict[int, tuple[Specialization, Division | None]] = field(default_factory=dict)
-
-    @property
-    def latest(self) -> Division | None:
-        """How the last call was divided; None where it ran as a whole."""
-        return None if self._ways is None else self._ways.latest
 
     def routed(self, given: Given) -> Routed:
         """What runs a call: on a CPU, the program with axes joined, where it has such and tensors lie so."""
@@ -67,7 +64,7 @@ class Routes:
         values: Mapping[str, Any],
     ) -> Any:
         """The outputs of a call, as it gives them. `key` is None where calls like this one are looked at each time."""
-        division = self._division(routed.special, given) if routed.by is self.shapes else None
+        self.latest = division = self._division(routed.special, given) if routed.by is self.shapes else None
         if division is not None:
             return given.returned(division({**given.tensors, **given.scalars}, routed.special.extents))
         return self.shapes.called(key, routed, given, addresses, values)
@@ -77,8 +74,6 @@ class Routes:
         if self.divisions is None or special.is_empty:
             return None
         if self.shapes.stored(special) <= foreseen.MUCH:
-            if self._ways is not None:
-                self._ways.latest = None
             return None
         found = self._divided.get(id(special))
         if found is None:
@@ -92,6 +87,4 @@ class Routes:
                 if len(self._divided) >= MOST_DIVIDED:
                     self._divided.clear()
                 found = self._divided[id(special)] = special, division
-        if self._ways is not None:
-            self._ways.latest = found[1]
         return found[1]

@@ -435,7 +435,7 @@ class Specializations:
             of.get(axis, axis) for b in sorted(made, key=made.__getitem__, reverse=True) for axis in b.axes
         )
         own = tuple(dict.fromkeys(axis for axis in axes if axis in extents))
-        return Foreseen(sum(made.values()), own, lambda: self._seconds_of(compiled, extents))
+        return Foreseen(self.stored(special), own, lambda: self._seconds_of(compiled, extents))
 
     def called(
         self,

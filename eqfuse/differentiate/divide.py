@@ -193,7 +193,6 @@ class Divisions:
     scalars: Mapping[str, float]
     bound: float
     compiled: Callable[[str], Compiled]
-    latest: Division | None = None
     refused: dict[str, str] = field(default_factory=dict)
     _known: dict[str, Chunked | None] = field(default_factory=dict)
 

@@ -99,14 +99,15 @@ def _compared(left: Expr, right: Expr) -> Compared:
 
 
 def _condition(written: Call) -> Condition | None:
-    node = transform(written, _of_sizes)
-    assert isinstance(node, Call)
+    if any(isinstance(part, Load) for part in walk(written)):
+        return None
+    node = call(written.fn, *(transform(arg, _of_sizes) for arg in written.args))
     parts = list(walk(node))
     positions = frozenset(part.name for part in parts if isinstance(part, Axis))
     sizes = frozenset(part.axis for part in parts if isinstance(part, Size))
     # what a comparison of sizes does at one size is the same at all positions
     positional = positions or (node.fn in COMPARISONS and sizes)
-    if not positional or any(isinstance(part, Load | Reduce) for part in parts):
+    if not positional or any(isinstance(part, Reduce) for part in parts):
         return None
     scalars = frozenset(part.name for part in parts if isinstance(part, Scalar))
     return Condition(node, scalars, positions | sizes)

@@ -29,6 +29,12 @@ KIND = "binaries"
 WIDTHS: Mapping[str, int] = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "f32": 4, "f64": 8}
 """Bytes of a kernel's parameters, by their types in PTX."""
 
+DIVISOR = 16
+"""Triton compiles apart for integers and addresses that it divides."""
+
+WIDE = 2**31
+"""Integers from here on take 64 bits."""
+
 _OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 _NOTHING = ("launch_cooperative_grid", "global_scratch_size", "profile_scratch_size")
 """What a launch would have to do more for."""
@@ -68,7 +74,7 @@ def specialised(
                 found.append("=1")
                 continue
             kind = kind or _integer(value)
-            found.append(kind + ("D" if not is_free and value % 16 == 0 else ""))
+            found.append(kind + ("D" if not is_free and value % DIVISOR == 0 else ""))
         else:
             found.append(kind or "fp32")
         places.append(place)
@@ -76,7 +82,7 @@ def specialised(
 
 
 def _integer(value: int) -> str:
-    if -(2**31) <= value < 2**31:
+    if -WIDE <= value < WIDE:
         return "i32"
     return "i64" if -(2**63) <= value < 2**63 else "u64"
 

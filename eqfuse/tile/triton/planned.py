@@ -14,14 +14,9 @@ from typing import Any
 
 import torch
 
+from eqfuse.tile.triton.binaries import DIVISOR, WIDE
 from eqfuse.tile.triton.direct import Form, Kind, Take, contiguous, form_of, taker
 from eqfuse.tile.triton.stand_in import module_of
-
-ALIGNMENT = 16
-"""Bytes, and positions, whose multiples Triton compiles apart for."""
-
-WIDE = 2**31
-"""Integers from here on are wide."""
 
 Class = tuple[Any, ...]
 """What decides a binary: the kernel, the device that it is loaded on, options, constants, and what of its arguments Triton looks
@@ -78,7 +73,7 @@ class Planner:
         """What a call launches. Its arguments have been checked, and `sizes` are all of its sizes."""
         noted = _Sizes(sizes)
         self.launcher(**tensors, **scalars, sizes=noted)
-        aligned = {name: not tensor.data_ptr() % ALIGNMENT for name, tensor in tensors.items()}
+        aligned = {name: not tensor.data_ptr() % DIVISOR for name, tensor in tensors.items()}
         device = next(tensor.device for tensor in tensors.values())
         launches, classes = {}, {}
         for name, taken in self.module.ARGUMENTS.items():
@@ -107,7 +102,7 @@ class Planner:
         whole, chosen = take[0](numbers), take[1](numbers)
         if min(whole, default=0) < -WIDE or max(whole, default=0) >= WIDE:
             yield tuple([-WIDE <= number < WIDE for number in whole])
-        yield tuple([number & ALIGNMENT - 1 and 1 + (number == 1) for number in chosen])
+        yield tuple([number & DIVISOR - 1 and 1 + (number == 1) for number in chosen])
 
     def learn(self, planned: Planned, known: Mapping[str, Any]) -> None:
         """Notes which binaries a call has launched: `known` is what the module that ran it remembers of it."""

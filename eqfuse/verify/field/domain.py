@@ -24,7 +24,7 @@ Infinities and NaN live in the shadow alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
@@ -36,13 +36,13 @@ from eqfuse.terms.definitions import evaluated
 from eqfuse.terms.domain import Watch
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.terms.nodes import REDUCTIONS
+from eqfuse.threads import cached
 from eqfuse.verify.contraction import Contraction
 from eqfuse.verify.field import rounding
 from eqfuse.verify.field.array import FieldArray, clear_zeros, exact_zeros, extreme, line_of, put_at, terms_of
 from eqfuse.verify.field.exponent_sums import placed
 from eqfuse.verify.field.homomorphisms import Homomorphisms
 from eqfuse.verify.field.modular import Reals, matmul
-from eqfuse.verify.field.primes import P, Q
 from eqfuse.verify.field.rounding import UNIT
 
 
@@ -53,17 +53,11 @@ class FieldDomain(Homomorphisms):
     watch: Watch | None = None
     orders = True
 
-    def __init__(
-        self,
-        p: int = P,
-        q: int = Q,
-        generator: int | None = None,
-        seed: int = 0,
-        *,
-        strict_casts: bool = False,
-    ) -> None:
-        super().__init__(p, q, generator, seed, strict_casts=strict_casts)
-        self._table: dict[str, Callable[..., FieldArray]] = {
+    @cached
+    def _table(self) -> Mapping[str, Callable[..., FieldArray]]:
+        """What the field has of functions."""
+        circular = {"sin": self._sin, "cos": self._cos} if self._i else {}
+        return {
             "add": self._add,
             "sub": self._sub,
             "mul": self._mul,
@@ -83,9 +77,8 @@ class FieldDomain(Homomorphisms):
             "tanh": self._tanh,
             "floordiv": lambda x, y: self._opaque("floor", [self._div(x, y)]),
             "mod": lambda x, y: self._sub(x, self._mul(y, self._opaque("floor", [self._div(x, y)]))),
+            **circular,
         }
-        if self._i:
-            self._table |= {"sin": self._sin, "cos": self._cos}
 
     def drawn(self, fn: str, integers: Sequence[npt.NDArray[Any]]) -> FieldArray:
         return self.call(fn, [self.lift(each) for each in integers])
