@@ -13,6 +13,11 @@ from torch.compiler import is_dynamo_compiling
 
 from eqfuse import compiler
 from eqfuse.arguments import Arguments, CallKey, Given, call_key
+from eqfuse.calls.known import Calls
+from eqfuse.calls.regions import Region
+from eqfuse.calls.routing import Routes
+from eqfuse.calls.runners import Results, Runners
+from eqfuse.calls.specialization import Specialization, Specializations
 from eqfuse.certification import Checks
 from eqfuse.compiled import Compiled, Shape
 from eqfuse.derived import Derived
@@ -26,10 +31,7 @@ from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
 from eqfuse.operator.content import Saving, enrol, written
 from eqfuse.operator.library import called, is_recorded
-from eqfuse.regions import Region
-from eqfuse.routing import Routes
 from eqfuse.rules.printer import MergeText
-from eqfuse.specialization import Results, Specialization, Specializations
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
@@ -41,10 +43,10 @@ from eqfuse.verify.certificate import ALL_UNTAKEN, REQUESTED, Certificate
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
     import torch
 
+    from eqfuse.calls.launches import Launch
     from eqfuse.differentiate.autograd import Backward, Gradients
     from eqfuse.differentiate.divide import Division, Divisions
     from eqfuse.explain.report import Listings, Report
-    from eqfuse.launches import Launch
     from eqfuse.proof.derivation import Derivation
     from eqfuse.stream.streamer import Streamer, StreamState
     from eqfuse.tile.roles.nodes import RolesProgram
@@ -94,9 +96,7 @@ class Kernel:
     def __post_init__(self) -> None:
         checks = Checks(self.trials, self.bound, self.scalars, self.verify == "again", self.allow)
         target = Target(self.device, self.auto)
-        self._shapes = Specializations(
-            self.derived, target, self.prefer, bool(self.verify), checks, mode_named(self.native)
-        )
+        self._shapes = Specializations(self.derived, target, self.prefer, bool(self.verify), checks)
         self._tunings: dict[Shape, Tuning] = {}
         self._stream: Streamer | None = None
         self._gradients: Gradients | None = None
@@ -105,16 +105,15 @@ class Kernel:
         self._extents: Mapping[str, int] = extents
         self._joint: Kernel | None = None
         self._has_joint: bool | None = None if self.derived.joined is None else False
-        self._routes = self._new_routes()
+        self._start()
         self.content = self._written()
         enrol(self)
 
-    def _new_routes(self) -> Routes:
-        return Routes(
-            self._shapes,
-            self._joint_shapes,
-            self._divisions if self.divides and self.prefer is None else None,
-        )
+    def _start(self) -> None:
+        """Nothing is loaded on a device, and no call known."""
+        self._calls = Calls(Runners(self._shapes, mode_named(self.native)))
+        divisions = self._divisions if self.divides and self.prefer is None else None
+        self._routes = Routes(self._calls, self._joint_calls, divisions)
 
     def _divisions(self) -> Divisions:
         from eqfuse.differentiate.divide import Divisions
@@ -123,12 +122,12 @@ class Kernel:
             self.program, self.scalars, self.bound, lambda text: replace(self._like(text), divides=False)
         )
 
-    def _joint_shapes(self, extents: Mapping[str, int]) -> Specializations | None:
-        """The plans of the program with axes joined; the first is made for these extents."""
+    def _joint_calls(self, extents: Mapping[str, int]) -> Calls | None:
+        """Calls of the program with axes joined; its first plan is made for these extents."""
         if self._has_joint is None:
             self._extents = extents
         joint = self.joint
-        return None if joint is None else joint._shapes
+        return None if joint is None else joint._calls
 
     @property
     def joint(self) -> Kernel | None:
@@ -171,6 +170,7 @@ class Kernel:
                 "_joint": None,
                 "_has_joint": None if self.derived.joined is None else False,
                 "_current": self._general,
+                "_calls": None,
                 "_routes": None,
             }
             exprs = (output.expr for output in self.program.outputs)
@@ -181,7 +181,7 @@ class Kernel:
         for reduction in state.pop("reductions"):
             admit(reduction)
         self.__dict__.update(state)
-        self._routes = self._new_routes()
+        self._start()
         enrol(self)
 
     @property
@@ -215,7 +215,7 @@ class Kernel:
         addresses: list[int] = []
         if not unnamed and (found := call_key(values, sizes)) is not None:
             key, addresses = found
-            known = self._shapes.known_call(key)
+            known = self._calls.known(key)
             if known is not None and (made := known.call(values, addresses)) is not None:
                 self._current, self._extents = known.compiled, known.extents
                 return made
@@ -255,7 +255,7 @@ class Kernel:
 
         Takes what a call takes, as torch tensors; runs once. Raises BindError for what a launch cannot hold: arrays,
         tensors that require grad (outside of `torch.no_grad()`), numbers inside of tensors."""
-        from eqfuse.launches import bind
+        from eqfuse.calls.launches import bind
 
         Arguments(self.program).all_named(unnamed)
         launch = bind(self.name, self._shapes, self._routes.routed, values, sizes)
@@ -276,7 +276,7 @@ class Kernel:
         `device` is that of the tensors, else the GPU where the kernel may run there. On a CPU it waits for C++. It runs the
         kernels once, on zeros. What a backward needs is not prepared. Raises BindError for what no call takes.
         """
-        from eqfuse.launches import prepare
+        from eqfuse.calls.launches import prepare
 
         before = self.compilations
         prepare(self._shapes, self._routes.routed, shapes, sizes, device)
@@ -310,7 +310,7 @@ class Kernel:
         with self._lock, undisturbed():
             given = arguments.given(values, sizes, unnamed)
             routed = self._routes.routed(given)
-            if self.joint is not None and routed.by is self.joint._shapes:
+            if self.joint is not None and routed.by is self.joint._calls:
                 taken = routed.given
                 tuning = self.joint.tune(
                     seconds=seconds,
@@ -320,7 +320,7 @@ class Kernel:
                     **taken.tensors,
                     **taken.scalars,
                 )
-                self._shapes.forget()
+                self._calls.forget()
                 self._current, self._extents = self.joint._current, routed.extents
                 return tuning
             found = routed.special
@@ -342,7 +342,9 @@ class Kernel:
         def start(candidate: Compiled) -> Callable[[], Results]:
             shards = {axis: candidate.chosen.plan.shards for axis, _ in candidate.chosen.nest.shards}
             sizes = candidate.extents, shards
-            return partial(self._shapes.runner(candidate, wait=True), given.tensors, given.scalars, *sizes)
+            return partial(
+                self._calls.runners.runner(candidate, wait=True), given.tensors, given.scalars, *sizes
+            )
 
         base = self._shapes.planned(special)
         tuner = Tuner(self.derived, base, self.prefer, self.scalars, start, place_of(given.tensors))
@@ -350,6 +352,7 @@ class Kernel:
         if self.verify:
             self._shapes.certificate(tuned)
         self._shapes.tuned(tuned)
+        self._calls.forget()
         return tuning
 
     # -- gradients ---------------------------------------------------------------------------------
@@ -524,7 +527,7 @@ class Kernel:
         `.measured`, the seconds of a call where `tune` has found it. `.roles` are how each of its kernels is divided on
         a Hopper GPU, None of one that is not, empty where none is. `.code` says what calls run: there Gluon, or Triton and
         why, for each kernel; on a CPU, at the last call, C++, or torch calls and why."""
-        plan, host = self.compiled.chosen.plan, self._shapes.host(self.compiled)
+        plan, host = self.compiled.chosen.plan, self._calls.runners.host(self.compiled)
         return replace(plan, code=host.code) if host is not None and host.code else plan
 
     @_of_last_call
@@ -544,7 +547,9 @@ class Kernel:
         its block, one where lengths are odd, one where they are divisible by 16. On a CPU, libraries of C++, and forms made
         of torch calls."""
         with self._lock:
-            return self._shapes.compilations + (self._joint.compilations if self._joint is not None else 0)
+            return self._calls.runners.compilations + (
+                self._joint.compilations if self._joint is not None else 0
+            )
 
     @property
     @_of_last_call
@@ -569,7 +574,7 @@ class Kernel:
     @_of_last_call
     def cpp(self) -> str:
         """The C++ of the last call on a CPU. Raises EqfuseError where there is none (yet)."""
-        host = self._shapes.host(self.compiled)
+        host = self._calls.runners.host(self.compiled)
         text = None if host is None else host.text
         if text is None:
             why = "nothing was called on a CPU" if host is None else host.code or "it is switched off"

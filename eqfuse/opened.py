@@ -16,12 +16,12 @@ import torch
 
 from eqfuse import compiler
 from eqfuse.arguments import DTYPE_NAMES
+from eqfuse.calls.specialization import Specializations
 from eqfuse.compiled import Compiled
 from eqfuse.errors import EqfuseError
 from eqfuse.lowered import lower_nest
 from eqfuse.operator.derivative import apart
 from eqfuse.operator.shapes import Size, extents
-from eqfuse.specialization import Specializations
 from eqfuse.terms.types import program_dtypes
 
 INT32_MOST = 2**31

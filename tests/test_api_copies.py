@@ -18,8 +18,8 @@ from extend_kernels import registered
 
 import eqfuse as eq
 from eqfuse import compiler
+from eqfuse.calls.regions import Regions
 from eqfuse.extend.define import forget
-from eqfuse.regions import Regions
 
 SOFTMAX = "e[i,j] = exp(x[i,j] - max[j](x[i,j]))\ny[i,j] = e[i,j] / sum[j](e[i,j])"
 TWO = "m[i], v[i] = mean_var[j](x[i,j])\ny[i,j] = (x[i,j] - m[i]) * rsqrt(v[i] + c)\nreturn m, y"

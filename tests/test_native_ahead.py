@@ -20,7 +20,7 @@ def asked(source: str, **tensors: torch.Tensor) -> list[list[int]]:
     """The parts that each load of the first kernel asks for, in the order of the passes."""
     kernel = eq.compile(source, verify=False)
     compiled, given, _ = bound(kernel, tensors)
-    tiles = kernel._shapes.tiles(compiled)
+    tiles = kernel._calls.runners.tiles(compiled)
     shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
     sizes = resolve_extents(tiles, compiled.extents, shards)
     names = (*given, *(buffer.name for buffer in tiles.buffers))

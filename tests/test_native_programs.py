@@ -37,7 +37,7 @@ def both(
 ) -> list[tuple[torch.Tensor, np.ndarray]]:
     """The outputs of the native kernel, and those of the tile interpreter in float32 from the same tile program."""
     compiled, tensors, scalars = bound(kernel, values)
-    tiles, program = kernel._shapes.tiles(compiled), kernel.program
+    tiles, program = kernel._calls.runners.tiles(compiled), kernel.program
     shards = {axis: compiled.chosen.plan.shards for axis, _ in compiled.chosen.nest.shards}
     loaded = loaded_dtypes(tiles)
     given = {name: prepared(tensor, loaded.get(name)) for name, tensor in tensors.items()}

@@ -14,12 +14,12 @@ from fake_gpu import binaries, gpu
 import eqfuse as eq
 from eqfuse import certification, compiler, division
 from eqfuse.arguments import Arguments
+from eqfuse.calls.regions import Regions
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError
 from eqfuse.extract.candidates import seconds_of
 from eqfuse.loops.blocks import Block
 from eqfuse.loops.plan import SCHEDULES, KernelConfig
-from eqfuse.regions import Regions
 from eqfuse.rules import merge_search
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.triton.launch import interpret, load

@@ -17,6 +17,7 @@ import eqfuse as eq
 from bench.workloads import WORKLOADS
 from eqfuse import certification, compiler, division
 from eqfuse.arguments import Given
+from eqfuse.calls.specialization import Specialization
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
@@ -24,7 +25,6 @@ from eqfuse.errors import EqfuseError
 from eqfuse.extract.candidates import with_outputs
 from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.lowered import in_roles
-from eqfuse.specialization import Specialization
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.types import program_dtypes
 from eqfuse.tile.check import TileError
@@ -501,11 +501,11 @@ def test_a_bound_launch_of_roles_writes_to_its_outputs(monkeypatch: pytest.Monke
     calls: list[dict[str, object]] = []
     monkeypatch.setattr(TritonProgram, "__call__", lambda self, **values: calls.append(values))
     monkeypatch.setattr(GluonProgram, "form", lambda self, tensors: self.otherwise)
-    shapes = kernel._shapes
+    runners = kernel._calls.runners
     special = Specialization(compiled, {}, compiled.extents, HALF, False)
-    shapes._programs[id(compiled)] = compiled, GluonProgram("", "f", TritonProgram("", "f"))
+    runners._programs[id(compiled)] = compiled, GluonProgram("", "f", TritonProgram("", "f"))
     outputs = {"O": torch.empty(1, 2, 4, 16, dtype=torch.float16)}
-    launch = shapes.held(special, Given(given, {"scale": 1.0}, None, numpy=False), outputs)
+    launch = runners.held(special, Given(given, {"scale": 1.0}, None, numpy=False), outputs)
     launch()
     (call,) = calls
     assert call["out"] is outputs["O"] and call["Q"] is given["Q"] and call["scale"] == 1.0

@@ -219,7 +219,7 @@ def test_a_plan_that_computes_something_else_does_not_win(
         return made
 
     kernel = _softmax()
-    runner = kernel._shapes.runner
+    runner = kernel._calls.runners.runner
 
     def start(made: Any, **options: bool) -> Any:
         right = runner(made, **options)
@@ -227,7 +227,7 @@ def test_a_plan_that_computes_something_else_does_not_win(
         return lambda *arguments: {n: t * off for n, t in right(*arguments).items()}
 
     monkeypatch.setattr(Tuner, "_compiled", compiled)
-    monkeypatch.setattr(kernel._shapes, "runner", start)
+    monkeypatch.setattr(kernel._calls.runners, "runner", start)
     tuning = kernel.tune(x=x)
     problems = [trial.problem for trial in tuning.trials if trial.plan.schedule == "rolling"]
     assert problems and all(p == "y is 1.0e-02 from what the chosen plan computes" for p in problems)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from eqfuse.arguments import DTYPE_NAMES, Given
+from eqfuse.calls.known import Routed
+from eqfuse.calls.specialization import Specializations
 from eqfuse.compiled import Compiled
 from eqfuse.errors import BindError, EqfuseError
-from eqfuse.specialization import Routed, Specializations
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
@@ -101,8 +102,8 @@ def bind(
         given = arguments.given(values, sizes)
         routed = route(given)
         special, by = routed.special, routed.by
-        results = by.prepared(special, routed.given)
-        run = by.held(special, routed.given, {o.name: results[o.name] for o in program.outputs})
+        results = by.prepared(routed)
+        run = by.runners.held(special, routed.given, {o.name: results[o.name] for o in program.outputs})
         made = routed.apart(results)
         return Launch(name, special.compiled, given, {o.name: made[o.name] for o in program.outputs}, run)
 
@@ -147,7 +148,7 @@ def prepare(
         arguments = shapes.arguments
         with undisturbed():
             routed = route(arguments.given(values, sizes))
-            routed.by.prepared(routed.special, routed.given)
+            routed.by.prepared(routed)
 
 
 def _place(

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from eqfuse.arguments import CallKey, Given
+from eqfuse.calls.known import Calls, Routed
+from eqfuse.calls.specialization import Specialization
 from eqfuse.errors import VerificationError
 from eqfuse.extract import foreseen
 from eqfuse.extract.candidates import with_outputs
-from eqfuse.specialization import Routed, Specialization, Specializations
 from eqfuse.terms.joined import joined
 
 if TYPE_CHECKING:  # loaded by those who ask: every start would wait for them
@@ -22,11 +23,11 @@ MOST_DIVIDED = 256
 
 @dataclass
 class Routes:
-    """The ways in which calls of a program run. `shapes` are its plans, `joint` gives those of the program with axes joined, made
-    at first for some extents; None where no axes are always together. `divisions` makes what divides calls into chunks."""
+    """The ways in which calls of a program run. `joint` gives calls of the program with axes joined, the plans of which
+    are made at first for some extents; None where no axes are always together. `divisions` makes what divides calls into chunks."""
 
-    shapes: Specializations
-    joint: Callable[[Mapping[str, int]], Specializations | None]
+    calls: Calls
+    joint: Callable[[Mapping[str, int]], Calls | None]
     divisions: Callable[[], Divisions] | None
     latest: Division | None = None
     """How the last call was divided; None where it ran as a whole."""
@@ -35,24 +36,24 @@ class Routes:
 
     def routed(self, given: Given) -> Routed:
         """What runs a call: on a CPU, the program with axes joined, where it has such and tensors lie so."""
-        shapes = self.shapes
+        calls, shapes = self.calls, self.calls.shapes
         if shapes.prefer is not None or joined(shapes.derived.program) is None:
-            return shapes.routed(given)
+            return calls.routed(given)
         if shapes.target.of(given.tensors).kind != "cpu":
-            return shapes.routed(given)
+            return calls.routed(given)
         extents, _ = shapes.arguments.bound(given)
         joint = None if 0 in extents.values() else self.joint(extents)
-        form = None if joint is None else joint.derived.joined
+        form = None if joint is None else joint.shapes.derived.joined
         views = None if form is None else form.views(given.tensors)
         if joint is None or form is None or views is None:
-            return shapes.routed(given)
+            return calls.routed(given)
         gone = {part for parts in form.axes.values() for part in parts}
         sizes = {axis: size for axis, size in (given.sizes or {}).items() if axis not in gone}
         taken = Given(views, given.scalars, sizes or None, given.numpy)
         try:
-            special = joint.of(joint.arguments, taken)
+            special = joint.shapes.of(joint.shapes.arguments, taken)
         except VerificationError:  # the program as it is has a proof of its own, or tells why not
-            return shapes.routed(given)
+            return calls.routed(given)
         return Routed(joint, taken, special, extents, form.shapes(extents))
 
     def run(
@@ -64,25 +65,26 @@ class Routes:
         values: Mapping[str, Any],
     ) -> Any:
         """The outputs of a call, as it gives them. `key` is None where calls like this one are looked at each time."""
-        self.latest = division = self._division(routed.special, given) if routed.by is self.shapes else None
+        self.latest = division = self._division(routed.special, given) if routed.by is self.calls else None
         if division is not None:
             return given.returned(division({**given.tensors, **given.scalars}, routed.special.extents))
-        return self.shapes.called(key, routed, given, addresses, values)
+        return self.calls.called(key, routed, given, addresses, values)
 
     def _division(self, special: Specialization, given: Given) -> Division | None:
         """How calls of a kind are divided into chunks; None where they run as a whole."""
         if self.divisions is None or special.is_empty:
             return None
-        if self.shapes.stored(special) <= foreseen.MUCH:
+        shapes = self.calls.shapes
+        if shapes.stored(special) <= foreseen.MUCH:
             return None
         found = self._divided.get(id(special))
         if found is None:
-            with self.shapes.lock:
+            with shapes.lock:
                 if self._ways is None:
                     self._ways = self.divisions()
                 values = {**given.tensors, **given.scalars}
-                dtypes = with_outputs(self.shapes.derived.program, special.dtypes)
-                whole = self.shapes.foreseen(special)
+                dtypes = with_outputs(shapes.derived.program, special.dtypes)
+                whole = shapes.foreseen(special)
                 division = self._ways.of(whole, values, special.extents, dtypes)
                 if len(self._divided) >= MOST_DIVIDED:
                     self._divided.clear()

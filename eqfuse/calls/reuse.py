@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from eqfuse.calls.regions import TOLERANCE, Corner, Regions
 from eqfuse.compiled import Compiled
 from eqfuse.extract.candidates import Search, seconds_of
-from eqfuse.regions import TOLERANCE, Corner, Regions
 
 Key = tuple[tuple[str, int], ...]
 

@@ -1,0 +1,219 @@
+"""Known calls: what runs calls like one that was checked and has run, with next to nothing between them and the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from eqfuse.arguments import CallKey, Given, Tensors, as_given
+from eqfuse.calls.runners import Results, Runners
+from eqfuse.calls.specialization import Specialization, Specializations
+from eqfuse.compiled import Compiled
+from eqfuse.derived import Derived
+from eqfuse.devices import place_of
+from eqfuse.records import dataclass
+from eqfuse.threads import undisturbed
+
+if TYPE_CHECKING:  # loaded at first use: every start would wait for it
+    from eqfuse.tile.triton.planned import Planned
+
+Call = Callable[[Mapping[str, Any], Sequence[int]], Any]
+"""The outputs as a call gives them, from its values by name and the addresses of its tensors; None where the call has to be
+looked at once more."""
+
+MOST_CALLS = 1024
+"""How many kinds of calls are known at once."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What runs calls of a kind: the plan, and the function. `extents` are those of the axes of the program that was called."""
+
+    compiled: Compiled
+    call: Call
+    extents: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Routed:
+    """How a call runs: by the program that was called, or by it with joined axes (then `shapes` are those that the
+    outputs have apart), the arguments as it takes them, what is run of them, and the extents of the called program's axes."""
+
+    by: Calls
+    given: Given
+    special: Specialization
+    extents: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+
+    def apart(self, results: Results) -> Results:
+        """The outputs as the program that was called has them."""
+        if self.shapes is None:
+            return results
+        return {name: made.view(self.shapes[name]) for name, made in results.items()}
+
+
+@dataclass
+class Calls:
+    """The calls of one program, and what runs those that are known."""
+
+    runners: Runners
+    _known: dict[CallKey, Known] = field(default_factory=dict)
+    _last: tuple[CallKey, Known] | None = None
+
+    @property
+    def shapes(self) -> Specializations:
+        """The plans."""
+        return self.runners.shapes
+
+    @property
+    def _derived(self) -> Derived:
+        return self.runners.shapes.derived
+
+    def known(self, key: CallKey) -> Known | None:
+        """What runs calls of a key, where there is something already. Calls come in runs of one kind: to compare keys takes
+        less than to look one up."""
+        last = self._last
+        if last is not None and last[0] == key:
+            return last[1]
+        found = self._known.get(key)
+        if found is not None:
+            self._last = key, found
+        return found
+
+    def forget(self) -> None:
+        """Calls are looked at once more."""
+        self._known.clear()
+        self._last = None
+
+    def routed(self, given: Given) -> Routed:
+        """A call of the program as it is."""
+        special = self.shapes.of(self.shapes.arguments, given)
+        return Routed(self, given, special, special.extents)
+
+    def prepared(self, routed: Routed) -> Results:
+        """The outputs of a call, as what runs it has them, once all that it needs is compiled: C++ is waited for."""
+        special, given = routed.special, routed.given
+        results = self.runners.prepared(special, given)
+        if not special.is_empty:
+            self._learn(special, None, given)
+        return results
+
+    def called(
+        self,
+        key: CallKey | None,
+        routed: Routed,
+        given: Given,
+        addresses: Sequence[int],
+        values: Mapping[str, Any],
+    ) -> Any:
+        """The outputs of a call, as it gives them. Where it has a key, what runs calls like it is kept; where its launches are
+        those of another one with other sizes, it goes straight to these."""
+        by, special = routed.by, routed.special
+        if given.numpy or special.is_empty:
+            key = None
+        planned = None if key is None else by._planned(special, routed.given)
+        call = None if planned is None else by._planned_call(special, planned, routed.given)
+        made = None if call is None else call(values, addresses)
+        if key is not None and call is not None and made is not None:
+            self._keep(key, Known(special.compiled, call, routed.extents))
+            return made
+        results = routed.apart(by.runners.run(special, routed.given))
+        if key is not None:
+            by._learn(special, planned, routed.given)
+            self._remember(key, routed)
+        return given.returned([results[output.name] for output in self._derived.program.outputs])
+
+    def _planned(self, special: Specialization, given: Given) -> Planned | None:
+        """What a call launches on a GPU, where Triton's binaries run it; None where nothing of its plan has run there yet."""
+        program = self.runners.triton(special)
+        if program is None:
+            return None
+        return program.planned(given.tensors, given.scalars, special.sizes)
+
+    def _planned_call(self, special: Specialization, planned: Planned, given: Given) -> Call | None:
+        """What runs a call that launches what others have launched, and calls like it."""
+        program = self.runners.triton(special)
+        planner = None if program is None else program.planner
+        if planner is None:
+            return None
+        outputs = tuple(output.name for output in self._derived.program.outputs)
+        kind = planner.kind(planned, tuple(given.tensors), outputs, place_of(given.tensors))
+        return None if kind is None else planner.form(kind)(kind)
+
+    def _learn(self, special: Specialization, planned: Planned | None, given: Given) -> None:
+        """Notes what a call has launched."""
+        planned = planned or self._planned(special, given)
+        program = None if planned is None else self.runners.triton(special)
+        if planned is None or program is None or program.planner is None:
+            return
+        kind = self.runners.kind(special, given)
+        if kind is not None:
+            program.planner.learn(planned, kind.known)
+
+    def _keep(self, key: CallKey, known: Known) -> None:
+        if len(self._known) >= MOST_CALLS:
+            self._known.clear()
+        self._known[key] = known
+
+    def _remember(self, key: CallKey, routed: Routed) -> None:
+        """Keeps what runs calls of a key."""
+        given, by, special = routed.given, routed.by, routed.special
+        names, numbers = tuple(given.tensors), tuple(given.scalars)
+
+        def second(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+            """Many kinds of calls come once: what runs the others is made at the second."""
+            tensors, scalars = ({name: values[name] for name in part} for part in (names, numbers))
+            call = by._call(special, Given(by._taken(tensors), scalars, None, numpy=False))
+            if call is None:
+                return None
+            if routed.shapes is not None:
+                call = _apart(call, [routed.shapes[o.name] for o in by._derived.program.outputs])
+            self._known[key] = Known(special.compiled, call, routed.extents)
+            self._last = None
+            return call(values, addresses)
+
+        self._keep(key, Known(special.compiled, second, routed.extents))
+
+    def _taken(self, tensors: Tensors) -> Tensors:
+        """The tensors of a call like one that has run, as the program takes them."""
+        joined = self._derived.joined
+        return tensors if joined is None else joined.views(tensors) or tensors
+
+    def _call(self, special: Specialization, given: Given) -> Call | None:
+        """What runs calls like one that has run; None where they have to be looked at once more."""
+        names, outputs = tuple(given.tensors), [output.name for output in self._derived.program.outputs]
+        host = self.runners.host(special.compiled)
+        if host is None:
+            kind = self.runners.kind(special, given)
+            if kind is not None:
+                from eqfuse.tile.triton.direct import direct
+
+                return direct(kind)
+        elif not host.is_settled(given.tensors):
+            return None
+        else:
+            call = host.direct(names, given.tensors, special.extents, special.shards, outputs)
+            if call is not None:
+                return call
+        runner, scalars = self.runners.loaded(special.compiled), tuple(given.scalars)
+
+        def run(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+            with undisturbed():
+                tensors, numbers = ({name: values[name] for name in part} for part in (names, scalars))
+                made = runner(self._taken(tensors), numbers, special.extents, special.shards)
+            return as_given([made[name] for name in outputs], numpy=False)
+
+        return run
+
+
+def _apart(call: Call, shapes: Sequence[tuple[int, ...]]) -> Call:
+    """What gives the outputs of a call in other shapes."""
+
+    def apart(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+        made = call(values, addresses)
+        if len(shapes) == 1:
+            return made.view(shapes[0])
+        return tuple(each.view(shape) for each, shape in zip(made, shapes, strict=True))
+
+    return apart
