@@ -355,6 +355,39 @@ def test_rounding_refuses_nothing_that_is_compared_in_floats_and_hides_no_differ
         assert equivalent(left, right).counterexample
 
 
+@pytest.mark.parametrize(
+    "number",
+    ["{s}", pytest.param("(cos({s}) + 1 / log(2 + {s}))", id="without residues")],
+)
+@pytest.mark.parametrize(
+    "decided", ["min({m} % 3, {t})", "where({m} % 3 < {t}, 2 * {t}, {t})", "abs({m} - {t})"]
+)
+def test_a_mean_of_equal_sums_is_the_sum_in_any_order(number: str, decided: str) -> None:
+    """What rounding makes of a sum in two parts is on either side of the mean of such sums, which is equal to it."""
+
+    def program(total: str) -> str:
+        t = number.format(s=total)
+        return "x: f16[j, k]\na[k] = " + decided.format(m=f"(sum[j]({t}) / N(j))", t=t)
+
+    whole = program("sum[j](sq(f16(x[j, k]) + 1))")
+    parts = program(
+        "(sum[j](where(j < 2, sq(f16(x[j, k]) + 1), 0)) + sum[j](where(j < 2, 0, sq(f16(x[j, k]) + 1))))"
+    )
+    for left, right in permutations((whole, parts)):
+        assert equivalent(left, right)
+
+
+def test_numbers_without_residues_are_equal_as_far_as_rounding_tells() -> None:
+    number = "(cos(x[k]) + 1 / log(2 + sq(x[k])))"
+    mean = f"(({number} + {number} + {number}) / 3)"
+    below, at_most = (f"a[k] = where({mean} {fn} {number}, 1, x[k])" for fn in ("<", "<="))
+    a_little = f"a[k] = where({number} < {number} * 1.000000001, 1, x[k])"
+    assert equivalent(below, "a[k] = x[k]") and equivalent("a[k] = 0 * x[k] + 1", at_most)
+    for other in (at_most, a_little):
+        for left, right in permutations((below, other)):
+            assert equivalent(left, right).counterexample
+
+
 def test_a_number_and_its_maximum_part_by_part() -> None:
     """That no number is above its maximum is said by the form of one program, and holds in the other where it compares the same."""
     whole = "a[i] = min(x[i], max[i](x[i]))"

@@ -58,8 +58,18 @@ class Arithmetic(FieldState):
         result = FieldArray(p, q, shadow)
         if self.careful:
             result.error = rounding.of_sum(shadow, x.error, y.error)
+            if p is None and q is None:
+                self._cancel(result, x, -op(0.0, y.shadow), y.error)
             clear_zeros(result)
         return self._settle(result, x, y)
+
+    @staticmethod
+    def _cancel(result: FieldArray, x: FieldArray, y: Reals, ey: rounding.Error) -> None:
+        """Makes 0, without an error, what is left of two equal numbers that have no residues."""
+        zero = rounding.equal(x.shadow, y, x.error, ey)
+        if zero.any() and result.error is not None:
+            result.shadow = np.where(zero, 0.0, result.shadow)
+            result.error = np.where(zero, 0.0, result.error)
 
     def _neg(self, x: FieldArray) -> FieldArray:
         p = None if x.p is None else -x.p % self.p

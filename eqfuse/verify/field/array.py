@@ -110,6 +110,14 @@ def is_zero(x: FieldArray) -> Truths:
     return zero & (x.p == 0) if x.p is not None else np.zeros_like(zero)
 
 
+def known_zero(x: FieldArray) -> Truths:
+    """Where a value without residues is 0 and has no error."""
+    if x.p is not None or x.q is not None or x.error is None:
+        return np.zeros(x.shape, dtype=bool)
+    found: Truths = (x.shadow == 0) & (x.error == 0) & x.lacks(UNDEFINED)
+    return found
+
+
 def settled_by_residues(greater: FieldArray, less: FieldArray) -> Truths:
     """Whether the first value comes after the second by its residue, where their shadows cannot tell. What has the
     shadow 0 is neither positive nor negative."""

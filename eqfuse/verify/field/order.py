@@ -11,6 +11,7 @@ from eqfuse.verify.field.array import (
     FieldArray,
     is_zero,
     joined_marks,
+    known_zero,
     marked,
     settled_by_residues,
     terms_of,
@@ -46,12 +47,15 @@ class Order(Arithmetic):
         raise ValueError(f"{fn} is not a comparison")
 
     def _same(self, left: FieldArray, right: FieldArray) -> Truths:
+        """Whether two numbers are equal: by their residues, or where they have none in common as far as rounding tells."""
         exact: Truths = left.shadow == right.shadow
         for x, y in ((left.p, right.p), (left.q, right.q)):
             if x is not None and y is not None:
                 finite = np.isfinite(left.shadow) & np.isfinite(right.shadow)
                 return np.where(finite, x == y, exact)
-        return exact
+        if left.error is None and right.error is None:
+            return exact
+        return exact | rounding.equal(left.shadow, right.shadow, left.error, right.error)
 
     def where(self, condition: Truths, left: FieldArray, right: FieldArray) -> FieldArray:
         p = None if left.p is None or right.p is None else np.where(condition, left.p, right.p)
@@ -80,7 +84,7 @@ class Order(Arithmetic):
         if y is None:
             unclear = rounding.unclear(x.shadow, 0.0, x.error)
             if unclear is not None and unclear.any():
-                self._note_beyond_floats(unclear & ~is_zero(x))
+                self._note_beyond_floats(unclear & ~is_zero(x) & ~known_zero(x))
             return
         unclear = rounding.unclear(x.shadow, y.shadow, x.error, y.error)
         if unclear is not None and unclear.any():

@@ -17,6 +17,9 @@ from eqfuse.verify.field.modular import Reals, Truths
 UNIT = 2.0**-52
 """Relative error of an operation, twice that of a correctly rounded one: functions of numpy are good to an ulp."""
 
+TIGHT = 1e-12
+"""Two numbers without residues that errors below this, relative to them, leave open are equal: inputs are further apart."""
+
 Error = Reals | None
 
 
@@ -81,3 +84,11 @@ def unclear(x: Reals, y: Any, ex: Error, ey: Error = None) -> Truths | None:
         # An infinity that is no overflow, which is noted where it is made, is exact.
         found: Truths = (np.abs(x - y) <= _of(ex) + _of(ey)) & np.isfinite(x) & np.isfinite(y)
     return found
+
+
+def equal(x: Reals, y: Reals, ex: Error, ey: Error) -> Truths:
+    """Whether two finite numbers are as near as their errors, and these are small."""
+    reach = _of(ex) + _of(ey)
+    with np.errstate(invalid="ignore", over="ignore"):
+        found: Truths = (np.abs(x - y) <= reach) & (reach <= TIGHT * np.maximum(np.abs(x), np.abs(y)))
+    return found & np.isfinite(x) & np.isfinite(y)
