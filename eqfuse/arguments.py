@@ -21,7 +21,7 @@ from eqfuse.terms.nodes import Program
 from eqfuse.terms.promises import ascending, check_ascending
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import check_dtypes
-from eqfuse.threads import is_plain
+from eqfuse.threads import cached, is_plain
 
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -119,7 +119,7 @@ class Arguments:
         self.all_named(unnamed)
         if sizes is not None and not isinstance(sizes, Mapping):
             raise BindError(f"sizes is a {type(sizes).__name__}", hint='pass a mapping: sizes={"i": 128}')
-        names = {tensor.name for tensor in self.program.tensors}
+        names = self._tensors
         tensors: dict[str, torch.Tensor] = {}
         scalars: dict[str, Any] = {}
         kinds: dict[str, str] = {}
@@ -140,6 +140,28 @@ class Arguments:
             listed = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
             raise BindError(f"torch tensors and numpy arrays are mixed: {listed}", hint="pass one kind")
         return Given(tensors, scalars, sizes, "numpy" in kinds.values())
+
+    def plain(self, values: Mapping[str, Any], sizes: Sizes) -> Given | None:
+        """The same for values that have a `call_key`, none of whose tensors is on the device `meta`; None where something is
+        wrong with them."""
+        if sizes is not None and not isinstance(sizes, Mapping):
+            return None
+        names = self._tensors
+        tensors: dict[str, torch.Tensor] = {}
+        scalars: dict[str, Any] = {}
+        for name, value in values.items():
+            kind = type(value)
+            if kind is _Tensor or kind is _Parameter:
+                tensors[name] = value.detach() if value.requires_grad else value
+            elif name in names or not fits(value):
+                return None
+            else:
+                scalars[name] = value
+        return Given(tensors, scalars, sizes, numpy=False)
+
+    @cached
+    def _tensors(self) -> frozenset[str]:
+        return frozenset(tensor.name for tensor in self.program.tensors)
 
     def extents(self, given: Given) -> dict[str, int]:
         """The extent of every axis. Raises BindError where the arguments do not fit each other or the program."""

@@ -219,8 +219,12 @@ class Kernel:
             if known is not None and (made := known.call(values, addresses)) is not None:
                 self._current, self._extents = known.compiled, known.extents
                 return made
-        beside = is_transforming()
         arguments = self._shapes.arguments
+        plain = arguments.plain(values, sizes) if key is not None and all(addresses) else None
+        if plain is not None:
+            with undisturbed():
+                return self._run(key, plain, addresses, values)
+        beside = is_transforming()
         arguments.all_named(unnamed)
         if is_recorded(values):
             return called(self.content, values, sizes)
@@ -231,10 +235,15 @@ class Kernel:
                 gradients = self._differentiated
             return differentiably(self, gradients, values, sizes)
         with undisturbed(), ordinary_tensors() if beside else nullcontext():
-            given = arguments.given(values, sizes, unnamed)
-            routed = self._routes.routed(given)
-            self._current, self._extents = routed.special.compiled, routed.extents
-            return self._routes.run(key, routed, given, addresses, values)
+            return self._run(key, arguments.given(values, sizes, unnamed), addresses, values)
+
+    def _run(
+        self, key: CallKey | None, given: Given, addresses: list[int], values: Mapping[str, Any]
+    ) -> Any:
+        """The outputs of a call that no known one is like."""
+        routed = self._routes.routed(given)
+        self._current, self._extents = routed.special.compiled, routed.extents
+        return self._routes.run(key, routed, given, addresses, values)
 
     @property
     def chunks(self) -> Division | None:
