@@ -39,6 +39,7 @@ ALIGNMENT = 15
 
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_SIZES = type(None), dict
 
 
 def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int]] | None:
@@ -144,7 +145,7 @@ class Arguments:
     def plain(self, values: Mapping[str, Any], sizes: Sizes) -> Given | None:
         """The same for values that have a `call_key`, none of whose tensors is on the device `meta`; None where something is
         wrong with them."""
-        if sizes is not None and not isinstance(sizes, Mapping):
+        if type(sizes) not in _SIZES:
             return None
         names = self._tensors
         tensors: dict[str, torch.Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -21,13 +22,19 @@ def device_named(name: str) -> Device:
     return DEVICES[name]
 
 
-def gpu_device() -> Device:
-    """The description of the GPU that is here."""
-    major, minor = torch.cuda.get_device_capability()
+def gpu_device(place: torch.device | None = None) -> Device:
+    """The description of a GPU, the current one where none is given."""
+    index = None if place is None else place.index
+    return _described(torch.cuda.current_device() if index is None else index)
+
+
+@lru_cache(maxsize=64)
+def _described(index: int) -> Device:
+    major, minor = torch.cuda.get_device_capability(index)
     if torch.version.hip:
         return device_named("gfx942")
     if (major, minor) == (9, 0):
-        return device_named("h200" if "H200" in torch.cuda.get_device_name() else "sm_90")
+        return device_named("h200" if "H200" in torch.cuda.get_device_name(index) else "sm_90")
     return device_named("sm_100" if major >= 10 else "sm_80")
 
 
@@ -49,7 +56,7 @@ class Target:
                 )
         on_gpu = any(place.type == "cuda" for place in places.values())
         if self.auto:
-            return gpu_device() if on_gpu else device_named("cpu")
+            return gpu_device(next(iter(places.values()))) if on_gpu else device_named("cpu")
         if on_gpu != (self.device.kind == "gpu"):
             where = "the GPU" if on_gpu else "the CPU"
             raise BindError(

@@ -237,9 +237,7 @@ class Kernel:
         with undisturbed(), ordinary_tensors() if beside else nullcontext():
             return self._run(key, arguments.given(values, sizes, unnamed), addresses, values)
 
-    def _run(
-        self, key: CallKey | None, given: Given, addresses: list[int], values: Mapping[str, Any]
-    ) -> Any:
+    def _run(self, key: CallKey | None, given: Given, addresses: list[int], values: Mapping[str, Any]) -> Any:
         """The outputs of a call that no known one is like."""
         routed = self._routes.routed(given)
         self._current, self._extents = routed.special.compiled, routed.extents

@@ -210,20 +210,14 @@ Read = Callable[[Kind], Sequence[Any]]
 @dataclass(frozen=True)
 class Form:
     """The functions of all kinds of call that launch the same binaries: one text, in which names stand for all that depends on
-    sizes. `constants` are the same for all of them, `slots` read the others."""
+    sizes. `make` takes what these stand for, in the order in which `slots` read it off a kind."""
 
-    name: str
-    text: str
-    constants: Mapping[str, Any]
-    slots: Sequence[tuple[Sequence[str], Read]]
+    make: Callable[..., Any]
+    slots: Sequence[Read]
 
     def __call__(self, kind: Kind) -> Any:
         """The function of one kind."""
-        namespace = dict(self.constants)
-        for names, read in self.slots:
-            namespace.update(zip(names, read(kind), strict=True))
-        exec(_code(self.text), namespace)  # noqa: S102  (text that `_Writer` wrote)
-        return namespace[self.name]
+        return self.make(*[value for read in self.slots for value in read(kind)])
 
 
 class _Writer:
@@ -242,6 +236,7 @@ class _Writer:
             "index": 0 if kind.device.index is None else kind.device.index,
         }
         self._slots: list[tuple[Sequence[str], Read]] = []
+        """Names that each kind has its own values of, and what reads them."""
         self._count = 0
         self.addresses: dict[str, str] = {}
 
@@ -316,7 +311,11 @@ class _Writer:
         return [each if isinstance(each, str) else f"*{names[each]}" for each in found]
 
     def form(self, name: str) -> Form:
-        return Form(name, "\n".join(self._lines), self._names, self._slots)
+        slots = ", ".join(name for names, _ in self._slots for name in names)
+        lines = [f"def make({slots}):", *("    " + line for line in self._lines), f"    return {name}"]
+        namespace = dict(self._names)
+        exec(_code("\n".join(lines)), namespace)  # noqa: S102  (text that this class wrote)
+        return Form(namespace["make"], tuple(read for _, read in self._slots))
 
 
 @dataclass(frozen=True)

@@ -7,33 +7,44 @@ Triton nor what the module's launcher checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
+from eqfuse.terms.integers import power_of_two
 from eqfuse.tile.triton.binaries import DIVISOR, WIDE
 from eqfuse.tile.triton.direct import Form, Kind, Take, contiguous, form_of, taker
 from eqfuse.tile.triton.stand_in import module_of
 
 Class = tuple[Any, ...]
-"""What decides a binary: the kernel, the device that it is loaded on, options, constants, and what of its arguments Triton looks
-at."""
+"""What decides a binary: the kernel, the device that it is loaded on, options, constants (a place among them is always of one
+type: no flag is taken for a number), and what of its arguments Triton looks at."""
 
 
 class _Layout:
-    """Stands for a tensor that a launcher allocates."""
+    """Stands for a tensor of a call, or one that a launcher allocates: what is read of it, read once."""
 
     is_cuda = False
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.shape, self.device, self._strides = shape, device, contiguous(shape)
-        self.span = shape[0] * self._strides[0] - 1 if shape else 0
+    def __init__(self, device: torch.device, strides: tuple[int, ...], span: int) -> None:
+        self.device, self._strides, self.span = device, strides, span
 
     def stride(self) -> tuple[int, ...]:
         return self._strides
+
+
+def _given(tensor: torch.Tensor) -> _Layout:
+    strides = tensor.stride()
+    span = sum([(n - 1) * step for n, step in zip(tensor.shape, strides, strict=True)])
+    return _Layout(tensor.device, strides, span)
+
+
+def _made(shape: tuple[int, ...], device: torch.device) -> _Layout:
+    strides = contiguous(shape)
+    return _Layout(device, strides, shape[0] * strides[0] - 1 if shape else 0)
 
 
 class _Sizes(dict[str, int]):
@@ -72,24 +83,21 @@ class Planner:
     ) -> Planned:
         """What a call launches. Its arguments have been checked, and `sizes` are all of its sizes."""
         noted = _Sizes(sizes)
-        self.launcher(**tensors, **scalars, sizes=noted)
+        given = {name: _given(tensor) for name, tensor in tensors.items()}
+        self.launcher(**given, **scalars, sizes=noted)
         aligned = {name: not tensor.data_ptr() % DIVISOR for name, tensor in tensors.items()}
-        device = next(tensor.device for tensor in tensors.values())
+        device = next(iter(given.values())).device
         launches, classes = {}, {}
         for name, taken in self.module.ARGUMENTS.items():
             grid, integers, numbers, constants, options = noted.known[name]
             launches[name] = grid, integers, numbers
-            classes[name] = (
-                name,
-                device,
-                options,
-                tuple(map(str, constants)),
-                *[aligned.get(tensor) for tensor in taken["tensors"]],
-                *self._looked_at(name, (*integers, *numbers)),
-            )
+            pointers = tuple([aligned.get(tensor) for tensor in taken["tensors"]])
+            looked_at = self._looked_at(name, (*integers, *numbers))
+            classes[name] = name, device, options, constants, pointers, looked_at
+        noted.known.clear()  # it holds the sizes, too: what goes round in a cycle has to be collected
         return Planned(noted, launches, classes)
 
-    def _looked_at(self, kernel: str, numbers: Sequence[Any]) -> Iterator[Any]:
+    def _looked_at(self, kernel: str, numbers: Sequence[Any]) -> tuple[Any, ...]:
         """What Triton looks at of what a kernel is given besides tensors: of integers whether they are wide, and, but for those
         that it is told not to specialise on, whether they are 1 or divisible by 16; of others, nothing."""
         take = self._integers.get(kernel)
@@ -99,10 +107,11 @@ class Planner:
             places = [place for place, number in enumerate(numbers) if type(number) is int]
             looked_at = [place for place in places if not is_free[place]]
             take = self._integers[kernel] = taker(places), taker(looked_at)
-        whole, chosen = take[0](numbers), take[1](numbers)
-        if min(whole, default=0) < -WIDE or max(whole, default=0) >= WIDE:
-            yield tuple([-WIDE <= number < WIDE for number in whole])
-        yield tuple([number & DIVISOR - 1 and 1 + (number == 1) for number in chosen])
+        whole = take[0](numbers)
+        found = [number & DIVISOR - 1 and 1 + (number == 1) for number in take[1](numbers)]
+        if whole and (min(whole) < -WIDE or max(whole) >= WIDE):
+            return *found, tuple([-WIDE <= number < WIDE for number in whole])
+        return tuple(found)
 
     def learn(self, planned: Planned, known: Mapping[str, Any]) -> None:
         """Notes which binaries a call has launched: `known` is what the module that ran it remembers of it."""
@@ -143,8 +152,11 @@ def planner_of(source_text: str, name: str) -> Planner | None:
     tables, settings, overlaps = functions["TENSORS"], functions["settings"], functions["overlaps"]
     overlapping: dict[torch.device, bool] = {}
 
+    blocks_of: dict[tuple[Any, ...], tuple[Mapping[str, int], tuple[int, int]]] = {}
+    whole = {name: tuple(axes.values()) for name, axes in functions["WHOLE"].items()}
+
     def buffer(name: str, tensor: None, size: Mapping[str, int], device: torch.device) -> _Layout:
-        return _Layout(tuple([size[axis] for axis in tables[name][1]]), device)
+        return _made(tuple([size[axis] for axis in tables[name][1]]), device)
 
     def overlap(made: _Layout) -> bool:
         if made.device not in overlapping:
@@ -162,20 +174,16 @@ def planner_of(source_text: str, name: str) -> Planner | None:
         size: Mapping[str, int],
         arguments: Callable[[Mapping[str, int]], Any],
     ) -> None:
-        blocks = settings(name, config, size)
-        grid, integers, constants = arguments(blocks)
-        options = blocks["num_warps"], blocks["num_stages"]
-        known[name] = grid, integers, numbers, tuple(constants.values()), options
+        held = (name, *[power_of_two(size[axis]) for axis in whole[name]])
+        found = blocks_of.get(held)
+        if found is None:
+            blocks = settings(name, config, size)
+            found = blocks_of[held] = blocks, (blocks["num_warps"], blocks["num_stages"])
+        grid, integers, constants = arguments(found[0])
+        known[name] = grid, integers, numbers, tuple(constants.values()), found[1]
 
-    def index_dtype(*tensors: _Layout | torch.Tensor) -> Any:
-        for tensor in tensors:
-            if type(tensor) is _Layout:
-                span = tensor.span
-            else:
-                span = sum([(n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
-            if span >= WIDE:
-                return "int64"
-        return "int32"
+    def index_dtype(*tensors: _Layout) -> str:
+        return "int64" if max([tensor.span for tensor in tensors]) >= WIDE else "int32"
 
     functions |= {
         "call_key": lambda tensors, sizes, *others: sizes.known,
