@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 
 import pytest
@@ -29,12 +31,23 @@ SIZES = [
     (20, 17, 70),
     (39, 256, 64),
     (25, 400, 400),
+    (16, 900, 40),
+    (1, 2000, 300),
 ]
 SIZES += [(n, k, m) for m, k, n in SIZES] + [(1, 1, 1), (6, 1, 20), (1, 300, 1)]
 
 
 def has_blas(loaded: ctypes.CDLL, known: bool) -> None:
-    loaded.use_library(*map(ctypes.c_void_p, blas()[:3] if known else [None] * 3))
+    loaded.use_library(*map(ctypes.c_void_p, blas() if known else [None] * 4))
+
+
+@contextmanager
+def threads(loaded: ctypes.CDLL, count: int) -> Iterator[None]:
+    """Products of this thread are shared out among so many."""
+    counts = (ctypes.c_int * 2)(count, count)
+    loaded.exchange_threads(counts)
+    yield
+    loaded.exchange_threads(counts)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -69,8 +82,12 @@ def test_products_of_every_layout(
             ),
             *(m, k, n, int(keep)),
         ]
-        getattr(loaded, f"product_{dtype}")(*map(ctypes.c_longlong, arguments))
-        assert ((out.double() - wanted).abs() <= bound).all(), (m, k, n, flips, keep)
+        before = out.clone()
+        for count in (1, 3):
+            out.copy_(before)
+            with threads(loaded, count):
+                getattr(loaded, f"product_{dtype}")(*map(ctypes.c_longlong, arguments))
+            assert ((out.double() - wanted).abs() <= bound).all(), (m, k, n, flips, keep, count)
 
 
 @pytest.mark.parametrize("rows", [2, 13])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from eqfuse.extract.machine import compiler
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile import interpreter
+from eqfuse.tile.native.products import give
 from eqfuse.tile.native.run import NativeProgram, loaded_dtypes, prepared, unit_dims
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
@@ -330,3 +332,23 @@ def test_long_sums_do_not_lose_what_is_small_beside_them(dtype: torch.dtype) -> 
     lost = (1 << 17) * torch.finfo(dtype).eps / 8
     assert (y.double() - 4 - lost).abs().max() < 0.05 * lost
     assert (z.double() - 8 - lost).abs().max() < 0.05 * lost
+
+
+@pytest.mark.parametrize(("rows", "levels"), [(4, {0}), (9000, {1})])
+def test_a_single_block_is_in_no_parallel_region(rows: int, levels: set[int]) -> None:
+    """Within a region, even of one thread, the library's own regions would begin new threads at every call."""
+    level = ctypes.CDLL("libgomp.so.1").omp_get_level
+    kernel = eq.compile("y[i,j] = sum[k](relu(x[i,k]) * w[k,j])", target="cpu", native="wait")
+    values = {"x": torch.ones(rows, 8), "w": torch.ones(8, 40)}
+    compiled, tensors, scalars = bound(kernel, values)
+    ranks = {name: tensor.dim() for name, tensor in tensors.items()}
+    native = NativeProgram(
+        kernel._calls.runners.tiles(compiled), ranks, unit_dims(tensors), compiled.extents, {}
+    )
+    found = set()
+    called = ctypes.CFUNCTYPE(None)(lambda: found.add(level()))
+    several = (ctypes.c_void_p * 3)(*[ctypes.cast(called, ctypes.c_void_p)] * 3)
+    native._library.use_products(several, several, None)
+    native(tensors, scalars, compiled.extents, {}, 2)
+    give(native._library)  # another kernel of this process may be the same library
+    assert found == levels

@@ -1,5 +1,5 @@
 // Matrix products are functions of the library of products.h, which are given when a kernel is loaded; `threads` says how many
-// threads torch's BLAS takes in the thread that asks.
+// threads the products of the thread that asks are shared out among, ours and those of torch's BLAS.
 
 #define CALLED(given, type, dtype)                                                                              \
   typedef void (*Product_##dtype)(const given*, i64, i64, const given*, i64, i64, type*, i64, i64, i64, i64,    \
@@ -22,16 +22,16 @@ CALLED(float, float, f32)
 CALLED(double, double, f64)
 CALLED(u16, float, bf16)
 
-typedef int (*Threads)(int);
-static Threads library_threads = 0;
+typedef void (*Threads)(int*);
+static Threads exchange_threads = 0;
 extern "C" void use_products(void** product, void** masked, void* threads) {
   product_f32 = (Product_f32)product[0]; product_f64 = (Product_f64)product[1]; product_bf16 = (Product_bf16)product[2];
   masked_f32 = (Masked_f32)masked[0]; masked_f64 = (Masked_f64)masked[1]; masked_bf16 = (Masked_bf16)masked[2];
-  library_threads = (Threads)threads;
+  exchange_threads = (Threads)threads;
 }
-// As many threads of the BLAS for a kernel: one for each of ours where blocks are shared out, all of them for a single block.
+// As many threads for products: one for each of ours where blocks are shared out, all of them for a single block.
 struct LibraryThreads {
-  int before;
-  LibraryThreads(int threads) : before(library_threads ? library_threads(threads) : 0) {}
-  ~LibraryThreads() { if (library_threads) library_threads(before); }
+  int counts[2];
+  LibraryThreads(int threads) : counts{threads, threads} { if (exchange_threads) exchange_threads(counts); }
+  ~LibraryThreads() { if (exchange_threads) exchange_threads(counts); }
 };

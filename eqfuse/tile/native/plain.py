@@ -54,6 +54,7 @@ class _Plain:
         self._lengths = lengths
         self._values: dict[str, Value] = {}
         self._truths: dict[str, bool] = {}
+        self._loaded: set[str] = set()
 
     def items(self, body: Sequence[Stmt]) -> tuple[Item, ...]:
         found: list[Item] = []
@@ -156,6 +157,8 @@ class _Plain:
         own = tuple(dim for dim in dims if dim != folded)
         around = own if folded is None else (*own, folded)
         self._values[value.name] = replace(value, dims=own)
+        if isinstance(op, LoadTile):
+            self._loaded.add(value.name)
         return [Define(self._values[value.name], op, around)]
 
     def _whole(self, value: Value, op: RankTile | MergeTile, ranks: str) -> list[Item]:
@@ -173,6 +176,15 @@ class _Plain:
         columns = prod(self._lengths[dim] for dim in value.dims if dim not in op.left.dims)
         if set(op.left.dims) <= {*batch, op.axis} and columns < FEW_COLUMNS and masks == (None, None):
             return self._sum_of_products(value, left, right, op.axis, accumulator)
+        if accumulator is not None and accumulator.name in self._loaded:
+            # It would be copied to where the product is made: it is rather added where the product is read.
+            made = replace(value, name=f"{value.name}%product")
+            total = replace(value, dims=union((made, accumulator)))
+            self._values[value.name] = total
+            return [
+                Define(made, Dot(left, right, op.axis, None, *masks), batch),
+                Define(total, Elementwise("add", (made, accumulator)), total.dims),
+            ]
         return [Define(value, Dot(left, right, op.axis, accumulator, *masks), batch)]
 
     def _sum_of_products(

@@ -107,8 +107,7 @@ class _KernelPrinter(Whole):
                 "                    const i64* integers, int threads, i64* failure) {",
                 *head,
                 "  LibraryThreads library(instances > 1 ? 1 : threads);",
-                "  #pragma omp parallel num_threads(threads) if (threads > 1 && instances > 1)",
-                "  {",
+                "  const auto work = [=] {",
                 *memory,
                 "    #pragma omp for schedule(dynamic, chunk)",
                 "    for (i64 instance = 0; instance < instances; instance++) {",
@@ -117,7 +116,11 @@ class _KernelPrinter(Whole):
                 "    }",
                 *(["    written();"] if self.streamed else []),
                 "    thread_scratch.leave();",
-                "  }",
+                "  };",
+                # A region of one thread would be one around those of the library, which wake new threads every time.
+                "  if (threads == 1 || instances == 1) return work();",
+                "  #pragma omp parallel num_threads(threads)",
+                "  work();",
                 "}",
                 "",
             ]

@@ -5,8 +5,18 @@
 typedef void (*Gemm)(const char*, const char*, const int*, const int*, const int*, const void*, const void*,
                      const int*, const void*, const int*, const void*, void*, const int*);
 static Gemm gemm_f32 = 0, gemm_f64 = 0, gemm_bf16 = 0;
-extern "C" void use_library(void* single, void* twice, void* half) {
+static int (*library_threads)(int) = 0;
+extern "C" void use_library(void* single, void* twice, void* half, void* threads) {
   gemm_f32 = (Gemm)single; gemm_f64 = (Gemm)twice; gemm_bf16 = (Gemm)half;
+  library_threads = (int (*)(int))threads;
+}
+
+// How many threads our own products of this thread are shared out among; and those of the BLAS, which are asked for with it.
+static thread_local int sharing = 1;
+extern "C" void exchange_threads(int* counts) {
+  int before = sharing;
+  sharing = counts[0]; counts[0] = before;
+  if (library_threads) counts[1] = library_threads(counts[1]);
 }
 
 INLINE float fused(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
@@ -264,7 +274,35 @@ INLINE bool are_panels(double, i64, i64, i64, i64) { return false; }
 INLINE void panels(const double*, i64, i64, const double*, i64, i64, double*, i64, i64, i64, i64, bool) {}
 INLINE void panels(const u16*, i64, i64, const u16*, i64, i64, float*, i64, i64, i64, i64, bool) {}
 
+#define WORTH (1 << 18)  // products of numbers: fewer take no longer than to wake a thread
+// Parts of rows or of columns, whichever are more, one for each thread; 1 where they are too few.
+struct Parts {
+  bool rows;
+  i64 each, count;
+  Parts(i64 M, i64 K, i64 N) : rows(M > N || N < 2 * LANES) {
+    i64 whole = rows ? M : N, least_ = rows ? TALL : 2 * LANES, threads = sharing;
+    if (threads > M * N * K / WORTH) threads = M * N * K / WORTH;
+    each = threads < 2 ? whole : ((whole + threads - 1) / threads + least_ - 1) / least_ * least_;
+    count = each ? (whole + each - 1) / each : 1;
+  }
+};
+
 #define PRODUCT(given, type, dtype) \
+  static void product(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn, type* out, i64 om, \
+                      i64 on, i64 M, i64 K, i64 N, bool keep);                                                  \
+  static void shared(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn, type* out, i64 om,  \
+                     i64 M, i64 K, i64 N, bool keep, Parts parts) {                                             \
+    const int before = sharing;                                                                                 \
+    _Pragma("omp parallel num_threads(parts.count)") {                                                          \
+      sharing = 1;                                                                                              \
+      _Pragma("omp for schedule(static, 1)") for (i64 part = 0; part < parts.count; part++) {                   \
+        i64 at = part * parts.each, some = least(parts.each, (parts.rows ? M : N) - at);                        \
+        if (parts.rows) product(left + at * lm, lm, lk, right, rk, rn, out + at * om, om, 1, some, K, N, keep); \
+        else product(left, lm, lk, right + at * rn, rk, rn, out + at, om, 1, M, K, some, keep);                 \
+      }                                                                                                         \
+    }                                                                                                           \
+    sharing = before;                                                                                           \
+  }                                                                                                             \
   static void product(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn, type* out, i64 om, \
                       i64 on, i64 M, i64 K, i64 N, bool keep) {                                                 \
     if (M <= 0 || N <= 0) return;                                                                               \
@@ -277,18 +315,24 @@ INLINE void panels(const u16*, i64, i64, const u16*, i64, i64, float*, i64, i64,
       if (N == 1) { rn = rk == 1 ? K : 1; if (om < 1) om = 1; }                                                 \
       if (K == 1) { lk = lm == 1 ? M : 1; rk = rn == 1 ? N : 1; }                                               \
     }                                                                                                           \
-    if (N == 1 && N < M && om == 1 && is_narrow((type)0, N, K, M, rk, lk, lm) && K > 0)                         \
-      return narrow(right, rn, rk, left, lk, lm, out, 1, N, K, M, keep);                                        \
-    if (is_narrow((type)0, M, K, N, lk, rk, rn) && K > 0)                                                       \
-      return narrow(left, lm, lk, right, rk, rn, out, om, M, K, N, keep);                                       \
-    if (sizeof(given) == 4 && are_panels((type)0, M, K, N, rk))                                                 \
-      return panels(left, lm, lk, right, rk, rn, out, om, M, K, N, keep);                                       \
+    const bool turned = N == 1 && N < M && om == 1 && is_narrow((type)0, N, K, M, rk, lk, lm) && K > 0;         \
+    const bool few = is_narrow((type)0, M, K, N, lk, rk, rn) && K > 0;                                          \
+    const bool small = sizeof(given) == 4 && are_panels((type)0, M, K, N, rk);                                  \
     bool left_plain = lk == 1, right_plain = rn == 1;                                                           \
     bool fits = (left_plain || lm == 1) && (right_plain || rk == 1) && lm >= 0 && rn >= 0;                      \
     i64 ld_left = left_plain ? lm : lk, ld_right = right_plain ? rk : rn;                                       \
     fits = fits && ld_left >= (left_plain ? K : M) && ld_right >= (right_plain ? N : K) && om >= N;             \
     fits = fits && ld_left < (1LL << 31) && ld_right < (1LL << 31) && om < (1LL << 31) && K > 0;                \
-    if (!fits || !gemm_##dtype) return slowly_##dtype(left, lm, lk, right, rk, rn, out, om, on, M, K, N, keep); \
+    const bool ours = turned || few || small || !fits || !gemm_##dtype;                                         \
+    if (ours && sharing > 1) {                                                                                  \
+      Parts parts(M, K, N);                                                                                     \
+      if (parts.count > 1)                                                                                      \
+        return shared(left, lm, lk, right, rk, rn, out, om, M, K, N, keep, parts);                              \
+    }                                                                                                           \
+    if (turned) return narrow(right, rn, rk, left, lk, lm, out, 1, N, K, M, keep);                              \
+    if (few) return narrow(left, lm, lk, right, rk, rn, out, om, M, K, N, keep);                                \
+    if (small) return panels(left, lm, lk, right, rk, rn, out, om, M, K, N, keep);                              \
+    if (ours) return slowly_##dtype(left, lm, lk, right, rk, rn, out, om, on, M, K, N, keep);                   \
     int m = M, k = K, n = N, a = ld_left, b = ld_right, c = om;                                                 \
     type one = 1, beta = keep;                                                                                  \
     gemm_##dtype(right_plain ? "N" : "T", left_plain ? "N" : "T", &n, &m, &k, &one, right, &b, left, &a, &beta, \

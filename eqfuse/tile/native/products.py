@@ -19,7 +19,7 @@ DTYPES = ("f32", "f64", "bf16")
 def library(flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """The library, which may call torch's BLAS. It is compiled once for a machine. Raises NotNative where it cannot be."""
     found = load(library_of("", flags, HEADERS))
-    found.use_library(*map(ctypes.c_void_p, blas()[:3]))
+    found.use_library(*map(ctypes.c_void_p, blas()))
     return found
 
 
@@ -31,7 +31,8 @@ def give(kernel: ctypes.CDLL, flags: tuple[str, ...] = ()) -> None:
         functions = (getattr(made, f"{kind}_{dtype}") for dtype in DTYPES)
         return several(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
 
-    kernel.use_products(addresses("product"), addresses("masked"), ctypes.c_void_p(blas()[3]))
+    threads = ctypes.cast(made.exchange_threads, ctypes.c_void_p)
+    kernel.use_products(addresses("product"), addresses("masked"), threads)
 
 
 @lru_cache
