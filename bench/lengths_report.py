@@ -1,7 +1,8 @@
 """`eqfuse bench lengths`: many lengths, one kernel: regions, binaries, what a new length costs, and regret.
 
 Each program is called at 64 lengths: 32 of them next to each other, the others odd ones up to the largest. What the first
-call of a new length takes is measured without the call itself: the time of the second one is subtracted. Regret is the time
+call of a new length takes is measured without the call itself: the time of the second one is subtracted. Those over `SLOW_MS`
+are told apart: some start a plan, some a binary of one that there was, others neither. Regret is the time
 of a call beside that of a kernel which is compiled for that very length alone, at `SAMPLES` of the lengths, medians.
 On a CPU lengths are `CPU_SCALE` times shorter, rows fewer, and C++ is compiled at the first call.
 """
@@ -23,6 +24,7 @@ LARGEST = 65536
 CPU_SCALE = 16
 SAMPLES = 8
 REPEATS = 7
+SLOW_MS = 5
 QUEUED = 200
 """Calls in a row: fewer than a GPU's queue holds."""
 
@@ -30,11 +32,12 @@ AIMS = {
     "binaries": 6,
     "new_median_ms": 0.2,
     "slow": 0,
+    "slow_binaries": 0,
     "known_us": 10,
     "regret_median": 1.05,
     "regret_worst": 1.15,
 }
-"""What is aimed at on a GPU. Binaries, for all lengths; a known call, of one kernel."""
+"""What is aimed at on a GPU. Binaries, for all lengths; a known call, of one kernel; lengths over `SLOW_MS` that start no plan."""
 
 ATTENTION = """
     S[h,i,j] = sum[d](Q[h,i,d] * K[h//g,j,d]) * scale
@@ -88,7 +91,9 @@ COLUMNS = (
     Column("binaries", lambda row: str(row["binaries"])),
     Column("first ms", lambda row: f"{row['new_ms'][0]:.0f}"),
     Column("new length ms", lambda row: f"{row['new_median_ms']:.3f}"),
-    Column("over 5 ms", lambda row: str(row["slow"])),
+    Column(f"over {SLOW_MS} ms: plan", lambda row: str(row["slow_plans"])),
+    Column("binary", lambda row: str(row["slow_binaries"])),
+    Column("neither", lambda row: str(row["slow"])),
     Column("known us", lambda row: f"{row['known_us']:.1f}"),
     Column("to its end us", lambda row: f"{row['whole_us']:.0f}"),
     Column("regret", lambda row: f"{row['regret_median']:.2f}" if "regrets" in row else ""),
@@ -125,11 +130,16 @@ def called(name: str, largest: int, options: Options) -> tuple[eq.Kernel, dict[s
     """One program at all lengths: milliseconds of compiling, microseconds of a known call."""
     text, constants, inputs, shorter = PROGRAMS[name]
     wanted = lengths(largest // shorter // (8 if options.small else 1))
-    kernel, new_ms = eq.compile(text, scalars=constants, native="wait"), []
+    kernel = eq.compile(text, scalars=constants, native="wait")
+    new_ms, started, before = [], [], (0, 0)
     for length in wanted:
         given = inputs(length, options.device)
         first, second = (_seconds(kernel, given, options.device) for _ in range(2))
         new_ms.append(1e3 * max(0.0, first - second))
+        now = len({id(region.compiled) for region in kernel.regions}), kernel.compilations
+        started.append("plan" if now[0] > before[0] else "binary" if now[1] > before[1] else "")
+        before = now
+    slow = [what for what, ms in zip(started[1:], new_ms[1:], strict=True) if ms > SLOW_MS]
     regions, binaries = kernel.regions, kernel.compilations
     given = inputs(wanted[0], options.device)
     whole = min(_seconds(kernel, given, options.device) for _ in range(20))
@@ -137,11 +147,14 @@ def called(name: str, largest: int, options: Options) -> tuple[eq.Kernel, dict[s
         "program": name,
         "lengths": wanted,
         "regions": len(regions),
-        "plans": len({id(region.compiled) for region in regions}),
+        "plans": before[0],
         "binaries": binaries,
         "new_ms": new_ms,
         "new_median_ms": statistics.median(new_ms[1:]),
-        "slow": sum(ms > 5 for ms in new_ms[1:]),
+        "started": started,
+        "slow": slow.count(""),
+        "slow_binaries": slow.count("binary"),
+        "slow_plans": slow.count("plan"),
         "known_us": 1e6 * _queued(kernel, given, options.device),
         "whole_us": 1e6 * whole,
         "sizes": [str(region) for region in regions],

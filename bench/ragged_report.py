@@ -138,6 +138,7 @@ def measure(name: str, cell: Cell, device: str, report: Report) -> None:
         "plan": f"{plan.schedule}, {plan.shards} shards" if plan.shards > 1 else plan.schedule,
         "evened": plan.evened,
         "code": plan.code,
+        "configs": _configs(kernel),
         "predicted_ms": 1e3 * plan.cost.seconds if plan.cost else None,
         "ms": {},
         "problems": {},
@@ -151,8 +152,8 @@ def measure(name: str, cell: Cell, device: str, report: Report) -> None:
         return
 
     def tuned(*_: Any) -> Callable[[], Any]:
-        kernel.tune(**given, sizes=sizes, seconds=TUNING_SECONDS)
-        row["tuned_code"] = f"{kernel.plan.schedule}: {kernel.plan.code}"
+        row["tuning"] = str(kernel.tune(**given, sizes=sizes, seconds=TUNING_SECONDS))
+        row["tuned"] = _configs(kernel)
         return ours
 
     for peer, make in (
@@ -163,6 +164,16 @@ def measure(name: str, cell: Cell, device: str, report: Report) -> None:
         with recorded(partial(row["problems"].__setitem__, peer)):
             _timed(row, peer, make(cell, given, lengths), cell, given, lengths, device)
         report.write()
+
+
+def _configs(kernel: eq.Kernel) -> list[str]:
+    """Blocks, warps and stages of each kernel, and shards."""
+    plan = kernel.plan
+    kernels = [
+        f"{', '.join(f'{b.axis} {b.size or b.kind}' for b in config.blocks)}: {config.warps} warps, {config.stages} stages"
+        for config in plan.configs
+    ]
+    return [f"{plan.schedule}, {plan.shards} shards", *kernels]
 
 
 def _timed(
@@ -322,8 +333,8 @@ def _flex(cell: Cell, given: Mapping[str, Any], lengths: torch.Tensor) -> Callab
         at = int(starts[row]) * FLEX_BLOCK
         for each, part in zip((k, v), _sequence(cell, given, lengths, row), strict=True):
             each[0, :, at : at + int(lengths[row])] = part.transpose(0, 1)
-    most = int(counts.max())
-    blocks = (starts[:, None] + torch.arange(most)).clamp(max=total // FLEX_BLOCK - 1)
+    every = total // FLEX_BLOCK  # as long as the list of all blocks: the mask is made dense along it
+    blocks = (starts[:, None] + torch.arange(every)).clamp(max=every - 1)
     owner = torch.full((total,), -1, dtype=torch.int32)
     for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         owner[start * FLEX_BLOCK : start * FLEX_BLOCK + length] = row
