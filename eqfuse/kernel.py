@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from eqfuse import compiler
 from eqfuse.arguments import Arguments, CallKey, Given, call_key
-from eqfuse.calls.known import Calls
+from eqfuse.calls.known import Calls, Known
 from eqfuse.calls.regions import Region
 from eqfuse.calls.routing import Routes
 from eqfuse.calls.runners import Results, Runners
@@ -242,6 +242,20 @@ class Kernel:
         routed = self._routes.routed(given)
         self._current, self._extents = routed.special.compiled, routed.extents
         return self._routes.run(key, routed, given, addresses, values)
+
+    def known(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Known | None:
+        """What runs all calls like one that has run: `again` takes it. None where they are looked at each time."""
+        found = call_key(values, sizes)
+        known = None if found is None else self._calls.known(found[0])
+        return known if known is not None and known.lasts else None
+
+    def again(self, known: Known, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+        """The outputs of a call of a known kind, from its values by name and the addresses of its tensors; None where it has to
+        be looked at once more."""
+        made = known.call(values, addresses) if known.lasts else None
+        if made is not None:
+            self._current, self._extents = known.compiled, known.extents
+        return made
 
     @property
     def chunks(self) -> Division | None:

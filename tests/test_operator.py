@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import pickle
 import subprocess
 import sys
@@ -23,12 +22,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import eqfuse as eq
 from bench.workloads import WORKLOADS
 from eqfuse.operator.batch import batched
-from eqfuse.operator.content import joined
+from eqfuse.operator.content import joined, quoted, unquoted
 from eqfuse.operator.shapes import output_dtypes
+from eqfuse.operator.site import Site
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.parser import axes_of
 
@@ -93,6 +94,49 @@ def test_inductor_compiles_around_it() -> None:
         assert torch.allclose(call(*given), exact(*given).relu(), atol=1e-5)
 
 
+NORM = "y[i,j] = x[i,j] * rsqrt(mean[j](sq(x[i,j])) + eps) * w[j]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_code_goes_straight_to_what_has_run(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Site] = []
+    first = Site._looked_at
+    monkeypatch.setattr(Site, "_looked_at", lambda site, *given: looked.append(site) or first(site, *given))
+    norm = eq.compile(NORM, native="off", trials=16 + dynamic)  # a kernel of its own
+    call = torch.compile(lambda x, w: norm(x=x.sin(), w=w, eps=1e-3), fullgraph=True, dynamic=dynamic)
+    w = torch.randn(8)
+    with torch.no_grad():
+        for n in (5, 5, 5, 5, *((6, 6, 6, 5, 6) if dynamic else ())):
+            x = torch.randn(n, 8)
+            assert torch.allclose(call(x, w), norm(x=x.sin(), w=w, eps=1e-3), atol=1e-6)
+        count = len(looked)
+        assert 0 < count <= (6 if dynamic else 3) and len({id(site) for site in looked}) == 1
+        norm.tune(x=torch.randn(5, 8), w=w, eps=1e-3, seconds=0.1)
+        call(torch.randn(5, 8), w)
+        assert len(looked) == count + 1  # another plan may run by now
+        with _Watching() as watching:
+            looked[0]([torch.randn(5, 8), w], [], [1e-3])
+        assert operator in watching.seen  # who looks at operators sees it
+
+
+class _Watching(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        self.seen.append(function)
+        return function(*given, **(named or {}))
+
+
+@pytest.mark.slow
+def test_code_in_cpp_that_would_end_the_process_is_refused() -> None:
+    call = torch.compile(lambda x: softmax(x=x), fullgraph=True, options={"cpp_wrapper": True})
+    with torch.no_grad(), pytest.raises(Exception, match="cannot call this kernel from C"):
+        call(torch.randn(5))
+
+
 class Layer(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +183,7 @@ def test_a_graph_outlives_the_kernel() -> None:
 
 
 def test_a_graph_of_a_kernel_with_rules_says_what_is_missing() -> None:
-    content = json.dumps({"added": "0123456789abcdef", **json.loads(softmax.content)}, sort_keys=True)
+    content = quoted({"added": "0123456789abcdef", **unquoted(softmax.content)})
     with pytest.raises(eq.EqfuseError, match="rules or reductions which this process does not have"):
         operator(content, "x|||", [torch.ones(3)], [], [])
 
@@ -295,8 +339,8 @@ def test_a_compiled_backward_reads_what_its_forward_has_saved() -> None:
     expected = torch.autograd.grad(exact(*given, 0.3).sum(), given)
     assert all(torch.allclose(one, other) for one, other in zip(found, expected, strict=True))
     forward, backward = calls
-    assert json.loads(forward[0])["source"].endswith("return O, lse")
-    assert backward[1].startswith("Q K V O lse dO|") and "max[" not in json.loads(backward[0])["source"]
+    assert unquoted(forward[0])["source"].endswith("return O, lse")
+    assert backward[1].startswith("Q K V O lse dO|") and "max[" not in unquoted(backward[0])["source"]
 
 
 @pytest.mark.slow
@@ -312,7 +356,7 @@ def test_a_compiled_backward_beside_an_output_of_integers() -> None:
 
 def test_constants_may_be_numbers_of_numpy() -> None:
     kernel = eq.compile("y[i] = sum[j](x[i,j]) * g", scalars={"g": np.int64(4)}, native="off")
-    assert json.loads(kernel.content)["scalars"] == {"g": 4}
+    assert unquoted(kernel.content)["scalars"] == {"g": 4}
     call = torch.compile(lambda x: kernel(x=x), fullgraph=True, backend="aot_eager")
     assert torch.equal(call(torch.ones(2, 3)), torch.full((2,), 12.0))
 

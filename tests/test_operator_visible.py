@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import eqfuse as eq
+from eqfuse.operator.content import VISIBLE
 
 ATTENTION = """
 S[b,i,j] = sum[d](Q[b,i,d] * K[b,j,d]) * scale
@@ -92,7 +93,7 @@ def test_a_number_inside_of_a_tensor_is_refused() -> None:
 
 def test_the_form_is_part_of_what_a_kernel_is() -> None:
     kernel = visible(SOFTMAX)
-    assert '"visible": true' in kernel.content and "visible" not in eq.compile(SOFTMAX, native="off").content
+    assert VISIBLE in kernel.content and "visible" not in eq.compile(SOFTMAX, native="off").content
     exported = torch.export.export(_Model(kernel), (torch.randn(4, 8),))
     assert [n.target for n in exported.graph.nodes if "eqfuse" in str(n.target)] == [
         torch.ops.eqfuse.visible.default
@@ -134,10 +135,10 @@ def test_a_package_runs_in_a_process_without_eqfuse(device: str, tmp_path: Path)
         torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
         other = torch.randn(33 if dims else 24, 8, device=device)
         torch.save((other, model(other)), tensors)
-    command = [sys.executable, "-c", ALONE, str(package), str(tensors)]
+    command = [sys.executable, "-u", "-X", "faulthandler", "-c", ALONE, str(package), str(tensors)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.stdout.strip() == "ran without eqfuse", done.stderr
+    assert done.stdout.strip() == "ran without eqfuse", (done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("rows", ["symbols", 640])

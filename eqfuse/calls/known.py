@@ -26,13 +26,15 @@ MOST_CALLS = 1024
 """How many kinds of calls are known at once."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Known:
-    """What runs calls of a kind: the plan, and the function. `extents` are those of the axes of the program that was called."""
+    """What runs calls of a kind: the plan, and the function. `extents` are those of the axes of the program that was called.
+    `lasts`: it is what runs later calls too, until that is forgotten."""
 
     compiled: Compiled
     call: Call
     extents: Mapping[str, int]
+    lasts: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Calls:
 
     def forget(self) -> None:
         """Calls are looked at once more."""
+        for known in list(self._known.values()):
+            known.lasts = False
         self._known.clear()
         self._last = None
 
@@ -173,7 +177,7 @@ class Calls:
             self._last = None
             return call(values, addresses)
 
-        self._keep(key, Known(special.compiled, second, routed.extents))
+        self._keep(key, Known(special.compiled, second, routed.extents, lasts=False))
 
     def _taken(self, tensors: Tensors) -> Tensors:
         """The tensors of a call like one that has run, as the program takes them."""

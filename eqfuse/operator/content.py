@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
+from urllib.parse import quote, unquote
 from weakref import WeakValueDictionary
 
 import torch
 
+from eqfuse.calls.known import Known
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.nodes import Program
 from eqfuse.threads import Lock
@@ -28,6 +30,12 @@ class Called(Protocol):
     def program(self) -> Program: ...
 
     def __call__(self, /, *unnamed: Any, sizes: Mapping[str, int] | None = None, **values: Any) -> Any: ...
+
+    def known(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Known | None:
+        """What runs all calls like one that has run; None where they are looked at each time."""
+
+    def again(self, known: Known, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
+        """The outputs of a call of a known kind; None where it has to be looked at once more."""
 
     def forward(self, names: tuple[str, ...], dtypes: Mapping[str, torch.dtype] | None = None) -> Saving:
         """What a call, on inputs of these `dtypes`, runs of which gradients by some inputs may be asked."""
@@ -55,6 +63,21 @@ class Called(Protocol):
         """The outputs of a call, by what it launches."""
 
 
+def quoted(given: Mapping[str, Any]) -> str:
+    """What a content is made of as text that stands between quotes in the code of any language: Inductor's C++ has it so."""
+    text = json.dumps(given, sort_keys=True, default=lambda number: number.item())  # numpy's
+    return quote(text, safe=" []{}()<>,.:;=+-*/|&^~!?@#$'")
+
+
+def unquoted(content: str) -> dict[str, Any]:
+    """What a content was made of."""
+    return json.loads(unquote(content))  # type: ignore[no-any-return]
+
+
+VISIBLE = quoted({"visible": True})[1:-1]
+"""What the content of a kernel has whose calls compilers see into."""
+
+
 @dataclass(frozen=True)
 class Saving:
     """What a gradient reads of its forward: some `outputs`, and the `residuals` that `kernel` gives after the outputs."""
@@ -63,9 +86,6 @@ class Saving:
     outputs: tuple[str, ...]
     residuals: tuple[str, ...]
 
-
-VISIBLE = '"visible": true'
-"""What the content of a kernel has whose calls compilers see into."""
 
 ADDED = "added"
 """What the digest of rules and reductions stands under."""
@@ -95,7 +115,7 @@ def written(given: Mapping[str, Any], added: Sequence[object]) -> str:
     process, where there are any."""
     text = "\n".join(map(str, added))
     mark = {ADDED: hashlib.sha256(text.encode()).hexdigest()[:16]} if text else {}
-    return json.dumps({**given, **mark}, sort_keys=True, default=lambda number: number.item())  # numpy's
+    return quoted({**given, **mark})
 
 
 def enrol(kernel: Called) -> None:
@@ -116,7 +136,7 @@ def kernel_of(content: str) -> Called:
 
 
 def _made(content: str) -> Called:
-    given = {name: value for name, value in json.loads(content).items() if name != ADDED}
+    given = {name: value for name, value in unquoted(content).items() if name != ADDED}
     made = _make[0](given)
     if made.content != content:
         raise EqfuseError(

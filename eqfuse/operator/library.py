@@ -21,6 +21,7 @@ from eqfuse.arguments import is_recording
 from eqfuse.errors import BindError
 from eqfuse.operator.content import VISIBLE, Called, joined, kernel_of, names_in, operator_of
 from eqfuse.operator.shapes import empty_outputs
+from eqfuse.operator.written import check, offer
 from eqfuse.terms.nodes import Load, children
 
 
@@ -112,8 +113,7 @@ def run(
     reals: Sequence[float] = (),
 ) -> list[torch.Tensor]:
     """The outputs, in memory of their own."""
-    key = content, names
-    call = _calls.get(key) or _calls.setdefault(key, _Call.of(content, names))
+    call = call_of(content, names)
     plain = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
     values: dict[str, Any] = dict(zip(call.tensors, plain, strict=True))
     if integers or reals:
@@ -121,17 +121,22 @@ def run(
         found = call.kernel(**values, **numbers, sizes=sizes or None)
     else:
         found = call.kernel(**values)
-    outputs = list(found) if isinstance(found, tuple) else [found]
+    return owned(found, plain if call.copies else ())
+
+
+def owned(made: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Outputs as they are, or in memory of their own where that is not contiguous, or some input's."""
+    outputs = list(made) if type(made) is tuple else [made]
     for place, output in enumerate(outputs):
         if not output.is_contiguous():
             outputs[place] = output.contiguous()
-        elif call.copies and any(_is_alias_of(output, tensor) for tensor in plain):
+        elif inputs and any(_is_alias_of(output, tensor) for tensor in inputs):
             outputs[place] = output.clone()
     return outputs
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """What a call needs to know of its kernel; `copies`: some output is a tensor as it came in."""
 
     kernel: Called
@@ -139,14 +144,20 @@ class _Call:
     copies: bool
 
     @staticmethod
-    def of(content: str, names: str) -> _Call:
+    def of(content: str, names: str) -> Call:
         kernel = kernel_of(content)
         values = [output.expr for output in kernel.program.outputs]
         copies = any(isinstance(node, Load) for value in values for node in (value, *children(value)))
-        return _Call(kernel, names_in(names)[0], copies)
+        return Call(kernel, names_in(names)[0], copies)
 
 
-_calls: dict[tuple[str, str], _Call] = {}
+_calls: dict[tuple[str, str], Call] = {}
+
+
+def call_of(content: str, names: str) -> Call:
+    """What a call needs to know."""
+    key = content, names
+    return _calls.get(key) or _calls.setdefault(key, Call.of(content, names))
 
 
 def opened(
@@ -169,5 +180,8 @@ def shaped(
     reals: Sequence[Any] = (),
 ) -> list[torch.Tensor]:
     """Outputs that hold nothing."""
+    program = kernel_of(content).program
+    offer()
+    check(len(program.outputs))
     values, numbers, sizes = arguments(names, tensors, integers, reals)
-    return empty_outputs(kernel_of(content).program, values, numbers, sizes)
+    return empty_outputs(program, values, numbers, sizes)
