@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eqfuse import debug
-from eqfuse.cache import entries, files
+from eqfuse.cache import entries, files, sources
 from eqfuse.cache.codec import Codec, Malformed, Uncodable
 from eqfuse.cache.entries import Key, Unfit
 from eqfuse.cache.files import searched, write_whole
@@ -275,18 +275,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=1)
 def source_digest() -> str:
     """The digest of eqfuse's own source files, as they are at the first call."""
-    home = os.path.dirname(__file__)
-    found = hashlib.blake2b(digest_size=16)
-    for folder, inner, names in os.walk(home):
-        inner.sort()
-        for name in sorted(names):
-            if name.endswith(".py"):
-                path = os.path.join(folder, name)
-                with open(path, "rb", buffering=0) as file:
-                    text = file.read()
-                found.update(f"{os.path.relpath(path, home)} {len(text)}\n".encode())
-                found.update(text)
-    return found.hexdigest()
+    return sources.digest_of(os.path.dirname(__file__))
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler, results
+from eqfuse.cache import sources
 from eqfuse.cli import main
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.define import forget
@@ -266,6 +267,30 @@ def test_the_digest_is_of_every_source_file(tmp_path: Path, monkeypatch: pytest.
     first = digest({"results.py": "a = 1", "inner/b.py": "b = 2"})
     assert digest({"notes.txt": "no source"}) == first == digest({"inner/b.py": "b = 2"})
     assert len({first, digest({"inner/b.py": "b = 3"}), digest({"inner/c.py": ""})}) == 3
+
+
+def test_sources_are_read_again_where_one_was_touched(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read = tmp_path / "package", []
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "a.py").write_text("a = 1")
+    original = sources.read_all
+
+    def read_all(path: str) -> str:
+        read.append(path)
+        return original(path)
+
+    monkeypatch.setattr(sources, "read_all", read_all)
+    first = sources.digest_of(str(folder))
+    assert sources.digest_of(str(folder)) == first and len(read) == 2  # just written: not remembered yet
+    monkeypatch.setattr(sources, "SETTLED", -1.0)
+    assert [sources.digest_of(str(folder)) for _ in range(3)] == [first] * 3 and len(read) == 3
+    (entry,) = (home / "sources").iterdir()
+    entry.write_text(entry.read_text().replace(first, first[::-1]))
+    assert sources.digest_of(str(folder)) == first and len(read) == 4
+    (folder / "inner" / "a.py").write_text("a = 10")
+    assert sources.digest_of(str(folder)) not in (first, first[::-1]) and len(read) == 5
 
 
 def test_off_keeps_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ KINDS: Mapping[str, str] = {
     "triton": "emitted modules, which Triton reads its kernels from",
     "binaries": "GPU kernels, as Triton has compiled them",
     "native": "C++ kernels, compiled for this machine",
+    "sources": "digests of eqfuse's own source files, which entries are found by",
     "machine": "rates of this CPU, as `eqfuse doctor --measure` has measured them",
 }
 """The folders below `cache_home()`, and what is in them."""
