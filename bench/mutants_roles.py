@@ -280,6 +280,42 @@ def _through(program: RolesProgram) -> Iterator[RolesProgram]:
                     yield replace(program, kernels=tuple(kernels))
 
 
+def _stored_by_all(program: RolesProgram) -> Iterator[RolesProgram]:
+    """What one consumer stores for all, another one stores too."""
+    for place, kernel in enumerate(program.kernels):
+        if isinstance(kernel, RolesKernel) and kernel.columns is not None:
+            producer, first, second, *others = kernel.roles
+            roles = (producer, first, replace(first, part=second.part), *others)
+            kernels = list(program.kernels)
+            kernels[place] = replace(kernel, roles=roles)
+            yield replace(program, kernels=tuple(kernels))
+
+
+def _whole_part(program: RolesProgram) -> Iterator[RolesProgram]:
+    """Consumers that share columns have fewer or more parts than they are."""
+    for place, kernel in enumerate(program.kernels):
+        if isinstance(kernel, RolesKernel) and kernel.columns is not None:
+            for consumers in (kernel.consumers // 2, kernel.consumers * 2):
+                kernels = list(program.kernels)
+                kernels[place] = replace(kernel, consumers=consumers)
+                yield replace(program, kernels=tuple(kernels))
+
+
+def _awaited_between(stmt: Stmt) -> Iterator[Body]:
+    """A product that another one starts from starts from nothing."""
+    if isinstance(stmt, Loop):
+        started = {
+            s.accumulator.name for s in stmt.body if isinstance(s, Issue) and s.accumulator is not None
+        }
+        for inner in stmt.body:
+            if isinstance(inner, Issue) and inner.pending.name in started:
+                last = next(s for s in stmt.body if isinstance(s, Issue) and s.accumulator == inner.pending)
+                body = tuple(
+                    replace(s, accumulator=None) if s == last else s for s in stmt.body if s != inner
+                )
+                yield (replace(stmt, body=body),)
+
+
 MUTANTS: tuple[Mutant, ...] = tuple(
     Mutant(name, "roles", what, mutate)
     for name, what, mutate in (
@@ -317,5 +353,12 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         ("what is not finite stays", "a product reads it", _dropped_by_all(Clear)),
         ("nobody looks", "what is not finite is not found", _each(_unseen, _consumes)),
         ("another column", "of the weights, by hand", _each(_last_column, _first_consumes)),
+        ("two consumers store what they share", "each has its part of the columns alone", _stored_by_all),
+        ("parts of another size", "than consumers have of the columns", _whole_part),
+        (
+            "a product under way is left out",
+            "that another one starts from",
+            _each(_awaited_between, _consumes),
+        ),
     )
 )

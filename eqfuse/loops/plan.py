@@ -121,7 +121,8 @@ class Roles:
     """How a kernel is divided among warp groups: `blocks` are those of a thread block, `consumers` share its rows, loops load
     tiles to rings of so many `slots`. `delayed` are the matrix products of a loop, by their number, that run one block
     behind the others. A `persistent` grid has one thread block for each SM, which does several items of work; the tiles that an
-    item reads once have two slots with `ahead`, so that those of the next one are there when it begins."""
+    item reads once have two slots with `ahead`, so that those of the next one are there when it begins. With `columns`, consumers
+    share the columns of the sums that loops carry: each has all rows, and computes what has none of these columns by itself."""
 
     blocks: tuple[Block, ...]
     consumers: int
@@ -129,6 +130,7 @@ class Roles:
     delayed: tuple[int, ...] = ()
     persistent: bool = False
     ahead: bool = False
+    columns: bool = False
 
     def __str__(self) -> str:
         sizes = " ".join(f"{b.axis}={b.size}" for b in self.blocks if b.size is not None and b.size > 1)
@@ -136,7 +138,8 @@ class Roles:
         items += ", an item's tiles ahead" if self.ahead else ""
         numbers = ", ".join(str(number + 1) for number in self.delayed)
         behind = f", product {numbers} one block behind" if numbers else ""
-        return f"1 producer, {self.consumers} consumers, {self.slots} slots, blocks {sizes}{behind}{items}"
+        shared = " by columns" if self.columns else ""
+        return f"1 producer, {self.consumers} consumers{shared}, {self.slots} slots, blocks {sizes}{behind}{items}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -138,6 +138,7 @@ def _told(roles: Roles) -> dict[str, Any]:
         "delayed": list(roles.delayed),
         "persistent": roles.persistent,
         "ahead": roles.ahead,
+        "columns": roles.columns,
     }
 
 
@@ -157,7 +158,8 @@ def _roles(told: object, config: KernelConfig) -> Roles:
     persistent, ahead = told.get("persistent") is True, told.get("ahead") is True
     if ahead and not persistent:
         raise Unfit("tiles of the next item are ahead, and there is none")
-    return Roles(blocks, told["consumers"], told["slots"], tuple(delayed), persistent, ahead)
+    columns = told.get("columns") is True
+    return Roles(blocks, told["consumers"], told["slots"], tuple(delayed), persistent, ahead, columns)
 
 
 def _digest(nest: Nest) -> str:

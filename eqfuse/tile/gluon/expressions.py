@@ -66,10 +66,11 @@ class Places:
 
 class Expressions:
     """The expressions of one role. `part` is the text of its number, `rows` the axis that the consumers share, `columns` one
-    of the axes that tiles have beside it, by which values of rows are laid out."""
+    of the axes that tiles have beside it, by which values of rows are laid out; `divided` are axes of which each consumer has a part."""
 
-    def __init__(self, places: Places, rows: str, columns: str, part: str) -> None:
+    def __init__(self, places: Places, rows: str, columns: str, part: str, divided: frozenset[str]) -> None:
         self.places, self.rows, self.columns, self.part = places, rows, columns, part
+        self.divided = divided
         self.rare = False  # whether what is printed is in a branch that is hardly ever taken
         self.pieces: dict[str, Piece] = {}
         self.helpers: set[str] = set()
@@ -90,7 +91,7 @@ class Expressions:
 
     def size(self, axis: str) -> str:
         """Positions of an axis in a tile of this role."""
-        return f"PART_{axis.upper()}" if axis == self.rows else self.places.blocks[axis]
+        return f"PART_{axis.upper()}" if axis in self.divided else self.places.blocks[axis]
 
     def shape(self, dims: Sequence[str]) -> str:
         return f"[{', '.join(self.size(axis) for axis in dims)}]"
@@ -165,7 +166,7 @@ class Expressions:
 
     def _lanes(self, axis: str) -> Text:
         lanes = call("gl.arange", "0", self.size(axis), self.layout((axis,)))
-        if axis != self.rows:
+        if axis not in self.divided:
             return lanes
         return infix("add", Text(f"{self.part} * {self.size(axis)}", 4), lanes)
 

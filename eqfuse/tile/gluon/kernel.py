@@ -172,6 +172,8 @@ class _Writer:
             b.axis: self.names.new(f"{b.axis}_start" if b.axis in tile_axes else b.axis)
             for b in kernel.blocks
         }
+        if kernel.columns is not None:
+            self.starts[kernel.columns.part] = self.starts[kernel.columns.axis]
         self.helpers: set[str] = set()
 
     def _parameters(self) -> Parameters:
@@ -374,6 +376,11 @@ class _RoleText:
         whole = frozenset(b.axis for b in self.kernel.blocks if b.kind == "whole")
         root = writer.tables.root
         extents = {b.axis: parameters.extents.get(root[b.axis], "") for b in self.kernel.blocks}
+        divided = {self.kernel.rows} if self.kernel.row_parts > 1 else set[str]()
+        if (columns := self.kernel.columns) is not None:
+            divided.add(columns.part)
+            extents[columns.part] = extents[columns.axis]
+            whole |= {columns.part} if columns.axis in whole else set()
         extents |= parameters.extents
         copied = {descriptor.tensor for descriptor in parameters.descriptors.values()}
         scalars = {name: text for name, (text, _) in parameters.scalars.items()}
@@ -391,7 +398,7 @@ class _RoleText:
         )
         part = "PART" if role.part is not None else "0"
         self.columns = self._columns()
-        self.expressions = Expressions(places, self.kernel.rows, self.columns, part)
+        self.expressions = Expressions(places, self.kernel.rows, self.columns, part, frozenset(divided))
         self.operands = self._operands()
         self.reads = self._count_reads()
         self.out: list[str] = []
@@ -430,11 +437,11 @@ class _RoleText:
         return axes[0] if axes else self.kernel.rows
 
     def _layouts(self) -> None:
-        rows = self.kernel.rows
-        block = self.writer.parameters.blocks[rows]
-        self._write(f"PART_{rows.upper()}: gl.constexpr = {block} // {self.kernel.consumers}")
+        for axis in sorted(self.expressions.divided):
+            block = self.writer.parameters.blocks[self.kernel.whole(axis)]
+            self._write(f"PART_{axis.upper()}: gl.constexpr = {block} // {self.kernel.parts_of(axis)}")
         for axis in self._tile_axes():
-            size = self.writer.parameters.blocks[axis]
+            size = self.expressions.size(axis)
             self._write(f"COLUMNS_{axis.upper()}: gl.constexpr = {size} if {size} < 256 else 256")
             self._write(
                 f"TILE_{axis.upper()}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [{WARPS}, 1], "
@@ -702,7 +709,12 @@ class _RoleText:
             slot = "PART" if slot == "0" else f"{slot} * {ring.parts} + PART"
         shape = self.expressions.shape(ring.tile.dims)
         code = f"{self.writer.tiles[view.ring]}.index({slot}).reshape({shape})"
-        return code if view.dims == ring.tile.dims else f"{code}.permute((1, 0))"
+        own = tuple(map(self.kernel.whole, view.dims))
+        for axis in view.dims:
+            if axis not in ring.tile.dims:  # a consumer's part
+                size, place = self.expressions.size(axis), ring.tile.dims.index(self.kernel.whole(axis))
+                code = f"{code}.slice(PART * {size}, {size}, {place})"
+        return code if own == ring.tile.dims else f"{code}.permute((1, 0))"
 
     def _coordinates(self, index: Index, part: str) -> str:
         text, found = self.expressions, []
@@ -712,8 +724,8 @@ class _RoleText:
                 continue
             whole = place.axis in text.places.whole
             terms = [] if whole else [text.places.starts[place.axis]]
-            if place.axis == self.kernel.rows and part != "0":
-                size = f"{self.writer.parameters.blocks[place.axis]} // {self.kernel.consumers}"
+            if self.kernel.parts_of(place.axis) > 1 and part != "0":
+                size = f"{self.writer.parameters.blocks[self.kernel.whole(place.axis)]} // {self.kernel.consumers}"
                 terms.append(f"{part} * ({size})")
             if place.offset is not None:
                 terms.append(text.code(place.offset))

@@ -26,6 +26,9 @@ from eqfuse.tile.triton.runtime import RUNTIME_NAMES, without
 from eqfuse.tile.triton.template import Template, helpers, labels, nested, table, tuple_text
 from eqfuse.tile.triton.wrap import wrap
 
+MOST_COLUMNS = 1024
+"""Positions of a tile along the last dim, of which the copy engine moves so many at a time as shared memory is laid out by."""
+
 AnyText = KernelText | TritonText
 """A printed kernel of either language."""
 
@@ -201,12 +204,16 @@ class _Module(Template[AnyText]):
     def _limits(self, kernel: KernelText) -> dict[str, str]:
         """Blocks along which tiles are copied or multiplied."""
         rows = kernel.kernel.rows
-        axes = dict.fromkeys(a for d in kernel.parameters.descriptors.values() for a in d.axes if a)
+        described = [d.axes for d in kernel.parameters.descriptors.values()]
+        axes = dict.fromkeys(a for each in described for a in each if a)
+        inner = {a for each in described for a in each[:-1] if a}
         blocks = kernel.parameters.blocks
         widths = [d.dtype for d in kernel.parameters.descriptors.values() if d.dtype in BYTES]
         least = SUMMED_BYTES // min((BYTES[dtype] for dtype in widths), default=2)
         return {
-            blocks[axis]: "(64, None)" if axis == rows else f"({least}, 256)"
+            blocks[axis]: "(64, None)"
+            if axis == rows
+            else f"({least}, {256 if axis in inner else MOST_COLUMNS})"
             for axis in axes
             if axis in blocks
         }
@@ -258,8 +265,8 @@ class _Module(Template[AnyText]):
                 found.append("1")
                 continue
             size = f'{blocks}["{kernel.parameters.blocks[axis]}"]'
-            shared = axis == kernel.kernel.rows
-            found.append(f"{size} // {kernel.kernel.consumers}" if shared else size)
+            parts = kernel.kernel.parts_of(axis)
+            found.append(f"{size} // {parts}" if parts > 1 else size)
         return found
 
 
@@ -276,7 +283,11 @@ def _tile(kernel: KernelText, descriptor: Descriptor) -> list[str | tuple[str, i
     """The sizes of a tile: 1, the name of a block, or that and what it is divided by."""
     blocks, shared = kernel.parameters.blocks, kernel.kernel
     return [
-        1 if axis is None else (blocks[axis], shared.consumers) if axis == shared.rows else blocks[axis]
+        1
+        if axis is None
+        else (blocks[axis], shared.parts_of(axis))
+        if shared.parts_of(axis) > 1
+        else blocks[axis]
         for axis in descriptor.axes
     ]
 

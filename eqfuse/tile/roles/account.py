@@ -56,7 +56,10 @@ def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> I
     )
     rows = next(block.size for block in kernel.blocks if block.axis == kernel.rows)
     yield f"producer: one warp, fills {filled}"
-    yield f"consumers: {kernel.consumers} warp groups, each {(rows or 0) // kernel.consumers} of {rows} positions of {kernel.rows}"
+    what = f"each {(rows or 0) // kernel.row_parts} of {rows} positions of {kernel.rows}"
+    if kernel.columns is not None:
+        what = f"each all {rows} positions of {kernel.rows} and its part of {kernel.columns.axis}"
+    yield f"consumers: {kernel.consumers} warp groups, {what}"
     found = needs(kernel, extents, device)
     yield (
         f"an SM: {found.shared / 1024:.0f} of {device.shared / 1024:.0f} KB of shared memory; "

@@ -39,13 +39,13 @@ def check(program: RolesProgram) -> None:
 def _check_kernel(kernel: RolesKernel) -> None:
     blocks = {block.axis: block for block in kernel.blocks}
     rows = blocks[kernel.rows].size
-    if rows is None or rows % kernel.consumers:
-        raise TileError(f"kernel {kernel.name!r}: {rows} rows for {kernel.consumers} consumers")
+    if rows is None or rows % kernel.row_parts:
+        raise TileError(f"kernel {kernel.name!r}: {rows} rows for {kernel.row_parts} consumers")
     names = [*(ring.name for ring in kernel.rings), *(staging.name for staging in kernel.staging)]
     if len(set(names)) < len(names):
         raise TileError(f"kernel {kernel.name!r}: two rings of one name among {names}")
     for ring in kernel.rings:
-        if ring.slots < 1 or ring.parts != (kernel.consumers if kernel.rows in ring.tile.dims else 1):
+        if ring.slots < 1 or ring.parts != (kernel.row_parts if kernel.rows in ring.tile.dims else 1):
             raise TileError(f"kernel {kernel.name!r}: {ring.slots} slots, {ring.parts} parts of {ring.name}")
     rings = {ring.name: ring for ring in kernel.rings}
     for staging in kernel.staging:
@@ -111,6 +111,8 @@ class _Check:
                 self._read(read_by(stmt), visible)
         self._kinds(stmt)
         if isinstance(stmt, Issue):
+            if stmt.accumulator is not None:  # one that starts from a result that is not awaited
+                pending.pop(stmt.accumulator.name, None)
             pending[stmt.pending.name] = stmt
         if not isinstance(stmt, Loop | Items):
             self._defined(defined_by(stmt))

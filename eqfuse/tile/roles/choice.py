@@ -55,6 +55,8 @@ from eqfuse.tile.roles.walk import nested, read_by
 from eqfuse.tile.walk import nested as every
 
 CONSUMERS = (2, 3)
+SHARING = 2
+"""Consumers that share columns of sums."""
 SLOTS = (2, 3, 4, 6)
 STEPS = (64, 128)
 """Positions of a loop's axis in a block."""
@@ -62,7 +64,7 @@ COLUMNS = (128, 256)
 """Positions in a block of an axis that thread blocks share, beside the rows: columns of products."""
 
 MOST = 256
-"""Positions of an axis in a tile that the copy engine moves."""
+"""Positions of an axis in a tile that the copy engine moves, but for the last one, and columns of an instruction."""
 
 HELD = {2: 240, 3: 160}
 """Registers of a consumer's thread, by the number of consumers."""
@@ -170,7 +172,7 @@ def small(roles: Roles, rows: str, block: int, walked: Collection[str] = ()) -> 
 
     def one(each: Block) -> Block:
         if each.axis == rows:
-            return replace(each, size=max(2, block) * roles.consumers)
+            return replace(each, size=max(2, block) * (1 if roles.columns else roles.consumers))
         # columns of a product: with one of them it is none
         if each.axis in walked or (each.kind == "grid" and (each.size or 1) > 1):
             return replace(each, size=max(2, block))
@@ -240,7 +242,9 @@ def _suited(divide: Divide, schedules: Sequence[Roles]) -> Callable[[Roles], Rol
         except Unsuited:
             return None
 
-    kinds = {(s.delayed, s.persistent, s.ahead): s for s in reversed(schedules)}  # the cheapest of each kind
+    kinds = {
+        (s.delayed, s.persistent, s.ahead, s.columns): s for s in reversed(schedules)
+    }  # the cheapest of each kind
     if not any(made(schedule) for schedule in reversed(kinds.values())):
         divide(replace(schedules[0], slots=SLOTS[0]))
     return made
@@ -264,6 +268,12 @@ def _priced(
     most = max(map(len, _products(tiles)), default=0)
     behind = [(), *((number,) for number in range(1, most))]
     blocks = outlook.config.blocks
+    for step, slots, delayed, persistent in product(STEPS, SLOTS, behind, (False, True)):
+        if len(_summed_columns(tiles)) != 1:
+            break
+        made = sized(blocks, rows, WARPGROUP_ROWS, step)
+        roles = Roles(made, SHARING, slots, delayed, persistent, columns=True)
+        yield Price(tiles, outlook, made, columns=True).seconds(roles, residuals), roles
     grids = [(False, False), (True, False), *((True, True) for _ in [0] if _reads_once(tiles))]
     walked = walked_columns(tiles)
     tiled = walked or any(b.kind == "grid" and b.axis != rows and (b.size or 1) > 1 for b in blocks)
@@ -290,7 +300,9 @@ def _reads_once(tiles: Kernel) -> bool:
 class Price:
     """What roles in some blocks are predicted to take."""
 
-    def __init__(self, tiles: Kernel, outlook: Outlook, blocks: tuple[Block, ...]) -> None:
+    def __init__(
+        self, tiles: Kernel, outlook: Outlook, blocks: tuple[Block, ...], *, columns: bool = False
+    ) -> None:
         self.blocks = blocks
         self._several = any(
             sum(dot.accumulator is None for dot in products) > 1 for products in _products(tiles)
@@ -304,14 +316,15 @@ class Price:
         inside = bool(walked_columns(tiles))
         waves, trips = _waves(outlook, config), outlook.cost.trips(config, inside=inside)
         dots = [dot for loop in _products(tiles) for dot in loop]
+        sizes = block_sizes(blocks, outlook.extents)
         self._work = RolesWork(
-            padded * alone["matrix"],
-            arithmetic,
+            padded * alone["matrix"] * (_repeated(tiles, sizes) if columns else 1.0),
+            arithmetic * (SHARING if columns else 1),
             waves * trips,
             waves,
             inside or arithmetic < LEAST_ARITHMETIC * alone["matrix"],
             any(BYTES[dot.left.dtype] == 1 for dot in dots),
-            _read(dots, block_sizes(blocks, outlook.extents)),
+            _read(dots, sizes),
             _stored_apart(tiles),
             waves * _looks(tiles, config.blocks, outlook.extents, trips),
         )
@@ -327,6 +340,22 @@ class Price:
         found -= self._work.waves * residuals.ahead if roles.ahead else 0.0
         bound = max(found, self._memory, residuals.cached * self._cache)
         return bound - SHOWN * (bound - found)
+
+
+def _summed_columns(tiles: Kernel) -> set[str]:
+    """The axes of the columns of tiles that loops carry."""
+    loops = (stmt for stmt in every(tiles.body) if isinstance(stmt, For))
+    return {c.value.dims[1] for loop in loops for c in loop.carried if len(c.value.dims) == 2}
+
+
+def _repeated(tiles: Kernel, sizes: Mapping[str, int]) -> float:
+    """What products count where consumers share the columns of those that are added to sums, and each does all others."""
+    once, others, shared = 0, 0, _summed_columns(tiles)
+    for dot in (dot for loop in _products(tiles) for dot in loop):
+        columns = dot.right.dims[1]
+        work = math.prod(sizes[axis] for axis in (*dot.left.dims, columns))
+        once, others = (once + work, others) if columns in shared else (once, others + work)
+    return (once + SHARING * others) / (once + others)
 
 
 def _padded(tiles: Kernel, sizes: Mapping[str, int], extents: Mapping[str, int]) -> float:
@@ -367,7 +396,8 @@ class Pricing:
             waves = _waves(self.outlook, self.outlook.config)
             eased, sums = _in_roles(self.tiles)[0] < 1, _sums(self.tiles)
             return residuals.tiles(self.outlook.otherwise, waves, eased=eased, sums=sums)
-        return Price(self.tiles, self.outlook, roles.blocks).seconds(roles, residuals)
+        price = Price(self.tiles, self.outlook, roles.blocks, columns=roles.columns)
+        return price.seconds(roles, residuals)
 
 
 def predicted(tiles: Kernel, outlook: Outlook, roles: Roles) -> tuple[float, float] | None:
@@ -406,11 +436,12 @@ def undone(tiles: Kernel, outlook: Outlook, roles: Roles, divide: Divide) -> Ite
     for slots in SLOTS:
         if abs(SLOTS.index(slots) - SLOTS.index(roles.slots)) == 1:
             others[f"{slots} slots"] = replace(roles, slots=slots)
-    for consumers in set(CONSUMERS) - {roles.consumers}:
+    for consumers in set(CONSUMERS) - {roles.consumers} if not roles.columns else ():
         blocks = sized(roles.blocks, rows, WARPGROUP_ROWS * consumers, step, columns, walked=walked)
         others[f"{consumers} consumers"] = replace(roles, blocks=blocks, consumers=consumers)
     for other in set(STEPS) - {step}:
-        blocks = sized(roles.blocks, rows, WARPGROUP_ROWS * roles.consumers, other, columns, walked=walked)
+        count = WARPGROUP_ROWS * (1 if roles.columns else roles.consumers)
+        blocks = sized(roles.blocks, rows, count, other, columns, walked=walked)
         others[f"steps of {other}"] = replace(roles, blocks=blocks)
     for what, other_roles in others.items():
         try:
@@ -418,7 +449,7 @@ def undone(tiles: Kernel, outlook: Outlook, roles: Roles, divide: Divide) -> Ite
         except Unsuited:
             continue
         there = fits(made, outlook.extents, outlook.device)
-        seconds = Price(tiles, outlook, other_roles.blocks).seconds(other_roles, residuals)
+        seconds = Pricing(tiles, outlook).seconds(other_roles, residuals)
         yield Undone(what, seconds if there else None)
 
 
@@ -474,7 +505,7 @@ class Needs:
 def needs(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> Needs:
     """What a kernel takes of an SM, as it is estimated: its slots in shared memory, its tiles in registers."""
     sizes = block_sizes(kernel.blocks, extents)
-    parts = {**sizes, kernel.rows: sizes[kernel.rows] // kernel.consumers}
+    parts = kernel.part_sizes(sizes)
 
     def bytes_of(value: Value) -> int:
         return math.prod(parts[axis] for axis in value.dims) * BYTES[value.dtype]
@@ -490,7 +521,7 @@ def needs(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> Ne
     registers += ADDRESSES + (ITEM_ADDRESSES if kernel.persistent else 0) + _loaded(kernel, parts)
     if any(isinstance(s, Let) and _eased(s) for s in nested(kernel.roles[1].body)):
         registers += POLYNOMIAL_REGISTERS
-    widest = max((parts[axis] for ring in kernel.rings for axis in ring.tile.dims), default=0)
+    widest = max((parts[axis] for ring in kernel.rings for axis in ring.tile.dims[:-1]), default=0)
     return Needs(shared, math.ceil(registers), widest)
 
 
@@ -510,7 +541,7 @@ def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> boo
 
 def _multiplied(kernel: RolesKernel, extents: Mapping[str, int]) -> int:
     """Registers that the widest instruction of a product takes: a row of sums for each two threads of a warp."""
-    sizes = block_sizes(kernel.blocks, extents)
+    sizes = kernel.part_sizes(block_sizes(kernel.blocks, extents))
     issued = (s for s in nested(kernel.roles[1].body) if isinstance(s, Issue))
     return OPERANDS + max((min(sizes[s.pending.dims[1]], MOST) // 2 for s in issued), default=0)
 

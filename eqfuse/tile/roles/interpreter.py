@@ -286,7 +286,7 @@ class _Role(Instances):
         domain: Domain,
         trials: int,
     ) -> None:
-        kernel = shared.kernel
+        self.roles = kernel = shared.kernel
         super().__init__(kernel, memory, scalars, sizes, domain, trials)
         self.shared, self.role, self.part = shared, role, role.part
         self.rows, self.consumers, self.rings = kernel.rows, kernel.consumers, kernel.rings
@@ -296,7 +296,7 @@ class _Role(Instances):
         self.everywhere = np.ones((1, self.count), dtype=np.bool_)
         self._begin(items[0])
         self.whole = dict(self.blocks)
-        self.blocks[self.rows] //= self.consumers
+        self.blocks = kernel.part_sizes(self.blocks)
         self.issued = 0
         self.pending: dict[str, tuple[int, Issue]] = {}
         self.started: dict[str, Any] = {}
@@ -312,6 +312,8 @@ class _Role(Instances):
         self.members = item
         for axis, start in self.every.items():
             self.starts[axis] = start if start.shape[-1] == 1 else start[..., item]
+        if self.roles.columns is not None:
+            self.starts[self.roles.columns.part] = self.starts[self.roles.columns.axis]
 
     @property
     def _who(self) -> str:
@@ -324,7 +326,7 @@ class _Role(Instances):
         return self.whole[axis]
 
     def _lanes(self, axis: str) -> Integers:
-        first = (self.part or 0) * self.blocks[axis] if axis == self.rows else 0
+        first = (self.part or 0) * self.blocks[axis] if self.roles.parts_of(axis) > 1 else 0
         return first + np.arange(self.blocks[axis], dtype=np.int64)
 
     # Statements
@@ -358,7 +360,7 @@ class _Role(Instances):
                 case Issue(pending, _, _, _, accumulator):
                     self.issued += 1
                     self.pending[pending.name] = self.issued, stmt
-                    self.started[pending.name] = accumulator and self.values[accumulator.name]
+                    self.started[pending.name] = self._start(accumulator)
                 case Await(value, pending, behind):
                     self.values[value.name] = self._product(value, pending, behind)
                 case Look(value, view):
@@ -462,7 +464,7 @@ class _Role(Instances):
             if isinstance(place, Value):
                 found.append(self._aligned(place, tile.dims))
                 continue
-            first = part * self.blocks[place.axis] if place.axis == self.rows else 0
+            first = part * self.blocks[place.axis] if self.roles.parts_of(place.axis) > 1 else 0
             start = self.starts[place.axis] + first
             if place.offset is not None:
                 start = start + self.values[place.offset.name]
@@ -556,9 +558,32 @@ class _Role(Instances):
         if isinstance(side, Value):
             return self._real(self._aligned(side, dims))
         ring = next(ring for ring in self.rings if ring.name == side.ring)
-        tile = ring.tile
-        self.values["%operand"] = self._tile_of(side)
-        return self._real(self._aligned(Value("%operand", tile.dims, tile.dtype), dims))
+        tile, found = ring.tile, self._tile_of(side)
+        own = tuple(self._own_dim(axis, side) for axis in tile.dims)
+        for place, axis in enumerate(own):
+            if axis != tile.dims[place]:
+                found = self._part_of(found, place, axis)
+        self.values["%operand"] = found
+        return self._real(self._aligned(Value("%operand", own, tile.dtype), dims))
+
+    def _own_dim(self, axis: str, view: View) -> str:
+        """The dim of a view along a dim of its tile: a consumer's part of it, where it has that."""
+        return next(dim for dim in view.dims if self.roles.whole(dim) == axis)
+
+    def _part_of(self, tile: Any, place: int, axis: str) -> Any:
+        """This consumer's part of a tile along a dim."""
+        if self.domain.shape(tile)[place + 2] == 1:
+            return tile
+        first = (self.part or 0) * self.blocks[axis]
+        return self.domain.take(
+            tile, (slice(None),) * (place + 2) + (slice(first, first + self.blocks[axis]),)
+        )
+
+    def _start(self, accumulator: Value | None) -> Any:
+        """What a product starts from: a result that is not awaited is found when its own is."""
+        if accumulator is None or accumulator.name in self.pending:
+            return accumulator
+        return self.values[accumulator.name]
 
     def _product(self, value: Value, pending: Value, behind: int) -> Any:
         number, issued = self.pending.pop(pending.name, (0, None))
@@ -571,4 +596,6 @@ class _Role(Instances):
         size = self.blocks[issued.axis]
         product = self.domain.contract(self._spread(left, size), self._spread(right, size), len(dims) + 1)
         start = self.started.pop(pending.name)
+        if isinstance(start, Value):
+            start = self._product(start, start, 0)
         return product if start is None else self.domain.call("add", [start, product])

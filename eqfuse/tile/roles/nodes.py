@@ -13,7 +13,8 @@
               | Free(ring, turn)                   this consumer reads the slot no more
               | Read(value, view)                  the tile in a slot, in registers
               | Issue(pending, left, right, axis, accumulator)
-                                                   starts a matrix product
+                                                   starts a matrix product; `accumulator` may be one under way, which is not
+                                                   awaited then
               | Await(value, pending, behind)      its result, once at most `behind` later products are under way
               | Look(value, view)                  whether a number of the tile in a slot is an infinity or NaN
               | Clear(view)                        the infinities and NaN of the tile in a slot become 0
@@ -32,6 +33,10 @@ The block of `rows` is divided among the `consumers`: each has its own part of e
 values of a consumer have as many rows as a part. `Start(rows)`, `BlockSize(rows)` and so the bounds of loops are those of
 the whole block, for every role; `Positions`, `Lanes` and `Bound` of `rows` are those of the part.
 
+Where the kernel has `columns`, consumers share those of the sums that loops carry, and each has all rows: `Columns.part` is the
+axis of a consumer's part of them. A `View` with that dim is this part of the tile in a slot. What has no such columns each
+computes by itself, and the first one stores.
+
 A consumer may `Clear` a slot that others read: they have all read what is not finite before, as a `Meet` ensures. Whoever
 comes later clears what is clear.
 
@@ -41,6 +46,7 @@ between `Issue` and `Await`: a view of a slot may not be freed, and an operand i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -245,6 +251,14 @@ Stmt = (
 
 
 @dataclass(frozen=True)
+class Columns:
+    """The `axis` of whose positions each consumer has a part, of as many positions: the axis `part`."""
+
+    axis: str
+    part: str
+
+
+@dataclass(frozen=True)
 class Role:
     name: str
     part: int | None
@@ -253,7 +267,7 @@ class Role:
 
 @dataclass(frozen=True)
 class RolesKernel:
-    """`blocks` are those of whole thread blocks, that of `rows` a multiple of `consumers`. Of a
+    """`blocks` are those of whole thread blocks, that of `rows` a multiple of `consumers` unless these share `columns`. Of a
     `persistent` kernel every role is a loop over `Items`, and the grid says what the items are. `settled` are conditions that a
     launch knows, of which a binary has one value."""
 
@@ -268,6 +282,27 @@ class RolesKernel:
     roles: tuple[Role, ...]
     persistent: bool = False
     settled: tuple[Value, ...] = ()
+    columns: Columns | None = None
+
+    @property
+    def row_parts(self) -> int:
+        """Parts of the rows of a thread block."""
+        return 1 if self.columns else self.consumers
+
+    def parts_of(self, axis: str) -> int:
+        """Parts that the positions of an axis are divided into among consumers."""
+        if axis == self.rows:
+            return self.row_parts
+        return self.consumers if self.columns is not None and axis == self.columns.part else 1
+
+    def whole(self, axis: str) -> str:
+        """The axis that the positions of a consumer's part are on."""
+        return self.columns.axis if self.columns is not None and axis == self.columns.part else axis
+
+    def part_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Positions of each axis that a consumer has, given those of thread blocks."""
+        axes = (*sizes, *((self.columns.part,) if self.columns else ()))
+        return {axis: sizes[self.whole(axis)] // self.parts_of(axis) for axis in axes}
 
     def ring(self, name: str) -> Ring:
         return next(ring for ring in self.rings if ring.name == name)

@@ -9,6 +9,9 @@ it. Products that are `delayed` have stage 1, and so has what follows from them 
       o = o + dot(p, v)               p = exp2(s);  await o
                                     stage 1 of the last block
 
+A product that starts from the result of another, which nothing else reads, is issued behind it without an await between them:
+the matrix unit adds them up in order.
+
 What stage 1 reads of stage 0 is carried. A statement may read a value that stage 1 leaves for the next block: it runs
 after it in the same trip. Products are issued as early as what they read is there, awaited where their result is read.
 """
@@ -63,13 +66,13 @@ class Source:
 
 
 def sources(body: Iterable[Stmt], rings: Mapping[str, Ring]) -> dict[str, Source]:
-    """Which values of a body are tiles of rings, given the ring of each load: loads, and their transposes."""
+    """Which values of a body are tiles of rings, given the ring of each load: loads, and their transposes and parts."""
     found: dict[str, Source] = {}
     for stmt in body:
         match stmt:
             case Let(value, LoadTile()) if value.name in rings:
                 found[value.name] = Source(rings[value.name], value.dims)
-            case Let(value, Align(of)) if of.name in found and set(value.dims) == set(of.dims):
+            case Let(value, Align(of)) if of.name in found and len(value.dims) == len(of.dims):
                 found[value.name] = replace(found[of.name], dims=value.dims)
     return found
 
@@ -166,6 +169,7 @@ class _Pipeline:
         products = [n for n, s in enumerate(self.body) if _is_product(s)]
         self.delayed = {products[number] for number in delayed if number < len(products)}
         self.stages = self._stages()
+        self.chained = self._chained()
         self.order = list(self._order())
 
     def _read_first(self, body: Sequence[Stmt]) -> Iterator[Stmt]:
@@ -174,9 +178,9 @@ class _Pipeline:
         wanted = {
             value.name
             for stmt in body
-            if not _is_product(stmt) and not (isinstance(stmt, Let) and stmt.value.name in self.inside)
+            if not (isinstance(stmt, Let) and stmt.value.name in self.inside)
             for each in nested((stmt,))
-            for value in read_by(each)
+            for value in _in_registers(each)
         }
         done: set[str] = set()
         for stmt in body:
@@ -216,10 +220,31 @@ class _Pipeline:
             return 0
         return self.stages[self.definers[following]] if following in self.definers else 0
 
+    def _chained(self) -> dict[int, int]:
+        """Products, and those from whose results they start, which nothing else reads."""
+        ends = [item.next.name for item in self.loop.carried]
+        read = [v.name for n in range(len(self.body)) for v in self._reads(n)] + ends
+        found: dict[int, int] = {}
+        for number, stmt in enumerate(self.body):
+            if not (isinstance(stmt, Let) and isinstance(stmt.op, Dot) and stmt.op.accumulator):
+                continue
+            start = self.definers.get(stmt.op.accumulator.name)
+            if (
+                start is None
+                or not _is_product(self.body[start])
+                or self.stages[start] != self.stages[number]
+            ):
+                continue
+            if read.count(stmt.op.accumulator.name) == 1:
+                found[number] = start
+        return found
+
     def _needs(self, number: int) -> Iterator[int]:
         """The statements that come before one in the same trip."""
         for value in self._reads(number):
             definer = self.definers.get(value.name)
+            if definer is not None and definer == self.chained.get(number):
+                continue  # issued before, not awaited
             if definer is not None and self.stages[definer] == self.stages[number]:
                 yield definer
             elif value.name in self.carried and self.stages[number] == 0 and self._leaves(value.name) == 1:
@@ -239,7 +264,11 @@ class _Pipeline:
         left, done, under_way = list(needs), set[int](), list[int]()
         late = self._columns()
         while left or under_way:
-            products = [n for n in left if _is_product(self.body[n]) and needs[n] <= done]
+            products = [
+                n
+                for n in left
+                if _is_product(self.body[n]) and needs[n] <= done and self.chained.get(n) not in left
+            ]
             if products:
                 number = min(products, key=lambda n: (self.stages[n], n))
                 left.remove(number)
@@ -316,8 +345,11 @@ class _Pipeline:
                     for name, s in tiles.items()
                 }
                 start = None if op.accumulator is None else names.get(op.accumulator.name, op.accumulator)
+                start = pending[self.chained[number]] if number in self.chained else start
                 left = op.left if op.left.name in views else names.get(op.left.name, op.left)
                 made.append(_issue(pending[number], replace(op, left=left, accumulator=start), views, tiles))
+            elif number in self.chained.values():
+                continue  # what starts from its result is awaited
             elif what == "await":
                 assert isinstance(stmt, Let)
                 names[stmt.value.name] = self.fresh.like(stmt.value, "of") if stage != None else stmt.value
@@ -354,7 +386,8 @@ class _Pipeline:
     def _rings_of(self, number: int) -> list[str]:
         stmt = self.body[number]
         views = [s.view.ring for s in nested((stmt,)) if isinstance(s, Read | Look | Clear)]
-        return list(dict.fromkeys((*views, *_rings_read(stmt, self.inside))))
+        before = self._rings_of(self.chained[number]) if number in self.chained else []
+        return list(dict.fromkeys((*before, *views, *_rings_read(stmt, self.inside))))
 
     def _readers(self, ring: str) -> list[int]:
         return [n for n in range(len(self.body)) if ring in self._rings_of(n)]
@@ -470,6 +503,13 @@ class _Pipeline:
                     elif value.name in self.carried and self._leaves(value.name) == 0:
                         raise Unsuited(f"{value.name} of the block before is read one block behind")
         return list(found.values())
+
+
+def _in_registers(stmt: Stmt) -> Sequence[Value]:
+    """What a statement reads that has to be in registers: of a product, what it starts from."""
+    if isinstance(stmt, Let) and isinstance(stmt.op, Dot):
+        return () if stmt.op.accumulator is None else (stmt.op.accumulator,)
+    return read_by(stmt)
 
 
 def _is_product(stmt: Stmt) -> bool:

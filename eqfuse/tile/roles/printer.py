@@ -60,7 +60,8 @@ class _Printer:
         walked = ", one thread block for each SM" if kernel.persistent else ""
         yield f"kernel {kernel.name}, grid ({', '.join(axes)}){walked}:"
         for block in kernel.blocks:
-            shared = f", {kernel.consumers} consumers" if block.axis == kernel.rows else ""
+            divided = kernel.columns.axis if kernel.columns else kernel.rows
+            shared = f", {kernel.consumers} consumers" if block.axis == divided else ""
             yield f"    {show_block(block)}{shared}"
         for ring in kernel.rings:
             parts = f", {ring.parts} parts" if ring.parts > 1 else ""

@@ -42,6 +42,7 @@ from eqfuse.tile.roles.loads import Tensors, copied, ends_early, ops_of, put
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import (
     Along,
+    Columns,
     Fill,
     Free,
     Index,
@@ -61,6 +62,7 @@ from eqfuse.tile.roles.rests import Rests, rests_first
 from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.scaled_maxima import scaled_last
 from eqfuse.tile.roles.settled import settled
+from eqfuse.tile.roles.sharing import of_part, shared, shared_axis
 from eqfuse.tile.roles.started import started
 from eqfuse.tile.roles.turned import turned
 from eqfuse.tile.roles.unsuited import Unsuited
@@ -128,8 +130,12 @@ class _Split:
         self.ops = ops_of(self.body)
         self.rows = self._rows()
         self._supported()
+        self.columns = self._columns() if schedule.columns else None
         self.copies: dict[str, _Copy] = {}
         self._find_copies(self.body, in_loop=False)
+        self.filled = self.body
+        if self.columns is not None:
+            self._share(self.columns)
         self.staging: dict[str, Staging] = {}
 
     def _joined_inside(self, stmt: Stmt) -> Stmt:
@@ -162,8 +168,9 @@ class _Split:
         block = next(b for b in self.kernel.blocks if b.axis == found)
         if block.kind != "grid" or block.valid is not None:
             raise Unsuited(f"the rows {found} of products are not divided among thread blocks")
-        if block.size is None or block.size % self.schedule.consumers:
-            raise Unsuited(f"{block.size} rows are not divided by {self.schedule.consumers}")
+        parts = 1 if self.schedule.columns else self.schedule.consumers
+        if block.size is None or block.size % parts:
+            raise Unsuited(f"{block.size} rows are not divided by {parts}")
         return found
 
     def _supported(self) -> None:
@@ -175,6 +182,19 @@ class _Split:
                     raise Unsuited(f"the reduction {op.op.partition('.')[0]}")
                 case ReduceTile(_, _, axis) if axis == self.rows:
                     raise Unsuited(f"a reduction over the rows {axis}")
+
+    def _columns(self) -> Columns:
+        axis = shared_axis(self.body, self.rows)
+        return Columns(axis, self.fresh.value(f"{axis}_part", (), "i32").name)
+
+    def _share(self, columns: Columns) -> None:
+        """What consumers do that share columns, in the place of what the tiles of the kernel do."""
+        block = next(b for b in self.kernel.blocks if b.axis == columns.axis)
+        if block.size is not None and block.size % self.schedule.consumers:
+            raise Unsuited(f"{block.size} columns are not divided by {self.schedule.consumers}")
+        self.body = shared(self.body, columns, self.copies, self.fresh)
+        self.ops = ops_of(self.body)
+        self.tensors = replace(self.tensors, root={**self.tensors.root, columns.part: columns.axis})
 
     # What the producer copies ---------------------------------------------------------------------------
 
@@ -256,7 +276,7 @@ class _Split:
             if in_loop and same and copy.ring.name == name:
                 return copy.ring
         slots = self.schedule.slots if in_loop else 2 if self.schedule.ahead else 1
-        parts = self.schedule.consumers if self.rows in value.dims else 1
+        parts = self.schedule.consumers if self.rows in value.dims and self.columns is None else 1
         return Ring(name, tensor, value, slots, parts, in_loop)
 
     # Roles ----------------------------------------------------------------------------------------------
@@ -267,7 +287,7 @@ class _Split:
         producer = self._role(self._producer)
         body = pruned(cut(self._role(self._consumer), self.fresh))
         self._in_registers(body)
-        consumers = [Role("consumer", part, body) for part in range(schedule.consumers)]
+        consumers = [Role("consumer", part, self._of_part(body, part)) for part in range(schedule.consumers)]
         rings = tuple(dict.fromkeys(copy.ring for copy in self.copies.values()))
         # Items of like lengths run side by side: the axis along which they differ varies slowest.
         grid = sorted(kernel.grid, key=kernel.backwards.__contains__) if persistent else kernel.grid
@@ -284,7 +304,11 @@ class _Split:
             roles,
             persistent,
             settled(roles),
+            self.columns,
         )
+
+    def _of_part(self, body: tuple[Stmt, ...], part: int) -> tuple[Stmt, ...]:
+        return body if self.columns is None else of_part(body, self.columns, part)
 
     def _role(
         self, make: Callable[[Value, Value, Value], tuple[list[Stmt], Value, Value]]
@@ -313,7 +337,7 @@ class _Split:
         """The copies, in the order of the loads, and the integers that they need."""
         turns: dict[str, Value] = {}
         made: list[Stmt] = []
-        for stmt in self.body:
+        for stmt in self.filled:
             match stmt:
                 case Let(value, LoadTile()) if value.name in self.copies:
                     copy = self.copies[value.name]
@@ -453,7 +477,8 @@ class _Split:
         four threads hold beside each other fill a sector of memory anyway."""
         if not isinstance(stmt, Store) or len(stmt.value.dims) != 2 or BYTES[stmt.value.dtype] > STAGED_BYTES:
             return [stmt]
-        index = put(stmt, self.ops, self.tensors)
+        # Consumers that share columns have no room beside tiles of so many: they store rows of their part.
+        index = None if self.columns else put(stmt, self.ops, self.tensors)
         if index is None:
             return [stmt]
         name = self.fresh.value(f"{stmt.tensor}_staging", (), "i32").name

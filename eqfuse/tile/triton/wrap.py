@@ -71,8 +71,8 @@ def _split(text: str, marks: tuple[str, ...], *, keep: bool = False) -> list[str
 
 
 def _value_start(line: str) -> int:
-    """Where the right side of an assignment, or a keyword's argument, or else the whole line begins."""
-    target = re.match(r"\s*[\w, ]+ = |\s*\w+=(?!=)|\s*", line)
+    """Where the right side of an assignment, a keyword's argument, what follows an operator, or else the whole line begins."""
+    target = re.match(r"\s*[\w, ]+ = |\s*\w+=(?!=)|\s*[-+*/|&] |\s*", line)
     return target.end() if target else 0
 
 
