@@ -282,6 +282,12 @@ def test_prepared_shapes_compile_nothing_at_a_call() -> None:
     assert kernel.prepare() == 0
 
 
+def test_shapes_are_not_prepared_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(eq.EqfuseError, match="torch sees no GPU here"):
+        eq.compile(SCALED, target="h200", verify=False).prepare({"x": (5, 9), "w": [9]})
+
+
 def test_prepared_shapes_on_a_gpu(gpu: Gpu) -> None:
     kernel = eq.compile(ATTENTION, target="h200", prefer="split_k", verify=False)
     found = kernel.prepare({"q": (3, 16), "k": (70, 16), "v": (70, 16)}, device="cpu")

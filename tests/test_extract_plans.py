@@ -341,3 +341,15 @@ def test_loads_that_wait_for_a_loop_fit_shared_memory(prefer: str) -> None:
         c[i] = max[i](z[i] * b)
         """
     assert compiled(source, {"i": 2100}, "h200", prefer).chosen.plan.schedule == prefer
+
+
+def test_a_pass_stores_all_that_the_kernel_behind_it_reads() -> None:
+    """The mean of log-sum-exps: its maximum is stored beside the sum that one pass makes of it, and not made again."""
+    rows = "m[i] = max[j](x[i,j])\ns[i] = sum[j](exp(x[i,j] - m[i]))\n"
+    extents = {"i": 8192, "j": 50000}
+    alone, mean = (
+        compiled(rows + last, extents, "sm_90").chosen.plan
+        for last in ("y[i] = m[i] + log(s[i])\nreturn y", "y = mean[i](m[i] + log(s[i]))\nreturn y")
+    )
+    assert [len(kernel.outputs) for kernel in mean.kernels] == [2, 1]
+    assert mean.cost.seconds < 1.1 * alone.cost.seconds

@@ -187,6 +187,19 @@ def test_a_shift_is_found_beside_a_logarithm_that_is_multiplied() -> None:
     assert "argmax" not in eq.grad(wrong, ("x",)) and "argmax" in eq.grad(wrong + " + t[r,0]", ("x",))
 
 
+def test_a_shift_is_found_behind_labels_that_are_left_out() -> None:
+    """The loss of a row is masked where its label is one of few integers: some draw of them shows every row."""
+    source = """
+        y: i64[i]
+        m[i] = max[k](x[i, k])
+        s[i] = sum[k](exp(x[i, k] - m[i]))
+        loss = sum[i](where(y[i] != -100, log(s[i]) + m[i] - x[i, y[i]], 0)) / sum[i](where(y[i] != -100, 1, 0))
+        return loss
+    """
+    text = eq.grad(source, ("x",))
+    assert "argmax" not in text and "m passes nothing on" in text
+
+
 def test_a_maximum_that_only_scales_passes_nothing() -> None:
     text = eq.grad(WORKLOADS["l2norm"].source, ("x",))
     assert "argmax" not in text and text.startswith("m[r] = max[c](abs(x[r, c]))")

@@ -12,11 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import eqfuse as eq
-from eqfuse.torch import outcome
+from eqfuse.devices import device_named
+from eqfuse.torch import outcome, prices
 from eqfuse.torch.backend import _keep_for_backward
 from eqfuse.torch.backend import eqfuse as backend
+from eqfuse.torch.regions import Finder, Region, packet
 
 ALL = {"rest": "aot_eager", "take": "always", "native": "off"}
 
@@ -108,6 +111,31 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+def test_labels_that_are_flattened_with_a_gap_may_be_copied_outside_of_the_loss() -> None:
+    """Shifted labels: the copy costs nothing beside the logits, which are then read by plain rows."""
+
+    def loss(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x, labels[:, 1:].flatten())
+
+    labels = torch.zeros(3, 9, dtype=torch.int64, device="meta")
+    graph = make_fx(loss, tracing_mode="fake")(torch.empty(24, 7, device="meta"), labels).graph
+    finder = Finder(graph, set())
+    regions = finder.candidates(next(finder.seeds()))
+    copies = [sum(packet(node) == "aten.clone" for node in region.nodes) for region in regions]
+    assert copies[:2] == [1, 0]
+
+
+@pytest.mark.parametrize(("columns", "reads"), [(1000, 1), (200_000, 2)])
+def test_rows_that_an_sm_cannot_hold_are_read_by_every_reduction(columns: int, reads: int) -> None:
+    graph = make_fx(lambda x: torch.logsumexp(torch.ops.aten.clone(x), -1), tracing_mode="fake")(
+        torch.empty(4096, columns, device="meta")
+    )
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    h200 = device_named("h200")
+    found = prices.apart(Region(tuple(nodes), frozenset()), h200) - h200.launch
+    assert found == pytest.approx(reads * 4 * 4096 * columns / h200.bandwidth, rel=0.01)
 
 
 def test_numbers_of_modules_are_constants_of_one_graph() -> None:

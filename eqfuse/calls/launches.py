@@ -136,6 +136,10 @@ def prepare(
     """Compiles and loads what calls of these shapes run: each is run once, on zeros where no tensor is given."""
     program = shapes.derived.program
     place = _place(shapes, wanted, device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise BindError(
+            "torch sees no GPU here", hint="k.triton and `eqfuse emit` print a kernel for another machine"
+        )
     if place.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise EqfuseError(
             "a CUDA graph is being captured: nothing can be compiled now",

@@ -257,12 +257,11 @@ class Partition:
                 beside |= self._find_operands(output, stored)
             stored = _read(outputs, stored)
         reads = {r: Load(o.name, tuple(map(Axis, o.axes))) for r, o in stored.items()}
-        # Inner cuts first: a stored reduction may itself read stored ones, but not itself.
+        # Inner cuts first: a stored reduction may itself read stored ones, but not itself, nor what its own pass makes.
         makers = [
-            replace(
-                o, expr=replaced(r, {q: load for q, load in reads.items() if q is not r and q not in beside})
-            )
+            replace(o, expr=replaced(r, {q: load for q, load in reads.items() if q not in beside | own}))
             for r, o in stored.items()
+            for own in [set(self._cascade(r)) if isinstance(r, Reduce) else {r}]
         ]
         readers = [replace(o, expr=replaced(o.expr, reads)) for o in outputs]
         clusters = _numbered(
@@ -348,11 +347,15 @@ class Partition:
         """Adds the reductions below `expr` that are stored; `axes` are the reader's parallel axes."""
         parallel = frozenset(axes) - {r.axis for r in frontier(expr)}
         for reduce in frontier(expr):
-            group = self._cascade(reduce)
-            for inner in self._inner(group):
+            read = self._inner(self._cascade(reduce))
+            cut = [each for each in read if self._is_cut(each, reduce, parallel, nested=bool(bound))]
+            beside = {
+                each for one in cut for each in self._cascade(one)
+            }  # made by the pass that makes what is stored
+            for inner in read:
                 if inner in stored:
                     continue
-                if self._is_cut(inner, reduce, parallel, nested=bool(bound)):
+                if inner in cut or inner in beside:
                     free = self._laid_out(inner)
                     self._find_cuts(inner, free, frozenset(), stored)
                     stored[inner] = Output(f"stored{len(stored) + 1}", free, inner)

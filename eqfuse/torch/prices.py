@@ -2,6 +2,8 @@
 
 The other side is given the benefit of the doubt: every matrix product, every attention operator and every reduction with all
 elementwise work around it is one launch that reads its inputs once and writes its outputs once, at the device's full rates.
+Only rows that an SM cannot hold are read anew by every reduction that waits for another along them, and by what is computed
+of them at last: so Inductor's loops run.
 """
 
 from __future__ import annotations
@@ -22,6 +24,22 @@ from eqfuse.operator.shapes import extents
 from eqfuse.terms.types import program_dtypes
 from eqfuse.torch.operators.products import ATTENTION
 from eqfuse.torch.regions import Region, kind, packet, tensors_of
+
+BLOCKS = 4
+"""Thread blocks of 16 warps that fill an SM: a row that is larger than their share of it is not kept."""
+AFTER_A_MAXIMUM = frozenset(
+    f"aten.{name}"
+    for name in (
+        "softmax",
+        "_softmax",
+        "_safe_softmax",
+        "log_softmax",
+        "_log_softmax",
+        "logsumexp",
+        "cross_entropy_loss",
+    )
+)
+"""Reductions that wait for one of their own: the sum for the maximum."""
 
 
 def hint(size: Any) -> int:
@@ -101,11 +119,38 @@ def _seconds(group: Sequence[fx.Node], device: Device) -> float:
     inside = set(group)
     read = dict.fromkeys(each for node in group for each in node.all_input_nodes if each not in inside)
     wrote = [node for node in group if any(user not in inside for user in node.users)]
-    moved = sum(map(_bytes, tensors_of([*read, *wrote])))
+    moved = sum(map(_bytes, tensors_of([*read, *wrote]))) + _again(group, device)
     half = any(tensor.element_size() <= 2 for tensor in tensors_of(list(read)))
     rate = device.matrix_half if half else device.matrix_float
     work = sum(_operations(node) for node in group if _is_product(node))
     return max(moved / device.bandwidth, work / rate) + device.launch
+
+
+def _again(group: Sequence[fx.Node], device: Device) -> float:
+    """Bytes of rows that are read more than once."""
+    inside = set(group)
+    waits: dict[fx.Node, int] = {}
+    found = 0.0
+    for node in group:
+        before = max((waits.get(each, 0) for each in node.all_input_nodes), default=0)
+        own = (1 + (packet(node) in AFTER_A_MAXIMUM)) if kind(node) == "reduction" else 0
+        waits[node] = before + own
+    for each in dict.fromkeys(each for node in group for each in node.all_input_nodes if each not in inside):
+        for tensor in tensors_of([each]):
+            row = hint(tensor.shape[-1]) * tensor.element_size() if tensor.dim() > 1 else 0
+            if row * BLOCKS > device.shared:
+                wide = [node for node in group if _is_as_wide(node, tensor)]
+                passes = max(waits.values()) + any(waits[node] for node in wide if _leaves(node, inside))
+                found += max(0, passes - 1) * _bytes(tensor)
+    return found
+
+
+def _is_as_wide(node: fx.Node, tensor: torch.Tensor) -> bool:
+    return any(each.numel() == tensor.numel() for each in tensors_of([node]))
+
+
+def _leaves(node: fx.Node, inside: set[fx.Node]) -> bool:
+    return any(user not in inside for user in node.users)
 
 
 def fused(

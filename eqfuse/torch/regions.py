@@ -3,8 +3,8 @@
 A region starts at a reduction that is no matrix product (softmax, a norm, a sum). It grows over elementwise operators,
 views and further reductions, as long as nothing outside reads what is inside. What remains of positions and constants
 alone is copied into each region that reads it, masks and indices. From this core come up to five candidates: without
-other reductions, as it is, with the matrix products that it reads, with those that read it, and with both. Prices
-decide between them (`prices.py`).
+other reductions, as it is, with the matrix products that it reads, with those that read it, and with both; and each
+without copies at its front. Prices decide between them (`prices.py`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ FREE = frozenset(
      "split_with_sizes", "alias", "detach", "unbind"))]
 )  # fmt: skip
 """Views, and the parts of results with several."""
+COPIES = frozenset({"aten.clone"})
+"""What flattening makes of a view that has gaps: labels beside logits."""
 
 LARGEST = 64
 """Nodes of a region that compute: a larger one is no candidate."""
@@ -147,9 +149,10 @@ class Finder:
         wide = self._with(before, self._products_behind(before))
         found: dict[tuple[fx.Node, ...], Region] = {}
         for nodes in (wide, before, behind, core, tight):
-            region = self._region(nodes)
-            if region is not None:
-                found.setdefault(region.nodes, region)
+            for outside in (FREE, FREE | COPIES):
+                region = self._region(self._without(outside, nodes))
+                if region is not None:
+                    found.setdefault(region.nodes, region)
         return list(found.values())
 
     def _grown(self, nodes: set[fx.Node], kinds: tuple[str, ...] = ("other", "reduction")) -> set[fx.Node]:
@@ -228,7 +231,6 @@ class Finder:
     def _region(self, nodes: set[fx.Node]) -> Region | None:
         """A region that can be computed at one place, with what it copies; None where there is no such."""
         copied: set[fx.Node] = set()
-        nodes = self._without_views(nodes)
         pending = [each for node in nodes for each in node.all_input_nodes]
         while pending:
             node = pending.pop()
@@ -244,10 +246,11 @@ class Finder:
             return None
         return region if sum(map(computes, ordered)) <= LARGEST and region.outputs else None
 
-    def _without_views(self, nodes: set[fx.Node]) -> set[fx.Node]:
-        """A region without the views that stand at its front: those cost nothing outside."""
+    def _without(self, outside: frozenset[str], nodes: set[fx.Node]) -> set[fx.Node]:
+        """A region without such nodes at its front: views cost nothing outside, and the copy of a view is read by plain
+        positions."""
         while front := {
-            n for n in nodes if packet(n) in FREE and not any(b in nodes for b in n.all_input_nodes)
+            n for n in nodes if packet(n) in outside and not any(b in nodes for b in n.all_input_nodes)
         }:
             nodes = nodes - front
         return nodes
