@@ -113,6 +113,7 @@ KINDS: Mapping[str, tuple[type[Subject], Any]] = {
     "rewritten": (Rewriting, tuple[tuple[Output, ...], Report]),
     "merged": (Merging, tuple[Group, Report]),
     "planned": (Planning, Candidate),
+    "reached": (Planning, tuple[tuple[str, int], ...]),
     "certified": (Certifying, Certificate),
 }
 """Kinds of entries: what each is found by, and the type of what it holds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from fake_gpu import binaries, gpu
 import eqfuse as eq
 from eqfuse import certification, compiler, division
 from eqfuse.arguments import Arguments
-from eqfuse.calls.regions import Regions
+from eqfuse.calls.regions import LEAPS, Regions
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError
 from eqfuse.extract.candidates import seconds_of
@@ -321,6 +322,50 @@ def test_rows_have_blocks_of_their_own(binaries: set[Any]) -> None:
         assert {dict(options)["BLOCK_J"] for _, _, options in binaries} == {
             str(1 << (length - 1).bit_length())
         }
+
+
+def test_a_plan_that_begins_looks_ahead_once(
+    binaries: set[Any], counted: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second process finds how far it reaches without looking for another plan."""
+    monkeypatch.delenv("EQFUSE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def inputs(length: int) -> dict[str, torch.Tensor]:
+        sizes = {"q": (64, 128), "k": (16, length, 128), "v": (16, length, 128)}
+        return {name: torch.empty(size, dtype=torch.float16) for name, size in sizes.items()}
+
+    for chosen in (2, 0):  # for nominal sizes, and for these
+        counted["choose"] = 0
+        kernel = eq.compile(DECODE, target="h200", verify=False)
+        kernel(**inputs(1000))
+        (region,) = kernel.regions
+        assert region.sizes["j"] == (513, 1024 << LEAPS[-1]) and region.sizes["h"] == (33, 64)
+        assert counted["choose"] == chosen
+        kernel(**inputs(5000))
+        assert kernel.regions == (region,) and counted["choose"] == chosen
+
+
+@pytest.mark.parametrize(("best", "reach"), [(1.0, 6), (0.9, 0)])
+def test_a_region_ends_before_the_corner_where_its_plan_is_worse(best: float, reach: int) -> None:
+    x = torch.randn(4, 100_000)
+    kernel = eq.compile(SOFTMAX, target="h200", verify=False)
+    compiled = kernel.compiled
+    regions = Regions(frozenset())
+    regions.add(
+        dict(zip("ij", x.shape, strict=True)),
+        lambda extents: compiled,
+        lambda known, at: 1.0,
+        lambda plan, at: 1.0,
+    )
+    found = regions.ahead(frozenset("j"), compiled, lambda known, at: best, lambda plan, at: 1.0)
+    assert found == reach
+    worse = regions.ahead(
+        frozenset("j"), compiled, lambda known, at: 1.0 if at["j"] < 1 << 20 else 0.5, lambda plan, at: 1.0
+    )
+    assert worse == 2
+    regions.extend({"j": worse})
+    assert regions.found[0].sizes == {"i": (3, 4), "j": (65537, 1 << 19)}
 
 
 def test_a_plan_for_long_rows_does_not_hide_better_ones_for_short_ones() -> None:

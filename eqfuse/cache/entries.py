@@ -23,6 +23,7 @@ KINDS: Mapping[str, str] = {
     "rewritten": "programs, as rules rewrote them",
     "merged": "derived merges, and why there is none",
     "planned": "plans that the cost model chose for sizes",
+    "reached": "how far plans serve longer sizes",
     "certified": "certificates of loop nests",
     "tuned": "the fastest plans that `Kernel.tune` has found",
     "triton": "emitted modules, which Triton reads its kernels from",

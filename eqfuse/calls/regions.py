@@ -6,6 +6,8 @@ best of all plans does that are known by then: those that any of the compiled on
 its own for these sizes. They are priced at the least and the greatest sizes of the corner (at the greatest alone, where
 the next smaller one was decided and no plan holds what grew), which takes a few milliseconds; only where none is good enough are all plans searched again, and one is compiled. Corners next to each
 other with the same plan are one region; a plan that is good enough at two corners of a box is taken to be so in between.
+On a GPU, where a plan that begins takes a second to compile anyway, its region is looked at ahead, along what its loops walk: at
+every other corner, as long as it is good enough there. A sequence that grows then meets no corner that has to be decided.
 
 What a plan computes does not depend on the sizes that it was chosen for: loop nest, tile program and source are for any
 sizes. So a region is a matter of speed alone. Which of two plans serves a size may depend on the sizes called before.
@@ -15,13 +17,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 from eqfuse.compiled import Compiled
+from eqfuse.loops.walk import loops_in
 from eqfuse.records import dataclass
 
 TOLERANCE = 1.05
 """How many times the cost of the best plan another one may have that is compiled already."""
+
+LEAPS = (2, 4, 6)
+"""How many corners ahead a plan that begins is priced."""
 
 Corner = Mapping[str, int]
 """A binary logarithm for each axis, of its size rounded up; of a declared axis, the size itself."""
@@ -129,6 +135,25 @@ class Regions:
             self.found.append(Region(compiled, Box(corner, corner), self.declared))
         return compiled
 
+    def ahead(self, axes: frozenset[str], compiled: Compiled, best: Price, of: PriceOf) -> int:
+        """How many corners further the region of the plan that was found last reaches where these axes grow together."""
+        reached = 0
+        for leap in LEAPS:
+            sizes = self.sizes(self._beyond(dict.fromkeys(axes, leap)))
+            self.priced += 1
+            if _ratio(of(compiled, sizes), best([compiled], sizes)) > TOLERANCE:
+                break
+            reached = leap
+        return reached
+
+    def extend(self, further: Mapping[str, int]) -> None:
+        """Lets the region that was found last reach so many corners further."""
+        last = self.found[-1]
+        self.found[-1] = replace(last, box=Box(last.box.low, self._beyond(further)))
+
+    def _beyond(self, further: Mapping[str, int]) -> Corner:
+        return {axis: at + further.get(axis, 0) for axis, at in self.found[-1].box.high.items()}
+
     def _chosen(
         self,
         extents: Mapping[str, int],
@@ -169,6 +194,21 @@ def held(compiled: Compiled) -> frozenset[str]:
     plan, root = compiled.chosen.plan, dict(compiled.chosen.nest.domains)
     whole = {b.axis for config in plan.configs for b in config.blocks if b.kind == "whole"}
     return frozenset(root.get(axis, axis) for axis in whole)
+
+
+def growing(compiled: Compiled, extents: Mapping[str, int]) -> list[frozenset[str]]:
+    """The axes that loops of a plan walk and no block holds whole, each with those that are as long as it, as the queries of a
+    sequence are as many as its keys."""
+    nest = compiled.chosen.nest
+    root, whole = dict(nest.domains), held(compiled)
+    walked = dict.fromkeys(
+        root.get(loop.axis, loop.axis) for kernel in nest.kernels for loop in loops_in(kernel.body)
+    )
+    free = {axis: size for axis, size in extents.items() if size > 1 and axis not in whole}
+    found = [
+        frozenset(a for a, size in free.items() if size == free[axis]) for axis in walked if axis in free
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _least(log: int) -> int:

@@ -7,9 +7,9 @@ from dataclasses import field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from eqfuse import certification, compiler, division
+from eqfuse import certification, compiler, division, results
 from eqfuse.arguments import Arguments, Given
-from eqfuse.calls.regions import Corner, Region, Regions
+from eqfuse.calls.regions import Corner, Region, Regions, growing
 from eqfuse.calls.reuse import Reused
 from eqfuse.certification import Checks
 from eqfuse.compiled import Compiled, Shape, shape_of
@@ -169,6 +169,7 @@ class Specializations:
         compiled = regions.at(extents)
         if compiled is None:
             self._prices.clear()
+            known = {id(region.compiled) for region in regions.found}
             with uncollected():
                 compiled = regions.add(
                     extents,
@@ -176,8 +177,28 @@ class Specializations:
                     self._seconds,
                     self._seconds_of,
                 )
+                if device.kind == "gpu" and id(compiled) not in known:
+                    regions.extend(self._ahead(regions, compiled, extents))
         compiled = self._divided(compiled, sizes)
         return compiled, self._reused(compiled).shards_at(regions, sizes, self._search(compiled))
+
+    def _ahead(self, regions: Regions, compiled: Compiled, extents: Mapping[str, int]) -> Mapping[str, int]:
+        """How many corners further the region of a plan that begins reaches, by axis; kept beside the plan."""
+
+        def make() -> tuple[tuple[str, int], ...]:
+            found: dict[str, int] = {}
+            for axes in growing(compiled, extents):
+                axes -= regions.declared
+                if axes and not axes & found.keys():
+                    found |= dict.fromkeys(
+                        sorted(axes), regions.ahead(axes, compiled, self._seconds, self._seconds_of)
+                    )
+            return tuple(found.items())
+
+        derived, device = self.derived, compiled.device.name
+        scope = compiled.dtypes, device, self.prefer, derived.scope
+        subject = results.planning(derived.program, extents, *scope)
+        return dict(results.kept("reached", subject, make)[0])
 
     def _divided(self, compiled: Compiled, sizes: Mapping[str, int]) -> Compiled:
         """The plan of a region with the roles that are best at these sizes. Roles that are not verified are not taken."""
