@@ -104,3 +104,15 @@ def test_differences_of_near_numbers_are_taken_before_anything_is_added(extreme:
     found = eq.compile(source, prefer=prefer, native="off")(x=x)
     above = (x - x.min(1, keepdim=True).values).double()
     assert (found.abs() <= 1e-6 * above.sum(1)).all()
+
+
+@pytest.mark.parametrize("prefer", ["rolling", "split_k"])
+def test_a_sum_of_squares_is_moved_from_its_own_reference(prefer: str) -> None:
+    """Around a mean of what another sum is added to: made of squares of what is not centred, it has no digits left."""
+    source = "a[i] = sum[j](x[i,j])\ny[i] = std[j](max(z[i,j], x[i,j]) - x[i,j] + a[i])"
+    rng = np.random.default_rng(5)
+    x = torch.from_numpy(rng.uniform(1, 1.5, (8, 512))).float()
+    z = x + torch.from_numpy(rng.normal(size=x.shape)).float()
+    found = eq.compile(source, prefer=prefer, native="off")(x=x, z=z).double()
+    exact = (torch.maximum(z, x) - x).double().std(1, correction=0)
+    assert ((found - exact).abs() <= 1e-5 * exact).all()

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from eqfuse.rules.egraph.encode import Encoder
+from eqfuse.rules.egraph.references import foreign_moves
 from eqfuse.rules.egraph.saturate import Graph, Node
 from eqfuse.terms.nodes import Size, free_axes
 
@@ -25,7 +26,8 @@ UNKNOWN = math.inf
 
 
 class Ranges:
-    """Degrees and axes of the classes of a saturated e-graph, and which products lose range."""
+    """Degrees and axes of the classes of a saturated e-graph, and which products lose range. A sum has no digits left that is
+    moved by one of `foreign`."""
 
     def __init__(self, graph: Graph, encoder: Encoder) -> None:
         self._graph = graph
@@ -42,6 +44,7 @@ class Ranges:
                 self._limits.setdefault(value, set()).add(limit)
         self._degrees = self._solved()
         self._axes: dict[int, frozenset[str]] = {}
+        self.foreign = foreign_moves(graph, encoder)
 
     def loses(self, key: int, node: Node) -> bool:
         """Whether `node`, of class `key`, is a factor times a sum that it was taken out of, at the cost of range."""

@@ -38,11 +38,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A saturated e-graph: the nodes of every class, the facts, and the classes of globals by their egglog names."""
+    """A saturated e-graph: the nodes of every class, the facts, the classes of globals by their egglog names, and the forms
+    that rules retired."""
 
     classes: Mapping[int, tuple[Node, ...]]
     facts: Mapping[str, frozenset[tuple[int | str, ...]]]
     roots: Mapping[str, int]
+    retired: Mapping[int, tuple[Node, ...]]
 
     @property
     def size(self) -> int:
@@ -128,7 +130,8 @@ class Saturation:
             classes.setdefault(key, nodes)
         for key in retired.keys() - _with_a_term(classes):
             classes[key] = list(dict.fromkeys((*classes[key], *retired[key])))
-        graph = Graph({key: tuple(nodes) for key, nodes in classes.items()}, facts, roots)
+        known, gone = ({key: tuple(nodes) for key, nodes in each.items()} for each in (classes, retired))
+        graph = Graph(known, facts, roots, gone)
         self.report.enodes = graph.size
         return graph
 
