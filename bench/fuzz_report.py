@@ -2,7 +2,8 @@
 
 A program counts as
   fused         every cascade of it has a merge, and every schedule that exists gives the right values
-  fallen back   as above, but a reduction could not be fused with those that it reads: the reason is told
+  fallen back   as above, but a reduction could not be fused with those that it reads, or the fused form has another
+                infinity or NaN than the program, which verification shows on inputs: the reason is told
   refused       an error of eqfuse's own says that it cannot be compiled or called, and what it says is so
 and fails where a schedule gives a wrong value (a mismatch), is not verified, is refused for a reason that does
 not hold, or breaks with anything else. Every program is legal, so that there is one reason: an output that is
@@ -36,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -72,7 +73,7 @@ from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.native.nodes import NotNative
 from eqfuse.tile.native.run import NativeProgram, loaded_dtypes, prepared, unit_dims
 from eqfuse.tile.nodes import TileProgram
-from eqfuse.verify.certificate import ALL_UNTAKEN, Certificate
+from eqfuse.verify.certificate import ALL_UNTAKEN, Certificate, Counterexample
 
 BATCH = 50
 """Programs of one run of hypothesis. Batch n has the seed of the report + n, so that it can be run alone."""
@@ -93,6 +94,7 @@ THREADS = 3
 """At once, where a program runs in several."""
 SHRINK_SECONDS = 60.0
 """After so long a failing program is taken as it is."""
+GIVEN_WAY = "its fused form has another infinity or NaN than the program, which runs as written"
 FAILED = ("mismatch", "not verified", "refused wrongly", "broken")
 
 TITLE = "Random programs, every schedule against float64"
@@ -221,6 +223,16 @@ def _is_of_branches(certificate: Certificate | None) -> bool:
     )
 
 
+def is_of_infinities(found: Counterexample | None) -> bool:
+    """Whether what differs is an infinity or a NaN of the program: the fused form has another one, as inf * sum(x) has for
+    sum(inf * x), and gives way to the program as written."""
+    return found is not None and found.residues is None and not math.isfinite(found.expected)
+
+
+def _counterexample(error: VerificationError | None) -> Counterexample | None:
+    return None if error is None or error.certificate is None else error.certificate.counterexample
+
+
 def _is_always_special(certificate: Certificate | None) -> bool:
     """Whether some position of an output was infinite or NaN in every trial, of sizes other than those of the call."""
     if certificate is None or certificate.counterexample is not None or "0 times" not in certificate.reason:
@@ -249,7 +261,10 @@ def _on_cpu(example: Example, call: Call, native: bool) -> Outcome:
     program, device = derived.program, device_named("cpu")
     mode = "wait" if native else "off"
     kernel = Kernel(derived, device, True, None, True, TRIALS, {}, native=mode)
-    if kernel.refused is not None and not _is_of_branches(kernel.refused.certificate):
+    given_way: list[str] = []
+    if is_of_infinities(_counterexample(kernel.refused)):
+        given_way.append("chosen")
+    elif kernel.refused is not None and not _is_of_branches(kernel.refused.certificate):
         raise kernel.refused
     for_long_axes = kernel.compiled
     wrong = call.wrong(
@@ -278,11 +293,17 @@ def _on_cpu(example: Example, call: Call, native: bool) -> Outcome:
             written = compiler.pipeline(derived, compiled.extents, call.dtypes, device, "multi_pass")
             found.append(("as written", written.chosen))
         for name, candidate in found:
-            ran.append(candidate.plan.schedule)
             nest, plan = candidate.nest, candidate.plan
             if nest not in verified:
-                verify(derived, nest, plan, call.dtypes, device, Checks(TRIALS, allow=(ALL_UNTAKEN,)))
+                try:
+                    verify(derived, nest, plan, call.dtypes, device, Checks(TRIALS, allow=(ALL_UNTAKEN,)))
+                except VerificationError as error:
+                    if not is_of_infinities(_counterexample(error)):
+                        raise
+                    given_way.append(name)
+                    continue
                 verified.add(nest)
+            ran.append(plan.schedule)
             configs = [tiny(k, block) for k in nest.kernels] if block else plan.configs
             tiles = lower_nest(nest, program, call.dtypes, configs, device)
             if 0 in call.sizes.values():  # the call above has run the unfused program, which is all there is
@@ -301,7 +322,8 @@ def _on_cpu(example: Example, call: Call, native: bool) -> Outcome:
                 if wrong := call.wrong(values, not plan.loses_infinities):
                     where = f" in tiles of {block}" if block else ""
                     return Outcome("mismatch", f"{name}{where}{form}: {wrong}")
-    return call.outcome(derived, ran)
+    outcome = call.outcome(derived, ran)
+    return replace(outcome, kind="fallen back", why=GIVEN_WAY) if given_way else outcome
 
 
 def _native(
@@ -608,6 +630,7 @@ def _explored(batches: list[Batch], deadline: float, jobs: int) -> Iterator[tupl
 
 def _prepare() -> None:
     torch.set_num_threads(1)
+    os.environ["EQFUSE_CACHE"] = "off"  # what an earlier process verified would not be verified again
     if not torch.cuda.is_available():  # which reserves more addresses than there is memory
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
 

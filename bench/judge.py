@@ -3,7 +3,8 @@
 The yardstick is the unfused program's own error. It is measured twice: once as it happens in the kernel's
 precision, and, because a single rounding error may be 0 by luck, as the largest deviation among runs in
 which every operation of the unfused program is disturbed by one unit of rounding, at random, and so is every
-operand of a sum or a difference: a value that is used twice may be computed in two ways. A written cast rounds the
+operand of a sum or a difference: a value that is used twice may be computed in two ways, and what is reduced is, in
+half of the runs, computed anew. A written cast rounds the
 terms of what it is applied to as well, since a fused program may shift what it rounds. The latter
 (Monte Carlo arithmetic: Parker, "Monte Carlo arithmetic: how to gamble with floating point and win", 2000)
 scales with the condition of the program: where its operations cancel, or a comparison stands on the edge,
@@ -28,7 +29,19 @@ import torch
 from eqfuse.terms.floats import TORCH_DTYPES, FloatDomain
 from eqfuse.terms.functions import CASTS
 from eqfuse.terms.interpreter import evaluate, reference
-from eqfuse.terms.nodes import Call, Expr, Load, Program, Reduce, call, free_axes, transform, walk
+from eqfuse.terms.nodes import (
+    Call,
+    Expr,
+    Load,
+    Program,
+    Reduce,
+    call,
+    children,
+    free_axes,
+    rebuild,
+    transform,
+    walk,
+)
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import kind
 
@@ -42,6 +55,8 @@ UNFUSED = 2.0
 LAST_PLACES = 4.0
 """An error of this many units in the last place of the result always passes."""
 
+APART = "'"
+"""What ends the names of tensors that are read apart."""
 HALVES = ("f16", "bf16")
 NARROW = (*HALVES, "f8e4m3")
 ROUNDING: Mapping[str, float] = {
@@ -307,10 +322,25 @@ def disturbed(
     extents: Mapping[str, int],
     dtypes: Mapping[str, str],
 ) -> list[dict[str, Array]]:
-    """The outputs of `RUNS` runs in which every operation is off by a unit of the kernel's rounding."""
+    """The outputs of `RUNS` runs in which every operation is off by a unit of the kernel's rounding; in every other one what
+    is reduced is computed apart from the same value elsewhere."""
     rounded, wide = _with_rounded_operands(program, dtypes), _wide(tensors)
+    forms = rounded, computed_apart(rounded)
+    wide |= {name + APART: wide[name] for name in wide}
     arithmetic = _arithmetic(dtypes)
-    return [evaluate(rounded, wide, scalars, extents, Disturbed(arithmetic, n)) for n in range(RUNS)]
+    return [evaluate(forms[n % 2], wide, scalars, extents, Disturbed(arithmetic, n)) for n in range(RUNS)]
+
+
+def computed_apart(program: Program) -> Program:
+    """The program with what is reduced read from tensors of other names, so that what is inside and outside of a reduction
+    shares no operation: `x - max(x)` is never 0 but for rounding, as where a fused program has the maximum from elsewhere."""
+    forms: tuple[dict[Expr, Expr], dict[Expr, Expr]] = {}, {}
+    for node in walk(*(output.expr for output in program.outputs)):
+        for apart, form in enumerate(forms):
+            inner = forms[1 - apart] if isinstance(node, Reduce) else form
+            made = rebuild(node, tuple(inner[child] for child in children(node)))
+            form[node] = Load(made.tensor + APART, made.index) if apart and isinstance(made, Load) else made
+    return replace(program, outputs=tuple(replace(o, expr=forms[0][o.expr]) for o in program.outputs))
 
 
 def _arithmetic(dtypes: Mapping[str, str]) -> str:

@@ -26,6 +26,7 @@ from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.parser import parse
 from eqfuse.tile.cpu.run import CpuProgram
 from eqfuse.tile.native.run import NativeProgram
+from eqfuse.verify.certificate import Counterexample
 
 SOFTMAX = Example(
     "x: f32[i,j]\na[i] = max[j](x[i,j])\nb[i,j] = exp(x[i,j] - a[i])\nc[i,j] = b[i,j] / sum[j](b[i,j])",
@@ -68,6 +69,17 @@ def test_what_cannot_be_fused_and_what_is_refused_rightly_or_wrongly() -> None:
     dropped = "x: f32[i,j]\ny[i] = sin(sum[j](where(j == 0, x[i,j], -inf)))"
     empty = check(replace(SOFTMAX, source=dropped, sizes={"i": 3, "j": 0}))  # 0 at the sizes of the call
     assert (empty.kind, empty.why) == (never.kind, never.why)
+
+
+def test_a_fused_form_with_another_infinity_gives_way_to_the_program_as_written() -> None:
+    source = "x: f32[i]\nb = sum[i](where(i < 2, x[i], -inf))\ny = sum[i](b * x[i])"
+    inputs = (Input("x", "f32", ("i",), "close"),)
+    outcome = check(replace(SOFTMAX, source=source, inputs=inputs, sizes={"i": 7}))
+    assert (outcome.kind, outcome.why) == ("fallen back", fuzz_report.GIVEN_WAY)
+    finite = Counterexample("prepared", "y", (), 1.0, 2.0, {})
+    special = replace(finite, expected=math.nan)
+    assert [fuzz_report.is_of_infinities(each) for each in (None, finite, special)] == [False, False, True]
+    assert not fuzz_report.is_of_infinities(replace(special, residues=(1, 2, "p")))
 
 
 def test_schedules_are_those_of_all_axes_where_calls_join_some() -> None:
@@ -150,6 +162,15 @@ def test_the_judge_allows_what_instructions_that_round_once_make_of_a_difference
     rounded = x.double().square() - x.square().double()
     assert not judged("y[i] = x[i] * x[i] - x[i] * x[i]", x, rounded.float())
     assert judged("y[i] = x[i] * x[i] - x[i] * x[i]", x, rounded.float() + 1e-5)
+
+
+def test_the_judge_allows_an_extreme_that_is_computed_anew() -> None:
+    """Where an element is its row's greatest but for rounding, some rise above what is taken for that."""
+    x = torch.rand(40, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    source = "d[i] = x[i] * 3\ne[i] = d[i] - max[i](d[i])\nf[i] = max(e[i], max[i](e[i]))"
+    source += "\ny[i] = f[i] - mean[i](f[i])\nreturn y"
+    assert not judged(source, x, torch.full((40,), -1e-8))
+    assert judged(source, x, torch.full((40,), -1e-4))
 
 
 def test_what_is_exact_in_float64_has_no_rounding_of_its_own() -> None:
