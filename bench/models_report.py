@@ -2,15 +2,19 @@
 
 On a GPU the shapes of SmolLM2 135M and of Llama 3 8B in bfloat16, prompts of 4096 tokens and 512 tokens behind them, 1 and 16
 at once; on a CPU a tiny one. Attention is torch's `scaled_dot_product_attention` everywhere. A layer is compiled once, for
-all of them. The compiled ways decode in a CUDA graph, eager as it is called. Logits behind the prompt and the token after it are compared
-with eager's: the error is relative, root mean square. On the CPU, every region that compiles is taken once more, whatever it
-is predicted to gain.
+all of them. The compiled ways decode in a CUDA graph, eager as it is called. All ways are made first, and then timed in turn, for what
+the host is busy with besides changes in between: medians. The host's time is until a call comes back, with kernels still running; where it
+is nearly all of it, the host is what is timed. Logits behind the prompt and the token after it are compared with eager's: the error is
+relative, root mean square. On the CPU, every region that compiles is taken once more, whatever it is predicted to gain.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,6 +32,7 @@ COLUMNS = (
     Column("batch", lambda row: str(row["batch"])),
     Column("way", lambda row: str(row["way"])),
     Column("prefill ms", lambda row: shown(row, "prefill_ms", ".2f")),
+    Column("host ms", lambda row: shown(row, "prefill_host_ms", ".2f")),
     Column("token ms", lambda row: shown(row, "token_ms", ".3f")),
     Column("tokens/s", lambda row: shown(row, "tokens_per_second", ".1f")),
     Column("called ms", lambda row: shown(row, "called_ms", ".3f")),
@@ -37,6 +42,8 @@ COLUMNS = (
 )
 LONGEST = 5.0
 """Seconds after which no more tokens are made: eager is slow enough to be timed by fewer."""
+ROUNDS = 7
+"""How often each way is timed."""
 ERRORS = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Above it a way fails: logits of random weights behind many layers, beside eager's of the same dtype."""
 
@@ -58,34 +65,59 @@ def run(options: Options, report: Report) -> None:
                 torch.set_default_dtype(before)
         for batch in batches:
             ids = torch.randint(0, SHAPES[name].vocabulary, (batch, prompt), device=options.device)
-            expected: tuple[Tensor, ...] | None = None
-            for way, compiler in _ways(options):
-                if time.perf_counter() - started > options.seconds:
-                    report.summary.append(
-                        f"{name}, batch {batch}, {way} and what follows was not begun: out of time"
-                    )
-                    return _compare(report)
-                row: dict[str, Any] = {"model": name, "batch": batch, "way": way}
-                try:
-                    with torch.no_grad():
-                        found, logits = _measured(model, ids, tokens, way, compiler)
-                    row |= found
-                except Exception as error:  # noqa: BLE001  a way that breaks is a row of the report
-                    row["failed"] = one_line(error)[:300]
-                    report.failures.append(f"{name} {batch} {way}: {row['failed']}")
-                else:
-                    if expected is None:
-                        expected = logits
-                    row["error"] = max(map(_distance, logits, expected))
-                    if not row["error"] <= ERRORS[dtype]:
-                        report.failures.append(f"{name} {batch} {way}: logits are off by {row['error']:.1e}")
-                if way.startswith("eqfuse"):
-                    row["regions"] = str(eq.torch.report(measure=False, reset=True))
-                    print(row["regions"], flush=True)
+            rows, ready = _made(model, ids, prompt + tokens, options, dtype, report, (name, batch), started)
+            _time(rows, ready, tokens)
+            for row in rows:
                 report.add(row)
                 texts = (f"{column.heading} {text}" for column in COLUMNS if (text := column.cell(row)))
                 print(", ".join(texts), flush=True)
+            if len(rows) < len(list(_ways(options))):
+                report.summary.append(f"{name}, batch {batch}: not every way was begun: out of time")
+                return _compare(report)
     _compare(report)
+
+
+Row = dict[str, Any]
+
+
+def _made(
+    model: Decoder,
+    ids: Tensor,
+    room: int,
+    options: Options,
+    dtype: torch.dtype,
+    report: Report,
+    cell: tuple[str, int],
+    started: float,
+) -> tuple[list[Row], dict[str, Ready]]:
+    """A row for each way that was begun in time, and those that run."""
+    rows: list[Row] = []
+    ready: dict[str, Ready] = {}
+    expected: tuple[Tensor, ...] | None = None
+    torch._dynamo.reset()
+    model.cached(len(ids), room)
+    for way, compiler in _ways(options):
+        if time.perf_counter() - started > options.seconds:
+            break
+        row: Row = {"model": cell[0], "batch": cell[1], "way": way}
+        rows.append(row)
+        try:
+            with torch.no_grad():
+                found, logits = _compiled(model, ids, way, compiler)
+        except Exception as error:  # noqa: BLE001  a way that breaks is a row of the report
+            row["failed"] = one_line(error)[:300]
+            report.failures.append(f"{cell[0]} {cell[1]} {way}: {row['failed']}")
+        else:
+            ready[way] = found
+            row["compile_seconds"] = found.compiling
+            expected = expected or logits
+            row["error"] = max(map(_distance, logits, expected))
+            if not row["error"] <= ERRORS[dtype]:
+                report.failures.append(f"{cell[0]} {cell[1]} {way}: logits are off by {row['error']:.1e}")
+        if way.startswith("eqfuse"):
+            row["regions"] = str(eq.torch.report(measure=False, reset=True))
+            print(row["regions"], flush=True)
+    return rows, ready
 
 
 def _chosen(only: str | None, on_gpu: bool) -> dict[str, list[int]]:
@@ -125,30 +157,41 @@ def _ways(options: Options) -> Iterator[tuple[str, Callable[..., Any] | None]]:
         yield way, partial(torch.compile, dynamic=False, backend=backend, options={**rest, "take": take})
 
 
-def _measured(
-    model: Decoder, ids: Tensor, tokens: int, way: str, compiler: Callable[..., Any] | None
-) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
-    """Times of one way, and the logits behind the prompt and behind the last token."""
-    torch._dynamo.reset()
-    model.compiled(compiler or (lambda function: function))
-    device = ids.device
-    batch, prompt = ids.shape
-    model.cached(batch, prompt + tokens)
-    at = torch.arange(prompt, device=device)
-    start = time.perf_counter()
-    first = model(ids, at)
-    token = ids[:, -1:].clone()
-    place = torch.tensor([prompt], device=device)
+@dataclass(frozen=True)
+class Ready:
+    """A way that has run: what computes the logits behind the prompt, those of a token, as it is called and as fast as it goes, and
+    where the token's place is written."""
 
-    def step() -> Tensor:
-        found: Tensor = model(token, place)
+    prefill: Callable[[], object]
+    step: Callable[[], object]
+    replay: Callable[[], object]
+    place: Tensor
+    compiling: float
+
+
+def _compiled(
+    model: Decoder, ids: Tensor, way: str, compiler: Callable[..., Any] | None
+) -> tuple[Ready, tuple[Tensor, ...]]:
+    """One way, and the logits behind the prompt and behind the token after it."""
+    model.compiled(compiler or (lambda function: function))
+    run_layer, run_head = model.run_layer, model.run_head
+    device, prompt = ids.device, ids.shape[1]
+    at = torch.arange(prompt, device=device)
+    token, place = ids[:, -1:].clone(), torch.tensor([prompt], device=device)
+
+    def run(ids: Tensor, at: Tensor) -> Tensor:
+        model.run_layer, model.run_head = run_layer, run_head
+        found: Tensor = model(ids, at)
         return found
 
+    def step() -> Tensor:
+        return run(token, place)
+
+    start = time.perf_counter()
+    first = run(ids, at)
     step()
     _wait(device)
     compiling = time.perf_counter() - start
-    prefill = _seconds(lambda: model(ids, at), device, 3)
-    called = _seconds(step, device, 5)
     replay: Callable[[], object] = step
     last = None
     if device.type == "cuda" and way != "eager":
@@ -160,38 +203,55 @@ def _measured(
     made = replay()
     end = last if last is not None else made
     assert isinstance(end, Tensor)
-    after = first.float(), end.float().clone()
-    _wait(device)
-    start, count = time.perf_counter(), 0
-    while count < tokens and (count % 32 or time.perf_counter() - start < LONGEST):
-        place.fill_(prompt + count)
-        replay()
-        count += 1
-    _wait(device)
-    seconds = time.perf_counter() - start
-    return {
-        "prefill_ms": 1e3 * prefill,
-        "called_ms": 1e3 * called,
-        "token_ms": 1e3 * seconds / count,
-        "tokens_per_second": count * batch / seconds,
-        "tokens": count,
-        "compile_seconds": compiling,
-    }, after
+    logits = first.float(), end.float().clone()
+    return Ready(lambda: run(ids, at), step, replay, place, compiling), logits
+
+
+def _time(rows: Sequence[Row], ready: Mapping[str, Ready], tokens: int) -> None:
+    """Adds times, taken in turn, to the rows of the ways that run."""
+    found: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in ready}
+    with torch.no_grad():
+        for number in range(ROUNDS + 1):
+            for way, each in ready.items():
+                for what, call in (("prefill", each.prefill), ("called", each.step)):
+                    host, whole = _seconds(call, each.place.device)
+                    if number:  # the first calls may have something to make
+                        found[way][what].append(whole)
+                        found[way][f"{what}_host"].append(host)
+        for row in rows:
+            if (way := row["way"]) not in ready:
+                continue
+            row |= {f"{what}_ms": 1e3 * statistics.median(times) for what, times in found[way].items()}
+            each = ready[way]
+            prompt = int(each.place)
+            _wait(each.place.device)
+            start, count = time.perf_counter(), 0
+            while count < tokens and (count % 32 or time.perf_counter() - start < LONGEST):
+                each.place.fill_(prompt + count)
+                each.replay()
+                count += 1
+            _wait(each.place.device)
+            seconds = time.perf_counter() - start
+            each.place.fill_(prompt)
+            row |= {
+                "token_ms": 1e3 * seconds / count,
+                "tokens_per_second": count * row["batch"] / seconds,
+                "tokens": count,
+            }
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def _seconds(call: Callable[[], object], device: torch.device, count: int) -> float:
-    found = []
-    for _ in range(count):
-        _wait(device)
-        start = time.perf_counter()
-        call()
-        _wait(device)
-        found.append(time.perf_counter() - start)
-    return sorted(found)[len(found) // 2]
+def _seconds(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Of a call: until it comes back, and until all of it is done."""
+    _wait(device)
+    start = time.perf_counter()
+    call()
+    host = time.perf_counter() - start
+    _wait(device)
+    return host, time.perf_counter() - start
 
 
 def _wait(device: torch.device) -> None:
