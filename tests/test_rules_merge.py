@@ -193,6 +193,17 @@ def test_equal_accumulators_are_shared() -> None:
     assert len({s.body for s in accumulators}) == len(accumulators) == 4
 
 
+def test_states_of_equal_work_are_updated_as_the_program_has_them() -> None:
+    """A sum that is put together in another way is no more work: it does not change places with a maximum."""
+    for source in (
+        "y[i] = sum[j](sq(x[i,j])) + max[j](abs(x[i,j]))",
+        "y[i] = max[j](abs(x[i,j])) + sum[j](sq(x[i,j]))",
+    ):
+        (group,) = derivation(source, EXTENTS).groups
+        assert group.merge is not None
+        assert [update.state for update in group.merge.update] == [state.name for state in group.states]
+
+
 def test_accumulators_are_not_recovered() -> None:
     """Nothing reads an auxiliary state at the end."""
     for name in FUSED:

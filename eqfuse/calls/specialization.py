@@ -355,7 +355,7 @@ class Specializations:
     def triton(self, compiled: Compiled) -> str:
         """The Triton module of a compiled shape; of a shape on the CPU, that of the plan for sm_90."""
         if compiled.device.kind == "cpu":
-            compiled = self.compile(compiled.extents, compiled.dtypes, device_named("sm_90"))
+            compiled = self.compile(compiled.extents, compiled.dtypes, device_named("sm_90").without_roles)
         return compiler.emit_triton(self.derived, compiled, self.derived.name)
 
     def roles(self, compiled: Compiled) -> RolesProgram:

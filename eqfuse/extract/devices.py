@@ -7,7 +7,7 @@ matrix product measured on each card, the others scale their datasheets by the s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eqfuse.extract.residuals import H200, H200_ROLES, Residuals, RolesResiduals
 
@@ -40,6 +40,11 @@ class Device:
     stages: int = 4
     residuals: Residuals = H200
     roles: RolesResiduals | None = None
+
+    @property
+    def without_roles(self) -> Device:
+        """The device as one whose kernels are not divided into roles."""
+        return self if self.roles is None else replace(self, name=f"{self.name} without roles", roles=None)
 
 
 DEVICES: Mapping[str, Device] = {

@@ -264,7 +264,11 @@ class _Search:
             costs = {s.name: cost for s in rest if (cost := best.cost(self.root(s, "AB"))) is not None}
             if not costs:
                 break
-            ready = sorted((s for s in rest if s.name in costs), key=lambda s: costs[s.name])
+            # in the program's order where the work is the same: forms of a sum differ by less than an operation
+            ready = sorted(
+                (s for s in rest if s.name in costs),
+                key=lambda s: (costs[s.name][0], round(costs[s.name][1], 2)),
+            )
             # of many states the cheapest ones together: an extraction for each takes minutes where there are a hundred
             for state in ready[: 1 if len(rest) <= FEW_STATES else len(rest) // 4]:
                 key = self.root(state, "AB")

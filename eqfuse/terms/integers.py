@@ -153,9 +153,9 @@ def rounded(value: Any, dtype: str) -> npt.NDArray[np.int64]:
 
 def call(fn: str, args: tuple[Any, ...]) -> npt.NDArray[Any]:
     """A function of integers and truth values to one of the two; numpy's broadcasting."""
+    if fn in TRUTH_FUNCTIONS:
+        return np.asarray(TRUTH_FUNCTIONS[fn](*args))
+    if fn == "where":
+        return np.asarray(np.where(*args))
     with np.errstate(all="ignore"):
-        if fn in TRUTH_FUNCTIONS:
-            return np.asarray(TRUTH_FUNCTIONS[fn](*args))
-        if fn == "where":
-            return np.asarray(np.where(*args))
         return np.asarray(INTEGER_FUNCTIONS[fn](*map(as_integers, args)))

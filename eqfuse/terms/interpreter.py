@@ -605,9 +605,9 @@ def _exchanged(
 ) -> list[Value]:
     """Each state or its partner: where `first`, the one that comes first of them, else the other."""
     others = [Value(v.dims, _taken(v.data, place, partner, domain)) for v in states]
-    before = _combined(fold, states, others, domain)
     position = fold.state.index(fold.ranks)
-    mine = np.asarray(before[position].data) == np.asarray(states[position].data)
+    (before,) = _combined(fold, states, others, domain, [fold.combine[position]])
+    mine = np.asarray(before.data) == np.asarray(states[position].data)
     shape = [-1 if dim == place else 1 for dim in range(len(states[0].dims))]
     keeps = mine == first.reshape(shape)
     found = []
@@ -618,15 +618,22 @@ def _exchanged(
     return found
 
 
-def _combined(fold: Fold, left: Sequence[Value], right: Sequence[Value], domain: Domain) -> list[Value]:
-    """One combination of states, each variable with all of the dims and of the kind that it had."""
+def _combined(
+    fold: Fold,
+    left: Sequence[Value],
+    right: Sequence[Value],
+    domain: Domain,
+    wanted: Sequence[Expr] | None = None,
+) -> list[Value]:
+    """One combination of states, each variable with all of the dims and of the kind that it had; of some of the variables, where
+    they are `wanted` alone."""
     values = {f"{name}1": value for name, value in zip(fold.state, left, strict=True)}
     values |= {f"{name}2": value for name, value in zip(fold.state, right, strict=True)}
     env = Env(domain, {}, {}, {}, locals={name: tuple(value) for name, value in values.items()})
     dims = left[0].dims
     shape = _shape(left[0].data, domain)
     found = []
-    for value in evaluate_all(fold.combine, env):
+    for value in evaluate_all(fold.combine if wanted is None else wanted, env):
         found.append(Value(dims, _broadcast(domain, aligned(value, dims, domain), shape)))
     return found
 

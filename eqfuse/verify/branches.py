@@ -116,7 +116,7 @@ class Branches:
                 had |= {bool(value) for value in (together.any(), together.all()) if together.size}
             return
         seen = self._seen.get(node, 0)
-        if seen == BELOW | EQUAL | ABOVE:
+        if _has_both_sides(fn, seen):
             return
         if node not in self._numbers:
             self._numbers[node] = _fingerprint(node, parts, self._moduli)
@@ -127,9 +127,14 @@ class Branches:
         # The limit of a number and an infinity is the number: parts of an axis without a position.
         counted = np.isfinite(left) & np.isfinite(right) if fn in LIMITS else True
         with np.errstate(invalid="ignore"):
-            equal = (left == right) & _same_residues(parts, self._moduli)
-            for bit, found in ((BELOW, left < right), (EQUAL, equal), (ABOVE, left > right)):
-                seen |= bit if not seen & bit and np.any(found & counted) else 0
+            if not seen & BELOW and np.any((left < right) & counted):
+                seen |= BELOW
+            if not seen & ABOVE and np.any((left > right) & counted):
+                seen |= ABOVE
+            if not seen & EQUAL and not _has_both_sides(fn, seen):
+                equal = (left == right) & counted
+                if np.any(equal) and np.any(equal & _same_residues(parts, self._moduli)):
+                    seen |= EQUAL
         self._seen[node] = seen
 
     def one_sided(self, programs: Sequence[Program]) -> frozenset[int]:
@@ -219,6 +224,13 @@ class Branches:
         computed = any(isinstance(part, Reduce | Scalar) for part in among)
         indices = any(isinstance(part, Load) and part.tensor in fixed for part in among)
         return "given" if computed or indices else "drawn"
+
+
+def _has_both_sides(fn: str, seen: int) -> bool:
+    """Whether more of a branch says nothing more: both of its sides were taken."""
+    if fn in _TRUE:
+        return bool(seen & _TRUE[fn] and seen & ~_TRUE[fn])
+    return seen & _STRICT == _STRICT
 
 
 def _compared(node: Call) -> list[Call]:

@@ -27,6 +27,7 @@ from eqfuse.tile.nodes import (
     Fill,
     For,
     Let,
+    LoadTile,
     Op,
     Positions,
     Start,
@@ -97,7 +98,10 @@ class Builder:
         return self.scopes[level].masked if level else self.is_tile(axis)
 
     def level_of_axis(self, axis: str) -> int:
-        return max((n for n, scope in enumerate(self.scopes) if scope.axis == axis), default=0)
+        for level in range(len(self.scopes) - 1, 0, -1):
+            if self.scopes[level].axis == axis:
+                return level
+        return 0
 
     def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
         """Axes in the common order that operands are reconciled to: that of the kernel's blocks."""
@@ -155,7 +159,8 @@ class Builder:
         """The value of an op: a new one, or the one that the same op has already."""
         level = self._level(op, dims)
         scope = self.scopes[level]
-        key = (repr(op), dims, dtype)
+        # 0.0 and -0.0 are equal, NaN is not: numbers are told apart by their text
+        key = (repr(op) if isinstance(op, (Constant, LoadTile)) else op, dims, dtype)
         found = scope.ops.get(key)
         if found is None:
             found = self._name(hint, dims, dtype, level)

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -129,9 +130,11 @@ class FieldDomain(Homomorphisms):
             case "max" | "min":
                 at = np.expand_dims(extreme(op, self._in_order(value), axis), axis)
                 self._note_extremes(op, at, count)
+                lines = np.ogrid[tuple(map(slice, at.shape))]
+                found = value.each(itemgetter((*lines[:axis], at, *lines[axis + 1 :])))
                 if value.error is not None:
-                    self._note_unclear(value, value.each(partial(np.take_along_axis, indices=at, axis=axis)))
-                return value.each(lambda part: np.take_along_axis(part, at, axis).reshape(rest))
+                    self._note_unclear(value, found)
+                return found.each(lambda part: part.reshape(rest))
         raise ValueError(f"{op} is not a reduction")
 
     def _in_order(self, value: FieldArray) -> FieldArray:
