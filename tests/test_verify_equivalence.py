@@ -388,6 +388,40 @@ def test_numbers_without_residues_are_equal_as_far_as_rounding_tells() -> None:
             assert equivalent(left, right).counterexample
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("floor(x[i] + 3)", "floor(x[i]) + 3"), ("floor(x[i] + 1e-20 * x[i])", "floor(x[i])")],
+)
+def test_what_no_real_values_tell_apart_is_refused_without_a_counterexample(left: str, right: str) -> None:
+    for one, other in permutations((left, right)):
+        certificate = equivalent(f"y[i] = {one}", f"y[i] = {other}")
+        assert not certificate and certificate.counterexample is None
+        assert "in real values" in certificate.reason and one.partition("(")[0] in certificate.reason
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("round(f16(x[i]))", "round(x[i])"),
+        ("round(x[i] + 1)", "round(x[i]) + 1"),
+        ("floor(x[i] / 2 + 0.5)", "round(x[i] / 2)"),
+        ("floor(f16(x[i]))", "floor(x[i])"),
+        ("erf(x[i])", "erf(1.0000001 * x[i])"),
+    ],
+)
+def test_a_counterexample_is_seen_in_real_values(left: str, right: str) -> None:
+    for one, other in permutations((left, right)):
+        found = equivalent(f"x: f32[i]\ny[i] = {one}", f"x: f32[i]\ny[i] = {other}").counterexample
+        assert found is not None
+        assert abs(found.expected - found.found) > (1e-9 if "erf" in left else 0.1)
+
+
+def test_an_axis_that_no_input_has_hides_no_counterexample() -> None:
+    one, other = ("x: f32[j]\ne[i, j] = {0} - f16({0} // 2)".format(x) for x in ("x[j]", "max(x[j], -5)"))
+    for left, right in permutations((one, other)):
+        assert equivalent(left, right).counterexample
+
+
 def test_a_number_and_its_maximum_part_by_part() -> None:
     """That no number is above its maximum is said by the form of one program, and holds in the other where it compares the same."""
     whole = "a[i] = min(x[i], max[i](x[i]))"

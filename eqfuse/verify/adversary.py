@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from eqfuse.terms.domain import BRANCHING
-from eqfuse.terms.functions import COMPARISONS, ON_BITS
+from eqfuse.terms.functions import COMPARISONS, ON_BITS, ROUNDINGS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, children, walk
 from eqfuse.terms.parser import axes_of
 from eqfuse.verify.dead import truth
@@ -58,6 +58,8 @@ MOST_ELEMENTS = 2_000_000
 """Elements of the largest value over all trials of such a run: where it would have more, it has fewer trials."""
 EXACT_SIZES, SMALL = 8, 9
 """Of the numbers that sizes are compared with, how many are taken as sizes; those below the second for all axes."""
+_ROUNDING = frozenset({"round", *ROUNDINGS})
+"""Functions that turn at halves."""
 MOST_COPIED = 24
 """Tensors and scalars that elements are copied from."""
 KINDS = 8
@@ -93,9 +95,11 @@ def many_trials(volume: int) -> int:
 
 
 def constants(*programs: Program) -> tuple[float, ...]:
-    """The numbers in programs, with both signs, without infinities, 0 and 1 included; in order of size."""
-    nodes = (node for program in programs for node in walk(*roots(program)))
-    return with_both_signs(float(node.value) for node in nodes if isinstance(node, Const))
+    """The numbers in programs, with both signs, without infinities, 0 and 1 included, and a half where something is rounded; in
+    order of size."""
+    nodes = list(walk(*(root for program in programs for root in roots(program))))
+    halves = [0.5] if any(isinstance(node, Call) and node.fn in _ROUNDING for node in nodes) else []
+    return with_both_signs([*halves, *(float(node.value) for node in nodes if isinstance(node, Const))])
 
 
 def with_both_signs(numbers: Iterable[float]) -> tuple[float, ...]:

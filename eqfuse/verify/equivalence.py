@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from math import isfinite
 from typing import Literal, get_args
 
 import numpy as np
@@ -29,17 +30,17 @@ from eqfuse.verify.certificate import (
     Certificate,
     allowed_texts,
 )
-from eqfuse.verify.comparison import Defined
+from eqfuse.verify.comparison import Defined, differs
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.joint import JointSizes
 from eqfuse.verify.nearer import nearer_programs
-from eqfuse.verify.shrink import smallest
+from eqfuse.verify.shrink import differ_in_floats, smallest
 from eqfuse.verify.sizes import (
     APART,
     small_integers,
 )
 from eqfuse.verify.source import Source, Stage
-from eqfuse.verify.verification import Verification
+from eqfuse.verify.verification import Verification, hidden_difference
 
 DRAWS, FEW = 4, 6
 """Integer scalars of two programs are drawn so often at the same sizes, all but the first time below the second."""
@@ -90,7 +91,7 @@ def equivalent(
         return verification.certificate()
 
     made = _compared(verification, pair, given, scalars or {}, defined, seed, trials)
-    if made.at_sizes() and made.counterexample is None:
+    if made.at_sizes() and made.counterexample is None and not verification.hidden:
         brought = nearer_programs((first, second))
         if brought is not None:
             (one, two), numbers = brought
@@ -99,10 +100,18 @@ def equivalent(
             if not sizes.output_difference():
                 found = _compared(near, sizes, given, scalars or {}, defined, seed, trials)
                 made = made.with_nearer(found, numbers)
+    hidden = verification.unshown
+    if hidden is not None and made.counterexample is None and differ_in_floats(first, second, hidden):
+        made = replace(made, counterexample=hidden, reason=differs(hidden.stage))
     made = made.located(first.source, second.source).accepted(allowed)
     if made.counterexample is None:
         return made
-    return replace(made, counterexample=smallest(first, second, made.counterexample))
+    shown = smallest(first, second, made.counterexample)
+    finite = isfinite(shown.expected) and isfinite(shown.found)
+    as_found = shown is made.counterexample and made.opaque and finite
+    if as_found and differ_in_floats(first, second, shown) is False:
+        return replace(made, counterexample=None, reason=hidden_difference(made.opaque))
+    return replace(made, counterexample=shown)
 
 
 def _compared(

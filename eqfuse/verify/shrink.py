@@ -19,6 +19,7 @@ from eqfuse.terms.nodes import Program
 from eqfuse.terms.promises import check_ascending
 from eqfuse.terms.sizes import bind
 from eqfuse.verify.certificate import Counterexample
+from eqfuse.verify.comparison import CLOSE
 from eqfuse.verify.sizes import AxisClasses, join_axes
 
 MOST_RUNS = 800
@@ -57,8 +58,17 @@ def smallest(first: Program, second: Program, found: Counterexample) -> Countere
     return _Search(first, second).run(found)
 
 
+def differ_in_floats(first: Program, second: Program, found: Counterexample) -> bool | None:
+    """Whether float64 tells the programs apart on the inputs of a counterexample, by more than rounding usually makes; None
+    where the inputs do not tell all sizes."""
+    search = _Search(first, second, CLOSE)
+    inputs = search.inputs_of(found)
+    return search.difference(inputs) is not None if search.fit(inputs) else None
+
+
 class _Search:
-    def __init__(self, first: Program, second: Program) -> None:
+    def __init__(self, first: Program, second: Program, apart: float = APART) -> None:
+        self._apart = apart
         self._programs = (("first", first), ("second", second))
         self._classes = AxisClasses()
         for label, program in self._programs:
@@ -66,17 +76,13 @@ class _Search:
         self._runs = 0
 
     def run(self, found: Counterexample) -> Counterexample:
-        names = {tensor.name for _, program in self._programs for tensor in program.tensors}
-        inputs = _Inputs(
-            {name: np.asarray(value) for name, value in found.inputs.items() if name in names},
-            {name: np.asarray(value).item() for name, value in found.inputs.items() if name not in names},
-        )
-        best = self._difference(inputs)
+        inputs = self.inputs_of(found)
+        best = self.difference(inputs)
         if best is None:
             return found
         for step in (self._shorter, self._simpler):
             inputs = self._reduced(inputs, step)
-        best = self._difference(inputs, counted=False)
+        best = self.difference(inputs, counted=False)
         assert best is not None  # every step has kept it
         given = {**inputs.tensors, **inputs.scalars}
         return replace(
@@ -89,6 +95,22 @@ class _Search:
             residues=None,
         )
 
+    def inputs_of(self, found: Counterexample) -> _Inputs:
+        names = {tensor.name for _, program in self._programs for tensor in program.tensors}
+        return _Inputs(
+            {name: np.asarray(value) for name, value in found.inputs.items() if name in names},
+            {name: np.asarray(value).item() for name, value in found.inputs.items() if name not in names},
+        )
+
+    def fit(self, inputs: _Inputs) -> bool:
+        """Whether both programs can be run on the inputs alone."""
+        try:
+            for _, program in self._programs:
+                self._extents(program, inputs)
+        except EqfuseError:
+            return False
+        return True
+
     def _reduced(self, inputs: _Inputs, steps: Callable[[_Inputs], Iterator[_Step]]) -> _Inputs:
         """The inputs after as many steps as there are that keep the programs apart: all in turn, until none does."""
         again = True
@@ -100,11 +122,11 @@ class _Search:
                     continue
                 if self._runs >= MOST_RUNS:
                     return inputs
-                if self._difference(smaller) is not None:
+                if self.difference(smaller) is not None:
                     inputs, again = smaller, True
         return inputs
 
-    def _difference(self, inputs: _Inputs, *, counted: bool = True) -> _Difference | None:
+    def difference(self, inputs: _Inputs, *, counted: bool = True) -> _Difference | None:
         """Where the programs are furthest apart, among numbers that are finite in both."""
         self._runs += counted
         try:
@@ -120,7 +142,7 @@ class _Search:
                 apart = np.abs(left - right) / np.maximum(1.0, np.maximum(np.abs(left), np.abs(right)))
             apart = np.where(np.isfinite(left) & np.isfinite(right), apart, 0.0)
             at = np.unravel_index(int(np.argmax(apart)), apart.shape)
-            if apart[at] > max(APART, worst):
+            if apart[at] > max(self._apart, worst):
                 worst = float(apart[at])
                 place = _Difference(name, tuple(map(int, at)), float(left[at]), float(right[at]))
         return place

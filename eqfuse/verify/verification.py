@@ -75,6 +75,8 @@ class Verification:
         self.branches = Branches(field.p, field.q)
         self._thresholds: int | None = None
         self._searched: list[Mapping[str, int]] = []
+        self.hidden: set[str] = set()
+        self.unshown: Counterexample | None = None
         self.reason = ""
         self.counterexample: Counterexample | None = None
 
@@ -118,7 +120,7 @@ class Verification:
                 tallies[stage.name] = self._tallied(
                     outputs, inputs, domain, tallies[stage.name], stage, source, number
                 )
-                passed &= not tallies[stage.name].failure
+                passed &= not tallies[stage.name].failure and not self.hidden
             self._interpreted |= domain.interpreted
             self._opaque |= domain.opaque
             if np.mean(domain.beyond_floats) > 0.5 and self._scale > SMALLEST_SCALE:
@@ -187,12 +189,17 @@ class Verification:
         number: int,
     ) -> Tally:
         """The tally with the outputs of the source and of a stage. Where two programs differ, bounds of rounding errors tell
-        whether orders were clear: the round is run again with them, without the trials that they leave open, if those are not most."""
+        whether orders were clear: the round is run again with them, without the trials that they leave open, if those are not most.
+        Where they differ in residues of uninterpreted functions alone, that is noted: other trials may show it in real values."""
         again = tally.copied()
         compared = partial(
             compare, inputs=inputs, stage=stage.name, special=source.special, defined=source.defined
         )
-        if compared(*outputs, domain=domain, tally=tally) or domain.careful or source.defined == "reference":
+        if compared(*outputs, domain=domain, tally=tally) or source.defined == "reference":
+            return tally
+        if self._is_hidden(tally, domain, source):
+            return again
+        if domain.careful:
             return tally
         domain, _ = self._field(number)
         domain.careful, domain.trials = True, inputs.trials
@@ -201,8 +208,17 @@ class Verification:
         open_ = np.broadcast_to(domain.beyond_floats, inputs.trials)
         if open_.mean() > MOST_OPEN:
             return tally
+        before = again.copied()
         compared(expected, found, domain=domain, tally=again)
-        return again
+        return before if self._is_hidden(again, domain, source) else again
+
+    def _is_hidden(self, tally: Tally, domain: FieldDomain, source: Source) -> bool:
+        """Whether two programs differ in residues of uninterpreted functions alone, which is noted."""
+        if not (tally.failure and tally.hidden and domain.opaque) or len(source.programs) < 2:
+            return False
+        self.hidden |= domain.opaque
+        self.unshown = self.unshown or tally.counterexample
+        return True
 
     def _first(self, bounds: Sequence[Bound], source: Source) -> int:
         """Trials of a first round: half of them; all where half would need another round, as a bound or roots that earlier
@@ -392,7 +408,7 @@ class Verification:
                 f"stage {stage.name!r} agrees with the program modulo both primes, though their real values differ in "
                 f"{tally.apart} elements: a constant is a multiple of a prime, or numbers are too large for float64"
             )
-        elif tally.least() < ENOUGH and not self.reason:
+        elif tally.least() < ENOUGH and not self.reason and not self.hidden:
             self.reason = (
                 f"too little could be compared in stage {stage.name!r}: some output position was compared "
                 f"{tally.least()} times in {self._drawn} trials ({tally.undefined} elements had no value in "
@@ -404,6 +420,8 @@ class Verification:
         """The verdict. The bound is that of the worst stage, at its least compared output position."""
         if not self._reports and not self.reason:
             self.reason = "nothing was compared"
+        if self.hidden and not self.reason:
+            self.reason = hidden_difference(self.hidden)
         nothing = Bound(0, 0, 1.0, ""), 0, 0, 1
         worst, compared, drawn, looks = max(
             self._bounds, key=lambda found: found[0].after(*found[1:]), default=nothing
@@ -443,6 +461,14 @@ class Verification:
             untaken=(*(text + SAME_EVERYWHERE for text in sorted(self._constant)), *sorted(self._untaken)),
             supposed=tuple(sorted(self._supposed)),
         )
+
+
+def hidden_difference(opaque: Iterable[str]) -> str:
+    """What is said of programs that no real values tell apart, though residues do."""
+    return (
+        "no trial told the programs apart in real values; their residues differ, which proves nothing where "
+        f"all that is known of {', '.join(sorted(opaque))} is that equal arguments give equal values"
+    )
 
 
 def _is_named(node: Expr, read: Container[str]) -> bool:
