@@ -417,7 +417,7 @@ def test_a_counterexample_is_seen_in_real_values(left: str, right: str) -> None:
 
 
 def test_an_axis_that_no_input_has_hides_no_counterexample() -> None:
-    one, other = ("x: f32[j]\ne[i, j] = {0} - f16({0} // 2)".format(x) for x in ("x[j]", "max(x[j], -5)"))
+    one, other = (f"x: f32[j]\ne[i, j] = {x} - f16({x} // 2)" for x in ("x[j]", "max(x[j], -5)"))
     for left, right in permutations((one, other)):
         assert equivalent(left, right).counterexample
 
