@@ -211,11 +211,15 @@ class Kernel:
         if is_dynamo_compiling():
             Arguments(self.program).all_named(unnamed)
             return called(self.content, values, sizes)
+        quick = self._calls.quick
+        if quick is not None and not unnamed and (made := quick[0](values, sizes)) is not None:
+            self._current, self._extents = quick[1].compiled, quick[1].extents
+            return made
         key: CallKey | None = None
         addresses: list[int] = []
         if not unnamed and (found := call_key(values, sizes)) is not None:
             key, addresses = found
-            known = self._calls.known(key)
+            known = self._calls.known(key, values, sizes)
             if known is not None and (made := known.call(values, addresses)) is not None:
                 self._current, self._extents = known.compiled, known.extents
                 return made
@@ -246,7 +250,7 @@ class Kernel:
     def known(self, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> Known | None:
         """What runs all calls like one that has run: `again` takes it. None where they are looked at each time."""
         found = call_key(values, sizes)
-        known = None if found is None else self._calls.known(found[0])
+        known = None if found is None else self._calls.known(found[0], values, sizes)
         return known if known is not None and known.lasts else None
 
     def again(self, known: Known, values: Mapping[str, Any], addresses: Sequence[int]) -> Any:

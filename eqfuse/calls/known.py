@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from eqfuse.arguments import CallKey, Given, Tensors, as_given
+from eqfuse.calls.quick import Quick, quick
 from eqfuse.calls.runners import Results, Runners
 from eqfuse.calls.specialization import Specialization, Specializations
 from eqfuse.compiled import Compiled
@@ -62,6 +63,8 @@ class Calls:
     runners: Runners
     _known: dict[CallKey, Known] = field(default_factory=dict)
     _last: tuple[CallKey, Known] | None = None
+    quick: tuple[Quick, Known] | None = None
+    """What runs calls like the last ones, where the last two were of one kind."""
 
     @property
     def shapes(self) -> Specializations:
@@ -72,15 +75,18 @@ class Calls:
     def _derived(self) -> Derived:
         return self.runners.shapes.derived
 
-    def known(self, key: CallKey) -> Known | None:
-        """What runs calls of a key, where there is something already. Calls come in runs of one kind: to compare keys takes
-        less than to look one up."""
+    def known(self, key: CallKey, values: Mapping[str, Any], sizes: Any) -> Known | None:
+        """What runs calls of a key, where there is something already. Calls come in runs of one kind: at the second of one, what
+        runs the others is made."""
         last = self._last
         if last is not None and last[0] == key:
-            return last[1]
+            known = last[1]
+            if self.quick is None and known.lasts:
+                self.quick = quick(known.call, values, sizes), known
+            return known
         found = self._known.get(key)
         if found is not None:
-            self._last = key, found
+            self._last, self.quick = (key, found), None
         return found
 
     def forget(self) -> None:
@@ -88,7 +94,7 @@ class Calls:
         for known in list(self._known.values()):
             known.lasts = False
         self._known.clear()
-        self._last = None
+        self._last = self.quick = None
 
     def routed(self, given: Given) -> Routed:
         """A call of the program as it is."""
@@ -174,7 +180,7 @@ class Calls:
             if routed.shapes is not None:
                 call = _apart(call, [routed.shapes[o.name] for o in by._derived.program.outputs])
             self._known[key] = Known(special.compiled, call, routed.extents)
-            self._last = None
+            self._last = self.quick = None
             return call(values, addresses)
 
         self._keep(key, Known(special.compiled, second, routed.extents, lasts=False))

@@ -1,0 +1,126 @@
+"""Calls like the last one: run without a look at each tensor, and only where nothing of a call is another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import eqfuse as eq
+from eqfuse.arguments import call_key
+from eqfuse.calls.quick import quick
+
+SCALED = "n: i32\ny[i] = sum[j](where(j < n, x[i,j], 0)) * a"
+
+
+def made(values: dict[str, Any], addresses: list[int]) -> list[int]:
+    return addresses
+
+
+X, OTHER = torch.randn(4, 8), torch.randn(4, 8)
+GIVEN = {"x": X, "a": 0.5, "n": 3}
+BASE = torch.randn(40)
+
+
+class Tracked(torch.Tensor):
+    pass
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Dispatches(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def test_what_differs_in_memory_and_numbers_alone_is_alike() -> None:
+    found = quick(made, GIVEN, None)
+    assert found(GIVEN, None) == [X.data_ptr()]
+    assert found({**GIVEN, "x": OTHER, "a": -1.5}, None) == [OTHER.data_ptr()]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**GIVEN, "n": 4},
+        {**GIVEN, "n": True},
+        {**GIVEN, "n": 3.0},
+        {**GIVEN, "a": 1},
+        {"a": 0.5, "x": X, "n": 3},
+        {**GIVEN, "b": 1.0},
+        {"x": X, "a": 0.5},
+        {**GIVEN, "x": X.double()},
+        {**GIVEN, "x": torch.randn(4, 9)},
+        {**GIVEN, "x": torch.randn(8, 4).T},
+        {**GIVEN, "x": X.numpy()},
+        {**GIVEN, "x": 1.0},
+        {**GIVEN, "x": X.to("meta")},
+        {**GIVEN, "x": X.to_sparse()},
+        {**GIVEN, "x": torch._neg_view(X)},
+        {**GIVEN, "x": torch.nn.Parameter(X)},
+        {**GIVEN, "x": X.clone().requires_grad_()},
+        {**GIVEN, "x": X.as_subclass(Tracked)},
+        {**GIVEN, "x": BASE[1:33].view(4, 8)},
+    ],
+    ids=str,
+)
+def test_what_differs_otherwise_is_looked_at(other: dict[str, Any]) -> None:
+    assert quick(made, GIVEN, None)(other, None) is None
+
+
+def test_sizes_are_compared() -> None:
+    found = quick(made, GIVEN, {"i": 4})
+    assert found(GIVEN, {"i": 4}) is not None
+    assert found(GIVEN, {"i": 5}) is found(GIVEN, None) is None
+
+
+@pytest.mark.parametrize(
+    "around", [Functions, Dispatches, forward_ad.dual_level, torch.inference_mode, nullcontext], ids=str
+)
+def test_modes_of_torch_are_seen(around: Callable[[], AbstractContextManager[Any]]) -> None:
+    found = quick(made, GIVEN, None)
+    with around():
+        values = {**GIVEN, "x": torch.randn(4, 8)}
+        assert (found(values, None) is None) is (around is not nullcontext)
+        assert (call_key(values, None) is None) is (around not in (nullcontext, torch.inference_mode))
+
+
+def test_transforms_of_torch_are_seen() -> None:
+    found, seen = quick(made, GIVEN, None), []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append((found({**GIVEN, "x": x}, None), found(GIVEN, None)))
+        return x.sum()
+
+    torch.func.grad(function)(X)
+    torch.func.vmap(function)(torch.stack([X, X]))
+    assert seen == [(None, None)] * 2
+
+
+def test_gradients_are_asked_for_between_calls_without() -> None:
+    kernel = eq.compile(SCALED)
+    weights = torch.nn.Parameter(X.clone())
+    for _ in range(4):
+        with torch.no_grad():
+            assert not kernel(x=weights, a=0.5, n=3).requires_grad
+    assert kernel._calls.quick is not None
+    assert kernel(x=weights, a=0.5, n=3).requires_grad
+
+
+def test_calls_in_turn_are_right() -> None:
+    kernel = eq.compile(SCALED, native="off")
+    wide = torch.randn(4, 50)
+    for _ in range(3):
+        for x, a, n in ((X, 0.5, 3), (X, 2.0, 3), (OTHER, 2.0, 3), (wide, 2.0, 3), (X, 2.0, 5)):
+            for _ in range(3):
+                torch.testing.assert_close(kernel(x=x, a=a, n=n), x[:, :n].sum(1) * a)
+                assert kernel.compiled.device.kind == "cpu"
