@@ -353,3 +353,31 @@ def test_a_pass_stores_all_that_the_kernel_behind_it_reads() -> None:
     )
     assert [len(kernel.outputs) for kernel in mean.kernels] == [2, 1]
     assert mean.cost.seconds < 1.1 * alone.cost.seconds
+
+
+FEW = {
+    "mean of rows": ("y = mean[i](mean[j](sq(x[i,j])))", {"i": 8192, "j": 8192}),
+    "few long rows": ("y = mean[i](1 / (1 + sum[j](x[i,j])))", {"i": 64, "j": 1 << 18}),
+    "accuracy": (
+        "p[i] = argmax[j](x[i,j])\ny = mean[i](where(p[i] == t[i], 1, 0))\nreturn y",
+        {"i": 8192, "j": 50000},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_what_few_blocks_would_read_row_by_row_is_stored_by_many(name: str) -> None:
+    source, extents = FEW[name]
+    plan = compiled(source, extents, "h200").chosen.plan
+    device = DEVICES["h200"]
+    assert len(plan.kernels) == 2
+    assert plan.cost.seconds < 2 * 4 * math.prod(extents.values()) / device.bandwidth
+
+
+def test_means_of_a_covariance_are_stored_and_leave_one_product() -> None:
+    source = "m[j] = mean[i](x[i,j])\nC[j,k] = mean[i]((x[i,j] - m[j]) * (x[i,k] - m[k]))\nreturn C"
+    extents = {"i": 100_000, "j": 512, "k": 512}
+    *means, product = compiled(source, extents, "h200").chosen.plan.kernels
+    assert [output.axes for kernel in means for output in kernel.outputs] == [("j",), ("k",)]
+    ((group,),) = [product.groups]
+    assert len(group.group.states) == 1

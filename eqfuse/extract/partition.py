@@ -38,6 +38,13 @@ from eqfuse.terms.nodes import (
 NOMINAL_BLOCK = 64
 """Positions per grid block, as far as deciding what is computed again by every block goes."""
 
+FEW_BLOCKS = 32
+"""Blocks that leave a GPU mostly idle."""
+
+STATISTIC_SHARE = 0.125
+"""What a statistic may have of the positions of what it reads, or cost of the reduction that reads it, to be worth a kernel
+of its own."""
+
 RECOMPUTE_SHARE = 0.25
 """A reduction is materialised when computing it again in every block would add more than this share
 of its reader's own work."""
@@ -216,7 +223,8 @@ class Partition:
     a reduced axis up to which inner producers are computed for all of it beforehand; `inner_limit` those up to which a
     cascade inside another loop's body is not materialised. With `stores_operands`,
     factors of products that were cast are stored in that dtype instead of being made by every block; with
-    `stores_statistics`, every reduction that blocks would compute again and that is no larger than what it reads."""
+    `stores_statistics`, every reduction that is no larger than what it reads, and that blocks would compute again or only few
+    blocks would compute."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
@@ -334,7 +342,7 @@ class Partition:
         return self._expands(expr) and self._positions(expr) > max(inside, default=0)
 
     def _positions(self, expr: Expr) -> int:
-        return math.prod(self.extents.get(axis, 1) for axis in free_axes(expr))
+        return self._size(free_axes(expr))
 
     def _blocks(self, output: Output, expr: Expr) -> int:
         """Blocks of an output that compute the same positions of an expression."""
@@ -347,7 +355,12 @@ class Partition:
         """Adds the reductions below `expr` that are stored; `axes` are the reader's parallel axes."""
         parallel = frozenset(axes) - {r.axis for r in frontier(expr)}
         for reduce in frontier(expr):
-            read = self._inner(self._cascade(reduce))
+            statistics = self._statistics(reduce, parallel)
+            for each in statistics:
+                if each not in stored:
+                    self._find_cuts(each, self._laid_out(each), frozenset(), stored)
+                    stored[each] = Output(f"stored{len(stored) + 1}", self._laid_out(each), each)
+            read = self._inner(self._cascade(reduce, statistics))
             cut = [each for each in read if self._is_cut(each, reduce, parallel, nested=bool(bound))]
             beside = {
                 each for one in cut for each in self._cascade(one)
@@ -373,12 +386,30 @@ class Partition:
                 return tuple(sorted(free, key=lambda axis: places[axis]))
         return tuple(free)
 
-    def _cascade(self, reduce: Reduce) -> list[Reduce]:
-        """The reduction and those over the same axis that it reads directly."""
+    def _statistics(self, reduce: Reduce, parallel: frozenset[str]) -> list[Reduce]:
+        """Reductions of the cascade of `reduce` that blocks would each compute again, although they cost little beside it: the
+        means of a covariance. Stored beforehand, they leave one plain sum."""
+        if not self.stores_statistics:
+            return []
+        return [
+            each
+            for each in self._cascade(reduce)[1:]
+            if self._again(each, parallel - {reduce.axis}) > 1
+            and not self._expands(each)
+            and work(each, self.extents) < STATISTIC_SHARE * work(reduce, self.extents)
+        ]
+
+    def _again(self, inner: Reduce, parallel: Iterable[str]) -> int:
+        """Blocks along parallel axes that compute the same positions of a reduction."""
+        missing = [axis for axis in parallel if axis not in free_axes(inner)]
+        return math.prod(math.ceil(self.extents.get(axis, 1) / NOMINAL_BLOCK) for axis in missing)
+
+    def _cascade(self, reduce: Reduce, but: Collection[Reduce] = ()) -> list[Reduce]:
+        """The reduction and those over the same axis that it reads directly, but for some and what they read."""
         found: dict[Reduce, None] = {}
 
         def visit(node: Reduce) -> None:
-            if node not in found:
+            if node not in found and node not in but:
                 found[node] = None
                 for inner in frontier(node.body):
                     if inner.axis == node.axis:
@@ -400,16 +431,28 @@ class Partition:
             and any(r.axis == reader.axis for r in reductions(inner.body))
         ):
             return True  # it folds the whole of the axis that the reader's loop has only a tile of, unless that is kept whole
-        missing = [a for a in parallel if a not in free_axes(inner) and a != reader.axis]
-        again = math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
+        again = self._again(inner, parallel - {reader.axis})
         allowed = self.recompute_share * work(reader, self.extents)
         if again > 1 and (again - 1) * work(inner, self.extents) > allowed:
             return True
-        if again > 1 and self.stores_statistics and not self._expands(inner):
+        if (
+            self.stores_statistics
+            and not self._expands(inner)
+            and (again > 1 or self._is_alone(inner, parallel))
+        ):
             return True
         if not self._is_cascade(inner) or self.extents.get(inner.axis, 1) <= self.inner_limit:
             return False
         return nested or not self._is_lifted(inner, reader)  # what is lifted has a loop of its own
+
+    def _is_alone(self, inner: Reduce, parallel: frozenset[str]) -> bool:
+        """Whether few blocks would compute a reduction, one position after the other, that many could."""
+        few = FEW_BLOCKS * NOMINAL_BLOCK
+        read = max((self._positions(node) for node in walk(inner.body) if isinstance(node, Load)), default=0)
+        return self._size(parallel) < few < read and self._positions(inner) <= STATISTIC_SHARE * read
+
+    def _size(self, axes: Iterable[str]) -> int:
+        return math.prod(self.extents.get(axis, 1) for axis in axes)
 
     def _is_cascade(self, reduce: Reduce) -> bool:
         return len(self._cascade(reduce)) > 1 or bool(self._inner([reduce]))
