@@ -194,6 +194,10 @@ PROGRAMS = {
         "O[o,y,x] = sum[p,q,c](I[c,y+p,x+q] * W[o,c,p,q])\ny: axis[7]\nx: axis[19]",
         {"I": (5, 9, 21), "W": (20, 5, 3, 3)},
     ),
+    "convolution of positive parts": (
+        "O[o,y,x] = sum[p,q,c](relu(I[c,y+p,x+q]) * W[o,c,p,q])\ny: axis[7]\nx: axis[19]",
+        {"I": (5, 9, 21), "W": (20, 5, 3, 3)},
+    ),
     "strided convolution": (
         "O[o,y,x] = sum[c,p,q](I[c,2*y+p,x+q] * W[o,c,p,q])\ny: axis[4]\nx: axis[19]",
         {"I": (5, 9, 21), "W": (20, 5, 3, 3)},
@@ -304,7 +308,8 @@ def test_lists_in_lanes_of_special_values() -> None:
         ("largest few of products", "found |=", "while (r > 0"),
         ("largest few", "some[n - from]", "found |="),
         ("distances, several vectors at once", "held_", "(at_axis2_ + 1)"),
-        ("convolution", ", true);", ", false);"),
+        ("convolution", "several(", "product("),
+        ("convolution of positive parts", ", true);", "several("),
         ("a product", "product(", "memory_"),
         ("3 apart", "gather_f32", "load_f32(tensor1"),
         ("squared distances", "held_", "+ 1) <"),
@@ -348,7 +353,7 @@ def test_a_single_block_is_in_no_parallel_region(rows: int, levels: set[int]) ->
     found = set()
     called = ctypes.CFUNCTYPE(None)(lambda: found.add(level()))
     several = (ctypes.c_void_p * 3)(*[ctypes.cast(called, ctypes.c_void_p)] * 3)
-    native._library.use_products(several, several, None)
+    native._library.use_products(several, several, several, None)
     native(tensors, scalars, compiled.extents, {}, 2)
     give(native._library)  # another kernel of this process may be the same library
     assert found == levels

@@ -1,6 +1,7 @@
 """Tile programs as C++ for CPUs.
 
 plain.py      operands without alignments, and without the conditions that hold in clipped blocks
+sums.py       sums of matrix products, as of a convolution, as one product
 order.py      which dim stands inside which
 tree.py       loops that operations share; what later loops read is kept in memory or computed again
 ahead.py      which pass asks memory for what of the next block

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from eqfuse.tile.nodes import For, Op, Store, Value
+from eqfuse import records
+from eqfuse.tile.nodes import Dot, For, Op, Store, Value
 
 
 class NotNative(Exception):
@@ -29,6 +30,13 @@ class Define:
     value: Value
     op: Op
     dims: tuple[str, ...]
+
+
+@records.dataclass(frozen=True)
+class SumOfDots(Dot):
+    """A matrix product of which more axes than one are folded: the sum over `beside` of products over `axis`."""
+
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from eqfuse.tile.native.nodes import Blocks, Define, Item, Put
+from eqfuse.tile.native.sums import with_sums_of_dots
 from eqfuse.tile.nodes import (
     Align,
     Bound,
@@ -41,7 +42,7 @@ FEW_COLUMNS = 16
 def plain(kernel: Kernel, lengths: Mapping[str, int]) -> tuple[Item, ...]:
     """The statements of a kernel with plain operands, in order. `lengths` are positions of a block: whether products are
     work for a matrix library depends on them."""
-    return _Plain(kernel, lengths).items(kernel.body)
+    return with_sums_of_dots(_Plain(kernel, lengths).items(kernel.body))
 
 
 def union(values: Iterable[Value | None]) -> tuple[str, ...]:

@@ -205,22 +205,23 @@ static void packed(const float* right, i64 rk, i64 rn, float* to, i64 K, i64 C, 
 // What a block of rows asks memory for while it is made: for every LANES of depth so many lines of the next panel, `far` apart,
 // at a place that is `step` further for each of the depth.
 struct Ahead { const float* next; i64 lines, far, step; };
-template <int R, int C>
-INLINE void block_of_panel(const float* x, i64 lm, i64 lk, const float* y, float* out, i64 om, i64 M, i64 K, i64 some,
+// How far a row's elements are from its first one.
+struct Even { i64 step; i64 operator[](i64 k) const { return k * step; } };
+template <int R, int C, class At>
+INLINE void block_of_panel(const float* x, i64 lm, At at, const float* y, float* out, i64 om, i64 M, i64 K, i64 some,
                            bool keep, Ahead ahead) {
   F s[R][C] = {};
   const float* row[R];
   UNROLL for (int r = 0; r < R; r++) row[r] = x + least(r, M - 1) * lm;
-  i64 at = 0;
   for (i64 from = 0; from < K; from += LANES) {
     const float* p = ahead.next + from * ahead.step;
     for (i64 line = 0; line < ahead.lines; line++, p += ahead.far) __builtin_prefetch(p, 0, 2);
-    const float* end = y + least(LANES, K - from) * C * LANES;
-    for (; y < end; y += C * LANES, at += lk) {
+    for (i64 k = from; k < least(from + LANES, K); k++, y += C * LANES) {
       F v[C];
       UNROLL for (int c = 0; c < C; c++) v[c] = load_f32(y + c * LANES);
+      const i64 place = at[k];
       UNROLL for (int r = 0; r < R; r++) {
-        F a = splat(row[r][at]);
+        F a = splat(row[r][place]);
         UNROLL for (int c = 0; c < C; c++) s[r][c] = fma(a, v[c], s[r][c]);
       }
     }
@@ -249,7 +250,7 @@ static void panel(const float* left, i64 lm, i64 lk, const float* right, i64 rk,
   i64 m = 0;
   for (i64 block = 0; m < M; m += TALL, block++) {
     if (!next || (rk != 1 && block == C)) ahead.lines = 0;
-    block_of_panel<TALL, C>(left + m * lm, lm, lk, y, out + m * om, om, least(TALL, M - m), K, some, keep, ahead);
+    block_of_panel<TALL, C>(left + m * lm, lm, Even{lk}, y, out + m * om, om, least(TALL, M - m), K, some, keep, ahead);
     ahead.next += rk == 1 ? each * rn : LANES;
   }
 }
@@ -273,6 +274,67 @@ INLINE bool are_panels(float, i64 M, i64 K, i64 N, i64 rk) {
 INLINE bool are_panels(double, i64, i64, i64, i64) { return false; }
 INLINE void panels(const double*, i64, i64, const double*, i64, i64, double*, i64, i64, i64, i64, bool) {}
 INLINE void panels(const u16*, i64, i64, const u16*, i64, i64, float*, i64, i64, i64, i64, bool) {}
+
+// Products of which several axes are folded, or are rows, or columns. Each has distances in the left matrix, in the right one
+// and in the sums, in elements.
+struct Axis { i64 length, left, right, out; };
+
+// Neighbours of which one follows the other in all matrices are one axis; no axis has only one position.
+static int joined(const Axis* given, int count, Axis* to) {
+  int n = 0;
+  for (int k = 0; k < count; k++) {
+    const Axis& a = given[k];
+    if (a.length == 1) continue;
+    if (n && to[n - 1].left == a.left * a.length && to[n - 1].right == a.right * a.length && to[n - 1].out == a.out * a.length)
+      to[n - 1] = {to[n - 1].length * a.length, a.left, a.right, a.out};
+    else to[n++] = a;
+  }
+  if (!n) to[n++] = {1, 0, 0, 0};
+  return n;
+}
+
+// Depth of any places: they are listed, of both matrices. The columns are `broad` rows of `narrow_` neighbours, of which
+// one follows the other in the sums: a vector may be made of the end of a row and of the beginning of the next one.
+#define LONG 96
+template <int C>
+static void panel_of_places(const float* left, i64 lm, const i64* left_at, const float* right, const i64* right_at, i64 from,
+                            i64 far, i64 near, float* out, i64 om, i64 M, i64 K, i64 some, bool keep) {
+  float y[LONG * C * LANES] __attribute__((aligned(64)));
+  for (i64 at = 0, n, row = from / near, column = from % near; at < some; at += n, column += n) {
+    if (column == near) row++, column = 0;
+    n = least(least(near - column, some - at), LANES - at % LANES);
+    const float* p = right + row * far + column;
+    float* q = y + at;
+    if (n == LANES) for (i64 k = 0; k < K; k++) put_f32(q + k * C * LANES, load_f32(p + right_at[k]));
+    else for (i64 k = 0; k < K; k++) put_f32(q + k * C * LANES, load_f32(p + right_at[k], n), n);
+  }
+  if (some < C * LANES) for (i64 k = 0; k < K; k++) put_f32(y + k * C * LANES + some, F{}, C * LANES - some);
+  for (i64 m = 0; m < M; m += TALL)
+    block_of_panel<TALL, C>(left + m * lm, lm, left_at, y, out + m * om, om, least(TALL, M - m), K, some, keep, Ahead{0, 0, 0, 0});
+}
+static void places(const float* left, i64 lm, const float* right, float* out, i64 om, i64 M, const Axis* depths, int count,
+                   i64 K, i64 broad, i64 far, i64 near, bool keep) {
+  const i64 chunks = (K + LONG - 1) / LONG, deep = (K + chunks - 1) / chunks, N = broad * near;
+  i64 left_at[LONG], right_at[LONG];
+  for (i64 k = 0; k < K; k += deep) {
+    const i64 depth = least(deep, K - k);
+    for (i64 d = 0; d < depth; d++) {
+      i64 rest = k + d, l = 0, r = 0;
+      for (int a = count - 1; a >= 0; a--) {
+        const i64 at = rest % depths[a].length;
+        rest /= depths[a].length; l += at * depths[a].left; r += at * depths[a].right;
+      }
+      left_at[d] = l; right_at[d] = r;
+    }
+    for (i64 n = 0, some; n < N; n += some) {
+      const i64 vectors = (N - n + LANES - 1) / LANES;
+      const int wide = vectors == 4 ? 2 : least(vectors, BROAD);
+      some = least(wide * LANES, N - n);
+      auto of = wide == 3 ? panel_of_places<3> : wide == 2 ? panel_of_places<2> : panel_of_places<1>;
+      of(left, lm, left_at, right, right_at, n, far, near, out + n, om, M, depth, some, keep || k);
+    }
+  }
+}
 
 #define WORTH (1 << 18)  // products of numbers: fewer take no longer than to wake a thread
 // Parts of rows or of columns, whichever are more, one for each thread; 1 where they are too few.
@@ -383,6 +445,57 @@ static void slowly_bf16(const u16* left, i64 lm, i64 lk, const u16* right, i64 r
 }
 PRODUCT(u16, float, bf16)
 
+INLINE bool are_places(float) { return true; }
+INLINE bool are_places(double) { return false; }
+INLINE void places(const double*, i64, const double*, double*, i64, i64, const Axis*, int, i64, i64, i64, i64, bool) {}
+INLINE void places(const u16*, i64, const u16*, float*, i64, i64, const Axis*, int, i64, i64, i64, i64, bool) {}
+
+// `rows`, `depths` and `columns` axes, in this order; joined already.
+template <class given, class type>
+static void several(const given* left, const given* right, type* out, const Axis* axes, int rows, int depths, int columns, bool keep) {
+  const Axis *depth = axes + rows, *column = depth + depths;
+  const Axis around = rows > 1 ? axes[0] : columns > 2 ? column[0] : Axis{1, 0, 0, 0};
+  if (rows > 1 || columns > 2) {
+    Axis rest[16];
+    int n = 0;
+    for (int k = 0; k < rows + depths + columns; k++) if (k != (rows > 1 ? 0 : rows + depths)) rest[n++] = axes[k];
+    for (i64 k = 0; k < around.length; k++)
+      several(left + k * around.left, right + k * around.right, out + k * around.out, rest, rows - (rows > 1), depths,
+              columns - (rows == 1), keep);
+    return;
+  }
+  const Axis row = axes[0], last = column[columns - 1];
+  i64 K = 1;
+  for (int k = 0; k < depths; k++) K *= depth[k].length;
+  const Axis outer = columns > 1 ? column[0] : Axis{1, 0, 0, 0};
+  const bool follows = outer.length == 1 || outer.out == last.length;
+  if (K && row.length && last.length && sizeof(given) == 4 && are_places((type)0) && (depths > 1 || outer.length > 1) &&
+      row.length >= TALL && last.right == 1 && last.out == 1 && last.length >= LANES) {
+    const i64 parts = least(sharing, row.length * K * last.length * outer.length / WORTH), each =
+        parts < 2 ? row.length : ((row.length + parts - 1) / parts + TALL - 1) / TALL * TALL;
+    const i64 count = (row.length + each - 1) / each, together = follows ? outer.length : 1;
+    _Pragma("omp parallel for schedule(static, 1) num_threads(count) if (count > 1)")
+    for (i64 part = 0; part < count; part++) for (i64 n = 0; n < outer.length; n += together) {
+      const i64 m = part * each;
+      places(left + m * row.left, row.left, right + n * outer.right, out + m * row.out + n * outer.out, row.out,
+             least(each, row.length - m), depth, depths, K, together, outer.right, last.length, keep);
+    }
+    return;
+  }
+  const Axis inner = depth[depths - 1];
+  const i64 before = K && inner.length ? K / inner.length : 1;
+  for (i64 n = 0; n < outer.length; n++) for (i64 k = 0; k < before; k++) {
+    i64 rest = k, l = 0, r = n * outer.right;
+    for (int a = depths - 2; a >= 0; a--) {
+      if (!K) break;
+      const i64 at = rest % depth[a].length;
+      rest /= depth[a].length; l += at * depth[a].left; r += at * depth[a].right;
+    }
+    product(left + l, row.left, inner.left, right + r, inner.right, last.right, out + n * outer.out, row.out, last.out,
+            row.length, K ? inner.length : 0, last.length, keep || k);
+  }
+}
+
 #define OFFERED(given, type, dtype)                                                                             \
   extern "C" void product_##dtype(const given* left, i64 lm, i64 lk, const given* right, i64 rk, i64 rn,        \
                                   type* out, i64 om, i64 on, i64 M, i64 K, i64 N, bool keep) {                  \
@@ -392,6 +505,14 @@ PRODUCT(u16, float, bf16)
                                  type* out, i64 om, i64 on, i64 M, i64 K, i64 N, bool keep, const u8* left_mask,\
                                  i64 lmm, i64 lmk, const u8* right_mask, i64 rmk, i64 rmn) {                    \
     product(left, lm, lk, right, rk, rn, out, om, on, M, K, N, keep, left_mask, lmm, lmk, right_mask, rmk, rmn);\
+  }                                                                                                             \
+  extern "C" void several_##dtype(const given* left, const given* right, type* out, const i64* axes, i64 rows,  \
+                                  i64 depths, i64 columns, bool keep) {                                         \
+    Axis found[16];                                                                                             \
+    const Axis* all = (const Axis*)axes;                                                                        \
+    int m = joined(all, rows, found), k = joined(all + rows, depths, found + m);                                \
+    int n = joined(all + rows + depths, columns, found + m + k);                                                \
+    several(left, right, out, found, m, k, n, keep);                                                            \
   }
 OFFERED(float, float, f32)
 OFFERED(double, double, f64)

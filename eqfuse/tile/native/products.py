@@ -32,7 +32,7 @@ def give(kernel: ctypes.CDLL, flags: tuple[str, ...] = ()) -> None:
         return several(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
 
     threads = ctypes.cast(made.exchange_threads, ctypes.c_void_p)
-    kernel.use_products(addresses("product"), addresses("masked"), threads)
+    kernel.use_products(*map(addresses, ("product", "masked", "several")), threads)
 
 
 @lru_cache

@@ -9,7 +9,7 @@ from eqfuse.terms.folds import Fold, fold_of
 from eqfuse.tile.dtypes import identity
 from eqfuse.tile.native.context import Buffer
 from eqfuse.tile.native.folds import Folds
-from eqfuse.tile.native.nodes import Define, NotNative
+from eqfuse.tile.native.nodes import Define, NotNative, SumOfDots
 from eqfuse.tile.native.text import (
     ELEMENTS,
     kept,
@@ -25,6 +25,9 @@ from eqfuse.tile.nodes import (
     Store,
     Value,
 )
+
+MOST_AXES = 16
+"""Axes of a product that the library takes."""
 
 
 class Whole(Folds):
@@ -118,6 +121,12 @@ class Whole(Folds):
         columns = [dim for dim in mine if dim not in left_steps]
         # The dims that the library walks: the last ones in memory; loops around it walk the others.
         last = self.tree.depth.__getitem__ if stored is None else list(out_steps).index
+        if isinstance(op, SumOfDots):
+            # The folded axes in the order of the left operand's memory, where one may follow the other.
+            depths = sorted((*op.beside, op.axis), key=list(left_steps).index)
+            groups = sorted(rows, key=last), depths, sorted(columns, key=last)
+            self._several((left, right, place), (left_steps, right_steps, out_steps), groups, keep)
+            return
         row, column = (max(dims, key=last, default=None) for dims in (rows, columns))
         offsets = ["", "", "", *("" for _ in masks)]
         opened = 0
@@ -155,6 +164,27 @@ class Whole(Folds):
         for _ in range(opened):
             self.depth -= 1
             self.emit("}")
+
+    def _several(
+        self,
+        places: Sequence[str],
+        steps: Sequence[Mapping[str, str]],
+        groups: Sequence[Sequence[str]],
+        keep: str,
+    ) -> None:
+        """A product whose rows, folded axes and columns are groups of dims, each with the distances of neighbours in the left
+        operand, the right one and the product."""
+        dims = [dim for group in groups for dim in group]
+        if len(dims) > MOST_AXES:
+            raise NotNative(f"a product of matrices of {len(dims)} axes")
+        axes = [
+            part for dim in dims for part in (f"length_{self._c(dim)}", *(of.get(dim, "0") for of in steps))
+        ]
+        name = self.names.fresh("axes")
+        self.emit(f"const i64 {name}[] = {{{', '.join(axes)}}};")
+        given = (*places, name, *(str(len(group)) for group in groups), keep)
+        wanted = f"if ({' && '.join(self.guards)}) " if self.guards else ""
+        self.emit(f"{wanted}several({', '.join(given)});")
 
     def _accumulate(self, out: Buffer, accumulator: Value | None) -> str:
         """Puts what a product is added to into the product's place: "true", or "false" where that is nothing."""
