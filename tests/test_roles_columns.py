@@ -48,10 +48,12 @@ def latent() -> tuple[Derived, Compiled]:
     return derived, compiler.pipeline(derived, SIZES, HALF, H200)
 
 
-def _roles(compiled: Compiled, delayed: tuple[int, ...] = (), *, persistent: bool = False) -> Roles:
+def _roles(
+    compiled: Compiled, delayed: tuple[int, ...] = (), *, persistent: bool = False, led: bool = False
+) -> Roles:
     config = compiled.chosen.plan.configs[0]
     blocks = sized(config.blocks, rows_of(compiled.tile.kernels[0]), 64, 64)
-    return Roles(blocks, 2, 2, delayed, persistent, columns=True)
+    return Roles(blocks, 3 if led else 2, 2, delayed, persistent, columns=True, led=led)
 
 
 def _all(compiled: Compiled, roles: Roles) -> list[Roles | None]:
@@ -86,7 +88,7 @@ def _run(form: RolesProgram, derived: Derived, scale: float = 0.4, length: int =
 def test_latent_attention_has_roles_by_columns(latent: tuple[Derived, Compiled]) -> None:
     _, compiled = latent
     assert compiled.chosen.plan.roles and compiled.chosen.plan.roles[0] is not None
-    assert "2 consumers by columns" in compiled.chosen.plan.code
+    assert "3 consumers by columns, one of which leads" in compiled.chosen.plan.code
 
 
 def test_one_copy_of_the_latent_tile_is_read_by_both_products(latent: tuple[Derived, Compiled]) -> None:
@@ -109,13 +111,21 @@ def test_a_product_that_starts_from_another_ones_result_is_not_awaited_between(
     assert [s.pending for s in loop.body if isinstance(s, Await)] == [second.pending, late.pending]
 
 
-@pytest.mark.parametrize(("delayed", "persistent"), [((), False), ((2,), True)])
-@pytest.mark.slow(but=["delayed0-False"])
-def test_columns_are_verified(
-    latent: tuple[Derived, Compiled], delayed: tuple[int, ...], persistent: bool
-) -> None:
+FORMS: dict[str, tuple[tuple[int, ...], bool, bool]] = {
+    "plain": ((), False, False),
+    "delayed": ((2,), True, False),
+    "led": ((), False, True),
+    "led persistent": ((), True, True),
+}
+"""Delayed products, whether the grid is persistent, and whether a consumer leads."""
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.slow(but=["led"])
+def test_columns_are_verified(latent: tuple[Derived, Compiled], name: str) -> None:
     derived, compiled = latent
-    program, roles = derived.program, _roles(compiled, delayed, persistent=persistent)
+    delayed, persistent, led = FORMS[name]
+    program, roles = derived.program, _roles(compiled, delayed, persistent=persistent, led=led)
     single = ((),) * len(compiled.tile.kernels)
     forms = certification.verified_roles(
         compiled.chosen.nest, program, compiled.dtypes, H200, _all(compiled, roles), single
@@ -206,7 +216,7 @@ PARTED: dict[str, tuple[Let, ...]] = {
 @pytest.mark.parametrize("why", PARTED)
 def test_what_needs_all_columns_is_not_shared(why: str) -> None:
     with pytest.raises(Unsuited, match=why):
-        shared(PARTED[why], Columns("e", "e_part"), ("v",), Fresh(()))
+        shared(PARTED[why], Columns("e", "e_part", 2), ("v",), Fresh(()))
 
 
 def test_a_long_operand_of_a_sum_keeps_its_sign() -> None:

@@ -122,7 +122,8 @@ class Roles:
     tiles to rings of so many `slots`. `delayed` are the matrix products of a loop, by their number, that run one block
     behind the others. A `persistent` grid has one thread block for each SM, which does several items of work; the tiles that an
     item reads once have two slots with `ahead`, so that those of the next one are there when it begins. With `columns`, consumers
-    share the columns of the sums that loops carry: each has all rows, and computes what has none of these columns by itself."""
+    share the columns of the sums that loops carry: each has all rows, and computes what has none of these columns by itself; or
+    the last one, the leader, has no columns and computes that for the others, where they are `led`."""
 
     blocks: tuple[Block, ...]
     consumers: int
@@ -131,6 +132,7 @@ class Roles:
     persistent: bool = False
     ahead: bool = False
     columns: bool = False
+    led: bool = False
 
     def __str__(self) -> str:
         sizes = " ".join(f"{b.axis}={b.size}" for b in self.blocks if b.size is not None and b.size > 1)
@@ -139,6 +141,7 @@ class Roles:
         numbers = ", ".join(str(number + 1) for number in self.delayed)
         behind = f", product {numbers} one block behind" if numbers else ""
         shared = " by columns" if self.columns else ""
+        shared += ", one of which leads" if self.led else ""
         return f"1 producer, {self.consumers} consumers{shared}, {self.slots} slots, blocks {sizes}{behind}{items}"
 
 

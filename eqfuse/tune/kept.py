@@ -139,6 +139,7 @@ def _told(roles: Roles) -> dict[str, Any]:
         "persistent": roles.persistent,
         "ahead": roles.ahead,
         "columns": roles.columns,
+        "led": roles.led,
     }
 
 
@@ -159,7 +160,8 @@ def _roles(told: object, config: KernelConfig) -> Roles:
     if ahead and not persistent:
         raise Unfit("tiles of the next item are ahead, and there is none")
     columns = told.get("columns") is True
-    return Roles(blocks, told["consumers"], told["slots"], tuple(delayed), persistent, ahead, columns)
+    led = told.get("led") is True
+    return Roles(blocks, told["consumers"], told["slots"], tuple(delayed), persistent, ahead, columns, led)
 
 
 def _digest(nest: Nest) -> str:

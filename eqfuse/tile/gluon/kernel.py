@@ -11,7 +11,7 @@ from eqfuse.terms.functions import OPERATORS
 from eqfuse.terms.nodes import Expr
 from eqfuse.tile.check import TileError
 from eqfuse.tile.dtypes import INTEGERS
-from eqfuse.tile.gluon.expressions import Expressions, Places
+from eqfuse.tile.gluon.expressions import GLUON_DTYPES, Expressions, Places
 from eqfuse.tile.gluon.functions import OWN
 from eqfuse.tile.nodes import (
     Align,
@@ -44,6 +44,7 @@ from eqfuse.tile.roles.nodes import (
     Column,
     Fill,
     Free,
+    Give,
     Index,
     Issue,
     Items,
@@ -77,6 +78,9 @@ PRODUCER_REGISTERS = 24
 REGISTERS: Mapping[int, tuple[int, int]] = {1: (255, 240), 2: (168, 240), 3: (128, 160)}
 """By the number of consumers: registers of a thread when a block starts, so that all warps fit in an SM, and of a consumer's
 threads once the producer has given most of its own back."""
+
+LEADING, LED = 120, 184
+"""Registers of a thread of a consumer that computes for others, and of theirs: the first three of four warp groups have 488 of 512."""
 
 SUMMED_BYTES = 32
 """Bytes of a row of an operand that one matrix instruction multiplies."""
@@ -289,6 +293,9 @@ class _Writer:
         kernel, parameters = self.kernel, self.parameters
         lines: list[str] = []
         for ring in kernel.rings:
+            if not ring.tensor:
+                lines.append(self._given(ring))
+                continue
             desc, count = parameters.descriptors[ring.name].name, ring.slots * ring.parts
             lines.append(
                 f"{self.tiles[ring.name]} = gl.allocate_shared_memory({desc}.dtype, [{count}] + {desc}.block_type.shape, {desc}.layout)"
@@ -310,7 +317,7 @@ class _Writer:
         for ring in kernel.rings:
             ends = [(self.full[ring.name], 1)]
             if ring.name in self.empty:
-                ends.append((self.empty[ring.name], kernel.consumers))
+                ends.append((self.empty[ring.name], ring.readers or kernel.consumers))
             for barrier, count in ends:
                 lines.append(
                     f"{barrier} = gl.allocate_shared_memory(gl.int64, [{ring.slots}, 1], mbarrier.MBarrierLayout())"
@@ -329,13 +336,26 @@ class _Writer:
         calls = ", ".join(f"({function}, ({passed}))" for function in functions)
         warps = ", ".join([*(str(WARPS) for _ in roles[1:]), "1"])
         _, registers = REGISTERS[kernel.consumers]
-        held = ", ".join([*(str(registers) for _ in roles[1:]), str(PRODUCER_REGISTERS)])
+        counts = [registers for _ in roles]
+        if kernel.led:
+            counts = [*(LED for _ in roles[1:]), LEADING]
+        held = ", ".join(map(str, [*counts[1:], PRODUCER_REGISTERS]))
         lines.append(f"gl.warp_specialize([{calls}], [{warps}], [{held}])")
         constants = [f"{block}: gl.constexpr" for block in blocks]
         head = f"def {self.name}({', '.join([*parameters.given(), *constants])}):"
         sizes = ", ".join(f'"{name}"' for name in parameters.extents.values())
         decorator = f"@gluon.jit(do_not_specialize=[{sizes}])" if sizes else "@gluon.jit"
         return [*wrap(decorator), *wrap(head), *(p for line in lines for p in wrap(f"    {line}"))]
+
+    def _given(self, ring: Ring) -> str:
+        """The slots of tiles that a consumer gives: of operands of products, or of one number for each row."""
+        axes = [self.parameters.blocks[self.kernel.whole(axis)] for axis in ring.tile.dims]
+        dtype, shape = GLUON_DTYPES[ring.tile.dtype], ", ".join(axes)
+        layout = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
+        if len(axes) == 2:
+            layout = f"gl.NVMMASharedLayout.get_default_for([{shape}], {dtype})"
+        slots = f"[{ring.slots}, {shape}]"
+        return f"{self.tiles[ring.name]} = gl.allocate_shared_memory({dtype}, {slots}, {layout})"
 
     def items(self) -> str:
         """How many items of work there are."""
@@ -441,8 +461,8 @@ class _RoleText:
             block = self.writer.parameters.blocks[self.kernel.whole(axis)]
             self._write(f"PART_{axis.upper()}: gl.constexpr = {block} // {self.kernel.parts_of(axis)}")
         for axis in self._tile_axes():
-            size = self.expressions.size(axis)
-            self._write(f"COLUMNS_{axis.upper()}: gl.constexpr = {size} if {size} < 256 else 256")
+            size, most = self.expressions.size(axis), columns_of(self.kernel)
+            self._write(f"COLUMNS_{axis.upper()}: gl.constexpr = {size} if {size} < {most} else {most}")
             self._write(
                 f"TILE_{axis.upper()}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [{WARPS}, 1], "
                 f"[16, COLUMNS_{axis.upper()}, {self._summed()}])"
@@ -526,6 +546,11 @@ class _RoleText:
                 self._write(f"mbarrier.wait({barrier}.index({slot}), {phase})")
             case Free(ring, turn):
                 self._write(f"mbarrier.arrive({self.writer.empty[ring]}.index({self._slot(ring, turn)}))")
+            case Give(ring, turn, value):
+                tile = f"{self.writer.tiles[ring]}.index({self._slot(ring, turn)})"
+                self._write(f"{tile}.store({text.full(text.read(value), value.dims, value.dtype)})")
+                self._write("fence_async_shared()")
+                self._write(f"mbarrier.arrive({self.writer.full[ring]}.index({self._slot(ring, turn)}))")
             case Read(value, view):
                 self._define(
                     value, Piece(Text(f"{self._view(view)}.load({text.layout(value.dims)})"), value.dims)
@@ -776,6 +801,11 @@ class _RoleText:
         self._write(f"copy_out({desc}, [{at}], {tile})")
         if not self.kernel.persistent:
             self._write("tma.store_wait(0)")
+
+
+def columns_of(kernel: RolesKernel) -> int:
+    """Columns of an instruction of a product: its sums fit the registers that a thread has when a block starts."""
+    return 128 if kernel.led else 256
 
 
 def _is_tile(block: Block) -> bool:

@@ -59,6 +59,7 @@ def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> I
     what = f"each {(rows or 0) // kernel.row_parts} of {rows} positions of {kernel.rows}"
     if kernel.columns is not None:
         what = f"each all {rows} positions of {kernel.rows} and its part of {kernel.columns.axis}"
+        what += ", but for the last, which computes for the others" if kernel.led else ""
     yield f"consumers: {kernel.consumers} warp groups, {what}"
     found = needs(kernel, extents, device)
     yield (

@@ -12,6 +12,7 @@ from eqfuse.tile.roles.nodes import (
     Column,
     Fill,
     Free,
+    Give,
     Issue,
     Items,
     Look,
@@ -68,6 +69,7 @@ class _Check:
         self.kernel, self.role = kernel, role
         self.rings = {ring.name: ring for ring in kernel.rings}
         self.names: set[str] = set()
+        self.given = {stmt.ring for stmt in nested(role.body) if isinstance(stmt, Give)}
 
     def require(self, holds: bool, message: str) -> None:
         if not holds:
@@ -136,10 +138,15 @@ class _Check:
             case Let(value, op):
                 self.require(not isinstance(op, Dot), f"the product {value.name} is not issued")
             case Fill(ring, _, _):
-                self.require(produces and ring in self.rings, f"fills {ring}")
+                copied = ring in self.rings and bool(self.rings[ring].tensor)
+                self.require(produces and copied, f"fills {ring}")
             case Wait(ring, end, _, before):
                 self.require(ring in self.rings, f"waits for {ring}, which is no ring")
-                self.require((end == "empty") == produces == before, f"waits until {ring} is {end}")
+                fills = produces if self.rings[ring].tensor else ring in self.given
+                self.require((end == "empty") == fills == before, f"waits until {ring} is {end}")
+            case Give(ring, _, value):
+                known = not produces and ring in self.rings and not self.rings[ring].tensor
+                self.require(known and self.rings[ring].tile.dims == value.dims, f"gives {ring}")
             case (
                 Free(ring, _)
                 | Read(_, View(ring, _, _))

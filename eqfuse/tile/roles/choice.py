@@ -69,6 +69,9 @@ MOST = 256
 HELD = {2: 240, 3: 160}
 """Registers of a consumer's thread, by the number of consumers."""
 
+LED_HELD = 184
+"""Those of a consumer that a leader computes for."""
+
 AT_START = {2: 168, 3: 128}
 """Those that its instructions may use, which is how many each thread of a block begins with."""
 
@@ -243,7 +246,7 @@ def _suited(divide: Divide, schedules: Sequence[Roles]) -> Callable[[Roles], Rol
             return None
 
     kinds = {
-        (s.delayed, s.persistent, s.ahead, s.columns): s for s in reversed(schedules)
+        (s.delayed, s.persistent, s.ahead, s.columns, s.led): s for s in reversed(schedules)
     }  # the cheapest of each kind
     if not any(made(schedule) for schedule in reversed(kinds.values())):
         divide(replace(schedules[0], slots=SLOTS[0]))
@@ -252,7 +255,7 @@ def _suited(divide: Divide, schedules: Sequence[Roles]) -> Callable[[Roles], Rol
 
 def _with_slots(kernel: RolesKernel, slots: int) -> RolesKernel:
     """A kernel with so many slots where it has several: what it needs, not what it does."""
-    rings = (replace(ring, slots=slots) if ring.looped else ring for ring in kernel.rings)
+    rings = (replace(ring, slots=slots) if ring.looped and ring.tensor else ring for ring in kernel.rings)
     return replace(kernel, rings=tuple(rings))
 
 
@@ -274,6 +277,9 @@ def _priced(
         made = sized(blocks, rows, WARPGROUP_ROWS, step)
         roles = Roles(made, SHARING, slots, delayed, persistent, columns=True)
         yield Price(tiles, outlook, made, columns=True).seconds(roles, residuals), roles
+        if not delayed and _repeated(tiles, block_sizes(made, outlook.extents)) > 1:
+            roles = replace(roles, consumers=SHARING + 1, led=True)
+            yield Price(tiles, outlook, made).seconds(roles, residuals), roles
     grids = [(False, False), (True, False), *((True, True) for _ in [0] if _reads_once(tiles))]
     walked = walked_columns(tiles)
     tiled = walked or any(b.kind == "grid" and b.axis != rows and (b.size or 1) > 1 for b in blocks)
@@ -332,9 +338,13 @@ class Price:
     def seconds(self, roles: Roles, residuals: RolesResiduals) -> float:
         """The predicted time of the kernel in these roles, of these blocks. Of several products whose results a block computes with,
         one is under way while the other's is computed with, as where a product is one block behind."""
-        overlapped, persistent = bool(roles.delayed) or self._several, roles.persistent
+        overlapped, persistent = bool(roles.delayed) or self._several or roles.led, roles.persistent
         found = residuals.seconds(
-            self._work, roles.consumers, roles.slots, overlapped=overlapped, persistent=persistent
+            self._work,
+            SHARING if roles.led else roles.consumers,
+            roles.slots,
+            overlapped=overlapped,
+            persistent=persistent,
         )
         found *= residuals.several if self._several else 1.0
         found -= self._work.waves * residuals.ahead if roles.ahead else 0.0
@@ -396,7 +406,7 @@ class Pricing:
             waves = _waves(self.outlook, self.outlook.config)
             eased, sums = _in_roles(self.tiles)[0] < 1, _sums(self.tiles)
             return residuals.tiles(self.outlook.otherwise, waves, eased=eased, sums=sums)
-        price = Price(self.tiles, self.outlook, roles.blocks, columns=roles.columns)
+        price = Price(self.tiles, self.outlook, roles.blocks, columns=roles.columns and not roles.led)
         return price.seconds(roles, residuals)
 
 
@@ -533,7 +543,7 @@ def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> boo
     """Whether an SM holds a thread block."""
     found = needs(kernel, extents, device)
     held = (
-        found.registers <= HELD[kernel.consumers]
+        found.registers <= (LED_HELD if kernel.led else HELD[kernel.consumers])
         and _multiplied(kernel, extents) <= AT_START[kernel.consumers]
     )
     return found.widest <= MOST and found.shared <= device.shared and held
@@ -543,7 +553,8 @@ def _multiplied(kernel: RolesKernel, extents: Mapping[str, int]) -> int:
     """Registers that the widest instruction of a product takes: a row of sums for each two threads of a warp."""
     sizes = kernel.part_sizes(block_sizes(kernel.blocks, extents))
     issued = (s for s in nested(kernel.roles[1].body) if isinstance(s, Issue))
-    return OPERANDS + max((min(sizes[s.pending.dims[1]], MOST) // 2 for s in issued), default=0)
+    most = MOST // 2 if kernel.led else MOST
+    return OPERANDS + max((min(sizes[s.pending.dims[1]], most) // 2 for s in issued), default=0)
 
 
 def _in_slot(staging: Staging, kernel: RolesKernel, sizes: Mapping[str, int]) -> bool:

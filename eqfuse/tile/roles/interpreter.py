@@ -36,6 +36,7 @@ from eqfuse.tile.roles.nodes import (
     Column,
     Fill,
     Free,
+    Give,
     Index,
     Issue,
     Items,
@@ -236,7 +237,8 @@ class _Shared:
         consumers = self.kernel.consumers
         self.meeting = _Barrier(consumers)
         for ring in self.kernel.rings:
-            self.slots[ring.name] = [_Slot(_Barrier(1), _Barrier(consumers)) for _ in range(ring.slots)]
+            readers = ring.readers or consumers
+            self.slots[ring.name] = [_Slot(_Barrier(1), _Barrier(readers)) for _ in range(ring.slots)]
 
     def run(self, roles: list[Steps]) -> None:
         first = self.timing.first % len(roles)
@@ -355,6 +357,8 @@ class _Role(Instances):
                     slot, _ = self._slot(ring, turn)
                     self.reading.discard((ring, slot))
                     self.shared.free(self.shared.slots[ring][slot])
+                case Give(ring, turn, value):
+                    self._give(ring, turn, value)
                 case Read(value, view):
                     self.values[value.name] = self._tile_of(view)
                 case Issue(pending, _, _, _, accumulator):
@@ -456,6 +460,13 @@ class _Role(Instances):
         slot, _ = self._slot(stmt.ring, stmt.turn)
         tiles = [self._copied_tile(ring.tensor, ring.tile, stmt.index, part) for part in range(ring.parts)]
         self.shared.fill(self.shared.slots[stmt.ring][slot], tiles)
+
+    def _give(self, ring: str, turn: Value, value: Value) -> None:
+        slot = self.shared.slots[ring][self._slot(ring, turn)[0]]
+        if slot.tiles is not None:
+            raise TileError(f"{self._who} gives a tile to a slot of {ring} that is still read")
+        slot.tiles = [self.values[value.name]]
+        slot.full.arrive()
 
     def _places(self, index: Index, tile: Value, part: int) -> list[Integers]:
         """The positions of a tile's elements, for each dim of its tensor."""

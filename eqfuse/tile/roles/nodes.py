@@ -10,6 +10,7 @@
               | At(axis, start)                    the block of `axis` begins at `start` from here on
               | Fill(ring, turn, index)            starts to copy a tile of a tensor to a slot; 0 past the tensor's edge
               | Wait(ring, end, turn, before)      until a slot is full, or empty again
+              | Give(ring, turn, value)            puts a tile in registers in a slot, for other consumers
               | Free(ring, turn)                   this consumer reads the slot no more
               | Read(value, view)                  the tile in a slot, in registers
               | Issue(pending, left, right, axis, accumulator)
@@ -35,7 +36,8 @@ the whole block, for every role; `Positions`, `Lanes` and `Bound` of `rows` are 
 
 Where the kernel has `columns`, consumers share those of the sums that loops carry, and each has all rows: `Columns.part` is the
 axis of a consumer's part of them. A `View` with that dim is this part of the tile in a slot. What has no such columns each
-computes by itself, and the first one stores.
+computes by itself, and the first one stores; or one more consumer, the leader, computes it, and gives the others what they
+need of it through rings of no tensor.
 
 A consumer may `Clear` a slot that others read: they have all read what is not finite before, as a `Meet` ensures. Whoever
 comes later clears what is clear.
@@ -59,7 +61,8 @@ from eqfuse.tile.nodes import Carried, Kernel, Let, Store, Value
 @dataclass(frozen=True)
 class Ring:
     """Slots of tiles of `tensor`. `tile` has the dims and dtype of one tile; `parts` is the number of consumers where each
-    has rows of its own of it, else 1. One that is `looped` is filled in loops, others once for each item."""
+    has rows of its own of it, else 1. One that is `looped` is filled in loops, others once for each item. A consumer fills one of no
+    tensor, with what it `Give`s. Where not all consumers free its slots, so many `readers` do."""
 
     name: str
     tensor: str
@@ -67,6 +70,7 @@ class Ring:
     slots: int
     parts: int
     looped: bool = True
+    readers: int = 0
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,13 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Give:
+    ring: str
+    turn: Value
+    value: Value
+
+
+@dataclass(frozen=True)
 class Free:
     ring: str
     turn: Value
@@ -237,6 +248,7 @@ Stmt = (
     | At
     | Fill
     | Wait
+    | Give
     | Free
     | Read
     | Issue
@@ -252,10 +264,12 @@ Stmt = (
 
 @dataclass(frozen=True)
 class Columns:
-    """The `axis` of whose positions each consumer has a part, of as many positions: the axis `part`."""
+    """The `axis` of whose positions each consumer but a leader has one of so many `parts`, all of as many positions: the axis
+    `part`."""
 
     axis: str
     part: str
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -293,11 +307,16 @@ class RolesKernel:
         """Parts that the positions of an axis are divided into among consumers."""
         if axis == self.rows:
             return self.row_parts
-        return self.consumers if self.columns is not None and axis == self.columns.part else 1
+        return self.columns.parts if self.columns is not None and axis == self.columns.part else 1
 
     def whole(self, axis: str) -> str:
         """The axis that the positions of a consumer's part are on."""
         return self.columns.axis if self.columns is not None and axis == self.columns.part else axis
+
+    @property
+    def led(self) -> bool:
+        """Whether the last consumer has no columns, and computes for the others."""
+        return self.columns is not None and self.columns.parts < self.consumers
 
     def part_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Positions of each axis that a consumer has, given those of thread blocks."""

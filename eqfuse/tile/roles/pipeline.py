@@ -39,6 +39,7 @@ from eqfuse.tile.roles.nodes import (
     Await,
     Clear,
     Free,
+    Give,
     Issue,
     Look,
     Loop,
@@ -362,6 +363,8 @@ class _Pipeline:
                     for each in nested((stmt,)):
                         for value in defined_by(each):
                             names[value.name] = self.fresh.like(value, "of")
+                if isinstance(stmt, Give):
+                    made.append(Wait(stmt.ring, "empty", turns[at], before=True))
                 made.append(self._at_turn(renamed(stmt, names), turns[at]))
             if what != "issue":
                 made += [
@@ -376,7 +379,7 @@ class _Pipeline:
         match stmt:
             case Read(view=view) | Look(view=view) | Clear(view):
                 return replace(stmt, view=replace(view, turn=turn)) if view.ring in self.used else stmt
-            case Wait():
+            case Wait() | Give():
                 return replace(stmt, turn=turn)
             case When(body=body) | Loop(body=body):
                 return replace(stmt, body=tuple(self._at_turn(inner, turn) for inner in body))

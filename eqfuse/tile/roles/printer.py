@@ -16,6 +16,7 @@ from eqfuse.tile.roles.nodes import (
     Column,
     Fill,
     Free,
+    Give,
     Index,
     Issue,
     Items,
@@ -65,7 +66,8 @@ class _Printer:
             yield f"    {show_block(block)}{shared}"
         for ring in kernel.rings:
             parts = f", {ring.parts} parts" if ring.parts > 1 else ""
-            yield f"    ring {typed(ring.tile)} of {ring.tensor}: {ring.slots} slots{parts}"
+            source = f"of {ring.tensor}" if ring.tensor else "of the leader"
+            yield f"    ring {typed(ring.tile)} {source}: {ring.slots} slots{parts}"
         for staging in kernel.staging:
             over = f", in {staging.over}" if staging.over else ""
             yield f"    staging {typed(staging.tile)} of {staging.tensor}{over}"
@@ -115,6 +117,8 @@ class _Printer:
                 return f"wait {ring}[{self._name(turn)}] {end}{' before' if before else ''}"
             case Free(ring, turn):
                 return f"free {ring}[{self._name(turn)}]"
+            case Give(ring, turn, value):
+                return f"give {self._name(value)} to {ring}[{self._name(turn)}]"
             case Read(value, view):
                 return f"{typed(value)} = read {self._operand(view)}"
             case Issue(pending, left, right, axis, accumulator):

@@ -6,13 +6,18 @@ for 64 rows. So each consumer takes all rows and a part of the columns:
     s: [i, j] = dot(q, k)                  s: [i, j] = dot(q, k)                             the same in each consumer
     o: [i, e] = o + dot(p, v)       ->     o: [i, e_part] = o + dot(p, v as [j, e_part])     its part
 
+Where they are led, one more consumer computes what has none of these columns, once for all, and gives it to the others through
+rings of its own, while these multiply what it gave before:
+
+    leader:  s = dot(q, k); p = exp2(s - m); give p         others:  o: [i, e_part] = o + dot(p given, v as [j, e_part])
+
 Tiles that are copied stay whole, be they operands along the axis (the features of `q` and `k`) or columns (those of `v`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from eqfuse.tile.nodes import (
     Align,
@@ -30,9 +35,9 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.roles.names import Fresh
-from eqfuse.tile.roles.nodes import Columns, Items, Loop, Put, Result, Stmt, When
+from eqfuse.tile.roles.nodes import Columns, Give, Items, Loop, Put, Result, Ring, Stmt, When
 from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.roles.walk import nested, pruned, read_by
+from eqfuse.tile.roles.walk import defined_by, nested, pruned, read_by
 from eqfuse.tile.walk import operands, with_operands
 
 
@@ -132,3 +137,117 @@ class _Sharing:
                 self._read(operands(op))
         names = {v.name: self._of(v) for v in operands(op)}
         yield Let(self._of(value), with_operands(op, names))
+
+
+@dataclass(frozen=True)
+class Led:
+    """The bodies of the leader and of the others, and the rings of what it gives, by the names of the values."""
+
+    leader: tuple[Stmt, ...]
+    others: tuple[Stmt, ...]
+    given: Mapping[str, Ring]
+
+
+def led(body: Sequence[Stmt], columns: Columns, copies: Collection[str], slots: int, turn: Value) -> Led:
+    """A body that consumers share by columns, as one that computes what has none of them and one that is left to the others.
+    What the leader gives has so many `slots`, and is given at a `turn` that the pipeline replaces. Raises Unsuited."""
+    return _Leading(body, columns, copies, slots, turn).run()
+
+
+class _Leading:
+    def __init__(
+        self, body: Sequence[Stmt], columns: Columns, copies: Collection[str], slots: int, turn: Value
+    ) -> None:
+        self.body, self.columns, self.copies, self.slots, self.turn = body, columns, copies, slots, turn
+        self.whole: set[str] = set()  # tiles in slots
+        self.found: set[str] = (
+            set()
+        )  # what follows from products, slots or what loops carry: it is computed once
+        self.given: dict[str, Ring] = {}
+        self._look(body, in_loop=False)
+
+    def run(self) -> Led:
+        if not self.given:
+            raise Unsuited("consumers that share columns need nothing of a leader")
+        leader = tuple(self._leader(self.body))
+        others = tuple(self._others(self.body))
+        return Led(leader, others, self.given)
+
+    def _is_own(self, value: Value) -> bool:
+        return self.columns.part in value.dims
+
+    def _look(self, body: Iterable[Stmt], *, in_loop: bool) -> None:
+        """Finds what is computed once, and which of it the others read."""
+        for stmt in body:
+            match stmt:
+                case Let(value, LoadTile()) if value.name in self.copies:
+                    self.whole.add(value.name)
+                    continue
+                case Let(value, Align(of)) if of.name in self.whole:
+                    self.whole.add(value.name)
+                    continue
+                case Loop(carried=carried, body=inner):
+                    if any(isinstance(each, Loop) for each in inner):
+                        raise Unsuited("a leader of loops inside of loops")
+                    self.found |= {item.value.name for item in carried}
+                    self._look(inner, in_loop=True)
+                    for item in carried:
+                        if self._is_own(item.value) != self._is_own(item.next):
+                            raise Unsuited(f"{item.value.name} is carried without its columns")
+                    continue
+                case When(body=inner, results=results):
+                    if any(self._is_own(v) for each in nested(inner) for v in defined_by(each)):
+                        raise Unsuited("a branch that has columns which consumers share")
+                    self._look(inner, in_loop=in_loop)
+                    self.found |= {result.value.name for result in results}
+                    continue
+            read = read_by(stmt)
+            once = isinstance(stmt, Let) and isinstance(stmt.op, Dot)
+            if once or any(v.name in self.found | self.whole for v in read):
+                self.found |= {value.name for value in defined_by(stmt)}
+            if self._has_columns(stmt):
+                for value in read:
+                    if value.name in self.found and not self._is_own(value) and value.name not in self.whole:
+                        self._gives(value, in_loop)
+
+    def _has_columns(self, stmt: Stmt) -> bool:
+        if isinstance(stmt, Store):
+            return self._is_own(stmt.value)
+        return any(map(self._is_own, defined_by(stmt)))
+
+    def _gives(self, value: Value, in_loop: bool) -> None:
+        if not value.dims:
+            raise Unsuited(f"{value.name} is computed by a leader, and is no tile")
+        self.given[value.name] = Ring(
+            f"{value.name}_given", "", value, self.slots if in_loop else 1, 1, in_loop
+        )
+
+    def _leader(self, body: Iterable[Stmt]) -> Iterator[Stmt]:
+        for stmt in body:
+            match stmt:
+                case Loop(axis, start, stop, carried, inner):
+                    items = tuple(item for item in carried if not self._is_own(item.value))
+                    yield Loop(axis, start, stop, items, tuple(self._leader(inner)))
+                case _ if not self._has_columns(stmt):
+                    yield stmt
+            for value in defined_by(stmt):
+                if value.name in self.given:
+                    yield Give(self.given[value.name].name, self.turn, value)
+
+    def _others(self, body: Iterable[Stmt]) -> Iterator[Stmt]:
+        """Without what is computed once: what is given is loaded from its slot."""
+        for stmt in body:
+            for value in defined_by(stmt):
+                if value.name in self.given:
+                    yield Let(value, LoadTile(self.given[value.name].name, (), None, 0.0))
+            match stmt:
+                case Loop(axis, start, stop, carried, inner):
+                    items = tuple(item for item in carried if self._is_own(item.value))
+                    if items:
+                        yield Loop(axis, start, stop, items, tuple(self._others(inner)))
+                case When():
+                    pass
+                case Store() if not self._is_own(stmt.value):
+                    pass
+                case _ if self._has_columns(stmt) or not any(v.name in self.found for v in defined_by(stmt)):
+                    yield stmt

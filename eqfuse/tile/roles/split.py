@@ -45,6 +45,7 @@ from eqfuse.tile.roles.nodes import (
     Columns,
     Fill,
     Free,
+    Give,
     Index,
     Items,
     Loop,
@@ -62,7 +63,7 @@ from eqfuse.tile.roles.rests import Rests, rests_first
 from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.scaled_maxima import scaled_last
 from eqfuse.tile.roles.settled import settled
-from eqfuse.tile.roles.sharing import of_part, shared, shared_axis
+from eqfuse.tile.roles.sharing import Led, led, of_part, shared, shared_axis
 from eqfuse.tile.roles.started import started
 from eqfuse.tile.roles.turned import turned
 from eqfuse.tile.roles.unsuited import Unsuited
@@ -71,6 +72,9 @@ from eqfuse.tile.storage import buffer_dtypes
 
 STAGED_BYTES = 2
 """Bytes of the widest numbers of outputs that go through shared memory."""
+
+GIVEN_SLOTS = 1
+"""Slots of what a leader gives: it computes the next while the others multiply this."""
 
 MULTIPLIED = ("f16", "bf16", "f8e4m3")
 """Dtypes whose products have roles."""
@@ -123,14 +127,16 @@ class _Split:
         self.units: dict[str, str] = {}
         body = tuple(_loops(kernel.body))
         self.fresh = Fresh(names_in(body))
-        # Nothing is under way at the end of loops without delayed products: a branch in each trip is not worth it there.
-        body = joined(tuple(map(self._joined_inside, body)), self.fresh, branches=bool(schedule.delayed))
+        # Nothing is under way at the end of loops without delayed products or a leader: a branch in each trip is not worth it there.
+        behind = bool(schedule.delayed) or schedule.led
+        body = joined(tuple(map(self._joined_inside, body)), self.fresh, branches=behind)
         body = branched(body)
         self.body = masked_behind(body, self.tensors, self.fresh)
         self.ops = ops_of(self.body)
         self.rows = self._rows()
         self._supported()
         self.columns = self._columns() if schedule.columns else None
+        self.led: Led | None = None
         self.copies: dict[str, _Copy] = {}
         self._find_copies(self.body, in_loop=False)
         self.filled = self.body
@@ -185,16 +191,20 @@ class _Split:
 
     def _columns(self) -> Columns:
         axis = shared_axis(self.body, self.rows)
-        return Columns(axis, self.fresh.value(f"{axis}_part", (), "i32").name)
+        parts = self.schedule.consumers - self.schedule.led
+        return Columns(axis, self.fresh.value(f"{axis}_part", (), "i32").name, parts)
 
     def _share(self, columns: Columns) -> None:
         """What consumers do that share columns, in the place of what the tiles of the kernel do."""
         block = next(b for b in self.kernel.blocks if b.axis == columns.axis)
-        if block.size is not None and block.size % self.schedule.consumers:
-            raise Unsuited(f"{block.size} columns are not divided by {self.schedule.consumers}")
+        if block.size is not None and block.size % columns.parts:
+            raise Unsuited(f"{block.size} columns are not divided by {columns.parts}")
         self.body = shared(self.body, columns, self.copies, self.fresh)
         self.ops = ops_of(self.body)
         self.tensors = replace(self.tensors, root={**self.tensors.root, columns.part: columns.axis})
+        if self.schedule.led:
+            turn = self.fresh.value("turn_given", (), "i32")
+            self.led = led(self.body, columns, self.copies, GIVEN_SLOTS, turn)
 
     # What the producer copies ---------------------------------------------------------------------------
 
@@ -285,10 +295,20 @@ class _Split:
         kernel, schedule = self.kernel, self.schedule
         persistent = schedule.persistent
         producer = self._role(self._producer)
-        body = pruned(cut(self._role(self._consumer), self.fresh))
-        self._in_registers(body)
-        consumers = [Role("consumer", part, self._of_part(body, part)) for part in range(schedule.consumers)]
         rings = tuple(dict.fromkeys(copy.ring for copy in self.copies.values()))
+        if self.led is None:
+            body = self._consuming(self.body)
+            consumers = [
+                Role("consumer", part, self._of_part(body, part)) for part in range(schedule.consumers)
+            ]
+        else:
+            others, leader = self._consuming(self.led.others), self._consuming(self.led.leader)
+            consumers = [Role("consumer", part, others) for part in range(schedule.consumers - 1)]
+            consumers.append(Role("leader", schedule.consumers - 1, leader))
+            rings = tuple(
+                replace(ring, readers=_readers(ring, consumers))
+                for ring in (*rings, *self.led.given.values())
+            )
         # Items of like lengths run side by side: the axis along which they differ varies slowest.
         grid = sorted(kernel.grid, key=kernel.backwards.__contains__) if persistent else kernel.grid
         roles = (Role("producer", None, producer), *consumers)
@@ -306,6 +326,13 @@ class _Split:
             settled(roles),
             self.columns,
         )
+
+    def _consuming(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """A consumer's role, which does what a body says."""
+        self.body = body
+        made = pruned(cut(self._role(self._consumer), self.fresh))
+        self._in_registers(made)
+        return made
 
     def _of_part(self, body: tuple[Stmt, ...], part: int) -> tuple[Stmt, ...]:
         return body if self.columns is None else of_part(body, self.columns, part)
@@ -354,13 +381,15 @@ class _Split:
         """The next turn of all rings that loops fill, which is one in a persistent grid."""
         looped = {c.ring.name for c in self.copies.values() if c.ring.name not in self._outside()}
         last = {turns.get(ring, turn) for ring in looped}
+        if self.led is not None and len(last) > 1:  # rings that others read
+            last -= {turn}
         if len(last) > 1 and self.schedule.persistent:
             raise Unsuited("loops fill rings in different turns")
         return last.pop() if last else turn
 
     def _outside(self) -> set[str]:
         """The rings of loads outside of loops."""
-        loads = {s.value.name for s in self.body if isinstance(s, Let)}
+        loads = {s.value.name for s in self.filled if isinstance(s, Let)}
         return {copy.ring.name for name, copy in self.copies.items() if name in loads}
 
     def _filled(self, loop: Loop, turns: dict[str, Value], zero: Value) -> Iterator[Stmt]:
@@ -436,6 +465,7 @@ class _Split:
 
     def _consumer(self, item: Value, turn: Value, met: Value) -> tuple[list[Stmt], Value, Value]:
         rings = {name: copy.ring for name, copy in self.copies.items()}
+        rings |= {} if self.led is None else self.led.given
         rests = Rests(self.ops, rings, self.fresh)
         top = [stmt for stmt in self.body if not isinstance(stmt, Loop)]
         outside = sources(top, rings)
@@ -444,6 +474,9 @@ class _Split:
         made: list[Stmt] = []
         run: list[Stmt] = []
         for stmt in self.body:
+            if isinstance(stmt, Give):
+                run += (Wait(stmt.ring, "empty", item, before=True), replace(stmt, turn=item))
+                continue
             if not isinstance(stmt, Loop):
                 run += self._stored(stmt)
                 continue
@@ -504,6 +537,12 @@ class _Split:
                 if all(a == b or None in (a, b) for a, b in sizes):
                     return ring.name
         return None
+
+
+def _readers(ring: Ring, consumers: Sequence[Role]) -> int:
+    """How many consumers free the slots of a ring; 0 for all of them, or where none are freed."""
+    freeing = sum(any(isinstance(s, Free) and s.ring == ring.name for s in nested(r.body)) for r in consumers)
+    return 0 if freeing == len(consumers) else freeing
 
 
 def _waits(run: Sequence[Stmt], outside: Mapping[str, Source]) -> set[str]:

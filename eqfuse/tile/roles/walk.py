@@ -14,6 +14,7 @@ from eqfuse.tile.roles.nodes import (
     Column,
     Fill,
     Free,
+    Give,
     Index,
     Issue,
     Items,
@@ -65,6 +66,8 @@ def read_by(stmt: Stmt) -> tuple[Value, ...]:
             return (turn,)
         case Column(_, tile, place):
             return (tile, place)
+        case Give(_, turn, value):
+            return (turn, value)
         case Issue(_, left, right, _, accumulator):
             first = left.turn if isinstance(left, View) else left
             return (first, right.turn, *(() if accumulator is None else (accumulator,)))
@@ -136,6 +139,8 @@ def renamed(stmt: Stmt, names: Mapping[str, Value]) -> Stmt:
             return replace(stmt, turn=of(stmt.turn))
         case Free(ring, turn):
             return Free(ring, of(turn))
+        case Give(ring, turn, value):
+            return Give(ring, of(turn), of(value))
         case Read(value, old):
             return Read(of(value), view(old))
         case Look(value, old):
