@@ -42,7 +42,7 @@ def _write(node: Any, writeline: Callable[[Any], None]) -> None:
     from torch._inductor.virtualized import V
 
     wrapper = V.graph.wrapper_code
-    if V.graph.fx_wrapper:  # it makes a graph of what is written
+    if getattr(V.graph, "fx_wrapper", False):  # it makes a graph of what is written
         writeline(ExternKernelAllocLine(wrapper, node))
         return
     given: list[str] = [*node.codegen_args(), *node.codegen_kwargs()]
@@ -55,6 +55,9 @@ def _write(node: Any, writeline: Callable[[Any], None]) -> None:
 
 
 def _is_fixed(node: Any) -> bool:
-    """Whether the sizes and strides of a tensor of the graph are numbers."""
-    numbers: Sequence[Any] = (*node.get_size(), *node.get_stride())
+    """Whether the sizes and strides of a tensor of the graph are numbers, as far as it has been laid out."""
+    strides = node.maybe_get_stride()
+    if strides is None:
+        return False
+    numbers: Sequence[Any] = (*node.get_size(), *strides)
     return all(getattr(number, "is_number", isinstance(number, int)) for number in numbers)
