@@ -15,6 +15,7 @@ from eqfuse.tile.roles.nodes import (
     Column,
     Fill,
     Free,
+    Give,
     Issue,
     Items,
     Look,
@@ -68,6 +69,10 @@ def _produces(role: Role) -> bool:
 
 def _consumes(role: Role) -> bool:
     return role.part == 1
+
+
+def _leads(role: Role) -> bool:
+    return role.name == "leader"
 
 
 def _first_consumes(role: Role) -> bool:
@@ -283,7 +288,7 @@ def _through(program: RolesProgram) -> Iterator[RolesProgram]:
 def _stored_by_all(program: RolesProgram) -> Iterator[RolesProgram]:
     """What one consumer stores for all, another one stores too."""
     for place, kernel in enumerate(program.kernels):
-        if isinstance(kernel, RolesKernel) and kernel.columns is not None:
+        if isinstance(kernel, RolesKernel) and kernel.columns is not None and not kernel.led:
             producer, first, second, *others = kernel.roles
             roles = (producer, first, replace(first, part=second.part), *others)
             kernels = list(program.kernels)
@@ -355,6 +360,26 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         ("another column", "of the weights, by hand", _each(_last_column, _first_consumes)),
         ("two consumers store what they share", "each has its part of the columns alone", _stored_by_all),
         ("parts of another size", "than consumers have of the columns", _whole_part),
+        (
+            "nothing is given",
+            "by the leader",
+            _each(_dropped(Give), _leads),
+        ),
+        (
+            "what is given is overwritten",
+            "no wait until empty, or full",
+            _each(_dropped(Wait), _leads),
+        ),
+        (
+            "something is given twice",
+            "to one slot",
+            _each(lambda stmt: [(stmt, stmt)] if isinstance(stmt, Give) else [], _leads),
+        ),
+        (
+            "the leader's phase is flipped",
+            "of a slot that it fills, or reads",
+            _flipped(_leads),
+        ),
         (
             "a product under way is left out",
             "that another one starts from",

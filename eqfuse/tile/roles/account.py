@@ -6,15 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from eqfuse.extract.devices import Device
 from eqfuse.tile.nodes import Elementwise, For, Kernel, Let, ReduceTile
-from eqfuse.tile.roles.choice import HELD, Undone, needs
+from eqfuse.tile.printer import typed
+from eqfuse.tile.roles.choice import LEADING_HELD, Undone, held_by, needs
 from eqfuse.tile.roles.early_masks import masked_first
 from eqfuse.tile.roles.nodes import (
     Await,
     Fill,
     Free,
+    Give,
     Issue,
     Items,
     Loop,
+    Role,
     RolesKernel,
     Stmt,
     Wait,
@@ -53,6 +56,7 @@ def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> I
         f"{ring.name} ({ring.slots} slot{'s' if ring.slots > 1 else ''} of {ring.tile.dtype}[{', '.join(ring.tile.dims)}]"
         + (f", {ring.parts} parts)" if ring.parts > 1 else ")")
         for ring in kernel.rings
+        if ring.tensor
     )
     rows = next(block.size for block in kernel.blocks if block.axis == kernel.rows)
     yield f"producer: one warp, fills {filled}"
@@ -64,7 +68,8 @@ def _roles(kernel: RolesKernel, device: Device, extents: Mapping[str, int]) -> I
     found = needs(kernel, extents, device)
     yield (
         f"an SM: {found.shared / 1024:.0f} of {device.shared / 1024:.0f} KB of shared memory; "
-        f"about {found.registers} of {HELD[kernel.consumers]} registers of a consumer's thread"
+        f"about {found.registers} of {held_by(kernel)} registers of a consumer's thread"
+        + (f", {found.leading} of {LEADING_HELD} of the leader's" if kernel.led else "")
     )
 
 
@@ -81,7 +86,16 @@ def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
     after = sum(isinstance(stmt, Loop) for stmt in nested(kernel.roles[0].body))
     yield f"joined ranges: {f'{before} loops became {after}' if after < before else 'nothing to do'}"
     fills = sum(isinstance(stmt, Fill) for stmt in nested(kernel.roles[0].body))
-    yield f"producer split: {_count('copy', 'copies', fills)} to {_count('ring', 'rings', len(kernel.rings))}"
+    yield f"producer split: {_count('copy', 'copies', fills)} to {_count('ring', 'rings', sum(bool(ring.tensor) for ring in kernel.rings))}"
+    if kernel.columns is not None:
+        given = ", ".join(typed(ring.tile) for ring in kernel.rings if not ring.tensor)
+        which = f"{kernel.columns.parts} parts of {kernel.columns.axis}"
+        by = (
+            f"a leader computes what has none, and gives {given}"
+            if kernel.led
+            else "each computes what has none"
+        )
+        yield f"columns: {which}; {by}"
     behind = [s for s in nested(kernel.roles[1].body) if isinstance(s, Loop) and _is_behind(s)]
     yield f"pipeline: {_count('loop runs', 'loops run', len(behind))} products one block behind"
     for staging in kernel.staging:
@@ -92,7 +106,8 @@ def _passes(tiles: Kernel, kernel: RolesKernel) -> Iterator[str]:
 
 def _is_behind(loop: Loop) -> bool:
     """Whether products of two blocks are under way at once."""
-    issued = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, Issue)]
+    started = {s.pending for s in loop.body if isinstance(s, Issue)}
+    issued = [n for n, s in enumerate(loop.body) if isinstance(s, Issue) and s.accumulator not in started]
     awaited = [n for n, stmt in enumerate(loop.body) if isinstance(stmt, Await)]
     return len(issued) > 1 and issued[1] < awaited[0]
 
@@ -120,13 +135,19 @@ def _changed(before: Kernel, after: Kernel) -> int:
 
 def _steady(kernel: RolesKernel) -> Iterator[str]:
     """The loops of a consumer, all but the order of products and slots left out."""
-    yield "a trip of a consumer's loop:"
-    for stmt in nested(kernel.roles[1].body):
+    yield from _trips(kernel, kernel.roles[1], "consumer")
+    if kernel.led:
+        yield from _trips(kernel, kernel.roles[-1], "leader")
+
+
+def _trips(kernel: RolesKernel, role: Role, who: str) -> Iterator[str]:
+    yield f"a trip of a {who}'s loop:"
+    for stmt in nested(role.body):
         if isinstance(stmt, Loop):
             yield f"  for blocks of {stmt.axis}:"
             count = 0
             for inner in stmt.body:
-                if isinstance(inner, Issue | Await | Wait | Free):
+                if isinstance(inner, Issue | Await | Wait | Free | Give):
                     if count:
                         yield f"    ... {_count('operation', 'operations', count)}"
                     count = 0

@@ -45,6 +45,7 @@ from eqfuse.tile.roles.nodes import (
     Loop,
     Meet,
     Read,
+    Role,
     RolesKernel,
     Staging,
     Stmt,
@@ -69,8 +70,8 @@ MOST = 256
 HELD = {2: 240, 3: 160}
 """Registers of a consumer's thread, by the number of consumers."""
 
-LED_HELD = 184
-"""Those of a consumer that a leader computes for."""
+LED_HELD, LEADING_HELD = 184, 120
+"""Those of a consumer that a leader computes for, and of the leader."""
 
 AT_START = {2: 168, 3: 128}
 """Those that its instructions may use, which is how many each thread of a block begins with."""
@@ -438,6 +439,8 @@ def undone(tiles: Kernel, outlook: Outlook, roles: Roles, divide: Divide) -> Ite
     others: dict[str, Roles] = {}
     if roles.delayed:
         others["no product behind"] = replace(roles, delayed=())
+    if roles.led:
+        others["no leader"] = replace(roles, consumers=roles.consumers - 1, led=False)
     grid = "one thread block for each item" if roles.persistent else "one thread block for each SM"
     others[grid] = replace(roles, persistent=not roles.persistent, ahead=False)
     if roles.persistent and _reads_once(tiles):
@@ -504,12 +507,13 @@ def _waves(outlook: Outlook, config: KernelConfig) -> int:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes of shared memory of a thread block, registers of a consumer's thread, and positions of an axis in the widest
-    tile that is copied."""
+    """Bytes of shared memory of a thread block, registers of a consumer's thread, positions of an axis in the widest
+    tile that is copied, and registers of a leader's thread."""
 
     shared: int
     registers: int
     widest: int
+    leading: int = 0
 
 
 def needs(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> Needs:
@@ -526,24 +530,35 @@ def needs(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> Ne
         for staging in kernel.staging
         if not _in_slot(staging, kernel, parts)
     )
-    held = max((_held(loop, bytes_of) for loop in _loops(kernel)), default=0)
-    registers = held / REGISTER_BYTES / (WARPGROUP * device.lanes)
-    registers += ADDRESSES + (ITEM_ADDRESSES if kernel.persistent else 0) + _loaded(kernel, parts)
+    beside = ADDRESSES + (ITEM_ADDRESSES if kernel.persistent else 0)
+
+    def tiles_of(role: Role) -> float:
+        held = max((_held(loop, bytes_of) for loop in _loops(role)), default=0)
+        return held / REGISTER_BYTES / (WARPGROUP * device.lanes) + beside
+
+    registers = tiles_of(kernel.roles[1]) + _loaded(kernel, parts)
+    leading = tiles_of(kernel.roles[-1]) if kernel.led else 0
     if any(isinstance(s, Let) and _eased(s) for s in nested(kernel.roles[1].body)):
         registers += POLYNOMIAL_REGISTERS
     widest = max((parts[axis] for ring in kernel.rings for axis in ring.tile.dims[:-1]), default=0)
-    return Needs(shared, math.ceil(registers), widest)
+    return Needs(shared, math.ceil(registers), widest, math.ceil(leading))
 
 
 def _eased(let: Let) -> bool:
     return isinstance(let.op, Elementwise) and let.op.fn in POLYNOMIALS and len(let.value.dims) == 2
 
 
+def held_by(kernel: RolesKernel) -> int:
+    """Registers that a consumer's thread may hold."""
+    return LED_HELD if kernel.led else HELD[kernel.consumers]
+
+
 def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> bool:
     """Whether an SM holds a thread block."""
     found = needs(kernel, extents, device)
     held = (
-        found.registers <= (LED_HELD if kernel.led else HELD[kernel.consumers])
+        found.registers <= held_by(kernel)
+        and found.leading <= LEADING_HELD
         and _multiplied(kernel, extents) <= AT_START[kernel.consumers]
     )
     return found.widest <= MOST and found.shared <= device.shared and held
@@ -580,8 +595,8 @@ def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
     return POINTER * len(lets) + max((sizes[axis] // ROW_THREADS for (axis,) in columns), default=0)
 
 
-def _loops(kernel: RolesKernel) -> Iterator[Loop]:
-    for stmt in nested(kernel.roles[1].body):
+def _loops(role: Role) -> Iterator[Loop]:
+    for stmt in nested(role.body):
         if isinstance(stmt, Loop):
             yield stmt
 
