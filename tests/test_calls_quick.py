@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,8 +19,8 @@ from eqfuse.calls.quick import quick
 SCALED = "n: i32\ny[i] = sum[j](where(j < n, x[i,j], 0)) * a"
 
 
-def made(values: dict[str, Any], addresses: list[int]) -> list[int]:
-    return addresses
+def made(values: Mapping[str, Any], addresses: Sequence[int]) -> list[int]:
+    return list(addresses)
 
 
 X, OTHER = torch.randn(4, 8), torch.randn(4, 8)
@@ -46,6 +46,13 @@ def test_what_differs_in_memory_and_numbers_alone_is_alike() -> None:
     found = quick(made, GIVEN, None)
     assert found(GIVEN, None) == [X.data_ptr()]
     assert found({**GIVEN, "x": OTHER, "a": -1.5}, None) == [OTHER.data_ptr()]
+
+
+def test_addresses_that_16_does_not_divide_are_a_kind() -> None:
+    given = {"x": X, "y": BASE[1:33].view(4, 8)}
+    found = quick(made, given, None)
+    assert found({"x": OTHER, "y": BASE[2:34].view(4, 8)}, None) == [OTHER.data_ptr(), BASE.data_ptr() + 8]
+    assert found({"x": OTHER, "y": X}, None) is found({**given, "x": BASE[3:35].view(4, 8)}, None) is None
 
 
 @pytest.mark.parametrize(

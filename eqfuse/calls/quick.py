@@ -7,8 +7,9 @@ they require grad. Addresses and numbers are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from operator import itemgetter
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -27,52 +28,62 @@ def _never(values: Mapping[str, Any], sizes: Any) -> None:
 
 
 def quick(
-    call: Callable[[Mapping[str, Any], list[int]], Any], values: Mapping[str, Any], sizes: Any
+    call: Callable[[Mapping[str, Any], Sequence[int]], Any], values: Mapping[str, Any], sizes: Any
 ) -> Quick:
     """What runs calls like this one, which has a key, by `call`: none where torch has no such guards, or there is nothing to
     compare."""
-    tensors = [place for place, value in enumerate(values.values()) if isinstance(value, torch.Tensor)]
+    tensors = {f"v{n}": value for n, value in enumerate(values.values()) if isinstance(value, torch.Tensor)}
     guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
     if guards is None or not tensors or (sizes is not None and type(sizes) is not dict):
         return _never
-    names, given = tuple(values), tuple(values.values())
-    whole = {place: value for place, value in enumerate(given) if type(value) is int}
-    real = [place for place, value in enumerate(given) if type(value) is float]
-    kind, wanted = type(sizes), None if sizes is None else dict(sizes)
-    take = itemgetter(*tensors) if len(tensors) > 1 else lambda given: (given[tensors[0]],)
     try:
-        check = guards(*take(given), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        check = guards(*tensors.values(), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     except (TypeError, RuntimeError):  # another version's
         return _never
-    unaligned = [each.data_ptr() & ALIGNMENT != 0 for each in take(given)]
-    are_aligned = not any(unaligned)
-    is_tracked = any(each.requires_grad for each in take(given))
+    others = ["not is_plain()", "is_traced()", "level() is not None", "forward_ad._current_level >= 0"]
+    others += ["sizes is not None" if sizes is None else "type(sizes) is not dict or sizes != wanted"]
+    whole = {}
+    for place, value in enumerate(values.values()):
+        if type(value) is int:
+            whole[f"n{place}"] = value
+            others.append(f"type(v{place}) is not int or v{place} != n{place}")
+        elif type(value) is float:
+            others.append(f"type(v{place}) is not float")
+    if any(tensor.requires_grad for tensor in tensors.values()):
+        others.append("is_grad_enabled()")
+    unaligned = [name for name, tensor in tensors.items() if tensor.data_ptr() & ALIGNMENT]
+    if unaligned:
+        kept = [f"({'not ' * (name not in unaligned)}a{name} & {ALIGNMENT})" for name in tensors]
+        aligned = " and ".join(kept)
+    else:
+        aligned = f"not ({' | '.join(f'a{name}' for name in tensors)}) & {ALIGNMENT}"
+    lines = [
+        "def run(values, sizes):",
+        "    if tuple(values) != names:",
+        "        return None",
+        f"    {', '.join(f'v{n}' for n in range(len(values)))}, = values.values()",
+        f"    if not check({', '.join(tensors)}) or {' or '.join(others)}:",
+        "        return None",
+        *[f"    a{name} = {name}.data_ptr()" for name in tensors],
+        f"    return call(values, ({', '.join(f'a{name}' for name in tensors)},)) if {aligned} else None",
+    ]
+    namespace = {
+        "names": tuple(values),
+        "wanted": None if sizes is None else dict(sizes),
+        "call": call,
+        "check": check,
+        "is_plain": is_plain,
+        "is_traced": is_traced,
+        "level": maybe_current_level,
+        "forward_ad": forward_ad,
+        "is_grad_enabled": torch.is_grad_enabled,
+        **whole,
+    }
+    exec(_code("\n".join(lines)), namespace)  # noqa: S102  (the text above)
+    found: Quick = namespace["run"]
+    return found
 
-    def run(values: Mapping[str, Any], sizes: Any) -> Any:
-        if tuple(values) != names or type(sizes) is not kind or sizes != wanted:
-            return None
-        given = tuple(values.values())
-        tensors = take(given)
-        if not check(*tensors) or not is_plain() or is_traced():
-            return None
-        if maybe_current_level() is not None or forward_ad._current_level >= 0:
-            return None
-        if is_tracked and torch.is_grad_enabled():
-            return None
-        for place in real:
-            if type(given[place]) is not float:
-                return None
-        for place, number in whole.items():
-            if type(given[place]) is not int or given[place] != number:
-                return None
-        addresses = []
-        together = 0
-        for each in tensors:
-            address = each.data_ptr()
-            together |= address
-            addresses.append(address)
-        if together & ALIGNMENT if are_aligned else unaligned != [a & ALIGNMENT != 0 for a in addresses]:
-            return None
-        return call(values, addresses)
 
-    return run
+@lru_cache(256)
+def _code(text: str) -> CodeType:
+    return compile(text, "<eqfuse call>", "exec")
