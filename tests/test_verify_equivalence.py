@@ -416,6 +416,12 @@ def test_a_counterexample_is_seen_in_real_values(left: str, right: str) -> None:
         assert abs(found.expected - found.found) > (1e-9 if "erf" in left else 0.1)
 
 
+def test_the_sign_of_what_has_no_value_is_no_sign_of_a_number() -> None:
+    for left, right in permutations(("y[i] = sign(sqrt(x[i]))", "y[i] = sign(sqrt(abs(x[i])))")):
+        assert equivalent(left, right).counterexample
+    assert equivalent("y[i] = sign(sqrt(x[i]))", "y[i] = sign(abs(sqrt(x[i])))")
+
+
 def test_an_axis_that_no_input_has_hides_no_counterexample() -> None:
     one, other = (f"x: f32[j]\ne[i, j] = {x} - f16({x} // 2)" for x in ("x[j]", "max(x[j], -5)"))
     for left, right in permutations((one, other)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -314,6 +315,21 @@ def test_a_rounded_number_is_equal_to_a_sum_in_any_order(
         both = aware.where(np.array([[True, False]]), x, total)
         found = aware.reduce("max", both, 1)
     assert (found.p == one.p).all()
+
+
+def test_the_greater_of_numbers_whose_rounded_forms_have_no_value_is_that_of_the_numbers(
+    rng: np.random.Generator,
+) -> None:
+    """1 / f16(1e-9) divides by 0: the greater of two such numbers is the same in either order."""
+    aware = CastAware(seed=1)
+    number = aware.draw(np.array([[0.5, 2.0]]), rng)
+    lost = aware.call("bf16", [aware.full((1, 2), np.nan)])
+    x, y = (
+        replace(aware.take(number, (slice(None), [at])), rounded=aware.take(lost, (slice(None), [0])))
+        for at in (0, 1)
+    )
+    for parts in ([x, y], [y, x]):
+        assert aware.call("maximum", parts).shadow == 2.0 and aware.call("minimum", parts).shadow == 0.5
 
 
 def test_seeds_change_omega_and_the_opaque_functions() -> None:

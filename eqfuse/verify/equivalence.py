@@ -126,6 +126,7 @@ def _compared(
     """What two programs showed, whatever no trial took."""
     unseen = Unseen((pair.first, pair.second))
     stages, source = _of_pair(pair, given, defined)
+    verification.signs_of_nan = True
     with progress("verify"):
         verification.run(stages, source)
         unseen.look((pair.left, pair.right), given)

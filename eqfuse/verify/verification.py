@@ -77,6 +77,7 @@ class Verification:
         self._searched: list[Mapping[str, int]] = []
         self.hidden: set[str] = set()
         self.unshown: Counterexample | None = None
+        self.signs_of_nan = False
         self.reason = ""
         self.counterexample: Counterexample | None = None
 
@@ -379,6 +380,7 @@ class Verification:
         rng = np.random.default_rng([self._seed, number])
         domain = self._kind.domain(int(rng.integers(2**62)))
         domain.watch = self.branches.note
+        domain.signs_of_nan = self.signs_of_nan
         self._primes = (domain.p, domain.q)
         return domain, rng
 

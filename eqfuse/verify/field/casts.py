@@ -77,7 +77,8 @@ class CastAware(FieldDomain):
         return replace(found, rounded=super().call(fn, companions))
 
     def _chosen(self, fn: str, args: Sequence[FieldArray]) -> FieldArray:
-        """One of two numbers, as the rounded ones are to each other, or where those are equal as the numbers are."""
+        """One of two numbers, as the rounded ones are to each other, or where those are equal as the numbers are; so it is where
+        neither is one (rounded to 0, a divisor leaves none)."""
         x = args[0]
         y = args[1] if len(args) > 1 else super().call("neg", [x]) if fn == "abs" else self.full((), 0.0)
         mine, other = rounded_of(x), rounded_of(y)
@@ -87,9 +88,10 @@ class CastAware(FieldDomain):
         turn = -1.0 if fn == "minimum" else 1.0
         with np.errstate(invalid="ignore"):
             after = settled_by_residues(y, x) if turn > 0 else settled_by_residues(x, y)
-            equal = self._equal(mine, other)
+            none, none_too = np.isnan(mine.shadow), np.isnan(other.shadow)
+            equal = self._equal(mine, other) | none & none_too
             tied = equal & (turn * x.shadow >= turn * y.shadow) & ~after
-            first = (turn * mine.shadow > turn * other.shadow) & ~equal | tied | np.isnan(mine.shadow)
+            first = (turn * mine.shadow > turn * other.shadow) & ~equal | tied | none & ~none_too
         if self.supposed:
             below = turn < 0
             first = self.supposed.instead(first if below else ~first, mine, other) ^ (not below)

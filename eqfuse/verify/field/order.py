@@ -114,13 +114,15 @@ class Order(Arithmetic):
         return any(bool((power(piece, self.q, self.p) > 1).any()) for piece in pieces)
 
     def _from_shadow(self, integers: Reals, x: FieldArray) -> FieldArray:
-        """What depends on the shadow alone. Of NaN it may be a number (the sign of NaN is 0), but not one to compare."""
+        """What depends on the shadow alone. Of NaN it may be a number (the sign of NaN is 0), which a stage that has an infinity
+        there need not have."""
         self._note_unclear(x)
         if self.supposed:
             below = self.supposed.instead(integers < 0, x)
             integers = np.where(below, -1.0, np.where(integers < 0, 1.0, integers))
         result = self.lift(np.nan_to_num(integers))
-        result.shadow, result.marks = integers, joined_marks(x.marks, marked(UNDEFINED, np.isnan(x.shadow)))
+        left_open = marked(UNDEFINED, np.isnan(x.shadow)) if not self.signs_of_nan else None
+        result.shadow, result.marks = integers, joined_marks(x.marks, left_open)
         return result
 
     def _finite(self, x: FieldArray) -> FieldArray:

@@ -22,7 +22,7 @@ class FieldState:
     identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real value
     overflowed or vanished, so that orders may be wrong; where it is `careful`, which costs time, also those in which
     rounding errors leave an order open; `saturated` are those in which a function gave what floats cannot tell from 1.
-    `trials` is their number, where it is known. `extremes` counts, per reduction of max or min, how often the extreme
+    Signs of NaN, which are 0, are values where `signs_of_nan`, and undefined elsewhere. `trials` is their number, where it is known. `extremes` counts, per reduction of max or min, how often the extreme
     was in the first, middle and last part of the axis.
     """
 
@@ -42,6 +42,7 @@ class FieldState:
         self.group = PowerGroup(p, q, generator)
         self.strict_casts = strict_casts
         self.careful = False
+        self.signs_of_nan = False
         self.trials: int | None = None
         self.opaque: set[str] = set()
         self.interpreted: set[str] = set()
