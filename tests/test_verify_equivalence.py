@@ -416,6 +416,13 @@ def test_a_counterexample_is_seen_in_real_values(left: str, right: str) -> None:
         assert abs(found.expected - found.found) > (1e-9 if "erf" in left else 0.1)
 
 
+def test_a_condition_of_sizes_and_numbers_that_always_holds_hides_no_side() -> None:
+    whole = "e = max[j](x[j]) + where(f32(0.5) + sq(1) * N(j) > {}, max({}), 1)"
+    assert equivalent(whole.format(0, "3, x[0]"), whole.format(0, "x[0], 3"))
+    for left, right in permutations((whole.format(2000, "3, x[0]"), whole.format(2000, "x[0], 4"))):
+        assert not equivalent(left, right)
+
+
 def test_the_sign_of_what_has_no_value_is_no_sign_of_a_number() -> None:
     for left, right in permutations(("y[i] = sign(sqrt(x[i]))", "y[i] = sign(sqrt(abs(x[i])))")):
         assert equivalent(left, right).counterexample

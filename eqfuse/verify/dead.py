@@ -1,7 +1,8 @@
 """Sides of conditions on positions and sizes that nothing takes, by proof.
 
 A condition is looked at as a difference that is affine in positions, sizes and in what is rounded down or a remainder; a
-choice by a condition that is always the same is what it chooses, and a whole number is rounded to itself. A
+choice by a condition that is always the same is what it chooses, a whole number is rounded to itself, and squares, absolute values,
+extremes and casts of numbers are numbers. A
 position of an axis is between 0 and its size less 1, a size with a position is 1 or more, a remainder by n is between 0 and
 n - 1. Where the greatest value of the difference at any sizes is below 0, or its least above, the condition is always the same.
 """
@@ -13,10 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from eqfuse.terms.functions import COMPARISONS
+import numpy as np
+
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size
 
 K = TypeVar("K")
+_OF_NUMBERS = frozenset({"sq", "abs", "maximum", "minimum", *CASTS})
+"""Functions of numbers that are taken."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,12 @@ class _Sum:
             each.is_integer()
             for each in (self.number, *self.positions.values(), *self.sizes.values(), *times)
         )
+
+    @property
+    def constant(self) -> float | None:
+        """The number that it is; None where it is not known to be one."""
+        times = (each for each, _, _ in self.others.values())
+        return None if any((*self.positions.values(), *self.sizes.values(), *times)) else self.number
 
     def most(self) -> float:
         """Not below the greatest value at any sizes."""
@@ -117,9 +129,12 @@ def _affine(node: Expr, domains: Mapping[str, str]) -> _Sum | None:
         case Call("neg", (inner,)):
             found = _affine(inner, domains)
             return found and _Sum().plus(found, -1.0)
-        case Call("mul", (Const(factor), inner)) | Call("mul", (inner, Const(factor))):
-            found = _affine(inner, domains) if math.isfinite(factor) else None
-            return found and _Sum().plus(found, float(factor))
+        case Call("mul", (left, right)):
+            one, other = _affine(left, domains), _affine(right, domains)
+            if one is None or other is None or (one.constant is None and other.constant is None):
+                return None
+            factor, found = (other.constant, one) if one.constant is None else (one.constant, other)
+            return None if factor is None else _Sum().plus(found, factor)
         case Call("mod", (inner, Const(int(by)))) if by > 0:
             found = _affine(inner, domains)
             return found and _Sum(others={node: (1.0, 0.0, min(by - 1.0, _if_positive(found)))})
@@ -131,6 +146,13 @@ def _affine(node: Expr, domains: Mapping[str, str]) -> _Sum | None:
         case Call("floor" | "round", (inner,)):
             found = _affine(inner, domains)
             return found if found is not None and found.is_whole else None
+        case Call(fn, args) if fn in _OF_NUMBERS:
+            parts = [_affine(arg, domains) for arg in args]
+            numbers = [part.constant for part in parts if part is not None and part.constant is not None]
+            if len(numbers) < len(args):
+                return None
+            value = float(FloatDomain("float64").call(fn, [np.asarray(number) for number in numbers]))
+            return _Sum(value) if math.isfinite(value) else None
         case Call("where", (condition, left, right)):
             always = truth(condition, domains)
             return None if always is None else _affine(left if always else right, domains)
