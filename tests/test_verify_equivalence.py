@@ -437,6 +437,13 @@ def test_an_axis_that_no_input_has_hides_no_counterexample() -> None:
 
 def test_a_number_and_its_maximum_part_by_part() -> None:
     """That no number is above its maximum is said by the form of one program, and holds in the other where it compares the same."""
+    for fn in ("relu({})", "abs({})", "max(2, {})"):
+        bounded = fn.format("x[i]")
+        assert equivalent(
+            f"d = sum[i](max(max[i]({bounded}), x[i]))", f"d = sum[i](max(x[i], max[i]({bounded})))"
+        )
+    least = "d = sum[i](max(max[i](min(2, x[i])), {}))"
+    assert equivalent(least.format("x[i]"), least.format("min(2, x[i])")).counterexample
     whole = "a[i] = min(x[i], max[i](x[i]))"
     parts = "a[i] = min(x[i], max(max[i](where(i < 2, x[i], -inf)), max[i](where(i < 2, -inf, x[i]))))"
     some = "a[i] = min(x[i], max[i](where(i < {}, x[i], -inf)))"

@@ -326,7 +326,7 @@ def _possible(node: Call, domains: Mapping[str, str]) -> int:
 
 def _by_extremes(node: Call, domains: Mapping[str, str]) -> int:
     """How the numbers of a branch may be to each other where one is an extreme of the other's: a number is not above its
-    maximum along an axis. What both are added to makes no difference."""
+    maximum along an axis, nor is x above that of relu(x). What both are added to makes no difference."""
     sides = node.args if len(node.args) > 1 else (node.args[0], Const(0))
     left, right = sides
     if right == Const(0) and isinstance(left, Call) and left.fn == "sub":
@@ -335,11 +335,26 @@ def _by_extremes(node: Call, domains: Mapping[str, str]) -> int:
     found = BELOW | EQUAL | ABOVE
     for one, other, above in ((left, right, ABOVE), (right, left, BELOW)):
         match other:
-            case Reduce("max", axis, body) if _is_of(one, body, axis, domains):
+            case Reduce("max", axis, body) if any(
+                _is_of(one, e, axis, domains) for e in _bounded_by(body, "maximum")
+            ):
                 found &= ~above
-            case Reduce("min", axis, body) if _is_of(one, body, axis, domains):
+            case Reduce("min", axis, body) if any(
+                _is_of(one, e, axis, domains) for e in _bounded_by(body, "minimum")
+            ):
                 found &= ~(BELOW | ABOVE) | above
     return found
+
+
+def _bounded_by(expr: Expr, fn: str) -> Iterator[Expr]:
+    """An expression and what it is never below ("maximum") or never above ("minimum") by its form."""
+    yield expr
+    match expr:
+        case Call("relu" | "abs", (inner,)) if fn == "maximum":
+            yield from _bounded_by(inner, fn)
+        case Call(name, args) if name == fn:
+            for arg in args:
+                yield from _bounded_by(arg, fn)
 
 
 def _without_common(left: Expr, right: Expr) -> tuple[Expr, Expr]:
