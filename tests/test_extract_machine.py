@@ -60,8 +60,11 @@ def test_what_cannot_be_read_was_not_measured(text: str, own_cache: Path) -> Non
     assert machine.measured() is None and device_named("cpu").bandwidth == machine.assumed().bandwidth
 
 
-def test_rates_follow_cores_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = DEVICES["cpu"]
+@pytest.mark.parametrize("command", [sys.executable, "no-such-compiler"])
+def test_rates_follow_cores_and_lanes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of C++ where there is a compiler, else of calls of torch."""
+    monkeypatch.setenv("CXX", command)
+    reference = DEVICES["cpu"] if command == "no-such-compiler" else machine.compiled()
     for cores, names, factor in ((2, "flags: avx512f", 1.0), (8, "flags: avx avx2", 2.0), (1, "sse", 0.125)):
         monkeypatch.setattr(machine, "cores", lambda cores=cores: cores)
         monkeypatch.setattr(machine, "features", lambda names=names: names)
