@@ -429,6 +429,12 @@ def test_the_sign_of_what_has_no_value_is_no_sign_of_a_number() -> None:
     assert equivalent("y[i] = sign(sqrt(x[i]))", "y[i] = sign(abs(sqrt(x[i])))")
 
 
+def test_an_infinity_is_near_no_number() -> None:
+    one, other = (f"c[i] = min(0, where(i % 2 == {n}, silu(N(i)), -inf))" for n in (0, 1))
+    for left, right in permutations((one, other)):
+        assert equivalent(left, right).counterexample
+
+
 def test_an_axis_that_no_input_has_hides_no_counterexample() -> None:
     one, other = (f"x: f32[j]\ne[i, j] = {x} - f16({x} // 2)" for x in ("x[j]", "max(x[j], -5)"))
     for left, right in permutations((one, other)):

@@ -243,7 +243,7 @@ def _compare_output(
         if not (wrong & ~lost & ~gained).any():
             tally.failure += ": only one of them has a value there"
         with np.errstate(invalid="ignore"):
-            near_by = np.abs(expected.shadow - found.shadow) <= apart * scale
+            near_by = (np.abs(expected.shadow - found.shadow) <= apart * scale) & finite & finite_too
         tally.hidden = bool((near_by | ~wrong).all())
         shown = close if tally.hidden else near_by
         tally.counterexample = _counterexample(name, expected, found, wrong, shown, inputs, stage)
