@@ -60,7 +60,7 @@ def _best(derived: Derived, asked: Asked, chosen: Candidate, tile: TileProgram, 
         found = roles_of(derived, asked, chosen, tile, number)
         return next(found)
     except Unsuited as why:
-        if found is None or any(why is each for each in derived.divided.values()):
+        if found is None or why.at_every_size:
             derived.undivided[key] = tile, str(why)
         return str(why)
     except StopIteration:
@@ -257,7 +257,7 @@ def _made(
             program, device = derived.program, asked.device
             derived.divided[key] = in_roles(nest, program, asked.dtypes, device, roles, configs)
         except Unsuited as why:
-            derived.divided[key] = why
+            derived.divided[key] = Unsuited(str(why), at_every_size=True)
     found = derived.divided[key]
     if isinstance(found, Unsuited):
         raise found

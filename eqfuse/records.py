@@ -1,9 +1,9 @@
 """Dataclasses that take less of a start: of what `dataclasses` makes for a class, only `__init__` is compiled for it.
 
-`dataclasses` writes and compiles six functions for a frozen class, half a millisecond; a start makes some 150 of them, more than
-half of the time of an import. Here the others are the same for all classes, over the names of fields. It knows `frozen` and
-`repr`, and what `field` says, but for what is given by keyword alone. What compilers of torch see being made (`Arguments`) is a
-dataclass of the library.
+`dataclasses` writes and compiles six functions for a frozen class; a start makes some 150 such classes. Here five of the six are
+the same for all classes, over the names of fields: importing eqfuse takes 79 ms of CPU time after torch, and 126 with the
+library's. It knows `frozen` and `repr`, and what `field` says, but for what is given by keyword alone. What compilers of torch
+see being made (`Arguments`) is a dataclass of the library.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("columns", [40, 3000])
-@pytest.mark.slow(but=["40-autocast", "40-default dtype"])
+@pytest.mark.slow(but=["40-autocast"])
 def test_what_torch_is_set_to_changes_nothing(around: str, columns: int) -> None:
     source = "e[i,j] = exp(sum[d](q[i,d] * k[d,j]))\ny[i] = sum[j](e[i,j] * gelu(v[j])) / sum[j](e[i,j])"
     given = {"q": torch.randn(50, 20), "k": torch.randn(20, columns), "v": torch.randn(columns)}
@@ -130,6 +130,7 @@ def test_scalars_in_and_out() -> None:
         assert found.shape == () and found.item() == 6
 
 
+@pytest.mark.slow
 def test_integers_stay_exact_in_every_schedule() -> None:
     x = torch.randint(-(2**62), 2**62, (3, 3001), generator=torch.Generator().manual_seed(0))
     for prefer in ("rolling", "split_k", "resident", "multi_pass"):

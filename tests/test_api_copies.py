@@ -96,6 +96,7 @@ def test_a_copy_goes_its_own_way() -> None:
     assert other.compiled.extents == {"i": 300, "j": 400}
 
 
+@pytest.mark.slow
 def test_programs_as_deep_as_may_be_are_copied() -> None:
     steps = ["a0[i] = x[i]"] + [f"a{n}[i] = exp(tanh(a{n - 1}[i]) - c[i])" for n in range(1, 49)]
     kernel = eq.compile("\n".join([*steps, "y = sum[i](a48[i])"]), verify=False)
@@ -144,6 +145,7 @@ for kernel in kernels:
         assert equal(found, exact)
 
 
+@pytest.mark.slow
 def test_a_pickled_kernel_does_not_take_another_reduction_for_its_own() -> None:
     with registered("foremost", **FIRST):
         data = pickle.dumps(eq.compile("y[i] = foremost[j](x[i,j])"))

@@ -164,6 +164,7 @@ def test_a_product_with_packed_weights_and_group_scales() -> None:
     torch.testing.assert_close(torch.from_numpy(exact), expected)
 
 
+@pytest.mark.slow
 def test_packed_weights_compile_for_a_gpu_and_are_drawn_in_full() -> None:
     kernel = eq.compile(INT4, target="sm_90", verify=False)
     assert all(report.registers > 0 for report in compile_for(kernel.triton, "sm_90"))
@@ -174,6 +175,7 @@ def test_packed_weights_compile_for_a_gpu_and_are_drawn_in_full() -> None:
     assert spec.values == (0, 255)
 
 
+@pytest.mark.slow
 def test_a_wrong_nibble_is_refuted() -> None:
     wrong = INT4.replace("(4 * (k % 2))", "(4 * ((k + 1) % 2))")
     assert not eq.equivalent(INT4, wrong).ok

@@ -37,6 +37,7 @@ def inputs(keys: int = 70, heads: int = 3) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("prefer", ["rolling", "split_k"])
+@pytest.mark.slow(but=["rolling"])
 def test_a_known_call_on_a_gpu_goes_straight_to_what_was_compiled(gpu: Gpu, prefer: str) -> None:
     kernel = eq.compile(ATTENTION, target="h200", prefer=prefer, verify=False)
     for scale in (0.3, 0.1, -2.0):
@@ -217,6 +218,7 @@ def test_a_launch_runs_again_on_the_same_tensors(native: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("prefer", ["rolling", "split_k"])
+@pytest.mark.slow(but=["rolling"])
 def test_a_launch_on_a_gpu_allocates_nothing(gpu: Gpu, prefer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = eq.compile(ATTENTION, target="h200", prefer=prefer, verify=False)
     given = inputs()

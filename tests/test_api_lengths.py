@@ -222,7 +222,7 @@ def sizes_of(name: str, given: Tensors) -> dict[str, int]:
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["decode-rolling", "packed-split_k", "paged-resident", "sorted-rolling"])
+@pytest.mark.slow(but=["paged-resident"])
 def test_nothing_outside_is_read_on_a_cpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)
@@ -314,6 +314,7 @@ def test_the_gradient_of_what_a_search_cuts_is_cut() -> None:
     assert "search doc" in str(eq.compile(kernel.backward.source, target="cpu", prefer="rolling").tile)
 
 
+@pytest.mark.slow
 def test_the_ends_of_sorted_rows_are_their_first_and_their_last() -> None:
     """No reduction over the rows of a block looks for them."""
     for name, reduced in (("packed", True), ("sorted", False)):
@@ -423,7 +424,7 @@ def test_memory_behind_the_longest_row_is_not_even_read(name: str, prefer: str, 
 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["paged-split_k", "segments-rolling", "scalar-resident"])
+@pytest.mark.slow(but=["scalar-resident"])
 def test_nothing_outside_is_read_on_a_gpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)

@@ -167,6 +167,7 @@ def test_a_comparison_of_reals_is_data_and_no_mask() -> None:
     assert np.isnan(kernel(x=x, w=w)).all()
 
 
+@pytest.mark.slow
 def test_a_row_without_a_position_stays_nan() -> None:
     source = "s[i,j] = where(j < i, x[i,j], -inf)" + SOFTMAX
     given = inputs("causal", nan_at_the_end)
@@ -229,6 +230,7 @@ def test_gradients_of_heads_that_share_keys() -> None:
     )
 
 
+@pytest.mark.slow
 def test_finite_values_may_be_promised() -> None:
     given = inputs("causal", lambda v: None)
     kernel = eq.compile(PROGRAMS["causal"], assume_finite=True, target="cpu")

@@ -36,6 +36,7 @@ def test_a_cell_is_timed_and_compared(tmp_path: Path) -> None:
     assert all(row["error"] < 1e-5 and row["backward_ms"] > 0 for row in report.rows)
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_fails() -> None:
     (cell,) = [cell for cell in cells(small=True) if cell.name.startswith("rmsnorm")]
     wrong = replace(cell, source=cell.source.replace("* w[j]", "* w[j] * 1.01"))

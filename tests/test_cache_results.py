@@ -77,6 +77,7 @@ def test_a_hit_opens_no_e_graph(home: Path, opened: list[int]) -> None:
     assert is_right(second)
 
 
+@pytest.mark.slow
 def test_a_hit_loads_neither_egglog_nor_the_verifier(home: Path) -> None:
     code = f"""
 import sys, eqfuse as eq
@@ -149,6 +150,7 @@ def test_other_rules_miss(home: Path, opened: list[int]) -> None:
             assert is_hit == (not opened)
 
 
+@pytest.mark.slow
 def test_other_reductions_of_one_name_miss(home: Path) -> None:
     def kernel(combine: str) -> eq.Kernel:
         eq.reduction(

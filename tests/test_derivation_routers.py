@@ -35,7 +35,7 @@ def kernel(name: str) -> Kernel:
 
 
 @pytest.mark.parametrize("wrt", ["h", "G"])
-@pytest.mark.slow(but=["G"])
+@pytest.mark.slow
 def test_gradients_of_a_router_are_derived(wrt: str) -> None:
     """What is stored is numbered as it is made, whoever reads it first."""
     found = eq.compile(str(eq.grad(EXPERTS, wrt=(wrt,))), target="cpu", verify=False, native="off")

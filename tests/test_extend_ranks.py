@@ -111,7 +111,7 @@ def test_a_stream_of_many_ranks(count: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
-@pytest.mark.slow(but=["dtype3"])
+@pytest.mark.slow
 def test_ranks_of_other_dtypes(dtype: torch.dtype) -> None:
     x = torch.randint(-9, 9, (4, 50), generator=torch.Generator().manual_seed(3)).to(dtype)
     values, places = torch.sort(x, dim=1, descending=True, stable=True)
@@ -161,6 +161,7 @@ def test_the_first_ranks_and_of_them_what_adds_up(count: int) -> None:
             assert torch.equal(found[1], places[:, :count]), schedule
 
 
+@pytest.mark.slow
 def test_a_list_read_at_an_index() -> None:
     source = """
         k: axis[6]

@@ -88,6 +88,7 @@ def test_attention_over_pages_of_keys() -> None:
     close(in_parts(kernel, pages), expected)
 
 
+@pytest.mark.slow
 def test_a_program_that_reads_the_extent_has_to_be_told() -> None:
     x = torch.randn(4, sum(PAGES), generator=torch.Generator().manual_seed(4))
     kernel = eq.compile("y[i] = logsumexp[j](where(j < N(j) - 3 - i, x[i, j], -inf))")

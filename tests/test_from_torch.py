@@ -127,7 +127,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["structures", "turned", "linear", "embedding", "rows counted"])
+@pytest.mark.slow(but=["rows counted"])
 def test_programs_compute_what_functions_do(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]
@@ -146,6 +146,7 @@ def test_programs_compute_what_functions_do(name: str) -> None:
                 assert one == other
 
 
+@pytest.mark.slow
 def test_the_text_names_axes_and_leaves_sizes_open() -> None:
     program = eq.from_torch(lambda x, w: torch.softmax(x @ w.T, -1), torch.randn(3, 4), torch.randn(5, 4))
     assert program.source.splitlines() == [
@@ -165,6 +166,7 @@ def test_heads_that_are_split_and_joined_are_axes() -> None:
     assert "//" not in source and "%" not in source
 
 
+@pytest.mark.slow
 def test_parameters_are_read_where_they_are() -> None:
     layer = torch.nn.Linear(3, 2)
     program = eq.from_torch(layer, torch.randn(4, 3), native="off")
@@ -223,6 +225,7 @@ def test_what_is_no_program_is_refused(fn: Any, said: str) -> None:
     assert caught.value.hint
 
 
+@pytest.mark.slow
 def test_a_module_that_changes_its_buffers_is_refused() -> None:
     with pytest.raises(eq.EqfuseError, match="it changes 'running_mean'"):
         eq.from_torch(torch.nn.BatchNorm1d(4), torch.randn(3, 4))
@@ -307,6 +310,7 @@ def test_bits_and_conversions_are_torchs() -> None:
 @pytest.mark.parametrize(
     "fn", [lambda a: a + a, lambda a: -a, lambda a: a << 1, lambda a: a @ a, lambda a: a.to(torch.int8)]
 )
+@pytest.mark.slow(but=["4"])
 def test_arithmetic_that_wraps_around_is_refused(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(EqfuseError, match="wraps around|loses bits|rounding to"):
         eq.from_torch(fn, torch.arange(9, dtype=torch.uint8))

@@ -91,6 +91,7 @@ def test_schedules_are_those_of_all_axes_where_calls_join_some() -> None:
     assert outcome.kind == "fused" and len(outcome.ran) == 4
 
 
+@pytest.mark.slow
 def test_a_tensor_that_is_read_behind_an_axis_under_a_condition_on_it() -> None:
     inputs = (Input("x", "f32", ("i", "j"), "normal"), Input("o", "i64", ("j+1",), "parts of i"))
     inside = "where((o[j] <= i) & (i < o[j + 1]), x[i,j], 0)"

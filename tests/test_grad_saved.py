@@ -215,7 +215,7 @@ HEADS = {"b": 1, "h": 32, "i": 8192, "j": 8192, "d": 128, "e": 128}
 
 
 @pytest.mark.parametrize("wrt", [("Q",), ("K", "V"), ("Q", "K", "V")])
-@pytest.mark.slow(but=["wrt0"])
+@pytest.mark.slow
 def test_attentions_sums_are_matrix_products_and_its_row_statistic_is_stored(wrt: tuple[str, ...]) -> None:
     """One gradient alone has no value that it shares, and yet its inputs stand beside the mask; what every block of
     keys would compute again of O and dO is computed once."""

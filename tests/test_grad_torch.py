@@ -49,7 +49,7 @@ STEPPED = ("casts", "remainders", "steps")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in STEPPED])
-@pytest.mark.slow(but=["softmax", "max and min"])
+@pytest.mark.slow(but=["softmax"])
 def test_gradients_agree_with_differences(name: str) -> None:
     case = CASES[name]
     tensors = tensors_of(case)
@@ -228,6 +228,7 @@ def test_checkpoints_and_hooks() -> None:
     assert torch.allclose(x.grad, exact.grad)
 
 
+@pytest.mark.slow
 def test_func_grad_and_vjp() -> None:
     x = torch.randn(4, 9, dtype=torch.float64)
 

@@ -98,7 +98,7 @@ def on_gpu(derived: Derived, compiled: Compiled, given: Tensors) -> torch.Tensor
 
 
 @pytest.mark.parametrize("name", [*SHARED, "two"])
-@pytest.mark.slow(but=["segments"])
+@pytest.mark.slow
 def test_nothing_outside_is_read_where_shards_are_shared_out(name: str) -> None:
     source, make = (TWO, two) if name == "two" else CASES[name]
     torch.manual_seed(0)

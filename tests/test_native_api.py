@@ -84,6 +84,7 @@ def script(path: Path, text: str) -> Path:
 
 
 @compiling
+@pytest.mark.slow
 def test_the_compiler_may_have_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_what_has_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @compiling
+@pytest.mark.slow
 def test_libraries_are_kept_by_content(own_cache: Path) -> None:
     softmax("wait")
     (first,) = own_cache.glob("*.so")

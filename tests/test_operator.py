@@ -191,6 +191,7 @@ def test_a_graph_of_a_kernel_with_rules_says_what_is_missing() -> None:
 # -- transforms ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_vmap_is_an_axis_of_the_program() -> None:
     batch = [torch.randn(3, 2, 7, 4, dtype=torch.float64) for _ in range(3)]
     found = torch.func.vmap(attended)(*batch)
@@ -236,6 +237,7 @@ def test_transforms_of_torch_func(asked: Callable[..., Any]) -> None:
     assert torch.allclose(asked(lambda x: softmax(x=x))(x), asked(lambda x: torch.softmax(x, -1))(x))
 
 
+@pytest.mark.slow
 def test_gradients_for_each_of_a_batch() -> None:
     x = torch.randn(4, 5, dtype=torch.float64)
     found = torch.func.vmap(torch.func.grad(lambda x: softmax(x=x)[1]))(x)

@@ -123,7 +123,7 @@ def test_lengths_around_borders(name: str, native: str) -> None:
     ("name", "prefer"),
     [(name, prefer) for name in CASES for prefer in SCHEDULES if (name, prefer) != ("decode", "resident")],
 )
-@pytest.mark.slow(but=["softmax-resident"])
+@pytest.mark.slow
 def test_a_module_of_one_length_is_right_for_others(name: str, prefer: str) -> None:
     source, inputs, right = CASES[name]
     kernel = eq.compile(source, target="sm_90", prefer=prefer)

@@ -131,6 +131,7 @@ def test_loops_that_promise_nothing_of_what_is_masked_are_not_cut() -> None:
     assert len(loops) == 1 and any(isinstance(stmt, Look) for stmt in nested(loops[0].body))
 
 
+@pytest.mark.slow
 def test_a_range_with_masks_before_one_without_is_joined_too() -> None:
     """A window has three ranges: masks at both ends. One pipeline walks them all."""
     derived = _derived(WORKLOADS["window_prefill"].source)
@@ -198,6 +199,7 @@ def test_what_has_no_roles_says_why_and_stays_triton(why: str) -> None:
     assert why in compiled.chosen.plan.code
 
 
+@pytest.mark.slow
 def test_an_old_triton_gets_no_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(division, "installed", lambda _: "3.5.1")
     compiled = _compiled(_derived(WORKLOADS["global_prefill"].source))
@@ -381,6 +383,7 @@ def test_terms_of_rows_are_verified_and_compute_what_the_program_does() -> None:
 
 
 @pytest.mark.parametrize("scale", (0.5, -0.5, 0.0))
+@pytest.mark.slow(but=["-0.5"])
 def test_any_scale_gives_the_same(scale: float) -> None:
     derived = _derived(WORKLOADS["global_prefill"].source)
     compiled = _compiled(derived)
@@ -466,6 +469,7 @@ def _product(step: int, columns: int, dtype: str = "f8e4m3") -> tuple[Derived, C
 
 
 @pytest.mark.parametrize(("step", "columns", "dtype"), [(128, 128, "f8e4m3"), (64, 256, "bf16")])
+@pytest.mark.slow(but=["64-256-bf16"])
 def test_products_compile_with_their_scales_behind_the_loop(step: int, columns: int, dtype: str) -> None:
     derived, compiled, roles = _product(step, columns, dtype)
     (report,) = _reports(derived, compiled, roles, 64)

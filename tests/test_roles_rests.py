@@ -168,7 +168,7 @@ COMPILED = {"causal": False, "causal persistent": True, "lengths": False, "prefi
 
 
 @pytest.mark.parametrize("case", COMPILED)
-@pytest.mark.slow(but=["causal"])
+@pytest.mark.slow
 def test_masked_products_compile_for_hopper_without_spills(case: str) -> None:
     derived, compiled, roles = _made(case.partition(" ")[0])
     roles = replace(roles, consumers=2, slots=2, delayed=(1,), persistent=COMPILED[case])

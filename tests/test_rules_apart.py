@@ -94,6 +94,7 @@ def test_what_is_taken_apart_says_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.slow(but=["divergence of logarithms"])
 def test_what_fuses_otherwise_is_left_whole(name: str) -> None:
     kernel = eq.compile(WHOLE[name][0], prefer="rolling")
     assert kernel.plan.form == "rewritten" and kernel.certificate.unverified == ()

@@ -125,6 +125,7 @@ def test_an_index_that_is_declared_real_is_an_error() -> None:
         eq.compile("s: f32\ny[i] = where(i < 2, x[i + s], 0)", target="cpu")
 
 
+@pytest.mark.slow
 def test_states_of_a_stream_that_meet_positions_stay_real() -> None:
     source = "y[i] = sum[j](x[i,j]) + i"
     x = torch.randn(3, 8)

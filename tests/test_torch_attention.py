@@ -29,6 +29,7 @@ MASK = torch.tensor([[True, False, True, True, False]] * 3)[None, None]
     ],
     ids=["all", "truth", "added"],
 )
+@pytest.mark.slow(but=["all"])
 def test_attention_agrees_with_sdpa(mask: Any, causal: bool | None) -> None:
     q, k, v = r(2, 4, 3, 8), r(2, 2, 5, 8), r(2, 2, 5, 8)
     found, weights = attend(module, q, k, v, mask, scaling=0.3, is_causal=causal)
@@ -36,6 +37,7 @@ def test_attention_agrees_with_sdpa(mask: Any, causal: bool | None) -> None:
     assert weights is None and torch.allclose(found, expected.transpose(1, 2))
 
 
+@pytest.mark.slow
 def test_causal_attention_and_one_query() -> None:
     q, k, v = r(1, 2, 5, 8), r(1, 2, 5, 8), r(1, 2, 5, 8)
     found, _ = attend(module, q, k, v, None)
@@ -52,6 +54,7 @@ def test_soft_caps() -> None:
     assert torch.allclose(found, (torch.softmax(scores, -1) @ v).transpose(1, 2))
 
 
+@pytest.mark.slow
 def test_a_row_of_which_nothing_is_left_is_zero() -> None:
     q, k, v = r(1, 1, 2, 8), r(1, 1, 3, 8), r(1, 1, 3, 8)
     mask = torch.tensor([[True, True, False], [False, False, False]])[None, None]

@@ -65,7 +65,7 @@ def program(dtype: str, body: str) -> str:
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.slow(but=["i64"])
+@pytest.mark.slow(but=["i64-plain"])
 def test_every_reduction_compiles(dtype: str, body: str) -> None:
     with registered("affine", **AFFINE):
         kernel = eq.compile(program(dtype, BODIES[body]), target="sm_90", prefer="rolling", verify=False)

@@ -89,6 +89,7 @@ def test_a_merge_is_launched_early_and_waits_before_it_reads(emitter: Emitter) -
         assert not any("griddepcontrol" in report.assembly for report in reports)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_lasts_shares_operands_between_more_rows(emitter: Emitter) -> None:
     def rows(length: int) -> tuple[int, int]:
         (chosen,) = emitter.variants(Cell("global_prefill", length), 1)

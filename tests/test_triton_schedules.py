@@ -121,6 +121,7 @@ def test_the_valid_positions_of_a_block_are_walked_once_by_every_runner() -> Non
         check(replace(compiled.tile, kernels=(wrong,)))
 
 
+@pytest.mark.slow
 def test_heads_are_not_packed_where_queries_are_rows() -> None:
     made = ahead("gqa_prefill", i=512, j=512)
     assert blocks(made)["h"] == 1
@@ -209,6 +210,7 @@ def test_differences_of_positions_are_not_converted_as_a_tile() -> None:
 
 
 @pytest.mark.parametrize("dim", [72, 192])
+@pytest.mark.slow(but=["72"])
 def test_head_dims_that_are_no_powers_of_two_fit_hopper(dim: int) -> None:
     made = ahead("causal_prefill", d=dim, e=dim)
     (report,) = compile_for(made.source, "sm_90", sizes=made.sizes)

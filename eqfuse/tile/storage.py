@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -84,3 +85,8 @@ def buffers_for(
         )
         for buffer in program.buffers
     }
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor that is stored row by row."""
+    return tuple(accumulate(shape[:0:-1], operator.mul, initial=1))[::-1] if shape else ()

@@ -18,6 +18,7 @@ import torch
 
 from eqfuse.errors import EqfuseError
 from eqfuse.threads import Lock
+from eqfuse.tile.storage import contiguous
 
 LEAST = 4 << 20
 """Bytes of an output that is worth it."""
@@ -45,8 +46,7 @@ class Memory:
             return made
         with self._lock:
             storage = self._taken(size)
-        strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
-        return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), strides)
+        return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), contiguous(tuple(shape)))
 
     def _taken(self, size: int) -> torch.UntypedStorage:
         for place in reversed(range(len(self._storages))):  # the latest one may still be in a cache

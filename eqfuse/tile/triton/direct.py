@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import accumulate
 from math import prod
-from operator import itemgetter, mul
+from operator import itemgetter
 from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 
+from eqfuse.tile.storage import contiguous
 from eqfuse.tile.triton.driver import Loaded
 from eqfuse.tile.triton.stand_in import Launched
 
@@ -74,11 +74,6 @@ class Kind:
             offsets.append(size)
             size += -(-count // ALIGNMENT) * ALIGNMENT
         return tuple(offsets), size
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor that is stored row by row."""
-    return tuple(accumulate(shape[:0:-1], mul, initial=1))[::-1] if shape else ()
 
 
 def known_call(

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from eqfuse.terms.integers import power_of_two
+from eqfuse.tile.storage import contiguous
 from eqfuse.tile.triton.binaries import DIVISOR, WIDE
-from eqfuse.tile.triton.direct import Form, Kind, Take, contiguous, form_of, taker
+from eqfuse.tile.triton.direct import Form, Kind, Take, form_of, taker
 from eqfuse.tile.triton.stand_in import module_of
 
 Class = tuple[Any, ...]
