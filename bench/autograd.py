@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.judge import EXACT, Disturbed
 from eqfuse.differentiate.certify import without_folds
 from eqfuse.terms.domain import Watch
 from eqfuse.terms.floats import IRRATIONAL, TORCH_DTYPES, FloatDomain
@@ -143,10 +144,33 @@ class TorchDomain:
         raise NotImplementedError("the interpreter of terms stores nothing")
 
 
+class DisturbedTorch(TorchDomain):
+    """The same, in which every operation's result is off by a unit of rounding, up or down: what a gradient is made of by such
+    noise alone, as the difference of numbers that are equal but for rounding, is then another one."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = torch.Generator().manual_seed(seed)
+
+    def _off(self, value: torch.Tensor) -> torch.Tensor:
+        signs = torch.randint(0, 2, value.shape, generator=self._random) * 2 - 1
+        return value * (1 + torch.finfo(torch.float64).eps * signs)
+
+    def call(self, fn: str, args: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = super().call(fn, args)
+        return found if fn in EXACT or fn in CASTS else self._off(found)
+
+    def reduce(self, op: str, value: torch.Tensor, axis: int) -> torch.Tensor:
+        found = super().reduce(op, value, axis)
+        return self._off(found) if op in ("sum", "prod") else found
+
+    def contract(self, left: torch.Tensor, right: torch.Tensor, axis: int) -> torch.Tensor:
+        return self._off(super().contract(left, right, axis))
+
+
 @dataclass(frozen=True)
 class Differentiated:
     """A program with inputs, cotangents of its outputs, and the gradients that autograd finds, by input; `has_values`:
-    all outputs are numbers."""
+    all outputs are numbers; `noise`: the seed of what every operation is off by, None where it is right."""
 
     program: Program
     tensors: Mapping[str, np.ndarray]
@@ -155,6 +179,7 @@ class Differentiated:
     cotangents: Mapping[str, np.ndarray]
     gradients: Mapping[str, np.ndarray]
     has_values: bool = True
+    noise: int | None = None
 
     @staticmethod
     def of(
@@ -165,6 +190,7 @@ class Differentiated:
         wrt: Sequence[str],
         seed: int = 0,
         constants: Mapping[str, Any] | None = None,
+        noise: int | None = None,
     ) -> Differentiated:
         """Runs autograd; cotangents are drawn. Raises EqfuseError where the inputs do not fit."""
         program = parse(source, scalars=constants)
@@ -190,7 +216,12 @@ class Differentiated:
         }
         outputs = tuple(map(without_folds, program.outputs))
         found = evaluate(
-            replace(program, outputs=outputs), lifted, numbers, extents, TorchDomain(), batch=batch
+            replace(program, outputs=outputs),
+            lifted,
+            numbers,
+            extents,
+            TorchDomain() if noise is None else DisturbedTorch(noise),
+            batch=batch,
         )
         rng = np.random.default_rng(seed)
         cotangents: dict[str, np.ndarray] = {}
@@ -213,7 +244,7 @@ class Differentiated:
             if name in numbers:
                 gradients[name] = gradients[name][0]
         has_values = all(torch.isfinite(v).all() for v in found.values() if isinstance(v, torch.Tensor))
-        return Differentiated(program, tensors, scalars, extents, cotangents, gradients, has_values)
+        return Differentiated(program, tensors, scalars, extents, cotangents, gradients, has_values, noise)
 
     def arguments(self, gradient: Program, constants: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What a gradient of the program is called with: tensors, scalars and sizes."""
@@ -230,8 +261,16 @@ class Differentiated:
 
     def found(self, gradient: Program) -> dict[str, np.ndarray]:
         """The gradients that a gradient program gives in float64, by input."""
-        values = reference(gradient, **self.arguments(gradient))
-        every = values if isinstance(values, tuple) else (values,)
+        given = self.arguments(gradient)
+        if self.noise is None:
+            values = reference(gradient, **given)
+            every = values if isinstance(values, tuple) else (values,)
+        else:
+            shapes = {name: array.shape for name, array in given["tensors"].items()}
+            extents = bind(gradient, shapes, given["sizes"], given["scalars"])
+            domain = Disturbed("f64", self.noise)
+            found = evaluate(gradient, given["tensors"], given["scalars"], extents, domain)
+            every = tuple(np.asarray(found[output.name]) for output in gradient.outputs)
         return {o.name.removeprefix("d"): v for o, v in zip(gradient.outputs, every, strict=True)}
 
     def error(self, gradient: Program, beside: Sequence[Differentiated] = ()) -> float:

@@ -48,7 +48,8 @@ ROUNDING = 1e-6
 LAST_DIGITS = 512
 """In units of the last digit."""
 MOVES = 8
-"""How often last digits are moved: what is rounding alone has few values, and the same one now and then."""
+"""How often last digits are moved, those of inputs and those that operations give: what is rounding alone has few values, and the same
+one now and then."""
 FAILED = ("mismatch", "broken")
 
 
@@ -105,6 +106,10 @@ def _judged(example: Example) -> Outcome:
             moves = [tensors | {name: _moved(tensors[name], rng) for name in wrt} for _ in range(MOVES)]
             beside = [
                 Differentiated.of(source, moved, scalars, sizes, wrt, seed=example.seed) for moved in moves
+            ]
+            beside += [
+                Differentiated.of(source, tensors, scalars, sizes, wrt, seed=example.seed, noise=number)
+                for number in range(MOVES)
             ]
             errors = {which: known.error(program, beside) for which, program in made.items()}
     for which, error in errors.items():

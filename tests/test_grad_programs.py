@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from grad_programs import ATTENTION, CASES, Case
 
 import eqfuse as eq
+from bench import grad_report
 from bench.autograd import Differentiated
-from bench.grad_report import run
-from bench.programs import registered
+from bench.grad_report import check, run
+from bench.programs import Example, Input, registered
 from bench.report import Options, Report
 from bench.workloads import WORKLOADS, Workload
 from eqfuse.terms.parser import parse
@@ -61,6 +63,29 @@ def test_a_wrong_gradient_is_told_from_the_right_one() -> None:
     case = CASES["softmax"]
     right = eq.grad(case.source, case.wrt)
     assert differentiated(case).error(parse(right.replace("dy[i, j] - ", "dy[i, j] + "))) > 0.01
+
+
+def noisy(source: str, seed: int) -> Example:
+    x = Input(name="x", dtype="f32", axes=("j",), draw="normal", magnitude="1e20")
+    return Example(source, (x,), {"i": 3, "j": 3, "k": 5}, {}, block=2, shards=2, seed=seed)
+
+
+def test_what_is_made_of_rounding_alone_is_not_judged() -> None:
+    source = (
+        "x: f32[j]\na[i,j] = softmax_weighted[k](where(i < 1, -x[j], 0), x[j])"  # 5 x / 5 - x, times 1e20
+    )
+    assert {check(noisy(source, seed)).kind for seed in range(4)} <= {"right", "unsteady"}
+
+
+@pytest.mark.parametrize("magnitude", ["", "1e20"])
+def test_a_gradient_that_is_wrong_is_a_mismatch(magnitude: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "x: f32[j]\ny[i] = sum[j](x[j]) * (1 + i)"
+    example = replace(noisy(source, 0), inputs=(replace(noisy(source, 0).inputs[0], magnitude=magnitude),))
+    assert check(example).kind == "right"
+    monkeypatch.setattr(
+        grad_report, "grad", lambda text, wrt: eq.grad(text, wrt).replace("dx[j] =", "dx[j] = 1.01 *")
+    )
+    assert check(example).kind == "mismatch"
 
 
 def test_the_gradient_of_softmax_is_the_textbook_form() -> None:
