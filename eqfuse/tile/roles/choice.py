@@ -42,6 +42,7 @@ from eqfuse.tile.nodes import (
 from eqfuse.tile.roles.nodes import (
     Await,
     Issue,
+    Items,
     Loop,
     Meet,
     Read,
@@ -581,9 +582,10 @@ def _in_slot(staging: Staging, kernel: RolesKernel, sizes: Mapping[str, int]) ->
 
 
 def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
-    """Registers of what consumers load themselves: addresses, and values of columns, of which four threads share each row. What is
-    loaded for numbers that are not finite takes those of operands that are not there then."""
-    body = list(nested(kernel.roles[1].body))
+    """Registers of what consumers load themselves beside loops: addresses, and values of columns, of which four threads share each
+    row. What is loaded for numbers that are not finite takes those of operands that are not there then, what is loaded behind all
+    loops those of their results."""
+    body = list(nested(_until_loops_end(kernel.roles[1].body)))
     rare = {
         id(inner)
         for stmt in body
@@ -593,6 +595,13 @@ def _loaded(kernel: RolesKernel, sizes: Mapping[str, int]) -> int:
     lets = [s for s in body if isinstance(s, Let) and isinstance(s.op, LoadTile) and id(s) not in rare]
     columns = {let.value.dims for let in lets if len(let.value.dims) == 1} - {(kernel.rows,)}
     return POINTER * len(lets) + max((sizes[axis] // ROW_THREADS for (axis,) in columns), default=0)
+
+
+def _until_loops_end(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """The statements of a body, those of items included, but for what comes behind its last loop."""
+    last = max((n for n, s in enumerate(body) if any(isinstance(i, Loop) for i in nested((s,)))), default=-1)
+    for stmt in body[: last + 1]:
+        yield from _until_loops_end(stmt.body) if isinstance(stmt, Items) else (stmt,)
 
 
 def _loops(role: Role) -> Iterator[Loop]:
