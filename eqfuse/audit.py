@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from eqfuse import results
-from eqfuse.certification import examined
+from eqfuse.calls.specialization import Specializations
+from eqfuse.certification import Checks, examined
 from eqfuse.compiled import Asked
 from eqfuse.compiler import chosen_now, rederived
+from eqfuse.devices import Target
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.machine import known_device
-from eqfuse.results import Certifying, Merging, Planning, Rewriting, Subject
+from eqfuse.results import Certifying, Merging, Planning, Reaching, Rewriting, Subject
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.prepare import prepare
 from eqfuse.terms.folds import FOLDS, Fold
@@ -62,6 +64,16 @@ def _wrong(subject: Subject, value: Any) -> str:
                 derived = rederived(program)
                 chosen = chosen_now(derived, Asked(extents, dtypes, found, prefer))[1]
             return "" if chosen == value else "another plan is chosen"
+        case Reaching(plan, begins):
+            if (found := known_device(plan.device)) is None:
+                return f"no device here is named {plan.device!r}"
+            with plan.scope.entered(), results.anew():
+                target = Target(found, auto=False)
+                shapes = Specializations(
+                    rederived(plan.program), target, plan.prefer, False, Checks(trials=1)
+                )
+                far = shapes.reach(shapes.compile(plan.extents, plan.dtypes, found), begins)
+            return "" if far == value else "the plan reaches another size"
         case Certifying(device=device):
             if (found := known_device(device)) is None:
                 return f"no device here is named {device!r}"

@@ -107,13 +107,25 @@ class Planning:
     folds: tuple[Fold, ...]
 
 
-Subject = Rewriting | Merging | Planning | Certifying
+@dataclass(frozen=True)
+class Reaching:
+    """What it is priced for how far a region reaches: the plan that is chosen for some extents begins it at others."""
+
+    plan: Planning
+    begins: Mapping[str, int]
+
+    @property
+    def folds(self) -> tuple[Fold, ...]:
+        return self.plan.folds
+
+
+Subject = Rewriting | Merging | Planning | Reaching | Certifying
 
 KINDS: Mapping[str, tuple[type[Subject], Any]] = {
     "rewritten": (Rewriting, tuple[tuple[Output, ...], Report]),
     "merged": (Merging, tuple[Group, Report]),
     "planned": (Planning, Candidate),
-    "reached": (Planning, tuple[tuple[str, int], ...]),
+    "reached": (Reaching, tuple[tuple[str, int], ...]),
     "certified": (Certifying, Certificate),
 }
 """Kinds of entries: what each is found by, and the type of what it holds."""
@@ -153,7 +165,7 @@ CODEC = Codec(
         plans.Term,
     )
     + (Block, Roles, Fold, Report, Rewrite, Rule, RuleScope, Certificate, StageReport)
-    + (Rewriting, Merging, Planning, Certifying)
+    + (Rewriting, Merging, Planning, Reaching, Certifying)
 )
 
 

@@ -15,6 +15,7 @@ from fake_gpu import binaries, gpu
 import eqfuse as eq
 from eqfuse import certification, compiler, division
 from eqfuse.arguments import Arguments
+from eqfuse.audit import audit
 from eqfuse.calls.regions import LEAPS, Regions
 from eqfuse.devices import device_named
 from eqfuse.errors import BindError
@@ -344,27 +345,25 @@ def test_a_plan_that_begins_looks_ahead_once(
         assert counted["choose"] == chosen
         kernel(**inputs(5000))
         assert kernel.regions == (region,) and counted["choose"] == chosen
+    entries = {finding.path.parent.name: finding.wrong + finding.fault for finding in audit()}
+    assert entries["reached"] == "" and "planned" in entries
 
 
-@pytest.mark.parametrize(("best", "reach"), [(1.0, 6), (0.9, 0)])
-def test_a_region_ends_before_the_corner_where_its_plan_is_worse(best: float, reach: int) -> None:
-    x = torch.randn(4, 100_000)
-    kernel = eq.compile(SOFTMAX, target="h200", verify=False)
-    compiled = kernel.compiled
+def test_a_region_ends_before_the_corner_where_its_plan_is_worse() -> None:
+    extents = {"i": 4, "j": 100_000}
+    compiled = eq.compile(SOFTMAX, target="h200", verify=False).compiled
     regions = Regions(frozenset())
-    regions.add(
-        dict(zip("ij", x.shape, strict=True)),
-        lambda extents: compiled,
-        lambda known, at: 1.0,
-        lambda plan, at: 1.0,
-    )
-    found = regions.ahead(frozenset("j"), compiled, lambda known, at: best, lambda plan, at: 1.0)
-    assert found == reach
-    worse = regions.ahead(
-        frozenset("j"), compiled, lambda known, at: 1.0 if at["j"] < 1 << 20 else 0.5, lambda plan, at: 1.0
-    )
-    assert worse == 2
-    regions.extend({"j": worse})
+
+    def seconds(*given: Any) -> float:
+        return 1.0
+
+    def reach(best: Callable[[dict[str, int]], float]) -> int:
+        return regions.ahead(extents, frozenset("j"), compiled, lambda known, at: best(dict(at)), seconds)
+
+    assert reach(seconds) == LEAPS[-1] and reach(lambda at: 0.9) == 0
+    assert reach(lambda at: 1.0 if at["j"] < 1 << 20 else 0.5) == 2
+    regions.add(extents, lambda extents: compiled, seconds, seconds)
+    regions.extend({"j": 2})
     assert regions.found[0].sizes == {"i": (3, 4), "j": (65537, 1 << 19)}
 
 

@@ -135,11 +135,13 @@ class Regions:
             self.found.append(Region(compiled, Box(corner, corner), self.declared))
         return compiled
 
-    def ahead(self, axes: frozenset[str], compiled: Compiled, best: Price, of: PriceOf) -> int:
-        """How many corners further the region of the plan that was found last reaches where these axes grow together."""
-        reached = 0
+    def ahead(
+        self, extents: Mapping[str, int], axes: frozenset[str], compiled: Compiled, best: Price, of: PriceOf
+    ) -> int:
+        """How many corners beyond that of these sizes a plan is good enough, where some axes grow together."""
+        reached, corner = 0, self.corner(extents)
         for leap in LEAPS:
-            sizes = self.sizes(self._beyond(dict.fromkeys(axes, leap)))
+            sizes = self.sizes({axis: at + leap * (axis in axes) for axis, at in corner.items()})
             self.priced += 1
             if _ratio(of(compiled, sizes), best([compiled], sizes)) > TOLERANCE:
                 break
@@ -149,10 +151,8 @@ class Regions:
     def extend(self, further: Mapping[str, int]) -> None:
         """Lets the region that was found last reach so many corners further."""
         last = self.found[-1]
-        self.found[-1] = replace(last, box=Box(last.box.low, self._beyond(further)))
-
-    def _beyond(self, further: Mapping[str, int]) -> Corner:
-        return {axis: at + further.get(axis, 0) for axis, at in self.found[-1].box.high.items()}
+        high = {axis: at + further.get(axis, 0) for axis, at in last.box.high.items()}
+        self.found[-1] = replace(last, box=Box(last.box.low, high))
 
     def _chosen(
         self,

@@ -178,27 +178,31 @@ class Specializations:
                     self._seconds_of,
                 )
                 if device.kind == "gpu" and id(compiled) not in known:
-                    regions.extend(self._ahead(regions, compiled, extents))
+                    regions.extend(self._ahead(compiled, extents))
         compiled = self._divided(compiled, sizes)
         return compiled, self._reused(compiled).shards_at(regions, sizes, self._search(compiled))
 
-    def _ahead(self, regions: Regions, compiled: Compiled, extents: Mapping[str, int]) -> Mapping[str, int]:
-        """How many corners further the region of a plan that begins reaches, by axis; kept beside the plan."""
+    def _ahead(self, compiled: Compiled, extents: Mapping[str, int]) -> Mapping[str, int]:
+        """How many corners beyond these sizes a plan that begins there reaches, by axis; kept beside the plan."""
+        if self.refused(compiled) is not None:
+            return {}
+        program, scope = self.derived.program, self.derived.scope
+        plan = results.planning(
+            program, compiled.extents, compiled.dtypes, compiled.device.name, self.prefer, scope
+        )
+        subject = results.Reaching(plan, extents)
+        return dict(results.kept("reached", subject, lambda: self.reach(compiled, extents))[0])
 
-        def make() -> tuple[tuple[str, int], ...]:
-            found: dict[str, int] = {}
-            for axes in growing(compiled, extents):
-                axes -= regions.declared
-                if axes and not axes & found.keys():
-                    found |= dict.fromkeys(
-                        sorted(axes), regions.ahead(axes, compiled, self._seconds, self._seconds_of)
-                    )
-            return tuple(found.items())
-
-        derived, device = self.derived, compiled.device.name
-        scope = compiled.dtypes, device, self.prefer, derived.scope
-        subject = results.planning(derived.program, extents, *scope)
-        return dict(results.kept("reached", subject, make)[0])
+    def reach(self, compiled: Compiled, extents: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        """The same, priced now: along what the plan's loops walk."""
+        regions = self._regions_of(compiled.dtypes, compiled.device)
+        found: dict[str, int] = {}
+        for axes in growing(compiled, extents):
+            axes -= regions.declared
+            if axes and not axes & found.keys():
+                far = regions.ahead(extents, axes, compiled, self._seconds, self._seconds_of)
+                found |= dict.fromkeys(sorted(axes), far)
+        return tuple(found.items())
 
     def _divided(self, compiled: Compiled, sizes: Mapping[str, int]) -> Compiled:
         """The plan of a region with the roles that are best at these sizes. Roles that are not verified are not taken."""
