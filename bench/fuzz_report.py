@@ -51,7 +51,7 @@ from hypothesis.errors import FlakyFailure
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import eqfuse as eq
-from bench.judge import Expected, expected
+from bench.judge import MOST_TILES, Expected, expected
 from bench.measure import own_cores, time_limit
 from bench.programs import Example, programs, registered
 from bench.report import Column, Options, Report
@@ -81,13 +81,13 @@ GPU_BATCH = 20
 """The same on a GPU, where a program takes several compilations by Triton."""
 LOST = "CUDA error"
 """What an error says after which a process can use the GPU no more."""
+SEEN_BEFORE = 4
+"""So many more are drawn than are left, as the simplest come first in each run."""
 TRIALS = 16
 MOST_SECONDS = 60
 """A program that takes longer hangs."""
 NATIVE_SECONDS = 300
 """The same where C++ compilers take most of it: a library for each schedule and form."""
-MOST_TILES = 64
-"""Along an axis, that a plan for long axes is run in: the sum of very many tiny ones is less exact, one by one."""
 MOST_BYTES = 10 << 30
 """Of a worker's memory."""
 THREADS = 3
@@ -466,11 +466,12 @@ class Tally:
 
 
 def explore(seed: int, examples: int, device: str = "cpu", native: bool = False) -> Tally:
-    """Try that many programs. What fails is shrunk, and others are tried in place of the rest."""
-    tally, attempt = Tally(), 0
+    """Try that many programs. What fails is shrunk, and others are tried in place of the rest, and of those that hypothesis
+    draws again, a fifth of all."""
+    tally, attempt, seen = Tally(), 0, set[str]()
     while tally.programs < examples:
         before = tally.programs
-        failure = _explore(tally, f"{seed} {attempt}", examples - before, device, native)
+        failure = _explore(tally, seen, f"{seed} {attempt}", examples, device, native)
         if failure is not None:
             example, outcome = failure
             again = f"eqfuse bench fuzz --seed {seed} --examples {examples} --device {device}"
@@ -485,15 +486,16 @@ def explore(seed: int, examples: int, device: str = "cpu", native: bool = False)
 
 
 def _explore(
-    tally: Tally, seed: str, examples: int, device: str, native: bool
+    tally: Tally, seen: set[str], seed: str, examples: int, device: str, native: bool
 ) -> tuple[Example, Outcome] | None:
-    """One run of hypothesis: counts into the tally, and returns the first failure, shrunk."""
+    """One run of hypothesis: counts into the tally what was not seen, until it has so many examples, and returns the first
+    failure, shrunk."""
     smallest: list[tuple[Example, Outcome]] = []
     found = 0.0
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
-        max_examples=examples,
+        max_examples=examples - tally.programs + SEEN_BEFORE,
         deadline=None,
         database=None,
         phases=(Phase.generate, Phase.shrink),
@@ -505,6 +507,9 @@ def _explore(
         nonlocal found
         if smallest and time.monotonic() - found > SHRINK_SECONDS:
             raise Enough
+        if not smallest and (tally.programs >= examples or str(example) in seen):
+            return
+        seen.add(str(example))
         try:
             with time_limit(2 * _most_seconds(native)):
                 outcome = check(example, device, native)

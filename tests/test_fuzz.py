@@ -165,6 +165,17 @@ def test_the_judge_allows_what_instructions_that_round_once_make_of_a_difference
     assert judged("y[i] = x[i] * x[i] - x[i] * x[i]", x, rounded.float() + 1e-5)
 
 
+def test_the_judge_allows_what_adding_up_tiles_one_by_one_makes_of_equal_terms() -> None:
+    x = torch.full((1050,), 0.7)
+    so_far = torch.zeros(())
+    for start in range(0, 1050, 32):
+        so_far = so_far + x[start : start + 32].sum()
+    off = float(so_far / 1050 - x[0])
+    assert abs(off) > 1e-7
+    assert not judged("y[i] = x[i] - mean[i](x[i])", x, torch.full((1050,), -off))
+    assert judged("y[i] = x[i] - mean[i](x[i])", x, torch.full((1050,), -20 * off))
+
+
 def test_the_judge_allows_an_extreme_that_is_computed_anew() -> None:
     """Where an element is its row's greatest but for rounding, some rise above what is taken for that."""
     x = torch.rand(40, generator=torch.Generator().manual_seed(0)) * 3 + 1
@@ -308,6 +319,17 @@ def test_a_program_runs_in_threads_and_in_a_forked_child() -> None:
     assert fuzz_report._in_threads(lambda: time.sleep(1), 1, 0.2).kind == "broken"  # type: ignore[arg-type, return-value]
     assert fuzz_report._in_a_fork(lambda: time.sleep(60), 0.2).why == "a forked child hangs"  # type: ignore[arg-type, return-value]
     assert fuzz_report._in_a_fork(lambda: os._exit(3), 60).why == "a forked child dies"
+
+
+def test_no_program_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def fused(example: Example, device: str, native: bool) -> Outcome:
+        tried.append(str(example))
+        return Outcome("fused", "")
+
+    monkeypatch.setattr(fuzz_report, "check", fused)
+    assert explore(seed=910000, examples=50).programs == len(tried) == len(set(tried)) == 50
 
 
 @pytest.mark.slow
