@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import eqfuse as eq
+from bench.ahead import compile_ahead
 from bench.workloads import WORKLOADS
 from eqfuse import certification, compiler, division
 from eqfuse.arguments import Given
@@ -511,6 +512,14 @@ def test_a_loop_of_products_alone_has_roles_that_are_verified_and_more_slots_whe
     tuner = Tuner(derived, compiled, None, {}, lambda made: dict, torch.device("cpu"))
     tried = [c.plan.roles for c in tuner._of_other_roles()]
     assert any(other and other != (roles,) for other in tried)
+
+
+def test_rows_that_blocks_take_some_at_a_time_have_no_roles() -> None:
+    """71 heads that read the same keys: blocks of 64 rows would cut them."""
+    workload = WORKLOADS["mqa_incremental"]
+    compiled = compile_ahead(workload, workload.paper_cases[-1], "h200").compiled
+    assert compiled.roles is None
+    assert "blocks take 71 positions of h at a time" in compiled.chosen.plan.code
 
 
 def test_a_bound_launch_of_roles_writes_to_its_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,8 +148,13 @@ def rows_of(tiles: Kernel) -> str:
     if len(rows) != 1:
         raise Unsuited("no loop multiplies matrices" if not dots else "products of no common rows")
     (axis,) = rows
-    if not any(block.axis == axis and block.kind == "grid" for block in tiles.blocks):
+    block = next((block for block in tiles.blocks if block.axis == axis and block.kind == "grid"), None)
+    if block is None:
         raise Unsuited(f"each thread block has all of {axis}, the rows of products")
+    if block.valid is not None:
+        raise Unsuited(
+            f"thread blocks take {block.valid} positions of {axis} at a time, the rows of products"
+        )
     return axis
 
 
