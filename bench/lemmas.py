@@ -38,6 +38,7 @@ UNSAID = frozenset({"bounded", "pole_safe", "masked"})
 """Facts about infinities and masks, and about a bound, which only the claim of another bound needs."""
 OPERATIONS = {"sum": "+", "prod": "*"}
 PARTS = ("A", "B", "AB")
+EXP_OF_REDUCTION = "exp of a reduction"
 
 Term = str | tuple["Term", ...]
 """An s-expression."""
@@ -99,13 +100,15 @@ class Statement:
     logged: dict[Term, Term] = field(default_factory=dict)
     bounds: dict[Term, Term] | None = None
     two_positions: bool = False
+    any_numbers: bool = False
 
     @classmethod
-    def of(cls, rule: Rule) -> Statement:
-        """Raises NoLemma."""
+    def of(cls, rule: Rule, *, any_numbers: bool = False) -> Statement:
+        """With `any_numbers`, reductions are numbers about which nothing is known: what holds of all numbers holds of them.
+        Raises NoLemma."""
         facts = [parsed(condition) for condition in rule.when]
         fixed = {name for fact in facts if _is_of_claim(fact, rule) for name in _fixed_in(fact)}
-        made = cls(rule, fixed)
+        made = cls(rule, fixed, any_numbers=any_numbers)
         if not isinstance(rule, Rewrite) and rule.fact.startswith("bounded("):
             made.bounds = {
                 f"c!{name}": _magnitude(f"c!{name}") for fact in facts for name in _constant_in(fact)
@@ -414,7 +417,7 @@ class Statement:
         found = Reduction(op, part, body)
         if found not in self.reductions:
             self.reductions.append(found)
-        return f"R!{self.reductions.index(found)}"
+        return f"{'c!any' if self.any_numbers else 'R!'}{self.reductions.index(found)}"
 
 
 def _defines(fact: ast.expr) -> int:
@@ -495,7 +498,12 @@ def lemmas(rule: Rule) -> list[Lemma]:
     """What a solver has to refute for a rule to hold at all sizes, of axes that have a position. Raises NoLemma."""
     if "fold[R, " in str(rule):
         return [each for op in ("sum", "prod", "max", "min") for each in lemmas(_about(rule, op))]
-    said = Statement.of(rule)
+    try:
+        said = Statement.of(rule)
+    except NoLemma as why:
+        if str(why) != EXP_OF_REDUCTION:
+            raise
+        said = replace(Statement.of(rule, any_numbers=True), reductions=[])
     if said.two_positions:
         return [_lemma(rule, "at two positions", [*said.assumptions, *said.defined], said.claim)]
     if not said.reductions:

@@ -54,6 +54,7 @@ WRONG = (
     Infer("bounded-inv", "bounded(inv(a))", ("bounded(a)",)),
     Infer("bounded-growth", "bounded(exp(a))", ("nonneg(a)",)),
     Infer("bounded-divided", "bounded(a * inv(m))", ("within(m, a)",)),
+    Infer("shift-twice", "shifted(exp(a), exp(a + finite(max[ALL](a))), finite(max[ALL](a)), ALL)"),
     Infer("factor-of-sum", "factors(a + b, c * d, m + n, X)", ("factors(a, c, m, X)", "factors(b, d, n, X)")),
 )
 
