@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ import eqfuse as eq
 from bench.gluon_cells import PREFIX, AnyRolesCell, Cell, ProductCell
 from bench.gluon_forms import Form, forms, kernel_of
 from bench.gpu import TOLERANCE
+from bench.workloads import WORKLOADS
+from eqfuse import compiler
+from eqfuse.devices import device_named
+from eqfuse.division import other_roles
 from eqfuse.tile.gluon.launch import GluonProgram
 from eqfuse.tile.triton.launch import TritonProgram
 
@@ -173,3 +178,44 @@ def test_the_concurrency_sanitizer_finds_no_race(persistent: bool, monkeypatch: 
             tried += 1
             break
     assert tried == 1
+
+
+LATENT_SIZES = (
+    {"b": 2, "h": 128, "j": 2048, "d": 512, "r": 64},
+    {"b": 3, "h": 72, "j": 1001, "d": 504, "r": 56},
+)
+
+
+@pytest.mark.parametrize("sizes", LATENT_SIZES, ids=["even", "odd"])
+def test_latent_attention_by_columns_agrees_with_float64(sizes: dict[str, int]) -> None:
+    """Consumers that share columns of sums, with a leader and without."""
+    draw = torch.Generator("cuda").manual_seed(0)
+    shapes = {"Q": "bhd", "Qr": "bhr", "C": "bjd", "R": "bjr"}
+    given = {
+        name: torch.randn([sizes[a] for a in axes], device="cuda", generator=draw).half()
+        for name, axes in shapes.items()
+    }
+    scale = (sizes["d"] + sizes["r"]) ** -0.5
+    text = "".join(f"{name}: f16[{', '.join(axes)}]\n" for name, axes in shapes.items())
+    kernel = eq.compile(text + WORKLOADS["mla"].source.strip(), assume_finite=True, verify=False)
+    q, qr, c, r = (given[name].double() for name in shapes)
+    exact = torch.softmax((q @ c.mT + qr @ r.mT) * scale, -1) @ c
+    derived = kernel.derived
+    extents = {**sizes, "e": sizes["d"]}
+    compiled = compiler.pipeline(derived, extents, dict.fromkeys(shapes, "f16"), device_named("h200"))
+    seen = set[bool]()
+    for _, made in other_roles(derived, compiled, compiled.extents):
+        roles = made.chosen.plan.roles[0]
+        if roles is None or not roles.columns or roles.led in seen:
+            continue
+        seen.add(roles.led)
+        triton = TritonProgram(
+            compiler.emit_triton(derived, replace(made, roles=None), kernel.name), kernel.name
+        )
+        found = GluonProgram(compiler.emit_gluon(derived, made, kernel.name), kernel.name, triton)(
+            **given, scale=scale
+        )
+        assert isinstance(found, torch.Tensor)
+        error = float((found.double() - exact).norm() / exact.norm())
+        assert error <= TOLERANCE["f16"], made.chosen.plan.code
+    assert seen == {False, True}

@@ -24,7 +24,7 @@ from eqfuse.tile.check import TileError
 from eqfuse.tile.gluon.aot import compile_for_hopper
 from eqfuse.tile.nodes import Dot, Elementwise, Let, LoadTile, ReduceTile, Value
 from eqfuse.tile.roles.check import check
-from eqfuse.tile.roles.choice import rows_of, sized
+from eqfuse.tile.roles.choice import fits, rows_of, sized
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import Await, Columns, Issue, Loop, Read, RolesKernel, RolesProgram, Store
@@ -215,6 +215,16 @@ def test_a_product_may_start_from_a_tile_in_a_slot() -> None:
         s.accumulator.name for s in nested(kernel.roles[1].body) if isinstance(s, Issue) and s.accumulator
     }
     assert read & started
+
+
+def test_parts_of_a_tile_are_cut_where_its_layout_is(latent: tuple[Derived, Compiled]) -> None:
+    """128 bytes of a row of 16-bit numbers lie together: 32 columns of 64 are no part of a tile."""
+    _derived, compiled = latent
+    kernel = _kernel(_divided(latent, _roles(compiled)))
+    shards = {"j_shard": 2}
+    assert fits(kernel, {**compiled.extents, **shards}, H200)
+    assert fits(kernel, {**compiled.extents, **shards, "e": 128}, H200)
+    assert not fits(kernel, {**compiled.extents, **shards, "e": 64}, H200)
 
 
 TILE = Value("o", ("i", "e"), "f32")

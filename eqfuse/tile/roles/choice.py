@@ -90,6 +90,9 @@ share a row of a tile of sums."""
 BARRIER_BYTES = 1024
 """Shared memory for barriers, and to align tiles."""
 
+SWIZZLED_BYTES = 128
+"""Bytes of a tile's last dim that shared memory lays out together."""
+
 LEAST_ARITHMETIC = 0.05
 """Other arithmetic as a part of the products' time below which loops do nothing but multiply."""
 
@@ -565,9 +568,19 @@ def fits(kernel: RolesKernel, extents: Mapping[str, int], device: Device) -> boo
     held = (
         found.registers <= held_by(kernel)
         and found.leading <= LEADING_HELD
+        and _cut_between_swizzles(kernel, extents)
         and _multiplied(kernel, extents) <= AT_START[kernel.consumers]
     )
     return found.widest <= MOST and found.shared <= device.shared and held
+
+
+def _cut_between_swizzles(kernel: RolesKernel, extents: Mapping[str, int]) -> bool:
+    """Whether parts of the last dim of a tile in a slot are of whole rows of its layout, in which positions are exchanged."""
+    if kernel.columns is None:
+        return True
+    part = kernel.part_sizes(block_sizes(kernel.blocks, extents))[kernel.columns.part]
+    tiles = (ring.tile for ring in kernel.rings if ring.tensor and ring.tile.dims[-1] == kernel.columns.axis)
+    return all(part * BYTES[tile.dtype] % SWIZZLED_BYTES == 0 for tile in tiles)
 
 
 def _multiplied(kernel: RolesKernel, extents: Mapping[str, int]) -> int:
