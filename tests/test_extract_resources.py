@@ -11,6 +11,7 @@ from eqfuse.compiled import Compiled
 from eqfuse.compiler import derive, emit_triton, pipeline
 from eqfuse.devices import device_named
 from eqfuse.extract.candidates import Candidate, shape_of, with_outputs
+from eqfuse.extract.neighbours import neighbours
 from eqfuse.extract.resources import shared_bytes
 from eqfuse.lowered import lower_nest
 from eqfuse.terms.integers import power_of_two
@@ -71,3 +72,24 @@ def test_the_estimate_of_shared_memory_is_what_triton_takes(
     found = {r.name: r.shared_bytes for r in compile_ahead(text, "sm_90", sizes=sizes)}
     for name, needed in _needed(candidate, sizes, dtypes).items():
         assert needed <= found[name] <= needed + 4096, name  # folds across warps take a little
+
+
+ATTENTION = """
+    s[b,h,j] = sum[d](q[b,h,d] * k[{at},h//8,d])
+    p[b,h,j] = exp(s[b,h,j] - max[j](s[b,h,j]))
+    o[b,h,e] = sum[j](p[b,h,j] / sum[j](p[b,h,j]) * v[{at},h//8,e])
+    """
+DENSE, PAGED = ATTENTION.format(at="b,j"), "page: i32[b,n]" + ATTENTION.format(at="page[b,j//16],j%16")
+
+
+@pytest.mark.parametrize(("source", "steps"), [(PAGED, {-2, 2}), (DENSE, {-1, 1})])
+def test_tuning_steps_over_stages_that_change_nothing(source: str, steps: set[int]) -> None:
+    """Triton keeps (stages - 1) // 2 tiles of what is loaded from positions that are loaded, too."""
+    sizes = {"b": 4, "h": 64, "j": 4096, "d": 128, "e": 128, "n": 256}
+    derived = derive(source, None, False)
+    dtypes = {name: "i32" if name == "page" else "f16" for name in program_dtypes(derived.program)}
+    compiled = pipeline(derived, sizes, dtypes, H200)
+    chosen = compiled.chosen
+    near = neighbours(chosen, compiled.extents, with_outputs(derived.program, dtypes), H200)
+    pairs = [pair for found in near for pair in zip(found.plan.configs, chosen.plan.configs, strict=True)]
+    assert {found.stages - own.stages for found, own in pairs} == steps | {0}

@@ -10,7 +10,7 @@ from fractions import Fraction
 from eqfuse.extract.candidates import Candidate, configured, shape_of
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
-from eqfuse.extract.resources import shared_bytes
+from eqfuse.extract.resources import loads_positions, shared_bytes
 from eqfuse.extract.shape import Shape
 from eqfuse.extract.tile_sizes import TENSOR_CORE_MIN
 from eqfuse.loops.blocks import Block
@@ -20,8 +20,11 @@ from eqfuse.loops.plan import SCHEDULES, KernelConfig
 from eqfuse.terms.dtypes import BYTES
 from eqfuse.terms.integers import power_of_two
 
-WARPS, STAGES = (1, 32), (1, 5)
+WARPS, STAGES = (1, 32), (1, 7)
 """Least and most of what a step may reach."""
+
+MOST_STAGES = 5
+"""The same of stages, where no load waits for another one's result."""
 
 SPILLED = 0.5
 """Part of the predicted time above which a plan whose blocks do not fit on chip is not tried: Triton needs
@@ -103,11 +106,12 @@ def changed(
 
 def _stepped(kernel: Kernel, config: KernelConfig, shape: Shape, device: Device) -> Iterator[KernelConfig]:
     """The configuration with one setting changed, or a block and the warps that share it; a CPU has neither warps
-    nor stages."""
+    nor stages. Where a loop loads from positions that it has loaded, Triton prefetches half as deep: two stages are one tile."""
     on_gpu = device.kind == "gpu"
     if on_gpu:
-        for stages in (config.stages + 1, config.stages - 1):
-            if STAGES[0] <= stages <= STAGES[1]:
+        by, most = (2, STAGES[1]) if loads_positions(kernel) else (1, MOST_STAGES)
+        for stages in (config.stages + by, config.stages - by):
+            if STAGES[0] <= stages <= most:
                 yield replace(config, stages=stages)
     for times in (Fraction(2), Fraction(1, 2)):
         warps = int(config.warps * times) if on_gpu else 0

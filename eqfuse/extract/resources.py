@@ -309,6 +309,20 @@ def loads_of(kernel: Kernel) -> tuple[Load, ...]:
     return tuple(dict.fromkeys(loads))
 
 
+@lru_cache(KEPT)
+def loads_positions(kernel: Kernel) -> bool:
+    """Whether a loop loads from positions that it has loaded, as pages are."""
+    named = {stmt.name: stmt.expr for stmt in statements(kernel.body) if isinstance(stmt, Let)}
+    for loop in loops_in(kernel.body):
+        for node in walk(*expressions(loop.body)):
+            if isinstance(node, Load):
+                positions = [expanded(at, lambda local: named.get(local.name)) for at in node.index]
+                inner = [each for each in walk(*positions) if isinstance(each, Load)]
+                if any(loop.axis in free_axes(each) for each in inner):
+                    return True
+    return False
+
+
 def loads_vectors(kernel: Kernel, shape: Shape) -> bool:
     """Whether every row of every tensor begins where a vector may: what is loaded element by element costs
     more on a way through shared memory than that hides."""
