@@ -125,43 +125,54 @@ def test_few_rows_of_special_values(rows: int) -> None:
 
 
 CONVOLUTIONS = [
-    # channels, kernel's rows and columns, output's channels, rows and columns; wider by so much
-    (5, 3, 3, 9, 4, 24, 0),
-    (5, 3, 3, 9, 4, 24, 3),
-    (32, 1, 3, 20, 3, 50, 0),
-    (3, 2, 2, 8, 1, 70, 0),
-    (7, 3, 2, 4, 5, 9, 0),
-    (70, 3, 3, 17, 2, 33, 0),
-    (0, 3, 3, 9, 4, 24, 0),
+    # channels, kernel's rows and columns, output's channels, rows and columns, wider by so much; steps of the kernel
+    (5, 3, 3, 9, 4, 24, 0, 1),
+    (5, 3, 3, 9, 4, 24, 3, 1),
+    (32, 1, 3, 20, 3, 50, 0, 1),
+    (3, 2, 2, 8, 1, 70, 0, 1),
+    (7, 3, 2, 4, 5, 9, 0, 1),
+    (70, 3, 3, 17, 9, 7, 0, 1),
+    (70, 3, 3, 17, 2, 33, 0, 2),
+    (5, 3, 3, 9, 6, 7, 0, 3),
+    (0, 3, 3, 9, 4, 24, 0, 1),
 ]
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", CONVOLUTIONS)
-def test_products_of_several_axes(sizes: tuple[int, ...], dtype: str, count: int) -> None:
-    """A convolution as a product of which three axes are folded and two are columns, of a tensor with a gap or without."""
+def test_products_of_several_axes(sizes: tuple[int, ...], dtype: str, count: int, turned: bool) -> None:
+    """A convolution as a product of which three axes are folded and two are columns, or rows, of a tensor with a gap or
+    without."""
     loaded = library()
-    c, p, q, o, y, x, gap = sizes
+    c, p, q, o, y, x, gap, step = sizes
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(o, c, p, q, generator=generator).to(DTYPES[dtype])
-    image = torch.randn(c, y + p - 1, x + q - 1, generator=generator).to(DTYPES[dtype])
+    image = torch.randn(c, step * (y - 1) + p, step * (x - 1) + q, generator=generator).to(DTYPES[dtype])
     made = torch.float64 if dtype == "f64" else torch.float32
     out = torch.full((o, y, x + gap), 3.0, dtype=made)
     sides = zip((c, p, q), weight.stride()[1:], image.stride(), strict=True)
+    rows = [(o, weight.stride(0), 0, out.stride(0))]
+    depths = [(n, left, right, 0) for n, left, right in sides]
+    columns = [(y, 0, step * image.stride(1), out.stride(1)), (x, 0, step, 1)]
+    places, groups = (weight.data_ptr(), image.data_ptr()), (rows, depths, columns)
+    if turned:
+        places, groups = places[::-1], (columns, depths, rows)
     axes = [
-        *(o, weight.stride(0), 0, out.stride(0)),
-        *(part for n, left, right in sides for part in (n, left, right, 0)),
-        *(y, 0, image.stride(1), out.stride(1), x, 0, 1, 1),
+        n
+        for group in groups
+        for length, left, right, to in group
+        for n in (length, *((right, left) if turned else (left, right)), to)
     ]
     for keep in (0, 1):
-        given = (weight.data_ptr(), image.data_ptr(), out.data_ptr())
-        counts = map(ctypes.c_longlong, (1, 3, 2, keep))
+        given = (*places, out.data_ptr())
+        counts = map(ctypes.c_longlong, (*map(len, groups), keep))
         with threads(loaded, count):
             getattr(loaded, f"several_{dtype}")(
                 *map(ctypes.c_longlong, given), (ctypes.c_longlong * len(axes))(*axes), *counts
             )
-    patches = image.double().unfold(1, p, 1).unfold(2, q, 1)
+    patches = image.double().unfold(1, p, step).unfold(2, q, step)
     wanted = 2 * torch.einsum("ocpq,cyxpq->oyx", weight.double(), patches)
     bound = 1e-6 * (2 * torch.einsum("ocpq,cyxpq->oyx", weight.double().abs(), patches.abs()) + 1)
     assert ((out[..., :x].double() - wanted).abs() <= bound).all()

@@ -277,7 +277,8 @@ INLINE void panels(const u16*, i64, i64, const u16*, i64, i64, float*, i64, i64,
 
 // Products of which several axes are folded, or are rows, or columns. Each has distances in the left matrix, in the right one
 // and in the sums, in elements.
-struct Axis { i64 length, left, right, out; };
+struct Axis { i64 length, left, right, out; Axis turned() const { return {length, right, left, out}; } };
+#define MOST 20  // axes of a product, and one for a group that has none
 
 // Neighbours of which one follows the other in all matrices are one axis; no axis has only one position.
 static int joined(const Axis* given, int count, Axis* to) {
@@ -293,19 +294,20 @@ static int joined(const Axis* given, int count, Axis* to) {
   return n;
 }
 
-// Depth of any places: they are listed, of both matrices. The columns are `broad` rows of `narrow_` neighbours, of which
-// one follows the other in the sums: a vector may be made of the end of a row and of the beginning of the next one.
+// Depth of any places: they are listed, of both matrices. The columns are `broad` rows, `far` apart, of `near` columns, `step`
+// apart, of which one follows the other in the sums: a vector may be made of the end of a row and of the beginning of the next.
 #define LONG 96
 template <int C>
 static void panel_of_places(const float* left, i64 lm, const i64* left_at, const float* right, const i64* right_at, i64 from,
-                            i64 far, i64 near, float* out, i64 om, i64 M, i64 K, i64 some, bool keep) {
+                            i64 far, i64 near, i64 step, float* out, i64 om, i64 M, i64 K, i64 some, bool keep) {
   float y[LONG * C * LANES] __attribute__((aligned(64)));
   for (i64 at = 0, n, row = from / near, column = from % near; at < some; at += n, column += n) {
     if (column == near) row++, column = 0;
     n = least(least(near - column, some - at), LANES - at % LANES);
-    const float* p = right + row * far + column;
+    const float* p = right + row * far + column * step;
     float* q = y + at;
-    if (n == LANES) for (i64 k = 0; k < K; k++) put_f32(q + k * C * LANES, load_f32(p + right_at[k]));
+    if (step != 1) for (i64 k = 0; k < K; k++) put_f32(q + k * C * LANES, gather_f32(p + right_at[k], step, n), n);
+    else if (n == LANES) for (i64 k = 0; k < K; k++) put_f32(q + k * C * LANES, load_f32(p + right_at[k]));
     else for (i64 k = 0; k < K; k++) put_f32(q + k * C * LANES, load_f32(p + right_at[k], n), n);
   }
   if (some < C * LANES) for (i64 k = 0; k < K; k++) put_f32(y + k * C * LANES + some, F{}, C * LANES - some);
@@ -313,7 +315,7 @@ static void panel_of_places(const float* left, i64 lm, const i64* left_at, const
     block_of_panel<TALL, C>(left + m * lm, lm, left_at, y, out + m * om, om, least(TALL, M - m), K, some, keep, Ahead{0, 0, 0, 0});
 }
 static void places(const float* left, i64 lm, const float* right, float* out, i64 om, i64 M, const Axis* depths, int count,
-                   i64 K, i64 broad, i64 far, i64 near, bool keep) {
+                   i64 K, i64 broad, i64 far, i64 near, i64 step, bool keep) {
   const i64 chunks = (K + LONG - 1) / LONG, deep = (K + chunks - 1) / chunks, N = broad * near;
   i64 left_at[LONG], right_at[LONG];
   for (i64 k = 0; k < K; k += deep) {
@@ -331,7 +333,7 @@ static void places(const float* left, i64 lm, const float* right, float* out, i6
       const int wide = vectors == 4 ? 2 : least(vectors, BROAD);
       some = least(wide * LANES, N - n);
       auto of = wide == 3 ? panel_of_places<3> : wide == 2 ? panel_of_places<2> : panel_of_places<1>;
-      of(left, lm, left_at, right, right_at, n, far, near, out + n, om, M, depth, some, keep || k);
+      of(left, lm, left_at, right, right_at, n, far, near, step, out + n, om, M, depth, some, keep || k);
     }
   }
 }
@@ -447,8 +449,8 @@ PRODUCT(u16, float, bf16)
 
 INLINE bool are_places(float) { return true; }
 INLINE bool are_places(double) { return false; }
-INLINE void places(const double*, i64, const double*, double*, i64, i64, const Axis*, int, i64, i64, i64, i64, bool) {}
-INLINE void places(const u16*, i64, const u16*, float*, i64, i64, const Axis*, int, i64, i64, i64, i64, bool) {}
+INLINE void places(const double*, i64, const double*, double*, i64, i64, const Axis*, int, i64, i64, i64, i64, i64, bool) {}
+INLINE void places(const u16*, i64, const u16*, float*, i64, i64, const Axis*, int, i64, i64, i64, i64, i64, bool) {}
 
 // `rows`, `depths` and `columns` axes, in this order; joined already.
 template <class given, class type>
@@ -456,7 +458,7 @@ static void several(const given* left, const given* right, type* out, const Axis
   const Axis *depth = axes + rows, *column = depth + depths;
   const Axis around = rows > 1 ? axes[0] : columns > 2 ? column[0] : Axis{1, 0, 0, 0};
   if (rows > 1 || columns > 2) {
-    Axis rest[16];
+    Axis rest[MOST];
     int n = 0;
     for (int k = 0; k < rows + depths + columns; k++) if (k != (rows > 1 ? 0 : rows + depths)) rest[n++] = axes[k];
     for (i64 k = 0; k < around.length; k++)
@@ -470,7 +472,7 @@ static void several(const given* left, const given* right, type* out, const Axis
   const Axis outer = columns > 1 ? column[0] : Axis{1, 0, 0, 0};
   const bool follows = outer.length == 1 || outer.out == last.length;
   if (K && row.length && last.length && sizeof(given) == 4 && are_places((type)0) && (depths > 1 || outer.length > 1) &&
-      row.length >= TALL && last.right == 1 && last.out == 1 && last.length >= LANES) {
+      row.length >= TALL && last.out == 1 && (follows ? outer.length : 1) * last.length >= LANES) {
     const i64 parts = least(sharing, row.length * K * last.length * outer.length / WORTH), each =
         parts < 2 ? row.length : ((row.length + parts - 1) / parts + TALL - 1) / TALL * TALL;
     const i64 count = (row.length + each - 1) / each, together = follows ? outer.length : 1;
@@ -478,7 +480,7 @@ static void several(const given* left, const given* right, type* out, const Axis
     for (i64 part = 0; part < count; part++) for (i64 n = 0; n < outer.length; n += together) {
       const i64 m = part * each;
       places(left + m * row.left, row.left, right + n * outer.right, out + m * row.out + n * outer.out, row.out,
-             least(each, row.length - m), depth, depths, K, together, outer.right, last.length, keep);
+             least(each, row.length - m), depth, depths, K, together, outer.right, last.length, last.right, keep);
     }
     return;
   }
@@ -508,8 +510,16 @@ static void several(const given* left, const given* right, type* out, const Axis
   }                                                                                                             \
   extern "C" void several_##dtype(const given* left, const given* right, type* out, const i64* axes, i64 rows,  \
                                   i64 depths, i64 columns, bool keep) {                                         \
-    Axis found[16];                                                                                             \
     const Axis* all = (const Axis*)axes;                                                                        \
+    Axis turned[MOST], found[MOST];                                                                             \
+    if (rows && (!columns || all[rows + depths + columns - 1].out != 1) && all[rows - 1].out == 1) {            \
+      for (int k = 0; k < columns; k++) turned[k] = all[rows + depths + k].turned();                            \
+      for (int k = 0; k < depths; k++) turned[columns + k] = all[rows + k].turned();                            \
+      for (int k = 0; k < rows; k++) turned[columns + depths + k] = all[k].turned();                            \
+      all = turned;                                                                                             \
+      const given* other = left; left = right; right = other;                                                   \
+      const i64 count = rows; rows = columns; columns = count;                                                  \
+    }                                                                                                           \
     int m = joined(all, rows, found), k = joined(all + rows, depths, found + m);                                \
     int n = joined(all + rows + depths, columns, found + m + k);                                                \
     several(left, right, out, found, m, k, n, keep);                                                            \
