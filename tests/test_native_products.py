@@ -138,14 +138,19 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", CONVOLUTIONS)
-def test_products_of_several_axes(sizes: tuple[int, ...], dtype: str, count: int, turned: bool) -> None:
+@pytest.mark.slow(but=["native"])
+def test_products_of_several_axes(
+    sizes: tuple[int, ...], dtype: str, count: int, turned: bool, width: str
+) -> None:
     """A convolution as a product of which three axes are folded and two are columns, or rows, of a tensor with a gap or
     without."""
-    loaded = library()
+    loaded = load(library_of("", WIDTHS[width], HEADERS))
+    has_blas(loaded, True)
     c, p, q, o, y, x, gap, step = sizes
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(o, c, p, q, generator=generator).to(DTYPES[dtype])
