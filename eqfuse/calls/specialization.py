@@ -359,7 +359,9 @@ class Specializations:
     def triton(self, compiled: Compiled) -> str:
         """The Triton module of a compiled shape; of a shape on the CPU, that of the plan for sm_90."""
         if compiled.device.kind == "cpu":
-            compiled = self.compile(compiled.extents, compiled.dtypes, device_named("sm_90").without_roles)
+            with uncollected():
+                gpu = device_named("sm_90").without_roles
+                compiled = self.compile(compiled.extents, compiled.dtypes, gpu)
         return compiler.emit_triton(self.derived, compiled, self.derived.name)
 
     def roles(self, compiled: Compiled) -> RolesProgram:
