@@ -36,7 +36,10 @@ from eqfuse.verify.check import check_stages
 from eqfuse.verify.sizes import small_extents
 from eqfuse.verify.stages import roles_stages
 
-H200 = device_named("h200")
+PRICED = device_named("h200")
+assert PRICED.roles is not None
+H200 = replace(PRICED, roles=replace(PRICED.roles, unproven=frozenset()))
+"""One on which they have run."""
 LATENT = WORKLOADS["mla"].source
 SIZES = {"b": 32, "h": 128, "j": 2048, "d": 512, "e": 512, "r": 64}
 HALF = {"Q": "f16", "Qr": "f16", "C": "f16", "R": "f16"}
@@ -89,6 +92,11 @@ def test_latent_attention_has_roles_by_columns(latent: tuple[Derived, Compiled])
     _, compiled = latent
     assert compiled.chosen.plan.roles and compiled.chosen.plan.roles[0] is not None
     assert "3 consumers by columns, one of which leads" in compiled.chosen.plan.code
+
+
+def test_prices_choose_no_kind_of_roles_that_has_not_run(latent: tuple[Derived, Compiled]) -> None:
+    derived, _ = latent
+    assert "columns" not in str(compiler.pipeline(derived, SIZES, HALF, PRICED).chosen.plan.code)
 
 
 def test_one_copy_of_the_latent_tile_is_read_by_both_products(latent: tuple[Derived, Compiled]) -> None:

@@ -193,6 +193,9 @@ class RolesResiduals:
     """What loops with several products took, with whose results a block computes, beside what these terms say: the gradient of attention,
     causal, 8192: by keys and values 1.75 of 1.83 ms (head dim 128) and 1.25 of 1.31 (64), by queries 1.11 of 1.27 (128)."""
 
+    unproven: frozenset[str] = frozenset({"columns", "led"})
+    """Kinds of roles (fields of `loops.plan.Roles`) that no GPU has run: `k.tune` tries them, and prices do not choose them."""
+
     tile_sums: float = 1.65
     """What those took more whose loops add products to several tiles of sums, which spill: gradients of attention by keys and values
     took 3.3 ms where 1.85 were predicted (head dim 128), 1.52 to 1.73 where 0.99 were (64)."""

@@ -231,7 +231,10 @@ def ranked(
     if residuals is None:
         raise Unsuited(f"{outlook.device.name} is no Hopper GPU")
     limit = WORTH * Pricing(tiles, outlook).seconds(None, residuals) - outlook.launch
-    priced = sorted(_priced(tiles, outlook, rows, residuals), key=_fewest_trips)
+    every = sorted(_priced(tiles, outlook, rows, residuals), key=_fewest_trips)
+    priced = [each for each in every if slower or not _is_unproven(each[1], residuals)]
+    if every and not priced:
+        raise Unsuited("no GPU has run the roles that it could have: tune tries them")
     faster = [(seconds, schedule) for seconds, schedule in priced if slower or seconds < limit]
     suited = _suited(divide, [schedule for _, schedule in priced])
     if not faster:
@@ -243,6 +246,10 @@ def ranked(
             continue
         if fits(_with_slots(least, schedule.slots), outlook.extents, outlook.device):
             yield Choice(schedule, divide(schedule), seconds)
+
+
+def _is_unproven(roles: Roles, residuals: RolesResiduals) -> bool:
+    return any(getattr(roles, kind) for kind in residuals.unproven)
 
 
 def _suited(divide: Divide, schedules: Sequence[Roles]) -> Callable[[Roles], RolesKernel | None]:
