@@ -55,33 +55,32 @@ def test_addresses_that_16_does_not_divide_are_a_kind() -> None:
     assert found({"x": OTHER, "y": X}, None) is found({**given, "x": BASE[3:35].view(4, 8)}, None) is None
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {**GIVEN, "n": 4},
-        {**GIVEN, "n": True},
-        {**GIVEN, "n": 3.0},
-        {**GIVEN, "a": 1},
-        {"a": 0.5, "x": X, "n": 3},
-        {**GIVEN, "b": 1.0},
-        {"x": X, "a": 0.5},
-        {**GIVEN, "x": X.double()},
-        {**GIVEN, "x": torch.randn(4, 9)},
-        {**GIVEN, "x": torch.randn(8, 4).T},
-        {**GIVEN, "x": X.numpy()},
-        {**GIVEN, "x": 1.0},
-        {**GIVEN, "x": X.to("meta")},
-        {**GIVEN, "x": X.to_sparse()},
-        {**GIVEN, "x": torch._neg_view(X)},
-        {**GIVEN, "x": torch.nn.Parameter(X)},
-        {**GIVEN, "x": X.clone().requires_grad_()},
-        {**GIVEN, "x": X.as_subclass(Tracked)},
-        {**GIVEN, "x": BASE[1:33].view(4, 8)},
-    ],
-    ids=str,
-)
-def test_what_differs_otherwise_is_looked_at(other: dict[str, Any]) -> None:
-    assert quick(made, GIVEN, None)(other, None) is None
+OTHERS: dict[str, dict[str, Any]] = {
+    "another number": {**GIVEN, "n": 4},
+    "a truth": {**GIVEN, "n": True},
+    "a float for an integer": {**GIVEN, "n": 3.0},
+    "an integer for a float": {**GIVEN, "a": 1},
+    "another order": {"a": 0.5, "x": X, "n": 3},
+    "one more": {**GIVEN, "b": 1.0},
+    "one less": {"x": X, "a": 0.5},
+    "another dtype": {**GIVEN, "x": X.double()},
+    "another shape": {**GIVEN, "x": torch.randn(4, 9)},
+    "another layout": {**GIVEN, "x": torch.randn(8, 4).T},
+    "numpy's": {**GIVEN, "x": X.numpy()},
+    "a number for a tensor": {**GIVEN, "x": 1.0},
+    "no numbers": {**GIVEN, "x": X.to("meta")},
+    "sparse": {**GIVEN, "x": X.to_sparse()},
+    "negated": {**GIVEN, "x": torch._neg_view(X)},
+    "a parameter": {**GIVEN, "x": torch.nn.Parameter(X)},
+    "one that requires grad": {**GIVEN, "x": X.clone().requires_grad_()},
+    "a subclass": {**GIVEN, "x": X.as_subclass(Tracked)},
+    "another alignment": {**GIVEN, "x": BASE[1:33].view(4, 8)},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_differs_otherwise_is_looked_at(name: str) -> None:
+    assert quick(made, GIVEN, None)(OTHERS[name], None) is None
 
 
 def test_sizes_are_compared() -> None:
