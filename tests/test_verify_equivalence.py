@@ -508,3 +508,10 @@ def test_a_sum_of_a_number_is_a_size() -> None:
     other = "c = sum[i](where(sum[i](2) == 10, 20, sum[i](2)) // 2)"
     certificate = equivalent(one, other)
     assert not certificate.ok and certificate.counterexample is not None
+
+
+def test_a_step_of_an_infinity_is_exact() -> None:
+    """Its error was infinite: all trials of many magnitudes were left out for it."""
+    left = "e[i] = max(x[i], floor(where(i == 0, 27, -inf)))"
+    certificate = equivalent(left, left.replace("-inf", "-33"))
+    assert not certificate.ok and certificate.counterexample is not None

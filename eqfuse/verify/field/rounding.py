@@ -62,13 +62,13 @@ def of_line(values: Reals, error: Error, axis: int) -> Reals:
 
 
 def of_function(function: Callable[[Any], Any], result: Reals, x: Reals, error: Error) -> Reals:
-    """Of a function that grows or falls, and of those that hardly bend within an error."""
+    """Of a function that grows or falls, and of those that hardly bend within an error. Of an infinity it is exact, as that
+    is."""
     spread: Reals = UNIT * np.abs(result)
-    if error is None:
-        return spread
-    sides = (np.abs(function(x + sign * error) - result) for sign in (1.0, -1.0))
-    spread += np.nan_to_num(np.maximum(*sides), nan=np.inf)
-    return spread
+    if error is not None:
+        sides = (np.abs(function(x + sign * error) - result) for sign in (1.0, -1.0))
+        spread = spread + np.nan_to_num(np.maximum(*sides), nan=np.inf)
+    return np.where(np.isinf(x), 0.0, spread)
 
 
 def chosen(condition: Truths, x: Error, y: Error) -> Reals:
