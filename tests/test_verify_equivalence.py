@@ -515,3 +515,13 @@ def test_a_step_of_an_infinity_is_exact() -> None:
     left = "e[i] = max(x[i], floor(where(i == 0, 27, -inf)))"
     certificate = equivalent(left, left.replace("-inf", "-33"))
     assert not certificate.ok and certificate.counterexample is not None
+
+
+def test_the_sign_of_a_number_over_nothing_may_be_lost_to_rounding() -> None:
+    """1e-21 + 1 - 1 is 0 in floats: 0 / 0 then, and an infinity where it is divided as it is."""
+    mean = "m[i, k] = -round(0.5) - sum[k](x[i, k]) / N(k)\n"
+    left = (
+        f"x: f32[i, k]\ny: f32[i]\nw: f32[i]\n{mean}"
+        "d[i, k] = max(sum[i](max[k](y[i]) / m[i, k]), sum[i](max(x[i, k], m[i, k])) - w[i // 2])\nreturn d"
+    )
+    assert equivalent(left, left.replace("max[k](y[i])", "(max[k](y[i] + 1) - 1)"))

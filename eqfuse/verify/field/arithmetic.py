@@ -127,6 +127,9 @@ class Arithmetic(FieldState):
         result.marks = marked(UNDEFINED, broken)
         if self.careful:
             result.error = rounding.of_quotient(result.shadow, y.shadow, x.error, y.error)
+            if pole.any() and x.error is not None:  # of what sign the infinity is, or that it is NaN
+                unclear = (np.abs(x.shadow) <= x.error) & (x.error > 0) & ~is_zero(x)
+                self._note_beyond_floats(pole & unclear)
         zero = result.shadow == 0
         if zero.any():
             self._note_beyond_floats(zero & (x.shadow != 0) & np.isfinite(y.shadow))
