@@ -44,6 +44,9 @@ if TYPE_CHECKING:  # loaded at first use: every start would wait for them
 NOMINAL_EXTENT = 256
 """Extent that a plan assumes for an axis while no tensor has given one."""
 
+IDLE = 4
+"""Fewer thread blocks than the SMs over this leave a device mostly idle."""
+
 
 def derive(
     source: str,
@@ -171,7 +174,7 @@ def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
 
     program, prefer = derived.program, asked.prefer
     search = Search(program, asked.dtypes, asked.device, derived.nests)
-    partition = Partition(derived.order, asked.extents)
+    partition = Partition(derived.order, asked.extents, few=asked.device.sms // IDLE)
 
     found = plans(derived, derived.outputs, partition, search)
     if prefer == "multi_pass" and derived.outputs != program.outputs:

@@ -492,8 +492,8 @@ class Kernel:
             if self._stream is None:
                 general = self._general
                 plans = (general.chosen.plan, *Plans(candidate.plan for candidate in general.candidates))
-                merged = next(plan for plan in plans if plan.form != "written")
-                found = stream_of(self.program, merged.kernels, self.why_not)
+                merged = [plan.kernels for plan in plans if plan.form != "written"]
+                found = stream_of(self.program, merged, self.why_not)
                 self._stream = Streamer(found, self.program, self._like, self._lock)
             return self._stream
 

@@ -38,9 +38,6 @@ from eqfuse.terms.nodes import (
 NOMINAL_BLOCK = 64
 """Positions per grid block, as far as deciding what is computed again by every block goes."""
 
-FEW_BLOCKS = 32
-"""Blocks that leave a GPU mostly idle."""
-
 STATISTIC_SHARE = 0.125
 """What a statistic may have of the positions of what it reads, or cost of the reduction that reads it, to be worth a kernel
 of its own."""
@@ -169,6 +166,13 @@ def _makers_first(outputs: Sequence[Output]) -> list[Output]:
     return list(found.values())
 
 
+def _needed(makers: Sequence[Output], readers: Sequence[Output]) -> list[Output]:
+    """The makers of what is read: a pass that makes a statistic for itself leaves none to store."""
+    loaded = {n.tensor for output in (*makers, *readers) for n in walk(output.expr) if isinstance(n, Load)}
+    found = [maker for maker in makers if maker.name in loaded]
+    return found if len(found) == len(makers) else _needed(found, readers)
+
+
 def _numbered(clusters: Sequence[Sequence[Output]], program: Collection[str]) -> list[list[Output]]:
     """The clusters, with what they store for each other numbered in the order in which it is made; `program` are the
     outputs of the program, which keep their names."""
@@ -223,8 +227,8 @@ class Partition:
     a reduced axis up to which inner producers are computed for all of it beforehand; `inner_limit` those up to which a
     cascade inside another loop's body is not materialised. With `stores_operands`,
     factors of products that were cast are stored in that dtype instead of being made by every block; with
-    `stores_statistics`, every reduction that is no larger than what it reads, and that blocks would compute again or only few
-    blocks would compute."""
+    `stores_statistics`, every reduction that is no larger than what it reads, and that blocks would compute again, or that
+    at most `few` blocks would compute, which leave the device mostly idle."""
 
     order: Sequence[str]
     extents: Mapping[str, int]
@@ -233,6 +237,7 @@ class Partition:
     inner_limit: int = INNER_LIMIT
     stores_operands: bool = False
     stores_statistics: bool = False
+    few: int = 0
 
     def structures(self, outputs: Sequence[Output]) -> list[Structure]:
         """The ways to divide a program that are priced: what blocks would compute again stored between kernels,
@@ -273,7 +278,8 @@ class Partition:
         ]
         readers = [replace(o, expr=replaced(o.expr, reads)) for o in outputs]
         clusters = _numbered(
-            self._cluster(_makers_first(self._apart([*makers, *readers]))), {o.name for o in outputs}
+            self._cluster(_makers_first(self._apart([*_needed(makers, readers), *readers]))),
+            {o.name for o in outputs},
         )
         return tuple(self._passes(f"kernel{i + 1}", cluster) for i, cluster in enumerate(clusters))
 
@@ -447,7 +453,7 @@ class Partition:
 
     def _is_alone(self, inner: Reduce, parallel: frozenset[str]) -> bool:
         """Whether few blocks would compute a reduction, one position after the other, that many could."""
-        few = FEW_BLOCKS * NOMINAL_BLOCK
+        few = self.few * NOMINAL_BLOCK
         read = max((self._positions(node) for node in walk(inner.body) if isinstance(node, Load)), default=0)
         return self._size(parallel) < few < read and self._positions(inner) <= STATISTIC_SHARE * read
 

@@ -52,8 +52,22 @@ class Stream:
     reads_total: bool
 
 
-def stream_of(program: Program, plans: Sequence[KernelPlan], why_not: Callable[[], Sequence[str]]) -> Stream:
-    """The stream of a program. Raises EqfuseError where it has no fused merge over one axis, saying why."""
+def stream_of(
+    program: Program, plans: Sequence[Sequence[KernelPlan]], why_not: Callable[[], Sequence[str]]
+) -> Stream:
+    """The stream of a program, by the first of its plans that is one fused merge over one axis. Raises EqfuseError where none
+    is, saying why the first is not."""
+    first: EqfuseError | None = None
+    for kernels in plans:
+        try:
+            return _stream_of(program, kernels, why_not)
+        except EqfuseError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _stream_of(program: Program, plans: Sequence[KernelPlan], why_not: Callable[[], Sequence[str]]) -> Stream:
     groups = [plan.group for kernel in plans for plan in kernel.groups]
     if not groups:
         raise EqfuseError(
