@@ -8,16 +8,25 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rules_programs import FUSED, UNFUSED
 
 import eqfuse as eq
 from eqfuse.errors import ScheduleError
+from eqfuse.extract.partition import NOMINAL_BLOCK
 from eqfuse.rules.egraph import saturate
 from eqfuse.rules.prepare import prepare
 from eqfuse.terms.parser import parse
 
 TANH, _ = UNFUSED["tanh"]
+ROUND, _ = UNFUSED["round"]
+ALONE = {
+    **{name: source for name, (source, _) in UNFUSED.items()},
+    "round": f"n: axis[{NOMINAL_BLOCK}]\n{ROUND}",
+}
+"""The programs with an obstacle, of so few columns that one block makes all of a row: more blocks would read the
+statistics of a row from a kernel of their own, and then nothing is in the way."""
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,11 +46,10 @@ def test_why_not_is_empty_where_everything_is_fused() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["rolling", "split_k"])
-@pytest.mark.parametrize("name", UNFUSED)
+@pytest.mark.parametrize("name", ALONE)
 def test_a_forced_schedule_is_refused_with_the_reason(name: str, schedule: str) -> None:
-    source, _ = UNFUSED[name]
     with pytest.raises(ScheduleError) as caught:
-        eq.compile(source, prefer=schedule, verify=False)
+        eq.compile(ALONE[name], prefer=schedule, verify=False)
     text = str(caught.value)
     assert text.startswith(f"there is no {schedule} plan for this program\n")
     assert "no " in text.splitlines()[1] and "j" in text.splitlines()[1]
@@ -54,11 +62,25 @@ def test_the_refusal_says_what_is_in_the_way() -> None:
     assert "no rule separates what varies along j from the value of max_j in it" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", UNFUSED)
+@pytest.mark.parametrize("name", ALONE)
 def test_what_does_not_fuse_takes_several_passes(name: str) -> None:
-    source, _ = UNFUSED[name]
-    kernel = eq.compile(source, verify=False)
+    kernel = eq.compile(ALONE[name], verify=False)
     assert {plan.schedule for plan in kernel.plans()} <= {"multi_pass", "resident"}
+
+
+@pytest.mark.parametrize("schedule", ["rolling", "split_k"])
+def test_a_statistic_that_many_blocks_read_is_stored_and_in_no_ones_way(schedule: str) -> None:
+    """Where columns take several blocks, one kernel stores the maximum of each row, and a plain sum is left."""
+    kernel = eq.compile(ROUND, target="cpu", prefer=schedule, native="off")
+    assert kernel.certificate.ok
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((7, 301)), rng.standard_normal((NOMINAL_BLOCK + 1, 301))
+    found = np.asarray(kernel(x=x, w=w))
+    assert kernel.plan.schedule == schedule and len(kernel.plan.kernels) == 2
+    assert all(planned.schedule == schedule for each in kernel.plan.kernels for planned in each.groups)
+    np.testing.assert_allclose(found, eq.reference(ROUND)(x=x, w=w), rtol=1e-10, atol=1e-10)
+    (sentence,) = kernel.why_not()
+    assert sentence.startswith("max[j](abs(x[i, j])) is not in the kernel that reads it: kernel1 stores it")
 
 
 # -- budgets -------------------------------------------------------------------------------------------
