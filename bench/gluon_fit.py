@@ -124,8 +124,10 @@ def numbers(residuals: RolesResiduals) -> dict[str, float]:
                 found |= {f"{item.name}.{n}": number for n, number in enumerate(value)}
             case Mapping():
                 found |= {f"{item.name}.{key}": number for key, number in value.items()}
+            case frozenset():  # names of kinds
+                pass
             case _:
-                found[item.name] = value
+                found[item.name] = float(value)
     return {name: number for name, number in found.items() if name.partition(".")[0] not in FIXED}
 
 
