@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse import compiler, results
-from eqfuse.cache import sources
+from eqfuse.cache import entries, sources
 from eqfuse.cli import main
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.define import forget
@@ -420,7 +421,11 @@ def test_processes_that_write_at_once(home: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)
     ]
     assert [process.communicate()[0].split() for process in started] == [["True"]] * 4
-    assert sorted(path for path in home.rglob("*") if path.is_file()) == files(home)  # nothing half is left
+    kept = [path for path in home.rglob("*") if path.is_file()]
+    assert sorted(kept) == sorted(path for kind in entries.KINDS for path in (home / kind).glob("*.json"))
+    assert all(entries.read_file(path) is not None for path in kept)  # nothing half is left
+    found = Counter(path.parent.name for path in files(home))  # all have written to the same files
+    assert found == dict.fromkeys({*results.KINDS} - {"reached"}, 1)
     assert eq.compile(SOFTMAX).certificate.cached
 
 
