@@ -13,6 +13,7 @@ import torch
 from fake_gpu import binaries, gpu
 
 import eqfuse as eq
+import eqfuse.kernel
 from eqfuse import certification, compiler, division
 from eqfuse.arguments import Arguments
 from eqfuse.audit import audit
@@ -198,18 +199,26 @@ def test_a_known_call_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> N
     kernel = eq.compile(DECODE, native="off")
     given = decode_inputs(33)
     first = kernel(**given)
-    checked: list[object] = []
-    original = Arguments.given
+    looked: list[str] = []
 
-    def counted(self: Arguments, *args: Any) -> Any:
-        checked.append(args)
-        return original(self, *args)
+    def watch(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
 
-    monkeypatch.setattr(Arguments, "given", counted)
-    assert torch.equal(kernel(**given), first)
-    assert not checked
+        def watched(*args: Any) -> Any:
+            looked.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(eqfuse.kernel, "call_key")
+    for name in ("plain", "given", "bound"):
+        watch(Arguments, name)
+    for _ in range(5):
+        assert torch.equal(kernel(**given), first)
+    assert looked == ["call_key"] * 3  # from the fourth on they are compared with the one before
+    looked.clear()
     kernel(**decode_inputs(34))
-    assert len(checked) == 1
+    assert looked == ["call_key", "plain", "bound"]
     assert kernel(**{**given, "q": given["q"].double()}).dtype == torch.float64
     assert torch.equal(kernel(**given), first)
     with pytest.raises(BindError, match="torch tensors and numpy arrays are mixed"):
