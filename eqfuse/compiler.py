@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # loaded at first use: every start would wait for them
 NOMINAL_EXTENT = 256
 """Extent that a plan assumes for an axis while no tensor has given one."""
 
-IDLE = 4
+IDLE = 5
 """Fewer thread blocks than the SMs over this leave a device mostly idle."""
 
 
