@@ -21,7 +21,7 @@ from bench.mutation import Level, Mutant, Same
 from bench.stability import Uncast, draw_floats, first_gross_error
 from eqfuse import certification, compiler
 from eqfuse.derived import Derived
-from eqfuse.errors import EqfuseError
+from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.candidates import Candidate, Search
 from eqfuse.extract.devices import DEVICES
 from eqfuse.extract.partition import Partition
@@ -282,9 +282,13 @@ class Subject:
 
     @cached_property
     def roles(self) -> list[RolesProgram]:
-        """Its forms in roles, where it has any: as they are verified, of products side by side and one behind another."""
+        """Its forms in roles, where it has any: as they are verified, of products side by side and one behind another. Whether a
+        schedule needs several kernels, or is none, may depend on the sizes."""
         if self.schedule == "rolling" and not self.strict:
-            chosen = compiler.pipeline(self.derived, self.extents, self.dtypes, GPU, self.schedule).chosen
+            try:
+                chosen = compiler.pipeline(self.derived, self.extents, self.dtypes, GPU, self.schedule).chosen
+            except ScheduleError:
+                return []
             if len(chosen.nest.kernels) > 1:
                 return []
             roles = Roles(chosen.plan.configs[0].blocks, consumers=2, slots=2, delayed=(1,))
