@@ -46,7 +46,7 @@ def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int
     """The key of a call with plain dense tensors and numbers, and the addresses of its tensors; None for any other, which
     has to be looked at: tensors that require grad or are under a transform, arrays, subclasses, tensors that may stand for
     numbers, modes of torch, and what torch records. Integers are part of the key, for they may bound what is read."""
-    if maybe_current_level() is not None or forward_ad._current_level >= 0 or not is_plain() or is_traced():
+    if is_watched():
         return None
     parts: list[Any] = []
     addresses: list[int] = []
@@ -76,15 +76,22 @@ def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int
     return tuple(parts), addresses
 
 
+def is_watched() -> bool:
+    """Whether torch has to see what is called now: a transform, forward gradients, a mode or `torch.jit.trace`."""
+    return (
+        maybe_current_level() is not None or forward_ad._current_level >= 0 or not is_plain() or _is_traced()
+    )
+
+
 def is_recording() -> bool:
     """Whether torch records what is called now: some mode looks at every operation, or `torch.jit.trace` runs."""
-    return bool(torch._C._len_torch_dispatch_stack()) or is_traced()
+    return bool(torch._C._len_torch_dispatch_stack()) or _is_traced()
 
 
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
 
 
-def is_traced() -> bool:
+def _is_traced() -> bool:
     """Whether `torch.jit.trace` runs."""
     return _tracing() is not None
 

@@ -13,11 +13,8 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 
-from eqfuse.arguments import ALIGNMENT, is_traced
-from eqfuse.threads import is_plain
+from eqfuse.arguments import ALIGNMENT, is_watched
 
 Quick = Callable[[Mapping[str, Any], Any], Any]
 """The outputs of a call with these values and sizes, where it is like one that is known; else None."""
@@ -40,7 +37,7 @@ def quick(
         check = guards(*tensors.values(), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     except (TypeError, RuntimeError):  # another version's
         return _never
-    others = ["not is_plain()", "is_traced()", "level() is not None", "forward_ad._current_level >= 0"]
+    others = ["is_watched()"]
     others += ["sizes is not None" if sizes is None else "type(sizes) is not dict or sizes != wanted"]
     whole = {}
     for place, value in enumerate(values.values()):
@@ -72,10 +69,7 @@ def quick(
         "wanted": None if sizes is None else dict(sizes),
         "call": call,
         "check": check,
-        "is_plain": is_plain,
-        "is_traced": is_traced,
-        "level": maybe_current_level,
-        "forward_ad": forward_ad,
+        "is_watched": is_watched,
         "is_grad_enabled": torch.is_grad_enabled,
         **whole,
     }

@@ -326,9 +326,11 @@ class Partition:
                 factor, _ = unmasked(factor, free_axes)
                 match factor:
                     case Call(dtype, (Call() as made,)) if (
-                        dtype in CASTS and self._blocks(output, factor) > 1 and not self._is_outer(factor)
+                        dtype in CASTS and self._again(factor, output.axes) > 1 and not self._is_outer(factor)
                     ):
-                        inside = [r for r in reductions(made) if r in tops and self._blocks(output, r) > 1]
+                        inside = [
+                            r for r in reductions(made) if r in tops and self._again(r, output.axes) > 1
+                        ]
                         shared.update(inside)
                         for expr in (*inside, factor):
                             if expr not in stored:
@@ -350,11 +352,6 @@ class Partition:
     def _positions(self, expr: Expr) -> int:
         return self._size(free_axes(expr))
 
-    def _blocks(self, output: Output, expr: Expr) -> int:
-        """Blocks of an output that compute the same positions of an expression."""
-        missing = [a for a in output.axes if a not in free_axes(expr)]
-        return math.prod(math.ceil(self.extents.get(a, 1) / NOMINAL_BLOCK) for a in missing)
-
     def _find_cuts(
         self, expr: Expr, axes: Iterable[str], bound: frozenset[str], stored: dict[Expr, Output]
     ) -> None:
@@ -362,19 +359,16 @@ class Partition:
         parallel = frozenset(axes) - {r.axis for r in frontier(expr)}
         for reduce in frontier(expr):
             statistics = self._statistics(reduce, parallel)
-            for each in statistics:
-                if each not in stored:
-                    self._find_cuts(each, self._laid_out(each), frozenset(), stored)
-                    stored[each] = Output(f"stored{len(stored) + 1}", self._laid_out(each), each)
             read = self._inner(self._cascade(reduce, statistics))
             cut = [each for each in read if self._is_cut(each, reduce, parallel, nested=bool(bound))]
-            beside = {
+            beside = [
                 each for one in cut for each in self._cascade(one)
-            }  # made by the pass that makes what is stored
-            for inner in read:
+            ]  # made by the pass of what is stored
+            stores = {*statistics, *cut, *beside}
+            for inner in (*statistics, *read):
                 if inner in stored:
                     continue
-                if inner in cut or inner in beside:
+                if inner in stores:
                     free = self._laid_out(inner)
                     self._find_cuts(inner, free, frozenset(), stored)
                     stored[inner] = Output(f"stored{len(stored) + 1}", free, inner)
@@ -405,9 +399,9 @@ class Partition:
             and work(each, self.extents) < STATISTIC_SHARE * work(reduce, self.extents)
         ]
 
-    def _again(self, inner: Reduce, parallel: Iterable[str]) -> int:
-        """Blocks along parallel axes that compute the same positions of a reduction."""
-        missing = [axis for axis in parallel if axis not in free_axes(inner)]
+    def _again(self, expr: Expr, parallel: Iterable[str]) -> int:
+        """Blocks along parallel axes that compute the same positions of an expression."""
+        missing = [axis for axis in parallel if axis not in free_axes(expr)]
         return math.prod(math.ceil(self.extents.get(axis, 1) / NOMINAL_BLOCK) for axis in missing)
 
     def _cascade(self, reduce: Reduce, but: Collection[Reduce] = ()) -> list[Reduce]:

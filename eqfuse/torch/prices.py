@@ -117,40 +117,36 @@ def _computes(node: fx.Node) -> bool:
 
 def _seconds(group: Sequence[fx.Node], device: Device) -> float:
     inside = set(group)
-    read = dict.fromkeys(each for node in group for each in node.all_input_nodes if each not in inside)
+    outside = dict.fromkeys(each for node in group for each in node.all_input_nodes if each not in inside)
+    read = tensors_of(list(outside))
     wrote = [node for node in group if any(user not in inside for user in node.users)]
-    moved = sum(map(_bytes, tensors_of([*read, *wrote]))) + _again(group, device)
-    half = any(tensor.element_size() <= 2 for tensor in tensors_of(list(read)))
+    moved = sum(map(_bytes, [*read, *tensors_of(wrote)])) + _again(group, read, wrote, device)
+    half = any(tensor.element_size() <= 2 for tensor in read)
     rate = device.matrix_half if half else device.matrix_float
     work = sum(_operations(node) for node in group if _is_product(node))
     return max(moved / device.bandwidth, work / rate) + device.launch
 
 
-def _again(group: Sequence[fx.Node], device: Device) -> float:
+def _again(
+    group: Sequence[fx.Node], read: Sequence[torch.Tensor], wrote: Sequence[fx.Node], device: Device
+) -> float:
     """Bytes of rows that are read more than once."""
-    inside = set(group)
     waits: dict[fx.Node, int] = {}
-    found = 0.0
     for node in group:
         before = max((waits.get(each, 0) for each in node.all_input_nodes), default=0)
         own = (1 + (packet(node) in AFTER_A_MAXIMUM)) if kind(node) == "reduction" else 0
         waits[node] = before + own
-    for each in dict.fromkeys(each for node in group for each in node.all_input_nodes if each not in inside):
-        for tensor in tensors_of([each]):
-            row = hint(tensor.shape[-1]) * tensor.element_size() if tensor.dim() > 1 else 0
-            if row * BLOCKS > device.shared:
-                wide = [node for node in group if _is_as_wide(node, tensor)]
-                passes = max(waits.values()) + any(waits[node] for node in wide if _leaves(node, inside))
-                found += max(0, passes - 1) * _bytes(tensor)
+    found = 0.0
+    for tensor in read:
+        row = hint(tensor.shape[-1]) * tensor.element_size() if tensor.dim() > 1 else 0
+        if row * BLOCKS > device.shared:
+            passes = max(waits.values()) + any(waits[node] for node in wrote if _is_as_wide(node, tensor))
+            found += max(0, passes - 1) * _bytes(tensor)
     return found
 
 
 def _is_as_wide(node: fx.Node, tensor: torch.Tensor) -> bool:
     return any(each.numel() == tensor.numel() for each in tensors_of([node]))
-
-
-def _leaves(node: fx.Node, inside: set[fx.Node]) -> bool:
-    return any(user not in inside for user in node.users)
 
 
 def fused(

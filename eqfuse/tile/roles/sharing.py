@@ -107,6 +107,9 @@ class _Sharing:
         """A value as a consumer has it."""
         if value.name in self.whole:
             return value
+        return self._part(value)
+
+    def _part(self, value: Value) -> Value:
         own = (self.columns.part if axis == self.columns.axis else axis for axis in value.dims)
         return replace(value, dims=tuple(own))
 
@@ -122,8 +125,7 @@ class _Sharing:
                 if not {op.left.name, op.right.name} <= self.whole:
                     raise Unsuited(f"a product over {axis}, whose positions consumers share")
             case Dot() if op.right.name in self.whole and axis in op.right.dims:
-                own = replace(op.right, dims=tuple(part if d == axis else d for d in op.right.dims))
-                own = self.fresh.like(own, "part")
+                own = self.fresh.like(self._part(op.right), "part")
                 yield Let(own, Align(op.right))
                 op = replace(op, right=own)
             case Positions(along) | Lanes(along) | Bound(along) if along == axis:
