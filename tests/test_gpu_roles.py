@@ -213,7 +213,7 @@ def test_latent_attention_by_columns_agrees_with_float64(sizes: dict[str, int]) 
             compiler.emit_triton(derived, replace(made, roles=None), kernel.name), kernel.name
         )
         found = GluonProgram(compiler.emit_gluon(derived, made, kernel.name), kernel.name, triton)(
-            **given, scale=scale
+            **given, scale=scale, sizes={"e": sizes["d"]}
         )
         assert isinstance(found, torch.Tensor)
         error = float((found.double() - exact).norm() / exact.norm())

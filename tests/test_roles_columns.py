@@ -17,6 +17,7 @@ from eqfuse import certification, compiler
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named
+from eqfuse.division import other_roles
 from eqfuse.loops.plan import Roles
 from eqfuse.lowered import in_roles
 from eqfuse.terms.floats import FloatDomain
@@ -117,6 +118,22 @@ def test_a_product_that_starts_from_another_ones_result_is_not_awaited_between(
     first, second, late = [s for s in loop.body if isinstance(s, Issue)]
     assert second.accumulator == first.pending and isinstance(late.left, type(first.pending))
     assert [s.pending for s in loop.body if isinstance(s, Await)] == [second.pending, late.pending]
+
+
+def test_a_slot_that_is_filled_once_is_not_waited_for() -> None:
+    """Nobody frees what a leader gives outside of loops, where a block has one item."""
+    workload = WORKLOADS["causal_prefill"]
+    sizes = {"b": 1, "h": 16, "i": 1024, "j": 1024, "d": 256, "e": 256}
+    kernel = eq.compile(workload.source, target="h200", assume_finite=True)
+    half = dict.fromkeys(("Q", "K", "V"), "bf16")
+    compiled = compiler.pipeline(kernel.derived, sizes, half, PRICED)
+    led = 0
+    for _, made in other_roles(kernel.derived, compiled, sizes):
+        (roles,) = made.chosen.plan.roles
+        if roles is not None and roles.led and not roles.persistent:
+            compiler.emit_gluon(kernel.derived, made, kernel.name)
+            led += 1
+    assert led
 
 
 FORMS: dict[str, tuple[tuple[int, ...], bool, bool]] = {

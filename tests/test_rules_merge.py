@@ -26,9 +26,10 @@ from rules_programs import EXTENTS, FUSED, SCALE, SPECIAL_ROWS, UNFUSED, random_
 
 import eqfuse as eq
 from eqfuse.rules.merge import Combine, Group, Merge
+from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.printer import MergeText, show_group, why_not
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.nodes import COMBINE, Call, Const, Local, call, walk
+from eqfuse.terms.nodes import COMBINE, Axis, Call, Const, Load, Local, Reduce, call, walk
 
 WALKS = {
     "tiles of 1": rolling(1),
@@ -233,6 +234,25 @@ def test_scales_of_denormal_rows_stay_finite(factor: float) -> None:
     assert np.isfinite(want).all()
     for walked in WALKS.values():
         assert np.isfinite(fused(found, tensors, {}, walked, single)["C"]).all()
+
+
+def test_what_another_pass_has_stored_stays_where_it_is() -> None:
+    """A tile divided by a stored maximum, which may be 0 or so small that its reciprocal is infinite."""
+    stored = call("div", Load("stored1", (Axis("r"),)), Const(448))
+    scaled = call("div", Load("x", (Axis("r"), Axis("c"))), stored)
+    body = call("mul", scaled, Load("W", (Axis("c"), Axis("o"))))
+    group, _ = derive_group("c", [Reduce("sum", "c", body)], ("r", "o", "c"))
+    assert group.merge is not None
+    ((update,), (state,)) = group.merge.update, group.states
+    assert [part.body for part in update.parts] == [body]
+    assert update.value == call("add", Local(state.name, state.dims), Local(update.parts[0].name, state.dims))
+
+
+def test_rows_of_zeros_are_divided_by_a_stored_maximum() -> None:
+    """The program has 0 / 0 there, and every schedule on a GPU too, whatever it stores."""
+    source = "s[r] = max[c](abs(x[r,c])) / 448\ny[r,o] = sum[c](x[r,c] / s[r] * W[c,o]) * s[r]"
+    for schedule in ("rolling", "split_k"):
+        assert eq.compile(source, prefer=schedule, target="h200").certificate.ok
 
 
 MOMENTS = ("variance", "weighted_variance", "covariance", "difference_of_moments", "softmax_variance")

@@ -272,7 +272,7 @@ class _Search:
             # of many states the cheapest ones together: an extraction for each takes minutes where there are a hundred
             for state in ready[: 1 if len(rest) <= FEW_STATES else len(rest) // 4]:
                 key = self.root(state, "AB")
-                chosen = self.repaired_from_own(state, best, known)
+                chosen = self.as_written(state, self.repaired_from_own(state, best, known))
                 self.engine.chose(f"{purpose} {state.name}", chosen, key)
                 found.append((state, chosen.term(key), costs[state.name][0] < UNPROVED_EXP))
                 known = {**known, key: Local(f"{state.name}_new", state.dims)}
@@ -291,6 +291,20 @@ class _Search:
         own = replace(best, known={k: v for k, v in known.items() if k not in apart}, best={}, _risks={})
         cost = own.cost(key)
         return best if cost is None or cost[0] > best.best[key][0][0] else own
+
+    def as_written(self, state: State, best: Extraction) -> Extraction:
+        """An extraction that takes nothing out of the parts of a reduction whose body reads no state. What may leave it was
+        decided where whole axes were looked at: what other passes have stored, which may keep it in range, is a leaf here."""
+        if self.read_by(state) != {state} or state.body not in self.encoder.terms["B"]:
+            return best
+        body = self.graph.roots.get(self.encoder.terms["B"][state.body])
+
+        def allowed(node: Node) -> bool:
+            own = node.head != "Red" or node.words[1] != self.axis or node.args[0] == body
+            return own and best.allowed(node)
+
+        own = replace(best, allowed=allowed, best={}, _risks={})
+        return best if own.cost(self.root(state, "AB")) is None else own
 
     def read_by(self, state: State) -> set[State]:
         """A state and those whose values its body reads, and so on."""

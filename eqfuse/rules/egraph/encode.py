@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from eqfuse.rules.guards import guarded
+from eqfuse.rules.guards import guarded, reads_state
 from eqfuse.rules.scope import current
 from eqfuse.terms.folds import PAIR, all_unpacked, fold_of, packed
 from eqfuse.terms.functions import CASTS, FUNCTIONS
@@ -222,6 +222,8 @@ class Encoder:
                 return call("relu", a)
             case "Cast", (fn,), (a,):
                 return call(fn, a)
+            case "Ratio", (), (a, b) if not reads_state(a) and not reads_state(b):
+                return call("div", a, b)  # known before anything is seen: what is 0 or infinite stays so
             case "Ratio", (), (a, b):  # total: where a factor is 0 or infinite, 1 stands for it
                 safe = guarded("invertible", a)
                 return safe if b is Const(1) else call("div", safe, guarded("invertible", b))

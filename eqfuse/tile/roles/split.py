@@ -475,7 +475,9 @@ class _Split:
         run: list[Stmt] = []
         for stmt in self.body:
             if isinstance(stmt, Give):
-                run += (Wait(stmt.ring, "empty", item, before=True), replace(stmt, turn=item))
+                if self.schedule.persistent:  # an item before has filled the slot
+                    run.append(Wait(stmt.ring, "empty", item, before=True))
+                run.append(replace(stmt, turn=item))
                 continue
             if not isinstance(stmt, Loop):
                 run += self._stored(stmt)
