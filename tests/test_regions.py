@@ -14,6 +14,7 @@ from fake_gpu import binaries, gpu
 
 import eqfuse as eq
 import eqfuse.kernel
+from bench.ragged_report import CELLS as RAGGED
 from eqfuse import certification, compiler, division
 from eqfuse.arguments import Arguments
 from eqfuse.audit import audit
@@ -321,6 +322,18 @@ def test_programs_in_roles_are_made_once_for_all_sizes(monkeypatch: pytest.Monke
         extents = {"h": 32, "i": length, "j": length, "d": 128, "e": 128}
         kernel._shapes._special(extents, dtypes, device_named("h200"))
     assert made and len(made) == len(set(made))
+
+
+def test_the_roles_of_a_corner_are_those_for_the_call_that_begins_it() -> None:
+    """At the end of its corner, twice as long, memory is predicted to bound the kernel with roles and without."""
+    cell = RAGGED["prefill first"]
+    scalars = {"g": cell.groups}
+    kernel = eq.compile(cell.text, scalars=scalars, target="h200", assume_finite=True, verify=False)
+    dtypes = {**program_dtypes(kernel.program), **dict.fromkeys("QKV", "f16")}
+    extents = {"h": 64, "i": 286629, "j": 286629, "d": 128, "e": 128}
+    special = kernel._shapes._special(extents, dtypes, device_named("h200"))
+    assert special.compiled.roles is not None
+    assert special.compiled.chosen.plan.roles == kernel._shapes.planned(special).chosen.plan.roles
 
 
 def test_rows_have_blocks_of_their_own(binaries: set[Any]) -> None:

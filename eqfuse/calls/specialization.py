@@ -164,7 +164,8 @@ class Specializations:
         dtypes: Mapping[str, str],
         device: Device,
     ) -> tuple[Compiled, Mapping[str, int]]:
-        """What runs at all sizes of a corner: a plan, and its shards."""
+        """What runs at all sizes of a corner: a plan, its roles, the best for the sizes that were asked for first, and its
+        shards."""
         sizes = regions.sizes(corner)
         compiled = regions.at(extents)
         if compiled is None:
@@ -179,7 +180,7 @@ class Specializations:
                 )
                 if device.kind == "gpu" and id(compiled) not in known:
                     regions.extend(self._ahead(compiled, extents))
-        compiled = self._divided(compiled, sizes)
+        compiled = self._divided(compiled, extents)
         return compiled, self._reused(compiled).shards_at(regions, sizes, self._search(compiled))
 
     def _ahead(self, compiled: Compiled, extents: Mapping[str, int]) -> Mapping[str, int]:
