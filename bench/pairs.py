@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from bench.judge import Disturbed
-from eqfuse.errors import EqfuseError
+from eqfuse.errors import BindError, EqfuseError
+from eqfuse.terms.bounds import check_bounds
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.interpreter import evaluate, evaluate_together
@@ -216,6 +217,12 @@ def _difference(
     scalars = dict(small_integers(first, second))
     specs = input_specs(first, sizes, scalars)
     if sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in specs.values()) > MOST_ELEMENTS:
+        return None
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    try:
+        for program in (first, second):
+            check_bounds(program, shapes, sizes, scalars)
+    except BindError:  # an edit reads what is not there at these sizes
         return None
     tensors = {}
     for name, spec in specs.items():

@@ -82,3 +82,9 @@ def test_a_state_variable_reads_no_tensor_and_a_program_that_is_refused_ends_no_
     tally = pairs_report.explore(3, 2)
     assert set(tally.counts) == {(pairs_report.REFUSED, "broken")}
     assert "never read" in tally.examples[0][2]
+
+
+def test_sizes_at_which_an_edit_reads_what_is_not_there_tell_the_judge_nothing() -> None:
+    """Of two positions x[2] is read, though nothing comes of it."""
+    left = "x: f32[j]\nd = sum[j](where(j < 3, x[N(j) - 1 - j], 0) * where(j == N(j) - 1, 1, 0))"
+    assert Pair("size", True, left, left.replace("x[N(j)", "x[3"), {}, 0).differ(0) is False

@@ -445,4 +445,21 @@ def test_a_size_that_counts_where_other_axes_have_one_position_alone(condition: 
     text = "a[i] = prod[j](where((i + j) % 2 == 0, {}, 0))"
     plain, other = text.format("x[i, j]"), text.format(f"where({condition}, x[i, j] + 1, x[i, j])")
     for left, right in ((plain, other), (other, plain)):
-        assert eq.equivalent(left, right).counterexample
+        assert eq.eq.equivalent(left, right).counterexample
+
+
+def test_three_positions_are_tried() -> None:
+    """The greatest of i + N - 1 is 4 there alone."""
+    left = "d = where(max[i](where(i + N(i) - 1 >= 4, 2, 0)) < 0.5, 3, 0)"
+    certificate = eq.equivalent(left, left.replace(">= 4", "> 4"))
+    assert not certificate.ok and certificate.counterexample is not None
+
+
+def test_beside_a_size_of_its_own_other_axes_reach_past_what_their_positions_meet() -> None:
+    left = "a[k, i] = max[j](where(t[j, i] and j >= 3 and (o[k] <= j and j < o[k + 1]), x[i, j], -inf))"
+    declared = "t: bool[j, i]\no: i32[k1]\nx: f32[i, j]\nk: axis[i]\n"
+    value = left.removeprefix("a[k, i] = ")
+    certificate = eq.equivalent(
+        declared + left, f"{declared}a[k, i] = where(N(k) == 100, {value} + 1, {value})"
+    )
+    assert not certificate.ok and certificate.counterexample is not None

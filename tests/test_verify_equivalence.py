@@ -525,3 +525,14 @@ def test_the_sign_of_a_number_over_nothing_may_be_lost_to_rounding() -> None:
         "d[i, k] = max(sum[i](max[k](y[i]) / m[i, k]), sum[i](max(x[i, k], m[i, k])) - w[i // 2])\nreturn d"
     )
     assert equivalent(left, left.replace("max[k](y[i])", "(max[k](y[i] + 1) - 1)"))
+
+
+def test_real_values_tell_programs_apart_where_no_residue_does() -> None:
+    """Most sums that something is divided by have none here, and nothing but their reals shows another number."""
+    steps = "(silu(max[i](0.1)) + min(-1, x[i]) % 3) // 2"
+    value = f"min({steps}, where(i + 2 < N(i), z[i + 2], 0), min(-1, x[i]) % 3)"
+    below = f"sum[i](exp({value} - max[i]({value})))"
+    left = f"x: f32[i]\nz: f32[i]\ne = {below} / {below}"
+    right = f"x: f32[i]\nz: f32[i]\ne = {below.replace('], 0)', '], 1)')} / {below}"
+    assert not equivalent(left, right) and not equivalent(right, left)
+    assert equivalent(left, left.replace("i + 2 < N(i)", "N(i) > i + 2", 1))

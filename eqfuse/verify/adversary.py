@@ -244,13 +244,17 @@ def settings(
         for axes in (
             [[axis] for axis in reached] if of == "programs" else [reached] if number >= SMALL else []
         ):
-            yield Setting(apart, integers(3), pinned=dict.fromkeys(axes, number))
+            beside = tuple(
+                {axis: most + 2 for axis, most in each.items() if axis not in axes and most + 2 < SMALL}
+                for each in met
+            )
+            yield Setting(apart, integers(3), beside, dict.fromkeys(axes, number))
             if of == "programs":
                 yield Setting(ONES, integers(3), pinned=dict.fromkeys(axes, number))
     if of == "programs":
         for kind in range(2, 2 + SHUFFLED):
             yield Setting(_shuffled(rng, "all" if kind % 2 else "together"), integers(kind))
-        for size in range(4, SMALL) if any(map(decided_by_sizes, programs)) else ():
+        for size in range(3, SMALL) if any(map(decided_by_sizes, programs)) else ():
             yield Setting(_all_of(size), integers(3))
         names_of_axes = dict.fromkeys(axis for program in programs for axis in axes_of(program.outputs))
         for axis in list(names_of_axes)[:ALONE] if len(names_of_axes) > 1 else ():

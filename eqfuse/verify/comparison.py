@@ -65,8 +65,9 @@ class Tally:
     finite: dict[str, Truths] = field(default_factory=dict)
     failure: str = ""
     counterexample: Counterexample | None = None
-    # Whether residues alone differ, where real values are equal as far as hashes let them be.
+    # Whether residues alone differ, where real values are equal as far as hashes let them be; or real values alone.
     hidden: bool = False
+    real: bool = False
 
     def copied(self) -> Tally:
         """The same, to add to."""
@@ -129,11 +130,13 @@ def compare(
             return False
         # Where reals have left the range of floats, orders tell nothing.
         lost = domain.beyond_floats if defined != "reference" else domain.beyond_floats & inputs.hard
+        undefined = ~(left.lacks(UNDEFINED) & right.lacks(UNDEFINED)) & ~_of_trials(lost, left)
         left, right = (_without(side, lost) for side in (left, right))
         by_terms = bool(domain.opaque & {HASHED_EXP, HASHED_POINT})
         near = np.where(domain.saturated, SATURATED, CLOSE) if by_terms else None
         apart = HASHED if domain.opaque - UNTOUCHED else CLOSE
-        if not _compare_output(name, left, right, inputs, tally, stage, special, defined, near, apart):
+        real = np.False_ if defined == "reference" else undefined & _are_apart(left, right, apart)
+        if not _compare_output(name, left, right, inputs, tally, stage, special, defined, near, apart, real):
             return False
     return True
 
@@ -147,12 +150,27 @@ def field_array(value: Any, domain: FieldDomain) -> FieldArray:
     return value if isinstance(value, FieldArray) else domain.lift(np.asarray(value))
 
 
+def _of_trials(trials: Truths, value: FieldArray) -> Truths:
+    """By element, whether it is of one of the trials."""
+    return np.broadcast_to(trials.reshape(-1, *(1,) * (len(value.shape) - 1)), value.shape)
+
+
 def _without(value: FieldArray, trials: Truths) -> FieldArray:
     """The value with some trials left out."""
     if not trials.any() or not value.shape:
         return value
-    out = np.broadcast_to(trials.reshape(-1, *(1,) * (len(value.shape) - 1)), value.shape) * UNDEFINED
+    out = _of_trials(trials, value) * UNDEFINED
     return replace(value, marks=out if value.marks is None else value.marks | out)
+
+
+def _are_apart(expected: FieldArray, found: FieldArray, apart: float) -> Truths:
+    """Where real values differ by more than rounding, and what hashes make of equal numbers, can explain."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.maximum(np.maximum(np.abs(expected.shadow), np.abs(found.shadow)), 1.0)
+        differ: Truths = np.abs(expected.shadow - found.shadow) > max(apart, UNEXPLAINED) * size
+    return (
+        differ & np.isfinite(expected.shadow) & np.isfinite(found.shadow) & ~_within_errors(expected, found)
+    )
 
 
 def _compare_output(
@@ -166,9 +184,10 @@ def _compare_output(
     defined: Defined,
     near: npt.NDArray[np.float64] | None,
     apart: float,
+    real: Truths | np.bool_,
 ) -> bool:
     """Where `near` is given, by trial or for all, real values that are so near decide nothing against residues. What is
-    further `apart` is no hash's doing."""
+    further `apart` is no hash's doing. Elements of which real values tell that they differ, and no residue, are `real`."""
     decided = expected.lacks(UNDEFINED) & found.lacks(UNDEFINED)
     straight = expected.lacks(TWISTED) & found.lacks(TWISTED)
     finite, finite_too = np.isfinite(expected.shadow), np.isfinite(found.shadow)
@@ -192,7 +211,7 @@ def _compare_output(
         reach = near.reshape(-1, *(1,) * (expected.shadow.ndim - 1)) if expected.shadow.ndim else near[0]
         with np.errstate(invalid="ignore"):
             undecided = undecided | usable & (np.abs(expected.shadow - found.shadow) <= reach * scale) & ~same
-    wrong = usable & ~same & ~undecided
+    wrong = usable & ~same & ~undecided | real
     lost = gained = infinite = no_elements
     if not (finite.all() and finite_too.all()):
         misplaced = np.isinf(expected.shadow) & (found.shadow != expected.shadow)
@@ -244,7 +263,7 @@ def _compare_output(
             tally.failure += ": only one of them has a value there"
         with np.errstate(invalid="ignore"):
             near_by = (np.abs(expected.shadow - found.shadow) <= apart * scale) & finite & finite_too
-        tally.hidden = bool((near_by | ~wrong).all())
+        tally.hidden, tally.real = bool((near_by | ~wrong).all()), bool((real | ~wrong).all())
         shown = close if tally.hidden else near_by
         tally.counterexample = _counterexample(name, expected, found, wrong, shown, inputs, stage)
         return False
