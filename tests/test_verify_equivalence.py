@@ -536,3 +536,19 @@ def test_real_values_tell_programs_apart_where_no_residue_does() -> None:
     right = f"x: f32[i]\nz: f32[i]\ne = {below.replace('], 0)', '], 1)')} / {below}"
     assert not equivalent(left, right) and not equivalent(right, left)
     assert equivalent(left, left.replace("i + 2 < N(i)", "N(i) > i + 2", 1))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "c[i, j] = sign((x[i, 0] + NOTHING) * (1 / z[j, 0]))",
+        "c[i, j] = sign(sum[k]((x[i, k] + NOTHING) * (1 / z[j, k])))",
+        "c[i, j] = sign(1 / z[j, 0] / (x[i, 0] + NOTHING))",
+    ],
+)
+def test_what_an_infinity_is_by_a_number_that_rounding_may_make_nothing_is_left_out(value: str) -> None:
+    """e^-99 + 1 - 1 is 0 in floats, and 0 times an infinity NaN; e^-99 + 0.1 + 0.7 - 0.8 is negative there."""
+    left = f"x: f32[i, k]\nz: f32[j, k]\n{value}"
+    right = "(exp(-99) + 0.1 + 0.7 - 0.8)" if "/ (" in value else "(exp(-99) + 1 - 1)"
+    assert equivalent(left.replace("NOTHING", "exp(-99)"), left.replace("NOTHING", right))
+    assert not equivalent(left.replace("NOTHING", "exp(-99)"), left.replace("NOTHING", "1"))

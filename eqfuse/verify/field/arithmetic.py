@@ -16,6 +16,7 @@ from eqfuse.verify.field.array import (
     exact_zeros,
     is_zero,
     marked,
+    open_sign,
     terms_of,
 )
 from eqfuse.verify.field.exponent_sums import Known, Split
@@ -86,6 +87,8 @@ class Arithmetic(FieldState):
         if self.careful:
             error = rounding.of_product(result.shadow, x.shadow, y.shadow, x.error, y.error)
             result.error = np.where(np.isfinite(result.shadow), error, 0.0)
+            self._note_open_infinities(x, y)
+            self._note_open_infinities(y, x)
         zero = result.shadow == 0
         if zero.any():
             self._note_beyond_floats(zero & (x.shadow != 0) & (y.shadow != 0))
@@ -94,6 +97,12 @@ class Arithmetic(FieldState):
             nothing = is_zero(x) & np.isfinite(y.shadow) | is_zero(y) & np.isfinite(x.shadow)
             result.marks = np.where(nothing, result.marks & POLE, result.marks)
         return result
+
+    def _note_open_infinities(self, x: FieldArray, y: FieldArray) -> None:
+        """Trials in which an infinity is multiplied or divided by a number whose sign rounding leaves open."""
+        infinite = np.isinf(x.shadow)
+        if infinite.any():
+            self._note_beyond_floats(infinite & open_sign(y))
 
     def _product(self, x: FieldArray, y: FieldArray, shadow: Reals) -> FieldArray:
         p = None if x.p is None or y.p is None else x.p * y.p % self.p
@@ -127,9 +136,9 @@ class Arithmetic(FieldState):
         result.marks = marked(UNDEFINED, broken)
         if self.careful:
             result.error = rounding.of_quotient(result.shadow, y.shadow, x.error, y.error)
-            if pole.any() and x.error is not None:  # of what sign the infinity is, or that it is NaN
-                unclear = (np.abs(x.shadow) <= x.error) & (x.error > 0) & ~is_zero(x)
-                self._note_beyond_floats(pole & unclear)
+            if pole.any():
+                self._note_beyond_floats(pole & open_sign(x))
+            self._note_open_infinities(x, y)
         zero = result.shadow == 0
         if zero.any():
             self._note_beyond_floats(zero & (x.shadow != 0) & np.isfinite(y.shadow))

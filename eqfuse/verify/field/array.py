@@ -118,6 +118,15 @@ def known_zero(x: FieldArray) -> Truths:
     return found
 
 
+def open_sign(x: FieldArray) -> Truths:
+    """Where rounding leaves open whether a value is 0, and if it is not, of what sign. What an infinity times or over such a
+    value is, or such a value over 0, is an infinity of either sign or NaN."""
+    if x.error is None:
+        return np.zeros(x.shape, dtype=bool)
+    found: Truths = (np.abs(x.shadow) <= x.error) & (x.error > 0) & ~is_zero(x)
+    return found
+
+
 def settled_by_residues(greater: FieldArray, less: FieldArray) -> Truths:
     """Whether the first value comes after the second by its residue, where their shadows cannot tell. What has the
     shadow 0 is neither positive nor negative."""

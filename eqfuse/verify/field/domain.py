@@ -40,7 +40,16 @@ from eqfuse.terms.nodes import REDUCTIONS
 from eqfuse.threads import cached
 from eqfuse.verify.contraction import Contraction
 from eqfuse.verify.field import rounding
-from eqfuse.verify.field.array import FieldArray, clear_zeros, exact_zeros, extreme, line_of, put_at, terms_of
+from eqfuse.verify.field.array import (
+    FieldArray,
+    clear_zeros,
+    exact_zeros,
+    extreme,
+    line_of,
+    open_sign,
+    put_at,
+    terms_of,
+)
 from eqfuse.verify.field.exponent_sums import placed
 from eqfuse.verify.field.homomorphisms import Homomorphisms
 from eqfuse.verify.field.modular import Reals, matmul
@@ -186,6 +195,14 @@ class FieldDomain(Homomorphisms):
         result = FieldArray(p, q, shadow)
         if self.careful:
             result.error = self._error_of_products(left, right, axis, sums)
+            for one, by in (
+                (np.isinf(left.shadow), open_sign(right)),
+                (open_sign(left), np.isinf(right.shadow)),
+            ):
+                if one.any() and by.any():
+                    self._note_beyond_floats(
+                        sums(one.astype(np.float64), by.astype(np.float64), np.matmul) > 0
+                    )
             clear_zeros(result)
         return self._settle(result, *lines)
 
