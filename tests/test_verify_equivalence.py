@@ -552,3 +552,18 @@ def test_what_an_infinity_is_by_a_number_that_rounding_may_make_nothing_is_left_
     right = "(exp(-99) + 0.1 + 0.7 - 0.8)" if "/ (" in value else "(exp(-99) + 1 - 1)"
     assert equivalent(left.replace("NOTHING", "exp(-99)"), left.replace("NOTHING", right))
     assert not equivalent(left.replace("NOTHING", "exp(-99)"), left.replace("NOTHING", "1"))
+
+
+@pytest.mark.parametrize("value", ["sigmoid(x[i]) / z[i]", "sq(sigmoid(x[i])) / z[i]"])
+def test_what_vanishes_in_floats_and_not_in_reals_has_a_sign_that_they_do_not_tell(value: str) -> None:
+    """sigmoid(-1000) / 0 is an infinity, and 0 / 0 in floats: the threshold of a `where` drops NaN, relu keeps it."""
+    left = f"x: f32[i]\nz: f32[i]\nu: f32[i]\nd[i] = min(relu({value}), u[i])"
+    assert equivalent(left, left.replace(f"relu({value})", f"where({value} > 0, {value}, 0)"))
+    assert not equivalent(left, left.replace("relu(", "abs("))
+
+
+def test_relu_keeps_nan_that_a_threshold_drops() -> None:
+    """0 / 0 is NaN, and NaN > 0 false."""
+    left = "x: f32[i]\nz: f32[i]\nd[i] = relu(x[i] / z[i])"
+    right = left.replace("relu(x[i] / z[i])", "where(x[i] / z[i] > 0, x[i] / z[i], 0)")
+    assert not equivalent(left, right) and equivalent(left, right, domain="common")

@@ -12,7 +12,7 @@ from eqfuse.verify.field import rounding
 from eqfuse.verify.field.array import SIGNED, TWISTED, UNDEFINED, FieldArray, joined_marks, marked, whole_term
 from eqfuse.verify.field.exponent_sums import Split
 from eqfuse.verify.field.modular import Reals, Residues, inverse, power, scramble
-from eqfuse.verify.field.rounding import UNIT
+from eqfuse.verify.field.rounding import UNIT, VANISHED
 from eqfuse.verify.field.uninterpreted import Uninterpreted, apart_by
 
 _SATURATED = 300.0
@@ -120,7 +120,8 @@ class Homomorphisms(Uninterpreted):
         result = self._mul(half, self._add(self.full((), 1.0), self._tanh(self._mul(half, x))))
         result.shadow = self._unsaturated("sigmoid", x)
         if self.careful:
-            result.error = self._error_of("sigmoid", result.shadow, x)
+            vanished = (result.shadow == 0) & np.isfinite(x.shadow)
+            result.error = self._error_of("sigmoid", result.shadow, x) + np.where(vanished, VANISHED, 0.0)
         return result
 
     def _unsaturated(self, fn: str, x: FieldArray) -> Reals:

@@ -20,6 +20,10 @@ UNIT = 2.0**-52
 TIGHT = 1e-12
 """Two numbers without residues that errors below this, relative to them, leave open are equal: inputs are further apart."""
 
+VANISHED = 1e-200
+"""More than any number that is 0 in float64 and not in reals. An error that is none is left by what it is multiplied or
+divided by, however small."""
+
 Error = Reals | None
 
 
@@ -40,9 +44,10 @@ def of_product(result: Reals, x: Reals, y: Reals, ex: Error, ey: Error) -> Reals
 
 
 def _times(error: Reals, size: Reals) -> Reals:
-    """0 times a number of which nothing is known is 0."""
+    """0 times a number of which nothing is known is 0, and what is no 0 leaves none."""
     product = error * size
-    return np.where(np.isnan(product), 0.0, product)
+    lost = (product == 0) & (error > 0) & (size > 0)
+    return np.where(np.isnan(product), 0.0, np.where(lost, VANISHED, product))
 
 
 def of_quotient(result: Reals, y: Reals, ex: Error, ey: Error) -> Reals:
@@ -51,6 +56,8 @@ def of_quotient(result: Reals, y: Reals, ex: Error, ey: Error) -> Reals:
         return spread
     room = np.maximum(np.abs(y) - _of(ey), 0.0)
     spread += (_of(ex) + np.abs(result) * _of(ey)) / room
+    if ex is not None:
+        spread = np.where((spread == 0) & (ex > 0) & np.isfinite(room), VANISHED, spread)
     return np.where(np.isnan(spread), np.inf, spread)  # 0 over what may be 0
 
 
