@@ -445,7 +445,7 @@ def test_a_size_that_counts_where_other_axes_have_one_position_alone(condition: 
     text = "a[i] = prod[j](where((i + j) % 2 == 0, {}, 0))"
     plain, other = text.format("x[i, j]"), text.format(f"where({condition}, x[i, j] + 1, x[i, j])")
     for left, right in ((plain, other), (other, plain)):
-        assert eq.eq.equivalent(left, right).counterexample
+        assert eq.equivalent(left, right).counterexample
 
 
 def test_three_positions_are_tried() -> None:
