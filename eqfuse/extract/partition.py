@@ -262,8 +262,9 @@ class Partition:
     def clusters(self, outputs: Sequence[Output]) -> Structure:
         """What each kernel computes, producers first."""
         stored: dict[Expr, Output] = {}
+        seen: set[tuple[Expr, frozenset[str], bool]] = set()
         for output in outputs:
-            self._find_cuts(output.expr, output.axes, frozenset(), stored)
+            self._find_cuts(output.expr, output.axes, stored, seen)
         beside: set[Expr] = set()
         if self.stores_operands:
             for output in outputs:
@@ -353,14 +354,24 @@ class Partition:
         return self._size(free_axes(expr))
 
     def _find_cuts(
-        self, expr: Expr, axes: Iterable[str], bound: frozenset[str], stored: dict[Expr, Output]
+        self,
+        expr: Expr,
+        axes: Iterable[str],
+        stored: dict[Expr, Output],
+        seen: set[tuple[Expr, frozenset[str], bool]],
+        *,
+        nested: bool = False,
     ) -> None:
-        """Adds the reductions below `expr` that are stored; `axes` are the reader's parallel axes."""
+        """Adds the reductions below `expr` that are stored; `axes` are the reader's parallel axes, and `nested` it is where it
+        is inside another loop. What was `seen` there adds nothing again: layers read those before them several times."""
         parallel = frozenset(axes) - {r.axis for r in frontier(expr)}
+        if (expr, parallel, nested) in seen:
+            return
+        seen.add((expr, parallel, nested))
         for reduce in frontier(expr):
             statistics = self._statistics(reduce, parallel)
             read = self._inner(self._cascade(reduce, statistics))
-            cut = [each for each in read if self._is_cut(each, reduce, parallel, nested=bool(bound))]
+            cut = [each for each in read if self._is_cut(each, reduce, parallel, nested=nested)]
             beside = [
                 each for one in cut for each in self._cascade(one)
             ]  # made by the pass of what is stored
@@ -370,10 +381,10 @@ class Partition:
                     continue
                 if inner in stores:
                     free = self._laid_out(inner)
-                    self._find_cuts(inner, free, frozenset(), stored)
+                    self._find_cuts(inner, free, stored, seen)
                     stored[inner] = Output(f"stored{len(stored) + 1}", free, inner)
                 else:
-                    self._find_cuts(inner, parallel | {reduce.axis}, bound | {reduce.axis}, stored)
+                    self._find_cuts(inner, parallel | {reduce.axis}, stored, seen, nested=True)
 
     def _laid_out(self, reduce: Reduce) -> tuple[str, ...]:
         """The axes of a reduction that is stored, in the order of what it is made of: who reads both walks both in order."""
@@ -513,15 +524,22 @@ class Partition:
 
     def _lifted(self, exprs: Sequence[Expr]) -> list[Reduce]:
         """Inner reductions computed before their reader's loop: those that do not depend on its axis, and
-        those over all of a short axis that are a cascade, or share a pass with another over theirs."""
+        those over all of a short axis that are a cascade, or share a pass with another over theirs. Each follows those that
+        are computed before its own loop, which are found once however many read it."""
         found: dict[Reduce, None] = {}
-        walked = {top.axis for top in frontier(*exprs)}
-        for top in frontier(*exprs):
-            for inner in self._inner(self._cascade(top)):
-                if self._is_lifted(inner, top) or (inner.axis in walked and self._is_short(top)):
-                    for deeper in self._lifted([inner]):
-                        found[deeper] = None
-                    found[inner] = None
+        seen: set[Reduce] = set()
+
+        def visit(tops: Sequence[Reduce]) -> None:
+            walked = {top.axis for top in tops}
+            for top in tops:
+                for inner in self._inner(self._cascade(top)):
+                    if self._is_lifted(inner, top) or (inner.axis in walked and self._is_short(top)):
+                        if inner not in seen:
+                            seen.add(inner)
+                            visit([inner])
+                        found[inner] = None
+
+        visit(frontier(*exprs))
         return list(found)
 
     def _is_lifted(self, inner: Reduce, reader: Reduce) -> bool:
