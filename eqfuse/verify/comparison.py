@@ -110,10 +110,10 @@ def compare(
     """Adds one round's outputs to the tally; False, with `tally.failure` set, where they differ.
 
     Outputs are equal where every residue known on both sides is, and where both are an infinity that a constant or an
-    input brought in. Elements without a value in the field are counted, not compared. What the reference makes finite,
-    the candidate may not make infinite or NaN. Unless `special` is "ignored", infinities of the reference must be there
-    too, and NaN where all inputs are finite (a tile that a condition rules out may be left out, and with it 0 times an
-    infinity). Where a division by 0 makes NaN in the reference, an infinity will do: c in c * sum(m) may be infinite,
+    input brought in. Elements without a value in the field are counted, not compared, but that of two programs their real
+    values may not be further apart than rounding explains. What the reference makes finite, the candidate may not make
+    infinite or NaN. Unless `special` is "ignored", infinities of the reference must be there too, and NaN where all inputs
+    are finite (a tile that a condition rules out may be left out, and with it 0 times an infinity). Where a division by 0 makes NaN in the reference, an infinity will do: c in c * sum(m) may be infinite,
     and some m be 0; and so will what follows from one, as exp(-c * sum(m)) does. Where it is "lost", NaN will do for
     an infinity. `defined` says what to do where one side has a value and the other has none, as 0 / 0 has none.
     """
