@@ -194,7 +194,7 @@ class RolesResiduals:
     causal, 8192: by keys and values 1.75 of 1.83 ms (head dim 128) and 1.25 of 1.31 (64), by queries 1.11 of 1.27 (128)."""
 
     unproven: frozenset[str] = frozenset({"columns", "led"})
-    """Kinds of roles (fields of `loops.plan.Roles`) that no GPU has run: `k.tune` tries them, and prices do not choose them."""
+    """Kinds of roles (fields of `loops.plan.Roles`) that were not timed on a GPU: `k.tune` tries them, and prices do not choose them."""
 
     tile_sums: float = 1.65
     """What those took more whose loops add products to several tiles of sums, which spill: gradients of attention by keys and values

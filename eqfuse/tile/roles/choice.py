@@ -234,7 +234,7 @@ def ranked(
     every = sorted(_priced(tiles, outlook, rows, residuals), key=_fewest_trips)
     priced = [each for each in every if slower or not _is_unproven(each[1], residuals)]
     if every and not priced:
-        raise Unsuited("no GPU has run the roles that it could have: tune tries them")
+        raise Unsuited("the roles that it could have were not timed on a GPU: tune tries them")
     faster = [(seconds, schedule) for seconds, schedule in priced if slower or seconds < limit]
     suited = _suited(divide, [schedule for _, schedule in priced])
     if not faster:
