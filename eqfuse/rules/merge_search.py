@@ -297,6 +297,9 @@ class _Search:
         decided where whole axes were looked at: what other passes have stored, which may keep it in range, is a leaf here."""
         if self.read_by(state) != {state} or state.body not in self.encoder.terms["B"]:
             return best
+        folds = (node for node in walk(best.term(self.root(state, "AB"))) if isinstance(node, Reduce))
+        if all(fold.axis != self.axis or fold.body == state.body for fold in folds):
+            return best
         body = self.graph.roots.get(self.encoder.terms["B"][state.body])
 
         def allowed(node: Node) -> bool:

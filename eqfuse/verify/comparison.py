@@ -130,12 +130,14 @@ def compare(
             return False
         # Where reals have left the range of floats, orders tell nothing.
         lost = domain.beyond_floats if defined != "reference" else domain.beyond_floats & inputs.hard
-        undefined = ~(left.lacks(UNDEFINED) & right.lacks(UNDEFINED)) & ~_of_trials(lost, left)
+        real: Truths | np.bool_ = np.False_
+        apart = HASHED if domain.opaque - UNTOUCHED else CLOSE
+        if defined != "reference":
+            undefined = ~(left.lacks(UNDEFINED) & right.lacks(UNDEFINED)) & ~_of_trials(lost, left)
+            real = undefined & _are_apart(left, right, apart) if undefined.any() else np.False_
         left, right = (_without(side, lost) for side in (left, right))
         by_terms = bool(domain.opaque & {HASHED_EXP, HASHED_POINT})
         near = np.where(domain.saturated, SATURATED, CLOSE) if by_terms else None
-        apart = HASHED if domain.opaque - UNTOUCHED else CLOSE
-        real = np.False_ if defined == "reference" else undefined & _are_apart(left, right, apart)
         if not _compare_output(name, left, right, inputs, tally, stage, special, defined, near, apart, real):
             return False
     return True
