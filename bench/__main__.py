@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="fuzz, pairs, mutants: processes at once (default: one for each core that this one may use)",
+        help="workloads, fuzz, pairs, mutants: processes at once (default: one for each core that this one may use)",
     )
     parser.add_argument(
         "--places",

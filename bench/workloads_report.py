@@ -3,21 +3,27 @@
 A schedule passes where its error against the float64 reference is at most twice that of the unfused
 float32 program (or one unit in the last place of its output dtype), its certificate is ok, and at the
 small case its Triton source for an H100, run by Triton's interpreter, is within the same bound: of the reference,
-and of what eqfuse's own interpreter makes of the same tile program in the precision of the kernel.
+and of what eqfuse's own interpreter makes of the same tile program in the precision of the kernel. `--jobs` processes do a
+program and case each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from typing import Any
 
 import torch
 
 import eqfuse as eq
 from bench.ahead import Ahead, compile_ahead
-from bench.measure import rounding
-from bench.report import Column, Options, Report, each, one_line, recorded
-from bench.workloads import Case, Number, Workload, select
+from bench.measure import own_cores, rounding
+from bench.report import Column, Options, Report, one_line, recorded
+from bench.workloads import WORKLOADS, Case, Number, Workload, select
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.loops.plan import SCHEDULES, Schedule
 from eqfuse.measure import Tensors, as_tuple, worst_error
@@ -54,16 +60,22 @@ COLUMNS = (
 
 def run(options: Options, report: Report) -> None:
     """Raises nothing for a program that fails: it is a line of `failures`."""
-    for workload in each(select(options.only)):
-        for label in ("small",) if options.small else ("small", "cpu", *workload.checked):
-            row = _row(workload, workload.cases[label], options.device)
-            report.add(row)
-            report.failures += [f"{workload.name} {label}: {problem}" for problem in row["problems"]]
-            report.failures += [
-                f"{workload.name} {label} {name}: {problem}"
-                for name, found in row["schedules"].items()
-                for problem in found["problems"]
-            ]
+    tasks = [
+        (workload.name, label)
+        for workload in select(options.only)
+        for label in (("small",) if options.small else ("small", "cpu", *workload.checked))
+    ]
+    for number, row in enumerate(_each(tasks, options), start=1):
+        report.add(row)
+        subject = f"{row['program']} {row['case']}"
+        report.failures += [f"{subject}: {problem}" for problem in row["problems"]]
+        report.failures += [
+            f"{subject} {name}: {problem}"
+            for name, found in row["schedules"].items()
+            for problem in found["problems"]
+        ]
+        print(f"{number}/{len(tasks)} {subject} {row['seconds']:.1f} s", file=sys.stderr, flush=True)
+    report.rows.sort(key=lambda row: tasks.index((row["program"], row["case"])))
     tried = [found for row in report.rows for found in row["schedules"].values()]
     refused = sum(not found["problems"] and "refused" in found for found in tried)
     passed = sum(not found["problems"] for found in tried) - refused
@@ -75,20 +87,51 @@ def run(options: Options, report: Report) -> None:
     )
 
 
-def _row(workload: Workload, case: Case, device: str) -> dict[str, Any]:
-    inputs = workload.inputs(case, device=device)
-    unfused = workload.run_eager(case, inputs)
-    problems: list[str] = []
-    row: dict[str, Any] = {
-        "program": workload.name,
-        "family": workload.family,
-        "case": case.name,
+def _each(tasks: Sequence[tuple[str, str]], options: Options) -> Iterator[dict[str, Any]]:
+    """The row of every program and case, as it is done; `--jobs` processes compute them, this one alone for one."""
+    workers = min(options.jobs or own_cores(), len(tasks))
+    if workers == 1:
+        yield from (_timed(*task, options.device) for task in tasks)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare) as pool:
+        running = {pool.submit(_timed, *task, options.device): task for task in tasks}
+        for future in as_completed(running):
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                yield _empty(*running[future]) | {"problems": ["a process dies"], "seconds": 0.0}
+                return
+
+
+def _prepare() -> None:
+    torch.set_num_threads(1)
+
+
+def _timed(name: str, label: str, device: str) -> dict[str, Any]:
+    started = time.perf_counter()
+    workload = WORKLOADS[name]
+    row = _row(workload, workload.cases[label], device)
+    return row | {"seconds": time.perf_counter() - started}
+
+
+def _empty(program: str, case: str) -> dict[str, Any]:
+    return {
+        "program": program,
+        "family": WORKLOADS[program].family,
+        "case": case,
         "chosen": "-",
         "unfused_error": float("nan"),
         "schedules": {},
         "streamed": None,
         "not_streamed": "",
     }
+
+
+def _row(workload: Workload, case: Case, device: str) -> dict[str, Any]:
+    inputs = workload.inputs(case, device=device)
+    unfused = workload.run_eager(case, inputs)
+    problems: list[str] = []
+    row = _empty(workload.name, case.name)
     with recorded(problems.append):
         reference = _reference(workload, case, inputs)
         row["unfused_error"] = worst_error(unfused, reference)
