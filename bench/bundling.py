@@ -117,7 +117,9 @@ class Emitter:
             "outputs": [output.name for output in derived.program.outputs],
             "certificate": self._certify(cell, derived, compiled, nest),
         }
-        return Emitted(compiler.emit_triton(derived, this, name), entry)
+        in_roles = compiled.roles is not None and candidate is compiled.chosen
+        emit = compiler.emit_gluon if in_roles else compiler.emit_triton
+        return Emitted(emit(derived, this, name), entry | {"roles": in_roles})
 
     def _certify(self, cell: Cell, derived: Derived, compiled: Compiled, nest: Nest) -> bool:
         key = (_program(cell), nest)

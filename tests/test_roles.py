@@ -227,12 +227,13 @@ def test_explain_says_which_roles_what_each_pass_made_and_what_was_predicted(
     derived, compiled = causal
     text = "\n".join(division.account_of(derived, compiled, compiled.extents))
     for part in (
-        "producer: one warp, fills Q_tile (1 slot of f16[i, d], 2 parts), K_tiles (",
+        "producer: one warp, fills Q_tile (2 slots of f16[i, d], 2 parts), K_tiles (",
         "consumers: 2 warp groups, each 64 of 128 positions of i",
         "masks first: 1 selects fewer",
         "joined ranges: 2 loops became 1",
         "pipeline: 2 loops run products one block behind",
-        "stores: O through Q_tile",
+        "stores: O through memory of its own",
+        "persistence: one thread block for each SM",
         "await sum_j_new_2_pending",
         "no product behind: ",
         "3 consumers: no SM holds it",

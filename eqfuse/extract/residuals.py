@@ -136,62 +136,81 @@ class RolesWork:
 
 
 @dataclass(frozen=True)
+class TilesWork:
+    """What a kernel that may have roles does without: the seconds that the other model predicts, with what blocks have beside the
+    extents of axes that they hold whole; waves of thread blocks; seconds that special functions would take alone, of kernels in
+    which roles would have fewer; and to how many tiles a loop adds products.
+
+    `unaligned`: rows of tensors are no multiple of 16 numbers.
+    """
+
+    predicted: float
+    waves: int
+    eased: float
+    sums: int
+    unaligned: bool
+
+
+@dataclass(frozen=True)
 class RolesResiduals:
-    """Of kernels in roles (Gluon, Triton 3.6), fitted by `bench.gluon_fit` to 182 forms of 32 cells of `bench gluon`, some in two runs: attention of head
-    dims 64 and 128, 1024 to 16384 positions, of several masks, with two or three consumers, steps of 64 and 128, products behind the
-    arithmetic, grids persistent or not, and matrix products of bf16 and f8e4m3; root mean square 6 %, of products 9 %.
+    """Of kernels in roles (Gluon, Triton 3.6), fitted by `bench.gluon_fit` to 311 forms of 66 cells of one run of `bench gluon`: attention of
+    head dims 64 to 256, 1024 to 32768 positions, of several masks, with two or three consumers, steps of 64 and 128, products behind
+    the arithmetic, grids persistent or not, and matrix products of bf16 and f8e4m3; root mean square 10 %, of products 8 %.
     Seconds are those of an H200, not those of the other model, which predicts tiles to take longer than they do."""
 
-    behind: tuple[float, float] = (0.504, 0.345)
+    behind: tuple[float, float] = (0.447, 0.292)
     """What matrix products and other arithmetic count where a product runs behind the arithmetic."""
-    behind_of_3: tuple[float, float] = (0.456, 0.427)
+    behind_of_3: tuple[float, float] = (0.266, 0.541)
     """The same with three consumers."""
-    beside: tuple[float, float] = (0.67, 0.255)
+    beside: tuple[float, float] = (0.64, 0.0921)
     """The same where consumers overlap with each other alone."""
-    arithmetic: Mapping[int, float] = field(default_factory=lambda: {2: 1.47, 3: 1.275})
+    arithmetic: Mapping[int, float] = field(default_factory=lambda: {2: 1.354, 3: 1.048})
     """What other arithmetic takes at least, by the number of consumers: two do not fill an SM's schedulers."""
-    product: tuple[float, float] = (0.379, 0.232)
+    product: tuple[float, float] = (0.262, 0.193)
     """What matrix products count in loops that do nothing else, and that times what is read of shared memory over the time of the
     products, as the matrix unit's instructions read both operands there."""
-    product_trip: float = 1.88e-7
+    product_trip: float = 1.98e-7
     """Seconds of a trip of such a loop: until the next product is issued."""
-    promoted: float = 0.79
+    promoted: float = 0.897
     """What products of bytes count more, whose sums go through float32 after each trip."""
-    latency: float = 6.0e-7
+    latency: float = 1.35e-6
     """Seconds from a slot's release to the arrival of its next tile: a trip takes at least that and its work, over the slots."""
-    held: float = 1.57
+    held: float = 0.984
     """How many trips long a consumer holds a slot: consumers work on one at the same time, each at its part of the rate."""
-    cached: float = 0.828
+    cached: float = 0.805
     """What a kernel takes at least, of the time that its copies take at the bandwidth of the L2 cache as the other model has it."""
-    apart: float = 1.16
+    apart: float = 1.27
     """What work counts where thread blocks do one item each and store through memory of its own: ALiBi with outputs of float32 took
     so much longer than in a persistent grid. The cause is not known."""
-    trip: float = 0.49e-6
-    block: float = 4.47e-6
-    item: float = 2.66e-6
+    trip: float = 0.589e-6
+    block: float = 5.52e-6
+    item: float = 2.45e-6
     """Seconds of a trip of a loop; of a thread block: its first copies, and its last product and store; and of an item of a
     persistent grid, where the copies of the next one have begun."""
     ahead: float = 0.4e-6
     """What an item takes less where the tiles that it reads once are there when it begins: most of a copy's latency; set, not
     measured."""
-    walked: float = 0.037
+    walked: float = 0.0317
     """What matrix products count more in a persistent grid, whose items do not go to whoever is free."""
     slots: Mapping[int, float] = field(default_factory=lambda: {2: 1.0, 3: 0.995})
-    filled: float = 0.453e-6
+    filled: float = 0.201e-6
     """The more tiles are under way, the less a trip waits; and the later a block begins, whose first copies share the cache with
     the others'."""
     looked: float = 1.2e11
     """Bytes of slots that the consumers of an SM look at in a second, for what is not finite: that of shared memory, 0.6 of it;
     set, not measured."""
-    tile_seconds: float = 0.587
-    tile_block: float = 1.77e-6
+    tile_seconds: float = 0.63
+    tile_block: float = 1.17e-6
     """What Triton kernels of the same programs took of their predicted time, and a wave of thread blocks beside it."""
-    tile_eased: float = 1.285
-    """What those of SoftCap took more: the other model does not count the branches of a hyperbolic tangent."""
+    tile_eased: float = 0.49
+    """What those of SoftCap took beside, of the time of special functions alone: the other model does not count the branches of a
+    hyperbolic tangent."""
+    tile_unaligned: float = 1.95
+    """What those took more that copy numbers one by one: head dim 72."""
 
-    several: float = 0.93
+    several: float = 0.9
     """What loops with several products took, with whose results a block computes, beside what these terms say: the gradient of attention,
-    causal, 8192: by keys and values 1.75 of 1.83 ms (head dim 128) and 1.25 of 1.31 (64), by queries 1.11 of 1.27 (128)."""
+    causal, 8192, head dims 64 and 128, by keys and values and by queries: 0.87 to 0.95."""
 
     unproven: frozenset[str] = frozenset({"columns", "led"})
     """Kinds of roles (fields of `loops.plan.Roles`) that were not timed on a GPU: `k.tune` tries them, and prices do not choose them."""
@@ -222,11 +241,14 @@ class RolesResiduals:
         busy = max(busy * self.slots[min(slots, max(self.slots))], cycle / slots)
         return busy + work.waves * start + work.looked * consumers / self.looked
 
-    def tiles(self, predicted: float, waves: int, *, eased: bool, sums: int = 1) -> float:
-        """The time of a kernel without roles, given what the other model predicts; `eased`: in roles it would have fewer special
-        functions; `sums` are the tiles that a loop adds products to."""
-        factor = (self.tile_eased if eased else 1.0) * (self.tile_sums if sums > 1 else 1.0)
-        return factor * (self.tile_seconds * predicted + waves * self.tile_block)
+    def tiles(self, work: TilesWork) -> float:
+        """The time of a kernel without roles."""
+        factor = self.tile_sums if work.sums > 1 else 1.0
+        factor *= self.tile_unaligned if work.unaligned else 1.0
+        busy = (
+            self.tile_seconds * work.predicted + work.waves * self.tile_block + self.tile_eased * work.eased
+        )
+        return factor * busy
 
 
 H200_ROLES = RolesResiduals()

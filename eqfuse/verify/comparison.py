@@ -22,8 +22,6 @@ ENOUGH = 2
 """Comparisons that every output position needs."""
 STRAIGHT_ROUNDS = 6
 """Rounds at most while every position was compared, but some only with roots continued to non-squares."""
-SATURATED = 1e-5
-"""Relative difference of shadows that functions which saturate make, of arguments that are one number in other terms."""
 CLOSE = 1e-9
 """Relative difference of float64 shadows that rounding can explain."""
 UNEXPLAINED = 1e-6
@@ -136,8 +134,7 @@ def compare(
             undefined = ~(left.lacks(UNDEFINED) & right.lacks(UNDEFINED)) & ~_of_trials(lost, left)
             real = undefined & _are_apart(left, right, apart) if undefined.any() else np.False_
         left, right = (_without(side, lost) for side in (left, right))
-        by_terms = bool(domain.opaque & {HASHED_EXP, HASHED_POINT})
-        near = np.where(domain.saturated, SATURATED, CLOSE) if by_terms else None
+        near = CLOSE if domain.opaque & {HASHED_EXP, HASHED_POINT} else None
         if not _compare_output(name, left, right, inputs, tally, stage, special, defined, near, apart, real):
             return False
     return True
@@ -184,12 +181,12 @@ def _compare_output(
     stage: str,
     special: Special,
     defined: Defined,
-    near: npt.NDArray[np.float64] | None,
+    near: float | None,
     apart: float,
     real: Truths | np.bool_,
 ) -> bool:
-    """Where `near` is given, by trial or for all, real values that are so near decide nothing against residues. What is
-    further `apart` is no hash's doing. Elements of which real values tell that they differ, and no residue, are `real`."""
+    """Where `near` is given, real values that are so near decide nothing against residues. What is further `apart` is no
+    hash's doing. Elements of which real values tell that they differ, and no residue, are `real`."""
     decided = expected.lacks(UNDEFINED) & found.lacks(UNDEFINED)
     straight = expected.lacks(TWISTED) & found.lacks(TWISTED)
     finite, finite_too = np.isfinite(expected.shadow), np.isfinite(found.shadow)
@@ -209,10 +206,9 @@ def _compare_output(
         undecided = usable & (same != close)
     if not pairs or expected.rooted or found.rooted:  # nor where rounding explains that real values differ
         undecided = undecided | usable & ~same & _within_errors(expected, found)
-    if near is not None:  # what saturates is told apart by its argument's terms
-        reach = near.reshape(-1, *(1,) * (expected.shadow.ndim - 1)) if expected.shadow.ndim else near[0]
+    if near is not None:
         with np.errstate(invalid="ignore"):
-            undecided = undecided | usable & (np.abs(expected.shadow - found.shadow) <= reach * scale) & ~same
+            undecided = undecided | usable & (np.abs(expected.shadow - found.shadow) <= near * scale) & ~same
     wrong = usable & ~same & ~undecided | real
     lost = gained = infinite = no_elements
     if not (finite.all() and finite_too.all()):

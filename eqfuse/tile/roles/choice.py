@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 from eqfuse.extract.cost import KernelCost
 from eqfuse.extract.devices import Device
-from eqfuse.extract.residuals import RolesResiduals, RolesWork
+from eqfuse.extract.residuals import RolesResiduals, RolesWork, TilesWork
 from eqfuse.extract.resources import REGISTER_BYTES, WARPGROUP, WARPGROUP_ROWS
 from eqfuse.extract.roles import block_sizes
 from eqfuse.loops.blocks import Block
@@ -106,12 +107,15 @@ SHOWN = 0.05
 WORTH = 0.95
 """Part of the time without roles that roles may be predicted to take: less of a difference is within the model's error."""
 
+ALIGNED = 16
+"""Numbers of which a row of a tensor has a multiple where Triton knows how its addresses divide."""
+
 POLYNOMIALS: Mapping[str, tuple[int, int]] = {"tanh": (2, 8)}
 """Functions that consumers compute without special ones near 0: how many of those it spares, and what it takes instead."""
 
-POLYNOMIAL_REGISTERS = 52
-"""Registers that such a function takes beside the tiles: kernels of SoftCap with fewer left took twice what was predicted, those
-with as many 1.2 times (H200)."""
+POLYNOMIAL_REGISTERS = 80
+"""Registers that such a function takes beside the tiles: kernels of SoftCap with fewer left took 1.3 to 2 times what was predicted,
+those with more what was (H200)."""
 
 Divide = Callable[[Roles], RolesKernel]
 """The kernel in these roles and their blocks. Raises Unsuited."""
@@ -333,13 +337,15 @@ class Price:
         config = replace(outlook.config, blocks=blocks)
         alone = outlook.cost.alone(config)
         special, others = _in_roles(tiles)
-        padded = _padded(tiles, block_sizes(blocks, outlook.extents), outlook.extents)
-        arithmetic = padded * (special * alone["special"] + others * alone["elementwise"])
+        sizes = block_sizes(blocks, outlook.extents)
+        cut = {block.axis for block in blocks if block.kind != "whole"}
+        padded = _padded(tiles, sizes, outlook.extents)
+        arithmetic = special * alone["special"] + others * alone["elementwise"]
+        arithmetic *= _padded(tiles, sizes, outlook.extents, cut)
         self._memory, self._cache = alone["memory"], alone["cache"]
         inside = bool(walked_columns(tiles))
         waves, trips = _waves(outlook, config), outlook.cost.trips(config, inside=inside)
         dots = [dot for loop in _products(tiles) for dot in loop]
-        sizes = block_sizes(blocks, outlook.extents)
         self._work = RolesWork(
             padded * alone["matrix"] * (_repeated(tiles, sizes) if columns else 1.0),
             arithmetic * (SHARING if columns else 1),
@@ -385,10 +391,14 @@ def _repeated(tiles: Kernel, sizes: Mapping[str, int]) -> float:
     return (once + SHARING * others) / (once + others)
 
 
-def _padded(tiles: Kernel, sizes: Mapping[str, int], extents: Mapping[str, int]) -> float:
-    """Positions of rows and columns of products that blocks have, over those that there are: others are computed, too."""
+def _padded(
+    tiles: Kernel, sizes: Mapping[str, int], extents: Mapping[str, int], among: Collection[str] | None = None
+) -> float:
+    """Positions of rows and columns of products, `among` these axes, that blocks have, over those that there are: others are
+    computed, too."""
     dots = [dot for loop in _products(tiles) for dot in loop]
     axes = {axis for dot in dots for axis in (dot.left.dims[0], dot.right.dims[1])}
+    axes &= axes if among is None else set(among)
     counts = [(math.ceil(extents[a] / sizes[a]) * sizes[a], extents[a]) for a in axes if extents.get(a)]
     return math.prod(whole / own for whole, own in counts)
 
@@ -420,11 +430,29 @@ class Pricing:
 
     def seconds(self, roles: Roles | None, residuals: RolesResiduals) -> float:
         if roles is None:
-            waves = _waves(self.outlook, self.outlook.config)
-            eased, sums = _in_roles(self.tiles)[0] < 1, _sums(self.tiles)
-            return residuals.tiles(self.outlook.otherwise, waves, eased=eased, sums=sums)
+            return residuals.tiles(self._without_roles)
         price = Price(self.tiles, self.outlook, roles.blocks, columns=roles.columns and not roles.led)
         return price.seconds(roles, residuals)
+
+    @cached_property
+    def _without_roles(self) -> TilesWork:
+        outlook, config, tiles = self.outlook, self.outlook.config, self.tiles
+        sizes = block_sizes(config.blocks, outlook.extents)
+        whole = {block.axis for block in config.blocks if block.kind == "whole"}
+        eased = _in_roles(tiles)[0] < 1
+        return TilesWork(
+            outlook.otherwise * _padded(tiles, sizes, outlook.extents, whole),
+            _waves(outlook, config),
+            outlook.cost.alone(config)["special"] if eased else 0.0,
+            _sums(tiles),
+            any(outlook.extents[axis] % ALIGNED for axis in whole & _loaded_axes(tiles)),
+        )
+
+
+def _loaded_axes(tiles: Kernel) -> set[str]:
+    """The axes of tiles of two dims that loops load."""
+    lets = (stmt for stmt in every(tiles.body) if isinstance(stmt, Let) and isinstance(stmt.op, LoadTile))
+    return {axis for let in lets if len(let.value.dims) == 2 for axis in let.value.dims}
 
 
 def predicted(tiles: Kernel, outlook: Outlook, roles: Roles) -> tuple[float, float] | None:

@@ -13,10 +13,13 @@ from eqfuse.verify.field.array import SIGNED, TWISTED, UNDEFINED, FieldArray, jo
 from eqfuse.verify.field.exponent_sums import Split
 from eqfuse.verify.field.modular import Reals, Residues, inverse, power, scramble
 from eqfuse.verify.field.rounding import UNIT, VANISHED
-from eqfuse.verify.field.uninterpreted import Uninterpreted, apart_by
+from eqfuse.verify.field.uninterpreted import Uninterpreted
 
 _SATURATED = 300.0
 """From here on, and long before, tanh is 1 in float64; exp of twice as much is a number."""
+
+_FLAT = 8.0
+"""From here on tanh is 1 but for less than 3e-7."""
 
 HASHED_EXP = "exp of a value without exponent residue"
 HASHED_POINT = "sin, cos of a value without exponent residue"
@@ -26,6 +29,19 @@ written in other terms, may have others."""
 
 def _root(x: Any) -> Any:
     return np.sqrt(np.maximum(x, 0.0))
+
+
+def _steep_tanh(x: Reals) -> Reals:
+    """tanh, which goes on growing where it is nearly 1 or -1: in floats numbers would be equal there that are not, or in an
+    order that rounding decides."""
+    rest = (1 - np.tanh(_FLAT)) * _FLAT
+    size = np.maximum(np.abs(x), _FLAT)
+    return np.where(np.abs(x) <= _FLAT, np.tanh(x), np.sign(x) * (1 - rest / size))
+
+
+def _steep_sigmoid(x: Reals) -> Reals:
+    """The logistic function that goes with it."""
+    return np.where(x > 2 * _FLAT, 0.5 * (1 + _steep_tanh(0.5 * x)), 1 / (1 + np.exp(-x)))
 
 
 class Homomorphisms(Uninterpreted):
@@ -111,27 +127,20 @@ class Homomorphisms(Uninterpreted):
         within = np.where(np.isfinite(x.shadow), np.clip(x.shadow, -_SATURATED, _SATURATED), x.shadow)
         halves = self._add(one, self._exp(self._neg(self._mul(two, replace(x, shadow=within)))))
         result = self._sub(self._div(two, halves), one)
-        opaque = self._opaque("tanh", [x])
-        result.q, result.shadow, result.error = opaque.q, self._unsaturated("tanh", x), opaque.error
+        result.q, result.shadow, result.error = self._opaque("tanh", [x]).q, _steep_tanh(x.shadow), None
+        if self.careful:
+            result.error = rounding.of_function(_steep_tanh, result.shadow, x.shadow, x.error)
         return result
 
     def _sigmoid(self, x: FieldArray) -> FieldArray:
         half = self.full((), 0.5)
         result = self._mul(half, self._add(self.full((), 1.0), self._tanh(self._mul(half, x))))
-        result.shadow = self._unsaturated("sigmoid", x)
+        result.shadow = _steep_sigmoid(x.shadow)
         if self.careful:
             vanished = (result.shadow == 0) & np.isfinite(x.shadow)
-            result.error = self._error_of("sigmoid", result.shadow, x) + np.where(vanished, VANISHED, 0.0)
+            error = rounding.of_function(_steep_sigmoid, result.shadow, x.shadow, x.error)
+            result.error = error + np.where(vanished, VANISHED, 0.0)
         return result
-
-    def _unsaturated(self, fn: str, x: FieldArray) -> Reals:
-        """The true values, told apart where they are 1 or -1 in float64."""
-        shadow = np.asarray(self._floats.call(fn, [x.shadow]))
-        saturated = np.abs(shadow) == 1
-        hashes = self._hashes(fn, [x]) if saturated.any() else None
-        if hashes is not None:
-            self.saturated = self.saturated | self._by_trial(saturated)
-        return shadow if hashes is None else np.where(saturated, shadow * apart_by(hashes), shadow)
 
     def _sin(self, x: FieldArray) -> FieldArray:
         z = self._point(x)

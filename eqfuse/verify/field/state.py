@@ -21,7 +21,7 @@ class FieldState:
     `opaque` collects the functions that were evaluated as hashes; `strict_casts` makes casts opaque (they are
     identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real value
     overflowed or vanished, so that orders may be wrong; where it is `careful`, which costs time, also those in which
-    rounding errors leave an order open; `saturated` are those in which a function gave what floats cannot tell from 1.
+    rounding errors leave an order open.
     Signs of NaN, which are 0, are values where `signs_of_nan`, and undefined elsewhere. `trials` is their number, where it is known. `extremes` counts, per reduction of max or min, how often the extreme
     was in the first, middle and last part of the axis.
     """
@@ -48,7 +48,6 @@ class FieldState:
         self.interpreted: set[str] = set()
         self.extremes: dict[str, npt.NDArray[np.int64]] = {}
         self.beyond_floats: Truths = np.zeros(1, dtype=bool)
-        self.saturated: Truths = np.zeros(1, dtype=bool)
         self._seed = seed
         self.supposed = Supposed((p, q), seed)
         self._log_omega, self._turn = (int(n) for n in np.random.default_rng(seed).integers(1, q, 2))
