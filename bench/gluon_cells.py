@@ -1,4 +1,4 @@
-"""The cells of the benchmark of roles: attention by head dim, length, mask and dtype, and matrix products.
+"""The cells of the benchmark of roles: attention by head dim, length, mask and dtype, latent attention, and matrix products.
 
 The most telling ones first: a run that is cut short has measured those.
 """
@@ -16,6 +16,7 @@ from bench import eager, peers
 from bench.attention_cells import Cell as AttentionCell
 from bench.cells import Cell as AnyCell
 from bench.cells import Inputs, Peer, Run
+from bench.reductions_cells import Cell as ReductionsCell
 from bench.workloads import WORKLOADS, Case, TensorSpec, Workload
 from eqfuse.terms.dtypes import BYTES
 
@@ -24,6 +25,8 @@ LONGEST = 32768
 MASKED_LENGTHS = (8192, 2048)
 SHAPES = ((8192, 8192, 8192), (4096, 7168, 2048), (4096, 4096, 7168), (4096, 24576, 1536))
 """Rows, columns and summed positions of products."""
+LATENT = ("L2", "L6", "L4")
+"""Cases of latent attention."""
 SMALL = 1024
 """The length of `--small`, which checks that everything runs."""
 TOKENS = 4096
@@ -174,6 +177,42 @@ class ProductCell(AnyCell):
         return [Peer("cuBLAS", "library", lambda inputs: _multiplied)]
 
 
+@dataclass(frozen=True)
+class LatentCell(ReductionsCell):
+    """Latent attention (MLA) of one query a sequence, at one of the paper's cases."""
+
+    @property
+    def operator(self) -> str:
+        return self.program
+
+    @property
+    def dtype(self) -> str:
+        return self.case.dtype
+
+    @property
+    def kernel(self) -> tuple[object, ...]:
+        return self.program, self.dtype
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self.case.sizes
+
+    @property
+    def rows(self) -> int:
+        return self.case.sizes["b"]
+
+    def some(self, out: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        return out[first:last]
+
+    def exact(self, inputs: Inputs, first: int, last: int) -> torch.Tensor:
+        (out,) = self.workload.run_exact(self.case, {name: x[first:last] for name, x in inputs.items()})
+        return out
+
+    @property
+    def peers(self) -> list[Peer]:
+        return []
+
+
 def _scaled(fast: bool, inputs: Inputs) -> Run:
     """torch's product of operands of eight bits, which scales rows and columns."""
 
@@ -213,14 +252,14 @@ def _prefixed() -> Workload:
 
 
 PROGRAMS: Mapping[str, Workload] = {
-    **{name: work for name, work in WORKLOADS.items() if name.endswith("_prefill")},
+    **{name: work for name, work in WORKLOADS.items() if name.endswith("_prefill") or name == "mla"},
     PREFIX: _prefixed(),
     PRODUCT: _product(),
 }
 """Programs of the cells, by operator."""
 
 
-AnyRolesCell = Cell | ProductCell
+AnyRolesCell = Cell | ProductCell | LatentCell
 
 
 def grid(only: str | None = None, *, small: bool = False) -> list[AnyRolesCell]:
@@ -231,14 +270,19 @@ def grid(only: str | None = None, *, small: bool = False) -> list[AnyRolesCell]:
 
 
 def _small(cell: AnyRolesCell) -> AnyRolesCell:
-    if isinstance(cell, Cell):
-        return replace(cell, length=SMALL, batch=1)
-    return replace(cell, i=SMALL, n=SMALL, p=SMALL)
+    match cell:
+        case Cell():
+            return replace(cell, length=SMALL, batch=1)
+        case LatentCell():
+            return replace(cell, label=LATENT[-1])
+        case ProductCell():
+            return replace(cell, i=SMALL, n=SMALL, p=SMALL)
 
 
 def _all() -> Iterator[AnyRolesCell]:
     for i, n, p in SHAPES[:2]:
         yield from (ProductCell(i, n, p, dtype) for dtype in ("bf16", "f8e4m3"))
+    yield from (LatentCell("mla", label) for label in LATENT)
     for dim in (128, 64):
         for operator in ("causal_prefill", "global_prefill"):
             yield from _lengths(operator, dim, LENGTHS)

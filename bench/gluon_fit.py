@@ -57,7 +57,8 @@ class Timed:
     @cached_property
     def _price(self) -> Price:
         assert self.roles is not None
-        return Price(self.pricing.tiles, self.pricing.outlook, self.roles.blocks)
+        shared = self.roles.columns and not self.roles.led
+        return Price(self.pricing.tiles, self.pricing.outlook, self.roles.blocks, columns=shared)
 
     def predicted(self, residuals: RolesResiduals) -> float:
         if self.roles is None:
@@ -83,6 +84,8 @@ def _forms(cell: AnyRolesCell, row: Mapping[str, Any], kernels: dict[object, Any
     dtypes = {name: cell.workload.dtype(name, cell.case) for name in cell.workload.tensors}
     sizes = cell.case.sizes
     compiled = compiler.pipeline(kernel.derived, sizes, dtypes, device_named(DEVICE))
+    if len(compiled.tile.kernels) > 1:  # their times are not apart
+        return []
     known = {
         _key(made.chosen.plan.roles[0]): made for _, made in other_roles(kernel.derived, compiled, sizes)
     }
@@ -103,12 +106,14 @@ def _forms(cell: AnyRolesCell, row: Mapping[str, Any], kernels: dict[object, Any
 
 def _key(roles: Roles | None) -> tuple[object, ...]:
     assert roles is not None
-    return roles.consumers, roles.slots, roles.delayed, roles.persistent, roles.ahead, blocks_of(roles)
+    kind = roles.columns, roles.led
+    grid = roles.persistent, roles.ahead
+    return roles.consumers, roles.slots, roles.delayed, *grid, *kind, blocks_of(roles)
 
 
 def _key_of(form: Mapping[str, Any]) -> tuple[object, ...]:
-    grid = form["persistent"], form.get("ahead", False)
-    return form["consumers"], form["slots"], tuple(form["delayed"]), *grid, form["blocks"]
+    kind = (form.get(name, False) for name in ("persistent", "ahead", "columns", "led"))
+    return form["consumers"], form["slots"], tuple(form["delayed"]), *kind, form["blocks"]
 
 
 # Fitting ------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class Form:
         for roles in filter(None, self.compiled.chosen.plan.roles):
             found |= {"consumers": roles.consumers, "slots": roles.slots, "delayed": list(roles.delayed)}
             found |= {"persistent": roles.persistent, "ahead": roles.ahead, "blocks": blocks_of(roles)}
+            found |= {"columns": roles.columns, "led": roles.led}
         return found
 
     def source(self, kernel: eq.Kernel) -> str:
@@ -53,10 +54,11 @@ def blocks_of(roles: Roles) -> str:
 
 
 def short(form: Mapping[str, Any]) -> str:
-    """Roles in a few characters: consumers, slots, what is delayed, blocks, persistence."""
+    """Roles in a few characters: consumers, slots, what is delayed, blocks, persistence, what consumers share."""
     late = "".join(f" late {n + 1}" for n in form["delayed"])
     grid = " persistent" * form["persistent"] + " ahead" * form.get("ahead", False)
-    return f"{form['consumers']}c{form['slots']}s{late} {form['blocks']}{grid}"
+    kind = " columns" * form.get("columns", False) + " led" * form.get("led", False)
+    return f"{form['consumers']}c{form['slots']}s{late} {form['blocks']}{grid}{kind}"
 
 
 def kernel_of(cell: Cell, target: str = "auto", *, finite: bool = True) -> eq.Kernel:
@@ -68,13 +70,13 @@ def kernel_of(cell: Cell, target: str = "auto", *, finite: bool = True) -> eq.Ke
 def forms(kernel: eq.Kernel, compiled: Compiled, sizes: Mapping[str, int], count: int = OTHERS) -> list[Form]:
     """What calls run, the best other roles as they are predicted, so many of them, and Triton."""
     plan = compiled.chosen.plan
-    mine, rest, seen = None, list[Form](), set[Roles]()
+    mine, rest, seen = None, list[Form](), set[tuple[Roles | None, ...]]()
     for seconds, made in other_roles(kernel.derived, compiled, sizes):
-        (roles,) = made.chosen.plan.roles
-        assert roles is not None
-        if (roles,) == plan.roles:
+        roles = made.chosen.plan.roles
+        alike = tuple(each and replace(each, slots=0) for each in roles)
+        if roles == plan.roles:
             mine = 1e3 * seconds
-        elif len(rest) < count and (alike := replace(roles, slots=0)) not in seen:
+        elif len(rest) < count and alike not in seen:
             seen.add(alike)
             rest.append(Form("roles", False, made.chosen.plan.code, made, 1e3 * seconds))
     kind = "roles" if plan.roles else "Triton"
