@@ -120,9 +120,9 @@ def _draw(cell: Cell) -> dict[str, torch.Tensor]:
 
 def _calls(cell: Cell, kernel: eq.Kernel, inputs: Inputs) -> Iterator[tuple[Form, Call]]:
     """What runs each form. What calls run is bound as a user binds it."""
-    arguments: dict[str, Any] = {**inputs, **cell.case.scalars}
-    launch = kernel.bind(**arguments)
     sizes = dict(cell.sizes)
+    arguments: dict[str, Any] = {**inputs, **cell.case.scalars, "sizes": sizes}
+    launch = kernel.bind(**arguments)
     for form in forms(kernel, kernel.compiled, sizes):
         if form.chosen:
             yield form, launch

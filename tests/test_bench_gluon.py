@@ -12,7 +12,7 @@ import torch
 
 import eqfuse as eq
 from bench import gluon_fit, gluon_measure, gluon_report
-from bench.gluon_cells import PREFIX, PRODUCT, Cell, ProductCell, grid
+from bench.gluon_cells import PREFIX, PRODUCT, Cell, LatentCell, ProductCell, grid
 from bench.gluon_forms import Form, forms, kernel_of
 from bench.report import Options, Report
 from bench.runner import run
@@ -37,7 +37,7 @@ def test_the_grid_has_every_mask_dim_and_group() -> None:
     assert {cell.operator for cell in grid("alibi,prefix", small=True)} == {"alibi_prefill", PREFIX}
 
 
-@pytest.mark.parametrize("operator", sorted({cell.operator for cell in grid()} - {PRODUCT}))
+@pytest.mark.parametrize("operator", sorted({cell.operator for cell in grid()} - {PRODUCT, "mla"}))
 def test_the_reference_of_rows_is_the_program(operator: str) -> None:
     """Beside what eqfuse's interpreter makes of the source, and with the mask that pairs count."""
     cell = replace(TINY, operator=operator)
@@ -48,6 +48,15 @@ def test_the_reference_of_rows_is_the_program(operator: str) -> None:
     assert torch.allclose(found, torch.as_tensor(expected)[:, :, 3:], rtol=1e-9, atol=1e-9)
     i, j = torch.arange(40)[:, None], torch.arange(40)[None]
     assert int(cell._visible(i, j).sum()) == cell.pairs
+
+
+def test_the_reference_of_latent_attention_is_the_program() -> None:
+    cell = LatentCell("mla", "small")
+    inputs = cell.draw(torch.Generator().manual_seed(0))
+    expected = eq.reference(cell.workload.source)(**inputs, **cell.case.scalars, sizes={"e": 20})
+    found = cell.exact(inputs, 1, 2)
+    assert torch.allclose(found, torch.as_tensor(expected)[1:2], rtol=1e-9, atol=1e-9)
+    assert cell.some(torch.as_tensor(expected), 1, 2).shape == found.shape
 
 
 def test_the_reference_of_a_product_is_the_program() -> None:
