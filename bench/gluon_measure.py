@@ -1,6 +1,6 @@
 """Times and checks the forms of kernels in roles, beside torch's libraries, on a Hopper GPU.
 
-Everything of a cell runs in turn in one process, each for `SUSTAINED_MS` of launches back to back: such a GPU is at its power
+Everything of a cell runs in turn in one process, each for `SUSTAINED_MS` of graphs back to back: such a GPU is at its power
 limit after a second. Results are compared with float64 in the same run.
 """
 
@@ -32,6 +32,8 @@ from eqfuse.tile.triton.launch import TritonProgram, load
 
 SUSTAINED_MS = 30.0
 ROUNDS = 4
+LEAST_MS = 0.5
+"""Of the calls that a graph has."""
 CHECKED_ROWS = 64
 """Rows that are compared with float64 at the start, in the middle and at the end, of every head."""
 
@@ -195,16 +197,27 @@ def _taken(kernel: eq.Kernel, form: Form) -> dict[str, Any]:
 def _sustained(runs: Mapping[str, Call]) -> dict[str, float]:
     """Milliseconds of a launch, medians of rounds in which all run in turn, each round from another one on: the clock is still
     that of who ran before."""
-    counts = {
-        name: max(3, round(3 * SUSTAINED_MS / _milliseconds([call] * 3))) for name, call in runs.items()
-    }
+    rounds = {name: _round(call) for name, call in runs.items()}
     found: dict[str, list[float]] = {name: [] for name in runs}
-    order = list(runs.items())
+    order = list(rounds.items())
     for number in range(ROUNDS):
         first = number * len(order) // ROUNDS
-        for name, call in order[first:] + order[:first]:
-            found[name].append(_milliseconds(itertools.repeat(call, counts[name])) / counts[name])
+        for name, (replay, replays, calls) in order[first:] + order[:first]:
+            found[name].append(_milliseconds(itertools.repeat(replay, replays)) / (replays * calls))
     return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _round(call: Call) -> tuple[Call, int, int]:
+    """What replays a graph of some calls, how many replays make up a round, and of how many calls each: the host, which takes
+    longer for a call than short kernels run, is not what is timed."""
+    took = _milliseconds([call] * 3) / 3
+    calls = max(1, math.ceil(LEAST_MS / took))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    took = _milliseconds([graph.replay] * 3) / 3
+    return graph.replay, max(3, round(SUSTAINED_MS / took)), calls
 
 
 def _milliseconds(calls: Iterable[Call]) -> float:

@@ -107,6 +107,9 @@ SHOWN = 0.05
 WORTH = 0.95
 """Part of the time without roles that roles may be predicted to take: less of a difference is within the model's error."""
 
+MOST_PADDED = 2
+"""Rows of a thread block over those that there are, at most: with one row for 128 a product took 7 times what was predicted."""
+
 ALIGNED = 16
 """Numbers of which a row of a tensor has a multiple where Triton knows how its addresses divide."""
 
@@ -237,7 +240,9 @@ def ranked(
     limit = WORTH * Pricing(tiles, outlook).seconds(None, residuals) - outlook.launch
     every = sorted(_priced(tiles, outlook, rows, residuals), key=_fewest_trips)
     priced = [each for each in every if slower or not _is_unproven(each[1], residuals)]
-    if every and not priced:
+    if not every:
+        raise Unsuited(f"too few positions of {rows}, the rows of products, for warp groups to share")
+    if not priced:
         raise Unsuited("the roles that it could have were not timed on a GPU: tune tries them")
     faster = [(seconds, schedule) for seconds, schedule in priced if slower or seconds < limit]
     suited = _suited(divide, [schedule for _, schedule in priced])
@@ -292,8 +297,9 @@ def _priced(
     most = max(map(len, _products(tiles)), default=0)
     behind = [(), *((number,) for number in range(1, most))]
     blocks = outlook.config.blocks
+    enough = MOST_PADDED * outlook.extents.get(rows, MOST)
     for step, slots, delayed, persistent in product(STEPS, SLOTS, behind, (False, True)):
-        if len(_summed_columns(tiles)) != 1:
+        if len(_summed_columns(tiles)) != 1 or enough < WARPGROUP_ROWS:
             break
         made = sized(blocks, rows, WARPGROUP_ROWS, step)
         roles = Roles(made, SHARING, slots, delayed, persistent, columns=True)
@@ -305,6 +311,8 @@ def _priced(
     walked = walked_columns(tiles)
     tiled = walked or any(b.kind == "grid" and b.axis != rows and (b.size or 1) > 1 for b in blocks)
     for consumers, step, columns in product(CONSUMERS, STEPS, COLUMNS if tiled else (None,)):
+        if enough < WARPGROUP_ROWS * consumers:
+            continue
         made = sized(blocks, rows, WARPGROUP_ROWS * consumers, step, columns, outlook.extents, walked)
         price = Price(tiles, outlook, made)
         for slots, delayed, grid in product(SLOTS, behind, grids):
