@@ -157,7 +157,7 @@ def test_a_graph_has_launches_for_all_sizes(rows: int | str, monkeypatch: pytest
     tuned: Any = kernel_side_table.get_kernel(launch.kwargs["kernel_idx"])
     text = tuned.fn.src
     assert "INDEX" not in given and "tl.int32" in text and "INDEX" not in text
-    assert given["ALIGNED"] == (rows == 640) and given["N_j"] == 8
+    assert given["ALIGNED_I"] == (rows == 640) and given["N_j"] == 8
     asked = [str(guard.expr) for guard in symbols.guards]
     assert not any("Mod" in guard for guard in asked), asked
 

@@ -253,7 +253,7 @@ def test_shards_along_contiguous_memory_are_aligned() -> None:
     strided = eq.compile("y[i] = sum[j](exp(x[j,i]))", target="sm_90", prefer="split_k", verify=False)
     assert "j_by_j_shard" in strided.triton and "ALIGNED" not in strided.triton
     rows = eq.compile("y[i,k] = sum[j](x[i,j] * w[j,k])", target="sm_90", prefer="rolling", verify=False)
-    assert "    if ALIGNED:\n        N_i = N_i // 16 * 16\n" in rows.triton
+    assert "    if ALIGNED_I:\n        N_i = N_i // 16 * 16\n" in rows.triton
 
 
 EVERY = sorted({*range(1, 20), *(n + by for n in (64, 100, 1000, 4096, 30000) for by in (0, 1, 8)), 131072})

@@ -90,14 +90,15 @@ def _run(form: RolesProgram, derived: Derived, scale: float = 0.4, length: int =
 
 
 def test_latent_attention_has_roles_by_columns(latent: tuple[Derived, Compiled]) -> None:
-    _, compiled = latent
-    assert compiled.chosen.plan.roles and compiled.chosen.plan.roles[0] is not None
-    assert "3 consumers by columns, one of which leads" in compiled.chosen.plan.code
+    chosen = compiler.pipeline(latent[0], SIZES, HALF, PRICED).chosen.plan
+    assert chosen.roles and chosen.roles[0] is not None
+    assert "3 consumers by columns, one of which leads" in chosen.code
 
 
 def test_prices_choose_no_kind_of_roles_that_has_not_run(latent: tuple[Derived, Compiled]) -> None:
-    derived, _ = latent
-    assert "columns" not in str(compiler.pipeline(derived, SIZES, HALF, PRICED).chosen.plan.code)
+    assert PRICED.roles is not None
+    device = replace(PRICED, roles=replace(PRICED.roles, unproven=frozenset({"columns", "led"})))
+    assert "columns" not in compiler.pipeline(latent[0], SIZES, HALF, device).chosen.plan.code
 
 
 def test_one_copy_of_the_latent_tile_is_read_by_both_products(latent: tuple[Derived, Compiled]) -> None:

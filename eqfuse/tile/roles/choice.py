@@ -258,7 +258,9 @@ def ranked(
 
 
 def _is_unproven(roles: Roles, residuals: RolesResiduals) -> bool:
-    return any(getattr(roles, kind) for kind in residuals.unproven)
+    """Consumers that a leader computes for share columns, and are a kind of their own."""
+    kind = "led" if roles.led else "columns" if roles.columns else ""
+    return kind in residuals.unproven
 
 
 def _suited(divide: Divide, schedules: Sequence[Roles]) -> Callable[[Roles], RolesKernel | None]:
@@ -379,6 +381,8 @@ class Price:
         )
         found *= residuals.several if self._several else 1.0
         found -= self._work.waves * residuals.ahead if roles.ahead else 0.0
+        if roles.led:
+            found = residuals.led[0] * found + residuals.led[1]
         bound = max(found, self._memory, residuals.cached * self._cache)
         return bound - SHOWN * (bound - found)
 

@@ -99,7 +99,7 @@ def _compile(
         "STAGES": options["num_stages"],
         "WAITS": overlaps,
         "LEADS": overlaps,
-        "ALIGNED": divisible,
+        **{name: divisible for name in kernel.arg_names if name.startswith("ALIGNED_")},
     }
     for block, axis in module.WHOLE[name].items():
         constants[block.replace("BLOCK", "EVEN", 1)] = extents[axis] == chosen[block]

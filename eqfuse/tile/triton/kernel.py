@@ -148,11 +148,13 @@ class _Writer:
                     self._write(f"{name} = tl.cast({name}, tl.float32)")
 
     def _divisible(self) -> None:
-        """What follows from the flag, in words that Triton's analysis of divisibility understands."""
-        if self._parameters.aligned is not None:
-            self._write(f"if {self._parameters.aligned}:")
-            extents = [self._parameters.extents[axis] for axis in self._parameters.divided]
-            for name in (*extents, *(self._parameters.scalars[n][0] for n in self._parameters.lengths)):
+        """What follows from the flags, in words that Triton's analysis of divisibility understands."""
+        known = self._parameters
+        for axis, flag in known.aligned.items():
+            self._write(f"if {flag}:")
+            extents = [known.extents[axis]] if axis in known.divided else []
+            lengths = [known.scalars[name][0] for name, along in known.lengths.items() if along == axis]
+            for name in (*extents, *lengths):
                 self._write(f"    {name} = {name} // {ALIGNMENT} * {ALIGNMENT}")
 
     def _grid(self) -> None:

@@ -182,16 +182,16 @@ class TritonModule(Template[KernelText]):
         constants = {name: f'{blocks}["{name}"]' for name in parameters.blocks.values()}
         for axis, flag in parameters.even.items():
             constants[flag] = self._holds(f'{extent(axis)} == {blocks}["{parameters.blocks[axis]}"]')
-        if parameters.aligned is not None:
-            lengths = [launch_text(kernel.at_launch[name], extent) for name in parameters.lengths]
-            axes = dict.fromkeys(map(extent, (*parameters.divided, *parameters.lengths.values())))
-            constants[parameters.aligned] = self._divides((*axes, *lengths))
+        for axis, flag in parameters.aligned.items():
+            lengths = [name for name, along in parameters.lengths.items() if along == axis]
+            made = (launch_text(kernel.at_launch[name], extent) for name in lengths)
+            constants[flag] = self._divides((extent(axis), *made))
         constants |= {} if parameters.stages is None else {parameters.stages: f'{blocks}["num_stages"]'}
         constants |= dict.fromkeys(parameters.flags, f"overlaps({self._outputs[0].name})")
         if parameters.index == INDEX:
             constants[INDEX] = f"index_dtype({', '.join(parameters.pointers)})"
-        made = ", ".join(f'"{name}": {text}' for name, text in constants.items())
-        return [items, integers, f"{{{made}}}"]
+        listed = ", ".join(f'"{name}": {text}' for name, text in constants.items())
+        return [items, integers, f"{{{listed}}}"]
 
 
 def schedule_of(kernel: Kernel) -> str:

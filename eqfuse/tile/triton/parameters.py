@@ -116,8 +116,8 @@ class Parameters:
     `any_size` are the extents that Triton compiles nothing apart for: of axes along which no memory is contiguous, and of
     shards; strides of shards, and integers, are among them. Masks of rows, `divided` among thread blocks, take registers; a shard
     of an axis along which memory is contiguous is not loaded as vectors where it may start anywhere: `lengths` are the integers
-    made of sizes of such axes, with the axis. `aligned` is a flag that says that all of these are multiples of 16. Masks of axes
-    that are walked are those of the last step alone.
+    made of sizes of such axes, with the axis. `aligned` are flags, by axis, that say that these are multiples of 16: one row alone says
+    nothing of what is loaded along others. Masks of axes that are walked are those of the last step alone.
     `held` are the fewest positions of blocks of whole axes of products that other calls may have more or fewer positions of:
     shorter ones would be binaries of their own. The last parameter is INDEX, the dtype of positions: int64 where some offset of an
     element needs it; it is none where that dtype is known when the kernel is printed.
@@ -133,7 +133,7 @@ class Parameters:
     flags: tuple[str, ...] = ()
     any_size: tuple[str, ...] = ()
     held: dict[str, int] = field(default_factory=dict)
-    aligned: str | None = None
+    aligned: dict[str, str] = field(default_factory=dict)
     divided: tuple[str, ...] = ()
     lengths: dict[str, str] = field(default_factory=dict)
     index: str = INDEX
@@ -145,7 +145,7 @@ class Parameters:
             *self.extents.values(),
             *(f"{name}: tl.float64" if dtype == "f64" else name for name, dtype in self.scalars.values()),
             *(f"{name}: tl.constexpr" for name in (*self.blocks.values(), *self.even.values())),
-            *(() if self.aligned is None else (f"{self.aligned}: tl.constexpr",)),
+            *(f"{flag}: tl.constexpr" for flag in self.aligned.values()),
             *(() if self.stages is None else (f"{self.stages}: tl.constexpr",)),
             *(f"{flag}: tl.constexpr" for flag in self.flags),
             *((f"{INDEX}: tl.constexpr",) if self.index == INDEX else ()),
@@ -198,8 +198,8 @@ def parameters_of(kernel: Kernel, tables: Tables, names: Names, flags: tuple[str
     found.lengths = {name: axis for name, axes in lengths.items() for axis in axes if axis in last}
     rows = {tables.root[b.axis] for b in kernel.blocks if b.kind == "grid" and is_tile(b)} - tables.shards
     found.divided = tuple(axis for axis in found.extents if axis in rows - last)
-    if found.divided or found.lengths:
-        found.aligned = names.new("ALIGNED")
+    for axis in dict.fromkeys((*found.divided, *found.lengths.values())):
+        found.aligned[axis] = names.new(f"ALIGNED_{axis.upper()}")
     found.scalars = {name: (names.new(name), dtype) for name, dtype in scalars.items()}
     found.any_size += tuple(name for name, dtype in found.scalars.values() if dtype in INTEGERS)
     for block in filter(is_tile, kernel.blocks):
