@@ -39,6 +39,13 @@ def test_workloads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_workloads_side_by_side_are_in_the_order_of_the_table(tmp_path: Path) -> None:
+    two = replace(ONE, only="variance,l2norm", jobs=2)
+    assert run("workloads", two, output=tmp_path / "x.json") == 0
+    assert [row["program"] for row in rows_of(tmp_path / "x.json")] == ["l2norm", "variance"]
+
+
+@pytest.mark.slow
 def test_workloads_fails_where_emitted_source_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,26 @@ def test_what_has_no_roles_says_why_and_stays_triton(why: str) -> None:
     assert why in compiled.chosen.plan.code
 
 
+@pytest.mark.parametrize(("rows", "divided"), [(1, False), (31, False), (64, True), (4096, True)])
+def test_few_rows_are_not_divided_among_warp_groups(rows: int, divided: bool) -> None:
+    derived = _derived("y[i,n] = f16(sum[k](x[i,k] * w[n,k]))")
+    sizes = {"i": rows, "n": 4096, "k": 4096}
+    compiled = compiler.pipeline(derived, sizes, {"x": "f16", "w": "f16"}, device_named("h200"))
+    found = [made for _, made in division.other_roles(derived, compiled, sizes)]
+    assert bool(found) is divided
+    if not divided:
+        assert "too few positions of i, the rows of products" in compiled.chosen.plan.code
+
+
+@pytest.mark.parametrize("dim", [72, 96])
+def test_a_head_dim_that_is_no_power_of_two_has_roles(dim: int) -> None:
+    """Without them tiles are as large as those of 128, and what is no multiple of 16 is copied number by number."""
+    sizes = {"b": 1, "h": 32, "i": 8192, "j": 8192, "d": dim, "e": dim}
+    for name in ("causal_prefill", "global_prefill"):
+        derived = _derived(WORKLOADS[name].source)
+        assert compiler.pipeline(derived, sizes, HALF, device_named("h200")).roles is not None
+
+
 @pytest.mark.slow
 def test_an_old_triton_gets_no_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(division, "installed", lambda _: "3.5.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
@@ -9,6 +10,7 @@ from functools import reduce
 import numpy as np
 import pytest
 
+import eqfuse as eq
 from eqfuse.verify.field.array import SIGNED, TWISTED, UNDEFINED, FieldArray
 from eqfuse.verify.field.casts import CastAware
 from eqfuse.verify.field.domain import FieldDomain
@@ -242,6 +244,29 @@ def test_tanh_has_a_value_where_an_exponential_has_none(
         assert domain.call(fn, [x]).lacks(UNDEFINED).all()
     odd = domain.call("add", [domain.call("tanh", [x]), domain.call("tanh", [domain.call("neg", [x])])])
     assert not odd.p.any() and not odd.shadow.any()
+
+
+@pytest.mark.parametrize("fn", ["tanh", "sigmoid"])
+def test_what_is_nearly_1_keeps_its_order(fn: str, domain: FieldDomain, rng: np.random.Generator) -> None:
+    """As it is in every other order of additions: floats make some of them 1, others one step less."""
+    numbers = np.concatenate([np.linspace(0.1, 40.0, 200), np.geomspace(41.0, 1e5, 100)])
+    found = domain.call(fn, [domain.draw(numbers, rng)]).shadow
+    assert (np.diff(found) > 0).all() and (found < 1).all()
+    assert np.allclose(
+        found, {"tanh": np.tanh(numbers), "sigmoid": 1 / (1 + np.exp(-numbers))}[fn], atol=3e-7
+    )
+    assert domain.call(fn, [domain.full((2,), math.inf)]).shadow.tolist() == [1.0, 1.0]
+
+
+def test_maxima_of_what_saturates_are_compared() -> None:
+    """Sums of a block are rounded in another order: the greatest of numbers near 1 was another one, and the program refused."""
+    source = """
+        Q: f32[b,d]
+        K: f32[b,j,d]
+        m[b] = max[j](c * tanh(sum[d](Q[b,d] * K[b,j,d])))
+        s[b] = sum[j](exp(c * tanh(sum[d](Q[b,d] * K[b,j,d])) - m[b]))
+        return m, s"""
+    assert eq.compile(source).certificate.ok
 
 
 def test_marks_travel_with_elements(domain: FieldDomain) -> None:
