@@ -1,5 +1,5 @@
 """Every variant of the attention benchmark, compiled for sm_90 without a GPU: what the search may run besides what
-is chosen (slow; the chosen ones are compiled by tests/test_triton_hopper.py).
+is chosen, without roles (slow; the chosen ones are compiled by tests/test_triton_hopper.py, roles by tests/test_roles.py).
 
 python -m bench.attention_compile [--only gqa_decode] [--variants 8]
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import track
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--variants", type=int, default=VARIANTS, help="at most this many per cell")
     options = parser.parse_args(arguments)
     console = Console()
-    emitter, seen, wrong = Emitter(device_named("h200")), set[str](), 0
+    emitter, seen, wrong = Emitter(replace(device_named("h200"), roles=None)), set[str](), 0
     for cell in track(grid(options.only), console=Console(stderr=True), description="compiling"):
         for number, variant in enumerate(emitter.variants(cell, options.variants)):
             if (kernels := same_kernels(cell, variant)) in seen:

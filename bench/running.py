@@ -33,6 +33,7 @@ from bench.gpu import load
 from bench.report import one_line
 from bench.workloads import Outputs
 from eqfuse.environment import installed
+from eqfuse.errors import EqfuseError
 from eqfuse.tile.triton.launch import interpret
 from eqfuse.tune.timing import Timing, replayed
 
@@ -156,6 +157,10 @@ class Interpreted:
 
     def load(self, path: Path, name: str) -> Loaded:
         source = path.read_text(encoding="utf-8")
+        if hasattr(load(path), "TILES"):
+            raise EqfuseError(
+                "kernels in roles run on a Hopper GPU alone", hint="make the bundle with --target a100"
+            )
         return Loaded(lambda **arguments: interpret(source, name, **arguments), load(path).TENSORS)
 
     def sets(self, cell: Cell) -> int:

@@ -271,7 +271,8 @@ def test_explain_has_a_section_of_roles() -> None:
     plain = "y[i] = sum[k](x[i,k])"
     assert "\nroles\n    Triton: no loop multiplies" in eq.compile(plain, target="h200").explain()
     assert "\nroles\n" not in eq.compile(plain).explain()
-    source = f"Q: f16[b,h,i,d]\nK: f16[b,h,j,d]\nV: f16[b,h,j,e]\n{WORKLOADS['global_prefill'].source}"
+    sizes = "d: axis[128]\ne: axis[128]\n"
+    source = f"{sizes}Q: f16[b,h,i,d]\nK: f16[b,h,j,d]\nV: f16[b,h,j,e]\n{WORKLOADS['global_prefill'].source}"
     kernel = eq.compile(source, target="h200")
     assert "\nroles\n    producer: one warp" in kernel.explain()
     page = kernel.explain("html")

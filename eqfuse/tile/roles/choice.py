@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 
 from eqfuse.extract.cost import KernelCost
@@ -27,6 +26,7 @@ from eqfuse.loops.plan import KernelConfig, Roles
 from eqfuse.terms.dtypes import BYTES, FLOATS
 from eqfuse.terms.functions import SPECIAL
 from eqfuse.terms.integers import power_of_two
+from eqfuse.threads import cached
 from eqfuse.tile.nodes import (
     Align,
     Cast,
@@ -446,7 +446,7 @@ class Pricing:
         price = Price(self.tiles, self.outlook, roles.blocks, columns=roles.columns and not roles.led)
         return price.seconds(roles, residuals)
 
-    @cached_property
+    @cached
     def _without_roles(self) -> TilesWork:
         outlook, config, tiles = self.outlook, self.outlook.config, self.tiles
         sizes = block_sizes(config.blocks, outlook.extents)
