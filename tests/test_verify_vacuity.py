@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -10,8 +12,47 @@ from eqfuse import certification, compiler
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.errors import VerificationError
+from eqfuse.terms.parser import parse
 from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.domains import domains
 from eqfuse.verify.equivalence import equivalent
+
+GUMBEL = "y[n] = max[c](x[n,c] - log(-log(u[n,c])))"
+
+
+def test_inputs_are_drawn_from_where_the_program_has_values() -> None:
+    certificate = eq.compile(GUMBEL).certificate
+    assert certificate is not None and certificate.ok and certificate.reached
+    assert equivalent(GUMBEL, "y[n] = max[c](x[n,c] - log(log(1 / u[n,c])))").ok
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "y[n] = max[c](x[n,c] - log(-log(u[n,c])) * 1.001)",
+        "y[n] = max[c](min(x[n,c] - log(-log(u[n,c])), 50))",
+        "y[n] = max[c](x[n,c] - max(log(-log(u[n,c])), -8))",
+        "y[n] = max[c](x[n,c] - log(abs(log(u[n,c]))))",
+    ],
+)
+def test_what_differs_there_is_refused(wrong: str) -> None:
+    assert not equivalent(GUMBEL, wrong).ok
+
+
+@pytest.mark.parametrize(
+    ("text", "intervals"),
+    [
+        ("y[i] = log(1 - x[i]) + log(x[i])", {"x": (0.0, 1.0)}),
+        ("y[i] = sqrt(4 - sq(x[i])) * rsqrt(a)", {"x": (-2.0, 2.0), "a": (0.0, math.inf)}),
+        ("y[i] = log(sum[j](x[i,j] * z[i,j]))", {"x": (0.0, math.inf), "z": (0.0, math.inf)}),
+        ("y[i] = x[i] / (1 - z[i])", {}),
+    ],
+)
+def test_intervals_where_functions_have_values(text: str, intervals: dict[str, tuple[float, float]]) -> None:
+    found = domains(parse(text))
+    assert found.keys() == intervals.keys()
+    for name, ends in intervals.items():
+        assert found[name] == pytest.approx(ends, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from eqfuse.terms.intervals import Range
 from eqfuse.terms.nodes import Program
 from eqfuse.threads import cached
+from eqfuse.verify.domains import Interval, brought_within
 from eqfuse.verify.field.array import FieldArray
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
@@ -65,6 +66,8 @@ SHARES = (0.6, 0.6, 0.1, 0.9)
 
 SMALLEST, LARGEST = 0.2, 2.0
 """Range of the magnitudes: exponentials of products of such numbers stay far from overflow."""
+EVERY_ANY = 5
+"""Where numbers have to be within intervals, every so many trials has any."""
 
 
 @dataclass(frozen=True)
@@ -175,21 +178,26 @@ def draw_specs(
     start: int = 0,
     scale: float = 1.0,
     varied: bool = False,
+    within: Mapping[str, Interval] | None = None,
 ) -> dict[str, Any]:
     """As `draw`, from what is to be drawn; with `infinities`, some trials have -inf in one tensor each. `number` is
     that of the round: integers are the same in all of its trials; `start` is the pattern of its first trial. Real
-    values are multiplied by `scale`. Where they are `varied`, every trial has integers and truth values of its own."""
+    values are multiplied by `scale`. Where they are `varied`, every trial has integers and truth values of its own.
+    Of most trials, all tensors that have to be `within` an interval are."""
     tensors: dict[str, Any] = {}
     real = [name for name, spec in specs.items() if spec.kind == "real" and spec.shape]
     plan = Plan.of(trials, start % len(PATTERNS))
     infinite = plan.special["infinite"].tolist()
     first = int(rng.integers(len(real))) if real else 0
+    inside = np.flatnonzero(np.arange(trials) % EVERY_ANY) if within else None
     holes = {trial: real[(first + k) % len(real)] for k, trial in enumerate(infinite) if infinities and real}
     for spec in specs.values():
         match spec.kind:
             case "real":
                 mine = [(k, trial) for k, (trial, name) in enumerate(holes.items()) if name == spec.name]
-                tensors[spec.name] = _reals((trials, *spec.shape), domain, rng, mine, plan, scale)
+                interval = (within or {}).get(spec.name)
+                inner = None if interval is None or inside is None else (inside, interval)
+                tensors[spec.name] = _reals((trials, *spec.shape), domain, rng, mine, plan, scale, inner)
             case "truth":
                 shape = (trials, *spec.shape) if varied else spec.shape
                 share = rng.choice(SHARES, (trials, *(1,) * len(spec.shape))) if varied else 0.6
@@ -259,9 +267,10 @@ def _reals(
     infinite: Sequence[tuple[int, int]],
     plan: Plan,
     scale: float,
+    inside: tuple[Places, Interval] | None,
 ) -> FieldArray:
     """Random reals in the patterns of a plan. `infinite` are the trials with -inf, each with its number among those of all
-    tensors."""
+    tensors; those `inside` have their numbers within an interval."""
     magnitude = scale * rng.uniform(SMALLEST, LARGEST, shape)
     sign = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
     shadow = _arranged(plan, magnitude, sign)
@@ -273,6 +282,9 @@ def _reals(
         shadow[at] = 0.0
     for number, trial in infinite:
         _make_infinite(shadow[trial], number)
+    if inside is not None:
+        trials, interval = inside
+        shadow[trials] = brought_within(shadow[trials], interval, scale * LARGEST)
     drawn = domain.draw(shadow, rng)
     return _tied(drawn, plan.special["ties"], rng) if len(plan.special["ties"]) else drawn
 

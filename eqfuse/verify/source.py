@@ -17,6 +17,7 @@ from eqfuse.threads import cached
 from eqfuse.verify.bound import Bound, Difference, Side
 from eqfuse.verify.comparison import Defined, Special
 from eqfuse.verify.degrees import Counted, count
+from eqfuse.verify.domains import domains
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.sampling import Inputs, draw_scalars, draw_specs
@@ -124,9 +125,11 @@ class Source:
         start: int = 0,
         scale: float = 1.0,
         varied: bool = False,
+        within: bool = False,
     ) -> Inputs:
         """The inputs of a round, by the patterns from `start` on; real values of tensors are multiplied by `scale`. Where
-        they are `varied`, every trial has integers of its own."""
+        they are `varied`, every trial has integers of its own. `within`: tensors are where all functions of the first
+        program have values, in most trials."""
         infinities = self.special != "ignored"
         domain.trials = trials
         tensors = draw_specs(
@@ -139,6 +142,7 @@ class Source:
             start=start,
             scale=scale,
             varied=varied,
+            within=domains(self.programs[0]) if within else None,
         )
         scalars = draw_scalars(self.programs, self.scalars, domain, trials, rng, self.ends_of_ranges, number)
         return Inputs(tensors, scalars, self.extents, trials, first=start, varied=varied)

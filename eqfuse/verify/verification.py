@@ -67,6 +67,7 @@ class Verification:
         self._primes = (0, 0)
         self._drawn = self._resampled = 0
         self._scale = 1.0
+        self._within = False
         self._bounds: list[tuple[Bound, int, int, int]] = []
         self._constant: set[str] = set()
         self._untaken: set[str] = set()
@@ -102,7 +103,9 @@ class Verification:
             domain, rng = self._field(number)
             more = hard if number == 0 else 0
             start = total + usual if half else 0
-            inputs = source.draw(domain, usual + more, rng, number, start=start, scale=self._scale)
+            inputs = source.draw(
+                domain, usual + more, rng, number, start=start, scale=self._scale, within=self._within
+            )
             domain.careful = more > 0
             if more:
                 indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
@@ -126,6 +129,7 @@ class Verification:
             self._opaque |= domain.opaque
             if np.mean(domain.beyond_floats) > 0.5 and self._scale > SMALLEST_SCALE:
                 self._scale /= 10  # exp(x / 0.001) is no float at numbers near 1
+            self._within = self._within or any(tally.least() < ENOUGH for tally in tallies.values())
             pairs = zip(tallies.values(), bounds, strict=True)
             if (
                 not passed
@@ -159,7 +163,9 @@ class Verification:
         for kind in kinds:
             run = 2 * ROUNDS + 2 * number + (kind == "at thresholds")
             domain, rng = self._field(run)
-            inputs = source.draw(domain, trials, rng, number % 4, scale=self._scale, varied=varied)
+            inputs = source.draw(
+                domain, trials, rng, number % 4, scale=self._scale, varied=varied, within=self._within
+            )
             if kind == "at thresholds":
                 domain.careful = True
                 inputs = hardened(inputs, source.specs, indices, numbers, domain, rng)
@@ -292,7 +298,7 @@ class Verification:
         nodes = dict.fromkeys(node for each in branches for node in each.compared)
         tallies = {stage.name: Tally() for stage in stages}
         domain, rng = self._field(8 * ROUNDS)
-        inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale)
+        inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale, within=self._within)
         self._turn(nodes, stages, source, inputs, domain)
         domain.watch = None
         return self._same_outputs(stages, source, inputs, domain, tallies) and all(
@@ -310,7 +316,7 @@ class Verification:
         tallies = {stage.name: Tally() for stage in stages}
         for number in range(ORDERS):
             domain, rng = self._field(8 * ROUNDS + 1 + number)
-            inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale)
+            inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale, within=self._within)
             domain.supposed.rank(number)
             self._turn(equalities, stages, source, inputs, domain)
 
