@@ -167,9 +167,9 @@ class Calls:
         self._known[key] = known
 
     def _remember(self, key: CallKey, routed: Routed) -> None:
-        """Keeps what runs calls of a key."""
-        given, by, special = routed.given, routed.by, routed.special
-        names, numbers = tuple(given.tensors), tuple(given.scalars)
+        """Keeps what runs calls of a key. It holds nothing of this call but names and sizes: no input outlives its call."""
+        by, special, extents, shapes = routed.by, routed.special, routed.extents, routed.shapes
+        names, numbers = tuple(routed.given.tensors), tuple(routed.given.scalars)
 
         def second(values: Mapping[str, Any], addresses: Sequence[int]) -> Any:
             """Many kinds of calls come once: what runs the others is made at the second."""
@@ -177,13 +177,13 @@ class Calls:
             call = by._call(special, Given(by._taken(tensors), scalars, None, numpy=False))
             if call is None:
                 return None
-            if routed.shapes is not None:
-                call = _apart(call, [routed.shapes[o.name] for o in by._derived.program.outputs])
-            self._known[key] = Known(special.compiled, call, routed.extents)
+            if shapes is not None:
+                call = _apart(call, [shapes[o.name] for o in by._derived.program.outputs])
+            self._known[key] = Known(special.compiled, call, extents)
             self._last = self.quick = None
             return call(values, addresses)
 
-        self._keep(key, Known(special.compiled, second, routed.extents, lasts=False))
+        self._keep(key, Known(special.compiled, second, extents, lasts=False))
 
     def _taken(self, tensors: Tensors) -> Tensors:
         """The tensors of a call like one that has run, as the program takes them."""
