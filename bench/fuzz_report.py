@@ -14,14 +14,16 @@ Each schedule runs twice: the plan for these sizes in its own tiles, and the pla
 2 to 8 positions (more where an axis is long); so does the program as it is written. On the CPU tiles run as torch
 calls. With `--native` compiled C++ runs them too: the chosen plan in blocks for C++, and every schedule in tiny tiles,
 with 1 or 2 threads; what has no C++ is counted, with the reason. With `--device cuda` it runs as a user's does: `eq.compile`
-on CUDA tensors, with no schedule asked for and with each. Some programs run in a thread of their own, in several
-at once, or in a forked child. hypothesis shrinks what fails. `judge` says what is right.
+on CUDA tensors, with no schedule asked for and with each. The chosen plan is called again with tensors of its own, which have to
+be released, and with `--native` while its C++ is compiled: all calls have to agree. Some programs run in a thread of their own,
+in several at once, or in a forked child. hypothesis shrinks what fails. `judge` says what is right.
 
 Batches are kept beside the report as they are done: `--resume` goes on after those, `--seconds` begins none later.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -33,6 +35,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -41,6 +44,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import hypothesis
@@ -92,6 +96,8 @@ MOST_BYTES = 10 << 30
 """Of a worker's memory."""
 THREADS = 3
 """At once, where a program runs in several."""
+BACKGROUND_SECONDS = 20.0
+"""So long calls are repeated while C++ is compiled."""
 SHRINK_SECONDS = 60.0
 """After so long a failing program is taken as it is."""
 GIVEN_WAY = "its fused form has another infinity or NaN than the program, which runs as written"
@@ -122,6 +128,8 @@ class Outcome:
     ran: tuple[str, ...] = ()
     judged: int = 0
     positions: int = 0
+    memory: int = 0
+    """Bytes that the process held at most while it tried this program, beyond what it held before."""
 
     @property
     def failed(self) -> bool:
@@ -132,6 +140,7 @@ class Outcome:
 class Call:
     """A program with what it is called with on the CPU, and what its outputs must be."""
 
+    example: Example
     source: str
     tensors: Mapping[str, torch.Tensor]
     scalars: Mapping[str, float]
@@ -150,13 +159,28 @@ class Call:
         tensors = {name: tensor for name, tensor in example.tensors().items() if name in names}
         scalars = {name: number for name, number in example.scalars.items() if name in program.scalars}
         outputs = expected(program, tensors, scalars, sizes, dtypes)
-        return Call(example.source, tensors, scalars, sizes, dtypes, outputs)
+        return Call(example, example.source, tensors, scalars, sizes, dtypes, outputs)
 
     def wrong(self, result: Any, infinities: bool = True) -> str:
         """How the outputs of a kernel are wrong; empty where they are right."""
         values: tuple[torch.Tensor, ...] = result if isinstance(result, tuple) else (result,)
         found = zip(self.outputs, values, strict=True)
         return next(filter(None, (o.wrong(v.cpu(), infinities=infinities) for o, v in found)), "")
+
+    def again(self, kernel: Kernel, device: str = "cpu") -> str:
+        """How a further call, on equal tensors that nothing else holds, is wrong; empty where it is right. After a call every
+        tensor that was given to it has to be released."""
+        given = {
+            name: tensor.to(device) for name, tensor in self.example.tensors().items() if name in self.tensors
+        }
+        dropped = [weakref.ref(tensor) for tensor in given.values()]
+        found = kernel(**given, **self.scalars, sizes=self.sizes)
+        wrong = self.wrong(found, not kernel.plan.loses_infinities)
+        del given, found
+        if any(tensor() is not None for tensor in dropped):
+            gc.collect()
+        held = sum(tensor() is not None for tensor in dropped)
+        return wrong or (f"{held} of its {len(dropped)} tensors outlive a call" if held else "")
 
     def is_never_a_number(self) -> bool:
         """Whether float64 gives no finite value of some output either."""
@@ -174,15 +198,25 @@ def check(example: Example, device: str = "cpu", native: bool = False) -> Outcom
     """Compile, force every schedule, run, compare; where the example says. `native`: compiled C++ as well."""
     registered(example.source)
     run, seconds = partial(_judged, example, device, native), _most_seconds(native)
+    before = _held("VmRSS")
+    # 5 lets the peak start anew: proc(5), /proc/pid/clear_refs
+    Path("/proc/self/clear_refs").write_text("5")
     match example.place:
         case "a thread":
-            return _in_threads(run, 1, seconds)
+            outcome = _in_threads(run, 1, seconds)
         case "threads":
-            return _in_threads(run, THREADS, seconds)
+            outcome = _in_threads(run, THREADS, seconds)
         case "a fork" if device == "cpu":
-            return _in_a_fork(run, seconds)
+            outcome = _in_a_fork(run, seconds)
         case _:
-            return run()
+            outcome = run()
+    return replace(outcome, memory=max(0, _held("VmHWM") - before))
+
+
+def _held(what: str) -> int:
+    """Bytes of a line of /proc/self/status."""
+    found = re.search(rf"^{what}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
 
 
 def _most_seconds(native: bool) -> int:
@@ -273,6 +307,8 @@ def _on_cpu(example: Example, call: Call, native: bool) -> Outcome:
     if wrong:
         code = f" as {kernel.plan.code}" if kernel.plan.code else ""
         return Outcome("mismatch", f"{kernel.plan.schedule}, chosen{code}: {wrong}")
+    if wrong := _later(kernel, call, native):
+        return Outcome("mismatch", f"{kernel.plan.schedule}, a later call: {wrong}")
     verified, own = {kernel.compiled.chosen.nest}, kernel.compiled
     if (
         own.joined is not None
@@ -326,6 +362,21 @@ def _on_cpu(example: Example, call: Call, native: bool) -> Outcome:
     return replace(outcome, kind="fallen back", why=GIVEN_WAY) if given_way else outcome
 
 
+def _later(kernel: Kernel, call: Call, native: bool) -> str:
+    """How calls after the first are wrong: of this kernel, and for some programs of one whose C++ is compiled meanwhile."""
+    if wrong := call.again(kernel) or call.again(kernel):
+        return wrong
+    if not native or call.example.seed or 0 in call.sizes.values():
+        return ""
+    other = eq.compile(call.source, native="background", verify=False)
+    deadline = time.monotonic() + BACKGROUND_SECONDS
+    while not (wrong := call.again(other)) and time.monotonic() < deadline:
+        if other.plan.code == "C++":
+            return call.again(other)
+        time.sleep(0.05)
+    return wrong
+
+
 def _native(
     tiles: TileProgram,
     tensors: Mapping[str, torch.Tensor],
@@ -372,7 +423,14 @@ def _as_a_user(call: Call, device: str) -> Outcome:
         if prefer is None:
             kernel.certificate  # noqa: B018  (raises VerificationError)
         ran.append(kernel.plan.schedule)
-        if wrong := call.wrong(found, not kernel.plan.loses_infinities):
+        wrong = call.wrong(found, not kernel.plan.loses_infinities)
+        if (
+            not wrong
+            and prefer is None
+            and (wrong := call.again(kernel, device) or call.again(kernel, device))
+        ):
+            wrong = f"a later call: {wrong}"
+        if wrong:
             return Outcome("mismatch", f"{prefer or f'{kernel.plan.schedule}, chosen'}: {wrong}")
     return call.outcome(kernel.derived, ran)
 
@@ -443,6 +501,7 @@ class Tally:
     failures: list[str] = field(default_factory=list)
     judged: int = 0
     positions: int = 0
+    memory: list[int] = field(default_factory=list)
 
     @property
     def programs(self) -> int:
@@ -455,6 +514,7 @@ class Tally:
         self.schedules.update(outcome.ran)
         self.judged += outcome.judged
         self.positions += outcome.positions
+        self.memory.append(outcome.memory)
 
     def add(self, other: Tally) -> None:
         self.counts += other.counts
@@ -463,6 +523,7 @@ class Tally:
         self.failures += other.failures
         self.judged += other.judged
         self.positions += other.positions
+        self.memory += other.memory
 
 
 def explore(seed: int, examples: int, device: str = "cpu", native: bool = False) -> Tally:
@@ -681,10 +742,13 @@ def _summary(total: Tally, options: Options) -> list[str]:
     broken = [f"{kinds[kind]} {kind}" for kind in FAILED[1:]]
     schedules = ", ".join(f"{name} {total.schedules[name]}" for name in SCHEDULES)
     forms = [f"{name} {count}" for name, count in total.schedules.items() if name not in SCHEDULES]
+    megabytes = [size / 1e6 for size in total.memory or [0]]
+    memory = f"{median(megabytes):.0f} MB in the median, {max(megabytes):.0f} MB at most,"
     share = 100 * total.judged / max(1, total.positions)
     return [
         f"{total.programs} programs: {', '.join([*outcomes, mismatches, *broken])}; seed {options.seed}",
         f"schedules run: {schedules}",
         *([f"of programs compiled for the CPU: {'; '.join(forms)}"] if forms else []),
         f"{share:.1f}% of {total.positions} output positions are well-conditioned enough to judge",
+        f"a program with all of its schedules takes {memory} of memory",
     ]

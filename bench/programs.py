@@ -3,7 +3,8 @@
 A program has one to four axes and a cascade of one to four reductions, or of up to ten layers, whose bodies are
 drawn from the whole language: loads (permuted, broadcast, shifted, gathered; of reals and integers), earlier
 results, what an earlier reduction was made of, masks, segments, casts, elementwise functions, registered
-reductions. Nothing is a template of a known program.
+reductions, values scaled by their greatest, constants of every magnitude, functions of sizes, truth values that are
+compared. Nothing is a template of a known program.
 
 Every expression carries an interval that its values lie in. It keeps values in range: what is put under a
 logarithm or a root is positive there, and nothing grows past `LIMIT`, or `WIDE_LIMIT` in one program out of
@@ -55,6 +56,22 @@ DRAWS: Mapping[str, Interval] = {
 """Kinds of values of a tensor, and where they lie."""
 INTEGERS: Interval = (-5, 5)
 """Where the values of a tensor of integers lie."""
+MASKED = (
+    "0",
+    "0",
+    "-inf",
+    "-inf",
+    "-1e9",
+    "-1e30",
+    "-3.4028234663852886e38",
+    "an expression",
+    "an expression",
+)
+"""What a mask puts in place of a value."""
+GREAT = ("1e9", "1e18", "1e19", "1e30", "3.4028234663852886e38", "1e300")
+"""Bounds that values are clamped to and compared with, far from all of them or beyond float32."""
+ENDS = ("i32", "i32", "i64", "i16", "i8")
+"""Dtypes of a tensor whose values are near the ends of its range; they are compared with positions, after arithmetic."""
 LAYOUTS = ("contiguous", "transposed", "strided", "expanded", "offset")
 SPECIAL = (math.inf, -math.inf, math.nan)
 """What values of a tensor are replaced by where its `magnitude` is "special"."""
@@ -62,6 +79,16 @@ LENGTH = "L"
 """A scalar that is not declared: it is compared with positions, and thereby an integer."""
 PLACES = ("here",) * 37 + ("a thread", "threads", "a fork")
 """Where a program is compiled and called."""
+
+OF_SIZES: Mapping[str, Callable[[int], int]] = {
+    "N({}) // 3": lambda n: n // 3,
+    "N({}) % 7": lambda n: n % 7,
+    "max(N({}) - 40, 0)": lambda n: max(n - 40, 0),
+    "min(N({}), 40)": lambda n: min(n, 40),
+    "(N({}) >> 3)": lambda n: n >> 3,
+    "abs(N({}) - 40)": lambda n: abs(n - 40),
+}
+"""Functions of the size of an axis that change their form at some size."""
 
 USERS: Mapping[str, Mapping[str, Any]] = {
     "absmax": {"state": "m", "lift": "abs(x)", "identity": "0", "combine": "max(m1, m2)", "result": "m"},
@@ -136,8 +163,12 @@ UNARY: Mapping[str, tuple[Interval, Callable[[float, float], Interval]]] = {
     "f16": ((-3e4, 3e4), lambda low, high: (low, high)),
     "bf16": ((-math.inf, 1e300), lambda low, high: (low, high)),
     "f32": ((-math.inf, 1e300), lambda low, high: (low, high)),
+    "log1p": ((-0.9, 1e300), _rising(math.log1p)),
+    "expm1": ((-math.inf, 200), _rising(math.expm1)),
+    "softplus": ((-math.inf, 1e300), lambda low, high: (0, max(high, 0) + 1)),
     "** 2": (FINITE, _square),
     "** 3": (FINITE, _rising(lambda x: x**3)),
+    "** 1.5": ((0, 1e200), _rising(lambda x: x**1.5)),
     "** 0.5": ((0, 1e300), _rising(math.sqrt)),
     "** -1": ((0.05, 1e300), lambda low, high: (1 / high, 1 / low)),
     "// 2": (FINITE, _rising(lambda x: x // 2)),
@@ -244,6 +275,10 @@ class Input:
                 return torch.randint(sizes[axis] + 1, shape, generator=generator)
             case ["parts of", axis]:
                 return torch.randint(sizes[axis] + 1, shape, generator=generator).sort().values
+            case ["near", "ends"]:
+                span = torch.iinfo(TORCH_DTYPES[self.dtype])
+                near = torch.tensor([span.min, span.min + 1, -1, 0, 1, 2, span.max - 1, span.max])
+                return near[torch.randint(len(near), shape, generator=generator)]
             case ["integers"]:
                 low, high = INTEGERS
                 return torch.randint(int(low), int(high) + 1, shape, generator=generator)
@@ -438,7 +473,7 @@ class _Writer:
     def expression(self, scope: frozenset[str], depth: int) -> Value:
         """Any expression over some of the axes of `scope`."""
         kinds = ["leaf", "leaf", "unary", "binary", "binary"]
-        kinds += ["masked", "cast", "reduced"] if depth > 1 else []
+        kinds += ["masked", "cast", "reduced", "scaled", "clamped"] if depth > 1 else []
         match self.one_of(kinds) if depth else "leaf":
             case "unary":
                 return self._applied(self.expression(scope, depth - 1), list(UNARY))
@@ -448,6 +483,12 @@ class _Writer:
                 return self.combined(self.expression(scope, depth - 1), self.expression(scope, depth - 1))
             case "masked":
                 return self._masked(scope, depth)
+            case "scaled":
+                return self._scaled(scope)
+            case "clamped":
+                value, bound = self.expression(scope, depth - 1), self.one_of(GREAT)
+                form = self.one_of(["max({}, -{})", "min({}, {})"])
+                return Value(form.format(value.text, bound), value.low, value.high, value.axes)
             case "reduced":
                 axis = self.one_of(sorted(self.sizes))
                 body = self.expression(scope | {axis}, depth - 2)
@@ -498,17 +539,28 @@ class _Writer:
             return Value(f"{op}({left.text}, {right.text})", *spans[op], axes)
         return Value(f"{left.tight} {op} {right.tight}", *spans[op], axes, atom=False)
 
+    def _scaled(self, scope: frozenset[str]) -> Value:
+        """A value, or its distance from the mean, over the greatest magnitude along an axis."""
+        value = self._load(scope)
+        if not value.axes or value.low == -math.inf:
+            return value
+        axis = self.one_of(sorted(value.axes))
+        most = f"max[{axis}](abs({value.text}))"
+        if self.chance(50):
+            return Value(f"{value.tight} / {most}", -1, 1, value.axes, atom=False)
+        return Value(f"({value.tight} - mean[{axis}]({value.text})) / {most}", -2, 2, value.axes, atom=False)
+
     def _masked(self, scope: frozenset[str], depth: int) -> Value:
         condition = self.condition(scope)
         kept = self.expression(scope, depth - 1)
-        other = self.one_of(["0", "-inf", "an expression"])
+        other = self.one_of(MASKED)
         if other == "an expression":
             value = self.expression(scope, depth - 1)
             span = min(kept.low, value.low), max(kept.high, value.high)
             return Value(
                 f"where({condition}, {kept.text}, {value.text})", *span, kept.axes | value.axes | scope
             )
-        least = -math.inf if other == "-inf" else 0.0
+        least = 0.0 if other == "0" else -math.inf
         return Value(
             f"where({condition}, {kept.text}, {other})", min(kept.low, least), max(kept.high, least), scope
         )
@@ -519,7 +571,18 @@ class _Writer:
         first = self.one_of(axes) if axes else ""
         options = ["data"]
         if axes:
-            options = ["compared", "compared", "affine", "affine", "parity", "length", "data", "both"]
+            options = [
+                "compared",
+                "compared",
+                "affine",
+                "affine",
+                "parity",
+                "length",
+                "data",
+                "both",
+                "ends",
+                "truths",
+            ]
             options += ["segment"] * (len(axes) > 1)
         options += ["stored"] * (len(axes) > 0)
         options += ["known"] if self._readable(scope, truths=True) else []
@@ -547,6 +610,22 @@ class _Writer:
                     + ["{n} * {a} < {b}", "{a} // 2 < {b}", "{a} < N({a}) - {b}"]
                 )
                 return form.format(a=first, b=found, n=number)
+            case "ends":
+                found = self._near_ends(scope - {first}) or f"{number}"
+                form = self.one_of(
+                    [
+                        "{a} <= {b} + 1",
+                        "{a} < {b} - 1",
+                        "{a} - {b} < {n}",
+                        "{b} + {b} >= {a}",
+                        "{a} < abs({b})",
+                    ]
+                    + ["2 * {a} < {n} * {b}", "-{b} <= {a}"]
+                )
+                return form.format(a=first, b=found, n=number)
+            case "truths":
+                joint = self.one_of(["==", "!="])
+                return f"({self.condition(frozenset({first}))}) {joint} ({self._leaf(scope).tight} > 0)"
             case "segment":
                 second = self.one_of([axis for axis in axes if axis != first])
                 found = self._parts(second, first)
@@ -560,6 +639,7 @@ class _Writer:
                 return self.one_of(self._readable(scope, truths=True)).text
             case _:
                 bound = self.one_of(["> 0", "> 0", "< 0.5", ">= -1", "== 0", "> 100"])
+                bound = bound if self.chance(85) else f"{self.one_of(['>', '!=', '< -'])}{self.one_of(GREAT)}"
                 return f"{self._leaf(scope).tight} {bound}"
 
     # -- leaves --------------------------------------------------------------------------------------
@@ -582,7 +662,9 @@ class _Writer:
 
     def _number(self, scope: frozenset[str]) -> Value:
         axes = sorted(scope)
-        options = ["0.5", "1", "2", "0.1", "-1", "3"] + ["scalar"] + ["axis", "size"] * bool(axes)
+        options = (
+            ["0.5", "1", "2", "0.1", "-1", "3", "1e-9", "1e-30"] + ["scalar"] + ["axis", "size"] * bool(axes)
+        )
         match self.one_of(options):
             case "scalar":
                 self.scalars["r"] = 0.75
@@ -592,7 +674,9 @@ class _Writer:
                 return Value(axis, 0, max(0, self.sizes[axis] - 1), frozenset({axis}))
             case "size":
                 axis = self.one_of(axes)
-                return Value(f"N({axis})", self.sizes[axis], self.sizes[axis])
+                form, of = self.one_of(list(OF_SIZES.items())) if self.chance(50) else ("N({})", lambda n: n)
+                value = of(self.sizes[axis])
+                return Value(form.format(axis), value, value, atom=form.endswith(")"))
             case text:
                 return Value(text, float(text), float(text), atom=not text.startswith("-"))
 
@@ -711,6 +795,14 @@ class _Writer:
             return Value(f"v[2*{axis} + {self.one_of('01')}]", low, high, frozenset({axis}))
         self.pairs = True
         return Value(f"sum[q](v[{axis}*2 + q])", 2 * low, 2 * high, frozenset({axis}))
+
+    def _near_ends(self, scope: frozenset[str]) -> str:
+        """A tensor of integers near the ends of their range, over one of the axes; empty where there can be none."""
+        given = self.inputs.get("M")
+        if given is None and scope:
+            given = Input("M", self.one_of(ENDS), (min(scope),), "near ends", self.one_of(LAYOUTS))
+            self.inputs["M"] = given
+        return "" if given is None or not set(given.axes) <= scope else f"M{_indexed(given.axes)}"
 
     def _integers(self, scope: frozenset[str], draw: str) -> str:
         """An integer tensor over some of the axes; empty where there can be none."""

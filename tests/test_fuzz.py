@@ -22,6 +22,7 @@ from bench.magnitudes import MAGNITUDES
 from bench.programs import Example, Input, programs
 from bench.report import Options
 from eqfuse.extract.machine import compiler
+from eqfuse.kernel import Kernel
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.parser import parse
 from eqfuse.tile.cpu.run import CpuProgram
@@ -123,6 +124,36 @@ def test_a_wrong_kernel_is_a_mismatch_and_is_shrunk(monkeypatch: pytest.MonkeyPa
     (failure,) = tally.failures
     assert failure.startswith("mismatch: ")
     assert "eqfuse bench fuzz --seed 0 --examples 1" in failure
+
+
+def test_a_later_call_that_differs_or_keeps_its_tensors_is_a_mismatch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original, calls, kept = Kernel.__call__, list[int](), list[object]()
+
+    def second(self: Kernel, *args: object, **given: object) -> object:
+        calls.append(1)
+        return original(self, *args, **given) + (len(calls) > 1)
+
+    def keeping(self: Kernel, *args: object, **given: object) -> object:
+        kept.append(given)
+        return original(self, *args, **given)
+
+    monkeypatch.setattr(fuzz_report, "SCHEDULES", ("rolling",))
+    monkeypatch.setattr(Kernel, "__call__", second)
+    assert "a later call: c[0, 0] is" in check(SOFTMAX).why
+    monkeypatch.setattr(Kernel, "__call__", keeping)
+    assert check(SOFTMAX).why.endswith("a later call: 1 of its 1 tensors outlive a call")
+
+
+def test_the_memory_that_a_program_takes_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = 300 << 20
+
+    def greedy(example: Example, device: str, native: bool) -> Outcome:
+        return Outcome("fused", str(len(b"x" * held)))
+
+    monkeypatch.setattr(fuzz_report, "_judged", greedy)
+    assert held // 2 < check(SOFTMAX).memory < 4 * held
 
 
 def test_what_is_late_once_is_a_failure_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
