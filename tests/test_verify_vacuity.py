@@ -183,6 +183,39 @@ def test_what_is_the_same_in_every_trial_may_be_out_of_the_range_of_floats() -> 
     assert kernel.certificate.ok
 
 
+@pytest.mark.parametrize("number", ["1e19", "-1e30", "-3.4e38"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "y[i] = max(max[j](x[i,j]), C)",
+        "y[i] = sum[j](where(j <= i, x[i,j], C))",
+        "y[i,j] = exp(where(j <= i, x[i,j], C) - max[j](where(j <= i, x[i,j], C)))",
+        "y[i] = sum[j](max(x[i,j], C) * v[j])",
+        """t: bool[i,j]
+        S[i,j] = where(t[i,j], x[i,j], C)
+        E[i,j] = exp(S[i,j] - max[j](S[i,j]))
+        y[i,e] = sum[j](E[i,j] / sum[j](E[i,j]) * w[j,e])""",
+    ],
+)
+def test_constants_of_any_magnitude_are_verified_and_right(source: str, number: str) -> None:
+    """Such a mask leaves exponentials too small for floats; where it excludes a whole row, weights are equal."""
+    text = source.replace("C", number)
+    kernel = eq.compile(text, native="off")
+    assert kernel.certificate.ok
+    tensors = {"x": torch.randn(5, 7), "v": torch.randn(7), "w": torch.randn(7, 3)}
+    tensors["t"] = (torch.arange(7) <= torch.arange(5)[:, None]) & (torch.arange(5) != 2)[:, None]
+    tensors = {name: value for name, value in tensors.items() if f"{name}[" in text}
+    expected = torch.tensor(eq.reference(text)(**tensors))
+    torch.testing.assert_close(kernel(**tensors), expected.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_programs_with_masks_that_are_numbers_are_told_apart() -> None:
+    text = "S[i,j] = where(j <= i, x[i,j], -1e30)\ny[i,j] = exp(S[i,j] - max[j](S[i,j])) / sum[j](exp(S[i,j] - max[j](S[i,j])))\nreturn y"
+    assert equivalent(text, text.replace(" - max[j](S[i,j])", "")).ok
+    for wrong in (text.replace("<=", "<"), text.replace("-1e30", "-inf"), text.replace("-1e30", "-1e29")):
+        assert "differs" in equivalent(text, wrong).reason
+
+
 @pytest.mark.usefixtures("nothing_derived_verifies")
 def test_what_is_not_verified_runs_as_written_and_says_so() -> None:
     kernel = eq.compile(SOFTMAX, target="cpu")

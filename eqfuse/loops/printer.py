@@ -8,6 +8,7 @@ from eqfuse.listed import text_of
 from eqfuse.loops.nodes import Carried, Kernel, Let, Loop, Nest, Stmt, Store
 from eqfuse.loops.slots import expanded
 from eqfuse.terms import printer
+from eqfuse.terms.integers import in_short
 from eqfuse.terms.nodes import Axis, Const, Expr, Load, Local, Scalar, transform
 
 INDENT = "    "
@@ -90,8 +91,8 @@ def _expr(expr: Expr) -> str:
         match node:
             case Local(name, dims) if dims:
                 return Load(name, tuple(map(Axis, dims)))
-            case Const(float(value)) if value.is_integer():
-                return Const(int(value))
+            case Const(float(value)):
+                return Const(in_short(value))
             case _:
                 return node
 

@@ -16,6 +16,7 @@ from functools import partial, reduce
 from eqfuse.proof.syntax import Term, number, term, transform, walk
 from eqfuse.terms.folds import PAIR, is_ranked, packed
 from eqfuse.terms.functions import ARITY, CASTS, CONSTANTS, FUNCTIONS, OPERATORS
+from eqfuse.terms.integers import in_short
 from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Reduce, Size, call
 from eqfuse.terms.nodes import walk as subexpressions
 from eqfuse.terms.python import parsed
@@ -70,7 +71,7 @@ def reading(
     def make(node: Expr) -> Term:
         match node:
             case Const(value):
-                return number(repr(int(value) if float(value).is_integer() else float(value)))
+                return number(repr(in_short(value)))
             case Local(name, _) if states is None or name in states:
                 return term("Local", (name,))
             case Reduce(op, axis, body) if not opaque(node):

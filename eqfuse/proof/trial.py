@@ -23,6 +23,7 @@ from eqfuse.proof.syntax import Term, term, walk
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import all_unpacked, combined, identity
 from eqfuse.terms.functions import COMPARISONS, FUNCTIONS
+from eqfuse.terms.integers import in_short
 from eqfuse.terms.interpreter import TRIAL, Env, Value, evaluate_expr, expand
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Local, Reduce, Size, call
 from eqfuse.threads import cached
@@ -202,8 +203,7 @@ class _Reader:
 
         match node.head, node.words:
             case "Num", (text,):
-                value = float(text)
-                return Const(int(value) if value.is_integer() else value)
+                return Const(in_short(float(text)))
             case "Leaf", (text,):
                 leaf = self._leaf(node, text)
                 return call("ne", leaf, Const(0)) if truth else leaf

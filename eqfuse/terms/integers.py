@@ -101,6 +101,11 @@ def fits(number: float) -> bool:
     return not isinstance(number, int) or -(2**63) <= number < 2**63
 
 
+def in_short(number: float) -> float:
+    """The number as an integer, where it is one that 64 bits hold: a term has one form for 1 and 1.0."""
+    return int(number) if float(number).is_integer() and fits(int(number)) else float(number)
+
+
 def dtype_of(array: npt.NDArray[Any]) -> str:
     """The dtype of the language that an array of integers or truth values has."""
     return _NAMES.get(array.dtype, "i64")

@@ -68,6 +68,7 @@ class Verification:
         self._drawn = self._resampled = 0
         self._scale = 1.0
         self._within = False
+        self._vanishing = False
         self._bounds: list[tuple[Bound, int, int, int]] = []
         self._constant: set[str] = set()
         self._untaken: set[str] = set()
@@ -106,7 +107,7 @@ class Verification:
             inputs = source.draw(
                 domain, usual + more, rng, number, start=start, scale=self._scale, within=self._within
             )
-            domain.careful = more > 0
+            domain.careful = more > 0 or self._vanishing
             if more:
                 indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
                 inputs = hardened(inputs, source.specs, indices, numbers, domain, rng, usual)
@@ -129,6 +130,7 @@ class Verification:
             self._opaque |= domain.opaque
             if np.mean(domain.beyond_floats) > 0.5 and self._scale > SMALLEST_SCALE:
                 self._scale /= 10  # exp(x / 0.001) is no float at numbers near 1
+                self._vanishing |= bool(np.mean(domain.vanished) > 0.5)  # nor is exp(-1e30 - x) at any
             self._within = self._within or any(tally.least() < ENOUGH for tally in tallies.values())
             pairs = zip(tallies.values(), bounds, strict=True)
             if (
@@ -166,8 +168,8 @@ class Verification:
             inputs = source.draw(
                 domain, trials, rng, number % 4, scale=self._scale, varied=varied, within=self._within
             )
+            domain.careful = kind == "at thresholds" or self._vanishing
             if kind == "at thresholds":
-                domain.careful = True
                 inputs = hardened(inputs, source.specs, indices, numbers, domain, rng)
             expected, known = source.evaluate(stages, inputs, domain)
             for stage in stages:

@@ -15,6 +15,7 @@ from eqfuse.rules.guards import guarded, reads_state
 from eqfuse.rules.scope import current
 from eqfuse.terms.folds import PAIR, all_unpacked, fold_of, packed
 from eqfuse.terms.functions import CASTS, FUNCTIONS
+from eqfuse.terms.integers import in_short
 from eqfuse.terms.nodes import (
     Call,
     Const,
@@ -76,8 +77,9 @@ class Encoder:
         return f"(Leaf {quote(name)})"
 
     def number(self, value: float | bool) -> str:
-        text = repr(int(value)) if float(value).is_integer() else repr(float(value))
-        self.numbers.setdefault(text, Const(int(value) if text.lstrip("-").isdigit() else float(value)))
+        number = in_short(value)
+        text = repr(number)
+        self.numbers.setdefault(text, Const(number))
         return f'(Num "{text}")'
 
     def encode(

@@ -91,7 +91,7 @@ class Arithmetic(FieldState):
             self._note_open_infinities(y, x)
         zero = result.shadow == 0
         if zero.any():
-            self._note_beyond_floats(zero & (x.shadow != 0) & (y.shadow != 0))
+            self._keep_vanished(result, zero & (x.shadow != 0) & (y.shadow != 0))
         result.square_of = x if x is y else None
         if result.marks is not None:  # 0 times a number is 0, whether the field has that number or not
             nothing = is_zero(x) & np.isfinite(y.shadow) | is_zero(y) & np.isfinite(x.shadow)
@@ -141,5 +141,5 @@ class Arithmetic(FieldState):
             self._note_open_infinities(x, y)
         zero = result.shadow == 0
         if zero.any():
-            self._note_beyond_floats(zero & (x.shadow != 0) & np.isfinite(y.shadow))
+            self._keep_vanished(result, zero & (x.shadow != 0) & np.isfinite(y.shadow))
         return self._settle(result, x, y, poles=pole & ~broken)

@@ -18,6 +18,9 @@ UNDEFINED, TWISTED, SIGNED, POLE = np.uint8(1), np.uint8(2), np.uint8(4), np.uin
 from an infinity or NaN that finite numbers gave."""
 Marks = npt.NDArray[np.uint8]
 
+LEAST = 5e-324
+"""The shadow of a number that is too small for float64: its sign is known."""
+
 _NEAR_ZERO = 1e-9
 """A shadow this small relative to the operands is rounding where the residue is exactly 0."""
 

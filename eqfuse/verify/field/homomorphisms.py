@@ -59,13 +59,11 @@ class Homomorphisms(Uninterpreted):
             self.opaque.add(HASHED_EXP)
         if p is not None:
             p = np.where(np.isneginf(x.shadow), 0, p)
-        underflow = (shadow == 0) & np.isfinite(x.shadow)
-        self._note_beyond_floats(underflow)
         signed = ~x.lacks(SIGNED)
-        marks = joined_marks(marked(UNDEFINED, underflow), marked(TWISTED, signed))
-        result = FieldArray(p, None, shadow, marks, rooted=bool(signed.any()))
+        result = FieldArray(p, None, shadow, marked(TWISTED, signed), rooted=bool(signed.any()))
         if self.careful:
             result.error = rounding.of_function(np.exp, shadow, x.shadow, x.error)
+        self._keep_vanished(result, (shadow == 0) & np.isfinite(x.shadow))
         return self._settle(result, x)
 
     def _exp2(self, x: FieldArray) -> FieldArray:

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.terms.floats import IRRATIONAL, FloatDomain
-from eqfuse.verify.field.array import POLE, UNDEFINED, FieldArray, joined_marks, marked
+from eqfuse.verify.field.array import LEAST, POLE, UNDEFINED, FieldArray, joined_marks, marked
 from eqfuse.verify.field.modular import PowerGroup, Reals, Residues, Truths, inverse, scramble
 from eqfuse.verify.field.primes import P, Q, rational, root_of_minus_one
+from eqfuse.verify.field.rounding import VANISHED
 from eqfuse.verify.field.supposed import Supposed
 
 
@@ -21,7 +22,7 @@ class FieldState:
     `opaque` collects the functions that were evaluated as hashes; `strict_casts` makes casts opaque (they are
     identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real value
     overflowed or vanished, so that orders may be wrong; where it is `careful`, which costs time, also those in which
-    rounding errors leave an order open.
+    rounding errors leave an order open, and not those in which a value `vanished`, which has an error there.
     Signs of NaN, which are 0, are values where `signs_of_nan`, and undefined elsewhere. `trials` is their number, where it is known. `extremes` counts, per reduction of max or min, how often the extreme
     was in the first, middle and last part of the axis.
     """
@@ -48,6 +49,7 @@ class FieldState:
         self.interpreted: set[str] = set()
         self.extremes: dict[str, npt.NDArray[np.int64]] = {}
         self.beyond_floats: Truths = np.zeros(1, dtype=bool)
+        self.vanished: Truths = np.zeros(1, dtype=bool)
         self._seed = seed
         self.supposed = Supposed((p, q), seed)
         self._log_omega, self._turn = (int(n) for n in np.random.default_rng(seed).integers(1, q, 2))
@@ -109,6 +111,18 @@ class FieldState:
         """What has no dimension of trials counts for all of them."""
         if elements.any():
             self.beyond_floats = self.beyond_floats | self._by_trial(elements)
+
+    def _keep_vanished(self, result: FieldArray, vanished: Truths) -> None:
+        """Gives what is 0 in float64, and not in reals, the least number of its sign. In which order such numbers are is not
+        known, which only a `careful` domain keeps with them."""
+        if not vanished.any():
+            return
+        result.shadow = np.where(vanished, np.copysign(LEAST, result.shadow), result.shadow)
+        if result.error is not None:
+            result.error = np.where(vanished, np.maximum(result.error, VANISHED), result.error)
+        else:
+            self._note_beyond_floats(vanished)
+            self.vanished = self.vanished | self._by_trial(vanished)
 
     def _by_trial(self, elements: Truths) -> Truths:
         batched = elements.ndim and (self.trials is None or elements.shape[0] == self.trials)
