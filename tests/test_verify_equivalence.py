@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import eqfuse as eq
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.parser import parse
 from eqfuse.verify.check import check_stages
@@ -567,3 +568,19 @@ def test_relu_keeps_nan_that_a_threshold_drops() -> None:
     left = "x: f32[i]\nz: f32[i]\nd[i] = relu(x[i] / z[i])"
     right = left.replace("relu(x[i] / z[i])", "where(x[i] / z[i] > 0, x[i] / z[i], 0)")
     assert not equivalent(left, right) and equivalent(left, right, domain="common")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ("(x[i] > 0) != (z[i] > 0)", "(x[i] > 0) & (z[i] <= 0) | (x[i] <= 0) & (z[i] > 0)", True),
+        ("(x[i] > 0) == (z[i] > 1)", "(x[i] > 0) != (z[i] > 1)", False),
+        ("m[i] == q[i]", "not (m[i] != q[i])", True),
+        ("m[i] < q[i]", "m[i] != q[i]", False),
+    ],
+)
+def test_truth_values_are_compared(left: str, right: str, same: bool) -> None:
+    declared = "m: bool[i]\nq: bool[i]\n" if "m[" in left else ""
+    one, other = (f"{declared}y[i] = where({said}, x[i], z[i])" for said in (left, right))
+    assert equivalent(one, other).ok == same
+    assert eq.compile(one, native="off").certificate.ok

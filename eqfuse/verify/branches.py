@@ -18,6 +18,7 @@ from eqfuse.terms import dtypes
 from eqfuse.terms.domain import JOINING
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS, COMPARISONS, FUNCTIONS, LOGICAL, NONNEGATIVE, NONPOSITIVE, ROUNDINGS
+from eqfuse.terms.integers import as_integers
 from eqfuse.terms.masks import masked
 from eqfuse.terms.nodes import (
     Axis,
@@ -258,9 +259,9 @@ def _same_residues(parts: Sequence[Any], moduli: tuple[int, int]) -> Any:
 
 
 def _residues(part: Any) -> tuple[Any, Any]:
-    """Modulo p and modulo q: integers are their own."""
+    """Modulo p and modulo q: integers are their own, and truth values are 0 and 1."""
     if not isinstance(part, FieldArray):
-        return (np.asarray(part),) * 2
+        return (as_integers(part),) * 2
     rounded = rounded_of(part)
     return rounded.p, rounded.q
 
