@@ -436,7 +436,8 @@ class Kernel:
 
         with self._lock:
             found = self._differentiated.forward(names, saves_in((dtypes or {}).values()))
-            return Saving(found.kernel or self, found.outputs, found.residuals)  # type: ignore[arg-type]
+            tracked = self._differentiated.outputs_by(names)
+            return Saving(found.kernel or self, found.outputs, found.residuals, tracked)  # type: ignore[arg-type]
 
     def gradient(
         self,

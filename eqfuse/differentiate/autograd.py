@@ -22,6 +22,7 @@ from eqfuse.differentiate.gradient import (
     differentiable,
     divided,
     grad,
+    outputs_by,
     real_outputs,
     saving_gradient,
 )
@@ -155,6 +156,7 @@ class Gradients:
     latest: Backward | None = None
     calls: dict[tuple[object, ...], Pulled] = field(default_factory=dict)
     _known: dict[tuple[object, ...], Backward] = field(default_factory=dict)
+    _outputs_by: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
     _forwards: dict[tuple[tuple[str, ...], str | None], Forward] = field(default_factory=dict)
 
     @cached
@@ -166,6 +168,12 @@ class Gradients:
     def real_outputs(self) -> frozenset[str]:
         """Those of real numbers, which have cotangents."""
         return frozenset(real_outputs(self.program))
+
+    def outputs_by(self, names: tuple[str, ...]) -> frozenset[str]:
+        """Those that have a gradient by some of these inputs."""
+        if names not in self._outputs_by:
+            self._outputs_by[names] = outputs_by(self.program, names, self.constants)
+        return self._outputs_by[names]
 
     @cached
     def real(self) -> frozenset[str]:
@@ -344,7 +352,8 @@ def _keep(ctx: Any, call: _Call, tensors: Sequence[torch.Tensor], made: Sequence
     ctx.saved = tuple(saved)
     ctx.shapes = [(value.shape, value.dtype, value.device) for value in outputs]
     ctx.save_for_backward(*tensors, *saved.values())
-    constant = [value for value in outputs if not value.is_floating_point()]
+    differentiable = call.gradients.outputs_by(call.tracked)
+    constant = [value for name, value in by_name.items() if name not in differentiable]
     ctx.mark_non_differentiable(*constant, *residuals)
     ctx.set_materialize_grads(False)
 

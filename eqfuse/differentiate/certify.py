@@ -22,7 +22,7 @@ from eqfuse.differentiate.dual import Dual, DualDomain
 from eqfuse.differentiate.gradient import cotangent, differentiable, real_outputs
 from eqfuse.differentiate.rows import NotLinear, along
 from eqfuse.differentiate.shares import taken_apart
-from eqfuse.differentiate.steps import extreme_of
+from eqfuse.differentiate.steps import extreme_of, with_stops, without_stops
 from eqfuse.differentiate.vanish import few_ranks
 from eqfuse.errors import EqfuseError
 from eqfuse.progress import progress
@@ -83,6 +83,7 @@ def certify_gradient(
     """
     program, adjoint = parse(source, scalars=scalars), parse(gradient, scalars=_read(gradient, scalars))
     names = _inputs(program, adjoint)
+    program = with_stops(program, scalars)
     program = replace(program, outputs=tuple(without_folds(output) for output in program.outputs))
     program, adjoint = _decidable(program), _decidable(adjoint)
     check = _Check(program, adjoint, names, trials, seed, bound)
@@ -120,6 +121,10 @@ class _Check:
 
     def compared(self, name: str, primal: Program, dual: Program) -> Certificate:
         """Compares the tangents of one program with the values of another."""
+        stopped = primal
+        primal = replace(
+            primal, outputs=tuple(replace(o, expr=without_stops(o.expr)) for o in primal.outputs)
+        )
         field = FieldChoice.of(primal, dual)
         verification = Verification(self.trials, self.seed, field, self.bound)
         verification.reason = _difference(self.program, self.adjoint)
@@ -132,7 +137,7 @@ class _Check:
             if of in pair.specs:
                 sizes |= dict(zip(output.axes, pair.specs[of].shape, strict=True))
         pair = pair.at(sizes, given)
-        expected = Stage("tangent of the program", _Tangents(primal, pair.left, self.names), pair.left)
+        expected = Stage("tangent of the program", _Tangents(stopped, pair.left, self.names), pair.left)
         stage = Stage.of_program(name, dual, pair.right)
         # The functions of derivatives are those of the gradient: they count on both sides.
         sides = (Side(primal, pair.left), Side(dual, pair.right), Side(dual, pair.right))

@@ -154,7 +154,7 @@ class DualDomain:
                 whole = self._call("floor", self._call("div", x.value, y.value))
                 lost = self._scaled(whole, y.tangent)
                 return self._sum(x.tangent, None if lost is None else self._call("neg", lost))
-            case (("floor" | "round" | "sign" | "floordiv"), _):
+            case (("floor" | "round" | "sign" | "floordiv" | "stop"), _):
                 return None
             case (fn, _) if fn in ROUNDINGS or fn in OF_INTEGERS:
                 return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eqfuse.differentiate.polynomial import Polynomial, atom, collected, expression
 from eqfuse.differentiate.reverse import Reverse
 from eqfuse.differentiate.saved import Saved, saving
-from eqfuse.differentiate.steps import Step, Steps, plain
+from eqfuse.differentiate.steps import Step, Steps, name_of, plain, reached, with_stops, without_stops
 from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError, did_you_mean
 from eqfuse.terms.expressions import Number
@@ -33,6 +33,18 @@ def real_outputs(program: Program) -> tuple[str, ...]:
     """The outputs that have a cotangent: those of real numbers."""
     known = kinds([output.expr for output in program.outputs], program_dtypes(program))
     return tuple(output.name for output in program.outputs if known[output.expr] == "real")
+
+
+def outputs_by(
+    program: Program, names: Collection[str], scalars: Mapping[str, Number] | None = None
+) -> frozenset[str]:
+    """The outputs that have a gradient by some of these inputs: real numbers of which a derivative reaches one."""
+    real = real_outputs(program)
+    return frozenset(
+        output.name
+        for output in with_stops(program, scalars).outputs
+        if output.name in real and any(name_of(part) in names for part in reached(output.expr))
+    )
 
 
 def grad(
@@ -71,13 +83,15 @@ def saving_gradient(
     their dtypes: the kernel rounds their gradients where it stores them. `saves` is the dtype of residuals, where
     it is not the one of outputs."""
     found = _differentiated(source, wrt, scalars, alike)
+    found.steps.drop_stops()
+    results = [replace(result, body=without_stops(result.body)) for result in found.results]
     given = [cotangent(name) for name in found.outputs]
     dtypes = {cotangent(name): dtype for name, dtype in (halves or {}).items()}
     return saving(
         found.steps,
         found.outputs,
         given,
-        found.results,
+        results,
         found.notes,
         only,
         strict_casts,

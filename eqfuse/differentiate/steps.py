@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, locate
 from eqfuse.terms.bounds import longer_dimensions
 from eqfuse.terms.expressions import Number, Reader
 from eqfuse.terms.folds import PAIR, contributions, fold_of
+from eqfuse.terms.functions import FUNCTIONS
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -31,13 +32,21 @@ from eqfuse.terms.nodes import (
     children,
     free_axes,
     rebuild,
+    transform,
     walk,
 )
 from eqfuse.terms.parser import axes_of, parse, texts
 from eqfuse.terms.printer import show
+from eqfuse.terms.registry import REGISTERED
 from eqfuse.terms.sizes import places
 from eqfuse.terms.syntax import Declaration, Source
-from eqfuse.terms.types import kinds, program_dtypes
+from eqfuse.terms.types import kind, kinds, program_dtypes
+
+
+class _Stopping(Reader):
+    """Reads a text with its stops."""
+
+    keeps_stops = True
 
 
 class _Named(Reader):
@@ -46,6 +55,51 @@ class _Named(Reader):
     def _definition(self, node: ast.expr, index: tuple[Expr, ...], name_node: ast.expr) -> Expr:
         super()._definition(node, index, name_node)
         return read(getattr(name_node, "id", ""), index)
+
+
+class _NamedStopping(_Named):
+    """The same, with stops."""
+
+    keeps_stops = True
+
+
+def with_stops(program: Program, scalars: Mapping[str, Number] | None) -> Program:
+    """The program with the stops of its text, which what is run has nothing of; integers and truth values have no
+    gradient to stop."""
+    known = [program.source, *(text for reduction in REGISTERED.values() for text in reduction.results)]
+    if not any("stop" in text for text in known):
+        return program
+    done = texts(Source.of(program.source), scalars, _Stopping).reader.done
+    dtypes = program_dtypes(program)
+    exprs = (without_stops(done[o.name], lambda part: kind(part, dtypes) != "real") for o in program.outputs)
+    outputs = (replace(o, expr=expr) for o, expr in zip(program.outputs, exprs, strict=True))
+    return replace(program, outputs=tuple(outputs))
+
+
+def without_stops(expr: Expr, those: Callable[[Expr], bool] = lambda _: True) -> Expr:
+    """The expression with what is stopped in place of its stops, or of `those` of something."""
+
+    def dropped(node: Expr) -> Expr:
+        return node.args[0] if isinstance(node, Call) and node.fn == "stop" and those(node.args[0]) else node
+
+    return transform(expr, dropped)
+
+
+def reached(expr: Expr) -> Iterator[Expr]:
+    """The parts of an expression that a derivative reaches: nothing that is stopped, compared or a condition."""
+    seen: set[Expr] = set()
+    left = [expr]
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if isinstance(node, Call) and node.fn in FUNCTIONS:
+            partials = FUNCTIONS[node.fn].derivative
+            left += [part for part, text in zip(node.args, partials, strict=True) if text]
+        else:
+            left += children(node)
 
 
 def read(name: str, index: Sequence[Expr]) -> Expr:
@@ -188,10 +242,10 @@ class Steps:
     def of(
         source: str, wrt: Sequence[str], scalars: Mapping[str, Number] | None, reserved: set[str]
     ) -> Steps:
-        """The steps of a text. `wrt` are the inputs that derivatives are asked by, `reserved` names that no step may
-        have."""
+        """The steps of a text, with its stops where `wrt` are inputs that derivatives are asked by. `reserved` are names
+        that no step may have."""
         program = parse(source, scalars=scalars)
-        found = texts(Source.of(source), scalars, _Named)
+        found = texts(Source.of(source), scalars, _NamedStopping if wrt else _Named)
         taken = {*re.findall(r"\w+", source), *reserved}
         declared = {
             name: _declaration(each)
@@ -215,6 +269,10 @@ class Steps:
             steps.define(renamed.get(name, name), definition.axes, expr)
         steps.outputs = tuple(renamed.get(name, name) for name in steps.outputs)
         return steps
+
+    def drop_stops(self) -> None:
+        """Once all is differentiated, what is stopped is read as it is."""
+        self.steps[:] = [replace(step, body=without_stops(step.body)) for step in self.steps]
 
     def step(self, name: str) -> Step:
         """The step that defines a name."""
@@ -246,7 +304,7 @@ class Steps:
             self._reducing.add(step.name)
         kind = kinds([step.value], self.dtypes)[step.value]
         self.dtypes[step.name] = {"int": "i64", "bool": "bool", "real": "f32"}[kind]
-        if kind == "real" and any(name_of(node) in self.active for node in walk(step.value)):
+        if kind == "real" and self.is_active(step.value):
             self.active.add(step.name)
         return step
 
@@ -277,7 +335,7 @@ class Steps:
 
     def is_active(self, expr: Expr) -> bool:
         """Whether a derivative of the expression may be asked for."""
-        return any(name_of(node) in self.active for node in walk(expr))
+        return any(name_of(node) in self.active for node in reached(expr))
 
     def reads_sums(self, expr: Expr) -> bool:
         """Whether an expression is made of reductions."""
@@ -318,7 +376,7 @@ class Steps:
             return False
         if not free_axes(node) < set(scope) or not self.is_real(node):
             return False
-        return len([part for part in walk(node) if name_of(part) in self.active]) > 1
+        return len([part for part in reached(node) if name_of(part) in self.active]) > 1
 
     def _reduction(self, node: Reduce, scope: tuple[str, ...]) -> Expr:
         op, over, body = _peeled(node)

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from eqfuse.differentiate.shares import taken_apart
-from eqfuse.differentiate.steps import Step, Steps, name_of
+from eqfuse.differentiate.steps import Step, Steps, name_of, with_stops
 from eqfuse.differentiate.text import text_of
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.folds import rank_axes
 from eqfuse.terms.interpreter import evaluate
-from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Tensor, free_axes, transform, walk
+from eqfuse.terms.nodes import Axis, Call, Expr, Load, Program, Scalar, Tensor, free_axes, transform, walk
 from eqfuse.terms.parser import parse
 from eqfuse.verify.field.array import TWISTED, UNDEFINED, FieldArray
 from eqfuse.verify.field.domain import FieldDomain
@@ -67,30 +67,41 @@ def is_zero(steps: Steps, step: Step, parts: Sequence[Step], of: str = "") -> bo
 
 def _is_zero_for_any(steps: Steps, step: Step, parts: Sequence[Step], given: set[str]) -> bool:
     """The same, whatever the steps `given` are."""
-    program = parse(text_of(steps, [step, *parts], given=given))
+    program = with_stops(parse(text_of(steps, [step, *parts], given=given)), None)
     outputs = (replace(output, expr=taken_apart(output.expr)) for output in program.outputs)
     program = replace(program, outputs=tuple(outputs))
-    if any(isinstance(node, Call) and node.fn == "log" for node in walk(*(o.expr for o in program.outputs))):
-        program = _with_any_logarithms(program)
+    nodes = walk(*(o.expr for o in program.outputs))
+    if any(isinstance(node, Call) and node.fn in ANYTHING for node in nodes):
+        program = _with_anything(program)
     return _vanishes(program, len(parts))
 
 
-def _with_any_logarithms(program: Program) -> Program:
-    """The program with inputs in place of logarithms: what is 0 whatever they are is 0. A field has them in exponents alone."""
+ANYTHING = ("log", "stop")
+"""Functions of which a value that is 0 is so whatever they give: a field has logarithms in exponents alone, and what is 0
+because something is what it was stopped at, as `x - stop(x)`, has derivatives that are not."""
+
+
+def _with_anything(program: Program) -> Program:
+    """The program with inputs in place of such functions."""
     names: dict[Expr, str] = {}
     tensors: list[Tensor] = []
+    scalars: list[str] = []
 
     def replaced(node: Expr) -> Expr:
         axes = tuple(sorted(free_axes(node)))
-        if not isinstance(node, Call) or node.fn != "log" or not axes:
+        if not isinstance(node, Call) or node.fn not in ANYTHING or not (axes or node.fn == "stop"):
             return node
         if node not in names:
-            names[node] = f"log.{len(names)}"  # no name of a text
-            tensors.append(Tensor(names[node], len(axes), "f32", axes))
-        return Load(names[node], tuple(map(Axis, axes)))
+            names[node] = f"{node.fn}.{len(names)}"  # no name of a text
+            if axes:
+                tensors.append(Tensor(names[node], len(axes), "f32", axes))
+            else:
+                scalars.append(names[node])
+        return Load(names[node], tuple(map(Axis, axes))) if axes else Scalar(names[node])
 
     outputs = tuple(replace(output, expr=transform(output.expr, replaced)) for output in program.outputs)
-    return replace(program, outputs=outputs, tensors=(*program.tensors, *tensors))
+    every = (*program.tensors, *tensors)
+    return replace(program, outputs=outputs, tensors=every, scalars=(*program.scalars, *scalars))
 
 
 def _vanishes(program: Program, parts: int) -> bool:

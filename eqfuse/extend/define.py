@@ -254,6 +254,10 @@ def _check_names(source: Source, root: ast.expr, names: Mapping[str, Expr], axis
     functions |= {id(part) for node in subscripts for part in ast.walk(node)}
     for node in ast.walk(root):
         match node:
+            case ast.Name(id="stop") if id(node) in functions and where == "combine":
+                raise source.error(
+                    "combine may not stop gradients", node, "write stop in lift or result", EqfuseError
+                )
             case ast.Name(id=name) if id(node) in functions or name in names or name in CONSTANTS:
                 continue
             case ast.Name(id=name) if name == AXIS and axis:

@@ -161,6 +161,8 @@ class _Reader:
                 return _call(VARIADIC[fn], self.read(a), self.read(b))
             case ("inv" | "ratio" | "delta", _) if len(args) == (1 if fn == "inv" else 2):
                 return _call(fn, *map(self.read, args))
+        if fn == "stop":
+            raise self._error("a rule is of values, which a stop does not change", node, "leave the stop out")
         if fn not in ARITY:
             known = (*(name for name in ARITY if name.isidentifier()), "inv", "ratio", "delta")
             hint = did_you_mean(fn, known) or "functions: " + " ".join(sorted(known))

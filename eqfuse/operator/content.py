@@ -80,11 +80,13 @@ VISIBLE = quoted({"visible": True})[1:-1]
 
 @dataclass(frozen=True)
 class Saving:
-    """What a gradient reads of its forward: some `outputs`, and the `residuals` that `kernel` gives after the outputs."""
+    """What a gradient reads of its forward: some `outputs`, and the `residuals` that `kernel` gives after the outputs.
+    `tracked` are the outputs that have a gradient."""
 
     kernel: Called
     outputs: tuple[str, ...]
     residuals: tuple[str, ...]
+    tracked: frozenset[str]
 
 
 ADDED = "added"

@@ -64,11 +64,13 @@ def _operator(
 @dataclass(frozen=True)
 class _Forward:
     """What a call runs whose gradient may be asked for by the inputs `by`: the operator of the kernel, or of one that gives
-    more after its `count` outputs. `saved` are the places, by name, of what is kept for the gradient."""
+    more after its `count` outputs, of which those at `constant` places have no gradient. `saved` are the places, by name, of
+    what is kept for the gradient."""
 
     content: str
     by: tuple[str, ...]
     count: int
+    constant: tuple[int, ...]
     saved: Mapping[str, int]
 
     @staticmethod
@@ -86,7 +88,8 @@ class _Forward:
         outputs = [output.name for output in kernel.program.outputs]
         every = (*outputs, *saving.residuals)
         saved = {name: every.index(name) for name in (*saving.outputs, *saving.residuals)}
-        return _Forward(saving.kernel.content, by, len(outputs), saved)
+        constant = tuple(place for place, name in enumerate(outputs) if name not in saving.tracked)
+        return _Forward(saving.kernel.content, by, len(outputs), constant, saved)
 
     def __call__(
         self, names: str, tensors: Sequence[torch.Tensor], integers: Sequence[Any], reals: Sequence[Any]
@@ -120,9 +123,7 @@ class _Recorded(_SingleLevelFunction):
         ctx.call = content, names, integers, reals, forward
         ctx.shapes = [(output.shape, output.dtype, output.device) for output in outputs]
         ctx.save_for_backward(*tensors, *(every[place] for place in forward.saved.values()))
-        ctx.mark_non_differentiable(
-            *(value for value in outputs if not value.is_floating_point()), *every[forward.count :]
-        )
+        ctx.mark_non_differentiable(*(outputs[k] for k in forward.constant), *every[forward.count :])
         ctx.set_materialize_grads(False)
         return tuple(every)
 

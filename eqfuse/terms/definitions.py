@@ -33,7 +33,7 @@ def definition(node: Call) -> Expr | None:
 
 def derivatives(node: Call) -> tuple[Expr | None, ...]:
     """The partial derivative of a call by each of its arguments, over the same arguments; None where there is none: by
-    a truth value, or of one."""
+    a truth value, or of one, and where it is stopped."""
     texts = FUNCTIONS[node.fn].derivative
     return tuple(_instance(text, node.fn, node.args) if text else None for text in texts)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import reduce
+from typing import ClassVar
 
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean, source_lines
 from eqfuse.records import dataclass
@@ -98,7 +99,11 @@ class Bindings:
 @dataclass
 class Reader:
     """Reads expressions of `current`, a definition. `done` holds the definitions read so far,
-    `read_names` every name that some definition read, `ranks` the ranks of the tensors met."""
+    `read_names` every name that some definition read, `ranks` the ranks of the tensors met.
+
+    `stop(x)` is read as `x`, so that what is run has nothing of it; readers for derivatives keep it."""
+
+    keeps_stops: ClassVar[bool] = False
 
     source: Source
     names: ProgramNames
@@ -365,7 +370,8 @@ class Reader:
             hint = guess or "functions: " + " ".join(sorted({*CALLABLE, *VARIADIC, *ABBREVIATIONS, "N"}))
             raise self._error(f"unknown function {name!r}", node.func, hint)
         self._check_count(name, ARITY[name], node)
-        return call(name, *[self.read(arg, scope) for arg in node.args])
+        args = [self.read(arg, scope) for arg in node.args]
+        return args[0] if name == "stop" and not self.keeps_stops else call(name, *args)
 
     def _check_count(self, name: str, count: int, node: ast.Call) -> None:
         if len(node.args) != count:
@@ -537,7 +543,7 @@ def _divided(expr: Expr) -> Expr:
     """Shifts by a constant and masks of low bits as an index has them: products with, quotients and remainders by powers
     of two. What is divided by 1 is itself, as groups of one head."""
     match expr:
-        case Call("floordiv" | "mul", (part, Const(1))):
+        case Call("stop", (part,)) | Call("floordiv" | "mul", (part, Const(1))):
             return part
         case Call("rshift", (part, Const(int(count)))) if 0 <= count < BITS - 1:
             return call("floordiv", part, Const(1 << count))

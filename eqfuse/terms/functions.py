@@ -34,7 +34,7 @@ class Function:
 
     args: names of its arguments in the other texts. `p` is a truth value, others are numbers.
     derivative: the partial derivative by each argument; "" where the argument is a truth value or the result is one,
-        and where arguments are integers.
+        where arguments are integers, and where it is stopped.
         Where left and right derivatives differ, a subgradient: the mean of both, as in torch. A cast counts as the
         identity, a step as 0.
     result: see `Result`.
@@ -520,6 +520,19 @@ _ROWS = (
         numpy="cos",
         torch="torch.cos",
         triton="tl.cos",
+    ),
+    # The value, as a constant to derivatives. A program that is run is read without it (see `Reader.keeps_stops`).
+    Function(
+        "stop",
+        _X,
+        ("",),
+        "like",
+        definition="x",
+        notation=True,
+        order="+",
+        zero_at_zero=True,
+        finite=True,
+        numpy="positive",
     ),
     # Rounding
     *map(_cast, FLOATS),

@@ -81,6 +81,8 @@ def _kind(node: Expr, found: Mapping[Expr, Kind], dtypes: Mapping[str, str]) -> 
             return "bool"
         case Call(fn, _) if fn in ROUNDINGS or fn in ON_BITS:
             return "int"
+        case Call("stop", (part,)):
+            return found[part]
         case Call("where", (_, left, right)) if found[left] == found[right]:
             return found[left]
         case Call(fn, args) if fn in AMONG_INTEGERS:
