@@ -89,6 +89,14 @@ def test_float8_with_a_wide_range_saturates_too() -> None:
     torch.testing.assert_close(found["torch"][0].float(), expected.float(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("to", "name", "of"), [("f8e4m3", "f8e5m2", torch.float8_e5m2), ("f8e5m2", "f8e4m3", torch.float8_e4m3fn)]
+)
+def test_float8_of_another_float8(to: str, name: str, of: torch.dtype) -> None:
+    x = torch.tensor([[1.0, 1.125, -3e-5, 448.0, 57344.0, torch.nan]]).to(of)
+    assert_same(everywhere(f"x: {name}[i,j]\ny: {to}[i,j]\ny[i,j] = x[i,j]\nz[i,j] = {to}(x[i,j]) + 1", x=x))
+
+
 @pytest.mark.parametrize("other", [torch.float8_e5m2, torch.float8_e4m3fn, torch.float16])
 @pytest.mark.slow(but=["other1"])
 def test_products_with_float8_of_a_wide_range(other: torch.dtype) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from everywhere import assert_same, everywhere
 
 import eqfuse as eq
 from eqfuse.errors import BindError
@@ -80,6 +83,55 @@ def test_emitted_source_does_not_wrap(source: str) -> None:
     kernel = eq.compile(source, target="sm_90", verify=False)
     found = interpret(kernel.triton, "fused_y", sizes=sizes, device="cpu")
     np.testing.assert_array_equal(found, eq.reference(source)(sizes=sizes))
+
+
+AT_THE_ENDS = {
+    "ring": "a[i] = x[i] + z[i]\nb[i] = x[i] - z[i]\nc[i] = x[i] * z[i]\nd[i] = -x[i]\ne[i] = abs(x[i]) - sq(x[i])",
+    "comparisons": "a[i] = where(x[i] + 1 > z[i], 1, 0)\nb[i] = where(x[i] - z[i] <= x[i], 1, 0)\n"
+    "c[i] = where(-x[i] >= z[i] * 2, 1, 0)\nd[i] = where(abs(x[i]) != sq(z[i]) - 1, 1, 0)",
+    "divisions": "a[i] = x[i] // z[i]\nb[i] = x[i] % z[i]\nc[i] = (x[i] + 1) // 2\nd[i] = (x[i] - 1) % 7\n"
+    "e[i] = x[i] // -1\nf[i] = (x[i] + z[i]) // 3 - (x[i] - z[i]) % -5\ng[i] = where(-x[i] // z[i] > 0, 1, 0)",
+    "bits": "a[i] = x[i] << z[i]\nb[i] = x[i] >> z[i]\nc[i] = (x[i] + 1) >> 1\nd[i] = (x[i] << 1) >> 1\n"
+    "e[i] = (x[i] + z[i]) & 65535\nf[i] = ~(x[i] + 1)\ng[i] = (x[i] - z[i]) ^ z[i] | 1",
+    "choices": "a[i] = max(x[i] + 1, z[i])\nb[i] = relu(x[i] + z[i])\nc[i] = sign(x[i] - z[i])\n"
+    "d[i] = where(x[i] > z[i], x[i] + z[i], -x[i])\ne[i] = clip(x[i] * 2, -100, 100)",
+    "reductions": "a[i] = sum[j](x[i] + z[j])\nb[i] = max[j](x[j] - z[i])\nc[i] = min[j](x[i] + z[j])\n"
+    "d[i] = sum[j](where(x[j] + 1 > z[i], 1, 0))\ne[i] = argmax[j](x[j] - z[i])\nf[i] = max[j](x[j]) + 1\nj: axis[i]",
+    "ranges": "a[i] = sum[j](where(j <= x[i] + 1, w[j], 0))\nb[i] = sum[j](where((x[i] - 1 <= j) & (j < z[i] + 1), w[j], 0))"
+    "\nc[i] = sum[j](where(j * 2 < x[i] - z[i], w[j], 0))\nj: axis[i]",
+    "outputs read": "s[i] = x[i] + z[i]\na[i] = where(s[i] > x[i], 1, 0)\nb[i] = sum[j](s[j]) - s[i]\nj: axis[i]\n"
+    "return s, a, b",
+    "one number": "a = min[i](x[i] * z[i]) - 1\nb = max[i](x[i] + z[i])\nc[i] = x[0] - 1 + z[i]",
+}
+
+
+@pytest.mark.parametrize("dtypes", ["i8 u8", "i16 i32", "i32 i32", "i32 i64", "i64 i64"])
+@pytest.mark.parametrize("text", AT_THE_ENDS.values(), ids=AT_THE_ENDS)
+@pytest.mark.slow(but=["i32 i32"])
+def test_arithmetic_at_the_ends_of_dtypes_is_of_64_bits_everywhere(text: str, dtypes: str) -> None:
+    """The same numbers from every back end: a result in i32 has the lowest 32 bits, all between them 64."""
+    kinds = {"i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64}
+    ends = [
+        sorted({max(n, info.min) for n in (info.min, info.min + 1, -1, 0, 1, 7, info.max - 1, info.max)})
+        for info in (torch.iinfo(kinds[name]) for name in dtypes.split())
+    ]
+    pairs = zip(*itertools.product(*ends), strict=True)
+    x, z = (torch.tensor(each, dtype=kinds[name]) for each, name in zip(pairs, dtypes.split(), strict=True))
+    heads = "".join(f"{name}: {dtype}[i]\n" for name, dtype in zip("xz", dtypes.split(), strict=True))
+    given = {"w": torch.ones(len(x))} if "w[" in text else {}
+    found = everywhere(heads + text, x=x, z=z, **given)
+    exact = eq.reference(heads + text)(x=x, z=z, **given)
+    found["reference"] = tuple(torch.as_tensor(part) for part in exact)
+    assert_same(found)
+
+
+def test_i32_that_is_passed_is_the_same_number_on_every_way() -> None:
+    """What is between is exact; what is stored has 32 bits, in the reference too."""
+    n = torch.tensor([2**31 - 1, -(2**31)], dtype=torch.int32)
+    source = "n: i32[i]\na[i] = n[i] + 1\nb[i] = where(n[i] + 1 > n[i], 1, 0)\nc[i] = (n[i] + n[i]) / 2"
+    for found in (eq.reference(source)(n=n), *(everywhere(source, n=n)[way] for way in ("torch", "native"))):
+        assert [part.tolist() for part in found[:2]] == [[-(2**31), 1 - 2**31], [1, 1]]
+        np.testing.assert_allclose(found[2], [2.0**31, -(2.0**31)])
 
 
 DIVISIONS = [

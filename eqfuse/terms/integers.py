@@ -143,6 +143,11 @@ def identity(number: float, dtype: str) -> int:
     return int(number) if np.isfinite(number) else high if number > 0 else low
 
 
+def stored(value: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """A result as its dtype holds it: of i32, the lowest 32 bits."""
+    return as_integers(value.astype(np.int32)) if dtype == "i32" else value
+
+
 def nearest(value: Any) -> npt.NDArray[np.int64]:
     """Integers as they are; of numbers that stand for integers, the nearest ones."""
     if is_exact(value):

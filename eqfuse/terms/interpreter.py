@@ -185,7 +185,8 @@ def reference(
 ) -> Any:
     """The outputs of the unfused program in float64: a numpy array, or a tuple of them in program order.
 
-    Takes numpy arrays or torch tensors, and numbers. Integer and truth-valued results are exact.
+    Takes numpy arrays or torch tensors, and numbers. Integer and truth-valued results are exact; one that is i32 in a
+    kernel has the lowest 32 bits, as there.
     Raises BindError where the inputs do not fit the program or ask for a derivative, TypeCheckError where their
     types do not.
     """
@@ -195,10 +196,13 @@ def reference(
         numbers = {name: _as_number(name, value) for name, value in (scalars or {}).items()}
         extents = bind(program, {name: array.shape for name, array in arrays.items()}, sizes, numbers)
         check_selections(program, extents, numbers)
-        check_dtypes(program, _dtypes(program, arrays))
+        dtypes = check_dtypes(program, _dtypes(program, arrays))
         check_ascending(program, arrays)
         results = evaluate(program, arrays, numbers, extents, domain)
-        outputs = tuple(np.array(results[output.name]) for output in program.outputs)
+        outputs = tuple(
+            integers.stored(np.array(results[each.name]), each.dtype or result_dtype(each.expr, dtypes))
+            for each in program.outputs
+        )
         return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -238,7 +242,7 @@ def _as_number(name: str, value: Any) -> Any:
 def _dtypes(program: Program, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, str]:
     """dtypes as far as this float64 evaluation cares: the declared one wherever the kind is the same."""
     declared = {tensor.name: tensor.dtype for tensor in program.tensors if tensor.dtype is not None}
-    given = {name: {"f": "f64", "b": "bool"}.get(array.dtype.kind, "i64") for name, array in arrays.items()}
+    given = {n: "f64" if array.dtype.kind == "f" else integers.dtype_of(array) for n, array in arrays.items()}
     for name, dtype in declared.items():
         if name in given and KINDS.get(dtype) == KINDS.get(given[name]):
             given[name] = dtype

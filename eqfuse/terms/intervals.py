@@ -71,8 +71,8 @@ class Box:
                 # A division by 0 has no value, so it must not cancel.
                 defined = divisor is not None and divisor[0] > 0 and self.affine(first) is not None
                 return Affine({expr: 1}, 0) if defined else None
-            case Reduce() if (chosen := _chosen(expr)) is not None:
-                return None if self.affine(chosen) is None else Affine({expr: 1}, 0)
+            case Reduce() if (part := chosen(expr)) is not None:
+                return None if self.affine(part) is None else Affine({expr: 1}, 0)
             case Call("maximum" | "minimum" | "abs" | "sq" | "relu", args):
                 return None if any(self.affine(arg) is None for arg in args) else Affine({expr: 1}, 0)
             case _:
@@ -104,8 +104,8 @@ class Box:
     def _atom(self, expr: Expr) -> Range | None:
         match expr:
             case Reduce():
-                chosen = _chosen(expr)
-                return None if chosen is None else self.range(chosen)
+                part = chosen(expr)
+                return None if part is None else self.range(part)
             case Call("abs" | "sq" as fn, (operand,)):
                 inner = self.range(operand)
                 if inner is None:
@@ -122,7 +122,7 @@ class Box:
                 return None
 
 
-def _chosen(reduction: Reduce) -> Expr | None:
+def chosen(reduction: Reduce) -> Expr | None:
     """The expression of which a reduction gives the value at one of its positions, whichever: the greatest or least one,
     or a state that the combination selects (the position of an argmax); None where it gives another one."""
     found = fold_of(reduction.op)

@@ -40,6 +40,8 @@ _PYTHON: Mapping[str, str] = {
     "relu": "max({0}, 0)",
 }
 """Scalar integers and truth values."""
+_GROWING = ("add", "sub", "mul", "floordiv", "neg", "abs", "sq")
+"""Functions of 64-bit integers that may give one beyond 64 bits, which Python holds."""
 
 INTEGER_TILES: Mapping[str, str] = {
     **{fn: f"{{0}} {sign} {{1}}" for fn, sign in _SIGNS.items()},
@@ -84,7 +86,8 @@ def elementwise(w: Writer, value: Value, fn: str, args: Sequence[Item], division
     if any(arg.is_real for arg in args) or value.dtype not in INTEGERS:
         return _compared(w, value, fn, args) if fn in COMPARISONS else _real(w, value, fn, args)
     if not value.dims:
-        return w.scalar(value, _template(_PYTHON, fn, args, division), data=_from_data(args))
+        text, data = _template(_PYTHON, fn, args, division), _from_data(args)
+        return w.scalar(value, f"wrapped({text})" if fn in _GROWING and data else text, data=data)
     return _integer_tile(w, value, fn, args, division)
 
 

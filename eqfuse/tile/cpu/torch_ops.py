@@ -85,6 +85,12 @@ def integer_remainder(x: int | torch.Tensor, by: int | torch.Tensor) -> int | to
     return x % by if by else x * 0
 
 
+def wrapped(x: int, bits: int = 64) -> int:
+    """The lowest bits of an integer, in two's complement."""
+    half = 1 << (bits - 1)
+    return (x + half) % (2 * half) - half
+
+
 def to_whole(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """Reals rounded half to even to integers between two ends; NaN is 0."""
     if not x.is_floating_point():

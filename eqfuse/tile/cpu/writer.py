@@ -39,7 +39,8 @@ def _conversion(item: Item, dtype: str) -> str:
     if item.dtype in FLOAT8 and dtype == "f32":
         return f"from_float8({item.text})"
     if dtype in FLOAT8:
-        return f"to_float8({item.text}, {TORCH[dtype]}, {FLOAT8[dtype]!r})"
+        number = f"from_float8({item.text})" if item.dtype in FLOAT8 else item.text
+        return f"to_float8({number}, {TORCH[dtype]}, {FLOAT8[dtype]!r})"
     return f"{item.text}.to({TORCH[dtype]})"
 
 
@@ -336,6 +337,8 @@ class Writer:
         if item.wide is not None and item.wide.dtype == dtype:
             return item.wide
         if item.is_python:
+            if (item.dtype, dtype) == ("i64", "i32"):
+                return self.scalar(Value(name, (), dtype), f"wrapped({item.text}, 32)", data=True)
             if dtype in INTEGERS:
                 text = item.text if item.dtype != "bool" else f"int({item.text})"
                 return replace(

@@ -12,7 +12,8 @@ from eqfuse.records import dataclass
 from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.folds import Fold, contributions, fold_of, sides
 from eqfuse.terms.functions import ROUNDINGS
-from eqfuse.terms.integers import BITS
+from eqfuse.terms.integers import BITS, identity
+from eqfuse.terms.intervals import Range, chosen
 from eqfuse.terms.nodes import (
     REDUCTIONS,
     Axis,
@@ -34,6 +35,7 @@ Type = tuple[frozenset[str], str]
 
 NO_DIMS: frozenset[str] = frozenset()
 
+WORD = LIMITS["i32"]
 POSITIONS = 1 << 24
 """Positions of an axis that products of positions have room for: up to a number that this proves to be below 2**31,
 arithmetic on positions stays in the type of indices. What is made of more is i64."""
@@ -125,7 +127,7 @@ class Types:
                 return NO_DIMS, "i32"
             case Call(fn, _):
                 dtype = result_dtype(fn, [part[1] for part in parts], self.accumulate)
-                return dims, "i64" if dtype == "i32" and magnitude(expr, self.tensors) >= 2**31 else dtype
+                return dims, "i64" if dtype == "i32" and not fits(span(expr, self.tensors)) else dtype
             case _:
                 return NO_DIMS, "i32"
 
@@ -190,45 +192,86 @@ class Types:
         return left[0] | right[0], result_dtype("where", ("bool", left[1], right[1]), self.accumulate)
 
 
-def magnitude(expr: Expr, tensors: Mapping[str, str], unknown: int = POSITIONS) -> int:
-    """An upper bound of the absolute value of an i32, given the dtypes of tensors; `unknown` is that of what nothing
-    bounds."""
+def fits(span: Range) -> bool:
+    """Whether 32 bits hold every integer of a range."""
+    return span[0] >= WORD[0] and span[1] <= WORD[1]
 
-    def of(part: Expr) -> int:
-        return magnitude(part, tensors, unknown)
+
+def span(expr: Expr, tensors: Mapping[str, str], positions: int = POSITIONS) -> Range:
+    """The range of an integer expression whose parts are i32 or narrower, given the dtypes of tensors: an i32 that is
+    read may be any, an axis has at most so many `positions`."""
+
+    def of(part: Expr) -> Range:
+        return span(part, tensors, positions)
 
     match expr:
         case Const(number):
-            return abs(int(number))
-        case Local():
-            return 2**31 - 1
+            return int(number), int(number)
+        case Axis() | Size():
+            return 0, positions
         case Load(tensor, _) if tensors.get(tensor) in STORED:
-            return max(map(abs, LIMITS[tensors[tensor]]))
-        case Call("add" | "sub", (left, right)):
-            return of(left) + of(right)
+            return LIMITS[tensors[tensor]]
         case Call("mul", (Axis(axis), Call("floordiv", (whole, Size(size))))) if axis == size:
             return of(whole)  # where the axis's share of it starts
-        case Call("mul", (left, right)):
-            return of(left) * of(right)
-        case Call("sq", (operand,)):
-            return of(operand) ** 2
-        case Call("mod", (_, Const(int(divisor)))):
-            return abs(divisor)
+        case Call("add" | "sub" | "mul" | "neg" | "sq" | "abs" | "lshift" as fn, args):
+            return _ends(fn, [of(arg) for arg in args])
+        case Call("mod", (_, divisor)):
+            return _below(of(divisor))
+        case Call("floordiv", (operand, Const(int(divisor)))) if divisor:
+            low, high = of(operand)
+            return min(low // divisor, high // divisor), max(low // divisor, high // divisor)
+        case Call("floordiv", (operand, divisor)):
+            low, high = of(operand)
+            most = max(-low, high)
+            return (min(low, 0), max(high, 0)) if of(divisor)[0] >= 0 else (-most, most)
         case Call("bitand", (Const(int(mask)), _) | (_, Const(int(mask)))) if mask >= 0:
-            return mask
-        case Call("bitand" | "bitor" | "bitxor", args):  # of 32 bits like their operands
-            return min(2**31 - 1, (1 << max(of(arg).bit_length() for arg in args)))
-        case Call("lshift", (left, right)):  # positions have room, data of 32 bits has none
-            return magnitude(left, tensors, 2**31 - 1) << min(of(right), BITS)
+            return 0, mask
+        case Call("bitand" | "bitor" | "bitxor", args) if all(of(arg)[0] >= 0 for arg in args):
+            return 0, (1 << max(of(arg)[1].bit_length() for arg in args)) - 1
+        case Call("rshift", (operand, _)):
+            low, high = of(operand)
+            return min(low, 0), max(high, 0)
+        case Call("maximum" | "minimum", args) | Call("where", (_, *args)):
+            parts = [of(arg) for arg in args]
+            return min(part[0] for part in parts), max(part[1] for part in parts)
         case Call(fn, _) if fn in ROUNDINGS:
-            return max(map(abs, LIMITS[fn]))
-        case Call("neg" | "abs" | "floordiv" | "mod" | "rshift", (operand, *_)):
-            return of(operand)
-        case Call("maximum" | "minimum", args):
-            return max(map(of, args))
-        case Call("where", (_, *branches)):
-            return max(map(of, branches))
-        case Reduce("max" | "min", _, body):
-            return of(body)
-        case _:
-            return unknown
+            return LIMITS[fn]
+        case Reduce() if (part := chosen(expr)) is not None:
+            low, high = of(part)
+            empty = _empty(expr)
+            return min(low, empty), max(high, empty)
+        case _:  # of 32 bits as its parts are
+            return WORD
+
+
+def _empty(reduction: Reduce) -> int:
+    """What a reduction that chooses gives where an axis has no positions."""
+    found = fold_of(reduction.op)
+    number = REDUCTIONS[reduction.op] if found is None else found[0].identity[found[1]].value
+    return identity(number, "i32")
+
+
+def _below(divisor: Range) -> Range:
+    """The remainders by divisors of a range."""
+    return min(divisor[0] + 1, 0), max(divisor[1] - 1, 0)
+
+
+def _ends(fn: str, args: Sequence[Range]) -> Range:
+    """The range of a function that is monotonic in each argument, but at 0."""
+    match fn, args:
+        case "neg", [(low, high)]:
+            return -high, -low
+        case "abs", [(low, high)]:
+            return 0, max(-low, high)
+        case "sq", [(low, high)]:
+            return 0, max(low * low, high * high)
+        case "add", [(a, b), (c, d)]:
+            return a + c, b + d
+        case "sub", [(a, b), (c, d)]:
+            return a - d, b - c
+        case "lshift", [(a, b), (_, by)]:
+            return min(a << min(max(by, 0), BITS), 0), max(b << min(max(by, 0), BITS), 0)
+        case _, [left, right]:
+            products = [a * b for a in left for b in right]
+            return min(products), max(products)
+    raise TypeError(fn)
