@@ -285,6 +285,12 @@ def counted(*programs: Program) -> frozenset[str]:
     return frozenset(every)
 
 
+def in_indices(*programs: Program) -> frozenset[str]:
+    """Scalars that an index is made of."""
+    loads = (node for program in programs for node in walk(*roots(program)) if isinstance(node, Load))
+    return frozenset(part.name for load in loads for part in walk(*load.index) if isinstance(part, Scalar))
+
+
 def few_or_none(number: int, rng: np.random.Generator) -> int:
     """The number; in place of every fourth 0, of every eighth its negative."""
     kind = int(rng.integers(8))
@@ -407,6 +413,33 @@ def hardened(
         if isinstance(value, FieldArray):
             tensors[name] = _with_copies(value, real, rng)
     return replace(inputs, tensors=tensors, scalars=scalars, usual=0)
+
+
+def with_numbers(inputs: Inputs, found: Sequence[Mapping[str, float]], domain: FieldDomain) -> Inputs:
+    """The inputs with one number for all elements of some tensors, and for some scalars: of the trials in turn those of each of
+    what was found. Integers that all trials have in common are those of the first."""
+    turn = np.arange(inputs.trials) % len(found)
+
+    def changed(name: str, value: Any, is_scalar: bool) -> Any:
+        if name not in found[0]:
+            return value
+        numbers = np.array([each[name] for each in found])[turn]
+        if isinstance(value, FieldArray):
+            if not value.shape:
+                return value
+            shape = (len(turn), *(1,) * (len(value.shape) - 1))
+            return domain.broadcast(domain.numbers(numbers.reshape(shape)), value.shape)
+        if is_scalar:
+            return value
+        by_trial = numbers.reshape(len(turn), *(1,) * (value.ndim - 1)) if inputs.varied else numbers[0]
+        return np.broadcast_to(by_trial, value.shape).astype(value.dtype)
+
+    return replace(
+        inputs,
+        tensors={name: changed(name, value, False) for name, value in inputs.tensors.items()},
+        scalars={name: changed(name, value, True) for name, value in inputs.scalars.items()},
+        usual=0,
+    )
 
 
 def _later(inputs: Inputs, usual: int) -> Inputs:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,7 @@ from eqfuse.terms.nodes import (
     Reduce,
     Scalar,
     Size,
+    call,
     children,
     free_axes,
     substitute_axes,
@@ -61,6 +63,8 @@ _TRUE: Mapping[str, int] = {
 }
 _FLOATS = FloatDomain("float64")
 _ALL: Interval = (-math.inf, math.inf)
+MOST_PATHS = 256
+"""Expressions with what leads to them that are looked at."""
 MOST_OPERATIONS = 10_000
 """Of an expression that is written out."""
 
@@ -75,6 +79,9 @@ _BETWEEN: Mapping[str, Interval] = {
 }
 
 
+Goal = tuple[tuple[Expr, bool], ...]
+"""Conditions that have to hold together, each with the truth that it has to have."""
+
 Kind = Literal["real", "drawn", "given"]
 """What the numbers of a branch are, see `Untaken`."""
 
@@ -83,11 +90,13 @@ Kind = Literal["real", "drawn", "given"]
 class Untaken:
     """A branch of which a side was not taken, and what to say of it. The order of integers cannot be supposed: `drawn` are
     branches on integers of tensors that are drawn freely, so that trials should have taken both sides; `given` are those on
-    integers that are computed, or that have to stay inside of what they are an index of."""
+    integers that are computed, or that have to stay inside of what they are an index of. `goals` are what the sides that were
+    not taken ask for."""
 
     node: Call
     said: str
     kind: Kind
+    goals: tuple[Goal, ...] = ()
 
     @property
     def compared(self) -> list[Call]:
@@ -154,9 +163,12 @@ class Branches:
         program: Program,
         limits: frozenset[str] = frozenset(),
         one_sided: frozenset[int] = frozenset(),
+        *,
+        all_joined: bool = False,
     ) -> list[Untaken]:
         """The data-dependent branches of a program of which a side was never taken, though it can be; of those that
-        compare the same numbers the last. `limits` are integer tensors that are drawn as ends of ranges; see `one_sided`."""
+        compare the same numbers the last. `limits` are integer tensors that are drawn as ends of ranges; see `one_sided`. Of conditions
+        that join comparisons `all_joined` ones, or those of which each comparison went both ways."""
         fixed = indexing_tensors(program) | limits
         found: dict[int, Untaken] = {}
         joined: list[Untaken] = []
@@ -170,11 +182,13 @@ class Branches:
                     every = seen | EQUAL
                 said = _missing(node, seen, program.domains, every)
                 if said:
-                    found[self._numbers[node]] = Untaken(node, said, self._kind(node, fixed))
+                    goals = _goals(node, seen, program.domains, every)
+                    found[self._numbers[node]] = Untaken(node, said, self._kind(node, fixed), goals)
             elif len(had := self._truths.get(node, {True, False})) == 1:
                 said = f"{_text(node)}{NEVER}{'false' if True in had else 'true'}"
-                joined.append(Untaken(node, said, self._kind(node, fixed)))
-        alone = {each.node for each in found.values()}
+                goals = (((node, True not in had),),)
+                joined.append(Untaken(node, said, self._kind(node, fixed), goals))
+        alone = set() if all_joined else {each.node for each in found.values()}
         return [*found.values(), *(each for each in joined if alone.isdisjoint(each.compared))]
 
     def on_data(self, programs: Sequence[Program]) -> list[Untaken]:
@@ -225,6 +239,39 @@ class Branches:
         computed = any(isinstance(part, Reduce | Scalar) for part in among)
         indices = any(isinstance(part, Load) and part.tensor in fixed for part in among)
         return "given" if computed or indices else "drawn"
+
+
+def paths(program: Program) -> list[Goal]:
+    """What leads to the sides of choices inside of other choices, where two conditions on data or more do."""
+    found: dict[Goal, None] = {}
+    visited: set[tuple[Expr, Goal]] = set()
+    waiting: list[tuple[Expr, Goal]] = [(output.expr, ()) for output in program.outputs]
+    choices: dict[Expr, bool] = {}
+    for node in walk(*(output.expr for output in program.outputs)):
+        own = isinstance(node, Call) and node.fn == "where" and _depends_on_data(node.args[0])
+        choices[node] = own or any(choices[child] for child in children(node))
+    while waiting and len(visited) < MOST_PATHS:
+        node, path = waiting.pop()
+        if (node, path) in visited or not choices[node]:
+            continue
+        visited.add((node, path))
+        match node:
+            case Call("where", (condition, *sides)) if _depends_on_data(condition):
+                waiting.append((condition, path))
+                for truth, side in zip((True, False), sides, strict=True):
+                    longer = path if (condition, truth) in path else (*path, (condition, truth))
+                    if len(longer) > 1:
+                        found[longer] = None
+                    waiting.append((side, longer))
+            case _:
+                waiting += [(child, path) for child in children(node)]
+    return list(found)
+
+
+def joined(goal: Goal) -> Expr:
+    """The condition that all of a goal is met."""
+    parts: list[Expr] = [node if wanted else call("not", node) for node, wanted in goal]
+    return reduce(lambda one, other: call("and", one, other), parts)
 
 
 def _has_both_sides(fn: str, seen: int) -> bool:
@@ -290,6 +337,25 @@ def _fingerprint(node: Expr, parts: Sequence[Any], moduli: tuple[int, int]) -> i
 
 def _missing(node: Call, seen: int, domains: Mapping[str, str], every: int = BELOW | EQUAL | ABOVE) -> str:
     """What of a branch was not seen, though it is possible, among `every` way there may be; empty where nothing is."""
+    gone = [said for _, said in _sides_left(node, seen, domains, every)]
+    return f"{_text(node.args[0] if node.fn in SIGNS else node)}{NEVER}{' nor '.join(gone)}" if gone else ""
+
+
+def _goals(node: Call, seen: int, domains: Mapping[str, str], every: int) -> tuple[Goal, ...]:
+    """What the sides of a branch ask for that were not seen."""
+    left, right = node.args if len(node.args) > 1 else (node.args[0], Const(0))
+    is_comparison = node.fn in COMPARISONS
+
+    def wanted(bits: int) -> tuple[Expr, bool]:
+        if is_comparison:
+            return node, bool(bits & _TRUE[node.fn])
+        return call("lt" if bits == BELOW else "gt", left, right), True
+
+    return tuple((wanted(bits),) for bits, _ in _sides_left(node, seen, domains, every))
+
+
+def _sides_left(node: Call, seen: int, domains: Mapping[str, str], every: int) -> list[tuple[int, str]]:
+    """The sides of a branch that were not seen, though they are possible."""
     possible = _possible(node, domains) & _by_extremes(node, domains) & every
     if node.fn in COMPARISONS:
         true, false = _TRUE[node.fn], 7 & ~_TRUE[node.fn]
@@ -297,11 +363,10 @@ def _missing(node: Call, seen: int, domains: Mapping[str, str], every: int = BEL
     elif node.fn in SIGNS:
         sides = [(BELOW, "below 0"), (ABOVE, "above 0")]
     elif seen & ~EQUAL == 0:  # of equal numbers either will do
-        return ""
+        return []
     else:
         sides = [(BELOW, "with the first below the second"), (ABOVE, "with the first above the second")]
-    gone = [said for bits, said in sides if not seen & bits and possible & bits]
-    return f"{_text(node.args[0] if node.fn in SIGNS else node)}{NEVER}{' nor '.join(gone)}" if gone else ""
+    return [(bits, said) for bits, said in sides if not seen & bits and possible & bits]
 
 
 def _text(node: Expr) -> str:
@@ -396,7 +461,7 @@ def _range(root: Expr, memo: dict[Expr, Interval], domains: Mapping[str, str]) -
     """Bounds of an expression over all finite inputs."""
     for node in walk(root):
         if node not in memo:
-            low, high = _range_of(node, memo)
+            low, high = range_of(node, memo)
             low, high = _below_extreme(node, low, high, domains)
             memo[node] = (low, high) if low <= high else _ALL
     return memo[root]
@@ -416,7 +481,7 @@ def _below_extreme(node: Expr, low: float, high: float, domains: Mapping[str, st
     return low, high
 
 
-def _range_of(node: Expr, memo: Mapping[Expr, Interval]) -> Interval:
+def range_of(node: Expr, memo: Mapping[Expr, Interval]) -> Interval:
     match node:
         case Const(value):
             return float(value), float(value)

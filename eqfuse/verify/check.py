@@ -38,6 +38,8 @@ ELSEWHERE_TRIALS = 8
 """Trials at thresholds of stages at other sizes: each kind of value once."""
 MORE_LOOKS, MORE_TRIALS = 4, 64
 """Where a side of a branch was not taken, so many more draws, of so many trials, look for it where axes have one position."""
+MOST_GOALS, SOLVED_LOOKS = 24, 2
+"""Sides of branches that no trial took for which numbers are solved for, and how many such numbers are tried."""
 MOST_ELSEWHERE = 200_000
 """Elements of the largest value over all trials there."""
 
@@ -143,5 +145,12 @@ def _look_elsewhere(
             if verification.reason or not verification.has_untaken(source):
                 break
             verification.probe(*least_of_all, numbers, more, MORE_TRIALS, (kind,))
+        number += MORE_LOOKS
+        for goal in verification.goals(source)[:MOST_GOALS]:
+            for found_there in verification.numbers_for(goal, least_of_all[1])[:SOLVED_LOOKS]:
+                number += 1
+                if not verification.reason:
+                    numbers_there = [found_there]
+                    verification.probe(*least_of_all, (), number, MORE_LOOKS, ("as usual",), numbers_there)
         unseen.look((found,), values)
     verification.note_constant(unseen.everywhere())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import chain
 from math import isfinite
@@ -16,15 +17,19 @@ from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.verify.adversary import (
     MOST_ELEMENTS,
+    ONES,
     Setting,
     Unseen,
+    branches_on_data,
     constants,
     counted,
     few_or_none,
+    in_indices,
     many_trials,
     settings,
 )
 from eqfuse.verify.bound import Side
+from eqfuse.verify.branches import Goal, paths
 from eqfuse.verify.certificate import (
     REQUESTED,
     Certificate,
@@ -53,6 +58,8 @@ such an order; they have numbers from the second on."""
 
 Domains = Literal["same", "common"]
 """Of these, what `equivalent` has."""
+MOST_GOALS, GOAL_TRIALS = 48, 8
+"""Sides of branches that numbers are looked for, and trials with these."""
 
 
 def equivalent(
@@ -131,6 +138,7 @@ def _compared(
         verification.run(stages, source)
         unseen.look((pair.left, pair.right), given)
         _look_for_difference(verification, unseen, given, fixed, defined, seed, trials)
+        _look_at_goals(verification, pair, source, given, fixed, defined)
         if not verification.agrees_in_any_order(stages, source):
             _look_for_difference(verification, unseen, given, fixed, defined, seed + 1, trials, LONGER)
         verification.suppose(stages, source)
@@ -190,6 +198,67 @@ def _look_for_difference(
             count = -(-count // DRAWS) if exact else count
             verification.probe([stage], source, numbers, DRAWS * number + draw + LATER * (times > 1), count)
             unseen.look((pair.left, pair.right), values)
+
+
+def _look_at_goals(
+    verification: Verification,
+    pair: JointSizes,
+    source: Source,
+    usual: Mapping[str, object],
+    fixed: Mapping[str, object],
+    defined: Defined,
+) -> None:
+    """Runs both programs on numbers that take sides of branches which no trial took yet, and on such as lead to the sides of
+    choices in choices, at one position an axis. Of the latter those are noted that neither were found nor are impossible."""
+    programs = pair.first, pair.second
+    if verification.reason or not any(map(branches_on_data, programs)):
+        return
+    leading = dict.fromkeys(goal for program in programs for goal in paths(program))
+    goals = dict.fromkeys((*verification.goals(source), *leading))
+    free = {name for program in programs for name in program.integers if name not in fixed}
+    free -= in_indices(*programs)
+    for number, goal in enumerate([*goals][:MOST_GOALS]):
+        # Integer scalars are solved for too, but where that makes sizes that do not fit.
+        starts = ({name: n for name, n in usual.items() if name not in free}, usual)[: 1 + bool(free)]
+        is_met = any(
+            _meet(verification, pair, goal, start, usual, free, defined, LATER * 3 + number)
+            for start in starts
+        )
+        if goal in leading and not is_met:
+            verification.note_path(goal, source)
+
+
+def _meet(
+    verification: Verification,
+    pair: JointSizes,
+    goal: Goal,
+    start: Mapping[str, object],
+    usual: Mapping[str, object],
+    free: AbstractSet[str],
+    defined: Defined,
+    number: int,
+) -> bool:
+    """Runs both programs on numbers that meet a goal; False where there are none. Scalars are as at the `start`, and `free` ones that
+    it lacks as they are found."""
+    programs = pair.first, pair.second
+    is_met = False
+    try:
+        _, source = _of_pair(JointSizes.of(*programs, usual, (ONES,)), start, defined)
+        by_scalars: dict[tuple[tuple[str, int], ...], list[dict[str, float]]] = {}
+        for found in verification.numbers_for(goal, source):
+            chosen = tuple((name, int(n)) for name, n in found.items() if name in free)
+            by_scalars.setdefault(chosen, []).append(found)
+        for scalars, numbers in by_scalars.items():
+            values = {**usual, **dict(scalars)}
+            sizes = JointSizes.of(*programs, values, (ONES,))
+            if not sizes.output_difference() and 2 * sizes.volume <= MOST_ELEMENTS:
+                (stage,), source = _of_pair(sizes, values, defined)
+                is_met = True
+                if not verification.reason:
+                    verification.probe([stage], source, (), number, GOAL_TRIALS, ("as usual",), numbers)
+    except EqfuseError:  # a read that is outside its tensor at these sizes
+        pass
+    return is_met
 
 
 def _interface_difference(first: Program, second: Program) -> str:

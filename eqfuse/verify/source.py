@@ -14,6 +14,7 @@ from eqfuse.terms.interpreter import evaluate_together
 from eqfuse.terms.intervals import Range
 from eqfuse.terms.nodes import Expr, Program
 from eqfuse.threads import cached
+from eqfuse.verify.adversary import counted, indexing_tensors
 from eqfuse.verify.bound import Bound, Difference, Side
 from eqfuse.verify.comparison import Defined, Special
 from eqfuse.verify.degrees import Counted, count
@@ -26,6 +27,7 @@ from eqfuse.verify.sizes import (
     delimiting_scalars,
     small_integers,
 )
+from eqfuse.verify.solve import Variable
 
 Run = Callable[[Inputs, Domain], Mapping[str, Any]]
 """Outputs by name: domain arrays (or numpy integers) with a leading trial dimension."""
@@ -75,6 +77,30 @@ class Source:
     @property
     def programs(self) -> tuple[Program, ...]:
         return tuple(side.program for side in self.sides)
+
+    @cached
+    def variables(self) -> Mapping[str, Variable]:
+        """What the numbers of tensors and scalars may be."""
+        dtypes = {tensor.name: tensor.dtype for program in self.programs for tensor in program.tensors}
+        integers = {name for program in self.programs for name in program.integers}
+        indices = {name for program in self.programs for name in indexing_tensors(program)}
+        shifts = integers - counted(*self.programs)
+        found = {name: Variable("integer", (1.0, 2.0**31 - 1)) for name in shifts}
+        found |= {name: Variable("integer", (-(2.0**31), 2.0**31 - 1)) for name in integers - shifts}
+        for name, spec in self.specs.items():
+            bound = spec.kind == "integer" and (spec.delimits or name in indices)
+            low, high = spec.values
+            found[name] = (
+                Variable("integer", (float(low), float(high)))
+                if bound
+                else Variable.of_dtype(dtypes.get(name), spec.kind)
+            )
+        return found
+
+    @property
+    def fixed(self) -> Mapping[str, float]:
+        """Scalars that have one value in all trials."""
+        return {name: value for name, value in self.scalars.items() if isinstance(value, int | float)}
 
     @property
     def reference(self) -> Stage:

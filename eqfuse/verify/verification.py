@@ -10,15 +10,21 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.terms.domain import JOINING
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import Call, Expr, Load, Local, walk
+from eqfuse.terms.printer import show
 from eqfuse.verify.adversary import (
     branches_on_data,
     hardened,
     indexing_tensors,
+    with_numbers,
 )
 from eqfuse.verify.bound import Bound
-from eqfuse.verify.branches import Branches, Untaken
+from eqfuse.verify.branches import Branches, Goal, Untaken, joined
 from eqfuse.verify.certificate import (
+    NEVER,
     NO_THRESHOLDS,
     NOT_COVERED,
     SAME_EVERYWHERE,
@@ -31,6 +37,7 @@ from eqfuse.verify.field.casts import rounded_of
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.sampling import Inputs, full_entropy
+from eqfuse.verify.solve import is_dead, solved
 from eqfuse.verify.source import Source, Stage
 
 ROUNDS = 24
@@ -47,6 +54,12 @@ ORDERS = 4
 """Orders of all numbers that are supposed."""
 MOST_OPEN = 0.5
 """Where rounding leaves more of the trials open, it explains nothing: programs that differ in them differ."""
+
+
+PATH_TRIALS = 64
+"""Trials that tell whether usual ones meet what leads to a side of a branch."""
+FOUND = 4
+"""So many different numbers are looked for that take a side of a branch."""
 
 
 Draws = Literal["as usual", "at thresholds"]
@@ -74,6 +87,7 @@ class Verification:
         self._untaken: set[str] = set()
         self._supposed: set[str] = set()
         self._unreached: set[str] = set()
+        self._dead: dict[Goal, bool] = {}
         self.branches = Branches(field.p, field.q)
         self._thresholds: int | None = None
         self._searched: list[Mapping[str, int]] = []
@@ -157,9 +171,10 @@ class Verification:
         number: int,
         trials: int,
         kinds: Sequence[Draws] = get_args(Draws),
+        found: Sequence[Mapping[str, float]] = (),
     ) -> None:
-        """Compares stages with the source on draws that look for a difference, usual ones and such as are at thresholds;
-        they are no part of the bound. Where all stages are programs, every trial has integers of its own."""
+        """Compares stages with the source on draws that look for a difference, usual ones and such as are at thresholds, with
+        numbers `found` in them; they are no part of the bound. Where all stages are programs, every trial has integers of its own."""
         varied = all(stage.program is not None for stage in stages)
         indices = frozenset(name for program in source.programs for name in indexing_tensors(program))
         for kind in kinds:
@@ -171,6 +186,9 @@ class Verification:
             domain.careful = kind == "at thresholds" or self._vanishing
             if kind == "at thresholds":
                 inputs = hardened(inputs, source.specs, indices, numbers, domain, rng)
+            if found:
+                domain.careful = True
+                inputs = with_numbers(inputs, found, domain)
             expected, known = source.evaluate(stages, inputs, domain)
             for stage in stages:
                 outputs = expected, known[stage.name] if stage.name in known else stage.run(inputs, domain)
@@ -259,7 +277,8 @@ class Verification:
         found = self._untaken_of(source)
         inside = self.branches.of_stages(source.programs, [stage.written_out for stage in stages])
         found += inside
-        open_ = [each for each in found if each.kind == "real"]
+        # Of what conditions join, orders of single numbers tell too little.
+        open_ = [each for each in found if each.kind == "real" and each.node.fn not in JOINING]
         if open_ and not self.reason:
             parts = [open_]
             if not self._agree(open_, stages, source):
@@ -281,11 +300,37 @@ class Verification:
         """Whether some side of a branch on data was taken by no trial yet."""
         return bool(self._untaken_of(source))
 
-    def _untaken_of(self, source: Source) -> list[Untaken]:
+    def _untaken_of(self, source: Source, *, all_joined: bool = False) -> list[Untaken]:
         limits = frozenset(name for name, spec in source.specs.items() if spec.delimits)
         several = len(source.programs) > 1
         known = self.branches.one_sided(source.programs) if several else frozenset[int]()
-        return [each for program in source.programs for each in self.branches.untaken(program, limits, known)]
+        found = (
+            each
+            for program in source.programs
+            for each in self.branches.untaken(program, limits, known, all_joined=all_joined)
+        )
+        return [each for each in found if not self._is_dead(each.goals, source)]
+
+    def _is_dead(self, goals: Sequence[Goal], source: Source) -> bool:
+        """Whether no numbers meet any of these goals, by proof."""
+        variables = source.variables
+        for goal in goals:
+            if goal not in self._dead:
+                self._dead[goal] = is_dead(goal, variables)
+        return bool(goals) and all(self._dead[goal] for goal in goals)
+
+    def goals(self, source: Source) -> list[Goal]:
+        """What sides of branches on data ask for that no trial took yet, each once."""
+        untaken = self._untaken_of(source, all_joined=True)
+        found = dict.fromkeys(goal for each in untaken for goal in each.goals)
+        return [goal for goal in found if not self._is_dead([goal], source)]
+
+    def numbers_for(self, goal: Goal, source: Source) -> list[dict[str, float]]:
+        """Numbers that meet a goal at the sizes of a source."""
+        rng = np.random.default_rng(self._seed)
+        extents = {axis: n for side in source.sides for axis, n in side.extents.items()}
+        tries = (solved(goal, source.variables, extents, source.fixed, rng) for _ in range(FOUND))
+        return [numbers for numbers in tries if numbers is not None]
 
     def agrees_in_any_order(self, stages: Sequence[Stage], source: Source) -> bool:
         """Whether stages agree with the source whatever the numbers of all branches are to each other. Where they do not, some
@@ -374,6 +419,21 @@ class Verification:
             for stage in stages:
                 if stage.name not in known:
                     stage.run(inputs, domain)
+
+    def note_path(self, goal: Goal, source: Source) -> None:
+        """What leads to a side of a branch and was neither found nor is impossible: it is a side that no trial took, where none of
+        the usual ones meets it."""
+        if self.reason or self._is_dead([goal], source):
+            return
+        domain, rng = self._field(8 * ROUNDS + ORDERS + 1)
+        inputs = source.draw(domain, PATH_TRIALS, rng, 0, scale=self._scale, within=self._within)
+        tensors = {name: getattr(value, "shadow", value) for name, value in inputs.tensors.items()}
+        scalars = {name: getattr(value, "shadow", value) for name, value in inputs.scalars.items()}
+        extents = {axis: n for side in source.sides for axis, n in side.extents.items()}
+        env = Env(FloatDomain("float64"), tensors, scalars, extents, batch=inputs.trials)
+        condition = joined(goal)
+        if not np.asarray(evaluate_expr(condition, env).data).any():
+            self._untaken.add(f"{show(condition)}{NEVER}true")
 
     def need_thresholds(self, source: Source) -> None:
         """Two programs with branches on data, of which no trial at thresholds could be compared, are not called equal."""
