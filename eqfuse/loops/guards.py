@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 
 from eqfuse.loops.nodes import Kernel, Let, Loop, Stmt, Store
 from eqfuse.loops.walk import statements
 from eqfuse.terms.assume import conjuncts
-from eqfuse.terms.nodes import Call, Expr, Local, Program, Reduce, children, free_axes, walk
+from eqfuse.terms.nodes import Axis, Call, Expr, Load, Local, Program, Reduce, call, children, free_axes, walk
 
 Guards = tuple[Expr, ...]
 
@@ -57,18 +58,46 @@ def common(left: Guards, right: Guards) -> Guards:
 
 def keeping(program: Program, wanted: Callable[[Expr], bool]) -> dict[Expr, Guards]:
     """The conditions under which alone the program reads each wanted element, of those on the element's own positions that
-    mention no computed value. A loop nest may compute what it does not need, and read the element elsewhere."""
-    found: dict[Expr, Guards] = {}
+    mention no computed value; where it is read in several places, those of all, and that those of one of them hold that
+    are about its computed positions. A loop nest may compute what it does not need, and read the element elsewhere."""
+    found: dict[Load, dict[Guards, None]] = {}
     for output in program.outputs:
         for load, guards in guarded(output.expr, wanted):
+            assert isinstance(load, Load)
             own = free_axes(load)
             here = tuple(
                 guard
                 for guard in dict.fromkeys(guards)
                 if free_axes(guard) <= own and not any(isinstance(node, Reduce) for node in walk(guard))
             )
-            found[load] = common(found[load], here) if load in found else here
-    return found
+            found.setdefault(load, {})[here] = None
+    return {load: _of_all(load, list(places)) for load, places in found.items()}
+
+
+MOST_PLACES = 8
+"""Places that read one element up to which the conditions of one or another of them are kept."""
+
+
+def _of_all(load: Load, places: Sequence[Guards]) -> Guards:
+    """The conditions that hold wherever an element is read."""
+    shared = reduce(common, places)
+    computed = frozenset[str]().union(*(free_axes(i) for i in load.index if not isinstance(i, Axis)))
+    rest = [[g for g in guards if g not in shared and free_axes(g) & computed] for guards in places]
+    if not all(rest) or len(rest) > MOST_PLACES:
+        return shared
+    alternatives = (reduce(lambda a, b: call("and", a, b), guards) for guards in rest)
+    return (*shared, reduce(lambda a, b: call("or", a, b), alternatives))
+
+
+def follows(guard: Expr, known: Guards) -> bool:
+    """Whether a condition, taken apart, is among those known to hold."""
+    match guard:
+        case Call("or", (left, right)) if guard not in known:
+            return follows(left, known) or follows(right, known)
+        case Call("and", (left, right)) if guard not in known:
+            return follows(left, known) and follows(right, known)
+        case _:
+            return guard in known
 
 
 def needed(kernel: Kernel) -> dict[str, Guards]:

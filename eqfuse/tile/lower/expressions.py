@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from eqfuse.loops import nodes as loops
 from eqfuse.loops.contraction import Contraction, Product, contraction, factors
+from eqfuse.loops.guards import follows
 from eqfuse.terms.assume import conjuncts, folded, is_zero_without
 from eqfuse.terms.bounds import is_telling, tells
 from eqfuse.terms.folds import Fold, contributions, fold_of, joined, ranks_of, siblings, sides
@@ -129,7 +130,8 @@ class Expressions:
                 return self.named(name, binding.expr, name)
             case Load(tensor, index):
                 # What is stored or carried may be computed where nothing reads it.
-                with self.under((*self._guards, *self._telling(self._kept.get(expr, ())))):
+                kept = (g for g in self._kept.get(expr, ()) if not follows(g, self._guards))
+                with self.under((*self._guards, *self._telling(kept))):
                     return self._load(tensor, index, hint)
             case Reduce():
                 # Conditions on a position of the same name outside are not about the one bound here.
