@@ -17,6 +17,7 @@ from bench.grad_report import check, run
 from bench.programs import Example, Input, registered
 from bench.report import Options, Report
 from bench.workloads import WORKLOADS, Workload
+from eqfuse.differentiate.certify import certify_gradient
 from eqfuse.terms.parser import parse
 
 ROUNDING = 1e-12
@@ -68,6 +69,28 @@ def test_a_wrong_gradient_is_told_from_the_right_one() -> None:
 def noisy(source: str, seed: int) -> Example:
     x = Input(name="x", dtype="f32", axes=("j",), draw="normal", magnitude="1e20")
     return Example(source, (x,), {"i": 3, "j": 3, "k": 5}, {}, block=2, shards=2, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("source", "gradient"),
+    [
+        ("y[i] = x[i] / 2.8284271247461903", "dx[i] = dy[i] / 2.8284271247461903"),
+        ("y[i] = x[i] * 0.72 / 2.8284271247461903", "dx[i] = 0.72 * dy[i] / 2.8284271247461903"),
+        ("y[i] = x[i] * 3.4e38 * 2.718281828459045", "dx[i] = 2.718281828459045 * dy[i] * 3.4e+38"),
+        (
+            "y[i] = x[i] * 0.123456789012345 * 0.6931471805599453",
+            "dx[i] = 0.6931471805599453 * dy[i] * 0.123456789012345",
+        ),
+    ],
+)
+def test_constants_keep_the_digits_that_floats_have(source: str, gradient: str) -> None:
+    """As a quotient of integers 1 / 2.8284271247461903 has more: rounded, it is another number."""
+    found = eq.grad(source)
+    assert gradient in found
+    assert eq.compile(found, native="off", target="cpu").certificate.ok
+    last = gradient[-1]
+    wrong = found.replace(gradient, gradient[:-1] + ("4" if last != "4" else "5"))
+    assert wrong != found and not certify_gradient(source, wrong).ok
 
 
 def test_what_is_made_of_rounding_alone_is_not_judged() -> None:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import reduce
+from functools import lru_cache, reduce
 
 from eqfuse.terms.nodes import Call, Const, Expr, Load, call, free_axes, substitute_axes, walk
 
@@ -24,7 +24,8 @@ ZERO, ONE = Const(0), Const(1)
 
 @dataclass(frozen=True)
 class Monomial:
-    """`number * product(atom ** exponent)` where all `masks` hold, 0 elsewhere."""
+    """`number * product(atom ** exponent)` where all `masks` hold, 0 elsewhere. A factor with which the number would have
+    more digits than a float has is an atom."""
 
     number: Fraction
     powers: Mapping[Expr, int]
@@ -36,12 +37,16 @@ class Monomial:
         return frozenset(self.powers.items()), self.masks
 
     def times(self, other: Monomial) -> Monomial:
-        powers = dict(self.powers)
-        for atom, exponent in other.powers.items():
+        number, powers = self.number * other.number, dict(self.powers)
+        apart: dict[Expr, int] = {}
+        if _ratio(abs(number)) is None and (ratio := _ratio(abs(other.number))) is not None:
+            number = self.number if other.number > 0 else -self.number
+            apart = {part: n for part, n in zip(ratio, (1, -1), strict=True) if part is not ONE}
+        for atom, exponent in (*other.powers.items(), *apart.items()):
             powers[atom] = powers.get(atom, 0) + exponent
         kept = {atom: exponent for atom, exponent in powers.items() if exponent}
         masks = tuple(dict.fromkeys((*self.masks, *other.masks)))
-        return Monomial(self.number * other.number, kept, masks)
+        return Monomial(number, kept, masks)
 
     def masked(self, *masks: Expr) -> Monomial:
         """Where these masks hold as well."""
@@ -219,7 +224,8 @@ def written(monomial: Monomial) -> Expr:
     size = abs(monomial.number)
     number = _number(size)
     if number is None:
-        above, below = _with(size.numerator, above), _with(size.denominator, below)
+        top, bottom = _ratio(size) or (Const(size.numerator), Const(size.denominator))
+        above, below = _with(top, above), _with(bottom, below)
     elif size != 1 or not above:
         inverted = Fraction(1) / size
         if above and inverted.denominator == 1 and size.denominator != 1:
@@ -232,8 +238,8 @@ def written(monomial: Monomial) -> Expr:
     return reduce(lambda a, b: call("div", a, b), below, over) if len(below) < 2 else _over(over, below)
 
 
-def _with(number: int, factors: list[Expr]) -> list[Expr]:
-    return factors if number == 1 else [Const(number), *factors]
+def _with(number: Const, factors: list[Expr]) -> list[Expr]:
+    return factors if number is ONE else [number, *factors]
 
 
 def _over(over: Expr, below: list[Expr]) -> Expr:
@@ -257,9 +263,32 @@ def _power(factor: Expr, exponent: int) -> list[Expr]:
     return [call("sq", factor)] * (exponent // 2) + [factor] * (exponent % 2)
 
 
+LARGEST = 2**53
+"""Integers below it are floats."""
+
+
 def _number(size: Fraction) -> Const | None:
     """A number as it is written, where it is one: 3 or 0.25, but not 1/3."""
-    if size.denominator == 1 and size.numerator < 2**53:
+    if size.denominator == 1 and size.numerator < LARGEST:
         return Const(size.numerator)
-    value = float(size)
-    return Const(value) if Fraction(repr(value)) == size else None
+    try:
+        value = float(size)
+    except OverflowError:
+        return None
+    return Const(value) if math.isfinite(value) and Fraction(repr(value)) == size else None
+
+
+@lru_cache(4096)
+def _ratio(size: Fraction) -> tuple[Const, Const] | None:
+    """A number as one that is written over another: 1 / 3, 0.72 / 2.8284271247461903; None where floats have too few
+    digits."""
+    if (number := _number(size)) is not None:
+        return number, ONE
+    if size.numerator < LARGEST and size.denominator < LARGEST:
+        return Const(size.numerator), Const(size.denominator)
+    digits = len(str(min(size.numerator, size.denominator))) - 1
+    for shift in sorted(range(2 * digits + 1), key=lambda shift: abs(shift - digits)):
+        over, under = (_number(Fraction(part, 10**shift)) for part in (size.numerator, size.denominator))
+        if over is not None and under is not None:
+            return over, under
+    return None
