@@ -50,6 +50,20 @@ class Attention(torch.nn.Module):
         return self.out(found.transpose(1, 2).reshape(b, n, 12))  # type: ignore[no-any-return]
 
 
+def written(x: torch.Tensor) -> torch.Tensor:
+    """A recurrence that is written into a tensor, position by position, and what slices leave of it."""
+    o = torch.zeros_like(x)
+    for i in range(3):
+        o[:, i] = x[:, i] * 2 + (o[:, i - 1] if i else 0)
+    o[1:, 3:] = x[1:, :-3]
+    return o
+
+
+def turned(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    n = c.shape[-1]
+    return torch.cat([x[..., :-n], x[..., -n:] * c], -1) * x.shape[-1] ** -0.5 + x.shape[0] / 3
+
+
 @dataclass(frozen=True)
 class Case:
     fn: Callable[..., Any]
@@ -122,6 +136,15 @@ CASES = {
     "truth": Case(
         lambda x, y: torch.where((x > 0) & ~(y > 0) | (x == y), x, -y), lambda n: (r(n, 3), r(3))
     ),
+    "sizes as real numbers, slices from the end": Case(turned, lambda n: (r(3, n + 4), r(3, n))),
+    "a slice as long as another tensor": Case(lambda x, y: y[:, -x.size(1):] * x, lambda n: (r(2, n), r(2, n + 3))),
+    "slices that are written": Case(written, lambda n: (r(n, 8),)),
+    "halves of a batch": Case(
+        lambda x, i: (x[: x.shape[0] // 2] * (i[: x.shape[0] // 2] > 1) - x[x.shape[0] // 2 :]).mean(),
+        lambda n: (r(n + n % 2, 3), torch.arange(n + n % 2)[:, None]),
+    ),
+    "arguments without a name": Case(lambda *a, **k: a[0] + a[1] * 2, lambda n: (r(n, 3), r(n, 3))),
+    "powers": Case(lambda x, y: x.abs() ** 0.3 + x**y.round() + torch.pow(x.abs() + 0.1, y) + x**20, lambda n: (r(n, 3), r(n, 3))),
     "casts": Case(lambda x: (x.half() * 2).float(), lambda n: (torch.randn(n, 4),)),
 }  # fmt: skip
 
@@ -223,6 +246,12 @@ def test_what_is_no_program_is_refused(fn: Any, said: str) -> None:
     with pytest.raises(eq.EqfuseError, match=said) as caught:
         eq.from_torch(fn, torch.randn(3, 4))
     assert caught.value.hint
+
+
+def test_what_cannot_be_exported_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(eq.EqfuseError, match="data-dependent"):
+        eq.from_torch(lambda x: x if x.sum() > 0 else -x, torch.randn(3, 4))
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ CONVOLUTION = "z = sum[j](x[j])\ny[i] = sum[k](x[i+k] * w[k]) / z\nreturn y"
         "y[i] = x[i] + x[10]",
         "y[i] = where(i > 1, where(i > 2, x[i-3], x[i-2]), 0) + x[i]",
         "y[i] = x[i] + x[max(i-1, 0)] + x[N(i)-1-i]",
+        "x: f32[k]\ny[i] = x[i+0] - x[i+N(k)//2]",
         "y[i] = sum[j](x[j]) + where(i + 1 < N(i), x[i+1], 0) * x[i]",
     ],
 )

@@ -9,6 +9,7 @@ from a feature axis and joined again are the digits that they were. Sizes are in
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,19 @@ from eqfuse.terms.nodes import Call, Const, Expr, call
 
 Size = Any
 """A positive integer, or a sympy expression of positive symbols."""
+
+
+REAL = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "OpaqueUnaryFn")
+"""How torch's functions of sizes are called whose results are real."""
+
+
+def is_real_size(size: Size) -> bool:
+    """Whether a number made of sizes is real, as `n ** -0.5` is."""
+    if isinstance(size, int | float):
+        return isinstance(size, float)
+    kind = type(size).__name__
+    sums = ("Add", "Mul", "Max", "Min", "Pow")
+    return bool(size.is_Float) or kind.startswith(REAL) or kind in sums and any(map(is_real_size, size.args))
 
 
 @dataclass(frozen=True)
@@ -53,10 +67,36 @@ def plus(left: Expr, right: Expr) -> Expr:
             return other
         case Call("add", (inner, Const(int(a)))), Const(int(b)):
             return plus(inner, Const(a + b))
+        case Call("sub", (inner, Const(int(a)))), Const(int(b)):
+            return plus(inner, Const(b - a))
+        case Call("sub", (inner, a)), b if a == b:
+            return inner
         case other, Const(int(b)) if b < 0:
             return call("sub", other, Const(-b))
         case _:
             return call("add", left, right)
+
+
+def minus(left: Expr, right: Expr) -> Expr:
+    """A difference of integers."""
+    match left, right:
+        case a, b if a == b:
+            return Const(0)
+        case a, Const(int(b)):
+            return plus(a, Const(-b))
+        case Call("add", (a, b)), c if b == c:
+            return a
+        case _:
+            return call("sub", left, right)
+
+
+def compared(fn: str, left: Expr, right: Expr) -> Expr:
+    """A comparison of integers."""
+    match left, right:
+        case Const(int(a)), Const(int(b)):
+            return Const(bool(getattr(operator, fn)(a, b)))
+        case _:
+            return call(fn, left, right)
 
 
 def times(left: Expr, right: Expr) -> Expr:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from inspect import signature
 from types import FunctionType
 from typing import Any
 
@@ -14,7 +18,7 @@ from torch.utils import _pytree as pytree
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled
-from eqfuse.torch.positions import Size
+from eqfuse.torch.positions import Size, is_real_size
 from eqfuse.torch.text import Text, text_of
 from eqfuse.torch.translate import Refused, Translation, input_name, reserved, shape_of, size_of
 from eqfuse.torch.values import Value, Writer
@@ -111,8 +115,11 @@ class TorchProgram:
         return f"<eqfuse program of torch>\n{self.source}"
 
 
-def _number(size: Size, symbols: Mapping[Any, int]) -> int:
-    return size if isinstance(size, int) else int(size.subs(symbols))
+def _number(size: Size, symbols: Mapping[Any, int]) -> Any:
+    if isinstance(size, int | float):
+        return size
+    found = size.subs(symbols)
+    return float(found) if is_real_size(size) else int(found)
 
 
 class _Module(torch.nn.Module):
@@ -140,8 +147,8 @@ def from_torch(
             f"{type(fn).__name__} is no function of torch", hint="pass a function or an nn.Module"
         )
     exported = _exported(fn, examples, dict(kwargs or {}))
-    graph, signature = exported.graph_module.graph, exported.graph_signature
-    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    graph, inputs = exported.graph_module.graph, exported.graph_signature
+    changed = [*inputs.buffers_to_mutate.values(), *inputs.user_inputs_to_mutate.values()]
     if changed:
         raise EqfuseError(
             f"it changes {', '.join(map(repr, changed))}",
@@ -150,14 +157,14 @@ def from_torch(
     arguments, takes = pytree.tree_flatten((examples, dict(kwargs or {})))
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     names: dict[str, str] = {}
-    for node, spec in zip(nodes, signature.input_specs, strict=True):
+    for node, spec in zip(nodes, inputs.input_specs, strict=True):
         word = spec.target or node.name
         names[node.name] = input_name(word.removeprefix("function."), list(names.values()))
     translation = Translation(Writer([*names.values(), *reserved()]))
     tensors: dict[str, Callable[[], torch.Tensor]] = {}
     taken: list[tuple[str, tuple[Size, ...] | None, Any]] = []
     user = iter(arguments)
-    for node, spec in zip(nodes, signature.input_specs, strict=True):
+    for node, spec in zip(nodes, inputs.input_specs, strict=True):
         name = names[node.name]
         if spec.kind.name in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
             tensors[name] = _tensor(fn, exported, spec.target)
@@ -205,12 +212,9 @@ def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[st
         return None
 
     shapes: Any = pytree.tree_map(dynamic, (examples, kwargs))
-    if isinstance(fn, torch.nn.Module | FunctionType):
-        given = (*shapes[0], *shapes[1].values())
-    else:
-        given = (tuple(shapes[0]), shapes[1]) if kwargs else (tuple(shapes[0]),)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        given = signature(module.forward).bind(*shapes[0], **shapes[1]).arguments
+        with warnings.catch_warnings(), torch.no_grad(), _quiet():
             warnings.simplefilter("ignore")
             exported = torch.export.export(
                 module, examples, kwargs or None, dynamic_shapes=given, strict=False
@@ -226,10 +230,23 @@ def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[st
         ) from error
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from printing graphs that it could not export: the error says what is wrong."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    was = logger.disabled
+    logger.disabled = True
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.disabled = was
+
+
 KEPT = (
     "scaled_dot_product_attention", "linear", "matmul", "layer_norm", "rms_norm", "group_norm", "batch_norm",
     "softmax.int", "log_softmax.int", "silu", "masked_fill.Scalar", "masked_fill.Tensor", "tril", "triu",
-    "logsumexp", "gelu", "index_select", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss",
+    "logsumexp", "gelu", "index_select", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter",
 )  # fmt: skip
 """Operators that are translated as they are, not as what torch makes of them."""
 
@@ -280,7 +297,7 @@ def _written(
         elif isinstance(made, Value):
             found.append(("result", len(values), made.shape))
             values.append(made)
-        elif isinstance(made, torch.SymInt):
+        elif isinstance(made, torch.SymInt | torch.SymFloat):
             found.append(("number", size_of(made)))
         elif made is None or isinstance(made, bool | int | float | str):
             found.append(("constant", made))

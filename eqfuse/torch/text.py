@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +12,14 @@ import torch
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.operator.shapes import output_dtypes
 from eqfuse.terms.functions import CASTS, ROUNDINGS
-from eqfuse.terms.nodes import Expr, Load, Program, Reduce, Scalar, replaced, walk
+from eqfuse.terms.nodes import Expr, Load, Program, Reduce, Scalar, children, replaced, walk
 from eqfuse.terms.nodes import Size as SizeOf
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show
 from eqfuse.terms.sizes import sources
 from eqfuse.torch.positions import Size as Extent
 from eqfuse.torch.translate import Translation
-from eqfuse.torch.values import Line, Value, axes_in, position
+from eqfuse.torch.values import Line, Value, Writer, axes_in, position
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def _needed(lines: list[Line], names: Sequence[str]) -> list[Line]:
 
 
 def _sizes_as_scalars(translation: Translation, lines: list[Line]) -> tuple[list[Line], dict[str, Extent]]:
-    """The definitions with a scalar for the extent of each axis that no definition has, and these extents."""
+    """The definitions with a scalar for each number that is made of the extents of axes that no definition has, and these
+    numbers."""
     writer = translation.writer
     axes = {axis for line in lines for own in line.axes for axis in own}
     axes |= {axis for line in lines if line.several for axis in line.several[1]}
@@ -137,12 +139,16 @@ def _sizes_as_scalars(translation: Translation, lines: list[Line]) -> tuple[list
     for axis in sorted(missing):
         size = writer.names.sizes[axis]
         known = next((other for other in sorted(axes) if writer.names.sizes.get(other) == size), None)
-        if known is None:
-            known = writer.names.definition("size")
-            numbers[known] = size
-            values[SizeOf(axis)] = Scalar(known)
-        else:
+        if known is not None:
             values[SizeOf(axis)] = SizeOf(known)
+    unknown = frozenset(SizeOf(axis) for axis in missing) - values.keys()
+    scalars: dict[Extent, Scalar] = {}
+    for number in dict.fromkeys(each for line in lines for each in _numbers(writer, unknown, *_exprs(line))):
+        size = writer.extents[number]
+        if size not in scalars:
+            name = writer.names.definition("size")
+            scalars[size], numbers[name] = Scalar(name), size
+        values[number] = scalars[size]
     if not values:
         return lines, numbers
     found = []
@@ -153,6 +159,15 @@ def _sizes_as_scalars(translation: Translation, lines: list[Line]) -> tuple[list
             several = several[0], several[1], tuple(replaced(arg, values) for arg in several[2])
         found.append(Line(line.names, line.axes, expr, several))
     return found, numbers
+
+
+def _numbers(writer: Writer, unknown: AbstractSet[Expr], *exprs: Expr) -> Iterator[Expr]:
+    """The largest parts of terms that are numbers made of extents, some of them unknown."""
+    for expr in exprs:
+        if expr in writer.extents and not unknown.isdisjoint(walk(expr)):
+            yield expr
+        else:
+            yield from _numbers(writer, unknown, *children(expr))
 
 
 def _has(lines: Sequence[Line], axis: str) -> bool:

@@ -14,13 +14,13 @@ from torch import fx
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.dtypes import DTYPES
 from eqfuse.terms.functions import CALLABLE, CONSTANTS
-from eqfuse.terms.nodes import Axis, Expr, Load, Scalar, children, walk
+from eqfuse.terms.nodes import Expr, Load, Scalar, walk
 from eqfuse.terms.registry import reducers
 from eqfuse.torch.operators import indices, pointwise, products, reductions, views
 from eqfuse.torch.operators.pointwise import NARROW
 from eqfuse.torch.operators.table import TABLE, Node, Unsupported
 from eqfuse.torch.positions import Position, Size
-from eqfuse.torch.values import Digit, Value, Writer, position
+from eqfuse.torch.values import Digit, Value, Writer, is_view, position
 
 MODULES = (indices, pointwise, products, reductions, views)
 """What enters operators into the table."""
@@ -88,11 +88,11 @@ def user_line(node: fx.Node) -> str:
 
 
 def size_of(size: Any) -> Size:
-    """A size of a graph: an integer, or an expression of symbols."""
-    if isinstance(size, int):
+    """A size of a graph, or a number made of sizes: a number, or an expression of symbols."""
+    if isinstance(size, int | float):
         return size
     expr = size.node.expr
-    return int(expr) if expr.is_Integer else expr
+    return int(expr) if expr.is_Integer else float(expr) if expr.is_Float else expr
 
 
 def shape_of(value: torch.Tensor) -> tuple[Size, ...]:
@@ -151,7 +151,7 @@ class Translation:
         if getattr(node.target, "__name__", "") == "getitem":
             of, place = node.args
             return self.made[of][place]  # type: ignore[index]
-        if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
+        if isinstance(value, torch.SymInt | torch.SymFloat | int | float) and not isinstance(value, bool):
             return size_of(value)
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Unsupported("it is no operator of ATen")
@@ -178,21 +178,21 @@ class Translation:
                 return self.made[argument]
             case list() | tuple():
                 return [self._resolved(part) for part in argument]
-            case torch.SymInt():
+            case torch.SymInt() | torch.SymFloat():
                 return size_of(argument)
             case _:
                 return argument
 
     def _kept(self, node: fx.Node, value: Value) -> Value:
         """The value, as a definition where it is read several times, or is long, and more than a view."""
-        if value.name or not value.is_real or len(value.shape) == 0:
+        if value.name or value.is_choice or not value.is_real or len(value.shape) == 0:
             return value
         groups = self.writer.axes(value.shape, value.layout)
         expr = value.at([position(group) for group in groups])
         size = 0
         for _ in walk(expr):
             size += 1
-        if _is_view(expr) or len(node.users) < 2 and size <= LONGEST:
+        if is_view(expr) or len(node.users) < 2 and size <= LONGEST:
             return value
         return self.writer.defined(value, groups, expr, word_of(node))
 
@@ -203,11 +203,6 @@ PARTLY = (
     "aten._scaled_dot_product_cudnn_attention",
 )
 """Operators some of whose results are no tensors."""
-
-
-def _is_view(expr: Expr) -> bool:
-    """Whether an expression is one element of an input or a definition, or a number."""
-    return isinstance(expr, Load | Scalar | Axis) or not children(expr)
 
 
 def word_of(node: fx.Node) -> str:

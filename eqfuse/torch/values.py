@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from eqfuse.terms.nodes import Axis, Const, Expr, Load, Scalar, Size, call
-from eqfuse.torch.positions import Part, Position, Radix
+from eqfuse.terms.expressions import power_of
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, Scalar, Size, call, children
+from eqfuse.torch.positions import Part, Position, Radix, is_real_size
 from eqfuse.torch.positions import Size as Extent
 
 Read = Callable[[tuple[Position, ...]], Expr]
@@ -34,13 +35,15 @@ Layout = tuple[tuple[Digit, ...] | None, ...]
 
 @dataclass
 class Value:
-    """`name` is that of the definition or input that the value is, where it is one."""
+    """`name` is that of the definition or input that the value is, where it is one; `is_choice` says that each of its
+    numbers is one of named values, so that it is written out where it is read."""
 
     shape: tuple[Extent, ...]
     dtype: torch.dtype
     layout: Layout
     read: Read
     name: str = ""
+    is_choice: bool = False
     memo: dict[tuple[Position, ...], Expr] = field(default_factory=dict)
 
     def at(self, positions: Sequence[Position]) -> Expr:
@@ -115,16 +118,25 @@ class Writer:
         self.radix = Radix(self.size_text)
         self.symbols: dict[Any, str] = {}
         self.ranks: dict[str, int] = {}
+        self.extents: dict[Expr, Extent] = {}
         self._known: dict[Extent, Extent] = {}
 
     # -- sizes ------------------------------------------------------------------------------------
 
     def size_text(self, size: Extent) -> Expr:
         """An extent, as an expression: a number, or of the numbers of positions of axes."""
-        if isinstance(size, int):
+        if isinstance(size, int | float):
             return Const(size)
+        found = self._text(size)
+        if not is_real_size(size):
+            self.extents[found] = size
+        return found
+
+    def _text(self, size: Extent) -> Expr:
         if size in self.symbols:
             return Size(self.symbols[size])
+        if is_real_size(size):
+            return self._real_text(size)
         top, bottom = size.as_numer_denom()
         if bottom != 1:
             return call("floordiv", self.size_text(_plain(top)), self.size_text(_plain(bottom)))
@@ -138,14 +150,29 @@ class Writer:
                 return call("floordiv", left, right)
             case "Mod" | "PythonMod", [left, right]:
                 return call("mod", left, right)
-            case "Max", [first, *rest]:
-                return _folded("maximum", first, rest)
-            case "Min", [first, *rest]:
-                return _folded("minimum", first, rest)
+            case "Max" | "Min" as fold, [first, *rest]:
+                return _folded(FOLDED[fold], first, rest)
             case "Pow", [base, Const(int(power))] if 0 < power <= 4:
                 return _folded("mul", base, [base] * (power - 1))
             case _:
                 raise NotImplementedError(f"a size of the form {size}")
+
+    def _real_text(self, size: Extent) -> Expr:
+        """A real number that is made of sizes."""
+        parts = [self.size_text(_plain(part)) for part in size.args]
+        match type(size).__name__.removeprefix("OpaqueUnaryFn_"), parts:
+            case "ToFloat", [whole]:
+                return whole
+            case "IntTrueDiv" | "FloatTrueDiv", [left, right]:
+                return call("div", left, right)
+            case "FloatPow" | "Pow", [base, Const(int() | float() as exponent)]:
+                return power(base, exponent)
+            case "Add" | "Mul" | "Max" | "Min" as fold, [first, *rest]:
+                return _folded(FOLDED[fold], first, rest)
+            case "sqrt" | "exp" | "log" | "cos" | "sin" | "tanh" as fn, [of]:
+                return call(fn, of)
+            case _:
+                raise NotImplementedError(f"a number of the form {size}")
 
     def _sum(self, size: Extent) -> Expr:
         """A sum, what is taken away behind what is added."""
@@ -231,6 +258,14 @@ class Writer:
         expr = value.at([position(group) for group in groups])
         return self.defined(value, groups, expr, word)
 
+    def settled(self, value: Value, word: str) -> Value:
+        """The value, as a definition where it computes a real number."""
+        if value.name or value.is_choice or not value.is_real:
+            return value
+        groups = self.axes(value.shape, value.layout)
+        expr = value.at([position(group) for group in groups])
+        return value if is_view(expr) else self.defined(value, groups, expr, word)
+
     def defined(
         self, like: Value, groups: Sequence[Sequence[Digit]], expr: Expr, word: str, name: str = ""
     ) -> Value:
@@ -254,8 +289,22 @@ class Writer:
         return Value(like.shape, like.dtype, tuple(map(tuple, groups)), read, name)
 
 
+FOLDED = {"Add": "add", "Mul": "mul", "Max": "maximum", "Min": "minimum"}
+
+
 def _plain(size: Extent) -> Extent:
-    return int(size) if size.is_Integer else size
+    return int(size) if size.is_Integer else float(size) if size.is_Float else size
+
+
+def power(x: Expr, exponent: float) -> Expr:
+    """A power with a constant exponent: by squaring where that is an integer or a half, else by a logarithm."""
+    if exponent == -0.5:
+        return call("rsqrt", x)
+    if exponent % 0.5:
+        return call("exp", call("mul", call("log", x), Const(float(exponent))))
+    if exponent < 0:
+        return call("div", Const(1.0), power(x, -exponent))
+    return Const(1.0) if exponent == 0 else power_of(x, float(exponent))
 
 
 def _folded(fn: str, first: Expr, rest: Sequence[Expr]) -> Expr:
@@ -280,6 +329,11 @@ def constant(number: float | bool, dtype: torch.dtype) -> Value:
     else:
         plain = float(number) if dtype.is_floating_point else int(number)
     return Value((), dtype, (), lambda _: Const(plain))
+
+
+def is_view(expr: Expr) -> bool:
+    """Whether an expression is one element of an input or a definition, or a number."""
+    return isinstance(expr, Load | Scalar | Axis) or not children(expr)
 
 
 def is_number(expr: Expr, number: float) -> bool:

@@ -178,7 +178,7 @@ def _fitting(
     classes = AxisClasses()
     join_axes(classes, program)
     integers = {**small_integers(program), **_integers(scalars)}
-    plain = {(load.tensor, k): index.name for load, k, index in plain_indices(program)}
+    plain = _axes_of_dimensions(program)
     fixed = {classes.find(("", axis)): n for axis, n in (pinned or {}).items()}
     for exact in (False, True):
         reached: dict[object, int] = {classes.find(("", axis)): n for axis, n in (least or {}).items()}
@@ -196,6 +196,19 @@ def _fitting(
                 reached |= {key: max(length, reached.get(key, 0)) for key, length in needed.items()}
     read = outside[0]
     raise never_inside(program, read, plain.get((read.load.tensor, read.dimension)))
+
+
+@once
+def _axes_of_dimensions(program: Program) -> Mapping[tuple[str, int], str]:
+    """The axis that has the extent of a dimension: the one that is declared there, or that indexes it plainly."""
+    known = axes_of(program.outputs)
+    found = {
+        (tensor.name, k): axis
+        for tensor in program.tensors
+        for k, axis in enumerate(tensor.axes)
+        if axis is not None and axis in known
+    }
+    return found | {(load.tensor, k): index.name for load, k, index in plain_indices(program)}
 
 
 def _needed(
@@ -221,7 +234,7 @@ def short_axes(
 ) -> dict[str, int]:
     """Axes whose dimension is read beyond their end at computed positions, with the extents that such reads need."""
     integers = {**small_integers(program), **_integers(scalars)}
-    plain = {(load.tensor, k): index.name for load, k, index in plain_indices(program)}
+    plain = _axes_of_dimensions(program)
     found: dict[str, int] = {}
     for read in reads_outside(program, shapes, extents, integers):
         axis = plain.get((read.load.tensor, read.dimension))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 
 from eqfuse.arguments import DTYPE_NAMES
-from eqfuse.terms.expressions import power_of
 from eqfuse.terms.functions import BITWISE
 from eqfuse.terms.nodes import Const, Expr, call
 from eqfuse.torch.operators.table import (
@@ -23,7 +22,8 @@ from eqfuse.torch.operators.table import (
     operator,
     truth,
 )
-from eqfuse.torch.values import Value, is_number
+from eqfuse.torch.positions import compared
+from eqfuse.torch.values import Value, is_number, power
 
 Function = Callable[..., Expr]
 
@@ -97,7 +97,7 @@ def _comparison(name: str, fn: str) -> None:
         are_truths = a.is_truth and b.is_truth
 
         def compute(x: Expr, y: Expr) -> Expr:
-            return call(fn, x, y) if are_truths else call(fn, number(a, x), number(b, y))
+            return call(fn, x, y) if are_truths else compared(fn, number(a, x), number(b, y))
 
         return elementwise(node.shape, node.dtype, [a, b], compute)
 
@@ -181,6 +181,10 @@ def _(node: Node) -> Value:
     return _arithmetic(node, _c("minimum"))
 
 
+LARGEST_EXPONENT = 64
+"""Up to which a power is written by squaring."""
+
+
 @operator("pow")
 def _(node: Node) -> Value:
     exponent = node.given.get("exponent")
@@ -189,19 +193,25 @@ def _(node: Node) -> Value:
         if isinstance(node.given.get("self"), int | float) and node.given["self"] > 0:
             other, known = node.value("exponent"), math.log(float(node.given["self"]))
             return elementwise(node.shape, node.dtype, [other], lambda y: call("exp", _mul(Const(known), y)))
-        raise Unsupported("a power whose exponent is a tensor")
-    if exponent % 0.5 or abs(exponent) > 16:
-        raise Unsupported(f"the power {exponent}: exponents are integers and halves up to 16")
+        if not node.dtype.is_floating_point:
+            raise Unsupported("a power of integers whose exponent is a tensor")
+        other = node.value("exponent")
+        return elementwise(
+            node.shape, node.dtype, [base, other], lambda x, y: raised(number(base, x), number(other, y))
+        )
+    if not abs(exponent) <= LARGEST_EXPONENT:
+        raise Unsupported(f"the power {exponent}: exponents are numbers up to {LARGEST_EXPONENT}")
     return elementwise(node.shape, node.dtype, [base], lambda x: power(number(base, x), float(exponent)))
 
 
-def power(x: Expr, exponent: float) -> Expr:
-    """A power by squaring."""
-    if exponent == -0.5:
-        return call("rsqrt", x)
-    if exponent < 0:
-        return call("div", Const(1.0), power(x, -exponent))
-    return Const(1.0) if exponent == 0 else power_of(x, exponent)
+def raised(x: Expr, y: Expr) -> Expr:
+    """A power whose exponent varies: of a number below 0 it is a number where the exponent is an integer."""
+    size = call("exp", call("mul", y, call("log", call("abs", x))))
+    half = call("mul", y, Const(0.5))
+    signed = _select(call("eq", call("floor", half), half), size, call("neg", size))
+    below = _select(call("eq", call("floor", y), y), signed, Const(math.nan))
+    found = _select(call("lt", x, Const(0)), below, size)
+    return _select(call("eq", y, Const(0)), Const(1.0), found)
 
 
 @operator("gelu")

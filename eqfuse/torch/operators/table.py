@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from eqfuse.terms.nodes import Call, Const, Expr, call
-from eqfuse.torch.positions import Position, Size
+from eqfuse.torch.positions import Position, Size, is_real_size
 from eqfuse.torch.values import Layout, Value, Writer, constant
 
 Made = Value | tuple[Value, ...]
@@ -48,7 +48,8 @@ class Node:
         if isinstance(found, bool | int | float):
             kind = torch.bool if type(found) is bool else torch.int64 if type(found) is int else torch.float32
             return constant(found, kind)
-        return Value((), torch.int64, (), lambda _: self.writer.size_text(found))
+        kind = torch.float32 if is_real_size(found) else torch.int64
+        return Value((), kind, (), lambda _: self.writer.size_text(found))
 
     def has(self, name: str) -> bool:
         return self.given.get(name) is not None

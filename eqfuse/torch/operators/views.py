@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from eqfuse.terms.nodes import Const, Expr, call
+from eqfuse.torch.operators.pointwise import cast
 from eqfuse.torch.operators.table import (
     Node,
     Unsupported,
@@ -16,7 +17,18 @@ from eqfuse.torch.operators.table import (
     number,
     operator,
 )
-from eqfuse.torch.positions import Part, Position, Size, exact_ratio, plus, times
+from eqfuse.torch.positions import (
+    Part,
+    Position,
+    Size,
+    compared,
+    divided,
+    exact_ratio,
+    minus,
+    plus,
+    remaining,
+    times,
+)
 from eqfuse.torch.values import Layout, Value, constant
 
 Move = Callable[[tuple[Position, ...]], Sequence[Position]]
@@ -148,21 +160,90 @@ def sliced(node: Node, x: Value, dimension: int, start: Size, step: int, size: S
     return along(x, dimension, size, index)
 
 
-def start_of(node: Node, start: Any, size: Size) -> Size:
+def start_of(start: Size, size: Size) -> Size:
     """Where a slice starts: from the front, and not behind the end."""
-    if not isinstance(start, int):
+    if isinstance(start, int) and isinstance(size, int):
+        return min(start, size) if start >= 0 else max(size + start, 0)
+    if start >= 0 if isinstance(start, int) else start.is_nonnegative:
         return start
-    if start >= 0:
-        return min(start, size) if isinstance(size, int) else start
-    return max(size + start, 0) if isinstance(size, int) else size + start
+    if isinstance(start, int) or start.is_negative:
+        found = size + start
+        return int(found) if found.is_Integer else found
+    raise Unsupported(f"a start at {start}, which may be counted from either end")
 
 
 @operator("slice", "narrow")
 def _(node: Node) -> Value:
     x = node.value("self")
     dimension = node.get("dim", 0) % x.rank
-    start = start_of(node, node.get("start", 0), x.shape[dimension])
+    start = start_of(node.get("start", 0), x.shape[dimension])
     return sliced(node, x, dimension, start, node.get("step", 1), node.shape[dimension])
+
+
+def inserted(
+    node: Node,
+    x: Value,
+    dimension: int,
+    inside: Callable[[Expr], Expr],
+    own: Callable[[Sequence[Position]], Expr],
+) -> Value:
+    """A value in which some positions of a dimension, those `inside`, have numbers of another one."""
+
+    def read(positions: tuple[Position, ...]) -> Expr:
+        held = inside(node.writer.radix.flat(positions[dimension]))
+        if held == Const(True):
+            return own(positions)
+        return (
+            x.at(positions) if held == Const(False) else call("where", held, own(positions), x.at(positions))
+        )
+
+    return Value(x.shape, x.dtype, x.layout, read, is_choice=True)
+
+
+def _parts(node: Node) -> tuple[Value, Value]:
+    """What is written into, and what is written, as definitions."""
+    return tuple(node.writer.settled(node.value(name), "part") for name in ("self", "src"))  # type: ignore[return-value]
+
+
+@operator("slice_scatter")
+def _(node: Node) -> Value:
+    x, source = _parts(node)
+    dimension, step = node.get("dim", 0) % x.rank, node.get("step", 1)
+    start = start_of(node.get("start", 0), x.shape[dimension])
+    size = source.shape[dimension]
+    if node.writer.agree(size, x.shape[dimension]) and step == 1:
+        return source
+    radix, text = node.writer.radix, node.writer.size_text
+
+    def inside(flat: Expr) -> Expr:
+        first, apart = text(start), minus(flat, text(start))
+        held = both(
+            compared("ge", flat, first), compared("lt", flat, plus(first, times(text(size), Const(step))))
+        )
+        return held if step == 1 else both(held, compared("eq", remaining(apart, Const(step)), Const(0)))
+
+    def own(positions: Sequence[Position]) -> Expr:
+        spot = divided(minus(radix.flat(positions[dimension]), text(start)), Const(step))
+        return source.at([*positions[:dimension], (Part(spot, size),), *positions[dimension + 1 :]])
+
+    return inserted(node, x, dimension, inside, own)
+
+
+@operator("select_scatter")
+def _(node: Node) -> Value:
+    x, source = _parts(node)
+    dimension = node.given["dim"] % x.rank
+    place = node.writer.size_text(start_of(node.given["index"], x.shape[dimension]))
+    return inserted(
+        node, x, dimension, lambda flat: compared("eq", flat, place),
+        lambda positions: source.at([*positions[:dimension], *positions[dimension + 1 :]]),
+    )  # fmt: skip
+
+
+@operator("copy")
+def _(node: Node) -> Value:
+    source = cast(node.value("src"), node.dtype)
+    return elementwise(node.shape, node.dtype, [source], lambda e: e)
 
 
 @operator("select")
@@ -171,7 +252,7 @@ def _(node: Node) -> Value:
     index = node.given["index"]
     if isinstance(index, Value):
         raise Unsupported("select at a position that a tensor holds")
-    place = node.writer.size_text(start_of(node, index, x.shape[dimension]))
+    place = node.writer.size_text(start_of(index, x.shape[dimension]))
     return selected(x, dimension, (Part(place, x.shape[dimension]),))
 
 
@@ -230,12 +311,19 @@ def joined_along(node: Node, tensors: Sequence[Value], dimension: int) -> Value:
         found: Expr | None = None
         for place in reversed(range(len(tensors))):
             start = ends[place - 1] if place else 0
-            inside = plus(flat, text(-start)) if isinstance(start, int) else call("sub", flat, text(start))
+            inside = minus(flat, text(start))
             spot = (Part(inside, tensors[place].shape[dimension]),)
             own = number(
                 tensors[place], tensors[place].at([*positions[:dimension], spot, *positions[dimension + 1 :]])
             )
-            found = own if found is None else call("where", call("lt", flat, text(ends[place])), own, found)
+            if found is None:
+                found = own
+                continue
+            match compared("lt", flat, text(ends[place])):
+                case Const(kept):
+                    found = own if kept else found
+                case kept:
+                    found = call("where", kept, own, found)
         assert found is not None
         return call("ne", found, Const(0)) if node.dtype == torch.bool else found
 
