@@ -15,6 +15,7 @@ import torch
 
 from bench.judge import EXACT, Disturbed
 from eqfuse.differentiate.certify import without_folds
+from eqfuse.differentiate.steps import with_stops
 from eqfuse.terms.domain import Watch
 from eqfuse.terms.floats import IRRATIONAL, TORCH_DTYPES, FloatDomain
 from eqfuse.terms.functions import CASTS
@@ -43,6 +44,9 @@ _CALLS: Mapping[str, Any] = {
     "rsqrt": torch.rsqrt,
     "exp": torch.exp,
     "log": torch.log,
+    "log1p": torch.log1p,
+    "expm1": torch.expm1,
+    "stop": torch.detach,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,
@@ -193,7 +197,7 @@ class Differentiated:
         noise: int | None = None,
     ) -> Differentiated:
         """Runs autograd; cotangents are drawn. Raises EqfuseError where the inputs do not fit."""
-        program = parse(source, scalars=constants)
+        program = with_stops(parse(source, scalars=constants), constants)
         axes = {program.domains.get(axis, axis) for axis in axes_of(program.outputs)}
         given = {axis: size for axis, size in sizes.items() if axis in axes}
         extents = bind(program, {name: array.shape for name, array in tensors.items()}, given, scalars)

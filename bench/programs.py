@@ -163,6 +163,7 @@ UNARY: Mapping[str, tuple[Interval, Callable[[float, float], Interval]]] = {
     "f16": ((-3e4, 3e4), lambda low, high: (low, high)),
     "bf16": ((-math.inf, 1e300), lambda low, high: (low, high)),
     "f32": ((-math.inf, 1e300), lambda low, high: (low, high)),
+    "stop": ((-math.inf, math.inf), lambda low, high: (low, high)),
     "log1p": ((-0.9, 1e300), _rising(math.log1p)),
     "expm1": ((-math.inf, 200), _rising(math.expm1)),
     "softplus": ((-math.inf, 1e300), lambda low, high: (0, max(high, 0) + 1)),
@@ -541,7 +542,7 @@ class _Writer:
 
     def _scaled(self, scope: frozenset[str]) -> Value:
         """A value, or its distance from the mean, over the greatest magnitude along an axis."""
-        value = self._load(scope)
+        value = self._load(scope) if scope else self._number(scope)
         if not value.axes or value.low == -math.inf:
             return value
         axis = self.one_of(sorted(value.axes))
