@@ -30,7 +30,7 @@ from eqfuse.tile.roles.nodes import (
     Wait,
     When,
 )
-from eqfuse.tile.roles.walk import nested
+from eqfuse.tile.walk import nested
 
 Body = tuple[Stmt, ...]
 Change = Callable[[Stmt], Iterable[Body]]

@@ -40,9 +40,8 @@ from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Free, Issue, Look, Loop, Read, RolesProgram, When, dealt
 from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.roles.walk import nested
 from eqfuse.tile.triton.launch import TritonProgram
-from eqfuse.tile.walk import nested as nested_tiles
+from eqfuse.tile.walk import nested
 from eqfuse.tune import kept
 from eqfuse.tune.tuner import Tuner
 from eqfuse.verify.check import check_stages
@@ -374,7 +373,7 @@ def test_a_term_of_a_row_is_taken_from_the_maximum() -> None:
     after = rows_last(masked_first(kernel))
     tiles = [
         sum(isinstance(s, Let) and isinstance(s.op, Elementwise) and len(s.value.dims) == 2 for s in body)
-        for body in (list(nested_tiles(kernel.body)), list(nested_tiles(after.body)))
+        for body in (list(nested(kernel.body)), list(nested(after.body)))
     ]
     assert tiles[1] < tiles[0]
     assert rows_last(after) == after

@@ -26,7 +26,7 @@ from eqfuse.tile.nodes import Dot, Elementwise, For, Let, LoadTile
 from eqfuse.tile.roles.choice import HELD, needs, rows_of, sized
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Await, Fill, Issue, Loop, Read, RolesProgram, Stmt
-from eqfuse.tile.roles.walk import nested
+from eqfuse.tile.walk import nested
 from eqfuse.verify.check import check_stages
 from eqfuse.verify.sizes import small_extents
 from eqfuse.verify.stages import roles_stages

@@ -31,8 +31,8 @@ from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import Await, Columns, Issue, Loop, Read, RolesKernel, RolesProgram, Store
 from eqfuse.tile.roles.sharing import shared
 from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.roles.walk import nested
 from eqfuse.tile.triton.wrap import wrap
+from eqfuse.tile.walk import nested
 from eqfuse.verify.check import check_stages
 from eqfuse.verify.sizes import small_extents
 from eqfuse.verify.stages import roles_stages

@@ -31,10 +31,9 @@ from eqfuse.tile.roles.nodes import Loop, Put, RolesKernel, RolesProgram, When
 from eqfuse.tile.roles.split import prepared
 from eqfuse.tile.roles.started import started
 from eqfuse.tile.roles.turned import turned
-from eqfuse.tile.roles.walk import nested
 from eqfuse.tile.triton.aot import compile_for
 from eqfuse.tile.triton.launch import TritonProgram, load
-from eqfuse.tile.walk import nested as nested_tiles
+from eqfuse.tile.walk import nested
 from eqfuse.tune import kept
 from eqfuse.tune.tuner import Tuner
 
@@ -323,7 +322,7 @@ def test_a_sum_that_something_else_reads_starts_where_it_did() -> None:
 
 
 def _product(kernel: Kernel) -> Dot:
-    return next(s.op for s in nested_tiles(kernel.body) if hasattr(s, "op") and isinstance(s.op, Dot))
+    return next(s.op for s in nested(kernel.body) if hasattr(s, "op") and isinstance(s.op, Dot))
 
 
 def test_three_consumers_do_not_multiply_256_columns(chunk: tuple[Derived, Compiled]) -> None:

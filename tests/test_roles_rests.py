@@ -28,7 +28,7 @@ from eqfuse.tile.gluon.module import emit
 from eqfuse.tile.roles.choice import rows_of, sized
 from eqfuse.tile.roles.interpreter import run
 from eqfuse.tile.roles.nodes import Look, Loop, RolesProgram, When
-from eqfuse.tile.roles.walk import nested
+from eqfuse.tile.walk import nested
 
 H200 = device_named("h200")
 SIZES = {"b": 1, "h": 32, "k": 8, "i": 8192, "j": 8192, "d": 128, "e": 128}

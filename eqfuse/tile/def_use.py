@@ -55,8 +55,8 @@ class Uses:
                     self._casts.add(path)
                 for operand in operands(op):
                     self._read(operand, Reader(path, True), value if isinstance(op, Align) else None)
-            case Store(_, index, value, mask):
-                for operand in (*index, value, *(() if mask is None else (mask,))):
+            case Store():
+                for operand in operands(stmt):
                     self._read(operand, Reader(path, True), None)
             case For(_, start, stop, carried, body, _):
                 end = (*path, len(body))

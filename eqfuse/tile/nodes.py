@@ -58,7 +58,7 @@ that a clipping runner may skip.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
@@ -275,6 +275,7 @@ Op = (
 
 @dataclass(frozen=True)
 class Let:
+    DEFINES: ClassVar = ("value",)
     value: Value
     op: Op
 
@@ -284,6 +285,7 @@ class Carried:
     """`value` is `init` before the first iteration and `next` (visible at the end of the body) after each;
     every `next` of a loop is read before any value is replaced."""
 
+    DEFINES: ClassVar = ("value",)
     value: Value
     init: Value
     next: Value

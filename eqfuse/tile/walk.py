@@ -1,134 +1,171 @@
-"""Walking tile programs: what ops read, and what bodies define and use."""
+"""Traversal of tile programs, of their roles, and of the C++ tree: what ops and statements read and define.
+
+Nothing here names a node: the annotations of a node's fields say which of them hold values (`HOLDS`), its class which of those it
+defines (`DEFINES`), and a field `body` has statements inside.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
-from eqfuse.tile.nodes import (
-    Align,
-    Bound,
-    Cast,
-    Dot,
-    Elementwise,
-    FinitePart,
-    FoldTile,
-    For,
-    Let,
-    LoadTile,
-    MergeTile,
-    Op,
-    RankTile,
-    ReduceTile,
-    RestOfProduct,
-    Search,
-    Stmt,
-    Store,
-    Value,
-)
+from eqfuse.tile.nodes import Let, Value
+
+N = TypeVar("N")
+HOLDS = re.compile(r"\b(Value|Op|Carried|Result|Index|Along|View)\b")
+"""What the annotation of a field names that holds values, or nodes that do."""
 
 
-def operands(op: Op) -> tuple[Value, ...]:
-    """The values that an op reads."""
-    match op:
-        case Elementwise(_, args) | FoldTile(_, args, _) | RankTile(_, args, _, _):
-            return args
-        case MergeTile(_, left, right, _):
-            return (*left, *right)
-        case Bound(_, stop):
-            return (stop,)
-        case Align(value) | Cast(value) | FinitePart(value) | ReduceTile(_, value, _):
-            return (value,)
-        case LoadTile(_, index, mask, _):
-            return index if mask is None else (*index, mask)
-        case Search(_, index, _, stop, target, _):
-            return (*index, stop, target)
-        case Dot(left, right, _, other, left_mask, right_mask) | RestOfProduct(
-            left, right, _, other, left_mask, right_mask
-        ):
-            return (left, right, *(v for v in (other, left_mask, right_mask) if v is not None))
-        case _:
+CARRIES = ("carried", "results")
+"""Fields of a loop and of a branch whose items stand for a value after it."""
+
+
+_holding: dict[type, tuple[str, ...]] = {}
+
+
+def _fields(node: Any) -> tuple[str, ...]:
+    """The fields that hold values."""
+    kind = type(node)
+    if kind not in _holding:
+        _holding[kind] = tuple(field.name for field in fields(kind) if HOLDS.search(str(field.type)))
+    return _holding[kind]
+
+
+def _defines(node: object) -> tuple[str, ...]:
+    return getattr(node, "DEFINES", ())
+
+
+def operands(node: object) -> tuple[Value, ...]:
+    """The values that an op or a statement reads itself, not those inside of its body, in the order of its fields."""
+    return _read_in(node, _defines(node))
+
+
+def _read_in(node: object, but: tuple[str, ...]) -> tuple[Value, ...]:
+    names = [name for name in _fields(node) if name not in but]
+    return tuple(value for name in names for value in _read(getattr(node, name)))
+
+
+def _read(held: Any) -> Iterable[Value]:
+    match held:
+        case None:
             return ()
-
-
-def with_operands(op: Op, read: Mapping[str, Value]) -> Op:
-    """The op of other operands, given by the names of its own."""
-
-    def many(values: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple(read[value.name] for value in values)
-
-    def maybe(value: Value | None) -> Value | None:
-        return None if value is None else read[value.name]
-
-    match op:
-        case Elementwise(_, args):
-            return replace(op, args=many(args))
-        case FoldTile(_, values, _) | RankTile(_, values, _, _):
-            return replace(op, values=many(values))
-        case MergeTile(_, left, right, _):
-            return replace(op, left=many(left), right=many(right))
-        case Bound(_, stop):
-            return replace(op, stop=read[stop.name])
-        case Align(value) | Cast(value) | FinitePart(value) | ReduceTile(_, value, _):
-            return replace(op, value=read[value.name])
-        case LoadTile(_, index, mask, _):
-            return replace(op, index=many(index), mask=maybe(mask))
-        case Search(_, index, _, stop, target, _):
-            return replace(op, index=many(index), stop=read[stop.name], target=read[target.name])
-        case Dot():
-            return replace(
-                op,
-                left=read[op.left.name],
-                right=read[op.right.name],
-                accumulator=maybe(op.accumulator),
-                left_mask=maybe(op.left_mask),
-                right_mask=maybe(op.right_mask),
-            )
-        case RestOfProduct():
-            return replace(
-                op,
-                left=read[op.left.name],
-                right=read[op.right.name],
-                total=read[op.total.name],
-                left_mask=maybe(op.left_mask),
-                right_mask=maybe(op.right_mask),
-            )
+        case Value():
+            return (held,)
+        case tuple():
+            return [value for part in held for value in _read(part)]
         case _:
-            return op
+            return operands(held)
 
 
-def nested(body: Iterable[Stmt]) -> Iterator[Stmt]:
-    """Every statement of a body, those inside loops included, outer ones first."""
+def defined_by(stmt: object) -> tuple[Value, ...]:
+    """The values that a statement defines for those after it."""
+    own = [getattr(stmt, name) for name in _defines(stmt)]
+    return (*own, *(item.value for item in carried_by(stmt)))
+
+
+def carried_by(stmt: object) -> tuple[Any, ...]:
+    """The values that a loop carries, or the results of a branch."""
+    return tuple(item for name in CARRIES for item in getattr(stmt, name, ()))
+
+
+def mapped(node: N, change: Callable[[Value], Value]) -> N:
+    """An op or a statement with every value changed, read or defined, those inside of its body included."""
+    old: Any = node
+    made = {name: _mapped(getattr(old, name), change) for name in _fields(old)}
+    if hasattr(old, "body"):
+        made["body"] = tuple(mapped(stmt, change) for stmt in old.body)
+    return replace(old, **made) if made else node
+
+
+def renamed(node: N, names: Mapping[str, Value]) -> N:
+    """An op or a statement with other values in the place of those of these names."""
+    return mapped(node, lambda value: names.get(value.name, value))
+
+
+def _mapped(held: Any, change: Callable[[Value], Value]) -> Any:
+    match held:
+        case None:
+            return None
+        case Value():
+            return change(held)
+        case tuple():
+            return tuple(_mapped(part, change) for part in held)
+        case _:
+            return mapped(held, change)
+
+
+def nested(body: Iterable[N]) -> Iterator[N]:
+    """Every statement of a body, those inside of loops and branches included, outer ones first."""
     for stmt in body:
         yield stmt
-        if isinstance(stmt, For):
-            yield from nested(stmt.body)
+        if inside := getattr(stmt, "body", ()):
+            yield from nested(inside)
 
 
-def defined(body: Iterable[Stmt]) -> Iterator[Value]:
+def defined(body: Iterable[object]) -> Iterator[Value]:
     """Every value that a body defines, carried ones included."""
-    for stmt in nested(body):
-        match stmt:
-            case Let(value, _):
-                yield value
-            case For(carried=carried):
-                yield from (item.value for item in carried)
+    return (value for stmt in nested(body) for value in defined_by(stmt))
 
 
-def reads(body: Iterable[Stmt]) -> Iterator[Value]:
+def reads(body: Iterable[object]) -> Iterator[Value]:
     """Every value that a body reads, once for each time that it does."""
-    for stmt in nested(body):
-        match stmt:
-            case Let(_, op):
-                yield from operands(op)
-            case For(_, start, stop, carried, _, _):
-                yield from (start, stop)
-                for item in carried:
-                    yield from (item.init, item.next)
-            case Store(_, index, value, mask):
-                yield from (*index, value, *(() if mask is None else (mask,)))
+    return (value for stmt in nested(body) for value in operands(stmt))
 
 
-def used(body: Iterable[Stmt]) -> set[str]:
+def used(body: Iterable[object]) -> set[str]:
     """Names of every value that a body reads."""
     return {value.name for value in reads(body)}
+
+
+def pruned(body: tuple[N, ...]) -> tuple[N, ...]:
+    """Dead code elimination: the body without ops, carried values and loops that no other statement needs.
+
+    Every statement that is not a `Let`, a loop or a branch has an effect, and is needed.
+    """
+    needs: dict[str, tuple[Value, ...]] = {}
+    waiting: list[Value] = []
+    for stmt in nested(body):
+        if isinstance(stmt, Let):
+            needs[stmt.value.name] = operands(stmt)
+        elif hasattr(stmt, "body"):
+            bounds = _read_in(stmt, CARRIES)
+            for item in carried_by(stmt):
+                needs[item.value.name] = (*bounds, *operands(item))
+            if _has_effect(stmt.body):
+                waiting += bounds
+        else:
+            waiting += operands(stmt)
+            needs.update({value.name: () for value in defined_by(stmt)})
+    alive: set[str] = set()
+    while waiting:
+        value = waiting.pop()
+        if value.name not in alive:
+            alive.add(value.name)
+            waiting += needs.get(value.name, ())
+    return _kept(body, alive)
+
+
+def _has_effect(body: Iterable[object]) -> bool:
+    return any(not isinstance(stmt, Let) and not hasattr(stmt, "body") for stmt in nested(body))
+
+
+def _kept(body: tuple[Any, ...], alive: set[str]) -> tuple[Any, ...]:
+    kept: list[Any] = []
+    for stmt in body:
+        if isinstance(stmt, Let):
+            if stmt.value.name in alive:
+                kept.append(stmt)
+        elif hasattr(stmt, "body"):
+            made = {
+                name: tuple(item for item in getattr(stmt, name) if item.value.name in alive)
+                for name in CARRIES
+                if hasattr(stmt, name)
+            }
+            inside = _kept(stmt.body, alive)
+            if any(made.values()) or _has_effect(inside):
+                kept.append(replace(stmt, body=inside, **made))
+        else:
+            kept.append(stmt)
+    return tuple(kept)

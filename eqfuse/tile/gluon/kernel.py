@@ -62,12 +62,12 @@ from eqfuse.tile.roles.nodes import (
     Wait,
     When,
 )
-from eqfuse.tile.roles.walk import nested, read_by
 from eqfuse.tile.triton.expressions import Piece
 from eqfuse.tile.triton.functions import IRRATIONAL, Text, call
 from eqfuse.tile.triton.parameters import Names, Tables
 from eqfuse.tile.triton.template import launch_text
 from eqfuse.tile.triton.wrap import wrap
+from eqfuse.tile.walk import nested, operands
 
 WARPS = 4
 """Warps of a consumer: a warp group, which multiplies matrices together."""
@@ -443,7 +443,7 @@ class _RoleText:
         found: dict[str, None] = {}
         for stmt in nested(self.role.body):
             values = [stmt.value] if isinstance(stmt, Let | Read | Await) else []
-            for value in (*values, *read_by(stmt)):
+            for value in (*values, *operands(stmt)):
                 found |= dict.fromkeys(axis for axis in value.dims if axis != rows)
         return list(found)
 
@@ -498,7 +498,7 @@ class _RoleText:
                     links += [(r.value.name, v.name) for r in results for v in (r.then, r.otherwise)]
                     other.add(condition.name)
                 case _:
-                    other |= {value.name for value in read_by(stmt)}
+                    other |= {value.name for value in operands(stmt)}
         changed = True
         while changed:
             changed = False
@@ -515,7 +515,7 @@ class _RoleText:
     def _count_reads(self) -> dict[str, int]:
         found: dict[str, int] = {}
         for stmt in nested(self.role.body):
-            for value in read_by(stmt):
+            for value in operands(stmt):
                 found[value.name] = found.get(value.name, 0) + 1
         return found
 
@@ -628,7 +628,7 @@ class _RoleText:
             if isinstance(stmt, Let) and stmt.value.name == value.name:
                 seen = True
             elif seen:
-                if any(v.name == value.name for v in read_by(stmt)):
+                if any(v.name == value.name for v in operands(stmt)):
                     return isinstance(stmt, Let) and not isinstance(stmt.op, Align)
                 if not isinstance(stmt, Let):
                     return False

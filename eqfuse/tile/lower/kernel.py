@@ -19,7 +19,7 @@ from eqfuse.tile.lower.expressions import Expressions
 from eqfuse.tile.lower.ranges import Partition, Segment
 from eqfuse.tile.lower.types import Type, Types
 from eqfuse.tile.nodes import Carried, Kernel, Store, Value
-from eqfuse.tile.prune import pruned
+from eqfuse.tile.walk import pruned
 
 
 class KernelLowering:

@@ -67,7 +67,4 @@ def _blocks(items: Iterable[Item]) -> Iterator[Blocks]:
 
 
 def _reads(item: Define | Put) -> tuple[Value, ...]:
-    if isinstance(item, Define):
-        return operands(item.op)
-    store = item.store
-    return (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
+    return operands(item.op if isinstance(item, Define) else item.store)

@@ -170,12 +170,9 @@ class Tree:
 
     def _reads(self, item: Define | Put) -> tuple[Value, ...]:
         """The values that an item waits for: a matrix product reads plain tiles of tensors where they are."""
-        if isinstance(item, Put):
-            store = item.store
-            return (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
-        if isinstance(item.op, Dot):
+        if isinstance(item, Define) and isinstance(item.op, Dot):
             return tuple(read for v in operands(item.op) for read in self._read_of(v, item))
-        return operands(item.op)
+        return _all_reads(item)
 
     def _read_of(self, value: Value, item: Define) -> tuple[Value, ...]:
         """What a matrix product waits for of an operand: of a plain tile of a tensor where it begins."""
@@ -504,10 +501,7 @@ class Tree:
 
 
 def _all_reads(item: Define | Put) -> tuple[Value, ...]:
-    if isinstance(item, Define):
-        return operands(item.op)
-    store = item.store
-    return (*store.index, store.value, *(() if store.mask is None else (store.mask,)))
+    return operands(item.op if isinstance(item, Define) else item.store)
 
 
 def _renamed(op: Op, hand: Mapping[str, Value]) -> Op:

@@ -39,7 +39,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import Draft, in_kernels
-from eqfuse.tile.walk import nested, operands, with_operands
+from eqfuse.tile.walk import mapped, nested, operands
 
 _LINEAR = frozenset(("add", "sub", "neg", "abs", "relu", "maximum", "minimum", "finite"))
 """Functions f with f(c x, c y) = c f(x, y) for every c > 0."""
@@ -215,7 +215,7 @@ class _Base2:
     def _with(self, op: Op, known: Mapping[str, Value], here: _Body) -> Op:
         """The op of these operands, of plain ones where none is given."""
         read = {v.name: known.get(v.name) or self._read(v, False, here) for v in operands(op)}
-        return with_operands(op, read)
+        return mapped(op, lambda value: read[value.name])
 
     def _read(self, value: Value, scaled: bool, here: _Body) -> Value:
         """The value times log2 e if `scaled` and plain if not, whichever of the two it is kept as."""
@@ -319,8 +319,8 @@ class _Flow:
                     return
                 for operand in operands(op):
                     self._read(operand, value.name)
-            case Store(_, index, value, mask):
-                for operand in (*index, value, *(() if mask is None else (mask,))):
+            case Store():
+                for operand in operands(stmt):
                     self._read(operand, None)
             case For(carried=items):
                 for item in items:

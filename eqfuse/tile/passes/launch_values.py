@@ -24,8 +24,7 @@ from eqfuse.tile.nodes import (
     TileProgram,
 )
 from eqfuse.tile.passes.draft import changed, in_kernels
-from eqfuse.tile.prune import pruned
-from eqfuse.tile.walk import nested
+from eqfuse.tile.walk import nested, pruned
 
 _FUNCTIONS = ("add", "sub", "mul", "floordiv")
 

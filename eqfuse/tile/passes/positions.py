@@ -33,8 +33,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
-from eqfuse.tile.prune import pruned
-from eqfuse.tile.walk import nested
+from eqfuse.tile.walk import nested, pruned
 
 EXACT = 2**24
 """Up to this size integers are exact in f32."""

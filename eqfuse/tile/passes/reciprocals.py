@@ -24,8 +24,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import Draft, changed, in_kernels
-from eqfuse.tile.prune import pruned
-from eqfuse.tile.walk import nested
+from eqfuse.tile.walk import nested, pruned
 
 ERROR = 2.01
 """How far a product with a reciprocal in f32 may be from the quotient, relative to it, in units of 2**-24: both are

@@ -26,8 +26,7 @@ from eqfuse.tile.roles.nodes import (
 from eqfuse.tile.roles.printer import line_of
 from eqfuse.tile.roles.row_terms import rows_last
 from eqfuse.tile.roles.scaled_maxima import scaled_last
-from eqfuse.tile.roles.walk import nested
-from eqfuse.tile.walk import nested as nested_tiles
+from eqfuse.tile.walk import nested
 from eqfuse.units import duration
 
 
@@ -118,7 +117,7 @@ def _selects(kernel: Kernel) -> int:
         and isinstance(stmt.op, Elementwise)
         and stmt.op.fn == "where"
         and bool(stmt.value.dims)
-        for stmt in nested_tiles(kernel.body)
+        for stmt in nested(kernel.body)
     )
 
 
@@ -126,7 +125,7 @@ def _changed(before: Kernel, after: Kernel) -> int:
     """Maxima that are taken of something else."""
     found = []
     for kernel in (before, after):
-        lets = (s for s in nested_tiles(kernel.body) if isinstance(s, Let))
+        lets = (s for s in nested(kernel.body) if isinstance(s, Let))
         found.append(
             {let.op.value.name for let in lets if isinstance(let.op, ReduceTile) and let.op.op == "max"}
         )

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from eqfuse.tile.nodes import Elementwise, Let
 from eqfuse.tile.roles.nodes import Loop, Result, Stmt, When
-from eqfuse.tile.roles.walk import nested, read_by
+from eqfuse.tile.walk import nested, operands
 
 
 def branched(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """The body with branches for selects of two tiles, the first of which nothing else reads."""
-    uses = Counter(value.name for stmt in nested(body) for value in read_by(stmt))
+    uses = Counter(value.name for stmt in nested(body) for value in operands(stmt))
     made: list[Stmt] = []
     for stmt in body:
         match stmt:

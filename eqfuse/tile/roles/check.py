@@ -28,7 +28,7 @@ from eqfuse.tile.roles.nodes import (
     Wait,
     When,
 )
-from eqfuse.tile.roles.walk import defined_by, nested, read_by
+from eqfuse.tile.walk import defined_by, nested, operands
 
 
 def check(program: RolesProgram) -> None:
@@ -110,7 +110,7 @@ class _Check:
                 self.require(issued.name in pending, f"{issued.name} is not under way")
                 del pending[issued.name]
             case _:
-                self._read(read_by(stmt), visible)
+                self._read(operands(stmt), visible)
         self._kinds(stmt)
         if isinstance(stmt, Issue):
             if stmt.accumulator is not None:  # one that starts from a result that is not awaited

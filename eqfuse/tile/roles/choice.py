@@ -54,8 +54,7 @@ from eqfuse.tile.roles.nodes import (
     When,
 )
 from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.roles.walk import nested, read_by
-from eqfuse.tile.walk import nested as every
+from eqfuse.tile.walk import nested, operands
 
 CONSUMERS = (2, 3)
 SHARING = 2
@@ -175,7 +174,7 @@ def _sums(tiles: Kernel) -> int:
 
 def _products(tiles: Kernel) -> Iterator[list[Dot]]:
     """The products of each loop."""
-    for stmt in every(tiles.body):
+    for stmt in nested(tiles.body):
         if isinstance(stmt, For):
             yield [s.op for s in stmt.body if isinstance(s, Let) and isinstance(s.op, Dot)]
 
@@ -389,7 +388,7 @@ class Price:
 
 def _summed_columns(tiles: Kernel) -> set[str]:
     """The axes of the columns of tiles that loops carry."""
-    loops = (stmt for stmt in every(tiles.body) if isinstance(stmt, For))
+    loops = (stmt for stmt in nested(tiles.body) if isinstance(stmt, For))
     return {c.value.dims[1] for loop in loops for c in loop.carried if len(c.value.dims) == 2}
 
 
@@ -463,7 +462,7 @@ class Pricing:
 
 def _loaded_axes(tiles: Kernel) -> set[str]:
     """The axes of tiles of two dims that loops load."""
-    lets = (stmt for stmt in every(tiles.body) if isinstance(stmt, Let) and isinstance(stmt.op, LoadTile))
+    lets = (stmt for stmt in nested(tiles.body) if isinstance(stmt, Let) and isinstance(stmt.op, LoadTile))
     return {axis for let in lets if len(let.value.dims) == 2 for axis in let.value.dims}
 
 
@@ -720,14 +719,12 @@ def _last_reads(loop: Loop, ends: Collection[str]) -> Mapping[str, int]:
     places: dict[str, list[int]] = {}
     for place, stmt in enumerate(loop.body):
         for each in nested((stmt,)):
-            for value in read_by(each):
+            for value in operands(each):
                 places.setdefault(value.name, []).append(place)
-    operands = {
-        s.pending.name: s.left for s in loop.body if isinstance(s, Issue) and isinstance(s.left, Value)
-    }
+    left = {s.pending.name: s.left for s in loop.body if isinstance(s, Issue) and isinstance(s.left, Value)}
     for place, stmt in enumerate(loop.body):
-        if isinstance(stmt, Await) and stmt.pending.name in operands:
-            places[operands[stmt.pending.name].name].append(place)
+        if isinstance(stmt, Await) and stmt.pending.name in left:
+            places[left[stmt.pending.name].name].append(place)
     found = {name: max(reads) for name, reads in places.items()}
     for stmt in reversed(loop.body):
         if not _is_computed(stmt):
@@ -736,7 +733,7 @@ def _last_reads(loop: Loop, ends: Collection[str]) -> Mapping[str, int]:
         reads = places.get(stmt.value.name, [])
         if len(reads) == 1 and stmt.value.name not in ends and _is_computed(loop.body[reads[0]]):
             there = found.pop(stmt.value.name)
-            for value in read_by(stmt):
+            for value in operands(stmt):
                 found[value.name] = max(found[value.name], there)
     return found | dict.fromkeys(ends, len(loop.body))
 

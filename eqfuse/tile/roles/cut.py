@@ -18,7 +18,7 @@ from typing import Literal
 from eqfuse.tile.nodes import BlockSize, Carried, Constant, Elementwise, Let, Start, Value
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import Items, Look, Loop, Stmt, When
-from eqfuse.tile.roles.walk import defined_by, nested, renamed
+from eqfuse.tile.walk import defined_by, nested, renamed
 
 INTEGER = "i32"
 

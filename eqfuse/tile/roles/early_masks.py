@@ -24,9 +24,8 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import Draft, changed
-from eqfuse.tile.prune import pruned
 from eqfuse.tile.roles.bindings import bindings_of
-from eqfuse.tile.walk import nested, operands, with_operands
+from eqfuse.tile.walk import nested, pruned, renamed
 
 
 def masked_first(kernel: Kernel) -> Kernel:
@@ -56,8 +55,7 @@ def masked_first(kernel: Kernel) -> Kernel:
     def one(let: Let) -> Sequence[Stmt]:
         if let.value.name in instead:
             return ()
-        read = {value.name: instead.get(value.name, value) for value in operands(let.op)}
-        op = with_operands(let.op, read)
+        op = renamed(let.op, instead)
         match op:
             case Elementwise("sub", (_, shift)) if let.value.name in exponents:
                 op = Elementwise("sub", (exponents[let.value.name], shift))

@@ -20,8 +20,7 @@ from eqfuse.tile.nodes import Dot, Elementwise, Let, LoadTile, Op, RestOfProduct
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import Loop, Result, Stmt, When
 from eqfuse.tile.roles.settled import is_settled
-from eqfuse.tile.roles.walk import nested, read_by, renamed
-from eqfuse.tile.walk import operands, with_operands
+from eqfuse.tile.walk import mapped, nested, operands, renamed
 
 
 def joined(body: tuple[Stmt, ...], fresh: Fresh, *, branches: bool = True) -> tuple[Stmt, ...]:
@@ -151,7 +150,7 @@ def _without_branches(loop: Loop) -> Loop:
 
 
 def _read_in(stmt: Stmt) -> list[Value]:
-    return [value for each in nested((stmt,)) for value in read_by(each)]
+    return [value for each in nested((stmt,)) for value in operands(each)]
 
 
 @dataclass
@@ -213,7 +212,7 @@ _NOTHING = Value("", (), "bool")
 
 def _without_operands(op: Op) -> Op:
     """What an op is, apart from what it reads."""
-    return with_operands(op, {value.name: _NOTHING for value in operands(op)})
+    return mapped(op, lambda _: _NOTHING)
 
 
 def _guarded(loop: Loop, selects: Mapping[str, Value], late: Value, fresh: Fresh) -> tuple[Stmt, ...] | None:
@@ -262,7 +261,7 @@ def _needed(body: Sequence[Stmt], roots: set[str]) -> set[str]:
             case When(condition, inner, results):
                 found.add(condition.name)
                 found |= {v.name for r in results for v in (r.then, r.otherwise)}
-                found |= {v.name for s in nested(inner) for v in read_by(s)}
+                found |= {v.name for s in nested(inner) for v in operands(s)}
     return found
 
 

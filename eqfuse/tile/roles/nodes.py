@@ -50,7 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from eqfuse.listed import Listed
 from eqfuse.loops.blocks import Block
@@ -120,6 +120,7 @@ class Loop:
 class Result:
     """`value` is `then` where the branch is taken, else `otherwise`."""
 
+    DEFINES: ClassVar = ("value",)
     value: Value
     then: Value
     otherwise: Value
@@ -187,12 +188,14 @@ class Free:
 
 @dataclass(frozen=True)
 class Read:
+    DEFINES: ClassVar = ("value",)
     value: Value
     view: View
 
 
 @dataclass(frozen=True)
 class Issue:
+    DEFINES: ClassVar = ("pending",)
     pending: Value
     left: Value | View
     right: View
@@ -202,6 +205,7 @@ class Issue:
 
 @dataclass(frozen=True)
 class Await:
+    DEFINES: ClassVar = ("value",)
     value: Value
     pending: Value
     behind: int
@@ -209,6 +213,7 @@ class Await:
 
 @dataclass(frozen=True)
 class Look:
+    DEFINES: ClassVar = ("value",)
     value: Value
     view: View
 
@@ -227,6 +232,7 @@ class Meet:
 class Column:
     """`value` has the rows of `tile`, and is an f32; `place` is below the tile's columns."""
 
+    DEFINES: ClassVar = ("value",)
     value: Value
     tile: Value
     place: Value

@@ -52,7 +52,7 @@ from eqfuse.tile.roles.nodes import (
     When,
 )
 from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.roles.walk import defined_by, nested, read_by, renamed
+from eqfuse.tile.walk import defined_by, nested, operands, renamed
 
 Turns = Mapping[str, Value]
 """The next turn of each ring."""
@@ -117,14 +117,14 @@ def _registers(stmt: Stmt, views: Mapping[str, View], fresh: Fresh, before: Sequ
     """What brings the tiles of slots that a statement computes with to registers, under their own names."""
     there = {v.name for s in before for v in defined_by(s)}
     for each in nested((stmt,)):
-        for value in read_by(each):
+        for value in operands(each):
             if value.name in views and value.name not in there:
                 there.add(value.name)
                 yield Read(value, views[value.name])
 
 
 def _rings_read(stmt: Stmt, found: Mapping[str, Source]) -> list[str]:
-    names = (value.name for each in nested((stmt,)) for value in read_by(each))
+    names = (value.name for each in nested((stmt,)) for value in operands(each))
     return list(dict.fromkeys(found[name].ring.name for name in names if name in found))
 
 
@@ -185,7 +185,7 @@ class _Pipeline:
         }
         done: set[str] = set()
         for stmt in body:
-            for name in [v.name for each in nested((stmt,)) for v in read_by(each)]:
+            for name in [v.name for each in nested((stmt,)) for v in operands(each)]:
                 if name in self.outside and name in wanted and name not in done:
                     raise Unsuited(f"{name} is read from shared memory in a loop")
             if isinstance(stmt, Let) and stmt.value.name in self.inside:
@@ -201,7 +201,7 @@ class _Pipeline:
     def _reads(self, number: int) -> list[Value]:
         stmt = self.body[number]
         own = {v.name for s in nested((stmt,)) for v in defined_by(s)} if isinstance(stmt, When) else set()
-        found = [value for each in nested((stmt,)) for value in read_by(each)]
+        found = [value for each in nested((stmt,)) for value in operands(each)]
         return [value for value in found if value.name not in own]
 
     def _stages(self) -> list[int]:
@@ -512,7 +512,7 @@ def _in_registers(stmt: Stmt) -> Sequence[Value]:
     """What a statement reads that has to be in registers: of a product, what it starts from."""
     if isinstance(stmt, Let) and isinstance(stmt.op, Dot):
         return () if stmt.op.accumulator is None else (stmt.op.accumulator,)
-    return read_by(stmt)
+    return operands(stmt)
 
 
 def _is_product(stmt: Stmt) -> bool:

@@ -38,12 +38,12 @@ from eqfuse.tile.nodes import (
 )
 from eqfuse.tile.nodes import Stmt as TileStmt
 from eqfuse.tile.passes.draft import Draft, changed
-from eqfuse.tile.prune import pruned
 from eqfuse.tile.roles.bindings import bindings_of
 from eqfuse.tile.roles.loads import Tensors, ends_early
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import Clear, Column, Look, Loop, Meet, Result, Ring, Stmt, View, Wait, When
 from eqfuse.tile.roles.unsuited import Unsuited
+from eqfuse.tile.walk import pruned
 
 
 def rests_first(kernel: Kernel, tensors: Tensors) -> Kernel:

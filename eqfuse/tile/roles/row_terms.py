@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from eqfuse.tile.nodes import Align, Elementwise, Kernel, Let, Op, ReduceTile, Stmt, Value
 from eqfuse.tile.passes.draft import Draft, changed
-from eqfuse.tile.prune import pruned
 from eqfuse.tile.roles.bindings import Readers, bindings_of, found_in
 from eqfuse.tile.roles.scaled_maxima import for_a_maximum
+from eqfuse.tile.walk import pruned
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.roles.nodes import Loop, Role, When
-from eqfuse.tile.roles.walk import nested
+from eqfuse.tile.walk import nested
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ARITHMETIC = ("add", "sub", "mul", "floordiv", "minimum", "maximum")

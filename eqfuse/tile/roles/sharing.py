@@ -37,8 +37,7 @@ from eqfuse.tile.nodes import (
 from eqfuse.tile.roles.names import Fresh
 from eqfuse.tile.roles.nodes import Columns, Give, Items, Loop, Put, Result, Ring, Stmt, When
 from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.roles.walk import defined_by, nested, pruned, read_by
-from eqfuse.tile.walk import operands, with_operands
+from eqfuse.tile.walk import defined_by, mapped, nested, operands, pruned
 
 
 def shared_axis(body: Iterable[Stmt], rows: str) -> str:
@@ -97,7 +96,7 @@ class _Sharing:
                     found = tuple(Result(*map(self._of, (r.value, r.then, r.otherwise))) for r in results)
                     yield When(condition, tuple(self.body(inner)), found)
                 case Store(tensor, index, value, mask):
-                    self._read(read_by(stmt))
+                    self._read(operands(stmt))
                     masked = None if mask is None else self._of(mask)
                     yield Store(tensor, tuple(map(self._of, index)), self._of(value), masked)
                 case _:
@@ -137,8 +136,7 @@ class _Sharing:
                 raise Unsuited("consumers that share columns, where what is stored may not be finite")
             case _:
                 self._read(operands(op))
-        names = {v.name: self._of(v) for v in operands(op)}
-        yield Let(self._of(value), with_operands(op, names))
+        yield Let(self._of(value), mapped(op, self._of))
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,7 @@ class _Leading:
                     self._look(inner, in_loop=in_loop)
                     self.found |= {result.value.name for result in results}
                     continue
-            read = read_by(stmt)
+            read = operands(stmt)
             once = isinstance(stmt, Let) and isinstance(stmt.op, Dot)
             if once or any(v.name in self.found | self.whole for v in read):
                 self.found |= {value.name for value in defined_by(stmt)}

@@ -67,8 +67,8 @@ from eqfuse.tile.roles.sharing import Led, led, of_part, shared, shared_axis
 from eqfuse.tile.roles.started import started
 from eqfuse.tile.roles.turned import turned
 from eqfuse.tile.roles.unsuited import Unsuited
-from eqfuse.tile.roles.walk import defined_by, names_in, nested, pruned, read_by
 from eqfuse.tile.storage import buffer_dtypes
+from eqfuse.tile.walk import defined, defined_by, nested, operands, pruned, reads
 
 STAGED_BYTES = 2
 """Bytes of the widest numbers of outputs that go through shared memory."""
@@ -126,7 +126,7 @@ class _Split:
         self.kernel = kernel = kernel if finite else rests_first(kernel, tensors)
         self.units: dict[str, str] = {}
         body = tuple(_loops(kernel.body))
-        self.fresh = Fresh(names_in(body))
+        self.fresh = Fresh({value.name for value in (*reads(body), *defined(body))})
         # Nothing is under way at the end of loops without delayed products or a leader: a branch in each trip is not worth it there.
         behind = bool(schedule.delayed) or schedule.led
         body = joined(tuple(map(self._joined_inside, body)), self.fresh, branches=behind)
@@ -235,7 +235,7 @@ class _Split:
 
     def _is_multiplied(self, value: Value) -> bool:
         """Whether a product reads a tile. What is only computed with, once, consumers load where it is."""
-        readers = [s for s in nested(self.body) if any(v.name == value.name for v in read_by(s))]
+        readers = [s for s in nested(self.body) if any(v.name == value.name for v in operands(s))]
         aligned = [s.value for s in readers if isinstance(s, Let) and isinstance(s.op, Align)]
         multiplied = (isinstance(s, Let) and isinstance(s.op, Dot | RestOfProduct) for s in readers)
         return any(multiplied) or any(map(self._is_multiplied, aligned))
@@ -252,7 +252,7 @@ class _Split:
         right: these add what is not finite by themselves, and others leave it in rows or columns that are masked later."""
         early = {axis for bound in self._bounds(value) for axis in bound.dims}
         for stmt in nested(self.body):
-            if not any(v.name == value.name for v in read_by(stmt)):
+            if not any(v.name == value.name for v in operands(stmt)):
                 continue
             match stmt:
                 case Let(same, Align()):
@@ -447,7 +447,7 @@ class _Split:
         """A consumer's form of a loop of loops, and the turns of its rings after it."""
         used = self._inside(loop)
         beside = [stmt for stmt in loop.body if not isinstance(stmt, Loop)]
-        for name in [v.name for stmt in nested(beside) for v in read_by(stmt)]:
+        for name in [v.name for stmt in nested(beside) for v in operands(stmt)]:
             if name in outside or name in rings:
                 raise Unsuited(f"{name} is read from shared memory beside an inner loop")
         turn = self.fresh.value("turn_of_block", (), "i32")
@@ -563,7 +563,7 @@ def _reads(stmt: Stmt, outside: Mapping[str, Source], ring: str) -> bool:
     return any(
         value.name in outside and outside[value.name].ring.name == ring
         for each in nested((stmt,))
-        for value in read_by(each)
+        for value in operands(each)
     )
 
 

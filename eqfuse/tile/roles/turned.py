@@ -23,7 +23,7 @@ from eqfuse.tile.nodes import (
     Value,
 )
 from eqfuse.tile.passes.draft import Draft
-from eqfuse.tile.walk import nested, operands, with_operands
+from eqfuse.tile.walk import mapped, nested
 
 
 def turned(kernel: Kernel) -> Kernel:
@@ -84,7 +84,7 @@ class _Turn:
                     yield Store(tensor, index, self._of(value), None if mask is None else self._of(mask))
 
     def _op(self, op: Op) -> Op:
-        return with_operands(op, {value.name: self._of(value) for value in operands(op)})
+        return mapped(op, self._of)
 
     def _across(self, operand: Value) -> Let | Value:
         """An operand with its dims the other way round: what it was made of, or a new value."""
