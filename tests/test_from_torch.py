@@ -343,3 +343,127 @@ def test_bits_and_conversions_are_torchs() -> None:
 def test_arithmetic_that_wraps_around_is_refused(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(EqfuseError, match="wraps around|loses bits|rounding to"):
         eq.from_torch(fn, torch.arange(9, dtype=torch.uint8))
+
+
+@torch.no_grad()
+def shift(x: torch.Tensor) -> torch.Tensor:
+    return x.max(-1, keepdim=True).values
+
+
+def by_segments(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        scale = x.abs().amax(-1, keepdim=True)
+        with torch.enable_grad():
+            inside = scale * x
+    return inside * x + scale
+
+
+def in_place(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x * 2
+    z = y + x
+    y.detach_()
+    return y * x, z
+
+
+def own_gradient(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1.0
+    if not y.requires_grad:
+        y.requires_grad_()
+    (g,) = torch.autograd.grad((y**3).sum(), y)
+    return g * x
+
+
+STOPS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "detach": lambda x: x * x.detach(),
+    "detach in place": in_place,
+    "data": lambda x: x * x.data,
+    "a decorated function": lambda x: (x - shift(x)).exp(),
+    "blocks": by_segments,
+    "straight through": lambda x: x + (x.round() - x).detach(),
+    "a hard choice": lambda x: F.one_hot(x.argmax(-1), 4) - x.softmax(-1).detach() + x.softmax(-1),
+    "a view": lambda x: x.detach().reshape(-1)[:3] * x.reshape(-1)[1:4],
+    "outputs": lambda x: ((x * x).sum(-1), (x * 3).sum(-1).detach()),
+    "a gradient": own_gradient,
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_gradients_stop_where_they_do_in_torch(name: str) -> None:
+    program = eq.from_torch(STOPS[name], r(3, 4), native="off")
+    x = r(3, 4).requires_grad_()
+
+    def run(fn: Callable[[torch.Tensor], Any]) -> tuple[list[torch.Tensor], torch.Tensor]:
+        outputs = pytree.tree_leaves(fn(x))
+        passed = [output for output in outputs if output.requires_grad]
+        weights = [torch.linspace(1, 2, output.numel()).reshape(output.shape) for output in passed]
+        (found,) = torch.autograd.grad(passed, x, [weight.to(x.dtype) for weight in weights])
+        return outputs, found
+
+    (found, gradient), (expected, wanted) = run(program), run(STOPS[name])
+    assert [each.requires_grad for each in found] == [each.requires_grad for each in expected]
+    torch.testing.assert_close([each.detach() for each in found], [each.detach() for each in expected])
+    torch.testing.assert_close(gradient, wanted)
+    assert program.kernel.backward.certificate.ok
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
+def test_a_derivative_of_its_own_is_not_replaced_by_another() -> None:
+    program = eq.from_torch(lambda x: Rounded.apply(x) * x, r(3, 4), native="off")
+    x = r(3, 4)
+    assert torch.equal(program(x), x.round() * x)
+    with pytest.raises(eq.EqfuseError, match=r"torch\.autograd\.Function inside"):
+        program(x.requires_grad_())
+
+
+def behind(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    with torch.no_grad():
+        y.mul_(3)
+    return y
+
+
+def behind_a_view(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.detach().mul_(3)
+    return y
+
+
+def hooked(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.register_hook(lambda g: g * 0)
+    return y
+
+
+@torch.inference_mode()
+def inferred(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (behind, r"mul_.* is not expressible: it changes elements of a tensor that a gradient passes"),
+        (behind_a_view, r"mul_.* is not expressible: it changes elements of a tensor that a gradient passes"),
+        (hooked, "it calls 'register_hook'"),
+        (lambda x: x + inferred(x), r"torch\.inference_mode"),
+    ],
+)
+def test_what_changes_gradients_and_is_not_recorded_is_refused(fn: Any, said: str) -> None:
+    with pytest.raises(eq.EqfuseError, match=said) as caught:
+        eq.from_torch(fn, r(3, 4))
+    assert caught.value.hint
+
+
+def test_one_tensor_as_several_examples_is_several_inputs() -> None:
+    x, y = r(3, 4), r(3, 4)
+    program = eq.from_torch(lambda x, y: x - y, x, x, native="off")
+    assert torch.equal(program(x, y), x - y)

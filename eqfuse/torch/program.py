@@ -18,7 +18,9 @@ from torch.utils import _pytree as pytree
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled
+from eqfuse.terms.arguments import is_tracked
 from eqfuse.torch.positions import Size, is_real_size
+from eqfuse.torch.stops import Seen, with_detached_blocks
 from eqfuse.torch.text import Text, text_of
 from eqfuse.torch.translate import Refused, Translation, input_name, reserved, shape_of, size_of
 from eqfuse.torch.values import Value, Writer
@@ -38,6 +40,7 @@ class TorchProgram:
     _takes: Any
     _gives: Any
     _compile: Callable[[], Kernel]
+    _has_own: bool
     _kernel: list[Kernel] = field(default_factory=list)
 
     @property
@@ -59,6 +62,11 @@ class TorchProgram:
         for name, tensor in self._tensors.items():
             if name in self._text.inputs:
                 values[name] = tensor()
+        if self._has_own and any(map(is_tracked, values.values())):
+            raise EqfuseError(
+                "it has a torch.autograd.Function inside, whose derivative is not that of what it computes",
+                hint="call it under torch.no_grad(), or write the function with detach: f(x) + (g(x) - f(x)).detach()",
+            )
         sizes = {axis: _number(size, symbols) for axis, size in self._text.sizes.items()}
         values |= {name: _number(size, symbols) for name, size in self._text.numbers.items()}
         made = self.kernel(**values, sizes=sizes or None)
@@ -146,7 +154,7 @@ def from_torch(
         raise EqfuseError(
             f"{type(fn).__name__} is no function of torch", hint="pass a function or an nn.Module"
         )
-    exported = _exported(fn, examples, dict(kwargs or {}))
+    exported, has_own = _exported(fn, *pytree.tree_map(_own, (examples, dict(kwargs or {}))))
     graph, inputs = exported.graph_module.graph, exported.graph_signature
     changed = [*inputs.buffers_to_mutate.values(), *inputs.user_inputs_to_mutate.values()]
     if changed:
@@ -193,11 +201,19 @@ def from_torch(
         raise refused.error() from None
     return TorchProgram(
         text.source, text, tensors, tuple(taken), outputs, takes, exported.call_spec.out_spec,
-        lambda: compiled(text.source, **options),
+        lambda: compiled(text.source, **options), has_own,
     )  # fmt: skip
 
 
-def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _own(example: Any) -> Any:
+    """An example as a tensor of its own: one that is given twice, or read besides, is another input each time."""
+    if not isinstance(example, torch.Tensor):
+        return example
+    return example.detach().requires_grad_(example.requires_grad)
+
+
+def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+    """The exported program, and whether some of it has a derivative of its own."""
     module = fn if isinstance(fn, torch.nn.Module) else _Module(fn)
     if isinstance(fn, FunctionType):
         # torch keeps the places in the code of functions of this name, and names inputs as its arguments.
@@ -214,12 +230,14 @@ def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[st
     shapes: Any = pytree.tree_map(dynamic, (examples, kwargs))
     try:
         given = signature(module.forward).bind(*shapes[0], **shapes[1]).arguments
-        with warnings.catch_warnings(), torch.no_grad(), _quiet():
+        with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), _quiet():
             warnings.simplefilter("ignore")
-            exported = torch.export.export(
-                module, examples, kwargs or None, dynamic_shapes=given, strict=False
-            )
-            return exported.run_decompositions(decompositions())
+            with Seen() as seen:
+                exported = torch.export.export(
+                    module, examples, kwargs or None, dynamic_shapes=given, strict=False
+                )
+            with torch.no_grad():
+                return with_detached_blocks(exported).run_decompositions(decompositions()), seen.own
     except EqfuseError:
         raise
     except Exception as error:
@@ -244,7 +262,7 @@ def _quiet() -> Iterator[None]:
 
 
 KEPT = (
-    "scaled_dot_product_attention", "linear", "matmul", "layer_norm", "rms_norm", "group_norm", "batch_norm",
+    "detach", "scaled_dot_product_attention", "linear", "matmul", "layer_norm", "rms_norm", "group_norm", "batch_norm",
     "softmax.int", "log_softmax.int", "silu", "masked_fill.Scalar", "masked_fill.Tensor", "tril", "triu",
     "logsumexp", "gelu", "index_select", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter",
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from eqfuse.terms.nodes import Const, Expr, call
+from eqfuse.terms.nodes import Call, Const, Expr, call
 from eqfuse.torch.operators.pointwise import cast
 from eqfuse.torch.operators.table import (
     Node,
@@ -39,9 +39,20 @@ def moved(value: Value, shape: Sequence[Size], layout: Layout, move: Move) -> Va
     return Value(tuple(shape), value.dtype, layout, lambda positions: value.at(move(positions)))
 
 
-@operator(
-    "clone", "alias", "detach", "contiguous", "lift_fresh_copy", "lift_fresh", "dropout", "native_dropout"
-)
+@operator("detach")
+def _(node: Node) -> Value:
+    x = node.value("self")
+    if not x.is_real:
+        return x
+    return Value(x.shape, x.dtype, x.layout, lambda positions: _stopped(x.at(positions)))
+
+
+def _stopped(expr: Expr) -> Expr:
+    is_constant = isinstance(expr, Const) or (isinstance(expr, Call) and expr.fn == "stop")
+    return expr if is_constant else call("stop", expr)
+
+
+@operator("clone", "alias", "contiguous", "lift_fresh_copy", "lift_fresh", "dropout", "native_dropout")
 def _(node: Node) -> Value:
     x = node.value("input" if "input" in node.given else "self")
     if node.get("train", False) and node.get("p", 0.0):
