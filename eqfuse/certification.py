@@ -21,6 +21,7 @@ from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.verify.certificate import REQUESTED, Certificate
+from eqfuse.verify.limits import Limits
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.tile.roles.nodes import RolesProgram
@@ -38,13 +39,16 @@ INFINITIES_LOST = (
 class Checks:
     """How a kernel is verified: `trials` drawn at a time, until the probability of accepting a wrong one is at most
     `bound`, with the scalars that are known; `again` where an earlier process did. `allow` has the sides of branches that
-    no trial has to take (see `Certificate.accepted`)."""
+    no trial has to take (see `Certificate.accepted`). What is `written`, and not derived, may run where a limit of memory or
+    time ended its trials."""
 
     trials: int
     bound: float = REQUESTED
     scalars: Mapping[str, float] = field(default_factory=dict)
     again: bool = False
     allow: tuple[str, ...] = ()
+    written: bool = False
+    limits: Limits = field(default_factory=lambda: Limits.of_environment())
 
 
 def certify(derived: Derived, compiled: Compiled, checks: Checks) -> Certificate:
@@ -74,7 +78,7 @@ def _certificate_key(compiled: Compiled, checks: Checks) -> tuple[Any, ...]:
     known = tuple(sorted(checks.scalars.items()))
     roles = _small_roles(compiled.chosen.plan.roles)
     made = compiled.chosen.nest, compiled.device.kind, compiled.tile.passes, roles
-    return *made, checks.trials, checks.bound, known, checks.allow
+    return *made, checks.trials, checks.bound, known, checks.allow, checks.written
 
 
 def verify(
@@ -97,10 +101,10 @@ def verify(
 
 
 def agreeing(derived: Derived, subject: Certifying, device: Device) -> Certificate:
-    """As `verify`, whatever sides of branches no trial took."""
+    """As `verify`, whatever sides of branches no trial took, and whichever limit was reached."""
     with derived.timings.stage("verify"), faults():
         certificate = examined(replace(subject, program=derived.program), device)
-    if not certificate.ok:
+    if not certificate.ok and not certificate.over:
         raise VerificationError(
             f"the fused program was not verified: {certificate.reason}",
             hint=str(certificate.counterexample or "no counterexample: too little could be compared"),
@@ -112,7 +116,13 @@ def agreeing(derived: Derived, subject: Certifying, device: Device) -> Certifica
 def _accepted(certificate: Certificate, checks: Checks) -> Certificate:
     """The certificate, with what was allowed. Raises VerificationError where something is left."""
     found = certificate.accepted(checks.allow)
-    if not found.ok:
+    if found.over and not checks.written:
+        raise VerificationError(
+            f"the program was not verified: {found.reason}",
+            hint="give it more, as EQFUSE_VERIFY_MB=8192 or EQFUSE_VERIFY_SECONDS=600, or pass verify=False",
+            certificate=found,
+        )
+    if not found.ok and not found.over:
         raise VerificationError(
             f"the program was not verified as a whole: {found.reason}",
             hint='or allow="untaken" takes all such sides on trust',
@@ -147,6 +157,7 @@ def certifying(
         results.folds_in_order(*(output.expr for output in program.outputs)),
         _small_roles(plan.roles) if plan else (),
         derived.joined,
+        (checks.limits.megabytes, checks.limits.seconds),
     )
 
 
@@ -192,6 +203,7 @@ def examined(subject: Certifying, device: Device) -> Certificate:
             bound=subject.bound,
             elsewhere=lambda sizes, number: stages(sizes, number + 1),
             beside=() if joined is None else (prepared,),
+            limits=Limits(*subject.limits),
         )
         return certificate, tiles
 

@@ -75,7 +75,7 @@ class Certifying:
     """What is verified: the nest, and the outputs that it was made of, against the program. `single` are for each kernel
     the axes that have one position per program instance; `loses_infinities` is the plan's; `trusted` is declared of rules
     that were used, `added` are those that somebody added; `roles` are the plan's; `joined` has the program as it was asked for,
-    where axes of it were joined."""
+    where axes of it were joined; `limits` are the megabytes and seconds that it may take."""
 
     program: Program
     outputs: tuple[Output, ...]
@@ -92,6 +92,7 @@ class Certifying:
     folds: tuple[Fold, ...]
     roles: tuple[Roles | None, ...] = ()
     joined: Joined | None = None
+    limits: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from math import prod
@@ -276,8 +277,8 @@ class Specializations:
     def compile(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Compiled:
         """The plan for a shape. The program runs as written where what was derived of it is not verified; raises
         VerificationError where that is no way out: a schedule was asked for, a rule of the user's own may be wrong, or
-        the program as written is not verified either. As it is written, it may have branches of which no trial took a
-        side: nothing was derived from their orders."""
+        the program as written is wrong or not verified either. As it is written, it may have branches of which no trial took a
+        side, and its trials may end at a limit of memory or time: nothing was derived from it."""
         shape = shape_of(extents, dtypes, device)
         if shape not in self._compiled:
             asked, checks = (self.derived, extents, dtypes, device), self.checks if self.verifies else None
@@ -291,6 +292,12 @@ class Specializations:
                 except VerificationError:
                     raise error from None
                 self._refused[shape] = error
+                if error.certificate is not None and error.certificate.over:
+                    verified = self.certificate(self._compiled[shape]).ok
+                    names = ", ".join(output.name for output in self.derived.program.outputs)
+                    end = "" if verified else ", which was not verified either"
+                    text = f"{error.message}; the program of {names} runs as written{end}"
+                    warnings.warn(f"{text} ({error.hint})", stacklevel=2)
         return self._compiled[shape]
 
     def refused(self, compiled: Compiled) -> VerificationError | None:
@@ -300,7 +307,7 @@ class Specializations:
     @property
     def _as_written(self) -> Checks:
         """How the program as it is written is verified."""
-        return replace(self.checks, allow=(ALL_UNTAKEN,))
+        return replace(self.checks, allow=(ALL_UNTAKEN,), written=True)
 
     def _checks_of(self, compiled: Compiled) -> Checks:
         return self._as_written if compiled.shape in self._refused else self.checks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eqfuse.errors import EqfuseError
+from eqfuse.errors import VerificationError
 from eqfuse.extract.devices import Device
 from eqfuse.extract.partition import Merges
 from eqfuse.loops.plan import Plan
@@ -28,7 +28,7 @@ class Report:
     order: tuple[str, ...]
     merges: Merges
     unfinished: str
-    refused: EqfuseError | None
+    refused: VerificationError | None
     plan: Plan
     plans: Plans
     device: Device

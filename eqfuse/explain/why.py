@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eqfuse.errors import EqfuseError, Span, locate, source_lines
+from eqfuse.errors import EqfuseError, Span, VerificationError, locate, source_lines
 from eqfuse.explain.report import Report
 from eqfuse.extract.partition import Merges
 from eqfuse.loops.plan import KernelPlan, Plan
@@ -70,10 +70,13 @@ class Unfinished:
 class Unverified:
     """The derived form was not verified, so that the program runs as written."""
 
-    error: EqfuseError
+    error: VerificationError
 
     def __str__(self) -> str:
-        return f"the program runs as written: {self.error}\nplease report this program: what rules derive has to be verified"
+        certificate = self.error.certificate
+        over = certificate is not None and certificate.over
+        more = "" if over else "\nplease report this program: what rules derive has to be verified"
+        return f"the program runs as written: {self.error}{more}"
 
 
 @dataclass(frozen=True)

@@ -394,7 +394,9 @@ def hardened(
     """The inputs with many of their values replaced by such as branches turn on, in the trials after the first `usual`.
     `indices` are integer tensors that must stay where they are; ends of ranges have draws of their own."""
     if usual:
-        return _beside(inputs, hardened(_later(inputs, usual), specs, indices, numbers, domain, rng), usual)
+        return _beside(
+            inputs, hardened(inputs.part(usual, inputs.trials), specs, indices, numbers, domain, rng), usual
+        )
     tensors: dict[str, Any] = {}
     for name, value in inputs.tensors.items():
         if isinstance(value, FieldArray):
@@ -439,20 +441,6 @@ def with_numbers(inputs: Inputs, found: Sequence[Mapping[str, float]], domain: F
         tensors={name: changed(name, value, False) for name, value in inputs.tensors.items()},
         scalars={name: changed(name, value, True) for name, value in inputs.scalars.items()},
         usual=0,
-    )
-
-
-def _later(inputs: Inputs, usual: int) -> Inputs:
-    """The trials after the first ones."""
-
-    def cut(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: _of_trials(value, slice(usual, None)) for name, value in values.items()}
-
-    return replace(
-        inputs,
-        tensors=cut(inputs.tensors),
-        scalars=cut(inputs.scalars),
-        trials=inputs.trials - usual,
     )
 
 

@@ -128,6 +128,7 @@ class Certificate:
     besides, on inputs at the thresholds of both programs; these trials are no part of `trials` nor of the bound.
     `untaken` are sides of branches that no trial took: where there are some, `ok` needs that they were `allowed`.
     `supposed` are such sides where all stages were compared with the order of the numbers said to be the other one.
+    `over` says which limit of memory or time ended the trials.
     """
 
     ok: bool
@@ -161,6 +162,7 @@ class Certificate:
     untaken: tuple[str, ...] = ()
     supposed: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
+    over: str = ""
 
     def __bool__(self) -> bool:
         return self.ok

@@ -24,6 +24,7 @@ from eqfuse.verify.certificate import (
 )
 from eqfuse.verify.comparison import Special
 from eqfuse.verify.field.choice import FieldChoice
+from eqfuse.verify.limits import Limits
 from eqfuse.verify.sizes import (
     constant_conditions,
     extents_at,
@@ -60,6 +61,7 @@ def check_stages(
     bound: float = REQUESTED,
     elsewhere: Elsewhere | None = None,
     beside: Sequence[Program] = (),
+    limits: Limits | None = None,
 ) -> Certificate:
     """Compares every stage with the program as written, on the same random inputs, at the stage's extents.
 
@@ -69,14 +71,14 @@ def check_stages(
     Unless `special` is "ignored", some trials have -inf in one input, and infinities and NaN are compared too
     (see `compare`). With `elsewhere`, its stages are also compared where a difference may show: at other sizes and
     integers, and on inputs at the thresholds of the program (see `eqfuse.verify.adversary`). `beside` are programs that stages
-    are made of, over other axes.
+    are made of, over other axes. `limits` are those of the environment by default.
     """
     given = scalars or {}
     groups: dict[tuple[tuple[str, int], ...], list[Stage]] = {}
     for stage in stages:
         groups.setdefault(tuple(sorted(stage.extents.items())), []).append(stage)
     forms = (program, *beside, *(stage.program for stage in stages if stage.program is not None))
-    verification = Verification(trials, seed, FieldChoice.of(*forms), bound)
+    verification = Verification(trials, seed, FieldChoice.of(*forms), bound, limits)
     first: tuple[Sequence[Stage], Source] | None = None
     for key, members in groups.items():
         extents = dict(key)
@@ -124,7 +126,7 @@ def _look_elsewhere(
         except EqfuseError:  # a read that is outside its tensor at these sizes
             continue
         size = volume(program, found)
-        if verification.reason or size > MOST_ELSEWHERE:
+        if verification.reason or verification.over or size > MOST_ELSEWHERE:
             continue
         specs = input_specs(program, found, values, dtypes)
         source = Source((Side(program, found),), specs, values, found, special)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
+from threading import local
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,12 +65,39 @@ VARIABLE = Form(above=1.0)
 LOG2_E = Form(above=1.0, formal=True)
 
 
+class _Live(local):
+    """Elements that the arrays of a thread have now, and the most that they had."""
+
+    now = most = 0
+
+
+_LIVE = _Live()
+
+
+class _Memory:
+    """What an array of numbers would hold in place of a form, and views of it would share."""
+
+    __slots__ = ("elements",)
+
+    def __init__(self, elements: int) -> None:
+        self.elements = elements
+        _LIVE.now += elements
+        _LIVE.most = max(_LIVE.most, _LIVE.now)
+
+    def __del__(self) -> None:
+        _LIVE.now -= self.elements
+
+
 @dataclass(eq=False)
 class DegreeArray:
-    """A shape, and what bounds every element."""
+    """A shape, and what bounds every element; of a view, the `memory` of what it is a view of."""
 
     shape: tuple[int, ...]
     form: Form
+    memory: _Memory | None = None
+
+    def __post_init__(self) -> None:
+        self.memory = self.memory or _Memory(prod(self.shape))
 
 
 class DegreeDomain:
@@ -222,16 +251,18 @@ class DegreeDomain:
         return value.shape
 
     def reshape(self, value: DegreeArray, shape: tuple[int, ...]) -> DegreeArray:
-        return DegreeArray(tuple(shape), value.form)
+        return DegreeArray(tuple(shape), value.form, value.memory)
 
     def transpose(self, value: DegreeArray, order: Sequence[int]) -> DegreeArray:
-        return DegreeArray(tuple(value.shape[place] for place in order), value.form)
+        return DegreeArray(tuple(value.shape[place] for place in order), value.form, value.memory)
 
     def broadcast(self, value: DegreeArray, shape: tuple[int, ...]) -> DegreeArray:
-        return DegreeArray(tuple(shape), value.form)
+        return DegreeArray(tuple(shape), value.form, value.memory)
 
     def take(self, value: DegreeArray, index: tuple[Any, ...]) -> DegreeArray:
-        return DegreeArray(np.broadcast_to(np.False_, value.shape)[index].shape, value.form)
+        view = all(isinstance(each, slice | int | None) for each in index)
+        shape = np.broadcast_to(np.False_, value.shape)[index].shape
+        return DegreeArray(shape, value.form, value.memory if view else None)
 
     def put(self, target: DegreeArray, index: tuple[Any, ...], value: DegreeArray) -> None:
         target.form = _either(target.form, value.form)
@@ -239,13 +270,15 @@ class DegreeDomain:
 
 @dataclass(frozen=True)
 class Counted:
-    """The form of every output, and what `DegreeDomain` says after a run."""
+    """The form of every output, what `DegreeDomain` says after a run, and how many `elements` of reals one trial holds at
+    once."""
 
     forms: Mapping[str, Form]
     exponent: float
     argument: float
     argument_roots: float
     discrete: bool
+    elements: int
 
 
 def count(
@@ -276,11 +309,13 @@ def count(
                 values[name] = domain.full((), number)
             case _:
                 values[name] = DegreeArray((1,), VARIABLE)
+    before = _LIVE.most = _LIVE.now
     outputs = run(Inputs(tensors, values, extents, 1), domain)
     forms = {
         name: value.form if isinstance(value, DegreeArray) else NUMBER for name, value in outputs.items()
     }
-    return Counted(forms, domain.exponent, domain.argument, domain.argument_roots, domain.discrete)
+    elements = _LIVE.most - before
+    return Counted(forms, domain.exponent, domain.argument, domain.argument_roots, domain.discrete, elements)
 
 
 def _sum(x: Form, y: Form) -> Form:

@@ -174,7 +174,7 @@ def _look_for_difference(
     free = counted(first, second)
     turning = (Setting(APART, {}, pinned=sizes) for sizes in unseen.turning({**usual, **fixed}))
     for number, setting in enumerate(chain(settings((first, second), fixed, rng), turning)):
-        if verification.reason:
+        if verification.reason or verification.over:
             return
         # Integer scalars are the same in all trials of a draw.
         exact = any(name not in fixed for name in setting.integers)

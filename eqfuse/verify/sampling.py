@@ -8,7 +8,7 @@ zeros. The residues are random in all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -89,6 +89,22 @@ class Inputs:
     first: int = 0
     varied: bool = False
 
+    def part(self, first: int, stop: int) -> Inputs:
+        """Some of the trials."""
+
+        def cut(values: Mapping[str, Any], varied: bool = False) -> dict[str, Any]:
+            return {name: _of_trials(value, slice(first, stop), varied) for name, value in values.items()}
+
+        count = len(range(self.trials)[first:stop])
+        return replace(
+            self,
+            tensors=cut(self.tensors, self.varied),
+            scalars=cut(self.scalars),
+            trials=count,
+            usual=None if self.usual is None else min(max(self.usual - first, 0), count),
+            first=self.first + first,
+        )
+
     @cached
     def independent(self) -> Truths:
         """Trials that draw every element independently: no ties, no zeros, nothing at a threshold."""
@@ -109,6 +125,12 @@ class Inputs:
             if isinstance(tensor, FieldArray):
                 found &= np.isfinite(tensor.shadow).reshape(self.trials, -1).all(1)
         return found
+
+
+def _of_trials(value: Any, trials: slice, varied: bool = False) -> Any:
+    if isinstance(value, FieldArray):
+        return value.each(lambda part: part[trials]) if value.shape else value
+    return value[trials] if varied else value
 
 
 def patterns(trials: int, first: int = 0) -> list[Pattern]:

@@ -69,14 +69,14 @@ class Choice:
     would do. None of `free` is a multiple of 4: blocks are padded somewhere, or their masks would not be seen.
     `compared` are for axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles.
     Which axes have to differ is `apart`: all, those that a tensor has together, or none. Where `near`, axes are longer than
-    small numbers that their positions are compared with.
+    small numbers that their positions are compared with; where this is "one", one of the axes of each such condition is.
     """
 
     reduced: tuple[int, ...]
     free: tuple[int, ...]
     compared: tuple[int, ...]
     apart: Literal["all", "together", "none"] = "all"
-    near: bool = True
+    near: bool | Literal["one"] = True
 
 
 USUAL = Choice((7, 11, 15, 19, 23, 27), (3, 5, 6, 9, 10, 13, 14, 18, 22), (9, 11, 13, 14, 15, 17, 19))
@@ -86,7 +86,9 @@ APART = Choice((3, 5, 2, 4, 6), (2, 4, 3, 5, 6), (4, 3, 5, 2, 6), "all", near=Fa
 """As small as sizes can be that tell axes apart."""
 LEAST = Choice((3,), (3,), (3,), "none")
 """For programs of so many that this is too much."""
-CHOICES = (USUAL, COMPACT, LEAST)
+ONE_NEAR = Choice((3,), (3,), (3,), "none", near="one")
+"""And whose positions, added up, meet numbers that several long axes reach together, as those of a convolution do."""
+CHOICES = (USUAL, COMPACT, LEAST, ONE_NEAR)
 
 
 class AxisClasses:
@@ -304,6 +306,8 @@ def joint_extents(
         for each in known.compared:
             keys = {classes.find((label, axis)) for axis in each.axes}
             compared |= keys if len(keys) > 1 else set()
+            if choice.near == "one" and keys:
+                keys = {max(keys, key=lambda key: (atleast.get(key, 0), key not in reduced, str(key)))}
             for key in keys if choice.near else ():
                 atleast[key] = max(atleast.get(key, 0), each.reach)
     chosen |= {**((reached or {}) if exact else {}), **(pinned or {})}

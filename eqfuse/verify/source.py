@@ -109,19 +109,29 @@ class Source:
 
     def bounds(self, stages: Sequence[Stage], field: FieldChoice) -> list[Bound]:
         """What one trial can miss, for every stage."""
-        integers = small_integers(*self.programs)
-        names = dict.fromkeys(name for program in self.programs for name in program.scalars)
-        scalars = {name: self.scalars.get(name, integers.get(name)) for name in names}
-
-        def counted(stage: Stage) -> Counted:
-            return count(stage.run, self.specs, scalars, self.extents, strict_casts=field.strict_casts)
-
-        expected = counted(self.reference)
+        expected = self._counted(self.reference, field)
         difference = Difference.of(self.sides, expected, field.q, strict_casts=field.strict_casts)
         alone = difference.worst(expected)
         if alone.per_trial >= 1.0:  # nor is it told from another, which need not be counted
             return [alone] * len(stages)
-        return [difference.worst(counted(stage)) for stage in stages]
+        return [difference.worst(self._counted(stage, field)) for stage in stages]
+
+    def elements(self, stages: Sequence[Stage], field: FieldChoice) -> int:
+        """How many elements the largest of the forms holds at once in one trial."""
+        return max(self._counted(form, field).elements for form in (self.reference, *stages))
+
+    def _counted(self, form: Stage, field: FieldChoice) -> Counted:
+        if form.name not in self._counts:
+            integers = small_integers(*self.programs)
+            names = dict.fromkeys(name for program in self.programs for name in program.scalars)
+            scalars = {name: self.scalars.get(name, integers.get(name)) for name in names}
+            found = count(form.run, self.specs, scalars, self.extents, strict_casts=field.strict_casts)
+            self._counts[form.name] = found
+        return self._counts[form.name]
+
+    @cached
+    def _counts(self) -> dict[str, Counted]:
+        return {}
 
     def evaluate(
         self, stages: Sequence[Stage], inputs: Inputs, domain: Domain

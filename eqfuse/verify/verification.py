@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from time import thread_time
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -36,7 +37,9 @@ from eqfuse.verify.comparison import ENOUGH, STRAIGHT_ROUNDS, Tally, compare, fi
 from eqfuse.verify.field.casts import rounded_of
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.field.domain import FieldDomain
+from eqfuse.verify.limits import Limits
 from eqfuse.verify.sampling import Inputs, full_entropy
+from eqfuse.verify.sizes import volume as largest_value
 from eqfuse.verify.solve import is_dead, solved
 from eqfuse.verify.source import Source, Stage
 
@@ -52,6 +55,8 @@ MOST_APART = 6
 """So many branches are supposed one by one where all together differ."""
 ORDERS = 4
 """Orders of all numbers that are supposed."""
+MEASURED = 2**17
+"""Where the largest value of a program, over all trials, has more elements, what the stages hold is counted beforehand."""
 MOST_OPEN = 0.5
 """Where rounding leaves more of the trials open, it explains nothing: programs that differ in them differ."""
 
@@ -69,7 +74,9 @@ Draws = Literal["as usual", "at thresholds"]
 class Verification:
     """Rounds of trials, each in a field of its own, and what they showed."""
 
-    def __init__(self, trials: int, seed: int, field: FieldChoice, requested: float) -> None:
+    def __init__(
+        self, trials: int, seed: int, field: FieldChoice, requested: float, limits: Limits | None = None
+    ) -> None:
         if trials < 1:
             raise ValueError("at least one trial is needed")
         self._trials, self._seed, self._kind, self._requested = trials, seed, field, requested
@@ -94,6 +101,9 @@ class Verification:
         self.hidden: set[str] = set()
         self.unshown: Counterexample | None = None
         self.signs_of_nan = False
+        self.limits = limits or Limits.of_environment()
+        self._deadline = self.limits.deadline()
+        self.over = ""
         self.reason = ""
         self.counterexample: Counterexample | None = None
 
@@ -127,28 +137,34 @@ class Verification:
                 inputs = hardened(inputs, source.specs, indices, numbers, domain, rng, usual)
             drawn += full_entropy(usual, start)
             total += usual
-            expected, known = source.evaluate(stages, inputs, domain)
-            self._note_extremes(domain)
             self._drawn += usual
             self._resampled += usual if number >= least_rounds else 0
             rounds = total / self._trials
             # A wrong stage fails at once; the rounds go on for what was not compared.
-            passed = True
-            for stage in stages:
-                outputs = expected, known[stage.name] if stage.name in known else stage.run(inputs, domain)
-                tallies[stage.name] = self._tallied(
-                    outputs, inputs, domain, tallies[stage.name], stage, source, number
-                )
-                passed &= not tallies[stage.name].failure and not self.hidden
-            self._interpreted |= domain.interpreted
-            self._opaque |= domain.opaque
-            if np.mean(domain.beyond_floats) > 0.5 and self._scale > SMALLEST_SCALE:
+            passed, beyond, vanished = True, 0, 0
+            for part, state in self._parts(inputs, domain, stages, source, number):
+                expected, known = source.evaluate(stages, part, state)
+                self._note_extremes(state)
+                for stage in stages:
+                    outputs = expected, known[stage.name] if stage.name in known else stage.run(part, state)
+                    tallies[stage.name] = self._tallied(
+                        outputs, part, state, tallies[stage.name], stage, source, number
+                    )
+                    passed &= not tallies[stage.name].failure and not self.hidden
+                self._interpreted |= state.interpreted
+                self._opaque |= state.opaque
+                beyond += int(np.broadcast_to(state.beyond_floats, part.trials).sum())
+                vanished += int(np.broadcast_to(state.vanished, part.trials).sum())
+                if not passed:
+                    break
+            if 2 * beyond > inputs.trials and self._scale > SMALLEST_SCALE:
                 self._scale /= 10  # exp(x / 0.001) is no float at numbers near 1
-                self._vanishing |= bool(np.mean(domain.vanished) > 0.5)  # nor is exp(-1e30 - x) at any
+                self._vanishing |= 2 * vanished > inputs.trials  # nor is exp(-1e30 - x) at any
             self._within = self._within or any(tally.least() < ENOUGH for tally in tallies.values())
             pairs = zip(tallies.values(), bounds, strict=True)
             if (
                 not passed
+                or self.over
                 or (
                     number + 1 >= least_rounds
                     and all(self._enough(*pair, number + 1, drawn, rounds) for pair in pairs)
@@ -189,21 +205,60 @@ class Verification:
             if found:
                 domain.careful = True
                 inputs = with_numbers(inputs, found, domain)
-            expected, known = source.evaluate(stages, inputs, domain)
-            for stage in stages:
-                outputs = expected, known[stage.name] if stage.name in known else stage.run(inputs, domain)
-                tally = self._tallied(outputs, inputs, domain, Tally(), stage, source, run)
-                if tally.failure:
-                    self.reason, self.counterexample = tally.failure, tally.counterexample
-                    return
-            if kind == "at thresholds":
-                left_out = np.broadcast_to(domain.beyond_floats, trials)
-                self._thresholds = (self._thresholds or 0) + int((~left_out).sum())
+            for part, state in self._parts(inputs, domain, stages, source, run):
+                expected, known = source.evaluate(stages, part, state)
+                for stage in stages:
+                    outputs = expected, known[stage.name] if stage.name in known else stage.run(part, state)
+                    tally = self._tallied(outputs, part, state, Tally(), stage, source, run)
+                    if tally.failure:
+                        self.reason, self.counterexample = tally.failure, tally.counterexample
+                        return
+                if kind == "at thresholds":
+                    left_out = np.broadcast_to(state.beyond_floats, part.trials)
+                    self._thresholds = (self._thresholds or 0) + int((~left_out).sum())
         integers = {name: n for name, n in source.scalars.items() if isinstance(n, int)}
         extents = {axis: n for stage in stages for axis, n in stage.extents.items()}
         searched = {**source.extents, **extents, **integers}
         if searched not in self._searched:
             self._searched.append(searched)
+
+    def _parts(
+        self,
+        inputs: Inputs,
+        domain: FieldDomain,
+        stages: Sequence[Stage],
+        source: Source,
+        number: int,
+        prepare: Callable[[Inputs, FieldDomain], None] = lambda inputs, domain: None,
+    ) -> Iterator[tuple[Inputs, FieldDomain]]:
+        """The trials of a round, and the field of this `number` that they were drawn in, as many at a time as there is memory
+        for, each with a state of its own: together they give what all at once would. None once a limit is reached, which is
+        noted. `prepare` is called for each."""
+        at_once, volume = inputs.trials, 1
+        for side in source.sides:
+            volume = max(volume, largest_value(side.program, side.extents))
+        if inputs.trials * volume > MEASURED:
+            elements = source.elements(stages, self._kind)
+            at_once = self.limits.trials(elements, inputs.trials)
+            if not at_once:
+                self.over = self.over or self.limits.too_large(elements)
+        first = 0
+        while first < inputs.trials and not self._is_over():
+            part, state = inputs, domain
+            if at_once < inputs.trials:
+                part = inputs.part(first, first + at_once)
+                state, _ = self._field(number)
+                state.careful, state.trials, state.first = domain.careful, part.trials, first
+                state.supposed.first = first
+            prepare(part, state)
+            yield part, state
+            first += at_once
+
+    def _is_over(self) -> bool:
+        """Whether a limit is reached, of which that of time is looked at."""
+        if not self.over and thread_time() > self._deadline:
+            self.over = self.limits.too_long()
+        return bool(self.over)
 
     def _tallied(
         self,
@@ -228,8 +283,9 @@ class Verification:
             return again
         if domain.careful:
             return tally
+        first = domain.first
         domain, _ = self._field(number)
-        domain.careful, domain.trials = True, inputs.trials
+        domain.careful, domain.trials, domain.first = True, inputs.trials, first
         expected, known = source.evaluate([stage], inputs, domain)
         found = known[stage.name] if stage.name in known else stage.run(inputs, domain)
         open_ = np.broadcast_to(domain.beyond_floats, inputs.trials)
@@ -346,11 +402,15 @@ class Verification:
         tallies = {stage.name: Tally() for stage in stages}
         domain, rng = self._field(8 * ROUNDS)
         inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale, within=self._within)
-        self._turn(nodes, stages, source, inputs, domain)
-        domain.watch = None
-        return self._same_outputs(stages, source, inputs, domain, tallies) and all(
-            tally.least() >= ENOUGH for tally in tallies.values()
-        )
+
+        def turn(part: Inputs, domain: FieldDomain) -> None:
+            self._turn(nodes, stages, source, part, domain)
+            domain.watch = None
+
+        for part, state in self._parts(inputs, domain, stages, source, 8 * ROUNDS, turn):
+            if not self._same_outputs(stages, source, part, state, tallies):
+                return False
+        return not self.over and all(tally.least() >= ENOUGH for tally in tallies.values())
 
     def _ranked(
         self, branches: Sequence[Untaken], stages: Sequence[Stage], source: Source
@@ -364,20 +424,26 @@ class Verification:
         for number in range(ORDERS):
             domain, rng = self._field(8 * ROUNDS + 1 + number)
             inputs = source.draw(domain, self._trials, rng, 0, scale=self._scale, within=self._within)
-            domain.supposed.rank(number)
-            self._turn(equalities, stages, source, inputs, domain)
 
-            def noted(node: Expr, fn: str, parts: Sequence[Any], domain: FieldDomain = domain) -> None:
-                if isinstance(node, Call) and node in went:
-                    found = domain.supposed.sides(*(rounded_of(field_array(part, domain)) for part in parts))
-                    went[node] = [had or has for had, has in zip(went[node], found, strict=True)]
+            def turn(part: Inputs, domain: FieldDomain, number: int = number) -> None:
+                domain.supposed.rank(number)
+                self._turn(equalities, stages, source, part, domain)
 
-            domain.watch = noted
-            if not self._same_outputs(stages, source, inputs, domain, tallies):
-                return None
+                def noted(node: Expr, fn: str, parts: Sequence[Any]) -> None:
+                    if isinstance(node, Call) and node in went:
+                        reals = (rounded_of(field_array(part, domain)) for part in parts)
+                        found = domain.supposed.sides(*reals)
+                        went[node] = [had or has for had, has in zip(went[node], found, strict=True)]
+
+                domain.watch = noted
+
+            run = 8 * ROUNDS + 1 + number
+            for part, state in self._parts(inputs, domain, stages, source, run, turn):
+                if not self._same_outputs(stages, source, part, state, tallies):
+                    return None
             if all(map(all, went.values())):
                 break
-        if any(tally.least() < ENOUGH for tally in tallies.values()):
+        if self.over or any(tally.least() < ENOUGH for tally in tallies.values()):
             return None
         return [each for each in branches if all(node in went and all(went[node]) for node in each.compared)]
 
@@ -478,7 +544,7 @@ class Verification:
                 f"stage {stage.name!r} agrees with the program modulo both primes, though their real values differ in "
                 f"{tally.apart} elements: a constant is a multiple of a prime, or numbers are too large for float64"
             )
-        elif tally.least() < ENOUGH and not self.reason and not self.hidden:
+        elif tally.least() < ENOUGH and not self.reason and not self.hidden and not self.over:
             self.reason = (
                 f"too little could be compared in stage {stage.name!r}: some output position was compared "
                 f"{tally.least()} times in {self._drawn} trials ({tally.undefined} elements had no value in "
@@ -490,6 +556,9 @@ class Verification:
         """The verdict. The bound is that of the worst stage, at its least compared output position."""
         if not self._reports and not self.reason:
             self.reason = "nothing was compared"
+        ended = bool(self.over) and not self.reason
+        if ended:
+            self.reason = f"a limit of verification was reached: {self.over}"
         if self.hidden and not self.reason:
             self.reason = hidden_difference(self.hidden)
         nothing = Bound(0, 0, 1.0, ""), 0, 0, 1
@@ -519,6 +588,7 @@ class Verification:
             searched=tuple(self._searched),
             counterexample=self.counterexample,
             reason=self.reason,
+            over=self.over if ended else "",
             not_covered=(
                 *NOT_COVERED,
                 *((NO_THRESHOLDS,) if self._thresholds == 0 else ()),

@@ -23,7 +23,8 @@ class FieldState:
     identities otherwise). `beyond_floats` are the trials (all, where it is a single one) in which some real value
     overflowed or vanished, so that orders may be wrong; where it is `careful`, which costs time, also those in which
     rounding errors leave an order open, and not those in which a value `vanished`, which has an error there.
-    Signs of NaN, which are 0, are values where `signs_of_nan`, and undefined elsewhere. `trials` is their number, where it is known. `extremes` counts, per reduction of max or min, how often the extreme
+    Signs of NaN, which are 0, are values where `signs_of_nan`, and undefined elsewhere. `trials` is their number, where it is known, and `first` the place of
+    the first one in its round. `extremes` counts, per reduction of max or min, how often the extreme
     was in the first, middle and last part of the axis.
     """
 
@@ -45,6 +46,7 @@ class FieldState:
         self.careful = False
         self.signs_of_nan = False
         self.trials: int | None = None
+        self.first = 0
         self.opaque: set[str] = set()
         self.interpreted: set[str] = set()
         self.extremes: dict[str, npt.NDArray[np.int64]] = {}
@@ -72,7 +74,10 @@ class FieldState:
     def irrational(self, name: str, shape: tuple[int, ...]) -> FieldArray:
         """log2 e has residues at random, others in every trial, as no field has the number itself: what is right for
         all of them multiplies by it and divides by it in the right places. ln 2 is its inverse."""
-        trials, rest = np.arange(shape[0], dtype=np.int64) + 1, (shape[0], *(1,) * (len(shape) - 1))
+        trials, rest = (
+            self.first + np.arange(shape[0], dtype=np.int64) + 1,
+            (shape[0], *(1,) * (len(shape) - 1)),
+        )
 
         def residues(modulus: int, key: str) -> Residues:
             found = scramble(trials, self._key(key)) % (modulus - 1) + 1

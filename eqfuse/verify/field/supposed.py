@@ -41,6 +41,7 @@ class Supposed:
         self._known: list[Residues] = [np.zeros(0, np.int64)] * 2
         self._branches: list[Residues] = [np.zeros(0, np.int64)] * 2
         self._ranking: tuple[int, int] | None = None
+        self.first = 0
 
     def __bool__(self) -> bool:
         return self.ranked or any(known.size for known in self._known)
@@ -103,7 +104,11 @@ class Supposed:
             folded = self._folded(found, at)
             place = np.minimum(np.searchsorted(known, folded), known.size - 1)
             finite = np.isfinite(x.shadow) if y is None else np.isfinite(x.shadow) & np.isfinite(y.shadow)
-            trial = np.arange(len(found)).reshape(-1, *(1,) * (found.ndim - 1)) if found.ndim else 0
+            trial = (
+                (self.first + np.arange(len(found))).reshape(-1, *(1,) * (found.ndim - 1))
+                if found.ndim
+                else 0
+            )
             turned = scramble(self._branches[at][place] * 1024 + trial, self._key) & 1 == 1
             return np.asarray(said ^ (turned & (known[place] == folded) & finite))
         return said
