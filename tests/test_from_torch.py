@@ -64,6 +64,15 @@ def turned(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return torch.cat([x[..., :-n], x[..., -n:] * c], -1) * x.shape[-1] ** -0.5 + x.shape[0] / 3
 
 
+def placed(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Writes at positions that tensors hold: the last stays, or all are added."""
+    n, places = torch.zeros_like(x), torch.arange(3)
+    n[places, places] = y[0, :3]
+    n[x > 1] = 0.5
+    n = n.index_put((i, torch.tensor([0, -1, 2])), y[0, :3]) + x.index_add(1, i, y[:, :3], alpha=0.5)
+    return n + x.scatter(1, i[None], y) + x.scatter_add(0, i[:, None], y) + x.index_copy(0, i, y[:3])
+
+
 @dataclass(frozen=True)
 class Case:
     fn: Callable[..., Any]
@@ -145,6 +154,18 @@ CASES = {
     ),
     "arguments without a name": Case(lambda *a, **k: a[0] + a[1] * 2, lambda n: (r(n, 3), r(n, 3))),
     "powers": Case(lambda x, y: x.abs() ** 0.3 + x**y.round() + torch.pow(x.abs() + 0.1, y) + x**20, lambda n: (r(n, 3), r(n, 3))),
+    "prefixes and diagonals": Case(
+        lambda x: (x.cumprod(1), x.logcumsumexp(0), torch.diagonal(x, 1) + torch.hypot(x, x).diagonal(1)), lambda n: (r(n, n),)
+    ),
+    "smoothed classes": Case(
+        lambda x, t, w: F.cross_entropy(x, t, w, ignore_index=2, label_smoothing=0.1) + F.cross_entropy(x, x.softmax(1), w, label_smoothing=0.2),
+        lambda n: (r(n, 4), torch.arange(n) % 4, r(4).abs()),
+    ),
+    "writes at positions": Case(placed, lambda n: (r(n, 4), torch.tensor([1, 0, 1]), r(n, 4))),
+    "rows of a list": Case(
+        lambda x, i: torch.stack([a.gather(1, b[:, None])[:, 0] for a, b in zip(x, i, strict=True)]),
+        lambda n: (r(2, n, 4), torch.randint(0, 4, (2, n))),
+    ),
     "casts": Case(lambda x: (x.half() * 2).float(), lambda n: (torch.randn(n, 4),)),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.operator.shapes import output_dtypes
 from eqfuse.terms.functions import CASTS, ROUNDINGS
-from eqfuse.terms.nodes import Expr, Load, Program, Reduce, Scalar, children, replaced, walk
+from eqfuse.terms.nodes import Const, Expr, Load, Program, Reduce, Scalar, children, replaced, walk
 from eqfuse.terms.nodes import Size as SizeOf
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show
@@ -186,7 +186,7 @@ def _integers(translation: Translation, lines: Sequence[Line]) -> list[str]:
             axis = "" if size == 1 else translation.writer.names.axis(size, used)
             used.append(axis)
         if not used:
-            found += [f"{name}: {DTYPE_NAMES[dtype]}"] if dtype != torch.bool else []
+            found.append(f"{name}: {'i32' if dtype == torch.bool else DTYPE_NAMES[dtype]}")
         elif all(used):
             found.append(f"{name}: {DTYPE_NAMES[dtype]}[{', '.join(used)}]")
     return found
@@ -202,9 +202,10 @@ def _axes(translation: Translation, program: Program) -> tuple[list[str], dict[s
     known = {size: axis for axis, size in given.items()}
     found: list[str] = []
     left: dict[str, Extent] = {}
+    listed = _listed(program, extents)
     axes = dict.fromkeys(program.domains.get(axis, axis) for axis in axes_of(program.outputs))
     for axis in axes:
-        if axis in given or axis in program.lengths:
+        if axis in program.lengths or axis in given and axis not in listed:
             continue
         size = extents[axis]
         if isinstance(size, int):
@@ -214,6 +215,23 @@ def _axes(translation: Translation, program: Program) -> tuple[list[str], dict[s
         else:
             left[axis] = size
     return found, left
+
+
+def _listed(program: Program, extents: Mapping[str, Extent]) -> set[str]:
+    """The axes of a constant extent whose dimension is read at constant positions, which are inside for that extent."""
+    reads = [node for node in walk(*(output.expr for output in program.outputs)) if isinstance(node, Load)]
+    dimensions = {
+        (load.tensor, k)
+        for load in reads
+        for k, index in enumerate(load.index)
+        if isinstance(index, Const) and index.value
+    }
+    return {
+        axis
+        for tensor in program.tensors
+        for k, axis in enumerate(tensor.axes)
+        if axis is not None and (tensor.name, k) in dimensions and isinstance(extents.get(axis), int)
+    }
 
 
 def _dtypes(

@@ -14,15 +14,15 @@ from torch import fx
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.dtypes import DTYPES
 from eqfuse.terms.functions import CALLABLE, CONSTANTS
-from eqfuse.terms.nodes import Expr, Load, Scalar, walk
+from eqfuse.terms.nodes import Const, Expr, Load, Scalar, call, walk
 from eqfuse.terms.registry import reducers
-from eqfuse.torch.operators import indices, pointwise, products, reductions, views
+from eqfuse.torch.operators import indices, pointwise, products, reductions, views, writes
 from eqfuse.torch.operators.pointwise import NARROW
 from eqfuse.torch.operators.table import TABLE, Node, Unsupported
 from eqfuse.torch.positions import Position, Size
 from eqfuse.torch.values import Digit, Value, Writer, is_view, position
 
-MODULES = (indices, pointwise, products, reductions, views)
+MODULES = (indices, pointwise, products, reductions, views, writes)
 """What enters operators into the table."""
 
 LONGEST = 40
@@ -127,6 +127,8 @@ class Translation:
 
         def at(positions: tuple[Position, ...]) -> Expr:
             places = tuple(index(place, size) for place, size in zip(positions, shape, strict=True))
+            if not places and value.dtype == torch.bool:
+                return call("ne", Scalar(name), Const(0))  # a scalar is a number
             return Load(name, places) if places else Scalar(name)
 
         self.shapes[name], self.dtypes[name] = shape, value.dtype

@@ -88,7 +88,7 @@ def _(node: Node) -> Value:
     held = [d for d, index in enumerate(given) if index is not None]
     if any(given[d].is_truth for d in held):
         raise Unsupported("selection by a mask, whose result has a size that depends on data")
-    shape = _broadcast([given[d].shape for d in held])
+    shape = broadcast_shape([given[d].shape for d in held])
     together = held == list(range(held[0], held[-1] + 1))
     front = held[0] if together else 0
     rest = [d for d in range(x.rank) if d not in held]
@@ -127,7 +127,7 @@ def _(node: Node) -> Value:
     return Value(node.shape, node.dtype, tuple(layout), read)
 
 
-def _broadcast(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+def broadcast_shape(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     rank = max(map(len, shapes))
     wide = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*wide, strict=True))
@@ -143,19 +143,20 @@ def _(node: Node) -> Made:
 
 @operator("cross_entropy_loss")
 def _(node: Node) -> Made:
-    if node.get("label_smoothing", 0.0):
-        raise Unsupported("label smoothing")
     x = node.value("self")
-    return picked(node, log_softmax(node, x, 1 if x.rank > 1 else 0))
+    return picked(node, log_softmax(node, x, 1 if x.rank > 1 else 0), node.get("label_smoothing", 0.0))
 
 
-def picked(node: Node, x: Value) -> Made:
-    """Minus the numbers that stand at the classes of a target, apart from those to ignore: each, their sum, or their mean."""
+def picked(node: Node, x: Value, smoothing: float = 0.0) -> Made:
+    """Minus the numbers that stand at the classes of a target, apart from those to ignore: each, their sum, or their mean.
+    `smoothing` is the part of a class that all classes share."""
     target = node.value("target")
-    if target.is_real:
-        raise Unsupported("a target of probabilities")
     dimension = 1 if x.rank > 1 else 0
     weight = node.value("weight") if node.has("weight") else None
+    all_classes = x if weight is None else _weighed(x, weight, dimension)
+    if target.is_real:
+        return _expected(node, all_classes, target, dimension, smoothing)
+    spread = reduced(node, all_classes, (dimension,), "mean", "mean") if smoothing else None
     ignored = Const(node.get("ignore_index", -100))
     reduction = node.get("reduction", 1)
 
@@ -172,6 +173,9 @@ def picked(node: Node, x: Value) -> Made:
         found = call("neg", read_at(node, x, dimension, target.at(positions), places))
         if weight is not None:
             found = call("mul", weighed(positions), found)
+        if spread is not None:
+            rest = call("mul", Const(smoothing), spread.at(places))
+            found = call("sub", call("mul", Const(1 - smoothing), found), rest)
         return call("where", kept(positions), found, Const(0.0))
 
     def count(positions: tuple[Position, ...]) -> Expr:
@@ -188,6 +192,31 @@ def picked(node: Node, x: Value) -> Made:
         if reduction == 1:
             made = elementwise((), made.dtype, [made, weights], lambda e, n: call("div", e, n))
     return (made, weights) if len(node.shapes) == 2 else made
+
+
+def _weighed(x: Value, weight: Value, dimension: int) -> Value:
+    def read(positions: tuple[Position, ...]) -> Expr:
+        return call("mul", weight.at([positions[dimension]]), x.at(positions))
+
+    return Value(x.shape, x.dtype, x.layout, read)
+
+
+def _expected(node: Node, x: Value, target: Value, dimension: int, smoothing: float) -> Made:
+    """Cross-entropy with a target of probabilities: each, their sum, or their mean."""
+    share = call("div", Const(smoothing), node.writer.size_text(x.shape[dimension]))
+
+    def term(e: Expr, p: Expr) -> Expr:
+        p = call("add", call("mul", Const(1 - smoothing), p), share) if smoothing else p
+        return call("neg", call("mul", p, e))
+
+    terms = elementwise(x.shape, x.dtype, [x, target], term)
+    found = reduced(node, terms, (dimension,), "sum", "sum")
+    found = reshaped(node, found, [n for d, n in enumerate(x.shape) if d != dimension])
+    reduction = node.get("reduction", 1)
+    if reduction == 0 or not found.rank:
+        return found
+    op = "mean" if reduction == 1 else "sum"
+    return dropped_all(node, reduced(node, found, tuple(range(found.rank)), op, op))
 
 
 def dropped_all(node: Node, kept: Value) -> Value:

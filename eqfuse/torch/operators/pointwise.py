@@ -171,6 +171,11 @@ def _(node: Node) -> Value:
     return _arithmetic(node, _c("mod"))
 
 
+@operator("hypot")
+def _(node: Node) -> Value:
+    return _arithmetic(node, lambda x, y: call("sqrt", call("add", call("sq", x), call("sq", y))))
+
+
 @operator("maximum")
 def _(node: Node) -> Value:
     return _arithmetic(node, _c("maximum"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from eqfuse.terms.nodes import Axis, Const, Expr, Reduce, call
+from eqfuse.terms.nodes import REDUCTIONS, Axis, Const, Expr, Reduce, call
 from eqfuse.torch.operators.pointwise import cast
 from eqfuse.torch.operators.table import (
     Made,
@@ -49,7 +50,7 @@ def reduced(
     like = Value(kept_shape(x, dimensions), dtype or x.dtype, free, x.read)
     if not bound:
         return Value(like.shape, like.dtype, free, lambda p: after(body(number(x, x.at(p)))))
-    if op in ("sum", "max", "min", "prod"):
+    if op in REDUCTIONS:
         expr = inside
         for axis in reversed(bound):
             expr = Reduce(op, axis, expr)
@@ -369,26 +370,34 @@ def _(node: Node) -> Made:
 # -- prefixes and ranks ----------------------------------------------------------------------------
 
 
-@operator("cumsum")
-def _(node: Node) -> Value:
-    """A sum over all positions up to each: as many products as the square of the extent."""
-    x = node.value("self")
-    if x.rank == 0:
-        return x
-    dimension = node.given["dim"] % x.rank
-    writer = node.writer
-    layout = tuple(None if d == dimension else digits for d, digits in enumerate(x.layout))
-    groups = list(writer.axes(x.shape, layout))
-    used = list(axes_in(groups))
-    inner = writer.names.axis(x.shape[dimension], used)
-    (outer,) = groups[dimension] or (None,)
-    if outer is None:
-        return x
-    places: list[Position] = [position(group) for group in groups]
-    places[dimension] = position((Digit(inner, x.shape[dimension]),))
-    kept = call("where", call("le", Axis(inner), Axis(outer.axis)), number(x, x.at(places)), Const(0))
-    like = Value(x.shape, node.dtype, tuple(groups), x.read)
-    return writer.defined(like, groups, Reduce("sum", inner, kept), "cumsum")
+def _prefix(name: str, op: str, outside: Expr) -> None:
+    """An operator that folds all positions up to each: as many steps as the square of the extent."""
+
+    @operator(name)
+    def entry(node: Node) -> Value:
+        x = cast(node.value("self"), node.dtype)
+        dimension = node.given["dim"] % max(x.rank, 1)
+        writer = node.writer
+        layout = tuple(None if d == dimension else digits for d, digits in enumerate(x.layout))
+        groups = writer.axes(x.shape, layout)
+        if x.rank == 0 or not groups[dimension]:
+            return x
+        outer, size = groups[dimension][0].axis, x.shape[dimension]
+        inner = writer.names.axis(size, axes_in(groups))
+        places: list[Position] = [position(group) for group in groups]
+        places[dimension] = position((Digit(inner, size),))
+        kept = call("where", call("le", Axis(inner), Axis(outer)), number(x, x.at(places)), outside)
+        like = Value(x.shape, node.dtype, groups, x.read)
+        if op in REDUCTIONS:
+            return writer.defined(like, groups, Reduce(op, inner, kept), name)
+        made = writer.names.definition(name)
+        writer.lines.append(Line((made,), (axes_in(groups),), None, (op, (inner,), (kept,))))
+        return writer.named(made, like, groups)
+
+
+_prefix("cumsum", "sum", Const(0))
+_prefix("cumprod", "prod", Const(1))
+_prefix("logcumsumexp", "logsumexp", Const(-math.inf))
 
 
 @operator("topk")

@@ -145,6 +145,25 @@ def permuted(x: Value, order: Sequence[int]) -> Value:
     return moved(x, [x.shape[d] for d in order], tuple(x.layout[d] for d in order), move)
 
 
+@operator("diagonal")
+def _(node: Node) -> Value:
+    x, offset = node.value("self"), node.get("offset", 0)
+    one, other = node.get("dim1", 0) % x.rank, node.get("dim2", 1) % x.rank
+    rest = [d for d in range(x.rank) if d not in (one, other)]
+    radix = node.writer.radix
+
+    def move(positions: tuple[Position, ...]) -> Sequence[Position]:
+        found: list[Position] = [()] * x.rank
+        for d, place in zip(rest, positions, strict=False):
+            found[d] = place
+        flat = radix.flat(positions[-1])
+        found[one] = (Part(plus(flat, Const(max(-offset, 0))), x.shape[one]),)
+        found[other] = (Part(plus(flat, Const(max(offset, 0))), x.shape[other]),)
+        return found
+
+    return moved(x, node.shape, (*(x.layout[d] for d in rest), None), move)
+
+
 @operator("expand", "broadcast_to", "expand_as")
 def _(node: Node) -> Value:
     return elementwise(node.shape, node.dtype, [node.value("self")], lambda e: e)
@@ -461,7 +480,7 @@ def _(node: Node) -> Value:
     return elementwise(node.shape, node.dtype, [constant(value, node.dtype)], lambda e: e)
 
 
-@operator("zeros", "zeros_like", "new_zeros")
+@operator("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_permuted")
 def _(node: Node) -> Value:
     return elementwise(node.shape, node.dtype, [constant(0, node.dtype)], lambda e: e)
 
