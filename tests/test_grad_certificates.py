@@ -197,3 +197,27 @@ def test_what_is_summed_may_be_read_at_other_positions(shifted: str) -> None:
     source = f"c[i,m] = x[i,m] - mean[m](sq(x[i,m]))\ny[i,k] = {shifted}\nreturn y"
     found = certify_gradient(source, eq.grad(source))
     assert found.ok, found
+
+
+def test_the_square_of_a_root_is_exact_in_an_exponent() -> None:
+    """sq(x * sqrt(0.5)) is sq(x) / 2, though sqrt(0.5) has no residue that an exponential could read."""
+    gradient = eq.grad("y[i] = gelu(x[i])")
+    second = eq.grad(gradient, ("x",))
+    assert certify_gradient(gradient, second).ok
+    assert not certify_gradient(gradient, second.replace("sqrt(0.5)", "sqrt(0.51)")).ok
+    assert eq.equivalent("y[i] = exp(sq(x[i] * sqrt(0.5)))", "y[i] = exp(sq(x[i]) / 2)").ok
+    assert not eq.equivalent("y[i] = exp(sq(x[i] * sqrt(0.5)))", "y[i] = exp(sq(x[i]) / 3)").ok
+
+
+COSINE = """
+n[i] = sqrt(sum[j](sq(x[i,j])))
+c[i] = sum[j](x[i,j] / max(n[i], 1e-08) * z[i,j])
+"""
+
+
+def test_a_mask_of_data_stays_outside_of_a_sum() -> None:
+    """At a zero vector the norm has no derivative and counts for nothing: 0 / 0 behind its mask is not read."""
+    gradient = eq.grad(COSINE, ("x",))
+    assert certify_gradient(COSINE, gradient).ok
+    unmasked = gradient.replace("where(n[i] > 1e-08, ", "where(n[i] > -1, ")
+    assert unmasked != gradient and not certify_gradient(COSINE, unmasked).ok

@@ -50,3 +50,15 @@ def test_conditions_of_places() -> None:
     ]
     assert [follows(either, known) for known in conditions] == [True, False, True]
     assert keeping(parse("y[i] = where(i < 3, x[i+1], 0) + x[i+1]"), shifted).popitem()[1] == ()
+
+
+ROWS = "i: i64[j,m]\nout[j,m] = where(j < 1, x[0,m,i[0,m]], where(j < 2, x[1,m,i[1,m]], x[2,m,i[2,m]]))"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_row_that_is_a_number_is_read_where_its_condition_holds(rows: int) -> None:
+    """Where one row alone is wanted there may be one alone: the others are behind the end."""
+    rng = np.random.default_rng(0)
+    x, i = rng.standard_normal((3, 5, 7)), rng.integers(0, 7, (rows, 5))
+    found = eq.compile(ROWS, target="cpu", native="off")(x=x, i=i)
+    np.testing.assert_array_equal(found, [x[n, np.arange(5), i[n]] for n in range(rows)])

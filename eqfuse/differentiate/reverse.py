@@ -45,6 +45,7 @@ from eqfuse.terms.nodes import (
     Call,
     Const,
     Expr,
+    Load,
     Local,
     Reduce,
     Size,
@@ -285,6 +286,12 @@ class Reverse:
         counts as often as it has positions. Masks of `known` axes are the program's own."""
         if not over or not terms:
             return terms
+        groups: dict[tuple[Expr, ...], list[Monomial]] = {}
+        for term in terms:
+            groups.setdefault(_beside(term.masks, over), []).append(term)
+        if len(groups) > 1:
+            each = [self._summed(name, over, target, tuple(group), known) for group in groups.values()]
+            return collected(term for group in each for term in group)
         common = shared(terms)
         fixed = {factor: n for factor, n in common.powers.items() if not free_axes(factor) & set(over)}
         if any(free_axes(mask) & set(over) for term in terms for mask in term.masks):
@@ -544,6 +551,16 @@ def _divided(terms: Polynomial, powers: Mapping[Expr, int]) -> Polynomial:
     """The terms without some of their factors."""
     behind = Monomial(UNIT.number, {factor: -n for factor, n in powers.items()})
     return collected(term.times(behind) for term in terms)
+
+
+def _beside(masks: Sequence[Expr], over: Sequence[str]) -> tuple[Expr, ...]:
+    """The masks of data that are the same all along these axes: where they do not hold, what the sum is multiplied by may
+    have no value."""
+    return tuple(
+        mask
+        for mask in masks
+        if not free_axes(mask) & set(over) and any(isinstance(node, Load) for node in walk(mask))
+    )
 
 
 def _cancels(one: Monomial, other: Monomial, over: Sequence[str]) -> bool:

@@ -219,7 +219,10 @@ class Expressions:
     def _load(self, tensor: str, index: tuple[Expr, ...], hint: str) -> Value:
         values = tuple(self.index(expr) for expr in index)
         dims = tuple(dict.fromkeys(axis for value in values for axis in value.dims))
-        mask = self.mask(dims, self._relevant(self._guards, dims, index))
+        guards = self._relevant(self._guards, dims, index)
+        # Conditions say something of positions that exist.
+        wider = {axis for guard in guards for axis in self._types.dims(guard)}
+        mask = self.mask((*dims, *sorted(wider - {*dims})), guards)
         op = LoadTile(tensor, values, mask, 0.0)
         dims = dims if mask is None else (*dims, *(axis for axis in mask.dims if axis not in dims))
         name = hint or (tensor.lower() if tensor.lower() != tensor else f"{tensor}_tile")
@@ -233,8 +236,11 @@ class Expressions:
     ) -> Sequence[Expr]:
         """The conditions under which an access is read: those on its own positions; where nothing is shifted and no index
         is data, only those that compare its positions with data, or are about the positions of a quotient. For a
-        shifted index without any, all that may keep it inside, though that widens the access."""
+        shifted index without any, and for a position that is a number, all that may keep it inside, though that widens the
+        access."""
         own = [guard for guard in guards if self._types.dims(guard) <= set(dims)]
+        if any(map(_is_position, index)):
+            return [guard for guard in guards if may_keep_inside(guard, index)]
         if not any(map(_may_be_outside, walk(*index))):
             divided = set().union(*(self.free(part) for part in walk(*index) if _is_quotient(part)))
             return [g for g in own if self._cuts(g, index) or any(tells(g, axis) for axis in divided)]
@@ -570,10 +576,17 @@ def may_keep_inside(guard: Expr, index: Sequence[Expr]) -> bool:
 
 
 def may_miss(expr: Expr) -> bool:
-    """Whether an access may fall outside its tensor where a guard is false: its index is shifted, a quotient, or data."""
-    return isinstance(expr, Load) and any(
-        _may_be_outside(part) or _is_quotient(part) for part in walk(*expr.index)
+    """Whether an access may fall outside its tensor where a guard is false: its index is shifted, a quotient, data, or a
+    number."""
+    return isinstance(expr, Load) and (
+        any(_may_be_outside(part) or _is_quotient(part) for part in walk(*expr.index))
+        or any(map(_is_position, expr.index))
     )
+
+
+def _is_position(index: Expr) -> bool:
+    """Whether an index is a number that a short dimension does not reach."""
+    return isinstance(index, Const) and bool(index.value)
 
 
 def _may_be_outside(part: Expr) -> bool:

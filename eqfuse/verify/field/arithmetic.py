@@ -17,6 +17,7 @@ from eqfuse.verify.field.array import (
     is_zero,
     marked,
     open_sign,
+    square_of,
     terms_of,
 )
 from eqfuse.verify.field.exponent_sums import Known, Split
@@ -75,7 +76,9 @@ class Arithmetic(FieldState):
     def _neg(self, x: FieldArray) -> FieldArray:
         p = None if x.p is None else -x.p % self.p
         q = None if x.q is None else -x.q % self.q
-        result = FieldArray(p, q, -x.shadow, x.marks, rooted=x.rooted, whole=x.whole, error=x.error)
+        result = FieldArray(
+            p, q, -x.shadow, x.marks, rooted=x.rooted, whole=x.whole, square=x.square, error=x.error
+        )
         if x.split is not None:
             result.split = x.split.negated(self.p, self.q)
         elif x.p is not None:
@@ -108,6 +111,12 @@ class Arithmetic(FieldState):
         p = None if x.p is None or y.p is None else x.p * y.p % self.p
         q = None if x.q is None or y.q is None else x.q * y.q % self.q
         result = FieldArray(p, q, shadow)
+        if q is None:
+            squares = square_of(x, self.q), square_of(y, self.q)
+            if squares[0] is not None and squares[1] is not None:
+                square = squares[0] * squares[1] % self.q
+                # a root times itself has the residue that its square was known to have
+                result.q, result.square = (x.square, None) if x is y else (None, square)
         differences = [
             (one, by) for one, by in ((x, y), (y, x)) if one.split and (one.split.is_difference or by.formal)
         ]
@@ -131,6 +140,7 @@ class Arithmetic(FieldState):
             None if y.p is None else inverse(y.p, self.p),
             None if y.q is None else inverse(y.q, self.q),
             y.shadow,
+            square=None if y.square is None else inverse(y.square, self.q),
         )
         result = self._product(x, reciprocal, x.shadow / y.shadow)
         result.marks = marked(UNDEFINED, broken)

@@ -34,6 +34,7 @@ class FieldArray:
     `formal`: this is log2 e or its inverse, by which a sum is multiplied term by term.
     `whole`: every value is one of a function of `WHOLE`.
     `square_of`: what this is the square of, where it was made as one.
+    `square`: the residue modulo q of its square, where that is known and its own is not.
     `error`: how far the shadow may be from the real number, in a domain that is `careful`; None: not at all.
     `rounded`: the same value with its casts applied, where a domain keeps that (see `casts`).
     """
@@ -47,6 +48,7 @@ class FieldArray:
     formal: bool = False
     whole: bool = False
     square_of: FieldArray | None = None
+    square: Residues | None = None
     rounded: FieldArray | None = None
     error: Reals | None = None
 
@@ -65,12 +67,18 @@ class FieldArray:
             self.rooted,
             self.formal,
             self.whole,
+            square=None if self.square is None else change(self.square),
             error=None if self.error is None else change(self.error),
         )
 
     def lacks(self, mark: np.uint8) -> Truths:
         """Elements without this mark."""
         return np.ones(self.shape, dtype=bool) if self.marks is None else (self.marks & mark) == 0
+
+
+def square_of(x: FieldArray, q: int) -> Residues | None:
+    """The residue modulo q of the square of a value."""
+    return x.square if x.q is None else x.q * x.q % q
 
 
 def put_at(target: Any, index: tuple[Any, ...], value: Any) -> Any:

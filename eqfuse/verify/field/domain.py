@@ -256,4 +256,4 @@ class FieldDomain(Homomorphisms):
         before, new = terms
         target.split = placed(before, index, new, target.shape) if before and new else None
         target.rooted = target.rooted or value.rooted
-        target.whole, target.square_of = target.whole and value.whole, None
+        target.whole, target.square_of, target.square = target.whole and value.whole, None, None

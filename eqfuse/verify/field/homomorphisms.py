@@ -112,7 +112,8 @@ class Homomorphisms(Uninterpreted):
         q = None
         if x.square_of is not None and x.square_of.q is not None:
             q = np.where(x.square_of.shadow < 0, -x.square_of.q % self.q, x.square_of.q)
-        result = FieldArray(root, q, np.sqrt(real), marked(TWISTED, twisted), rooted=True)
+        square = x.q if q is None else None
+        result = FieldArray(root, q, np.sqrt(real), marked(TWISTED, twisted), rooted=True, square=square)
         if self.careful:
             self._note_unclear(x)
             result.error = rounding.of_function(_root, result.shadow, x.shadow, x.error)
