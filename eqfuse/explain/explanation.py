@@ -17,6 +17,7 @@ from eqfuse.explain.why import (
     Unfinished,
     Unverified,
     divisions,
+    left_apart,
     plan_lines,
     predicted_for,
     refusals,
@@ -76,7 +77,8 @@ def why_not(report: Report) -> tuple[Reason, ...]:
     unverified = (Unverified(report.refused),) if report.refused else ()
     refused = refusals(report.program, report.plan, report.merges, report.order, rules)
     divided = divisions(report.program, report.plan, report.plans)
-    return unfinished + unverified + tuple(refused) + tuple(divided)
+    apart = left_apart(report.program, report.plan) if is_rewritten else ()
+    return unfinished + unverified + tuple(refused) + (*divided, *apart)
 
 
 def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[Block]:

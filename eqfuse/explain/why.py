@@ -23,7 +23,7 @@ from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 from eqfuse.rules.tables.rescale import RESCALE
-from eqfuse.terms.nodes import Expr, Load, Local, Program, Reduce, children, free_axes, replaced, walk
+from eqfuse.terms.nodes import Expr, Load, Local, Output, Program, Reduce, children, free_axes, replaced, walk
 from eqfuse.units import duration
 
 RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "pole_safe", "masked"})
@@ -100,7 +100,31 @@ class Divided:
         return str(EqfuseError(message, source=self.source, span=self.span, hint=self.fewer))
 
 
-Reason = Refusal | Divided | Unfinished | Unverified
+@dataclass(frozen=True)
+class Apart:
+    """Two outputs that read the same tensors in kernels of their own, one of them without a reduction."""
+
+    outputs: tuple[Output, Output]
+    kernels: tuple[str, str]
+    read: tuple[str, ...]
+    source: str
+
+    def __str__(self) -> str:
+        first, second = self.outputs
+        if {*first.axes} != {*second.axes}:
+            why = f"their axes are [{', '.join(first.axes)}] and [{', '.join(second.axes)}]"
+        else:
+            why = "one reads what the other does not where it is written, or a part of it in another loop"
+        message = (
+            f"{first.name} and {second.name} both read {', '.join(self.read)}, in {self.kernels[0]} and "
+            f"{self.kernels[1]}: {why}"
+        )
+        hint = "outputs of the same axes that read the same elements share a kernel"
+        span = locate(self.source, first.name)
+        return str(EqfuseError(message, source=self.source, span=span, hint=hint))
+
+
+Reason = Refusal | Divided | Apart | Unfinished | Unverified
 """Why something of a kernel is not fused."""
 
 
@@ -333,6 +357,19 @@ def divisions(program: Program, plan: Plan, plans: Sequence[Plan]) -> Iterator[D
                 span = place(program.source, value, folds[-1], states) if folds else None
                 stored = f"{output.name}[{', '.join(output.axes)}]" if output.axes else output.name
                 yield Divided(value, kernel.name, stored, readers, program.source, span, hint)
+
+
+def left_apart(program: Program, plan: Plan) -> Iterator[Apart]:
+    """Outputs of the program that are in kernels of their own though they read the same tensors, where one has no reduction."""
+    inputs = {tensor.name for tensor in program.tensors}
+    wanted = {output.name for output in program.outputs}
+    kernels = [(k, {name for name in inputs if _reads(k, name)}) for k in plan.kernels]
+    for place, (one, reads) in enumerate(kernels):
+        for other, others in kernels[place + 1 :]:
+            mine, theirs = ([o for o in k.outputs if o.name in wanted] for k in (one, other))
+            if mine and theirs and reads & others and not (one.groups and other.groups):
+                read = tuple(tensor.name for tensor in program.tensors if tensor.name in reads & others)
+                yield Apart((mine[0], theirs[0]), (one.name, other.name), read, program.source)
 
 
 def _reads(kernel: KernelPlan, tensor: str) -> bool:

@@ -22,6 +22,7 @@ from eqfuse.terms.functions import CASTS
 from eqfuse.terms.nodes import (
     Axis,
     Call,
+    Const,
     Expr,
     Load,
     Local,
@@ -208,6 +209,20 @@ def _read(outputs: Sequence[Output], stored: Mapping[Expr, Output]) -> dict[Expr
     kept = {expr for expr in stored if expr in operands or expr in read}
     makers = set(walk(*(expr for expr in stored if expr in kept and isinstance(expr, Reduce))))  # in turn
     return {expr: output for expr, output in stored.items() if expr in kept or expr in makers}
+
+
+def _is_beside(plain: Output, other: Output) -> bool:
+    """Whether an output without reductions reads nothing but what another one reads where it is written, along the same
+    axes: the residual beside its norm."""
+    if set(plain.axes) != set(other.axes) or frontier(plain.expr):
+        return False
+    return _loads(plain.expr) <= _loads(other.expr)
+
+
+def _loads(expr: Expr) -> set[Load]:
+    """What an expression reads outside of its reductions, at positions of its own axes."""
+    folds: dict[Expr, Expr] = {reduce: Const(0.0) for reduce in frontier(expr)}
+    return {node for node in walk(replaced(expr, folds)) if isinstance(node, Load)}
 
 
 def work(expr: Expr, extents: Mapping[str, int]) -> float:
@@ -471,7 +486,8 @@ class Partition:
     # -- what shares a kernel ----------------------------------------------------------------------
 
     def _cluster(self, outputs: Sequence[Output]) -> list[list[Output]]:
-        """Outputs that share a reduction share a kernel, unless one reads what the other stores."""
+        """Outputs that share a reduction share a kernel, and so does one without any that reads, along the same axes, what the
+        other reads already; unless one reads what the other stores."""
         clusters: list[list[Output]] = []
         folds = {output.name: set(reductions(output.expr)) for output in outputs}
         signatures = {
@@ -487,7 +503,10 @@ class Partition:
                     break
                 shares = any(folds[output.name] & folds[o.name] for o in cluster)
                 alike = any(signatures[output.name] == signatures[o.name] for o in cluster)
-                if (shares or alike) and not self._walked_and_kept([o.expr for o in (*cluster, output)]):
+                beside = any(_is_beside(output, o) or _is_beside(o, output) for o in cluster)
+                if (shares or alike or beside) and not self._walked_and_kept(
+                    [o.expr for o in (*cluster, output)]
+                ):
                     home = cluster
             if home is None:
                 clusters.append([output])
