@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 import eqfuse as eq
 from eqfuse.devices import device_named
@@ -179,6 +180,36 @@ def test_attention_that_is_left_in_training_computes_what_its_gradient_reads() -
     graph.output(found)
     _keep_for_backward(torch.fx.GraphModule({}, graph))
     assert found.args[4] is True
+
+
+class Sevenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.round(x * 4)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * 7
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    return Sevenfold.apply(x).softmax(-1) * x  # type: ignore[no-any-return, no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (rounded, "autograd_function_apply"),
+        (lambda x: checkpoint(rounded, x, use_reentrant=False), "autograd_function_apply"),
+        (lambda x: (x.data * x).softmax(-1) * x, "_get_data_attr"),
+    ],
+)
+def test_derivatives_that_operators_do_not_show_are_left_to_torch(fn: Any, name: str) -> None:
+    x = r(5, 4).requires_grad_()
+    (found,) = torch.autograd.grad(compiled(fn)(x).square().sum(), x)
+    (expected,) = torch.autograd.grad(fn(x).square().sum(), x)
+    torch.testing.assert_close(found, expected)
+    assert f"{name!r} in training" in str(outcome.report(measure=False))
 
 
 def test_detached_parts_in_training_are_left() -> None:

@@ -127,7 +127,10 @@ def _rest(options: Options, inputs: Sequence[Any]) -> Callable[..., Any]:
     return aot_eager
 
 
-UNSEEN = ("detach", "detach_", "_set_grad_enabled", "_enter_autocast", "set_grad_enabled", "inference_mode")
+UNSEEN = (
+    "detach", "detach_", "_get_data_attr", "_set_grad_enabled", "set_grad_enabled", "_enter_inference_mode",
+    "autograd_function_apply", "_enter_autocast",
+)  # fmt: skip
 """What stands in Dynamo's graph and not in ATen's, and changes gradients or dtypes."""
 
 
@@ -137,7 +140,8 @@ def _functional(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule 
     from torch._dynamo.backends.common import aot_autograd
 
     tracked = _is_tracked(inputs)
-    for node in graph.graph.nodes:
+    graphs = [module.graph for module in graph.modules() if isinstance(module, fx.GraphModule)]
+    for node in (node for each in graphs for node in each.nodes):
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if tracked and node.op in ("call_function", "call_method") and name in UNSEEN:
             return f"it has {name!r} in training, which a graph of ATen operators does not show"
