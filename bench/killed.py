@@ -68,7 +68,7 @@ def rounds(count: int, seed: int, folder: Path, limit: float = float("inf")) -> 
         elif chance.random() < 0.3:
             _damage(folder, chance)
         began = time.monotonic()
-        children = [_Child(work, chance.randrange(len(PROGRAMS))) for _ in range(CHILDREN)]
+        children = [Child(work, chance.randrange(len(PROGRAMS))) for _ in range(CHILDREN)]
         doomed = {child: began + chance.uniform(0, usual) for child in children[::2]}
         while any(child.is_running() for child in children):
             now = time.monotonic()
@@ -93,7 +93,7 @@ def _import_beforehand(work: Callable[[int], str]) -> None:
         work(number)
         return " ".join(name for name in sys.modules if name.startswith(("eqfuse.", "egglog.")))
 
-    child = _Child(named, 0)
+    child = Child(named, 0)
     while child.is_running():
         time.sleep(0.01)
     for name in child.outcome.split():
@@ -113,7 +113,7 @@ def _damage(folder: Path, chance: random.Random) -> None:
         path.write_bytes(content)
 
 
-class _Child:
+class Child:
     """A fork of this process, which has everything imported; it is the leader of a group with those that it starts."""
 
     def __init__(self, work: object, number: int) -> None:

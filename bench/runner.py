@@ -19,7 +19,7 @@ REPORTS: Mapping[str, str] = {
     "workloads": "every program: error of each schedule, certificate, Triton under its interpreter",
     "compile": "every program: e-nodes, rounds, milliseconds of each stage of compilation, memory",
     "start": "new processes: import, first compile with and without what an earlier one kept, first call",
-    "cache": "ten processes that share a cache, half of them killed at random: wrong results, crashes",
+    "cache": "ten processes that share a cache, half of them killed at random; hostile edits of a cache: wrong results, crashes",
     "emit": "every program compiled for sm_90 and gfx942: registers, spills, shared memory, instructions",
     "explain": "every program's derivation: steps, milliseconds, JSON size, checked, with each rule removed",
     "mutants": "wrong transformations of terms, merges, loops and tiles: what rejects each, at which trial",

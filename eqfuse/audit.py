@@ -1,4 +1,5 @@
-"""Kept results, made once more: what the files say is derived and verified again."""
+"""Kept results, made once more: what the files say is derived and verified again. Other files, as compiled libraries: whether they
+are as they were kept."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eqfuse import results
+from eqfuse.cache import entries
+from eqfuse.cache.files import Unfit, read_plain, read_whole, searched
 from eqfuse.calls.specialization import Specializations
 from eqfuse.certification import Checks, examined
 from eqfuse.compiled import Asked
@@ -19,21 +22,23 @@ from eqfuse.results import Certifying, Merging, Planning, Reaching, Rewriting, S
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.prepare import prepare
 from eqfuse.terms.folds import FOLDS, Fold
+from eqfuse.tile.triton.launch import module_path
 
 
 @dataclass(frozen=True)
 class Finding:
     """Of one file. `fault` is why it is never used, `wrong` what was found to be otherwise than it says; both are empty
-    where it is right."""
+    where it is right: made once more, or, where not `again`, as it was kept."""
 
     kind: str
     path: Path
     fault: str = ""
     wrong: str = ""
+    again: bool = True
 
 
 def audit() -> Iterator[Finding]:
-    """Every entry of the search path, derived or verified again."""
+    """Every file of the search path; entries are derived or verified again."""
     for kind in results.KINDS:
         for path, subject, value, fault in results.found(kind):
             if subject is None:
@@ -44,6 +49,25 @@ def audit() -> Iterator[Finding]:
             except EqfuseError as error:
                 wrong = f"it cannot be made again: {error}"
             yield Finding(kind, path, wrong=wrong)
+    for kind in entries.KINDS.keys() - results.KINDS.keys():
+        for folder in searched():
+            for path in entries.files(kind, folder):
+                yield Finding(kind, path, fault=_fault(path), again=False)
+
+
+def _fault(path: Path) -> str:
+    """Why a file is not used that is not made once more; empty where it is."""
+    try:
+        if path.suffix == ".py":
+            text = read_plain(path)
+            return "" if text is None or path == module_path(path.parent, text) else "its text is another one"
+        if path.suffix == ".json":
+            entries.read_file(path)
+        else:
+            read_whole(path)
+    except Unfit as why:
+        return str(why)
+    return ""
 
 
 def _wrong(subject: Subject, value: Any) -> str:

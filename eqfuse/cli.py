@@ -296,13 +296,15 @@ def _cache(options: argparse.Namespace, console: Console) -> int:
         return _pack(options.folder, console)
     if options.action == "verify":
         return _audit(console)
+    try:
+        home = cache_home()
+    except OSError as error:
+        raise EqfuseError(f"there is no cache: {error}", hint="set XDG_CACHE_HOME to a folder") from None
     if options.action == "clear":
         try:
             console.print(f"{entries.clear()} files deleted")
         except OSError as error:
-            raise EqfuseError(
-                f"the cache cannot be cleared: {error}", hint=f"delete {cache_home()}"
-            ) from None
+            raise EqfuseError(f"the cache cannot be cleared: {error}", hint=f"delete {home}") from None
         return 0
     table = Table(show_edge=False)
     for heading in ("kind", "files", "KB", "what"):
@@ -312,7 +314,7 @@ def _cache(options: argparse.Namespace, console: Console) -> int:
         table.add_row(kind.kind, str(kind.files), str(kind.size // 1024), _plain(kind.what))
     console.print(table)
     files, size = sum(kind.files for kind in found), sum(kind.size for kind in found)
-    console.print(f"{cache_home()}: {files} files, {size // 1024} KB", markup=False)
+    console.print(f"{home}: {files} files, {size // 1024} KB", markup=False)
     return 0
 
 
@@ -332,7 +334,7 @@ def _audit(console: Console) -> int:
     """0 where every entry that is used is right."""
     from eqfuse.audit import audit
 
-    right = unused = wrong = 0
+    right = whole = unused = wrong = 0
     for finding in audit():
         if finding.wrong:
             wrong += 1
@@ -340,9 +342,12 @@ def _audit(console: Console) -> int:
         elif finding.fault:
             unused += 1
             console.print(f"unused {finding.path}: {finding.fault}", markup=False, soft_wrap=True)
-        else:
+        elif finding.again:
             right += 1
-    console.print(f"{right} entries made once more and right, {wrong} wrong, {unused} unused")
+        else:
+            whole += 1
+    others = f"; {whole} other files as they were kept" if whole else ""
+    console.print(f"{right} entries made once more and right, {wrong} wrong, {unused} unused{others}")
     return 1 if wrong else 0
 
 

@@ -7,8 +7,6 @@ another one made is no hit, unless none is installed here. What is read is check
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +20,8 @@ from typing import Any, TypeVar
 from eqfuse import debug
 from eqfuse.cache import entries, files, sources
 from eqfuse.cache.codec import Codec, Malformed, Uncodable
-from eqfuse.cache.entries import Key, Unfit
-from eqfuse.cache.files import searched, write_whole
+from eqfuse.cache.entries import Key
+from eqfuse.cache.files import Unfit, searched, write_whole
 from eqfuse.environment import installed
 from eqfuse.extract.candidates import Candidate
 from eqfuse.loops import nodes as loops
@@ -265,14 +263,10 @@ def _made_here() -> dict[str, Any]:
 
 
 def _keep(kind: str, key: Key, value: object) -> None:
-    content = {"egglog": egglog_here(), "value": CODEC.encode(value)}
-    entries.keep(kind, key, {**content, "digest": _digest({"key": key, **content})})
+    entries.keep(kind, key, {"egglog": egglog_here(), "value": CODEC.encode(value)})
 
 
 def _value(kind: str, content: Mapping[str, Any]) -> Any:
-    body = {name: part for name, part in content.items() if name != "digest"}
-    if content.get("digest") != _digest(body):
-        raise Unfit("its digest is not that of what it holds")
     here = egglog_here()
     if here is not None and content.get("egglog") != here:
         raise Unfit(f"egglog {content.get('egglog')} made it, and {here} is installed")
@@ -280,10 +274,6 @@ def _value(kind: str, content: Mapping[str, Any]) -> Any:
         return CODEC.decode(content.get("value"), KINDS[kind][1])
     except Malformed as why:
         raise Unfit(f"it cannot be read: {why}") from None
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -322,6 +312,6 @@ def pack(target: Path) -> tuple[int, int]:
             if fault:
                 left += 1
             elif f"{kind}/{path.name}" not in copied:
-                write_whole(target / kind / path.name, path.read_text(encoding="utf-8"))
+                write_whole(target / kind / path.name, path.read_bytes())
                 copied.add(f"{kind}/{path.name}")
     return len(copied), left

@@ -18,10 +18,13 @@ import torch
 import eqfuse as eq
 from eqfuse import compiler, results
 from eqfuse.cache import entries, sources
+from eqfuse.cache.files import keep_whole, read_whole
 from eqfuse.cli import main
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.define import forget
+from eqfuse.extract import machine
 from eqfuse.rules.egraph import client
+from eqfuse.tile.triton.launch import source_file
 
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
 SUM = "y[i] = sum[j](2 * x[i,j])"
@@ -83,6 +86,7 @@ def test_a_hit_loads_neither_egglog_nor_the_verifier(home: Path) -> None:
     code = f"""
 import sys, eqfuse as eq
 from eqfuse.rules.egraph import client
+from eqfuse.tile.triton.launch import source_file
 kernel = eq.compile({SOFTMAX!r})
 late = [name for name in ("egglog", "sympy", "eqfuse.rules.merge_search", "eqfuse.verify.verification") if name in sys.modules]
 print(kernel.certificate.cached, *client.processes(), *late)
@@ -192,31 +196,31 @@ def test_again_runs_the_trials(home: Path) -> None:
 
 
 def _changed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Somebody who seals what they have changed."""
+
     def damage(path: Path) -> None:
-        content = json.loads(path.read_text())
+        content = json.loads(read_whole(path) or "")
         change(content)
-        path.write_text(json.dumps(content))
+        keep_whole(path, json.dumps(content).encode())
 
     return damage
 
 
 def _foreign_class(content: dict[str, Any]) -> None:
-    """A value that is well sealed, and made of what no entry holds."""
+    """A value that is made of what no entry holds."""
     content["value"] = {"rows": [["Popen", "true"]], "root": {"node": 0}}
-    body = {name: part for name, part in content.items() if name != "digest"}
-    content["digest"] = results._digest(body)
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "empty": lambda path: path.write_text(""),
     "half": lambda path: path.write_text(path.read_text()[: path.stat().st_size // 2]),
-    "no JSON": lambda path: path.write_text("{"),
-    "nested": lambda path: path.write_text("[" * 100_000),
-    "a list": lambda path: path.write_text("[]"),
+    "no JSON": lambda path: keep_whole(path, b"{"),
+    "nested": lambda path: keep_whole(path, b"[" * 100_000),
+    "a list": lambda path: keep_whole(path, b"[]"),
     "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
     "a folder": lambda path: (path.unlink(), path.mkdir())[0],
     "one letter": lambda path: path.write_text(path.read_text().replace('"egglog": "', '"egglog": "9', 1)),
-    "no digest": _changed(lambda content: content.pop("digest")),
+    "no digest": lambda path: path.write_bytes(read_whole(path) or b""),
     "no key": _changed(lambda content: content.pop("key")),
     "another value": _changed(lambda content: content["value"]["rows"].pop()),
     "another key": _changed(lambda content: content["key"].update(python="2.7")),
@@ -235,8 +239,7 @@ def test_damage_is_a_miss(damage: str, home: Path, opened: list[int]) -> None:
     assert opened and not kernel.certificate.cached
     assert str(kernel.merge) == text
     assert is_right(kernel)
-    if damage != "a folder":  # what was damaged is written anew
-        assert eq.compile(SOFTMAX).certificate.cached
+    assert eq.compile(SOFTMAX).certificate.cached  # what was damaged is written anew
 
 
 def test_another_egglog_misses_and_none_serves(
@@ -355,7 +358,7 @@ def test_entries_are_made_once_more(home: Path, capsys: pytest.CaptureFixture[st
     (merged,) = (home / "merged").iterdir()
     _changed(_swapped_sum)(merged)
     (rewritten,) = (home / "rewritten").iterdir()
-    rewritten.write_text("{")
+    keep_whole(rewritten, b"{")
     assert main(["cache", "verify"]) == 1
     shown = capsys.readouterr().out
     assert f"WRONG {merged}: another merge is derived" in shown
@@ -363,13 +366,31 @@ def test_entries_are_made_once_more(home: Path, capsys: pytest.CaptureFixture[st
     assert f"{count - 2} entries made once more and right, 1 wrong, 1 unused" in shown
 
 
+def test_other_files_are_as_they_were_kept(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries.keep("tuned", {"program": ""}, {})
+    entries.keep("binaries", {"program": ""}, {})
+    keep_whole(home / "native" / "a.so", b"code")
+    module = source_file("# a module\n")
+    assert main(["cache", "verify"]) == 0
+    assert "0 unused; 4 other files as they were kept" in capsys.readouterr().out
+    (home / "native" / "a.so").chmod(0o666)
+    (tuned,) = (home / "tuned").iterdir()
+    tuned.write_bytes(tuned.read_bytes()[1:])
+    module.write_text("# another")
+    (home / "binaries" / "a").mkdir()
+    assert main(["cache", "verify"]) == 0
+    shown = capsys.readouterr().out
+    assert "a.so: others can write to it (mode 0666)" in shown and "digest is not that" in shown
+    assert f"{module}: its text is another one" in shown and "a: it is not a plain file" in shown
+    assert "4 unused; 1 other files" in shown
+    assert main(["cache", "clear"]) == 0 and not [path for path in home.rglob("*") if not path.is_dir()]
+
+
 def _swapped_sum(content: dict[str, Any]) -> None:
     """Somebody seals a merge that is wrong: its sums become products."""
     for row in content["value"]["rows"]:
         if row[:2] == ["Call", "add"]:
             row[1] = "mul"
-    body = {name: part for name, part in content.items() if name != "digest"}
-    content["digest"] = results._digest(body)
 
 
 def test_a_wrong_merge_is_not_covered_by_the_certificate_of_the_right_one(home: Path) -> None:
@@ -437,3 +458,14 @@ def test_killed_processes_leave_a_cache_that_serves() -> None:
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
     assert found["faults"] == [] and found["killed"] and found["made"] and found["cached"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(machine.compiler() is None, reason="there is no C++ compiler")
+def test_hostile_edits_of_a_cache_decide_nothing() -> None:
+    """Files and folders are cut, exchanged, linked, given away; `bench cache` makes 1000 such edits."""
+    words = [sys.executable, "-W", "ignore", "-m", "bench.hostile", "40", "0"]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["faults"] == [] and found["edits"] == 40 and found["made"] and found["cached"]

@@ -13,7 +13,7 @@ import torch
 
 from eqfuse.extract.machine import compiler
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.tile.native.build import library_of, load
+from eqfuse.tile.native.build import library_of
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
 
@@ -136,7 +136,7 @@ X = inputs()
 
 @pytest.fixture(scope="module", params=WIDTHS)
 def library(request: pytest.FixtureRequest) -> Any:
-    return load(library_of(SOURCE, WIDTHS[request.param]))
+    return library_of(SOURCE, WIDTHS[request.param])
 
 
 def called(library: Any, name: str) -> np.ndarray:

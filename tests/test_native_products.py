@@ -12,7 +12,7 @@ import torch
 from test_native_functions import WIDTHS
 
 from eqfuse.extract.machine import compiler
-from eqfuse.tile.native.build import library_of, load
+from eqfuse.tile.native.build import library_of
 from eqfuse.tile.native.products import HEADERS, blas, library
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
@@ -55,7 +55,7 @@ def threads(loaded: ctypes.CDLL, count: int) -> Iterator[None]:
 def test_products_of_every_layout(
     request: pytest.FixtureRequest, dtype: str, library: bool, width: str
 ) -> None:
-    loaded = load(library_of("", WIDTHS[width], HEADERS))
+    loaded = library_of("", WIDTHS[width], HEADERS)
     has_blas(loaded, library)
     request.addfinalizer(lambda: has_blas(loaded, True))  # it is the one of all kernels of this process
     generator = torch.Generator().manual_seed(0)
@@ -149,7 +149,7 @@ def test_products_of_several_axes(
 ) -> None:
     """A convolution as a product of which three axes are folded and two are columns, or rows, of a tensor with a gap or
     without."""
-    loaded = load(library_of("", WIDTHS[width], HEADERS))
+    loaded = library_of("", WIDTHS[width], HEADERS)
     has_blas(loaded, True)
     c, p, q, o, y, x, gap, step = sizes
     generator = torch.Generator().manual_seed(0)

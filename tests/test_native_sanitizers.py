@@ -79,10 +79,10 @@ def test_no_program_touches_what_is_not_its_own() -> None:
 
 WRONG = """
 import ctypes, torch
-from eqfuse.tile.native.build import library_of, load
+from eqfuse.tile.native.build import library_of
 source = 'extern "C" float past(const float* x, i64 n) { float* y = (float*)__builtin_malloc(4 * n); '
 source += 'for (i64 k = 0; k < n; k++) y[k] = x[k]; float z = y[n]; __builtin_free(y); return z; }'
-library = load(library_of(source, FLAGS))
+library = library_of(source, FLAGS)
 x = torch.ones(8)
 library.past(ctypes.c_void_p(x.data_ptr()), ctypes.c_longlong(8))
 print("all ran", flush=True)

@@ -1,20 +1,21 @@
 """Entries that are kept between processes: one JSON file each, found by what it was made for; compiled libraries beside
 them.
 
-A file is data that anything may have changed: it is checked when it is read, and one that does not fit is as good as
-none. It is written whole, so that no other process sees half.
+A file is data that anything may have changed: `files` checks who wrote it and that it is whole, and one that does not fit is
+as good as none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eqfuse.cache.files import cache_home, searched, write_whole
+from eqfuse.cache.files import Unfit, cache_home, keep_whole, read_whole, searched
 
 Key = Mapping[str, Any]
 """What an entry is for: as JSON, and compared whole with the one that its file has."""
@@ -35,10 +36,6 @@ KINDS: Mapping[str, str] = {
 """The folders below `cache_home()`, and what is in them."""
 
 
-class Unfit(Exception):
-    """Why an entry is not used."""
-
-
 def place(kind: str, key: Key) -> Path:
     """The file for a key; need not exist. Raises OSError where there is no home."""
     return cache_home() / kind / _name(key)
@@ -50,9 +47,7 @@ def _name(key: Key) -> str:
 
 def keep(kind: str, key: Key, content: Mapping[str, Any]) -> None:
     """Writes the entry. Raises OSError."""
-    path = place(kind, key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"key": key, **content}, indent=1))
+    keep_whole(place(kind, key), json.dumps({"key": key, **content}, indent=1).encode())
 
 
 def read(kind: str, key: Key) -> dict[str, Any] | None:
@@ -74,12 +69,9 @@ def read(kind: str, key: Key) -> dict[str, Any] | None:
 
 def read_file(path: Path, key: Key | None = None) -> dict[str, Any] | None:
     """The content of a file, of this key where one is given; None where there is no such file. Raises Unfit."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+    text = read_whole(path)
+    if text is None:
         return None
-    except (OSError, ValueError) as error:
-        raise Unfit(f"it cannot be read: {error}") from None
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -104,7 +96,7 @@ class Usage:
 def usage() -> Iterator[Usage]:
     """What is kept, kind by kind."""
     for kind, what in KINDS.items():
-        sizes = [path.stat().st_size for path in files(kind)]
+        sizes = [path.lstat().st_size for path in files(kind)]
         yield Usage(kind, what, len(sizes), sum(sizes))
 
 
@@ -113,11 +105,14 @@ def clear() -> int:
     runs a kernel has it in memory."""
     found = [path for kind in KINDS for path in files(kind)]
     for path in found:
-        path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     return len(found)
 
 
 def files(kind: str, home: Path | None = None) -> list[Path]:
-    """The files of a kind in a folder of entries, or in the one that is written to."""
+    """The files of a kind in a folder of entries, or in the one that is written to, whatever they are."""
     folder = (home or cache_home()) / kind
-    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    return sorted(path for path in folder.iterdir() if path.name != "__pycache__") if folder.is_dir() else []

@@ -6,15 +6,13 @@ To read all of eqfuse's takes 10 ms, as long as all else that a second process d
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 from eqfuse.cache import entries, files
-from eqfuse.cache.entries import Unfit
+from eqfuse.cache.files import Unfit
 
 KIND = "sources"
 
@@ -31,12 +29,12 @@ def digest_of(home: str) -> str:
     if not files.is_off():
         with suppress(Unfit):
             content = entries.read(KIND, key)
-            if content is not None and content.get("check") == _check(key, content.get("digest")):
+            if content is not None:
                 return str(content["digest"])
     found = read_all(home)
     if not files.is_off() and _touched(home)[0] == before and time.time() - latest > SETTLED:
         with suppress(OSError):
-            entries.keep(KIND, key, {"digest": found, "check": _check(key, found)})
+            entries.keep(KIND, key, {"digest": found})
     return found
 
 
@@ -71,7 +69,3 @@ def _sources(folder: str, inner: str) -> Iterator[tuple[str, str, os.DirEntry[st
                 yield entry.path, inner + entry.name, entry
             elif entry.name != "__pycache__" and entry.is_dir(follow_symlinks=False):
                 yield from _sources(entry.path, f"{inner}{entry.name}/")
-
-
-def _check(key: Any, digest: Any) -> str:
-    return hashlib.sha256(json.dumps([key, digest], sort_keys=True).encode()).hexdigest()

@@ -6,7 +6,6 @@ Rates that were not measured are scaled from those of the reference machine by c
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import shlex
@@ -16,7 +15,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
-from eqfuse.cache.files import cache_home, write_whole
+from eqfuse.cache import entries
+from eqfuse.cache.entries import Key
+from eqfuse.cache.files import Unfit
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.devices import DEVICES, Device
 
@@ -145,16 +146,15 @@ def assumed() -> Rates:
     )
 
 
-def _kept_in() -> Path:
-    """The file of this machine's rates: another processor has another one."""
-    about = f"{platform.machine()} {cores()} {features()} {sorted(cache_levels().items())}"
-    return cache_home() / KIND / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+def _key() -> Key:
+    """What this machine's rates are found by: another processor has others."""
+    return {"machine": f"{platform.machine()} {cores()} {features()} {sorted(cache_levels().items())}"}
 
 
 def measured() -> Rates | None:
     """What was measured here; None where nothing was, or what is there cannot be read."""
     try:
-        path = _kept_in()
+        path = entries.place(KIND, _key())
         return _read(path, path.stat().st_mtime_ns)
     except OSError:
         return None
@@ -163,19 +163,17 @@ def measured() -> Rates | None:
 @lru_cache
 def _read(path: Path, _changed: int) -> Rates | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = entries.read_file(path, _key()) or {}
         rates = Rates(**{field.name: float(found[field.name]) for field in fields(Rates)})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (Unfit, ValueError, TypeError, KeyError):
         return None
     return rates if all(0 < rate < float("inf") for rate in asdict(rates).values()) else None
 
 
 def keep(rates: Rates) -> Path:
     """Keeps what was measured for later processes. Raises OSError where the folder cannot be written."""
-    path = _kept_in()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(asdict(rates), indent=1) + "\n")
-    return path
+    entries.keep(KIND, _key(), asdict(rates))
+    return entries.place(KIND, _key())
 
 
 def cpu_device() -> Device:

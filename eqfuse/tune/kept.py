@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from eqfuse.cache import entries
-from eqfuse.cache.entries import Key, Unfit
+from eqfuse.cache.entries import Key
+from eqfuse.cache.files import Unfit
 from eqfuse.extract.candidates import MAX_SHARDS, Candidate, shape_of
 from eqfuse.extract.devices import Device
 from eqfuse.extract.neighbours import STAGES, WARPS, changed, may_become

@@ -10,7 +10,8 @@ from itertools import islice
 
 import torch
 
-from eqfuse.cache.entries import Key, Unfit
+from eqfuse.cache.entries import Key
+from eqfuse.cache.files import Unfit
 from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.division import other_roles

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from eqfuse.extract.machine import features
-from eqfuse.tile.native.build import library_of, load
+from eqfuse.tile.native.build import library_of
 
 HEADERS = ("vectors.h", "functions.h", "products.h")
 DTYPES = ("f32", "f64", "bf16")
@@ -18,7 +18,7 @@ DTYPES = ("f32", "f64", "bf16")
 @lru_cache
 def library(flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """The library, which may call torch's BLAS. It is compiled once for a machine. Raises NotNative where it cannot be."""
-    found = load(library_of("", flags, HEADERS))
+    found = library_of("", flags, HEADERS)
     found.use_library(*map(ctypes.c_void_p, blas()))
     return found
 

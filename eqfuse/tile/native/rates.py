@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from eqfuse.extract.machine import Rates, cache_bytes, cores
-from eqfuse.tile.native.build import library_of, load
+from eqfuse.tile.native.build import library_of
 
 REPEATS = 7
 
@@ -52,7 +52,7 @@ def least(call: Callable[[], object], repeats: int = REPEATS) -> float:
 
 def measure() -> Rates:
     """The rates of the CPU that is here, all of its cores at work. Raises NotNative where there is no compiler."""
-    library, count = load(library_of(SOURCE)), cores()
+    library, count = library_of(SOURCE), cores()
     tensors: list[torch.Tensor] = [torch.ones(LARGE // 4) for _ in range(2)]
     addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
 

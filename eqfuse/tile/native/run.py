@@ -11,7 +11,7 @@ import torch
 
 from eqfuse.errors import BindError
 from eqfuse.terms.floats import TORCH_DTYPES
-from eqfuse.tile.native.build import library_of, load
+from eqfuse.tile.native.build import library_of
 from eqfuse.tile.native.context import Interface
 from eqfuse.tile.native.memory import outputs
 from eqfuse.tile.native.printer import source_of
@@ -55,7 +55,7 @@ class NativeProgram:
             names, ranks, tuple(sorted(self.sizes)), reals, integers, unit | buffers, self.loaded
         )
         self.text = source_of(program, self.interface, self.sizes)
-        self._library = load(library_of(self.text, flags))
+        self._library = library_of(self.text, flags)
         if any(isinstance(getattr(s, "op", None), Dot) for k in program.kernels for s in nested(k.body)):
             give(self._library, flags)
         self._run = self._library.run

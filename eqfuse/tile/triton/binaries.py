@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from eqfuse.cache import entries
-from eqfuse.cache.entries import Key, Unfit
-from eqfuse.cache.files import is_off
+from eqfuse.cache.entries import Key
+from eqfuse.cache.files import Unfit, is_off
 
 KIND = "binaries"
 
@@ -184,32 +184,24 @@ def parameter_types(ptx: str, name: str) -> tuple[str, ...] | None:
 def keep(key: Key, binary: Binary) -> None:
     """Writes the entry. Raises OSError."""
     body = {**vars(binary), "code": base64.b64encode(zlib.compress(binary.code, 1)).decode()}
-    entries.keep(KIND, key, {"binary": body, "digest": _digest(key, binary)})
+    entries.keep(KIND, key, {"binary": body})
 
 
 def read(key: Key) -> Binary | None:
     """The binary for a key, where one is kept and whole."""
     try:
         content = entries.read(KIND, key)
-        return None if content is None else _decoded(key, content)
+        return None if content is None else _decoded(content)
     except Unfit:
         return None
 
 
-def _decoded(key: Key, content: Mapping[str, Any]) -> Binary:
+def _decoded(content: Mapping[str, Any]) -> Binary:
     try:
         body = content["binary"]
         code = zlib.decompress(base64.b64decode(body["code"], validate=True))
-        found = Binary(
+        return Binary(
             **{**body, "code": code, "types": tuple(body["types"]), "places": tuple(body["places"])}
         )
     except (KeyError, TypeError, ValueError, zlib.error) as why:
         raise Unfit(f"it cannot be read: {why}") from None
-    if content.get("digest") != _digest(key, found):
-        raise Unfit("its digest is not that of what it holds")
-    return found
-
-
-def _digest(key: Key, binary: Binary) -> str:
-    parts = [repr(sorted(key.items())), *(repr(value) for value in vars(binary).values())]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

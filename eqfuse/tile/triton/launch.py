@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import os
-import tempfile
+import linecache
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +14,16 @@ from typing import Any
 
 import torch
 
-from eqfuse.cache.files import cache_home, is_off, searched, write_whole
+from eqfuse.cache.files import (
+    Unfit,
+    cache_home,
+    is_off,
+    made,
+    private_home,
+    read_plain,
+    searched,
+    write_whole,
+)
 from eqfuse.errors import BindError, EqfuseError
 from eqfuse.threads import Lock, cached
 from eqfuse.tile.triton import binaries, direct
@@ -26,24 +33,22 @@ from eqfuse.tile.triton.stand_in import Missing, module_of
 
 
 def cache_folders() -> list[Path]:
-    """Where emitted modules are kept: `$XDG_CACHE_HOME/eqfuse/triton`, or a folder of temporary files where that
-    cannot be written to."""
+    """Where emitted modules are kept: `cache_home()`, or a folder of temporary files where that cannot be written to."""
     folders = []
-    with suppress(OSError):
-        folders.append(cache_home() / "triton")
-    return [*folders, Path(tempfile.gettempdir()) / f"eqfuse-{os.getuid()}" / "triton"]
+    for home in (cache_home, private_home):
+        with suppress(OSError):
+            folders.append(home() / "triton")
+    return folders
 
 
 def source_file(source_text: str) -> Path:
-    """The file that holds a module's source, which Triton reads its kernels from. Named by its hash. Raises
-    EqfuseError where there is no place for it."""
-    name = f"{hashlib.sha256(source_text.encode()).hexdigest()[:24]}.py"
+    """The file of a module's source, for who reads what runs. Named by its hash. Raises EqfuseError where there is no place for it."""
     problems: list[str] = []
     for folder in cache_folders():
-        path = folder / name
+        path = module_path(folder, source_text.encode())
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not path.exists() or path.read_bytes() != source_text.encode():
+            made(folder)
+            if not _is_there(path, source_text.encode()):
                 write_whole(path, source_text)
         except OSError as error:
             problems.append(f"{path}: {error.strerror}")
@@ -53,6 +58,18 @@ def source_file(source_text: str) -> Path:
         f"the kernel's source cannot be written ({'; '.join(problems)})",
         hint="set XDG_CACHE_HOME to a folder with room",
     )
+
+
+def module_path(folder: Path, text: bytes) -> Path:
+    """The file of a module in a folder."""
+    return folder / f"{hashlib.sha256(text).hexdigest()[:24]}.py"
+
+
+def _is_there(path: Path, text: bytes) -> bool:
+    try:
+        return read_plain(path) == text
+    except Unfit:
+        return False
 
 
 def load(source_text: str, *, interpreted: bool = False) -> ModuleType:
@@ -72,14 +89,16 @@ def _loaded(source_text: str, interpreted: bool) -> ModuleType:
     except ImportError as error:
         raise EqfuseError("Triton is not installed", hint="install it, or run on the CPU") from error
     path = source_file(source_text)
-    spec = importlib.util.spec_from_file_location(f"eqfuse_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise EqfuseError(f"cannot import {path}", hint="emitted modules are Python files")
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(f"eqfuse_{path.stem}")
+    module.__file__ = str(path)
+    # Triton reads kernels through `linecache`: the text that was asked for, whatever is in the file by then. Nothing imports it,
+    # nor what Python would have compiled of it.
+    lines = source_text.splitlines(keepends=True)
+    linecache.cache[str(path)] = len(source_text), None, lines, str(path)
     with knobs.runtime.scope():
         if interpreted:
             knobs.runtime.interpret = True
-        spec.loader.exec_module(module)
+        exec(compile(source_text, str(path), "exec", dont_inherit=True), vars(module))  # noqa: S102  (text of our own printer)
     return module
 
 
