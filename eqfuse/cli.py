@@ -426,7 +426,7 @@ def _inputs(
     generator = torch.Generator().manual_seed(options.seed)
     tensors: dict[str, torch.Tensor] = {}
     behind = {
-        place: (axis, read.offset)
+        place: (axis, read)
         for place, reads in longer_dimensions(program).items()
         for axis, read in reads.items()
     }
@@ -440,8 +440,9 @@ def _inputs(
             raise BindError(f"{tensor.name!r} holds {dtype} values", hint=hint)
         shape = []
         for number, named in enumerate(tensor.axes):
-            axis, more = (named, 0) if named else behind.get((tensor.name, number), (None, 0))
-            shape.append(_extent(tensor.name, number, axis, sizes) + more)
+            axis, read = (named, None) if named else behind.get((tensor.name, number), (None, None))
+            size = _extent(tensor.name, number, axis, sizes)
+            shape.append(size if read is None else size * (read.times + 1) + read.offset)
         try:
             tensors[tensor.name] = torch.randn(shape, generator=generator).to(TORCH_DTYPES[dtype])
         except (RuntimeError, MemoryError):

@@ -35,7 +35,9 @@ def extents(
         _agree(program, axis, found.setdefault(axis, size), size)
     for (name, dimension), reads in longer_dimensions(program).items():
         for axis, read in reads.items():
-            found.setdefault(axis, torch.sym_max(given[name][dimension] - read.offset, 0))  # type: ignore[no-untyped-call]
+            if not read.scalar:
+                rest = torch.sym_max(given[name][dimension] - read.offset, 0)  # type: ignore[no-untyped-call]
+                found.setdefault(axis, rest // (read.times + 1))
     for axis in axes_of(program.outputs):
         base = program.domains.get(axis, axis)
         if base not in found:

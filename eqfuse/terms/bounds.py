@@ -15,7 +15,7 @@ from eqfuse.errors import BindError, Span, locate
 from eqfuse.records import dataclass
 from eqfuse.terms import integers
 from eqfuse.terms.folds import contributions, fold_of, identity, ranks_of
-from eqfuse.terms.intervals import Affine, Box
+from eqfuse.terms.intervals import Affine, Box, whole_number
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -126,12 +126,22 @@ def _deciding(program: Program) -> tuple[Sizes, set[tuple[Any, ...]]]:
 @dataclass(frozen=True)
 class Beyond:
     """A read `offset` positions behind those of an axis, with nothing said about which positions of the axis read it:
-    `off[s + 1]`. The dimension has so many elements more than the axis has positions."""
+    `off[s + 1]`. The dimension has so many elements more than the axis has positions; and so many `times` as many as it has
+    (`x[c + N(c)]`), or as a `scalar` says (`x[c + h]`)."""
 
     load: Load
     dimension: int
     axis: str
     offset: int
+    times: int = 0
+    scalar: str = ""
+
+    def more(self, scalars: Mapping[str, Any]) -> int | None:
+        """The elements beside a multiple of the positions; None where the scalar is not known."""
+        if not self.scalar:
+            return self.offset
+        number = whole_number(scalars.get(self.scalar))
+        return None if number is None else self.offset + max(number, 0)
 
 
 @lru_cache(256)
@@ -139,14 +149,33 @@ def reads_beyond(outputs: tuple[Output, ...]) -> tuple[Beyond, ...]:
     """The reads behind the positions of an axis that no condition on these positions guards."""
     found: dict[Beyond, None] = {}
     for load, guards in _reads([output.expr for output in outputs]):
-        box = Box(dict.fromkeys(free_axes(load), (0, 0)), {}, {})
         for dimension, index in enumerate(load.index):
-            form = box.affine(index)
-            match list(form.terms.items()) if form is not None else ():
-                case [(Axis(axis), 1)] if form is not None and form.constant > 0:
-                    if not any(tells(guard.condition, axis) for guard in guards):
-                        found[Beyond(load, dimension, axis, form.constant)] = None
+            ahead = _ahead(index)
+            if ahead is not None and not any(tells(guard.condition, ahead[0]) for guard in guards):
+                found[Beyond(load, dimension, *ahead)] = None
     return tuple(found)
+
+
+def _ahead(index: Expr) -> tuple[str, int, int, str] | None:
+    """The axis, the offset, the times and the scalar of an index that is behind the positions of an axis (see `Beyond`)."""
+    named = {node: Axis(f"value of {show(node)}") for node in walk(index) if isinstance(node, Size | Scalar)}
+    at = replaced(index, dict(named))
+    form = Box(dict.fromkeys(free_axes(at), (0, 0)), {}, {}).affine(at)
+    if form is None:
+        return None
+    terms = dict(form.terms)
+    axes = [node.name for node in terms if isinstance(node, Axis) and node not in named.values()]
+    if len(axes) != 1 or terms.pop(Axis(axes[0])) != 1:
+        return None
+    times, offset = terms.pop(named.get(Size(axes[0]), Axis("")), 0), form.constant
+    scalar = [node.name for node, atom in named.items() if isinstance(node, Scalar) and terms.get(atom) == 1]
+    if (
+        len(scalar) != len(terms)
+        or len(scalar) > 1
+        or not (times > 0 or (times == 0 and offset > 0) or scalar)
+    ):
+        return None
+    return axes[0], offset, times, "".join(scalar)
 
 
 @once
@@ -155,20 +184,26 @@ def longer_dimensions(program: Program) -> dict[tuple[str, int], dict[str, Beyon
     to have that axis: by axis, the read that goes furthest."""
     declared = {tensor.name: tensor.axes for tensor in program.tensors}
     found: dict[tuple[str, int], dict[str, Beyond]] = {}
-    for read in sorted(reads_beyond(program.outputs), key=lambda read: read.offset):
+    for read in sorted(reads_beyond(program.outputs), key=lambda r: (r.times, r.scalar, r.offset)):
         axis = program.domains.get(read.axis, read.axis)
         if declared[read.load.tensor][read.dimension] not in (axis, read.axis):
             found.setdefault((read.load.tensor, read.dimension), {})[axis] = read
     return found
 
 
-def check_longer(program: Program, shapes: Mapping[str, tuple[int, ...]], extents: Mapping[str, int]) -> None:
+def check_longer(
+    program: Program,
+    shapes: Mapping[str, tuple[int, ...]],
+    extents: Mapping[str, int],
+    scalars: Mapping[str, Any],
+) -> None:
     """Raises BindError for a dimension that is too short for a read behind the positions of an axis."""
     for (tensor, dimension), reads in longer_dimensions(program).items():
         for axis, read in reads.items():
-            size, last = shapes[tensor][dimension], extents[axis] - 1 + read.offset
+            first = read.times * extents[axis] + (read.more(scalars) or 0)
+            size, last = shapes[tensor][dimension], first + extents[axis] - 1
             if extents[axis] and last >= size:
-                raise _error(program, Outside(read.load, dimension, size, read.offset, last))
+                raise _error(program, Outside(read.load, dimension, size, first, last))
 
 
 def _telling(guards: Guards, index: Expr) -> Guards:
@@ -311,11 +346,17 @@ def _lists(index: Expr) -> tuple[tuple[str, str | None], ...]:
 def never_inside(program: Program, read: Outside, axis: str | None) -> BindError:
     """The error for a read that no sizes make right; `axis` is the one that indexes the dimension plainly."""
     size = str(read.size) if axis is None else f"N({program.domains.get(axis, axis)})"
+    hint = f"guard the read: {_guarded_text(read, size)}"
+    if axis is not None and read.low >= read.size:  # which a guard would rule out everywhere
+        hint = (
+            f"the dimension has the size of {axis!r}, which it is declared with or read along: "
+            f"give what is read of it axes of their own"
+        )
     return BindError(
         f"{show(read.load)} reads outside dimension {read.dimension} of {read.load.tensor!r}, whatever its size",
         source=program.source,
         span=_span(program, read.load),
-        hint=f"guard the read: {_guarded_text(read, size)}",
+        hint=hint,
     )
 
 

@@ -55,7 +55,8 @@ def bind(
         _add_sizes(program, shapes, sizes, extents)
     for (name, dimension), reads in longer_dimensions(program).items():
         for axis, read in reads.items():
-            extents.setdefault(axis, max(shapes[name][dimension] - read.offset, 0))
+            if (more := read.more(scalars)) is not None:
+                extents.setdefault(axis, max(shapes[name][dimension] - more, 0) // (read.times + 1))
     for axis in _axes(program):
         base = program.domains.get(axis, axis)
         if base not in extents:
@@ -66,7 +67,7 @@ def bind(
                 hint=f'no tensor has it as a plain index; pass sizes={{"{base}": ...}}',
             )
         extents[axis] = extents[base]
-    check_longer(program, shapes, extents)
+    check_longer(program, shapes, extents, scalars)
     check_bounds(program, shapes, extents, scalars)
     return extents
 

@@ -1,0 +1,87 @@
+"""Axes that are half of a dimension, or what a scalar leaves of it: sizes, ranges, values and gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import eqfuse as eq
+from eqfuse.errors import BindError
+from eqfuse.terms.bounds import longer_dimensions
+from eqfuse.terms.parser import parse
+
+GLU = "y[b,c] = x[b,c] * sigmoid(x[b,c+N(c)])"
+ROPE = """
+low[l,c] = x[l,c] * cs[l,c] - x[l,c+N(c)] * sn[l,c]
+high[l,c] = x[l,c+N(c)] * cs[l,c] + x[l,c] * sn[l,c]
+"""
+
+
+def test_a_gate_is_the_other_half() -> None:
+    x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    kernel = eq.compile(GLU, target="cpu", native="off")
+    y = kernel(x=x)
+    expected = torch.nn.functional.glu(x)
+    torch.testing.assert_close(y, expected)
+    weights = torch.randn(3, 4, dtype=torch.float64)
+    grads = [torch.autograd.grad((out * weights).sum(), x)[0] for out in (y, expected)]
+    torch.testing.assert_close(*grads)
+    assert kernel.certificate.ok and kernel.backward.certificate.ok
+
+
+def test_rotary_by_halves() -> None:
+    rng = np.random.default_rng(0)
+    x, cs, sn = (rng.standard_normal(shape) for shape in ((5, 8), (5, 4), (5, 4)))
+    low, high = eq.compile(ROPE, target="cpu", native="off")(x=x, cs=cs, sn=sn)
+    np.testing.assert_allclose(low, x[:, :4] * cs - x[:, 4:] * sn)
+    np.testing.assert_allclose(high, x[:, 4:] * cs + x[:, :4] * sn)
+
+
+def test_what_a_scalar_is_behind() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 8))
+    kernel = eq.compile("y[b,c] = x[b,c] - x[b,c+h]", target="cpu", native="off")
+    np.testing.assert_allclose(kernel(x=x, h=3), x[:, :5] - x[:, 3:])
+    np.testing.assert_allclose(kernel(x=x, h=6), x[:, :2] - x[:, 6:])
+
+
+@pytest.mark.parametrize(
+    ("program", "given", "positions"),
+    [
+        (GLU, {"sizes": {"c": 5}}, "5 to 9"),
+        ("y[b,c] = x[b,c] * w[c] + x[b,c+N(c)]", {"w": np.ones(5)}, "5 to 9"),
+        ("y[b,c] = x[b,c] + x[b,c+h]", {"h": 3, "sizes": {"c": 6}}, "3 to 8"),
+        ("y[b,c] = x[b,c] + x[b,c+h]", {"h": -1}, "-1 to 6"),
+        ("y[b,c] = x[b,c] + x[b,c+2*N(c)]", {"sizes": {"c": 3}}, "6 to 8"),
+    ],
+)
+def test_a_read_behind_the_end_is_an_error(program: str, given: dict[str, object], positions: str) -> None:
+    kernel = eq.compile(program, target="cpu", native="off")
+    with pytest.raises(
+        BindError, match=f"reads positions {positions} of dimension 1 of 'x', which has size 8"
+    ):
+        kernel(x=np.ones((3, 8)), **given)
+
+
+def test_half_of_a_dimension_is_told_from_other_parts() -> None:
+    assert not eq.equivalent(GLU, GLU.replace("c+N(c)", "c+N(c)-1")).ok
+    assert not eq.equivalent(GLU, "y[b,c] = x[b,c+N(c)] * sigmoid(x[b,c])").ok
+    assert eq.equivalent(GLU, "y[b,c] = x[b,c] / (1 + exp(-x[b,N(c)+c]))").ok
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "y[b,c] = x[b,c] + where(c + N(c) < m, x[b,c+N(c)], 0)",
+        "y[b,c] = x[b,c] + where(c + h < N(c), x[b,c+h], 0)",
+        "y[b,c] = x[b,c] + x[b,N(c)-1-c]",
+        "y[h,r] = x[h*g + r] + x[r]",
+    ],
+)
+def test_what_is_guarded_or_no_step_ahead_leaves_the_axis_its_dimension(program: str) -> None:
+    assert not longer_dimensions(parse(program))
+
+
+def test_no_guard_is_advised_that_never_holds() -> None:
+    with pytest.raises(BindError, match="the dimension has the size of 'c', which it is declared with"):
+        eq.compile(f"x: f32[b,c]\n{GLU}", target="cpu", native="off")
