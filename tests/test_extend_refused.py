@@ -9,6 +9,7 @@ import torch
 from extend_kernels import is_registered, registered
 
 import eqfuse as eq
+from eqfuse.extend.define import forget
 from eqfuse.terms.parser import parse
 from eqfuse.terms.registry import REGISTERED
 
@@ -162,6 +163,42 @@ def test_wrong_reductions_are_refused(case: str) -> None:
         eq.reduction("wrong", **words)  # type: ignore[arg-type]
     assert str(refused.value).startswith(text)
     assert not is_registered("wrong")
+
+
+FAR_OUT = {
+    "limit": ({"combine": "min(v1 + v2, 1e8)"}, "reduction 'wrong' is not associative"),
+    "larger limit": ({"combine": "min(v1 + v2, 1e16)"}, "reduction 'wrong' is not associative"),
+    "count": (
+        {
+            "state": "v, n",
+            "lift": "x, 1",
+            "identity": "0, 0",
+            "combine": "v1 + v2, n1 + n2 - where(n1 + n2 > 100000, 1, 0)",
+        },
+        "reduction 'wrong' is not associative",
+    ),
+    "identity": (
+        {"identity": "-1e30", "combine": "max(v1, v2)"},
+        "the identity of reduction 'wrong' is none",
+    ),
+}
+"""Laws that hold of all numbers and lengths but large ones."""
+
+
+@pytest.mark.parametrize("case", FAR_OUT)
+def test_reductions_that_are_wrong_far_out_are_refused(case: str) -> None:
+    words, text = FAR_OUT[case]
+    given = {"state": "v", "lift": "x", "identity": "0", "result": "v", **words}
+    with pytest.raises(eq.EqfuseError) as refused:
+        eq.reduction("wrong", **given)  # type: ignore[arg-type]
+    assert str(refused.value).startswith(text)
+
+
+def test_a_limit_that_counts_is_a_law() -> None:
+    """Of numbers that are not below 0."""
+    words = {"lift": "x, 1", "identity": "0, 0", "combine": "v1 + v2, min(n1 + n2, 3000)"}
+    eq.reduction("capped_mean", state="v, n", result="v / n", **words)
+    forget("capped_mean")
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,32 @@ def test_right_rules_are_taken(name: str) -> None:
     assert str(made) == f"{name}: {left} = {right}{where}    # because"
 
 
+WRONG_FAR_OUT = {
+    "product": ("a * b", "min(a * b, 1e12)", ""),
+    "sum": ("sum[j](a)", "sum[j](min(a, 1e7))", ""),
+    "tanh": ("tanh(a)", "min(tanh(a), 0.99999999)", ""),
+    "max": ("max[P](a)", "max(max[P](a), -1e20)", ""),
+    "size": ("N(j)", "min(N(j), 100000)", ""),
+    "sum-of-one": ("sum[j](c)", "c * min(N(j), 5000)", "fixed(c, j)"),
+    "squares": ("sum[P](a * a)", "where(sum[P](a * a) > 1e9, 1e9, sum[P](a * a))", ""),
+}
+"""Rules that hold of all numbers and sizes but large ones."""
+
+
+@pytest.mark.parametrize("name", WRONG_FAR_OUT)
+def test_rules_that_are_wrong_far_out_are_refused(name: str) -> None:
+    left, right, when = WRONG_FAR_OUT[name]
+    with pytest.raises(eq.EqfuseError, match=f"rule '{name}' is not true"):
+        eq.rule(name, left, right, when=when)
+
+
+def test_a_rule_with_a_side_that_nothing_reaches_has_to_be_declared() -> None:
+    sides = "sum[j](a)", "where(N(j) > 10000000, 0, sum[j](a))"
+    with pytest.raises(eq.EqfuseError, match="no sample decides a side of a branch: .*10000000 < N.j."):
+        eq.rule("endless", *sides)
+    assert eq.rule("endless", *sides, unverified="no axis is so long").unverified
+
+
 SHIPPED = {each.name: each for ruleset in EVERY for each in ruleset.rules if isinstance(each, Rewrite)}
 
 

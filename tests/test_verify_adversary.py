@@ -355,8 +355,74 @@ def test_a_difference_at_one_size_is_found(size: int) -> None:
 
 
 def test_a_size_that_is_out_of_reach_is_told() -> None:
-    certificate = eq.equivalent("o[i] = sum[j](x[i, j])", "o[i] = sum[j](where(N(j) > 5000, 0, x[i, j]))")
+    certificate = eq.equivalent("o[i] = sum[j](x[i, j])", "o[i] = sum[j](where(N(j) > 5000000, 0, x[i, j]))")
     assert not certificate and "no trial took a side of a branch" in certificate.reason
+
+
+OF_SIZES = [
+    "N(j) // 5000",
+    "max(N(j) - 5000, 0)",
+    "relu(N(j) - 5000)",
+    "N(j) % 100000 - N(j)",
+    "min(N(j), 100000) - N(j)",
+    "floor(N(j) / 5000)",
+    "sign(5000 - N(j)) - 1",
+    "abs(N(j) - 5000) + N(j) - 5000",
+    "(N(j) >> 15)",
+    "((N(j) & 32767) - N(j))",
+    "(i8(i) - i)",
+    "i * (i16(i) - i)",
+    "max[j](j >> 13)",
+    "(argmax[j](x[i,j]) & 1023) - argmax[j](x[i,j])",
+    "min(argmax[j](x[i,j]), 1000) - argmax[j](x[i,j])",
+    "argmax[j](x[i,j]) % 2000 - argmax[j](x[i,j])",
+    "where(sum[j](where(x[i,j] > 0, 1, 0)) == 30, 1, 0)",
+]
+"""What is 0 at all sizes up to some, and other than 0 beyond."""
+
+
+@pytest.mark.parametrize("text", OF_SIZES)
+@pytest.mark.slow(but=[OF_SIZES[1], OF_SIZES[6], OF_SIZES[8], OF_SIZES[10], OF_SIZES[13], OF_SIZES[16]])
+def test_functions_of_sizes_are_tried_where_they_turn(text: str) -> None:
+    found = eq.equivalent("y[i] = sum[j](x[i,j])", f"y[i] = sum[j](x[i,j]) + ({text})")
+    assert not found.ok and found.counterexample is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["N(j) >> 20", "max(N(j) - 5000000, 0)", "floor(i / 5000000)", "abs(N(j) - 9000000) + N(j) - 9000000"],
+)
+def test_functions_of_sizes_that_turn_out_of_reach_are_told(text: str) -> None:
+    found = eq.equivalent("y[i] = sum[j](x[i,j])", f"y[i] = sum[j](x[i,j]) + ({text})")
+    assert not found.ok and found.counterexample is None and found.untaken
+    assert all("the same everywhere at these sizes" in said for said in found.untaken)
+
+
+@pytest.mark.parametrize(
+    "text", ["abs(i)", "max(i, 0)", "relu(N(j) - 1) + 1 - N(j) + i", "i % N(i)", "i16(i % 100) - i % 100 + i"]
+)
+def test_functions_of_sizes_that_never_turn_are_no_conditions(text: str) -> None:
+    found = eq.equivalent("y[i] = sum[j](x[i,j]) + i", f"y[i] = sum[j](x[i,j]) + ({text})")
+    assert found.ok and not found.untaken
+
+
+@pytest.mark.parametrize(
+    "text", ["abs(n[i]) >> 12", "i16(n[i]) - n[i]", "(n[i] & 1048575) - n[i]", "abs(n[i]) // 1000000"]
+)
+def test_functions_of_integers_are_tried_where_they_turn(text: str) -> None:
+    assert eq.equivalent("n: i32[i]\ny[i] = 0 * n[i]", f"n: i32[i]\ny[i] = {text}").counterexample is not None
+
+
+@pytest.mark.parametrize("text", ["k >> 12", "max(k, 100000) - 100000", "(k & 4095) - k", "k // 10000"])
+def test_functions_of_integer_scalars_are_tried_where_they_turn(text: str) -> None:
+    plain = "k: i32\ny[i] = x[i] * abs(k)"
+    assert eq.equivalent(plain, f"{plain} + ({text.replace('k', 'abs(k)')})").counterexample is not None
+
+
+def test_a_limit_of_lengths_that_are_read_is_reached() -> None:
+    text = "len: i32[i]\ny[i] = sum[j](where(j < {}, x[i,j], 0))"
+    found = eq.equivalent(text.format("len[i]"), text.format("min(len[i], 4000)"))
+    assert found.counterexample is not None
 
 
 def test_one_condition_in_two_spellings_is_one() -> None:

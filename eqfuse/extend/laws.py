@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from eqfuse.extend.programs import compared, of_fold
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold
 from eqfuse.terms.functions import COMPARISONS, LOGICAL
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import TRIAL, Env, Value, evaluate_all, expand
-from eqfuse.terms.nodes import Call, Const, Expr, Local, walk
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Local, walk
+from eqfuse.terms.registry import AXIS
 from eqfuse.verify.adversary import with_both_signs
 from eqfuse.verify.field.array import UNDEFINED, FieldArray
 from eqfuse.verify.field.domain import FieldDomain
@@ -35,8 +37,12 @@ SHORT = ((1, 1, 1), (2, 1, 2), (1, 3, 1))
 """Positions of the three parts that are combined."""
 LONG = ((1, 1, 1), (9, 4, 13), (40, 1, 66))
 """The same for what counts positions, or sums them up to a limit; beside these, parts that reach a limit together."""
+LARGE, LARGEST = 1e6, 1e14
+"""Numbers from the first on are whole where they are drawn; those that a law is written with are drawn up to the second."""
 LONGEST = 64
 """Limits up to this one are reached by parts of as many positions."""
+FARTHEST, WALKED = 2**40, 2 * LONGEST + 2
+"""Where positions do not count, limits up to the first: parts longer than the second are made of equal halves."""
 
 EXACT = frozenset(
     ("add", "sub", "mul", "div", "neg", "sq", "where", "maximum", "minimum", "abs", *COMPARISONS, *LOGICAL)
@@ -79,10 +85,26 @@ def check(fold: Fold, lift: Sequence[Expr]) -> Verdict:
     broken = _tried(fold, lift, FieldDomain(seed=1), _plain, decided)
     if broken is None:
         numbers = _numbers_in(fold, lift)
-        limits = sorted({int(number) for number in numbers if 2 <= number <= LONGEST})
+        anywhere = not any(isinstance(node, Axis) for node in walk(*lift))
+        longest = FARTHEST if anywhere else LONGEST
+        limits = sorted({int(number) for number in numbers if 2 <= number <= longest})
         reach = [parts for n in limits for parts in ((n // 2, (n + 1) // 2, n // 2 + 1), (n - 1, 2, n))]
         broken = _tried(fold, lift, FieldDomain(seed=2), Near(numbers), lengths=(*LONG, *reach))
+    if broken is None:
+        broken = _as_programs(fold, lift)
     return Verdict(broken, undecided=not any(decided))
+
+
+def _as_programs(fold: Fold, lift: Sequence[Expr]) -> Broken | None:
+    """The first law that tells two programs apart."""
+    for law, pair, says, other in of_fold(fold, lift, AXIS):
+        found = compared(pair)
+        if found is not None and (shown := found.counterexample) is not None:
+            given = ", ".join(
+                f"{name} = {float(np.ravel(value)[0]):.6g}" for name, value in shown.inputs.items()
+            )
+            return Broken(law, f"{says} = ({shown.expected:.9g})", f"{other} = ({shown.found:.9g})", given)
+    return None
 
 
 @lru_cache(256)
@@ -111,8 +133,8 @@ def _infinite(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[An
 
 @dataclass(frozen=True)
 class Near:
-    """Numbers at and around given ones, others of magnitudes from 0.01 to 10000, and small integers: with three decimals,
-    so that the field has them themselves."""
+    """Numbers at and around given ones, others of magnitudes from 0.01 to 10000, and small integers: with three decimals, and
+    large ones whole, so that the field has them themselves, and float64 their sums."""
 
     numbers: tuple[float, ...]
 
@@ -123,12 +145,13 @@ class Near:
         wide = rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-2, 4, shape)
         small = rng.integers(-3, 4, shape).astype(float)
         kind = rng.random(shape)
-        return np.round(np.where(kind < 0.5, near, np.where(kind < 0.8, wide, small)), 3)
+        found = np.where(kind < 0.5, near, np.where(kind < 0.8, wide, small))
+        return np.where(np.abs(found) < LARGE, np.round(found, 3), np.round(found))
 
 
 def numbers_around(constants: Iterable[float]) -> tuple[float, ...]:
     """Numbers of a law that `Near` draws around."""
-    return with_both_signs(float(number) for number in constants if abs(number) < 1e6)
+    return with_both_signs(float(number) for number in constants if abs(number) < LARGEST)
 
 
 def drawn_in(domain: Domain, draw: Draw, numbers: np.ndarray[Any, Any], rng: np.random.Generator) -> Any:
@@ -174,6 +197,13 @@ def _part(
     positions: range,
 ) -> State:
     """The states of a part at these positions, one for every sample."""
+    if len(positions) > WALKED:
+        one = _part(fold, lift, names, domain, draw, rng, positions[:1])
+        whole = one
+        for bit in f"{len(positions):b}"[1:]:
+            whole = _joined(fold, whole, whole, domain)
+            whole = _joined(fold, whole, one, domain) if bit == "1" else whole
+        return whole
     total: State | None = None
     for position in positions:
         values: dict[str, tuple[tuple[str, ...], Any]] = {}

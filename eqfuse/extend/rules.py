@@ -12,6 +12,7 @@ import numpy as np
 from eqfuse.errors import EqfuseError, did_you_mean, require_text
 from eqfuse.extend.laws import Draw, Near, differs, gained, numbers_around
 from eqfuse.extend.patterns import Pattern, conditions, expression, named_domains, term
+from eqfuse.extend.programs import compared, of_rule
 from eqfuse.extend.worlds import POSITIONS, SAMPLES, World
 from eqfuse.rules.catalogue import EVERY
 from eqfuse.rules.rule import PARTS, Rewrite, to_egglog
@@ -57,6 +58,7 @@ def rule(
     found = Rule(name, left, right, facts, why, unverified, _rewrite(name, left, right, facts, why))
     if unverified is None:
         check(found)
+        check_as_programs(found)
     return found
 
 
@@ -132,6 +134,25 @@ def check(rule: Rule, *, defined: bool = True) -> None:
         raise EqfuseError(f"rule {rule.name!r}: no sample decides it", hint=hint)
 
 
+def check_as_programs(rule: Rule) -> None:
+    """Raises EqfuseError for a rule whose sides are told apart as programs are, and for one with a branch of which no inputs take a
+    side."""
+    pair = of_rule(rule)
+    found = compared(pair) if pair is not None else None
+    if found is None:
+        return
+    if found.counterexample is not None:
+        lines = "".join(f"\n    {line}" for line in str(found.counterexample).splitlines())
+        raise EqfuseError(f"rule {rule.name!r} is not true{lines}", hint=_EQUAL)
+    if found.untaken:
+        hint = 'no inputs were found that take it; if you are sure, say why: unverified="reason"'
+        sides = "; ".join(found.untaken)
+        raise EqfuseError(f"rule {rule.name!r}: no sample decides a side of a branch: {sides}", hint=hint)
+
+
+_EQUAL = "the sides must be equal wherever the condition holds"
+
+
 def _numbers_in(rule: Rule) -> tuple[float, ...]:
     sides = (ast.walk(parsed(text)) for text in (rule.rewrite.left, rule.rewrite.right))
     constants = (node.value for side in sides for node in side if isinstance(node, ast.Constant))
@@ -170,7 +191,7 @@ def _refused(
     left: object,
     right: object,
     wrong: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
-    hint: str = "the sides must be equal wherever the condition holds",
+    hint: str = _EQUAL,
 ) -> EqfuseError:
     at = tuple(int(k) for k in np.argwhere(wrong)[0])
     values = [_number(side, at) for side in (left, right)]

@@ -25,11 +25,25 @@ from typing import Any, Literal
 import numpy as np
 
 from eqfuse.terms.domain import BRANCHING
+from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.functions import COMPARISONS, ON_BITS, ROUNDINGS
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Load, Program, Reduce, Scalar, Size, children, walk
+from eqfuse.terms.nodes import (
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Program,
+    Reduce,
+    Scalar,
+    Size,
+    children,
+    once,
+    walk,
+)
 from eqfuse.terms.parser import axes_of
-from eqfuse.verify.dead import truth
-from eqfuse.verify.facts import outside_loads
+from eqfuse.verify.dead import has_one_form
+from eqfuse.verify.facts import outside_loads, whole_reductions
 from eqfuse.verify.field.array import FieldArray
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.field.modular import Reals, Truths
@@ -47,8 +61,8 @@ from eqfuse.verify.sizes import (
     sizes_that_turn,
 )
 
-LARGEST_CONSTANT = 4096
-"""Positions and sizes are taken beyond numbers up to this one."""
+LARGEST_CONSTANT, LARGEST_SIZE = 4096, 2**17
+"""Positions and sizes are taken beyond numbers up to the first; of two programs, where other axes have one position, up to the second."""
 SHUFFLED = 3
 """Runs at small sizes in an order of their own."""
 ALONE = 3
@@ -56,6 +70,8 @@ ALONE = 3
 ONES = Choice((1,), (1,), (1,), "none", near=False)
 MOST_ELEMENTS = 2_000_000
 """Elements of the largest value over all trials of such a run: where it would have more, it has fewer trials."""
+FAR_SIZES, FAR_TRIALS = 4, 8
+"""Of the large ones, how many are taken, and trials there."""
 EXACT_SIZES, SMALL = 8, 9
 """Of the numbers that sizes are compared with, how many are taken as sizes; those below the second for all axes."""
 _ROUNDING = frozenset({"round", *ROUNDINGS})
@@ -73,12 +89,13 @@ MOST_TRIALS, ELEMENTS = 256, 120_000
 @dataclass(frozen=True)
 class Setting:
     """Sizes to try, the integer scalars with them, for each program how long axes are at least that meet numbers, and how long
-    just those of these names are."""
+    just those of these names are. Where one `is_far` longer than others, few trials are enough to tell what sizes decide."""
 
     choice: Choice
     integers: Mapping[str, int]
     least: tuple[Mapping[str, int], ...] = ()
     pinned: Mapping[str, int] = field(default_factory=dict)
+    is_far: bool = False
 
     def choices(self, rng: np.random.Generator) -> tuple[Choice, ...]:
         """Sizes of two programs, and smaller ones for where these are too many. Beside an axis that has a size of its own,
@@ -99,7 +116,10 @@ def constants(*programs: Program) -> tuple[float, ...]:
     order of size."""
     nodes = list(walk(*(root for program in programs for root in roots(program))))
     halves = [0.5] if any(isinstance(node, Call) and node.fn in _ROUNDING for node in nodes) else []
-    return with_both_signs([*halves, *(float(node.value) for node in nodes if isinstance(node, Const))])
+    turning = [float(number) for node in nodes for number in turning_points(node)]
+    return with_both_signs(
+        [*halves, *turning, *(float(node.value) for node in nodes if isinstance(node, Const))]
+    )
 
 
 def with_both_signs(numbers: Iterable[float]) -> tuple[float, ...]:
@@ -129,13 +149,13 @@ def decided_by_sizes(program: Program) -> bool:
     )
 
 
-def met_by_positions(program: Program) -> dict[str, int]:
-    """By axis, the greatest number that its positions or its size meet in a function, outside of indices."""
+def met_by_positions(program: Program, largest: int = LARGEST_CONSTANT) -> dict[str, int]:
+    """By axis, the greatest number, up to the `largest`, that its positions or its size meet in a function, outside of indices."""
     found: dict[str, int] = {}
     for node in outside_loads(*roots(program)):
         if not isinstance(node, Call) or len(node.args) > 2:
             continue
-        parts, whole = _parts_and_numbers(node)
+        parts, whole = _parts_and_numbers(node, program, largest)
         for part in parts:
             name = part.name if isinstance(part, Axis) else part.axis if isinstance(part, Size) else None
             if name is not None and whole:
@@ -144,14 +164,14 @@ def met_by_positions(program: Program) -> dict[str, int]:
     return found
 
 
-def sizes_met(*programs: Program) -> dict[str, tuple[int, ...]]:
-    """By axis, the sizes that comparisons turn on: the numbers that a size or positions (`j < 5`) are compared with, and
+def sizes_met(*programs: Program, largest: int = LARGEST_CONSTANT) -> dict[str, tuple[int, ...]]:
+    """By axis, the sizes up to the `largest` that comparisons turn on: the numbers that a size or positions (`j < 5`) are compared with, and
     those that are one more."""
     found: dict[str, set[int]] = {}
     for program in programs:
         for node in outside_loads(*roots(program)):
             if isinstance(node, Call) and node.fn in COMPARISONS:
-                parts, whole = _parts_and_numbers(node)
+                parts, whole = _parts_and_numbers(node, program, largest)
                 for part in parts:
                     name = (
                         part.name if isinstance(part, Axis) else part.axis if isinstance(part, Size) else None
@@ -162,36 +182,75 @@ def sizes_met(*programs: Program) -> dict[str, tuple[int, ...]]:
     return {axis: tuple(sorted(numbers)) for axis, numbers in found.items()}
 
 
-def _parts_and_numbers(node: Expr) -> tuple[set[Expr], set[int]]:
-    """What a function is given, as far as it is arithmetic of positions, sizes and numbers, and the whole numbers in it that
-    sizes are taken to."""
+def _parts_and_numbers(node: Expr, program: Program, largest: int) -> tuple[set[Expr], set[int]]:
+    """What a function is given, as far as it is arithmetic of positions, sizes, integers and numbers, and the whole numbers in it
+    that sizes are taken to. Integers that are read are arithmetic too, and what indexes them is not."""
+    arithmetic = _arithmetic(program)
     parts: set[Expr] = {node}
     waiting = list(children(node))
     while waiting:
         part = waiting.pop()
-        if part not in parts and _is_arithmetic(part):
+        if part not in parts and part in arithmetic:
             parts.add(part)
-            waiting += children(part)
+            match part:
+                case Reduce(_, axis, _):
+                    parts.add(Axis(axis))
+                case Call():
+                    waiting += children(part)
     found = (abs(part.value) for part in parts if isinstance(part, Const) and np.isfinite(part.value))
-    numbers = {int(number) for number in found if 1 <= number <= LARGEST_CONSTANT}
+    numbers = {int(number) for number in found if 1 <= number <= largest}
+    numbers |= {n for part in parts for n in turning_points(part) if n <= largest}
     for part in parts:
         match part:
             case Call("floordiv", (_, Const(int(divisor)))):  # i // 4 < 3 turns at 12
-                numbers |= {n * divisor for n in numbers if 0 < n * divisor <= LARGEST_CONSTANT}
+                numbers |= {n * divisor for n in numbers if 0 < n * divisor <= largest}
     return parts, numbers
+
+
+def turning_points(node: Expr) -> tuple[int, ...]:
+    """Whole numbers from which on a shift, a function of bits or a rounding to an integer dtype does something else."""
+    match node:
+        case Call("rshift", (_, Const(int(by)))) if 0 <= by < 63:
+            return (2**by,)
+        case Call("bitand" | "bitor" | "bitxor", (_, Const(int(mask)))) | Call(
+            "bitand" | "bitor" | "bitxor", (Const(int(mask)), _)
+        ) if mask > 0:
+            return (mask & -mask, 2 ** mask.bit_length())
+        case Call(fn, _) if fn in ROUNDINGS:
+            low, high = LIMITS[fn]
+            return (high + 1, 1 - low)
+    return ()
+
+
+@once
+def integer_tensors(program: Program) -> frozenset[str]:
+    """Tensors of integers."""
+    declared = (tensor.name for tensor in program.tensors if tensor.dtype in LIMITS)
+    return frozenset((*program.integer_tensors, *declared))
 
 
 _ARITHMETIC = frozenset(
     {"add", "sub", "mul", "div", "neg", "floordiv", "mod", "maximum", "minimum", "floor", "round"}
+    | {"abs", "relu", "sign", "sq", *ON_BITS, *ROUNDINGS}
 )
 
 
-def _is_arithmetic(node: Expr) -> bool:
-    """Whether an expression is made of positions, sizes, scalars and numbers alone."""
-    return not any(
-        isinstance(part, Load | Reduce) or (isinstance(part, Call) and part.fn not in _ARITHMETIC)
-        for part in walk(node)
-    )
+@once
+def _arithmetic(program: Program) -> frozenset[Expr]:
+    """Expressions that are made of positions, sizes, scalars, integers and numbers alone."""
+    integers, counts = integer_tensors(program), whole_reductions(program)
+    found: set[Expr] = set()
+    for node in walk(*roots(program)):
+        match node:
+            case Axis() | Size() | Scalar() | Const():
+                found.add(node)
+            case Load(name, _) if name in integers:
+                found.add(node)
+            case Call(fn, args) if fn in _ARITHMETIC and all(arg in found for arg in args):
+                found.add(node)
+            case _ if node in counts:
+                found.add(node)
+    return frozenset(found)
 
 
 def settings(
@@ -256,10 +315,29 @@ def settings(
             yield Setting(_shuffled(rng, "all" if kind % 2 else "together"), integers(kind))
         for size in range(3, SMALL) if any(map(decided_by_sizes, programs)) else ():
             yield Setting(_all_of(size), integers(3))
+        yield from _far(programs, names)
         names_of_axes = dict.fromkeys(axis for program in programs for axis in axes_of(program.outputs))
         for axis in list(names_of_axes)[:ALONE] if len(names_of_axes) > 1 else ():
             for size in (2, int(rng.integers(3, 7))):
                 yield Setting(ONES, integers(3), pinned={axis: size})
+
+
+def _far(programs: Sequence[Program], names: Sequence[str]) -> Iterator[Setting]:
+    """One axis alone beyond large numbers that positions or sizes meet, and integer scalars at numbers of the programs, as far as
+    they are in no index."""
+    far: dict[tuple[str, int], None] = {}
+    for axis, numbers in sizes_met(*programs, largest=LARGEST_SIZE).items():
+        far |= dict.fromkeys((axis, n) for n in numbers[-FAR_SIZES:] if n > LARGEST_CONSTANT)
+    for program in programs:
+        for axis, n in met_by_positions(program, LARGEST_SIZE).items():
+            far |= {(axis, n + 2): None} if n > LARGEST_CONSTANT else {}
+    for axis, n in far:
+        yield Setting(ONES, dict.fromkeys(names, n - 1), pinned={axis: n}, is_far=True)
+    free = [name for name in names if name not in in_indices(*programs)]
+    known = sorted({int(c) for c in constants(*programs) if SMALL < c < 2**62}, reverse=True)
+    for n in known[:EXACT_SIZES] if free else ():
+        for number in (n, n + 1):
+            yield Setting(ONES, {**dict.fromkeys(names, 2), **dict.fromkeys(free, number)})
 
 
 def _all_of(size: int) -> Choice:
@@ -357,10 +435,10 @@ class Unseen:
         """Notes what each condition does at these sizes: one thing at all positions, or several."""
         self._looks += 1
         for had, program, sizes in zip(self._had, self.programs, extents, strict=True):
-            found = constant_conditions(program, sizes, scalars)
+            found = constant_conditions(program, sizes, scalars, of_sizes=True)
             constant = {str(_flipped(expr)): value for expr, value in found}
             self._exprs |= {str(_flipped(expr)): (expr, program) for expr, _ in found}
-            self._proved |= {str(_flipped(e)) for e, _ in found if truth(e, program.domains) is not None}
+            self._proved |= {str(_flipped(e)) for e, _ in found if has_one_form(e, program.domains)}
             for text in had.keys() - constant.keys():
                 had[text] |= {True, False}
             for text, value in constant.items():
@@ -372,12 +450,13 @@ class Unseen:
         return sorted(found - self._proved)
 
     def turning(self, scalars: Mapping[str, object]) -> Iterator[dict[str, int]]:
-        """Small sizes at which conditions do something else than at those tried."""
+        """Sizes at which conditions do something else than at those tried."""
+        searched = [2**n + 1 for n in range(4, int(math.log2(LARGEST_SIZE)) + 1)]
         for text in self.everywhere():
             node, program = self._exprs[text]
             had = {value for values in self._had for value in values.get(text, ())}
-            if len(had) == 1 and isinstance(value := next(iter(had)), bool):
-                found = sizes_that_turn(node, value, program.domains, scalars)
+            if len(had) == 1:
+                found = sizes_that_turn(node, next(iter(had)), program.domains, scalars, searched)
                 if found is not None:
                     yield found
 

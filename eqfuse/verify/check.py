@@ -142,6 +142,7 @@ def _look_elsewhere(
             verification.probe(compared, source, numbers, number, trials, (kind,))
             if setting.choice is ONES:
                 least_of_all = compared, source
+            unseen.look((found,), values)
     if least_of_all is not None and kind == "at thresholds":
         for more in range(number + 1, number + 1 + MORE_LOOKS):
             if verification.reason or not verification.has_untaken(source):
@@ -154,5 +155,4 @@ def _look_elsewhere(
                 if not verification.reason:
                     numbers_there = [found_there]
                     verification.probe(*least_of_all, (), number, MORE_LOOKS, ("as usual",), numbers_there)
-        unseen.look((found,), values)
     verification.note_constant(unseen.everywhere())

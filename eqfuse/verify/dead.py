@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS, COMPARISONS
 from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size
@@ -104,6 +105,31 @@ def truth(node: Expr, domains: Mapping[str, str]) -> bool | None:
     if not apart and not same:
         return None
     return same if node.fn == "eq" else apart
+
+
+def has_one_form(node: Expr, domains: Mapping[str, str]) -> bool:
+    """Whether a function of positions and sizes does one thing at all of them: a comparison, a limit, an absolute value or a remainder
+    by a number."""
+    if not isinstance(node, Call):
+        return False
+    if node.fn in COMPARISONS:
+        return truth(node, domains) is not None
+    match node:
+        case Call("maximum" | "minimum", (left, right)):
+            found = difference(left, right, domains)
+        case Call("abs" | "relu" | "sign", (inner,)):
+            found = difference(inner, Const(0), domains)
+            if found is not None and node.fn == "sign":
+                return found[0] > 0 or found[1] < 0
+        case Call("mod", (inner, by)):
+            least, most = (difference(inner, end, domains) for end in (Const(0), by))
+            return least is not None and most is not None and least[0] >= 0 > most[1]
+        case Call(fn, (inner,)) if fn in LIMITS:
+            low, high = (difference(inner, Const(end), domains) for end in LIMITS[fn])
+            return low is not None and high is not None and low[0] >= 0 >= high[1]
+        case _:
+            return False
+    return found is not None and (found[0] >= 0 or found[1] <= 0)
 
 
 def difference(left: Expr, right: Expr, domains: Mapping[str, str]) -> tuple[float, float] | None:

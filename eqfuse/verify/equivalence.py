@@ -16,6 +16,7 @@ from eqfuse.progress import progress
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import parse
 from eqfuse.verify.adversary import (
+    FAR_TRIALS,
     MOST_ELEMENTS,
     ONES,
     Setting,
@@ -42,6 +43,7 @@ from eqfuse.verify.nearer import nearer_programs
 from eqfuse.verify.shrink import differ_in_floats, smallest
 from eqfuse.verify.sizes import (
     APART,
+    SEARCHED,
     small_integers,
 )
 from eqfuse.verify.source import Source, Stage
@@ -172,13 +174,19 @@ def _look_for_difference(
     first, second = unseen.programs
     numbers, rng = constants(first, second), np.random.default_rng(seed)
     free = counted(first, second)
-    turning = (Setting(APART, {}, pinned=sizes) for sizes in unseen.turning({**usual, **fixed}))
+    turning = (
+        Setting(ONES if is_far else APART, {}, pinned=sizes, is_far=is_far)
+        for sizes in unseen.turning({**usual, **fixed})
+        for is_far in [max(sizes.values()) > SEARCHED]
+    )
     for number, setting in enumerate(chain(settings((first, second), fixed, rng), turning)):
         if verification.reason or verification.over:
             return
         # Integer scalars are the same in all trials of a draw.
         exact = any(name not in fixed for name in setting.integers)
-        for draw in range(DRAWS if exact else DRAWS_OF_SIZES if setting.choice is APART else 1):
+        for draw in range(
+            1 if setting.is_far else DRAWS if exact else DRAWS_OF_SIZES if setting.choice is APART else 1
+        ):
             few = {
                 name: few_or_none(int(rng.integers(1, FEW)), rng)
                 if name in free
@@ -195,7 +203,7 @@ def _look_for_difference(
                 continue
             (stage,), source = _of_pair(pair, values, defined)
             count = min(max(trials, times * many_trials(pair.volume)), MOST_ELEMENTS // max(1, pair.volume))
-            count = -(-count // DRAWS) if exact else count
+            count = FAR_TRIALS if setting.is_far else -(-count // DRAWS) if exact else count
             verification.probe([stage], source, numbers, DRAWS * number + draw + LATER * (times > 1), count)
             unseen.look((pair.left, pair.right), values)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eqfuse.terms.functions import COMPARISONS
+from eqfuse.terms.folds import contributions, fold_of
+from eqfuse.terms.functions import COMPARISONS, ON_BITS, ROUNDINGS
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -23,10 +25,14 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.types import kinds
 
 LARGEST_OFFSET = 16
 """Axes are longer than numbers up to this size that their positions are compared with."""
-POSITIONAL = frozenset({*COMPARISONS, "floordiv", "mod", "maximum", "minimum"})
+POSITIONAL = frozenset(
+    {*COMPARISONS, *ON_BITS, *ROUNDINGS}
+    | {"floordiv", "mod", "maximum", "minimum", "abs", "relu", "sign", "floor", "round"}
+)
 """Functions that may do one thing at all positions of short axes, and another at those of longer ones."""
 
 
@@ -40,11 +46,13 @@ class Compared:
 
 @dataclass(frozen=True)
 class Condition:
-    """A function of positions or sizes, and of nothing that is read; the scalars in it, and the axes."""
+    """A function of positions or sizes, and of nothing that is read; the scalars in it, and the axes. One of sizes alone is the same at all
+    positions. Whole numbers that a reduction makes stand for positions."""
 
     node: Call
     scalars: frozenset[str]
     axes: frozenset[str]
+    is_of_sizes: bool
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,7 @@ def facts(program: Program) -> Facts:
     compared: list[Compared] = []
     comparisons: list[Call] = []
     conditions: list[Condition] = []
+    counts = whole_reductions(program)
     for node in walk(*(output.expr for output in program.outputs)):
         varying[free_axes(node)] += 1
         match node:
@@ -79,7 +88,11 @@ def facts(program: Program) -> Facts:
             case Call(fn, (left, right)) if fn in COMPARISONS:
                 compared.append(_compared(left, right))
                 comparisons.append(node)
-        if isinstance(node, Call) and node.fn in POSITIONAL and (found := _condition(node)) is not None:
+        if (
+            isinstance(node, Call)
+            and node.fn in POSITIONAL
+            and (found := _condition(node, counts)) is not None
+        ):
             conditions.append(found)
     return Facts(
         tuple(varying.items()),
@@ -98,19 +111,43 @@ def _compared(left: Expr, right: Expr) -> Compared:
     return Compared(frozenset(part.name for part in parts if isinstance(part, Axis)), max(near, default=0))
 
 
-def _condition(written: Call) -> Condition | None:
-    if any(isinstance(part, Load) for part in walk(written)):
-        return None
-    node = call(written.fn, *(transform(arg, _of_sizes) for arg in written.args))
+def _condition(written: Call, counts: frozenset[Expr]) -> Condition | None:
+    def step(node: Expr) -> Expr:
+        return Axis(node.axis) if node in counts and isinstance(node, Reduce) else _of_sizes(node)
+
+    node = call(written.fn, *(transform(arg, step) for arg in written.args))
     parts = list(walk(node))
+    if any(isinstance(part, Load | Reduce) for part in parts):
+        return None
     positions = frozenset(part.name for part in parts if isinstance(part, Axis))
     sizes = frozenset(part.axis for part in parts if isinstance(part, Size))
-    # what a comparison of sizes does at one size is the same at all positions
-    positional = positions or (node.fn in COMPARISONS and sizes)
-    if not positional or any(isinstance(part, Reduce) for part in parts):
+    if not positions and not sizes:
         return None
     scalars = frozenset(part.name for part in parts if isinstance(part, Scalar))
-    return Condition(node, scalars, positions | sizes)
+    return Condition(node, scalars, positions | sizes, not positions)
+
+
+@once
+def whole_reductions(program: Program) -> frozenset[Expr]:
+    """Reductions whose values are whole numbers up to about the size of their axis: positions of extremes, and how many there are of
+    something."""
+    roots = [output.expr for output in program.outputs]
+    reductions = [node for node in walk(*roots) if isinstance(node, Reduce)]
+    if not reductions:
+        return frozenset()
+    dtypes = {name: "i64" for name in (*program.integers, *program.integer_tensors)}
+    known = kinds(roots, {tensor.name: tensor.dtype for tensor in program.tensors if tensor.dtype} | dtypes)
+    return frozenset(node for node in reductions if known[node] == "int" and _counts(node, known))
+
+
+def _counts(node: Reduce, known: Mapping[Expr, str]) -> bool:
+    """Whether a reduction of whole numbers is one of numbers that are chosen, or of positions."""
+    match node:
+        case Reduce("sum", _, Call("where", (_, Const(), Const()))):
+            return True
+        case Reduce(op, axis, _) if fold_of(op) is not None:
+            return any(part == Axis(axis) for part in contributions(node))
+    return False
 
 
 def _of_sizes(node: Expr) -> Expr:

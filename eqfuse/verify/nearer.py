@@ -23,6 +23,7 @@ from eqfuse.verify.sizes import roots
 NEAREST, GAP = 5, 3
 """The place of the first large number, and the most that lies between two that follow each other."""
 _DIVISIONS = ("floordiv", "mod")
+_OF_POSITIONS = ("maximum", "minimum", "abs", "relu", "sign", "floor", "round")
 
 T = TypeVar("T")
 
@@ -120,8 +121,8 @@ def _exprs(nest: Nest) -> Sequence[Expr]:
 
 
 def _limits(node: Call) -> bool:
-    """Whether positions or sizes alone are limited."""
-    return node.fn in ("maximum", "minimum") and not any(isinstance(p, Load | Reduce) for p in walk(node))
+    """Whether positions or sizes alone are limited, rounded, or taken without their sign."""
+    return node.fn in _OF_POSITIONS and not any(isinstance(p, Load | Reduce) for p in walk(node))
 
 
 def _far(root: Expr) -> set[int]:

@@ -7,9 +7,9 @@ missing tails and wrong groupings visible.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import Any, Literal
 
@@ -406,61 +406,91 @@ def _unused(preferred: tuple[int, ...], atleast: int, used: frozenset[int]) -> i
 
 
 def constant_conditions(
-    program: Program, extents: Mapping[str, int], scalars: Mapping[str, object]
+    program: Program,
+    extents: Mapping[str, int],
+    scalars: Mapping[str, object],
+    *,
+    of_sizes: bool = False,
 ) -> list[tuple[Expr, object]]:
     """Comparisons of positions or sizes that have one value at all positions, other than of axes of declared length,
-    and divisions by numbers and limits that do nothing or the same everywhere: what they do at larger sizes is not
-    seen. With each, the truth that a comparison has, or "nothing else"."""
+    and functions of them that take one form: divisions and roundings that give one number, limits, remainders, absolute values
+    and bits that do nothing or the same everywhere. What they do at larger sizes is not seen. With each, the truth that a comparison
+    has, or the form. Functions `of_sizes` alone, which always have one value, are left out unless they are asked for."""
     integers = _integers(scalars)
     env = Env(FloatDomain("float64"), {}, integers, extents)
     fixed = {each for axis in fixed_lengths(program) for each in (axis, *_copies(program, axis))}
-
-    def at_all(expr: Expr) -> npt.NDArray[Any]:
-        return np.asarray(evaluate_expr(expr, env).data)
-
-    def constant(node: Call) -> object:
-        """What the node does everywhere; None where that differs."""
-        match node:
-            case Call(fn, _) if fn in COMPARISONS:
-                truth = at_all(node)
-                return bool(truth.all()) if truth.all() or not truth.any() else None
-            case Call("floordiv", (_, divisor)) if not _varies_by_size(divisor):
-                same = np.unique(at_all(node)).size == 1
-            case Call("mod", (operand, divisor)) if not _varies_by_size(divisor):
-                same = not at_all(call("sub", node, operand)).any()
-            case Call("maximum" | "minimum", args) if any(isinstance(arg, Const) for arg in args):
-                same = any(not at_all(call("sub", node, arg)).any() for arg in args)
-            case _:
-                same = False
-        return "nothing else" if same else None
-
     found: list[tuple[Expr, object]] = []
     for each in facts(program).conditions:
+        compares = each.node.fn in COMPARISONS
         if each.scalars <= integers.keys() and not each.axes <= fixed:
-            value = constant(each.node)
+            if each.is_of_sizes and not of_sizes and not compares:
+                continue
+            value = _form(each.node, env)
             found += [] if value is None else [(each.node, value)]
     return found
 
 
+def _form(node: Call, env: Env) -> object:
+    """What a function does at all positions: the truth that a comparison has, the one number that a step gives, or which of its
+    arguments, or their negatives, a limit, a remainder, an absolute value or bits are; None where that differs."""
+
+    def at_all(expr: Expr) -> npt.NDArray[Any]:
+        return np.asarray(evaluate_expr(expr, env).data)
+
+    def same(*exprs: Expr) -> object:
+        """Which of some expressions the function is everywhere."""
+        values = (at_all(call("sub", node, expr)) for expr in exprs)
+        return tuple(at for at, value in enumerate(values) if not value.any()) or None
+
+    match node:
+        case Call(fn, _) if fn in COMPARISONS:
+            truth = at_all(node)
+            return bool(truth.all()) if truth.all() or not truth.any() else None
+        case Call("floordiv" | "mod" | "rshift", (_, by)) if _varies_by_size(by):
+            return None
+        case Call("floordiv" | "floor" | "round" | "rshift" | "sign", _):
+            numbers = np.unique(at_all(node))
+            return float(numbers[0]) if numbers.size == 1 else None
+        case Call("maximum" | "minimum", args):
+            return same(*args) if any(isinstance(arg, Const) for arg in args) else None
+        case Call("abs", (inner,)):
+            return same(inner, call("neg", inner))
+        case Call("relu", (inner,)):
+            return same(inner, Const(0))
+        case Call("bitand" | "bitor" | "bitxor", (left, right)):
+            return same(left, right, Const(0), call("add", left, right))
+        case Call("mod", (inner, _)) | Call(_, (inner,)):
+            return same(inner)
+    return None
+
+
 def sizes_that_turn(
-    node: Expr, had: bool, domains: Mapping[str, str], scalars: Mapping[str, object]
+    node: Expr,
+    had: object,
+    domains: Mapping[str, str],
+    scalars: Mapping[str, object],
+    searched: Sequence[int] = (),
 ) -> dict[str, int] | None:
-    """Small sizes at which a comparison of positions and sizes is somewhere what it was not; None where none of few axes
-    are such."""
+    """Sizes at which a function of positions and sizes is somewhere what it was not: small ones, or of one axis beside small ones
+    one of those `searched`; None where none of few axes are such."""
     parts = list(walk(node))
     names = {part.name for part in parts if isinstance(part, Axis)}
     names |= {part.axis for part in parts if isinstance(part, Size)}
     axes = sorted({domains.get(name, name) for name in names})
     integers = _integers(scalars)
     known = all(part.name in integers for part in parts if isinstance(part, Scalar))
-    if not (isinstance(node, Call) and node.fn in COMPARISONS and known and len(axes) <= FEW_AXES):
+    if not (isinstance(node, Call) and known and len(axes) <= FEW_AXES):
         return None
-    for sizes in product(range(1, SEARCHED + 1), repeat=len(axes)):
+    small = product(range(1, SEARCHED + 1), repeat=len(axes))
+    large = (
+        tuple(n if at == place else 2 for at in range(len(axes)))
+        for n in searched
+        for place in range(len(axes))
+    )
+    for sizes in chain(small, large):
         chosen = dict(zip(axes, sizes, strict=True))
         extents = {**chosen, **{name: chosen[domains.get(name, name)] for name in names}}
-        env = Env(FloatDomain("float64"), {}, integers, extents)
-        truth = np.asarray(evaluate_expr(node, env).data)
-        if (truth != had).any():
+        if _form(node, Env(FloatDomain("float64"), {}, integers, extents)) != had:
             return chosen
     return None
 

@@ -40,6 +40,8 @@ ATTEMPTS, ROUNDS = 24, 30
 """Times that numbers are chosen anew, and that all conditions narrow them at most."""
 MOST_WAYS = 64
 """Ways in which a goal with alternatives can be met, up to which it is proved that none of them is possible."""
+SMALL_WHOLE = 16
+"""Every other whole number that is chosen is as small, where it may be."""
 STEPS = 80
 """Halvings of an interval until a monotone function has the value wanted."""
 MOST_NODES = 400
@@ -564,6 +566,7 @@ def _picked(low: float, high: float, whole: bool, rng: np.random.Generator) -> f
     else:
         found = rng.choice([-1.0, 1.0]) * 10.0 ** rng.uniform(-2, 2)
     if whole:
-        return float(min(max(round(found), low), high))
+        near = round(found) if rng.random() < 0.5 else int(rng.integers(-SMALL_WHOLE, SMALL_WHOLE + 1))
+        return float(min(max(near, low), high))
     short = float(f"{found:.5g}")
     return short if low <= short <= high else float(found)
