@@ -116,10 +116,6 @@ FUSED: Mapping[str, str] = {
         s[i] = sqrt(mean[j](sq(x[i,j] - m[i])))
         v[i] = mean[j](((x[i,j] - m[i]) / s[i])**4)
         """,
-    "squares_in_range": """
-        a[i] = min[j](x[i,j])
-        y[i] = sum[j](sq((x[i,j] - a[i]) / (max[j](x[i,j]) - a[i])))
-        """,
     "scaled_before_the_cast": """
         s[i] = 448 / max[j](abs(x[i,j]))
         C[i,n] = sum[j](f8e4m3(x[i,j] * s[i]) * w[n,j]) / s[i]
@@ -157,6 +153,10 @@ UNFUSED: Mapping[str, tuple[str, str]] = {
     "weighted_distances": (
         "c[i] = sum[j](u[i,j] * (x[i,j] - max[j](x[i,j])))",
         "sum[j](u[i, j] * (x[i, j] - max_j))",
+    ),
+    "squares_in_range": (
+        "a[i] = min[j](x[i,j])\nc[i] = sum[j](sq((x[i,j] - a[i]) / (max[j](x[i,j]) - a[i])))",
+        "sum[j](sq((x[i, j] - min_j) / (",
     ),
     "sign_unknown": ("c[i] = max[j](x[i,j] / sum[j](x[i,j]))", "max[j](x[i, j] / sum_j)"),
     "mean_deviation": ("c[i] = mean[j](abs(x[i,j] - mean[j](x[i,j])))", "sum[j](abs(x[i, j] - "),

@@ -29,8 +29,18 @@ PROGRAMS = {
     "column": "y[i] = sum[j](x[i,j] * c[i])",
     "product": "y[i] = sum[j](x[i,j] / max[j](abs(x[i,j])) * z[i,j])",
     "weights": "w[i,j] = abs(x[i,j])\ny[i] = sum[j](w[i,j] / sum[j](w[i,j]) * z[i,j])",
+    "difference": "n[i] = max[j](abs(x[i,j]))\ny[i] = n[i] * sqrt(sum[j](sq((x[i,j] - x[i,0]) / n[i])))",
+    "two scales": "n[i] = max[j](abs(x[i,j]))\ny[i] = max[k](sum[j]((x[i,j] / n[i]) * (x[k,j] / n[k])))",
+    "scale twice": "n[i] = max[j](abs(x[i,j]))\ny[i] = sum[j]((x[i,j] / n[i] * u[j]) * (x[i,j] / n[i] * u[j]))",
+    "two quotients": "n[i] = max[j](abs(z[i,j]))\ny[i] = sum[j](abs(z[i,j] / n[i]) * (z[i,j] / n[i]))",
+    "square and quotient": "n[i] = sum[j](abs(x[i,j]))\ny[i] = sum[j](sq(x[i,j] / n[i]) * (abs(z[i,j]) / max[j](abs(z[i,j]))))",
     "masked": "y[i] = sum[j](where(j <= 50, x[i,j], 0) / max[j](abs(x[i,j])))",
 }
+IN_PASSES = {
+    "centred": "y[i] = sqrt(mean[j](sq((x[i,j] - mean[j](x[i,j])) / max[j](abs(x[i,j])))))",
+    "standing between the ends": "a[i] = min[j](x[i,j])\ny[i] = sum[j](sq((x[i,j] - a[i]) / (max[j](x[i,j]) - a[i])))",
+}
+"""What has no merge that keeps it in range."""
 MAGNITUDES = (1e-45, 1e-40, 1e-38, 1e-30, 1e-10, 1.0, 1e10, 1e18, 1e20, 1e30, 3e37, 1e38)
 ROWS, COLUMNS = len(MAGNITUDES) + 2, 93
 
@@ -47,7 +57,18 @@ def rows(rng: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize("prefer", [None, *SCHEDULES])
 @pytest.mark.slow(but=["rolling-"])
 def test_what_the_program_keeps_in_range_stays_there(name: str, prefer: str | None) -> None:
-    source = PROGRAMS[name]
+    _in_range(PROGRAMS[name], prefer)
+
+
+@pytest.mark.parametrize("name", IN_PASSES)
+@pytest.mark.parametrize("prefer", [None, "resident", "multi_pass"])
+def test_what_no_merge_keeps_in_range_is_not_merged(name: str, prefer: str | None) -> None:
+    _in_range(IN_PASSES[name], prefer)
+    with pytest.raises(ScheduleError):
+        eq.compile(IN_PASSES[name], prefer="rolling")
+
+
+def _in_range(source: str, prefer: str | None) -> None:
     program = parse(source)
     rng = np.random.default_rng(3)
     arrays = {"x": rows(rng), "z": rows(rng), "c": np.geomspace(1e-30, 1e-3, ROWS, dtype=np.float32)}

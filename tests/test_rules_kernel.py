@@ -102,7 +102,7 @@ def test_an_exhausted_budget_is_reported_and_leaves_nothing_behind(monkeypatch: 
 
 def test_the_number_of_rounds_is_a_budget_too(monkeypatch: pytest.MonkeyPatch) -> None:
     program = parse(FUSED["softmax"])
-    monkeypatch.setattr(saturate, "MAX_ROUNDS", -10)
+    monkeypatch.setattr(saturate, "MAX_ROUNDS", -12)
     outputs, report = prepare(program)
     assert report.stopped.startswith("saturation stopped after") and not report.saturated
     assert [output.name for output in outputs] == [output.name for output in program.outputs]

@@ -10,9 +10,10 @@ knows the blocks, and an axis of which a block has one position is no dim of a t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from eqfuse.records import dataclass
-from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, call
+from eqfuse.terms.nodes import Call, Const, Expr, Load, Local, Size, call
 
 AxesOf = Callable[[Expr], frozenset[str]]
 """The axes that the value of an expression depends on."""
@@ -36,9 +37,13 @@ class Product:
         if not self.over and not self.under:
             return Const(1.0)
         value = self.over[0] if self.over else Const(1.0)
+        under = list(self.under)
+        in_turn = len(self.over) > 1 and len(under) > 1  # quotients may stay in range where products do not
         for factor in self.over[1:]:
+            if in_turn and under:
+                value = call("div", value, under.pop(0))
             value = call("mul", value, factor)
-        for factor in self.under:
+        for factor in under:
             value = call("div", value, factor)
         return value
 
@@ -184,6 +189,35 @@ def contraction(product: Product, axis: str, axes_of: AxesOf, ordered: Ordered) 
     )
     return Contraction(
         axis, outside, inside, left, right, tuple(left_masks), tuple(right_masks), batch, rows, columns
+    )
+
+
+def scaled(plan: Contraction, axes_of: AxesOf) -> Contraction:
+    """The plan with the factors outside of it on its operands, where they are several: a product without them may be out
+    of range where it is not with them."""
+    sides: tuple[frozenset[str], ...] = (
+        frozenset((*plan.batch, *plan.rows)),
+        frozenset((*plan.batch, *plan.columns)),
+    )
+    found = [Product(), Product()]
+    outside = Product()
+    for factor in (
+        *(Product((e,)) for e in plan.outside.over),
+        *(Product((), (e,)) for e in plan.outside.under),
+    ):
+        (expr,) = factor.parts
+        fitting = [n for n in (0, 1) if axes_of(expr) <= sides[n]]
+        if isinstance(expr, Const | Size) or not fitting:
+            outside = outside.times(factor)
+        else:  # what fits both is on the one that has less
+            place = min(fitting, key=lambda n: len(found[n].parts))
+            found[place] = found[place].times(factor)
+    left, right = found
+    if len(left.parts) + len(right.parts) < 2:
+        return plan
+    inside = plan.inside.times(left).times(right)
+    return replace(
+        plan, outside=outside, inside=inside, left=plan.left.times(left), right=plan.right.times(right)
     )
 
 

@@ -47,7 +47,7 @@ CAST_OUT_OF_RANGE = 0.1
 UNBOUNDED_SQUARE = 0.01
 LOST_RANGE = 0.02
 """A square of what nothing bounds can overflow, and so can a sum that a factor was taken out of. Only a choice of
-whole-axis forms weighs squares, by how many values that nothing bounds are multiplied; a merge keeps those of its states."""
+whole-axis forms weighs squares, by how fast they grow with what nothing bounds; a merge keeps those of its states."""
 MOST_DEGREE = 4
 NARROW = (*FLOAT8, "f16")
 UNWRITTEN = 1e-6
@@ -87,14 +87,14 @@ class Extraction:
             case Node("Exp", _, (a,)) if a not in self._settled:
                 return UNPROVED_EXP
             case Node("Sq", _, (a,)) if self.whole and a in self._varies and a not in self._bounded:
-                return UNBOUNDED_SQUARE * min(self.ranges.degree(a), MOST_DEGREE)
+                return UNBOUNDED_SQUARE * min(self.ranges.power(a), MOST_DEGREE)
             case Node("Mul", _, (a, b)) if (
                 self.whole and a == b and a in self._varies and a not in self._bounded
             ):
-                return UNBOUNDED_SQUARE * min(self.ranges.degree(a), MOST_DEGREE)
+                return UNBOUNDED_SQUARE * min(self.ranges.power(a), MOST_DEGREE)
             case Node("Mul", _, args) if not self.ranges.foreign.isdisjoint(args):
                 return CANCELLATION
-            case Node("Mul") if self.ranges.loses(key, node):
+            case Node("Mul") if self.ranges.loses(key, node) or self.ranges.cancels(node):
                 return LOST_RANGE
             case Node("Cast", (fn,), (a,)) if (
                 fn in NARROW and a not in self._bounded and key not in self._written

@@ -9,6 +9,9 @@ taken out of a sum
 - where the factor does not depend on a reduction over the same axis, so that no fusion needs it outside. That saves
   a multiplication, and is charged unless the sum loses an axis by it (q (k v) for (q k) v) or is a matrix product,
   whose operands stay as they are stored.
+
+Products are charged that multiply what a scale was taken out of twice or more often with what the scales are then:
+`(x / n) (z / m)` is in range where `x z` and `1 / (n m)` are not.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from eqfuse.records import dataclass
 from eqfuse.rules.egraph.encode import Encoder
 from eqfuse.rules.egraph.references import foreign_moves
 from eqfuse.rules.egraph.saturate import Graph, Node
@@ -23,6 +27,19 @@ from eqfuse.terms.nodes import Size, free_axes
 
 UNKNOWN = math.inf
 """Degree of a class that has no finite term so far."""
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """power: how many values that nothing bounds are multiplied, less those divided by that the program has as a scale: a
+    reduction that is made of no square. peak: the largest power of all that it is made of."""
+
+    power: float
+    peak: float
+    is_reduced: bool
+
+    def size(self) -> tuple[float, float]:
+        return abs(self.power), self.peak
 
 
 class Ranges:
@@ -43,6 +60,8 @@ class Ranges:
             if isinstance(value, int) and isinstance(limit, int):
                 self._limits.setdefault(value, set()).add(limit)
         self._degrees = self._solved()
+        self._written = {row[0] for row in graph.facts["written"]}
+        self._powers = self._settled()
         self._axes: dict[int, frozenset[str]] = {}
         self.foreign = foreign_moves(graph, encoder)
 
@@ -67,9 +86,22 @@ class Ranges:
             return False
         return not self._is_matrix_product(left)
 
-    def degree(self, key: int) -> float:
-        """How many values that nothing bounds are multiplied in a class."""
-        return self._degrees[key]
+    def power(self, key: int) -> float:
+        """How a class grows with all that nothing bounds at once, by its absolute value. What is divided by a scale that grows
+        as fast does not, and a square of it stays in range."""
+        return abs(self._powers[key].power) if key in self._powers else 1.0
+
+    def cancels(self, node: Node) -> bool:
+        """Whether a product is of what grows as a product of several and is not in the program, and what falls: either may be
+        out of range where the product is not."""
+        if any(arg not in self._powers for arg in node.args):
+            return False
+        falls, grows = sorted(node.args, key=lambda arg: self._powers[arg].power)
+        low, high = self._powers[falls].power, self._powers[grows].power
+        if low >= 0 or high < 2:
+            return False
+        bodies = [n.args[0] for n in self._graph.classes[grows] if n.head == "Red"]
+        return not self._written.intersection((grows, *bodies))
 
     def axes(self, key: int) -> frozenset[str]:
         """The axes that a value depends on, as far as its forms show."""
@@ -111,6 +143,49 @@ class Ranges:
                 if best < degrees[key]:
                     degrees[key], changed = best, True
         return degrees
+
+    def _settled(self) -> Mapping[int, _Growth]:
+        """The growth of every class: of the form whose power is nearest to 0."""
+        found = {
+            row[0]: _Growth(0.0, 0.0, False)
+            for row in self._graph.facts["bounded"]
+            if isinstance(row[0], int)
+        }
+        changed = True
+        while changed:
+            changed = False
+            for key, nodes in self._graph.classes.items():
+                forms = [self._growth(node, found) for node in nodes if found.keys() >= set(node.args)]
+                best = min(forms, key=_Growth.size, default=None)
+                if best is not None and (key not in found or best.size() < found[key].size()):
+                    found[key], changed = best, True
+        return found
+
+    def _growth(self, node: Node, found: Mapping[int, _Growth]) -> _Growth:
+        args = [found[arg] for arg in node.args]
+        power = self._power(node, args)
+        peak = max(abs(power), *(arg.peak for arg in args), 0.0)
+        return _Growth(power, peak, node.head == "Red" or any(arg.is_reduced for arg in args))
+
+    def _power(self, node: Node, args: Sequence[_Growth]) -> float:
+        powers = [arg.power for arg in args]
+        match node.head:
+            case "Inv" if args[0].is_reduced and args[0].peak <= 1:
+                return -powers[0]
+            case "Mul":
+                return sum(powers)
+            case "Ratio":
+                return powers[0] - powers[1]
+            case "Sq":
+                return 2 * powers[0]
+            case "Sqrt":
+                return powers[0] / 2
+            case "Neg" | "Abs" | "Cast" | "Add" | "Max" | "Min" | "Finite" | "Red":
+                return max(powers, key=abs)
+            case "Where":
+                return max(powers[1:], key=abs)
+            case _:
+                return self._degree(node, dict.fromkeys(node.args, 1.0))
 
     def _degree(self, node: Node, degrees: Mapping[int, float]) -> float:
         args = [degrees.get(arg, UNKNOWN) for arg in node.args]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 
 from eqfuse.loops import nodes as loops
-from eqfuse.loops.contraction import Contraction, Product, contraction, factors
+from eqfuse.loops.contraction import Contraction, Product, contraction, factors, scaled
 from eqfuse.loops.guards import follows
 from eqfuse.terms.assume import conjuncts, folded, is_zero_without
 from eqfuse.terms.bounds import is_telling, tells
@@ -445,7 +445,9 @@ class Expressions:
         plan = contraction(product, expr.axis, self._types.dims, self._build.ordered)
         if plan is None or not self._dots.allow(plan, self._build.blocks[expr.axis].size):
             return None
-        both = (self._types.dtype(side.expr()) for side in (plan.left, plan.right))
+        both = [self._types.dtype(side.expr()) for side in (plan.left, plan.right)]
+        if all(dtype == self._build.accumulate for dtype in both):  # what is stored in less has less range
+            plan = scaled(plan, self._types.dims)
         return None if all(dtype in INTEGERS for dtype in both) else plan
 
     def _look(self, local: Local, axis: str) -> Expr | None:
