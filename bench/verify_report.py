@@ -23,6 +23,7 @@ COLUMNS = (
     Column("of compiling", lambda row: f"{row['share']:.0%}"),
     Column("trials", lambda row: str(row["trials"])),
     Column("least compared", lambda row: str(row["compared"])),
+    Column("grade", lambda row: str(row["grade"])),
     Column("bound", lambda row: f"{row['bound']:.0e}" if row["bound"] < 1 else "[yellow]none[/]"),
     Column("degree", lambda row: f"{row['degree']:.4g}"),
     Column("exponentials", lambda row: f"{row['terms']:.3g}"),
@@ -66,6 +67,7 @@ def measure(name: str) -> dict[str, Any]:
     return {
         "program": name,
         "ok": certificate.ok,
+        "grade": certificate.grade,
         "verify_ms": milliseconds["verify"],
         "total_ms": total,
         "share": milliseconds["verify"] / total,

@@ -221,7 +221,7 @@ def _checked(
         found["error"] = judge(
             "error", worst_error(as_tuple(kernel(**workload.arguments(case, inputs))), reference)
         )
-        found["certificate"] = bool(kernel.certificate.ok)
+        found["certificate"], found["grade"] = bool(kernel.certificate.ok), kernel.certificate.grade
         if not found["certificate"]:
             problems.append("the certificate is not ok")
         if case.name == "small":

@@ -638,6 +638,13 @@ class Kernel:
 
     @property
     @_of_last_call
+    def graded(self) -> str:
+        """The grade of the certificate (see `eqfuse.Certificate.grade`) and how sure it is; "unverified" where nothing was verified yet."""
+        certificate = self._shapes.certified(self.compiled)
+        return "unverified" if certificate is None else certificate.graded
+
+    @property
+    @_of_last_call
     def refused(self) -> VerificationError | None:
         """Why the derived form of the last call's shape was not verified, so that the program runs as written; None where
         it was."""
@@ -695,6 +702,7 @@ class Kernel:
             self.plans(),
             compiled.device,
             self._shapes.was_called or bool(self._tunings),
+            self.graded,
             partial(account_of, derived, compiled, dict(compiled.chosen.plan.sizes) or compiled.extents),
         )
 
@@ -734,4 +742,6 @@ class Kernel:
         return kernel_html(self.report, str(self.merge), str(self.loops), certificate)
 
     def __repr__(self) -> str:
-        return f"<eqfuse.Kernel {self.name}: {self.plan.schedule} on {self.compiled.device.name}>"
+        return (
+            f"<eqfuse.Kernel {self.name}: {self.plan.schedule} on {self.compiled.device.name}, {self.graded}>"
+        )

@@ -584,3 +584,35 @@ def test_truth_values_are_compared(left: str, right: str, same: bool) -> None:
     one, other = (f"{declared}y[i] = where({said}, x[i], z[i])" for said in (left, right))
     assert equivalent(one, other).ok == same
     assert eq.compile(one, native="off").certificate.ok
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "grade"),
+    [
+        ("y[i] = sum[j](x[i,j])", "y[i] = sum[j](x[i,j])", "proved"),
+        ("y[i] = sum[j](x[i,j] * s)", "y[i] = s * sum[j](x[i,j])", "bounded"),
+        ("y[i] = -inf + 0 * i", "y[i] = -inf", "tested"),
+        ("y[i] = sum[j](x[i,j])", "y[i] = max[j](x[i,j])", "unverified"),
+    ],
+)
+def test_a_grade_says_what_is_claimed(left: str, right: str, grade: str) -> None:
+    found = equivalent(left, right)
+    assert found.grade == grade and found.ok == (grade != "unverified")
+    assert found.graded in str(found) or not found.ok
+
+
+def test_what_is_compared_in_floats_or_allowed_is_tested_and_no_more() -> None:
+    bounded = equivalent("y[i] = sum[j](x[i,j] * s)", "y[i] = s * sum[j](x[i,j])")
+    assert bounded.grade == "bounded" and "at most 1e-" in bounded.graded
+    in_floats = tuple(replace(stage, floats_only=1) for stage in bounded.stages)
+    for weaker in ({"stages": in_floats}, {"allowed": ("x[i] > 5",)}, {"bound": 1.0}):
+        assert replace(bounded, **weaker).grade == "tested"  # type: ignore[arg-type]
+
+
+def test_a_kernel_shows_its_grade() -> None:
+    kernel = eq.compile("y[i] = sum[j](x[i,j] * s)", native="off")
+    assert repr(kernel).endswith(f", {kernel.certificate.graded}>") and kernel.certificate.grade == "bounded"
+    for form in ("text", "html", "latex"):
+        assert "bounded" in kernel.explain(form)
+    unverified = eq.compile("y[i] = sum[j](x[i,j] * s)", native="off", verify=False)
+    assert repr(unverified).endswith(", unverified>") and "What runs is unverified." in unverified.explain()

@@ -89,6 +89,8 @@ def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[B
         yield Heading("why not")
         for obstacle in obstacles:
             yield Code(str(obstacle))
+    yield Heading("verification")
+    yield Prose(f"What runs is {report.graded}.")
     yield Heading(f"why {report.plan.schedule}")
     yield Prose(predicted_for(report))
     yield Code("\n".join(plan_lines(report.plans, report.plan)))

@@ -19,7 +19,8 @@ class Report:
     divided among warp groups, or why it is not; none where the device has no roles.
 
     `merges` are the groups of all passes that were asked for; `order` is that of all axes. `unfinished` says how the
-    budget of rewriting ended, where it did; `refused` why the derived form was not verified, where it was not. Costs are
+    budget of rewriting ended, where it did; `refused` why the derived form was not verified, where it was not; `graded` says how
+    much is certain about what runs. Costs are
     predicted for sizes that are only assumed unless the kernel `was_called`.
     """
 
@@ -33,6 +34,7 @@ class Report:
     plans: Plans
     device: Device
     was_called: bool
+    graded: str = "unverified"
     roles: Callable[[], tuple[str, ...]] = tuple
 
 

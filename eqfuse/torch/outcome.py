@@ -40,6 +40,8 @@ class Entry:
 
     def __str__(self) -> str:
         parts = [f"graph {self.graph}: {self.name}", "taken" if self.taken else f"left: {self.why}"]
+        if self.kernel is not None:
+            parts[-1] += f", {self.kernel.graded}"
         for label, pair in (("predicted", self.predicted), ("measured", self.measured)):
             if pair is not None:
                 parts.append(f"{label} {_shown(pair[0])} as a kernel, {_shown(pair[1])} without")

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,6 +35,18 @@ NO_THRESHOLDS = "values at thresholds: all such trials left the range of floats,
 """What is listed where no trial that looks for a difference could be compared."""
 NEVER = " was never "
 """How a branch on data is listed of which one side was not taken: what follows is that side."""
+
+
+Grade = Literal["proved", "bounded", "tested", "unverified"]
+"""What a certificate claims.
+
+proved: the programs are one and the same, which holds at all lengths and for all values.
+bounded: a theorem bounds the probability that a wrong stage agreed in all trials, by `Certificate.bound`: at the sizes that were run, for
+the orders of values that trials had, under the assumptions of docs/verification.md.
+tested: every position was compared and agreed, and no theorem says how sure that is: none applies (`bound` is 1), some elements were
+compared in float64 only, or sides of branches were allowed that no trial took.
+unverified: `ok` is False, or nothing was run (`verify=False`).
+"""
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,7 @@ class Certificate:
     besides, on inputs at the thresholds of both programs; these trials are no part of `trials` nor of the bound.
     `untaken` are sides of branches that no trial took: where there are some, `ok` needs that they were `allowed`.
     `supposed` are such sides where all stages were compared with the order of the numbers said to be the other one.
-    `over` says which limit of memory or time ended the trials.
+    `over` says which limit of memory or time ended the trials. `identical` are programs that are one and the same.
     """
 
     ok: bool
@@ -163,9 +175,26 @@ class Certificate:
     supposed: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
     over: str = ""
+    identical: bool = False
 
     def __bool__(self) -> bool:
         return self.ok
+
+    @property
+    def grade(self) -> Grade:
+        """How much this claims (see `Grade`)."""
+        if not self.ok:
+            return "unverified"
+        if self.identical:
+            return "proved"
+        in_floats = any(stage.floats_only for stage in self.stages)
+        return "tested" if self.bound >= 1.0 or in_floats or self.allowed else "bounded"
+
+    @property
+    def graded(self) -> str:
+        """The grade, with what it is for or how sure it is."""
+        more = {"proved": " for all lengths", "bounded": f" ({_probability(self.bound)})"}
+        return self.grade + more.get(self.grade, "")
 
     def located(self, *sources: str) -> Certificate:
         """The same, with the line of what was not covered where it stands in one of the texts as it is said."""
@@ -231,7 +260,9 @@ class Certificate:
 
     def __str__(self) -> str:
         p, q = self.primes
-        lines = [f"verified in {self.trials} trials" if self.ok else f"not verified: {self.reason}"]
+        lines = [
+            f"verified in {self.trials} trials: {self.graded}" if self.ok else f"not verified: {self.reason}"
+        ]
         if self.cached:
             lines.append('  by an earlier process, and kept since: verify="again" runs the trials now')
         if self.counterexample is not None:

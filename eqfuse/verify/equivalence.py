@@ -112,6 +112,7 @@ def equivalent(
     hidden = verification.unshown
     if hidden is not None and made.counterexample is None and differ_in_floats(first, second, hidden):
         made = replace(made, counterexample=hidden, reason=differs(hidden.stage))
+    made = replace(made, identical=replace(first, source="") == replace(second, source=""))
     made = made.located(first.source, second.source).accepted(allowed)
     if made.counterexample is None:
         return made
