@@ -22,6 +22,7 @@ from eqfuse.terms.nodes import Output, Program
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.verify.certificate import REQUESTED, Certificate
 from eqfuse.verify.limits import Limits
+from eqfuse.verify.refusal import MORE, TRUST, refused
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them
     from eqfuse.tile.roles.nodes import RolesProgram
@@ -105,11 +106,7 @@ def agreeing(derived: Derived, subject: Certifying, device: Device) -> Certifica
     with derived.timings.stage("verify"), faults():
         certificate = examined(replace(subject, program=derived.program), device)
     if not certificate.ok and not certificate.over:
-        raise VerificationError(
-            f"the fused program was not verified: {certificate.reason}",
-            hint=str(certificate.counterexample or "no counterexample: too little could be compared"),
-            certificate=certificate,
-        )
+        raise refused("the fused program", certificate)
     return certificate
 
 
@@ -119,13 +116,13 @@ def _accepted(certificate: Certificate, checks: Checks) -> Certificate:
     if found.over and not checks.written:
         raise VerificationError(
             f"the program was not verified: {found.reason}",
-            hint="give it more, as EQFUSE_VERIFY_MB=8192 or EQFUSE_VERIFY_SECONDS=600, or pass verify=False",
+            hint=MORE,
             certificate=found,
         )
     if not found.ok and not found.over:
         raise VerificationError(
             f"the program was not verified as a whole: {found.reason}",
-            hint='or allow="untaken" takes all such sides on trust',
+            hint=TRUST,
             certificate=found,
         )
     return found

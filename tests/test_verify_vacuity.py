@@ -244,3 +244,23 @@ def test_the_rules_of_a_user_are_verified_or_refused() -> None:
 def test_what_is_verified_is_not_said_to_be_refused() -> None:
     kernel = eq.compile(SOFTMAX, target="cpu")
     assert kernel.refused is None and not kernel.why_not()
+
+
+def test_a_refusal_says_what_was_compared_and_three_things_to_do() -> None:
+    with pytest.raises(VerificationError) as caught:
+        eq.compile("x: f32[i]\ny[i] = 1 / (x[i] - x[i])", target="cpu")
+    text = str(caught.value)
+    assert "compared: prepared: 0 elements agree; left out: " in text and "infinite or NaN" in text
+    ways = text.partition("what you can do:\n")[2]
+    assert ways.count("  - ") == 3
+    assert all(way in ways for way in ('prefer="multi_pass"', "verify=False", "scalars={...}"))
+    assert "residue" not in text
+    kernel = eq.compile("x: f32[i]\ny[i] = 1 / (x[i] - x[i])", target="cpu", native="off", verify=False)
+    assert torch.isinf(kernel(x=torch.ones(3))).all()
+
+
+def test_what_is_equal_up_to_rounding_is_said_without_residues() -> None:
+    found = equivalent("y[i] = x[i] * 3.141592653589793", "y[i] = x[i] * 3.141592653589792")
+    assert found.counterexample is not None and found.counterexample.residues is not None
+    assert "equal up to rounding, but not in exact arithmetic: " in str(found.counterexample)
+    assert "residue" not in str(found.counterexample)

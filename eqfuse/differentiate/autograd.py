@@ -27,13 +27,14 @@ from eqfuse.differentiate.gradient import (
     saving_gradient,
 )
 from eqfuse.differentiate.saved import Saved
-from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.errors import EqfuseError
 from eqfuse.terms.arguments import is_tracked
 from eqfuse.terms.nodes import Program
 from eqfuse.terms.parser import axes_of
 from eqfuse.terms.sizes import bind
 from eqfuse.threads import cached
 from eqfuse.verify.certificate import Certificate
+from eqfuse.verify.refusal import refused
 
 
 class Compiled(Callee, Protocol):
@@ -254,11 +255,7 @@ class Gradients:
     ) -> Backward:
         found = Backward(self.program, self.constants, source, whole, saved, forward, self.compiled(source))
         if self.verifies and not found.adjoint.ok:
-            raise VerificationError(
-                f"the gradient by {', '.join(names)} was not verified: {found.adjoint.reason}",
-                hint=str(found.adjoint.counterexample or "no counterexample: too little could be compared"),
-                certificate=found.adjoint,
-            )
+            raise refused(f"the gradient by {', '.join(names)}", found.adjoint, gradient=True)
         return found
 
 

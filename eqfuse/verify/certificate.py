@@ -74,7 +74,9 @@ class Counterexample:
         lines = [f"{claim}, the program gives {self.expected:.6g}"]
         if self.residues is not None:
             found, expected, modulus = self.residues
-            lines.append(f"their residues modulo {modulus} are {found} and {expected}")
+            lines.append(
+                f"equal up to rounding, but not in exact arithmetic: {found} and {expected} modulo {modulus}"
+            )
         for name, value in self.inputs.items():
             lines.append(f"  {name} = {_array_text(value)}")
         return "\n".join(lines)
@@ -112,9 +114,9 @@ class StageReport:
         if self.floats_only:
             text += f" ({self.floats_only} of them compared in float64 only)"
         skipped = (
-            (self.undefined, "without a value in the field"),
+            (self.undefined, "that could not be computed exactly"),
             (self.special, "infinite or NaN"),
-            (self.signs, "with an undecided sign of a root"),
+            (self.signs, "of which rounding does not tell whether they are equal"),
         )
         left_out = [f"{count} {why}" for count, why in skipped if count]
         if left_out:
@@ -294,7 +296,7 @@ class Certificate:
         for op, (first, between, last) in self.extremes.items():
             lines.append(f"the {op} of an axis was first {first}, between {between}, last {last} times")
         if self.undefined or self.resampled:
-            lines.append(f"{self.undefined} elements had no value in the field")
+            lines.append(f"{self.undefined} elements could not be computed exactly")
             lines.append(f"{self.resampled} further trials were drawn for them")
         if self.ok:
             lines += self._bound_text()

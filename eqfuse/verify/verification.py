@@ -547,9 +547,9 @@ class Verification:
         elif tally.least() < ENOUGH and not self.reason and not self.hidden and not self.over:
             self.reason = (
                 f"too little could be compared in stage {stage.name!r}: some output position was compared "
-                f"{tally.least()} times in {self._drawn} trials ({tally.undefined} elements had no value in "
-                f"the field, {tally.special} were infinite or NaN in the program itself, {tally.signs} have other residues "
-                f"though the same real values, as far as rounding tells)"
+                f"{tally.least()} times in {self._drawn} trials ({tally.undefined} elements could not be "
+                f"computed exactly, {tally.special} were infinite or NaN in the program itself, of {tally.signs} rounding does not "
+                f"tell whether they are equal)"
             )
 
     def certificate(self) -> Certificate:
@@ -606,8 +606,8 @@ class Verification:
 def hidden_difference(opaque: Iterable[str]) -> str:
     """What is said of programs that no real values tell apart, though residues do."""
     return (
-        "no trial told the programs apart in real values; their residues differ, which proves nothing where "
-        f"all that is known of {', '.join(sorted(opaque))} is that equal arguments give equal values"
+        "no trial told the programs apart, and none shows that they are equal: all that is known of "
+        f"{', '.join(sorted(opaque))} is that equal arguments give equal values"
     )
 
 
