@@ -304,3 +304,13 @@ def test_arrays_and_plain_tensors_are_as_ever() -> None:
     assert softmax(x=x.numpy()).shape == (3, 4)
     with torch.no_grad():
         assert not softmax(x=x.requires_grad_()).requires_grad
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.5, 2.5, 3.5, -1.5, -2.5, 2, 3, -1, -2])
+def test_gradients_of_powers_at_0_and_infinity_are_those_of_pytorch(exponent: float) -> None:
+    kernel = eq.compile(f"y[i] = x[i]**{exponent}", native="off")
+    points = [0.0, 1.0, 4.0, float("inf")]
+    x, exact = (torch.tensor(points, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    kernel(x=x).sum().backward()
+    (exact**exponent).sum().backward()
+    torch.testing.assert_close(x.grad, exact.grad)

@@ -44,9 +44,18 @@ class Monomial:
             apart = {part: n for part, n in zip(ratio, (1, -1), strict=True) if part is not ONE}
         for atom, exponent in (*other.powers.items(), *apart.items()):
             powers[atom] = powers.get(atom, 0) + exponent
+        _divide_by_roots(powers)
         kept = {atom: exponent for atom, exponent in powers.items() if exponent}
         masks = tuple(dict.fromkeys((*self.masks, *other.masks)))
         return Monomial(number, kept, masks)
+
+    def with_factors_of(self, atom: Expr, value: Monomial) -> Monomial:
+        """The monomial with the value of an atom in its place."""
+        exponent = self.powers.get(atom, 0)
+        found = self.times(Monomial(Fraction(1), {atom: -exponent}))
+        for _ in range(abs(exponent)):
+            found = found.times(value if exponent > 0 else _inverse(value))
+        return found
 
     def masked(self, *masks: Expr) -> Monomial:
         """Where these masks hold as well."""
@@ -62,6 +71,16 @@ class Monomial:
         for atom, exponent in self.powers.items():
             made = made.times(Monomial(Fraction(1), {change(atom): exponent}))
         return made
+
+
+def _divide_by_roots(powers: dict[Expr, int]) -> None:
+    """A number over its root is the root, and a root over its number one over the root: so at 0, where quotients are NaN."""
+    for root, exponent in list(powers.items()):
+        match root:
+            case Call("sqrt", (number,)) if powers.get(number, 0) * exponent < 0:
+                halves = 2 * powers[number] + exponent
+                powers[number] = int(halves / 2)
+                powers[root] = halves - 2 * powers[number]
 
 
 UNIT = Monomial(Fraction(1), {})

@@ -201,6 +201,10 @@ class Reverse:
 
     def _short(self, term: Monomial) -> Monomial:
         for step, quotient in self._quotients:
+            if any(term.powers.get(factor, 0) * n < 0 for factor, n in quotient.powers.items()):
+                # What the quotient is made of cancels: 1 / (x * sqrt(x)) times sqrt(x) is 1 / x, also at 0.
+                term = term.with_factors_of(step.itself, quotient)
+        for step, quotient in self._quotients:
             names = self._places(step, quotient, term)
             if names is None:
                 continue
