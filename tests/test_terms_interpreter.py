@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import eqfuse as eq
 from eqfuse.errors import BindError, EqfuseError, TypeCheckError
 from eqfuse.terms import interpreter
 from eqfuse.terms.floats import FloatDomain
@@ -188,7 +189,8 @@ def test_reads_outside_give_zero_under_a_guard() -> None:
     x = np.array([1.0, 2, 3])
     np.testing.assert_array_equal(run("y[i] = where(i > 0, x[i - 1], 0) + 0 * x[i]", x=x), [0, 1, 2])
     page = np.array([-1, 0, 7])
-    np.testing.assert_array_equal(run("y[i] = x[page[i]]", x=x, page=page), [0, 1, 0])
+    guarded = "y[i] = where((page[i] >= 0) & (page[i] < 3), x[page[i]], 0)"
+    np.testing.assert_array_equal(run(guarded, x=x, page=page), [0, 1, 0])
     empty = run("y[i] = where(page[i] >= 0, x[page[i]], -1)", x=np.empty(0), page=np.array([-1, -1]))
     np.testing.assert_array_equal(empty, [-1, -1])
 
@@ -334,3 +336,37 @@ def test_errors_of_inputs_are_errors_of_ours() -> None:
     for inputs in ({}, {"x": np.ones((2, 2))}, {"x": np.ones(2), "c": 1}, {"x": np.ones(2), "y": np.ones(2)}):
         with pytest.raises(EqfuseError):
             run("y[i] = x[i]", **inputs)
+
+
+GATHERS = {
+    "a gather": ("y[i] = T[ids[i]]", "T", 7),
+    "below 0": ("y[i] = T[ids[i] - 1]", "T", -1),
+    "a row": ("y[i,j] = M[ids[i], j]", "M", 7),
+    "where a condition holds": ("y[i] = where(m[i], 0, T[ids[i]])", "T", 7),
+    "a term that no mask makes 0": ("y[j] = sum[i](where(i < 3, w[i], 0) * M[ids[i], j])", "M", 7),
+    "a position that is found": ("y[i] = T[argmax[j](M[i,j]) * 3]", "T", 6),
+    "guarded": ("y[i] = where(ids[i] < 5, T[ids[i]], 0)", "", 0),
+    "guarded by data": ("y[i] = where(m[i], T[ids[i]], 0)", "", 0),
+    "what a mask makes 0": ("y[j] = sum[i](where(i < 2, w[i], 0) * M[ids[i], j])", "", 0),
+    "guarded in a maximum": ("y = max[i](where(ids[i] < 5, T[ids[i]], -inf))", "", 0),
+}
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_positions_in_data_are_checked_as_kernels_check_them(name: str) -> None:
+    source, tensor, position = GATHERS[name]
+    given = {
+        "T": torch.arange(5.0),
+        "M": torch.tensor([[0.0, 1.0, 2.0]] * 5),
+        "ids": torch.tensor([0, 4, 7]),
+        "m": torch.tensor([True, True, False]),
+        "w": torch.ones(3),
+    }
+    read = {each.name: given[each.name] for each in parse(source).tensors}
+    runs = eq.reference(source), eq.compile(source, native="off", verify=False)
+    if not tensor:
+        assert np.allclose(*(run(**read) for run in runs))
+        return
+    for run in runs:
+        with pytest.raises(EqfuseError, match=f"'{tensor}': position {position} is outside a dimension of 5"):
+            run(**read)

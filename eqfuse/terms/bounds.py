@@ -148,7 +148,7 @@ class Beyond:
 def reads_beyond(outputs: tuple[Output, ...]) -> tuple[Beyond, ...]:
     """The reads behind the positions of an axis that no condition on these positions guards."""
     found: dict[Beyond, None] = {}
-    for load, guards in _reads([output.expr for output in outputs]):
+    for load, guards in guarded_reads([output.expr for output in outputs]):
         for dimension, index in enumerate(load.index):
             ahead = _ahead(index)
             if ahead is not None and not any(tells(guard.condition, ahead[0]) for guard in guards):
@@ -311,10 +311,10 @@ def reads_outside(
         for dimension, (index, size) in enumerate(zip(load.index, shapes[load.tensor], strict=True)):
             if isinstance(index, Axis):
                 continue
-            outside = _outside(index, size, _telling(guards, index), box)
-            outside = outside or _outside_past_the_end(index, size, guards, box)
-            if outside is not None:
-                yield Outside(load, dimension, size, *outside)
+            found = _outside(index, size, _telling(guards, index), box)
+            found = found or _outside_past_the_end(index, size, guards, box)
+            if found is not None:
+                yield Outside(load, dimension, size, *found)
 
 
 def _outside_past_the_end(index: Expr, size: int, guards: Guards, box: Box) -> tuple[int, int] | None:
@@ -402,11 +402,19 @@ def _reduces(program: Program) -> tuple[Reduce, ...]:
 
 @once
 def _moved(program: Program) -> tuple[tuple[Load, Guards], ...]:
-    """The `_reads` of a program."""
-    return tuple(_reads(_roots(program)))
+    """The `guarded_reads` of a program."""
+    return tuple(guarded_reads(_roots(program)))
 
 
-def _reads(roots: Sequence[Expr]) -> Iterator[tuple[Load, Guards]]:
+def outside_error(name: str, position: int, extent: int) -> BindError:
+    """The error for a position in data that is outside a dimension of an input."""
+    return BindError(
+        f"{name!r}: position {position} is outside a dimension of {extent}",
+        hint=f"check the index tensors and sizes: positions run from 0 to {extent - 1}",
+    )
+
+
+def guarded_reads(roots: Sequence[Expr]) -> Iterator[tuple[Load, Guards]]:
     """Loads that are read elsewhere than at positions, with what guards each way to them."""
     loads = (node for node in walk(*roots) if isinstance(node, Load))
     moved = (load for load in loads if not all(isinstance(part, Axis) for part in load.index))

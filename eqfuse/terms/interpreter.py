@@ -25,7 +25,7 @@ from eqfuse.errors import BindError
 from eqfuse.records import dataclass
 from eqfuse.terms import integers
 from eqfuse.terms.arguments import detached
-from eqfuse.terms.bounds import check_selections
+from eqfuse.terms.bounds import check_selections, guarded_reads, outside_error
 from eqfuse.terms.domain import BRANCHING, JOINING, Domain, contract_masked
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold, contributions, fold_of, rank_axes, ranks_of, sides
@@ -187,8 +187,8 @@ def reference(
 
     Takes numpy arrays or torch tensors, and numbers. Integer and truth-valued results are exact; one that is i32 in a
     kernel has the lowest 32 bits, as there.
-    Raises BindError where the inputs do not fit the program or ask for a derivative, TypeCheckError where their
-    types do not.
+    Raises BindError where the inputs do not fit the program, ask for a derivative or hold a position that is outside of
+    what it is read from, TypeCheckError where their types do not fit.
     """
     domain = FloatDomain("float64")
     with undisturbed():
@@ -198,12 +198,34 @@ def reference(
         check_selections(program, extents, numbers)
         dtypes = check_dtypes(program, _dtypes(program, arrays))
         check_ascending(program, arrays)
+        check_gathers(program, Env(domain, arrays, typed_scalars(program, numbers), extents))
         results = evaluate(program, arrays, numbers, extents, domain)
         outputs = tuple(
             integers.stored(np.array(results[each.name]), each.dtype or result_dtype(each.expr, dtypes))
             for each in program.outputs
         )
         return outputs[0] if len(outputs) == 1 else outputs
+
+
+def check_gathers(program: Program, env: Env) -> None:
+    """Raises BindError where a position in data, or one that a reduction finds, is outside of what it is read from and no
+    condition guards it, as a kernel does."""
+    for load, guards in guarded_reads(_masked_outputs(program)):
+        for part, size in zip(load.index, np.shape(env.tensors[load.tensor]), strict=True):
+            if not any(isinstance(node, Load | Reduce) for node in walk(part)):
+                continue  # that sizes decide
+            index = evaluate_expr(part, env)
+            beyond = (index.data < 0) | (index.data >= size)
+            if not np.any(beyond):
+                continue
+            conditions = [(evaluate_expr(guard.condition, env), guard.holds) for guard in guards]
+            dims = _union([index, *(value for value, _ in conditions)])
+            wrong = aligned(Value(index.dims, beyond), dims, env.domain)
+            for value, holds in conditions:
+                wrong = wrong & (aligned(value, dims, env.domain) == holds)
+            if wrong.any():
+                at = np.broadcast_to(aligned(index, dims, env.domain), wrong.shape)
+                raise outside_error(load.tensor, int(at[wrong][0]), size)
 
 
 def check_dense(name: str, tensor: torch.Tensor) -> None:

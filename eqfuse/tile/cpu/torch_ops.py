@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from eqfuse.errors import BindError
+from eqfuse.terms.bounds import outside_error
 from eqfuse.terms.integers import PHILOX, ROUNDS, WEYL
 
 Index = int | slice | torch.Tensor
@@ -329,7 +329,7 @@ def checked(what: str, index: Index, extent: int, mask: torch.Tensor | None = No
         return index
     if isinstance(index, int):
         if not 0 <= index < extent and (mask is None or bool(mask.any())):
-            raise _outside(what, index, extent)
+            raise outside_error(what, index, extent)
         return min(max(index, 0), extent - 1)
     if not index.numel():
         return index
@@ -345,15 +345,8 @@ def checked(what: str, index: Index, extent: int, mask: torch.Tensor | None = No
     if mask is not None:
         wrong = wrong & mask
     if wrong.any():
-        raise _outside(what, int(index.expand(wrong.shape)[wrong][0]), extent)
+        raise outside_error(what, int(index.expand(wrong.shape)[wrong][0]), extent)
     return index.clamp(0, extent - 1)
-
-
-def _outside(what: str, position: int, extent: int) -> BindError:
-    return BindError(
-        f"{what!r}: position {position} is outside a dimension of {extent}",
-        hint=f"check the index tensors and sizes: positions run from 0 to {extent - 1}",
-    )
 
 
 def strided(

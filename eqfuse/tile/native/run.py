@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from eqfuse.errors import BindError
+from eqfuse.terms.bounds import outside_error
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.tile.native.build import library_of
 from eqfuse.tile.native.context import Interface
@@ -143,10 +143,7 @@ class NativeProgram:
         self._run(addresses, frame.layout, frame.axes, *numbers, threads, failure)
         if failure[0]:
             name = self.interface.tensors[failure[1]]
-            raise BindError(
-                f"{name!r}: position {failure[2]} is outside a dimension of {failure[3]}",
-                hint=f"check the index tensors and sizes: positions run from 0 to {failure[3] - 1}",
-            )
+            raise outside_error(name, failure[2], failure[3])
 
 
 _Failure = ctypes.c_longlong * 4
