@@ -121,3 +121,24 @@ def test_two_whole_numbers_of_which_one_is_chosen_have_the_dtype_of_the_choice()
     source = "x: f32[i]\na[l] = max[i](sum[l](3))\nc[l] = a[l] + x[l]\nl: axis[i]"
     kernel = eq.compile(source, target="sm_90", prefer="multi_pass", verify=False)
     assert "tl.full((), 3, tl.int64)" in kernel.triton and compile_for(kernel.triton, "sm_90")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y[i] = sum[j](max(x[i,j], -1e300))",
+        "y[i] = argmax.v[j](min(x[i,j], 1e300), j)",
+        "y[i] = sum[j](x[i,j]) + min(max(1, -1e300), -1e19)",
+        "y[i] = sum[j](x[i,j]) * sqrt(sq(1e-30 * 1e-30))",
+        "y[i] = max[j](max(x[i,j], 1e-42)) + 1e-40",
+        "y[i] = min[j](where(x[i,j] > 0, -1e300, x[i,j]))",
+    ],
+)
+def test_numbers_that_float32_has_not_are_float32_all_the_same(text: str) -> None:
+    """Triton takes them for float64, which it refuses to fold with float32."""
+    source, x = f"x: f32[i,j]\n{text}", torch.randn(5, 19)
+    kernel = eq.compile(source, target="sm_90", prefer="rolling", verify=False)
+    assert compile_for(kernel.triton, "sm_90") and "float64" not in kernel.triton
+    found = interpret(kernel.triton, kernel.name, x)
+    expected = torch.as_tensor(eq.reference(source)(x=x)).float()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

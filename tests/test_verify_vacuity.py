@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from extend_kernels import registered
 
 import eqfuse as eq
 from eqfuse import certification, compiler
@@ -53,6 +54,12 @@ def test_intervals_where_functions_have_values(text: str, intervals: dict[str, t
     assert found.keys() == intervals.keys()
     for name, ends in intervals.items():
         assert found[name] == pytest.approx(ends, rel=0.02)
+
+
+def test_a_reduction_of_numbers_and_a_constant_has_no_preimage() -> None:
+    last = {"state": "v, n", "lift": "x, 1", "identity": "0, 0", "result": "v"}
+    with registered("last", **last, combine="where(n2 > 0, v2, v1), max(n1, n2)"):
+        assert domains(parse("y[i] = last[j](log(x[i,j]))")) == {"x": (0.0, math.inf)}
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def _needed(node: Expr, part: Expr, interval: Interval) -> Interval:
 
 def _preimage(fn: str, args: tuple[Expr, ...], interval: Interval) -> Interval:
     """The interval of the one argument that is no number in which a function has values in this one."""
-    if FUNCTIONS[fn].result not in ("real", "like") or FUNCTIONS[fn].of_integers:
+    row = FUNCTIONS.get(fn)
+    if row is None or row.result not in ("real", "like") or row.of_integers:
         return REAL
     given = [np.float64(arg.value) if isinstance(arg, Const) else _TRIED for arg in args]
     with np.errstate(all="ignore"):

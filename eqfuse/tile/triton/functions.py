@@ -58,11 +58,18 @@ def number(value: float | bool) -> Text:
 
 
 def exact(value: Text, dtype: str) -> Text:
-    """An operand of a function in float64: Triton takes a literal for a float32, unless an operator joins it to a
-    tensor."""
-    if dtype != "f64" or not _LITERAL.fullmatch(value.code):
+    """An operand of a function in this dtype. Triton takes a literal for a float32 where that has it as a normal number or an
+    infinity, else for a float64, unless an operator joins it to a tensor."""
+    if not _LITERAL.fullmatch(value.code) or dtype in INTEGERS:
         return value
-    return call("tl.full", "()", value, TRITON_DTYPES[dtype])
+    size = abs(float(value.code.removeprefix('float("').removesuffix('")')))
+    if dtype != "f64" and (size == 0 or math.isinf(size) or math.isnan(size) or _NORMAL <= size <= _MOST):
+        return value
+    return _as_scalar(value, dtype)
+
+
+_NORMAL, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""The least normal number of a float32, and its greatest."""
 
 
 _LITERAL = re.compile(r'-?\d[\d.e+-]*|float\("-?\w+"\)')
@@ -129,11 +136,11 @@ def elementwise(
     """
     integer = dtype in INTEGERS
     if fn in ("lshift", "rshift") and not _is_count(args[1]):
-        whole = (_as_tile(arg, dtype) for arg in args)
+        whole = (_as_scalar(arg, dtype) for arg in args)
         return call(use(fn), *whole)
     match fn:
         case _ if fn in DRAWN:
-            drawn = call(use("rand"), *(_as_tile(arg, "i64") for arg in args))
+            drawn = call(use("rand"), *(_as_scalar(arg, "i64") for arg in args))
             return call("tl.cast", drawn, "tl.float64") if dtype == "f64" else drawn
         case _ if fn in ROUNDINGS:
             low, high = LIMITS[fn]
@@ -143,7 +150,7 @@ def elementwise(
             return call(use("whole"), args[0], str(float(low)), str(float(high)))
         case _ if fn in _INFIX:
             joined = any(not _LITERAL.fullmatch(arg.code) for arg in args)
-            return infix(fn, args[0] if joined else exact(args[0], dtype), args[1])
+            return infix(fn, args[0] if joined or integer else _as_scalar(args[0], dtype), args[1])
         case _ if fn in _PREFIX:
             return Text(f"{_PREFIX[fn]}{args[0].at(UNARY)}", UNARY)
     args = [exact(arg, dtype) for arg in args]
@@ -170,7 +177,7 @@ def elementwise(
         case "rsqrt" if dtype == "f64":
             return call("tl.rsqrt", *args)
         case "where" if integer and all(_LITERAL.fullmatch(arg.code) for arg in args[1:]):
-            return call("tl.where", args[0], _as_tile(args[1], dtype), args[2])
+            return call("tl.where", args[0], _as_scalar(args[1], dtype), args[2])
         case "where":
             return call("tl.where", *args)
         case "sign" if integer:
@@ -183,8 +190,8 @@ def elementwise(
             return call(use(fn), *args)
 
 
-def _as_tile(value: Text, dtype: str) -> Text:
-    """An operand of a helper of integers: a literal has no dtype."""
+def _as_scalar(value: Text, dtype: str) -> Text:
+    """An operand of this dtype, which a literal has not."""
     return call("tl.full", "()", value, TRITON_DTYPES[dtype]) if _LITERAL.fullmatch(value.code) else value
 
 
