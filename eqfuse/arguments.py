@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C import _functorch
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 
@@ -62,7 +63,8 @@ def call_key(values: Mapping[str, Any], sizes: Sizes) -> tuple[CallKey, list[int
             if not shape:
                 return None
             addresses.append(address)
-            parts += name, shape, strides, value.dtype, value.device, address & ALIGNMENT == 0
+            aligned = address & ALIGNMENT == 0 if address else None  # without memory: empty, or freed
+            parts += name, shape, strides, value.dtype, value.device, aligned
         elif kind is float:
             parts.append(name)
         elif kind is int:
@@ -136,6 +138,7 @@ class Arguments:
             if isinstance(value, torch.Tensor):
                 check_dense(name, value)
             if isinstance(value, torch.Tensor) and (name in names or value.ndim):
+                self._check_memory(name, value)
                 plain = detached(name, value, self.program.source).resolve_neg()
                 tensors[name], kinds[name] = plain, "torch"
             elif isinstance(value, np.ndarray) and (name in names or value.ndim):
@@ -192,6 +195,15 @@ class Arguments:
             dtypes = {name: _dtype_name(name, tensor) for name, tensor in given.tensors.items()}
             found = self._dtypes[key] = check_dtypes(self.program, dtypes)
         return extents, found
+
+    def _check_memory(self, name: str, tensor: torch.Tensor) -> None:
+        """Raises BindError where the memory of a tensor was freed under it."""
+        if _functorch.is_functorch_wrapped_tensor(tensor) or tensor.is_meta or torch._is_zerotensor(tensor):
+            return
+        if tensor.numel() and not tensor.untyped_storage().nbytes():
+            raise self._at(
+                name, f"{name!r} has no memory: it was freed", "call before it is, or make it anew"
+            )
 
     def _number(self, name: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

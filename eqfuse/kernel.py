@@ -30,7 +30,7 @@ from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
 from eqfuse.operator.content import Saving, enrol, written
-from eqfuse.operator.library import called, is_recorded
+from eqfuse.operator.library import called, is_recorded, recorded
 from eqfuse.rules.printer import MergeText
 from eqfuse.terms.arguments import is_transforming, ordinary_tensors, wants_gradient
 from eqfuse.terms.nodes import Program
@@ -231,7 +231,7 @@ class Kernel:
         beside = is_transforming()
         arguments.all_named(unnamed)
         if is_recorded(values):
-            return called(self.content, values, sizes)
+            return recorded(self.content, values, sizes)
         if wants_gradient(values):
             from eqfuse.differentiate.autograd import differentiably
 

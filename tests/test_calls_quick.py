@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +27,13 @@ def made(values: Mapping[str, Any], addresses: Sequence[int]) -> list[int]:
 X, OTHER = torch.randn(4, 8), torch.randn(4, 8)
 GIVEN = {"x": X, "a": 0.5, "n": 3}
 BASE = torch.randn(40)
+
+
+def freed() -> torch.Tensor:
+    """As FSDP frees parameters between uses."""
+    x = torch.randn(4, 8)
+    x.untyped_storage().resize_(0)
+    return x
 
 
 class Tracked(torch.Tensor):
@@ -70,6 +78,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "a number for a tensor": {**GIVEN, "x": 1.0},
     "no numbers": {**GIVEN, "x": X.to("meta")},
     "sparse": {**GIVEN, "x": X.to_sparse()},
+    "nested": {**GIVEN, "x": torch.nested.nested_tensor([X[0], X[1]])},
+    "nested, jagged": {**GIVEN, "x": torch.nested.nested_tensor([X[0], X[1]], layout=torch.jagged)},
+    "sparse rows": {**GIVEN, "x": X.to_sparse_csr()},
+    "mkldnn's": {**GIVEN, "x": X.to_mkldnn()},
+    "without memory": {**GIVEN, "x": freed()},
     "negated": {**GIVEN, "x": torch._neg_view(X)},
     "a parameter": {**GIVEN, "x": torch.nn.Parameter(X)},
     "one that requires grad": {**GIVEN, "x": X.clone().requires_grad_()},
@@ -81,6 +94,47 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_differs_otherwise_is_looked_at(name: str) -> None:
     assert quick(made, GIVEN, None)(OTHERS[name], None) is None
+
+
+REFUSED = {
+    "nested": "is a nested tensor",
+    "nested, jagged": "is a nested tensor",
+    "sparse": "is a sparse_coo tensor",
+    "sparse rows": "is a sparse_csr tensor",
+    "mkldnn's": "is a _mkldnn tensor",
+    "masked": "is a MaskedTensor, which does not take the operator of a kernel",
+    "quantized": "has dtype torch.qint8, which the language does not have",
+    "without memory": "has no memory: it was freed",
+}
+FOREIGN = {name: OTHERS[name]["x"] for name in OTHERS.keys() & REFUSED.keys()} | {
+    "masked": torch.masked.masked_tensor(X, X > 0),
+    "quantized": torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.parametrize("native", ["off", "wait"])
+def test_what_is_no_plain_tensor_is_refused_cold_and_warm(native: str) -> None:
+    kernel = eq.compile(SCALED, native=native, verify=False)
+    for warm in (False, True):
+        for name, why in REFUSED.items():
+            with pytest.raises(eq.EqfuseError, match=f"'x' {why}"):
+                kernel(x=FOREIGN[name], a=0.5, n=3)
+        for _ in range(0 if warm else 4):
+            kernel(**GIVEN)
+    assert kernel._calls.quick is not None
+
+
+@pytest.mark.parametrize("native", ["off", "wait"])
+def test_what_holds_no_numbers_or_is_a_subclass_works_cold_and_warm(native: str) -> None:
+    kernel = eq.compile(SCALED, native=native, verify=False)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(X)
+    for _ in range(4):
+        for given in (X.to("meta"), fake):
+            made = kernel(x=given, a=0.5, n=3)
+            assert made.shape == (4,) and type(made) is type(given)
+        torch.testing.assert_close(kernel(x=X.as_subclass(Tracked), a=0.5, n=3), X[:, :3].sum(1) * 0.5)
+        kernel(**GIVEN)
 
 
 def test_sizes_are_compared() -> None:

@@ -37,6 +37,9 @@ def quick(
         check = guards(*tensors.values(), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     except (TypeError, RuntimeError):  # another version's
         return _never
+    # The guards read strides, and end the process where a tensor has none: only a tensor of the same class with memory, and that is
+    # not nested, gets to them.
+    classes = [f"type({name}) is not t{name} or {name}.is_nested" for name in tensors]
     others = ["is_watched()"]
     others += ["sizes is not None" if sizes is None else "type(sizes) is not dict or sizes != wanted"]
     whole = {}
@@ -54,14 +57,20 @@ def quick(
         aligned = " and ".join(kept)
     else:
         aligned = f"not ({' | '.join(f'a{name}' for name in tensors)}) & {ALIGNMENT}"
+    aligned = " and ".join([*(f"a{name}" for name, each in tensors.items() if each.data_ptr()), aligned])
     lines = [
         "def run(values, sizes):",
         "    if tuple(values) != names:",
         "        return None",
         f"    {', '.join(f'v{n}' for n in range(len(values)))}, = values.values()",
+        f"    if {' or '.join(classes)}:",
+        "        return None",
+        "    try:",
+        *[f"        a{name} = {name}.data_ptr()" for name in tensors],
+        "    except RuntimeError:",
+        "        return None",
         f"    if not check({', '.join(tensors)}) or {' or '.join(others)}:",
         "        return None",
-        *[f"    a{name} = {name}.data_ptr()" for name in tensors],
         f"    return call(values, ({', '.join(f'a{name}' for name in tensors)},)) if {aligned} else None",
     ]
     namespace = {
@@ -71,6 +80,7 @@ def quick(
         "check": check,
         "is_watched": is_watched,
         "is_grad_enabled": torch.is_grad_enabled,
+        **{f"t{name}": type(tensor) for name, tensor in tensors.items()},
         **whole,
     }
     exec(_code("\n".join(lines)), namespace)  # noqa: S102  (the text above)

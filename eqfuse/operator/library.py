@@ -22,6 +22,7 @@ from eqfuse.errors import BindError
 from eqfuse.operator.content import VISIBLE, Called, joined, kernel_of, names_in, operator_of
 from eqfuse.operator.shapes import empty_outputs
 from eqfuse.operator.written import check, offer
+from eqfuse.terms.interpreter import check_dense
 from eqfuse.terms.nodes import Load, children
 
 
@@ -35,9 +36,13 @@ def _is_stand_in(tensor: torch.Tensor) -> bool:
     kind = type(tensor)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return tensor.is_meta or _is_batched(tensor)
-    return (
-        hasattr(kind, "__torch_dispatch__") and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    )
+    return _is_class_of_its_own(tensor)
+
+
+def _is_class_of_its_own(tensor: torch.Tensor) -> bool:
+    """Whether operators on a tensor are what its class makes of them."""
+    own = getattr(type(tensor), "__torch_dispatch__", None)
+    return own is not None and own is not torch.Tensor.__torch_dispatch__
 
 
 def _is_batched(tensor: torch.Tensor) -> bool:
@@ -46,6 +51,25 @@ def _is_batched(tensor: torch.Tensor) -> bool:
         return False
     levels = _functorch.get_interpreter_stack() or ()
     return any(level.key() == _functorch.TransformType.Vmap for level in levels)
+
+
+def recorded(content: str, values: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> Any:
+    """The same outside of Dynamo. Raises BindError for nested and sparse tensors, and for classes of tensors that do not take
+    operators that they do not know."""
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in tensors.items():
+        check_dense(name, tensor)
+    try:
+        return called(content, values, sizes)
+    except (NotImplementedError, TypeError) as error:
+        foreign = next((name for name, tensor in tensors.items() if _is_class_of_its_own(tensor)), None)
+        if foreign is None or "eqfuse" not in str(error):
+            raise
+        kind = type(tensors[foreign]).__name__
+        raise BindError(
+            f"{foreign!r} is a {kind}, which does not take the operator of a kernel",
+            hint="pass a plain tensor of what it holds",
+        ) from None
 
 
 def called(content: str, values: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> Any:
