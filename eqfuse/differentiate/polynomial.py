@@ -247,7 +247,7 @@ def written(monomial: Monomial) -> Expr:
         above, below = _with(top, above), _with(bottom, below)
     elif size != 1 or not above:
         inverted = Fraction(1) / size
-        if above and inverted.denominator == 1 and size.denominator != 1:
+        if above and inverted.denominator == 1 < size.denominator < LARGEST:
             below = [Const(inverted.numerator), *below]
         else:
             above = [number, *above]
