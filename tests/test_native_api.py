@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import subprocess
 import sys
@@ -376,3 +377,23 @@ def test_a_process_that_ends_while_it_compiles_leaves_no_file(own_cache: Path) -
     assert {path.suffix for path in own_cache.glob("*")} <= {".so"}
     for path in own_cache.glob("*.so"):
         build.load(read_whole(path) or b"")
+
+
+@compiling
+def test_an_axis_too_long_for_positions_of_32_bits_is_run_by_torch_calls() -> None:
+    """`i * 100` has 32 bits in C++ up to 2**24 positions; no tensor has the axis."""
+    kernel = eq.compile("y = sum[i](where(i * 100 >= 0, 1, 0))", target="cpu", native="wait", verify=False)
+    assert kernel(sizes={"i": 1000}) == 1000 and kernel.plan.code == "C++"
+    assert kernel(sizes={"i": 2**25}) == 2**25
+    assert kernel.plan.code == f"torch calls: axis i has {2**25} positions, of {2**30 // 100} in C++"
+
+
+@compiling
+@pytest.mark.parametrize("source", ["y = sum[j](x[j])", "y = sum[i,j](x[i,j])"])
+@pytest.mark.slow
+def test_more_positions_than_32_bits_count(source: str) -> None:
+    """2**31 bytes that are one, and two axes that are not joined where together they are too long."""
+    shape = (2**16 + 2, 2**15) if "[i,j]" in source else (2**31 + 70,)
+    x = torch.ones(1, dtype=torch.int8).expand(shape)
+    found = eq.compile(source, target="cpu", native="wait", verify=False)(x=x)
+    assert found.item() == math.prod(shape)

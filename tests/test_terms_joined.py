@@ -187,3 +187,10 @@ def test_a_wrong_join_is_not_verified(name: str) -> None:
         return
     with pytest.raises(VerificationError):
         certify(derived, compiled, Checks(16, again=True))
+
+
+def test_axes_that_are_too_long_together_are_not_joined() -> None:
+    form = joined(parse("y = sum[i,j](x[i,j])"))
+    assert form is not None
+    few, many = (torch.ones(1, dtype=torch.int8).expand(rows, 2**15) for rows in (2**14, 2**16))
+    assert form.views({"x": few}) is not None and form.views({"x": many}) is None

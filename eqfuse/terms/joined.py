@@ -34,6 +34,9 @@ from eqfuse.terms.nodes import (
     walk,
 )
 
+LONGEST = 2**30
+"""Positions of a joined axis at most: those of longer ones, and sums with them, have no room in 32 bits."""
+
 Groups = tuple[int, ...]
 """How many dimensions each dimension of a tensor was made of, in their order."""
 
@@ -84,12 +87,16 @@ class Joined:
         return tuple(found)
 
     def views(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """The tensors with their dimensions joined; None where one has no such view."""
+        """The tensors with their dimensions joined; None where one has no such view, or a joined one is too long for positions
+        of 32 bits."""
         found = {}
         for name, tensor in tensors.items():
             if max(self.groups[name], default=1) > 1:
+                shape = self.shape(name, tensor.shape)
+                if max(shape) > LONGEST:
+                    return None
                 try:
-                    tensor = tensor.view(self.shape(name, tensor.shape))
+                    tensor = tensor.view(shape)
                 except RuntimeError:
                     return None
             found[name] = tensor

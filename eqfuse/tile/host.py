@@ -147,6 +147,24 @@ class HostProgram:
         *,
         wait: bool = False,
     ) -> NativeProgram | NotNative | None:
+        """The C++ for tensors like these, where it has the bits for axes as long as these."""
+        found = self._compiled(tensors, extents, shards, wait=wait)
+        if isinstance(found, NativeProgram):
+            size, axis = max(
+                ((n, a) for a, n in resolve_extents(self._tiles, extents, shards).items()), default=(0, "")
+            )
+            if size > found.longest:
+                return NotNative(f"axis {axis} has {size} positions, of {found.longest} in C++")
+        return found
+
+    def _compiled(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        extents: Mapping[str, int],
+        shards: Mapping[str, int],
+        *,
+        wait: bool,
+    ) -> NativeProgram | NotNative | None:
         unit = unit_dims(tensors)
         known = self._made.get(unit)
         if isinstance(known, NativeProgram | NotNative):

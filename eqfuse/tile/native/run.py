@@ -11,12 +11,13 @@ import torch
 
 from eqfuse.terms.bounds import outside_error
 from eqfuse.terms.floats import TORCH_DTYPES
+from eqfuse.tile.lower.types import POSITIONS
 from eqfuse.tile.native.build import library_of
 from eqfuse.tile.native.context import Interface
 from eqfuse.tile.native.memory import outputs
 from eqfuse.tile.native.printer import source_of
 from eqfuse.tile.native.products import give
-from eqfuse.tile.nodes import Argument, Dot, Let, LoadTile, TileProgram
+from eqfuse.tile.nodes import Argument, BlockSize, Constant, Dot, Elementwise, Let, LoadTile, TileProgram
 from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
 from eqfuse.tile.walk import nested
 
@@ -58,6 +59,7 @@ class NativeProgram:
         self._library = library_of(self.text, flags)
         if any(isinstance(getattr(s, "op", None), Dot) for k in program.kernels for s in nested(k.body)):
             give(self._library, flags)
+        self.longest = longest(program)
         self._run = self._library.run
         self._run.restype = None
 
@@ -165,6 +167,24 @@ class _Frame:
         """Scalars of a call as the function takes them."""
         (reals, Reals), (integers, Integers) = self.reals, self.integers
         return Reals(*[float(scalars[n]) for n in reals]), Integers(*[int(scalars[n]) for n in integers])
+
+
+def longest(program: TileProgram) -> int:
+    """The positions that an axis may have in C++, where positions, and what 32 bits are enough for at `POSITIONS` of them, are
+    of 32 bits: their sums with others, and what they are multiplied with."""
+    lets = [s for kernel in program.kernels for s in nested(kernel.body) if isinstance(s, Let)]
+    ops = {let.value.name: let.op for let in lets}
+    most = 1
+    for let in lets:
+        match let.op:
+            case Elementwise("mul" | "sq" | "lshift" as fn, args) if let.value.dtype == "i32":
+                known = [op for arg in args if isinstance(op := ops.get(arg.name), BlockSize | Constant)]
+                numbers = [int(abs(op.number)) for op in known if isinstance(op, Constant)]
+                if fn != "mul" or not known:
+                    most = max(most, 2**31 // POSITIONS)
+                elif numbers:
+                    most = max(most, *numbers)
+    return 2**30 // most
 
 
 def unit_dims(tensors: Mapping[str, torch.Tensor]) -> Unit:
