@@ -69,6 +69,7 @@ def placed(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     n, places = torch.zeros_like(x), torch.arange(3)
     n[places, places] = y[0, :3]
     n[x > 1] = 0.5
+    n[torch.zeros_like(x, dtype=torch.bool).index_put((i[:2],), torch.tensor(True))] = 0
     n = n.index_put((i, torch.tensor([0, -1, 2])), y[0, :3]) + x.index_add(1, i, y[:, :3], alpha=0.5)
     return n + x.scatter(1, i[None], y) + x.scatter_add(0, i[:, None], y) + x.index_copy(0, i, y[:3])
 
@@ -165,6 +166,16 @@ CASES = {
     "rows of a list": Case(
         lambda x, i: torch.stack([a.gather(1, b[:, None])[:, 0] for a, b in zip(x, i, strict=True)]),
         lambda n: (r(2, n, 4), torch.randint(0, 4, (2, n))),
+    ),
+    "contractions": Case(
+        lambda x, y, m: (
+            torch.einsum("ii->i", y), torch.einsum("...ij, jk", x, y), torch.einsum("ij,jk,kl->il", y, y, y),
+            torch.einsum("bij,bjk->bik", x[:1], x.mT).masked_fill(~m[:, None], 0), torch.einsum("i,j", y[0], y[1]),
+        ),
+        lambda n: (r(3, n, 4), r(4, 4), torch.rand(3, n) < 0.5),
+    ),
+    "sizes of what is read at computed positions": Case(
+        lambda x: (x * x.shape[-1] + x.shape[1]).reshape(-1).softmax(0).view(x.shape[0] * x.shape[1], -1), lambda n: (r(2, n, 3),)
     ),
     "casts": Case(lambda x: (x.half() * 2).float(), lambda n: (torch.randn(n, 4),)),
 }  # fmt: skip

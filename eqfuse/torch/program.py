@@ -177,6 +177,8 @@ def from_torch(
         if spec.kind.name in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
             tensors[name] = _tensor(fn, exported, spec.target)
             translation.read(node, name)
+        elif spec.kind.name == "TOKEN":  # what an operator with effects takes, which is refused by its name
+            translation.made[node] = None
         elif spec.kind.name == "USER_INPUT":
             example = next(user)
             value = node.meta.get("val")
@@ -264,7 +266,7 @@ def _quiet() -> Iterator[None]:
 KEPT = (
     "detach", "scaled_dot_product_attention", "linear", "matmul", "layer_norm", "rms_norm", "group_norm", "batch_norm",
     "softmax.int", "log_softmax.int", "silu", "masked_fill.Scalar", "masked_fill.Tensor", "tril", "triu",
-    "logsumexp", "gelu", "index_select", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter",
+    "logsumexp", "gelu", "index_select", "var.correction", "std.correction", "stack", "square", "nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "select_scatter", "einsum",
 )  # fmt: skip
 """Operators that are translated as they are, not as what torch makes of them."""
 

@@ -12,7 +12,7 @@ import torch
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.operator.shapes import output_dtypes
 from eqfuse.terms.functions import CASTS, ROUNDINGS
-from eqfuse.terms.nodes import Const, Expr, Load, Program, Reduce, Scalar, children, replaced, walk
+from eqfuse.terms.nodes import Axis, Const, Expr, Load, Program, Reduce, Scalar, children, replaced, walk
 from eqfuse.terms.nodes import Size as SizeOf
 from eqfuse.terms.parser import axes_of, parse
 from eqfuse.terms.printer import show
@@ -46,11 +46,13 @@ def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[
         groups.append(tuple(map(len, axes)))
     lines = _needed(_renamed(lines, names), names)
     lines, numbers = _sizes_as_scalars(translation, lines)
+    lines, alike = _sizes_apart(translation.writer, lines)
     body = [_line(line) for line in lines]
     body.append(f"return {', '.join(names)}")
     declared = [f"{axis}: axis[{count}]" for axis, count in writer.ranks.items() if _has(lines, axis)]
     declared += _integers(translation, lines)
     declared += [f"{name}: i64" for name in numbers]
+    declared += [f"{other}: axis[{axis}]" for axis, other in alike.items()]
     program = parse("\n".join([*declared, *body]))
     lengths, sizes = _axes(translation, program)
     declared += lengths
@@ -151,14 +153,33 @@ def _sizes_as_scalars(translation: Translation, lines: list[Line]) -> tuple[list
         values[number] = scalars[size]
     if not values:
         return lines, numbers
+    return [_replaced(line, values) for line in lines], numbers
+
+
+def _sizes_apart(writer: Writer, lines: list[Line]) -> tuple[list[Line], dict[str, str]]:
+    """The definitions with another axis for each whose extent one reads of its own, and these axes: where a definition is
+    read at computed positions, its own axis is none any more."""
+    made = {name for line in lines for name in line.names}
+    loads = (node for line in lines for node in walk(*_exprs(line)) if isinstance(node, Load))
+    if not any(load.tensor in made and not all(isinstance(i, Axis) for i in load.index) for load in loads):
+        return lines, {}
+    alike: dict[str, str] = {}
     found = []
     for line in lines:
-        expr = None if line.expr is None else replaced(line.expr, values)
-        several = line.several
-        if several is not None:
-            several = several[0], several[1], tuple(replaced(arg, values) for arg in several[2])
-        found.append(Line(line.names, line.axes, expr, several))
-    return found, numbers
+        own = {axis for axes in line.axes for axis in axes}
+        read = {node.axis for node in walk(*_exprs(line)) if isinstance(node, SizeOf) and node.axis in own}
+        for axis in sorted(read - alike.keys()):
+            alike[axis] = writer.names.axis(writer.names.sizes[axis], list(writer.names.sizes))
+        found.append(_replaced(line, {SizeOf(axis): SizeOf(alike[axis]) for axis in read}))
+    return found, alike
+
+
+def _replaced(line: Line, values: Mapping[Expr, Expr]) -> Line:
+    expr = None if line.expr is None else replaced(line.expr, values)
+    several = line.several
+    if several is not None:
+        several = several[0], several[1], tuple(replaced(arg, values) for arg in several[2])
+    return Line(line.names, line.axes, expr, several)
 
 
 def _numbers(writer: Writer, unknown: AbstractSet[Expr], *exprs: Expr) -> Iterator[Expr]:

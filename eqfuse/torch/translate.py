@@ -40,6 +40,7 @@ WRAPPING = frozenset(
         "addmm",
         "baddbmm",
         "linear",
+        "einsum",
         "pow",
         "sum",
         "prod",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from eqfuse.terms.nodes import Const, Expr, Reduce, call
@@ -18,40 +19,89 @@ from eqfuse.torch.operators.table import (
     operator,
 )
 from eqfuse.torch.operators.views import permuted, reshaped
-from eqfuse.torch.positions import Position
-from eqfuse.torch.values import Layout, Value, position
+from eqfuse.torch.positions import Position, Size
+from eqfuse.torch.values import Value, axes_in, position
+
+Labels = tuple[Any, ...]
+"""What the dimensions of a value are called in a contraction."""
+
+
+def contracted(node: Node, operands: Sequence[tuple[Labels, Value]], kept: Labels) -> Value:
+    """The sum of products of values over all labels but those kept. Dimensions with one label have one size, or are
+    broadcast."""
+    writer = node.writer
+    sizes: dict[Any, Size] = {}
+    layouts: dict[Any, Any] = {}
+    for labels, value in operands:
+        for label, size, digits in zip(labels, value.shape, value.layout, strict=True):
+            known = sizes.setdefault(label, size)
+            check_broadcast(known, size)
+            check_broadcast(size, known)
+            if known == 1:
+                sizes[label], layouts[label] = size, digits
+            elif size != 1:
+                writer.equate(known, size)
+                layouts[label] = max(
+                    (each for each in (layouts.get(label), digits) if each is not None), key=len, default=None
+                )
+    order = (*kept, *(label for label in sizes if label not in kept))
+    groups = writer.axes([sizes[label] for label in order], tuple(layouts.get(label) for label in order))
+
+    def product(places: Sequence[Position]) -> Expr:
+        at = dict(zip(order, places, strict=True))
+        found: Expr | None = None
+        for labels, value in operands:
+            spots = [() if n == 1 else at[label] for n, label in zip(value.shape, labels, strict=True)]
+            own = number(value, value.at(spots))
+            found = own if found is None else call("mul", found, own)
+        assert found is not None
+        return found
+
+    shape = tuple(sizes[label] for label in kept)
+    outer, inner = groups[: len(kept)], groups[len(kept) :]
+    if not axes_in(inner):
+        return Value(shape, node.dtype, outer, lambda p: product([*p, *[()] * len(inner)]))
+    expr = product([position(group) for group in groups])
+    for axis in reversed(axes_in(inner)):
+        expr = Reduce("sum", axis, expr)
+    like = Value(shape, node.dtype, outer, operands[0][1].read)
+    return writer.defined(like, outer, expr, "dot")
 
 
 def product(node: Node, left: Value, right: Value) -> Value:
     """The matrix product of two values whose other dimensions are the same, or are broadcast:
     sum over the last of `left` and the last but one of `right`."""
-    writer = node.writer
-    writer.equate(left.shape[-1], right.shape[-2])
-    for own, size in zip(left.shape[:-2], right.shape[:-2], strict=True):
-        check_broadcast(own, size)
-        check_broadcast(size, own)
-    batch = [b if a == 1 else a for a, b in zip(left.shape[:-2], right.shape[:-2], strict=True)]
-    outer = [*batch, left.shape[-2], right.shape[-1]]
-    both: list[Any] = []
-    for place, size in enumerate(batch):
-        own = [v.layout[place] for v in (left, right) if v.shape[place] == size]
-        both.append(max((digits for digits in own if digits is not None), key=len, default=None))
-    layout: Layout = (*both, left.layout[-2], right.layout[-1])
-    ends = [digits for digits in (left.layout[-1], right.layout[-2]) if digits is not None]
-    inner = max(ends, key=len) if ends else None
-    groups = writer.axes([*outer, left.shape[-1]], (*layout, inner))
-    places: list[Position] = [position(group) for group in groups]
-    one = number(left, left.at([*_own(left, places[:-3]), places[-3], places[-1]]))
-    other = number(right, right.at([*_own(right, places[:-3]), places[-1], places[-2]]))
-    expr: Expr = call("mul", one, other)
-    for digit in reversed(groups[-1]):
-        expr = Reduce("sum", digit.axis, expr)
-    like = Value(tuple(outer), left.dtype, groups[:-1], left.read)
-    return writer.defined(like, groups[:-1], expr, "dot")
+    batch = tuple(range(left.rank - 2))
+    operands = [((*batch, "row", "inner"), left), ((*batch, "inner", "column"), right)]
+    return contracted(node, operands, (*batch, "row", "column"))
 
 
-def _own(value: Value, places: list[Position]) -> list[Position]:
-    return [() if size == 1 else place for size, place in zip(value.shape[:-2], places, strict=True)]
+@operator("einsum")
+def _(node: Node) -> Value:
+    left, arrow, right = node.given["equation"].replace(" ", "").partition("->")
+    values = node.given["tensors"]
+    operands = [
+        (_labels(text, value.rank), value) for text, value in zip(left.split(","), values, strict=True)
+    ]
+    every = [label for labels, _ in operands for label in labels]
+    if arrow:
+        kept = _labels(right, len(node.shape))
+    else:
+        once = sorted(label for label in every if isinstance(label, str) and every.count(label) == 1)
+        kept = (*sorted({label for label in every if isinstance(label, int)}), *once)
+    while len(operands) > 2:  # one after the other, as torch does
+        (one, a), (other, b), *rest = operands
+        wanted = {*kept, *(label for labels, _ in rest for label in labels)}
+        joint = tuple(label for label in dict.fromkeys((*one, *other)) if label in wanted)
+        operands = [(joint, contracted(node, [(one, a), (other, b)], joint)), *rest]
+    return contracted(node, operands, kept)
+
+
+def _labels(text: str, rank: int) -> Labels:
+    """The letters of a term; dimensions under its ellipsis are numbered from the last, which is -1."""
+    before, dots, after = text.partition("...")
+    hidden = rank - len(before) - len(after) if dots else 0
+    return (*before, *range(-hidden, 0), *after)
 
 
 @operator("mm", "bmm")
