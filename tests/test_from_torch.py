@@ -281,8 +281,9 @@ def test_what_is_no_program_is_refused(fn: Any, said: str) -> None:
 
 
 def test_what_cannot_be_exported_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(eq.EqfuseError, match="data-dependent"):
+    with pytest.raises(eq.EqfuseError, match="data-dependent") as caught:
         eq.from_torch(lambda x: x if x.sum() > 0 else -x, torch.randn(3, 4))
+    assert "test_from_torch.py, line" in str(caught.value) and "x.sum() > 0" in str(caught.value)
     assert capfd.readouterr() == ("", "")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import linecache
 import logging
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from inspect import signature
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -245,9 +249,19 @@ def _exported(fn: Callable[..., Any], examples: tuple[Any, ...], kwargs: dict[st
     except Exception as error:
         line = str(error).strip().splitlines()
         raise EqfuseError(
-            f"torch cannot export it: {line[0] if line else type(error).__name__}",
+            f"torch cannot export it: {line[0] if line else type(error).__name__}{_place(error)}",
             hint="a program has no control flow that depends on data; see torch.export",
         ) from error
+
+
+def _place(error: BaseException) -> str:
+    """The line of the user's code where torch stopped."""
+    own = str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), contextlib.__file__
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        if not file.startswith(own) and (code := linecache.getline(file, line).strip()):
+            return f"\n    {file}, line {line}: {code}"
+    return ""
 
 
 @contextmanager
