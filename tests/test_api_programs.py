@@ -298,3 +298,10 @@ def test_what_guards_take_out_of_a_reduction_comes_back(name: str, prefer: str) 
     kernel = eq.compile(source, prefer=prefer, trials=16)
     assert kernel.certificate.ok
     np.testing.assert_allclose(kernel(**given), eq.reference(source)(**given), rtol=1e-5)
+
+
+def test_reductions_over_axes_with_numbers_are_told_apart() -> None:
+    text = "y = sum[j](w[j] * x[j]) * sum[j](w[j]) + sum[j2](z[j2]) * sum[j2](z[j2] * z[j2])\nreturn y"
+    x, w, z = (torch.randn(n, dtype=torch.float64) for n in (5, 5, 7))
+    found = eq.compile(text, native="off")(x=x, w=w, z=z)
+    torch.testing.assert_close(found, (w * x).sum() * w.sum() + z.sum() * (z * z).sum())

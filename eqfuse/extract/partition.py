@@ -522,11 +522,17 @@ class Partition:
             passes.setdefault((stage, reduce.axis), []).append(reduce)
         found: list[AxisPass] = []
         values: dict[Reduce, Local] = {}
+        named: set[str] = set()
         for (_, axis), reduces in sorted(passes.items(), key=lambda item: item[0][0]):
             again = sum(1 for each in found if each.axis == axis)
             plain = tuple(r for r in (replaced(r, values) for r in reduces) if isinstance(r, Reduce))
-            found.append(AxisPass(axis, plain, f"_{again + 1}" if again else ""))
-            states = name_states(axis, plain, self.order, found[-1].suffix)
+            for number in count(again + 1):  # the second sum over j is no sum over an axis j2 or j_2
+                suffix = f"_{number}" if number > 1 else ""
+                states = name_states(axis, plain, self.order, suffix)
+                if named.isdisjoint(state.name for state in states):
+                    break
+            named |= {state.name for state in states}
+            found.append(AxisPass(axis, plain, suffix))
             for reduce, state in zip(reduces, states, strict=False):
                 values[reduce] = Local(state.name, state.dims)
         rewritten = tuple(Output(o.name, o.axes, replaced(o.expr, values), o.dtype) for o in outputs)
