@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from triton_nests import Case, attention, softmax, split_log_sum
 
 import eqfuse as eq
@@ -191,6 +192,17 @@ def test_degrees_count_the_formal_constant() -> None:
     assert not domain.discrete
     domain.call("mul", [log, x])
     assert domain.discrete
+
+
+def test_an_exponential_that_is_a_term_of_another_exponent() -> None:
+    """It is made to the base 2, and multiplied as the other terms are."""
+    source = (
+        "b = sqrt(sum[i](x[i]))\nd = logsumexp[i](where(i == 0, exp(b), 0) + z[i] / max[i](abs(z[i])) - b)"
+    )
+    kernel = eq.compile(source, native="off")
+    x, z = torch.rand(9), torch.randn(9)
+    torch.testing.assert_close(kernel(x=x, z=z).double(), torch.tensor(eq.reference(source)(x=x, z=z)))
+    assert "exp_plain: f32 = exp2(t1)" in str(kernel.tile)
 
 
 def test_the_certificate_lists_the_passes_that_were_verified() -> None:

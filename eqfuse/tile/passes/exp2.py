@@ -188,10 +188,8 @@ class _Base2:
 
     def _let(self, let: Let, here: _Body) -> None:
         value, op = let.value, let.op
-        if _is_exponential(let) and (self._everywhere or operands(op)[0].name in self._scaled):
-            here.stmts.append(Let(value, Elementwise("exp2", (self._read(operands(op)[0], True, here),))))
-        elif value.name not in self._scaled:
-            here.stmts.append(Let(value, self._plain(op, here)))
+        if value.name not in self._scaled:
+            here.stmts.append(Let(value, self._plain(let, here)))
         elif scaled := scaled_operands(op):
             here.stmts.append(
                 Let(value, self._with(op, {v.name: self._read(v, True, here) for v in scaled}, here))
@@ -206,11 +204,14 @@ class _Base2:
             here.stmts.append(Let(value, replace(op, args=tuple(args))))
         else:
             plain = self._draft.new(f"{value.name}_plain", value.dims, value.dtype)
-            here.stmts.append(Let(plain, self._plain(op, here)))
+            here.stmts.append(Let(plain, self._plain(let, here)))
             here.stmts.append(Let(value, Elementwise("mul", (plain, self._constant("log2_e", value.dtype)))))
 
-    def _plain(self, op: Op, here: _Body) -> Op:
-        return self._with(op, {}, here)
+    def _plain(self, let: Let, here: _Body) -> Op:
+        """The op of a value that is not scaled."""
+        if _is_exponential(let) and (self._everywhere or operands(let.op)[0].name in self._scaled):
+            return Elementwise("exp2", (self._read(operands(let.op)[0], True, here),))
+        return self._with(let.op, {}, here)
 
     def _with(self, op: Op, known: Mapping[str, Value], here: _Body) -> Op:
         """The op of these operands, of plain ones where none is given."""
