@@ -201,7 +201,7 @@ def test_an_exponential_that_is_a_term_of_another_exponent() -> None:
     )
     kernel = eq.compile(source, native="off")
     x, z = torch.rand(9), torch.randn(9)
-    torch.testing.assert_close(kernel(x=x, z=z).double(), torch.tensor(eq.reference(source)(x=x, z=z)))
+    torch.testing.assert_close(kernel(x=x, z=z), torch.tensor(eq.reference(source)(x=x, z=z)).float())
     assert "exp_plain: f32 = exp2(t1)" in str(kernel.tile)
 
 
