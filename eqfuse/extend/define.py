@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import keyword
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -12,11 +12,12 @@ from eqfuse.errors import EqfuseError, ParseError, did_you_mean
 from eqfuse.records import dataclass
 from eqfuse.terms.expressions import Bindings, ProgramNames, Reader
 from eqfuse.terms.folds import FOLDS, NOWHERE, Fold, folds_in
-from eqfuse.terms.functions import CALLABLE, CONSTANTS
+from eqfuse.terms.functions import CALLABLE, CONSTANTS, FUNCTIONS
 from eqfuse.terms.inline import Inliner
-from eqfuse.terms.nodes import COMBINE, REDUCTIONS, Call, Const, Expr, Local, call
+from eqfuse.terms.nodes import COMBINE, REDUCTIONS, Call, Const, Expr, Local, call, walk
 from eqfuse.terms.registry import ARGUMENT, AXIS, REGISTERED, Reduction, substituted
-from eqfuse.terms.syntax import Source
+from eqfuse.terms.syntax import Declaration, Source
+from eqfuse.terms.types import fold_kinds, kinds
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,12 @@ class Words:
 @dataclass(frozen=True)
 class Defined:
     """A registration that was read: the reduction, its fold where it has a state, and how a position enters it
-    (over `Local` arguments and the axis)."""
+    (over `Local` arguments and the axis). The arguments that are `whole` are integers: declared so, or taken as bits."""
 
     reduction: Reduction
     fold: Fold | None
     lift: tuple[Expr, ...]
+    whole: frozenset[str] = frozenset()
 
 
 SHIPPED_NAMES: set[str] = set()
@@ -59,8 +61,7 @@ def define(words: Words) -> Defined:
     expressions that is not that of the state variables, and for names that mean nothing where they stand.
     """
     _check_name(words.name)
-    args = _names(words.args, "args")
-    state = _names(words.state, "state") if words.state else ()
+    (args, whole), (state, counted) = _typed(words.args, "args"), _typed(words.state, "state")
     for name in (*args, *state):
         if name == AXIS:
             raise _error(words.args if name in args else words.state, name, f"{AXIS!r} is the reduced axis")
@@ -69,14 +70,18 @@ def define(words: Words) -> Defined:
         raise EqfuseError(f"reduction {words.name!r} has an order and no state", hint=hint)
     if words.ranks:
         _check_ranks(words, state)
-    fold = _named(_fold(words, state)) if state else None
-    name = fold.name if fold is not None else words.name
+    for part in ("identity", "combine") if state and not words.order else ():
+        _split(getattr(words, part), part, len(state))
     lifts = _split(words.lift, "lift", len(state)) if state else ()
     if words.ranks and (place := lifts[state.index(words.ranks)]) != AXIS:
         hint = f"lift it as {AXIS}, the position: of equal elements it tells which is which"
         raise _error(words.lift, place, f"ranks {words.ranks!r} is not the position", hint)
     given: dict[str, Expr] = {arg: Local(arg, ()) for arg in args}
-    lift = tuple(_read(text, given, axis=True, where="lift") for text in lifts)
+    lift = tuple(_read(text, given, axis=True, where="lift", whole=whole) for text in lifts)
+    found = kinds(lift, dict.fromkeys(whole, "i64"))
+    whole_state = counted | {name for name, expr in zip(state, lift, strict=True) if found[expr] == "int"}
+    fold = _named(_fold(words, state, whole_state)) if state else None
+    name = fold.name if fold is not None else words.name
     values = {
         variable: _variable(name, fold, place, lifts)
         for place, variable in enumerate(state)
@@ -87,16 +92,30 @@ def define(words: Words) -> Defined:
         raise EqfuseError(f"reduction {words.name!r} has no result", hint='say what it gives: result="v"')
     for text in _split(words.result, "result", None):
         if state:
-            _read(text, {name: Local(name, ()) for name in state}, axis=False, where="result")
+            _read(
+                text, {name: Local(name, ()) for name in state}, axis=False, where="result", whole=whole_state
+            )
         else:
             _read(text, given, axis=True, where="result")
         results.append(substituted(text, values))
     if words.ranks and not any(f"{name}." in text for text in results):
         message = f"the result of reduction {words.name!r} reads no state variable"
         raise EqfuseError(message, source=words.result, hint='say what it gives: result="v"')
+    if fold is not None:
+        known = fold_kinds(fold, [found[expr] for expr in lift])
+        for variable, kind, text in zip(state, known, lifts, strict=True):
+            if variable in counted and kind != "int":
+                hint = "lift, identity and combine have to be integers, as 1 << e is; or leave the dtype out"
+                raise _error(words.lift, text, f"{variable!r} is not an integer everywhere", hint)
     own = fold if fold is not None and any(f"{name}." in text for text in values.values()) else None
     reduction = Reduction(words.name, args, tuple(results), own, words.why, words.unverified)
-    return Defined(reduction, fold, lift)
+    return Defined(reduction, fold, lift, whole | _of_bits(lift))
+
+
+def _of_bits(lift: Sequence[Expr]) -> frozenset[str]:
+    """The arguments that functions of integers take."""
+    calls = (node for node in walk(*lift) if isinstance(node, Call) and FUNCTIONS[node.fn].of_integers)
+    return frozenset(arg.name for node in calls for arg in node.args if isinstance(arg, Local))
 
 
 def _check_name(name: str) -> None:
@@ -128,6 +147,17 @@ def _names(text: str, what: str) -> tuple[str, ...]:
     return names
 
 
+def _typed(text: str, what: str) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The names of a list, and those that are declared to be integers: `e: i64`."""
+    parts = [part.partition(":") for part in text.split(",")] if text else []
+    names = _names(", ".join(name for name, _, _ in parts), what) if parts else ()
+    for name, colon, dtype in parts:
+        if colon and dtype.strip() != "i64":
+            message = f"{what} {name.strip()!r} is declared {dtype.strip()!r}"
+            raise EqfuseError(message, hint="write i64 for integers, and nothing for real numbers")
+    return names, frozenset(name.strip() for name, colon, _ in parts if colon)
+
+
 def _split(text: str, what: str, count: int | None) -> tuple[str, ...]:
     """The expressions of a list. Raises ParseError where they are no expressions, or not so many."""
     source = Source.of(text)
@@ -148,7 +178,7 @@ def _split(text: str, what: str, count: int | None) -> tuple[str, ...]:
     return found
 
 
-def _fold(words: Words, state: tuple[str, ...]) -> Fold:
+def _fold(words: Words, state: tuple[str, ...], whole: frozenset[str]) -> Fold:
     identity = []
     for text in _split(words.identity, "identity", len(state)):
         value = _read(text, {}, axis=False, where="identity")
@@ -167,7 +197,9 @@ def _fold(words: Words, state: tuple[str, ...]) -> Fold:
     first = _comes_first(order)
     chosen = ", ".join(f"where({first}, {name}1, {name}2)" for name in state)
     combine = tuple(
-        _read(text, sides, axis=False, where="combine")
+        _read(
+            text, sides, axis=False, where="combine", whole={name + side for name in whole for side in "12"}
+        )
         for text in _split(chosen if order else words.combine, "combine", len(state))
     )
     return Fold(words.name, state, tuple(identity), combine, words.commutative, order, words.ranks)
@@ -220,15 +252,19 @@ def _variable(name: str, fold: Fold, place: int, lifts: Sequence[str]) -> str:
     return f"{fold.ops[place]}[{AXIS}]({', '.join(lifts)})"
 
 
-def _read(text: str, names: Mapping[str, Expr], *, axis: bool, where: str) -> Expr:
-    """The term of one expression over these names; `axis` says whether the position along the axis is one."""
+def _read(
+    text: str, names: Mapping[str, Expr], *, axis: bool, where: str, whole: Collection[str] = ()
+) -> Expr:
+    """The term of one expression over these names, of which some are `whole` numbers; `axis` says whether the position along
+    the axis is one."""
     source = Source.of(text)
     (statement,) = source.module().body
     assert isinstance(statement, ast.Expr)
     _check_names(source, statement.value, names, axis, where)
     tree = _Arguments(names).visit(statement.value)
     axes = frozenset({AXIS}) if axis or where == "result" else frozenset[str]()
-    reader = Reader(source, ProgramNames(axes, frozenset(), {}, {}, {}), Inliner((), {}))
+    declared = {name: Declaration(name, "i64", None, source.module()) for name in whole}
+    reader = Reader(source, ProgramNames(axes, frozenset(), {}, declared, {}), Inliner((), {}))
     return reader.read(tree, Bindings(axes, {ARGUMENT + name: value for name, value in names.items()}))
 
 

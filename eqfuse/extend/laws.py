@@ -44,6 +44,9 @@ LONGEST = 64
 FARTHEST, WALKED = 2**40, 2 * LONGEST + 2
 """Where positions do not count, limits up to the first: parts longer than the second are made of equal halves."""
 
+MOST_WHOLE = 64
+"""Integers are drawn below it."""
+
 EXACT = frozenset(
     ("add", "sub", "mul", "div", "neg", "sq", "where", "maximum", "minimum", "abs", *COMPARISONS, *LOGICAL)
 )
@@ -74,30 +77,31 @@ class Verdict:
     undecided: bool = False
 
 
-def check(fold: Fold, lift: Sequence[Expr]) -> Verdict:
-    """Identity, associativity and, where it is declared, commutativity; `lift` reads arguments as `Local`."""
+def check(fold: Fold, lift: Sequence[Expr], whole: frozenset[str] = frozenset()) -> Verdict:
+    """Identity, associativity and, where it is declared, commutativity; `lift` reads arguments as `Local`, of which those
+    that are `whole` are integers."""
     floats = FloatDomain("float64")
     for draw in (_tied, _plain):
-        broken = _tried(fold, lift, floats, draw)
+        broken = _tried(fold, lift, floats, draw, whole=whole)
         if broken is not None:
             return Verdict(broken)
     decided: list[bool] = []
-    broken = _tried(fold, lift, FieldDomain(seed=1), _plain, decided)
+    broken = _tried(fold, lift, FieldDomain(seed=1), _plain, decided, whole=whole)
     if broken is None:
         numbers = _numbers_in(fold, lift)
         anywhere = not any(isinstance(node, Axis) for node in walk(*lift))
         longest = FARTHEST if anywhere else LONGEST
         limits = sorted({int(number) for number in numbers if 2 <= number <= longest})
         reach = [parts for n in limits for parts in ((n // 2, (n + 1) // 2, n // 2 + 1), (n - 1, 2, n))]
-        broken = _tried(fold, lift, FieldDomain(seed=2), Near(numbers), lengths=(*LONG, *reach))
+        broken = _tried(fold, lift, FieldDomain(seed=2), Near(numbers), lengths=(*LONG, *reach), whole=whole)
     if broken is None:
-        broken = _as_programs(fold, lift)
+        broken = _as_programs(fold, lift, whole)
     return Verdict(broken, undecided=not any(decided))
 
 
-def _as_programs(fold: Fold, lift: Sequence[Expr]) -> Broken | None:
+def _as_programs(fold: Fold, lift: Sequence[Expr], whole: frozenset[str]) -> Broken | None:
     """The first law that tells two programs apart."""
-    for law, pair, says, other in of_fold(fold, lift, AXIS):
+    for law, pair, says, other in of_fold(fold, lift, AXIS, whole):
         found = compared(pair)
         if found is not None and (shown := found.counterexample) is not None:
             given = ", ".join(
@@ -173,6 +177,7 @@ def _tried(
     draw: Draw,
     decided: list[bool] | None = None,
     lengths: Sequence[Sequence[int]] = SHORT,
+    whole: frozenset[str] = frozenset(),
 ) -> Broken | None:
     rng = np.random.default_rng(0)
     names = sorted({node.name for node in walk(*lift) if isinstance(node, Local)})
@@ -180,7 +185,7 @@ def _tried(
         first = 0
         parts: list[State] = []
         for length in three:
-            parts.append(_part(fold, lift, names, domain, draw, rng, range(first, first + length)))
+            parts.append(_part(fold, lift, names, domain, draw, rng, range(first, first + length), whole))
             first += length
         for broken in _laws(fold, parts, domain, decided):
             return broken
@@ -195,21 +200,24 @@ def _part(
     draw: Draw,
     rng: np.random.Generator,
     positions: range,
+    whole: frozenset[str],
 ) -> State:
     """The states of a part at these positions, one for every sample."""
     if len(positions) > WALKED:
-        one = _part(fold, lift, names, domain, draw, rng, positions[:1])
-        whole = one
+        one = _part(fold, lift, names, domain, draw, rng, positions[:1], whole)
+        joined = one
         for bit in f"{len(positions):b}"[1:]:
-            whole = _joined(fold, whole, whole, domain)
-            whole = _joined(fold, whole, one, domain) if bit == "1" else whole
-        return whole
+            joined = _joined(fold, joined, joined, domain)
+            joined = _joined(fold, joined, one, domain) if bit == "1" else joined
+        return joined
     total: State | None = None
     for position in positions:
         values: dict[str, tuple[tuple[str, ...], Any]] = {}
         for name in names:
             numbers = draw(rng, (SAMPLES,))
             drawn = drawn_in(domain, draw, numbers, rng)
+            if name in whole:  # of few bits: shifts by them are seen
+                drawn = np.rint(np.abs(numbers)).astype(np.int64) % MOST_WHOLE
             values[name] = ((TRIAL,), drawn)
         env = Env(
             domain, {}, {}, {"j": 1}, positions={"j": np.array([position])}, locals=values, batch=SAMPLES

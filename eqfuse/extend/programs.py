@@ -7,7 +7,7 @@ operations, or by conditions together is found as it is between any two programs
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from eqfuse.errors import EqfuseError
 from eqfuse.extend.patterns import expression
@@ -131,7 +131,9 @@ class _Reading(ast.NodeTransformer):
 # -- folds -----------------------------------------------------------------------------------------
 
 
-def of_fold(fold: Fold, lift: Sequence[Expr], axis: str) -> Iterator[tuple[str, Pair, str, str]]:
+def of_fold(
+    fold: Fold, lift: Sequence[Expr], axis: str, whole: Collection[str] = ()
+) -> Iterator[tuple[str, Pair, str, str]]:
     """The laws of a fold at three positions, each with what its sides say; none that are too large to be written out."""
     a, b, c = ([_at(expr, position, axis) for expr in lift] for position in range(3))
     nothing: list[Expr] = list(fold.identity)
@@ -160,7 +162,7 @@ def of_fold(fold: Fold, lift: Sequence[Expr], axis: str) -> Iterator[tuple[str, 
         laws.append(("commutative", join(a, b), join(b, a), "combine(a, b)", "combine(b, a)"))
     for law, left, right, says, other in laws:
         if max(map(_written_out, (*left, *right))) <= LARGEST:
-            yield law, (_text(fold, left), _text(fold, right)), says, other
+            yield law, (_text(fold, left, whole), _text(fold, right, whole)), says, other
 
 
 def _at(expr: Expr, position: int, axis: str) -> Expr:
@@ -177,9 +179,11 @@ def _at(expr: Expr, position: int, axis: str) -> Expr:
     return transform(expr, step)
 
 
-def _text(fold: Fold, state: Sequence[Expr]) -> str:
-    """A program whose outputs are the variables of a state."""
-    lines = (f"{name}_[{OUTER}] = {show(expr)}" for name, expr in zip(fold.state, state, strict=True))
+def _text(fold: Fold, state: Sequence[Expr], whole: Collection[str]) -> str:
+    """A program whose outputs are the variables of a state; tensors of the arguments that are `whole` are of integers."""
+    read = dict.fromkeys(node.tensor for node in walk(*state) if isinstance(node, Load))
+    lines = [f"{name}: i64[{OUTER}]" for name in read if name.rpartition("_")[0] in whole]
+    lines += (f"{name}_[{OUTER}] = {show(expr)}" for name, expr in zip(fold.state, state, strict=True))
     return "\n".join(lines)
 
 

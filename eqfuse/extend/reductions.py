@@ -41,6 +41,11 @@ def reduction(
     extent of which the program declares (`k: axis[8]`): its value is a list of the states that come first, the identity
     where no more are left. It needs an `order`.
 
+    A state variable is an integer, of 64 bits where it is made by shifts, where `lift`, `identity` and `combine` are; `&` and
+    `|` of it are of bits. `args="e: i64"` and `state="u: i64"` declare it; other values are real numbers. `finite(x)` is 0 where x
+    is infinite, `invertible(x)` 1 where it is infinite or 0, else both are x: they keep a `combine` of empty or masked parts free
+    of NaN.
+
     `order` stands in place of `combine` where one of both states is kept as it is: "v, -k" keeps the one with the
     greater v, and of equal ones that with the lesser k. NaN comes before all numbers. A fold that is said so is
     searched instead of combined two by two where that is faster.
@@ -80,7 +85,7 @@ def reduction(
         hint = "choose another name, or replace it: replace=True"
         raise EqfuseError(f"reduction {name!r} is registered already, as another", hint=hint)
     if found.fold is not None:
-        verdict = laws.check(found.fold, found.lift)
+        verdict = laws.check(found.fold, found.lift, found.whole)
         if verdict.broken is not None:
             raise _refused(name, verdict.broken)
         if verdict.undecided and unverified is None:
