@@ -381,3 +381,14 @@ def test_means_of_a_covariance_are_stored_and_leave_one_product() -> None:
     assert [output.axes for kernel in means for output in kernel.outputs] == [("j",), ("k",)]
     ((group,),) = [product.groups]
     assert len(group.group.states) == 1
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_a_division_by_a_norm_of_all_axes_is_in_blocks_that_triton_takes(target: str) -> None:
+    """What is left of a split reduction is at every position of the output: no axis of it is held whole."""
+    source = "n = sqrt(sum[a,b,c,d](sq(x[a,b,c,d])))\ny[a,b,c,d] = x[a,b,c,d] / n"
+    extents = {"a": 112, "b": 64, "c": 512, "d": 512}
+    found = compiled(source, extents, target).chosen
+    for kernel, config in zip(found.nest.kernels, found.plan.configs, strict=True):
+        blocks = [extents.get(b.axis, 2) if b.size is None else b.size for b in config.blocks]
+        assert math.prod(blocks) <= 2**20, kernel.name

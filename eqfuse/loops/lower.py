@@ -274,7 +274,7 @@ class _KernelLowering:
     def _map(self, name: str, axes: tuple[str, ...], outputs: list[Output], *, merges: bool) -> Kernel:
         """The kernel that computes outputs at every position of split axes: from the stored states, or, if it
         `merges`, from those of all shards."""
-        build = self._builder((*self._plan.parallel, *axes))
+        build = self._builder((*self._plan.parallel, *axes, *self._alike(axes, outputs)))
         if merges:
             self._groups(build, self._plan.groups)
         else:
@@ -283,6 +283,13 @@ class _KernelLowering:
         for output in outputs:
             build.store(output.name, output.axes, self._exactly(output.expr))
         return Kernel(name, build.parallel, build.body, *self._context.known)
+
+    def _alike(self, axes: tuple[str, ...], outputs: list[Output]) -> tuple[str, ...]:
+        """The other axes that every output has and nothing here folds: a block of all their positions may be beyond any chip."""
+        folded = {n.axis for n in walk(*(output.expr for output in outputs)) if isinstance(n, Reduce)}
+        folded |= {axis for plan in self._plan.groups for state in plan.group.states for axis in state.dims}
+        known = folded.union(axes, self._plan.parallel)
+        return tuple(a for a in outputs[0].axes if a not in known and all(a in o.axes for o in outputs))
 
     def _read_by(self, outputs: list[Output]) -> list[State]:
         names = {node.name for node in walk(*(output.expr for output in outputs)) if isinstance(node, Local)}
