@@ -324,6 +324,14 @@ def test_numbers_and_what_positions_meet() -> None:
         ("max[j](floor(y[i, j]))", "floor(max[j](y[i, j]))"),
         ("min[j](round(y[i, j]))", "round(min[j](y[i, j]))"),
         ("max(floor(x[i]), floor(z[i]))", "floor(max(x[i], z[i]))"),
+        ("sqrt(sq(x[i] + z[i]))", "abs(z[i] + x[i])"),
+        ("floor(x[i] + 3)", "3 + floor(x[i])"),
+        ("floor(4 + x[i] - 3)", "floor(x[i]) + 1"),
+        ("(x[i] + 3) % 3", "x[i] % 3"),
+        ("(x[i] - 6) // 3", "x[i] // 3 - 2"),
+        ("i8(min(x[i], 1000))", "i8(x[i])"),
+        ("i8(max(round(x[i]), -128))", "i8(x[i])"),
+        ("u8(max(x[i], 0))", "u8(x[i])"),
     ],
 )
 def test_roots_of_squares_and_steps_are_known(left: str, right: str) -> None:
@@ -339,6 +347,11 @@ def test_roots_of_squares_and_steps_are_known(left: str, right: str) -> None:
         ("max[j](floor(y[i, j]))", "floor(min[j](y[i, j]))"),
         ("sqrt(sq(x[i] + z[i]))", "x[i] + z[i]"),
         ("floor(2 * floor(x[i]))", "floor(2 * x[i])"),
+        ("floor(x[i] + 0.5)", "floor(x[i])"),
+        ("round(x[i] + 3)", "round(x[i]) + 3"),
+        ("(x[i] + 2) % 3", "x[i] % 3"),
+        ("i8(min(x[i], 126))", "i8(x[i])"),
+        ("i8(floor(x[i]))", "i8(x[i])"),
     ],
 )
 def test_what_only_resembles_them_is_refused(left: str, right: str) -> None:

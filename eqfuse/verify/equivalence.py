@@ -47,6 +47,7 @@ from eqfuse.verify.sizes import (
     small_integers,
 )
 from eqfuse.verify.source import Source, Stage
+from eqfuse.verify.steps import stepwise
 from eqfuse.verify.verification import Verification, hidden_difference
 
 DRAWS, FEW = 4, 6
@@ -88,7 +89,7 @@ def equivalent(
         raise EqfuseError(f"domain is {domain!r}", hint="give 'same' or 'common'")
     allowed = allowed_texts(allow)
     defined: Defined = "same" if domain == "same" else "common"
-    first, second = (each if isinstance(each, Program) else parse(each) for each in (left, right))
+    first, second = (stepwise(each if isinstance(each, Program) else parse(each)) for each in (left, right))
     given = {**small_integers(first, second), **(scalars or {})}
     verification = Verification(trials, seed, FieldChoice.of(first, second), bound)
     verification.reason = _interface_difference(first, second)

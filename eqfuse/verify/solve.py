@@ -47,7 +47,9 @@ STEPS = 80
 MOST_NODES = 400
 """Functions of a goal; larger ones are not solved."""
 _NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
-_LARGEST = 1e300
+LARGEST = 2.0**53
+"""Integers that are solved for are no larger."""
+_FARTHEST = 1e300
 _FLOATS = FloatDomain("float64")
 _ALL: Interval = (-math.inf, math.inf)
 
@@ -70,8 +72,14 @@ class Variable:
             return cls(kind, (0.0, 1.0))
         if kind == "integer":
             low, high = LIMITS.get(dtype or "i64", LIMITS["i64"])
-            return cls(kind, (float(max(low, -(2**53))), float(min(high, 2**53))))
+            return cls(kind, (float(low), float(high)))
         return cls()
+
+    def within(self, low: float, high: float) -> Variable:
+        """One of integers with narrower limits."""
+        if self.kind != "integer":
+            return self
+        return Variable(self.kind, (max(self.values[0], low), min(self.values[1], high)))
 
 
 def is_dead(goal: Goal, variables: Mapping[str, Variable]) -> bool:
@@ -530,7 +538,7 @@ def _inverse(fn: str, grows: bool, wanted: Interval, have: Interval) -> Interval
 
 def _first(is_beyond: Callable[[float], bool], have: Interval, before: bool) -> float:
     """About the first number of an interval from which on a condition holds: one `before` it, or one after."""
-    low, high = (max(min(end, _LARGEST), -_LARGEST) for end in have)
+    low, high = (max(min(end, _FARTHEST), -_FARTHEST) for end in have)
     if is_beyond(low):
         return have[0] if before else low
     if not is_beyond(high):

@@ -27,7 +27,7 @@ from eqfuse.verify.sizes import (
     delimiting_scalars,
     small_integers,
 )
-from eqfuse.verify.solve import Variable
+from eqfuse.verify.solve import LARGEST, Variable
 
 Run = Callable[[Inputs, Domain], Mapping[str, Any]]
 """Outputs by name: domain arrays (or numpy integers) with a leading trial dimension."""
@@ -80,22 +80,28 @@ class Source:
 
     @cached
     def variables(self) -> Mapping[str, Variable]:
-        """What the numbers of tensors and scalars may be."""
+        """What the numbers of tensors and scalars may be, by their dtypes."""
         dtypes = {tensor.name: tensor.dtype for program in self.programs for tensor in program.tensors}
         integers = {name for program in self.programs for name in program.integers}
+        found = {name: Variable.of_dtype(None, "integer") for name in integers}
+        return found | {
+            name: Variable.of_dtype(dtypes.get(name), spec.kind) for name, spec in self.specs.items()
+        }
+
+    @cached
+    def solvable(self) -> Mapping[str, Variable]:
+        """The same of numbers that programs can be run on: what indices are made of stays inside, and integers stay such that floats
+        have them."""
         indices = {name for program in self.programs for name in indexing_tensors(program)}
-        shifts = integers - counted(*self.programs)
-        found = {name: Variable("integer", (1.0, 2.0**31 - 1)) for name in shifts}
-        found |= {name: Variable("integer", (-(2.0**31), 2.0**31 - 1)) for name in integers - shifts}
+        integers = {name for program in self.programs for name in program.integers}
+        positive = integers - counted(*self.programs)
+        ends = {name: (1.0 if name in positive else -(2.0**31), 2.0**31 - 1) for name in integers}
         for name, spec in self.specs.items():
-            bound = spec.kind == "integer" and (spec.delimits or name in indices)
-            low, high = spec.values
-            found[name] = (
-                Variable("integer", (float(low), float(high)))
-                if bound
-                else Variable.of_dtype(dtypes.get(name), spec.kind)
-            )
-        return found
+            if spec.kind == "integer" and (spec.delimits or name in indices):
+                ends[name] = float(spec.values[0]), float(spec.values[1])
+        return {
+            name: each.within(*ends.get(name, (-LARGEST, LARGEST))) for name, each in self.variables.items()
+        }
 
     @property
     def fixed(self) -> Mapping[str, float]:

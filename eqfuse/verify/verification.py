@@ -385,7 +385,7 @@ class Verification:
         """Numbers that meet a goal at the sizes of a source."""
         rng = np.random.default_rng(self._seed)
         extents = {axis: n for side in source.sides for axis, n in side.extents.items()}
-        tries = (solved(goal, source.variables, extents, source.fixed, rng) for _ in range(FOUND))
+        tries = (solved(goal, source.solvable, extents, source.fixed, rng) for _ in range(FOUND))
         return [numbers for numbers in tries if numbers is not None]
 
     def agrees_in_any_order(self, stages: Sequence[Stage], source: Source) -> bool:
