@@ -255,10 +255,11 @@ def _dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 
 def _from_numpy(name: str, array: np.ndarray[Any, np.dtype[Any]]) -> torch.Tensor:
-    """A view of the array; a copy where torch has no such view (negative strides, foreign byte order)."""
+    """A view of the array; a copy where torch has no such view (negative strides, those of a field of structures, foreign byte
+    order)."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if any(stride < 0 for stride in array.strides):
+    if any(stride < 0 or stride % (array.itemsize or 1) for stride in array.strides):
         array = np.ascontiguousarray(array)
     if array.dtype.kind in "fiub" and not array.flags.writeable:
         array = np.asarray(_Lent(array))

@@ -43,6 +43,14 @@ def test_numpy_in_numpy_out() -> None:
         assert near(found, exact[::-1] if given.strides[0] < 0 else exact, 2e-3)
 
 
+def test_fields_of_structures() -> None:
+    rows = np.zeros((3, 7), [("flag", "i1"), ("x", "f4")])
+    rows["x"] = np.random.default_rng(0).normal(size=(3, 7))
+    assert near(softmax(x=rows["x"]), eq.reference(SOFTMAX)(x=rows["x"]))
+    with pytest.raises(eq.EqfuseError, match="'x' has dtype .*, which the language does not have"):
+        softmax(x=rows)
+
+
 def test_read_only_and_broadcast_numpy_arrays(recwarn: pytest.WarningsRecorder) -> None:
     x = np.broadcast_to(np.arange(7, dtype=np.float32), (3, 7))
     assert near(softmax(x=x), eq.reference(SOFTMAX)(x=x))

@@ -14,12 +14,13 @@ from rich.console import Console
 import eqfuse as eq
 from eqfuse.cli import main
 from eqfuse.explain.explanation import coloured
+from eqfuse.explain.latex import document
 from eqfuse.explain.why import divisions, plan_lines, worst_term
 from eqfuse.kernel import Kernel
 from eqfuse.loops.plan import Cost, Plan
 from eqfuse.loops.plan import Term as CostTerm
 from eqfuse.proof.notation import BEGIN, END, Notation
-from eqfuse.proof.outline import abbreviations
+from eqfuse.proof.outline import Code, Prose, abbreviations
 from eqfuse.proof.syntax import number, term
 
 ATTENTION = """Q: f16[b,h,i,d]
@@ -280,3 +281,10 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     assert eq.Derivation.from_json(target.read_text()).check(SOFTMAX)
     assert main(["explain", str(program), "--format", "pdf"]) == 2
     assert "unknown format 'pdf'" in capsys.readouterr().err
+
+
+def test_latex_ends_where_it_ends_whatever_a_reason_says() -> None:
+    blocks = [Prose(r"100% of $x_1$ \end{document}"), Code(r"a reason \end{verbatim} \input{secrets}")]
+    text = document(blocks)
+    assert text.count(r"\end{verbatim}") == text.count(r"\end{document}") == 1
+    assert r"100\% of \$x\_1\$ \textbackslash{}end\{document\}" in text

@@ -397,3 +397,41 @@ def test_more_positions_than_32_bits_count(source: str) -> None:
     x = torch.ones(1, dtype=torch.int8).expand(shape)
     found = eq.compile(source, target="cpu", native="wait", verify=False)(x=x)
     assert found.item() == math.prod(shape)
+
+
+HANGING = '[ "$1" = --version ] && exit 0\nsleep 1000 &\necho $! > "$HANGING_FILE"\nwait'
+
+
+def gone(file: Path) -> bool:
+    """Whether the process of a hanging compiler's part, whose id is in a file, has ended."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        state = Path(f"/proc/{file.read_text().strip()}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_compiler_that_hangs_ends_with_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    monkeypatch.setenv("CXX", str(script(tmp_path / "cxx", HANGING)))
+    monkeypatch.setenv("HANGING_FILE", str(tmp_path / "process"))
+    monkeypatch.setattr(build, "SECONDS", 1)
+    assert "timed out after" in softmax("wait")[0].plan.code
+    assert gone(tmp_path / "process")
+
+
+@pytest.mark.slow
+def test_a_compiler_that_hangs_ends_with_the_process(tmp_path: Path, own_cache: Path) -> None:
+    child = (
+        "import os, time, torch, eqfuse as eq\n"
+        "k = eq.compile('y[i] = sum[j](x[i,j] * 3)', native='background', verify=False)\n"
+        "k(x=torch.randn(3, 4))\n"
+        "while not os.path.exists(os.environ['HANGING_FILE']): time.sleep(0.05)\n"
+        "time.sleep(0.2)\n"
+    )
+    given = {"CXX": str(script(tmp_path / "cxx", HANGING)), "HANGING_FILE": str(tmp_path / "process")}
+    subprocess.run([sys.executable, "-c", child], env={**os.environ, **given}, timeout=100, check=True)
+    assert gone(tmp_path / "process")

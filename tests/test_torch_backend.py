@@ -17,9 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 import eqfuse as eq
 from eqfuse.devices import device_named
+from eqfuse.torch import backend as backend_module
 from eqfuse.torch import outcome, prices
 from eqfuse.torch.backend import _keep_for_backward
 from eqfuse.torch.backend import eqfuse as backend
+from eqfuse.torch.outcome import Entry
 from eqfuse.torch.regions import Finder, Region, packet
 
 ALL = {"rest": "aot_eager", "take": "always", "native": "off"}
@@ -342,3 +344,31 @@ def test_families_of_models(name: str) -> None:
     report = outcome.report(measure=False)
     assert report.graphs == 1 and len(report.taken) >= 2
     assert all(entry.taken or entry.why for entry in report.regions)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bool, torch.int64])
+def test_a_region_is_timed_on_tensors_that_lie_as_its_example_does(dtype: torch.dtype) -> None:
+    whole = torch.zeros(4, 6, 8, dtype=dtype)
+    for example in (whole, whole.transpose(0, 2), whole[:, ::2], whole[:1].expand(3, 6, 8), whole[:0]):
+        drawn = backend_module._drawn(example)
+        assert (drawn.shape, drawn.stride(), drawn.dtype) == (example.shape, example.stride(), dtype)
+
+
+def test_a_region_that_cannot_be_timed_is_told_among_the_others() -> None:
+    def fails() -> tuple[float, float]:
+        raise RuntimeError("view size is not compatible\nat all")
+
+    outcome.add([Entry(1, "mm", "", False, "the rest is faster", time=fails)])
+    assert "not timed: RuntimeError: view size is not compatible\n" in f"{eq.torch.report()}\n"
+    assert not outcome.report(measure=False, reset=True).regions[0].measured
+    assert not eq.torch.report().regions
+
+
+def test_what_dynamo_runs_as_it_is_is_told() -> None:
+    """A model of which the back end sees no graph; and only of models since the last report was reset."""
+    assert "no compiled function was called since" in str(eq.torch.report())
+    module = torch.nn.LSTM(3, 4)
+    torch.compile(module, backend="eqfuse")(torch.randn(2, 3))
+    told = str(outcome.report(measure=False, reset=True))
+    assert "0 graphs\nDynamo runs some code as it is: " in told and "LSTM" in told and "allow_rnn" in told
+    assert "LSTM" not in str(eq.torch.report())

@@ -58,7 +58,10 @@ def _body(blocks: Iterable[Block]) -> Iterator[str]:
                 case Prose(text):
                     yield escaped(text) + "\n"
                 case Code(text):
-                    yield "\\begin{verbatim}\n" + text + "\n\\end{verbatim}"
+                    inside = text.replace(
+                        r"\end{verbatim}", r"\end {verbatim}"
+                    )  # what alone means something there
+                    yield "\\begin{verbatim}\n" + inside + "\n\\end{verbatim}"
 
 
 def _row(block: Block) -> str:

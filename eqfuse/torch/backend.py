@@ -524,9 +524,15 @@ def _alone(region: Region) -> fx.GraphModule:
 
 
 def _drawn(value: torch.Tensor) -> torch.Tensor:
-    shape = [prices.hint(size) for size in value.shape]
+    """Random numbers where the example has its own: the graph's views hold for its strides alone."""
+    shape, strides = ([prices.hint(size) for size in sizes] for sizes in (value.shape, value.stride()))
+    span = (
+        1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if all(shape) else 0
+    )
     if value.dtype == torch.bool:
-        return torch.rand(shape, device=value.device) < 0.7
-    if not value.dtype.is_floating_point:
-        return torch.zeros(shape, dtype=value.dtype, device=value.device)
-    return torch.randn(shape, device=value.device).to(value.dtype)
+        made = torch.rand(span, device=value.device) < 0.7
+    elif value.dtype.is_floating_point:
+        made = torch.randn(span, device=value.device).to(value.dtype)
+    else:
+        made = torch.zeros(span, dtype=value.dtype, device=value.device)
+    return made.as_strided(shape, strides)

@@ -32,11 +32,16 @@ class Entry:
     kernel: Kernel | None = field(default=None, repr=False)
     alone: torch.fx.GraphModule | None = field(default=None, repr=False)
     time: Callable[[], tuple[float, float]] | None = field(default=None, repr=False)
+    unmeasured: str = ""
+    """Why it was not timed, where that was asked for."""
 
     def measure(self) -> None:
-        """Times both forms on tensors of the example's sizes, once."""
-        if self.measured is None and self.time is not None:
-            self.measured = self.time()
+        """Times both forms on tensors of the example's sizes and strides, once."""
+        if self.measured is None and self.time is not None and not self.unmeasured:
+            try:
+                self.measured = self.time()
+            except Exception as error:  # noqa: BLE001  (torch's own; a report of the others is wanted)
+                self.unmeasured = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
     def __str__(self) -> str:
         parts = [f"graph {self.graph}: {self.name}", "taken" if self.taken else f"left: {self.why}"]
@@ -45,6 +50,8 @@ class Entry:
         for label, pair in (("predicted", self.predicted), ("measured", self.measured)):
             if pair is not None:
                 parts.append(f"{label} {_shown(pair[0])} as a kernel, {_shown(pair[1])} without")
+        if self.unmeasured:
+            parts.append(f"not timed: {self.unmeasured}")
         if self.line:
             parts.append(self.line)
         return "\n    ".join(parts)
@@ -56,11 +63,13 @@ def _shown(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """The regions of all graphs that were compiled, in order, and the graphs that were left as they are."""
+    """The regions of all graphs that were compiled, in order, and the graphs that were left as they are. `breaks` are what Dynamo
+    says of code that it does not trace, which no back end sees."""
 
     regions: tuple[Entry, ...]
     graphs: int
     left: tuple[str, ...]
+    breaks: tuple[str, ...] = ()
 
     @property
     def taken(self) -> tuple[Entry, ...]:
@@ -68,7 +77,10 @@ class Report:
 
     def __str__(self) -> str:
         count = f"{len(self.taken)} of {len(self.regions)} regions in {self.graphs} graph{'s' * (self.graphs != 1)}"
-        return "\n".join([f"eqfuse took {count}", *map(str, self.regions), *self.left])
+        unseen = [f"Dynamo runs some code as it is: {said}" for said in self.breaks]
+        if not self.graphs and not unseen:
+            unseen = ["no compiled function was called since"]
+        return "\n".join([f"eqfuse took {count}", *map(str, self.regions), *self.left, *unseen])
 
 
 _entries: list[Entry] = []
@@ -99,19 +111,42 @@ def leave(graph: int, why: str) -> None:
 
 
 def report(*, measure: bool = True, reset: bool = False) -> Report:
-    """What the back end "eqfuse" did with every region of every graph so far: taken or not, why, and predicted and
-    measured seconds. `measure` times regions that have a kernel, taken or not, and were not timed yet, each form for a
+    """What the back end "eqfuse" did with every region of every graph, of whatever model, since the process began or since
+    the last `report(reset=True)`: taken or not, why, and predicted and measured seconds. `measure` times regions that have a kernel, taken or not, and were not timed yet, each form for a
     fifth of a second on tensors of the example's sizes: the kernel, and torch's operators one by one. `reset` forgets
     all afterwards."""
     if measure:
         for entry in _entries:
             entry.measure()
-    found = Report(tuple(_entries), _graphs[0], tuple(_left))
+    breaks = [said for said, count in _broken().items() if count > _breaks.get(said, 0)]
+    found = Report(tuple(_entries), _graphs[0], tuple(_left), tuple(map(_first_words, breaks)))
     if reset:
         _entries.clear()
         _left.clear()
         _graphs[0] = 0
+        _breaks.clear()
+        _breaks.update(_broken())
     return found
+
+
+_breaks: dict[str, int] = {}
+"""What Dynamo had said when the last report was reset, and how often."""
+
+
+def _broken() -> dict[str, int]:
+    """What Dynamo says of code that it does not trace, and how often it did."""
+    from torch._dynamo.utils import counters
+
+    return {
+        said: count for kind in ("graph_break", "unimplemented") for said, count in counters[kind].items()
+    }
+
+
+def _first_words(said: str) -> str:
+    """What it is, and the first hint."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [said]
+    hint = next((line for line in lines if line.startswith("Hint: ")), "")
+    return f"{lines[0]}. {hint}" if hint else lines[0]
 
 
 def timed(run: Callable[[], Any], device: torch.device) -> float:
