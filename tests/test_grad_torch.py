@@ -314,3 +314,45 @@ def test_gradients_of_powers_at_0_and_infinity_are_those_of_pytorch(exponent: fl
     kernel(x=x).sum().backward()
     (exact**exponent).sum().backward()
     torch.testing.assert_close(x.grad, exact.grad)
+
+
+UNSIZED: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "computed positions alone": (
+        "c[i,k,l] = x[i,l+2] * z[k,l+2]\ny[i,k] = c[i,k,0] * c[i,k,1]",
+        lambda x, z: x[:, None, 2] * z[None, :, 2] * x[:, None, 3] * z[None, :, 3],
+        ((3, 4), (5, 4)),
+    ),
+    "reductions of chunks": (
+        "i: axis[4]\nm[k] = logsumexp[j](x[k+0,j])\nn[l] = sum[j](sq(x[l+2,j]))\ny[i] = where(i < 2, m[i+0], n[i-2])",
+        lambda x: torch.cat([x[:2].logsumexp(-1), x[2:].square().sum(-1)]),
+        ((4, 5),),
+    ),
+}
+"""Definitions with an axis that nothing gives a size, and inputs' shapes."""
+
+
+@pytest.mark.parametrize("name", UNSIZED)
+def test_gradients_of_definitions_that_nothing_gives_a_size(name: str) -> None:
+    source, function, shapes = UNSIZED[name]
+    kernel = eq.compile(source, native="off")
+    torch.manual_seed(0)
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    found = torch.autograd.grad(kernel(**dict(zip("xz", given, strict=False))).square().sum(), given)
+    expected = torch.autograd.grad(function(*given).square().sum(), given)
+    torch.testing.assert_close(found, expected)
+    assert kernel.backward.certificate.ok
+
+
+def test_promises_of_joined_axes_are_joined() -> None:
+    """Multi-query attention: rows of queries are joined, and the bound of their scores reads them."""
+    source = """
+    s[g,t,j] = sum[d](q[g,t,d] * k[j,d])
+    p[g,t,j] = exp(s[g,t,j] - max[j](s[g,t,j]))
+    o[g,t,e] = sum[j](p[g,t,j] / sum[j](p[g,t,j]) * v[j,e])
+    """
+    kernel = eq.compile(source, native="off")
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(*shape, requires_grad=True) for shape in ((2, 3, 4), (5, 4), (5, 4)))
+    found = torch.autograd.grad(kernel(q=q, k=k, v=v).square().sum(), (q, k, v))
+    expected = torch.autograd.grad(((q @ k.T).softmax(-1) @ v).square().sum(), (q, k, v))
+    torch.testing.assert_close(found, expected)

@@ -35,7 +35,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
-from eqfuse.terms.parser import axes_of, parse, texts
+from eqfuse.terms.parser import Texts, axes_of, parse, texts
 from eqfuse.terms.printer import show
 from eqfuse.terms.registry import REGISTERED
 from eqfuse.terms.sizes import places
@@ -49,18 +49,17 @@ class _Stopping(Reader):
     keeps_stops = True
 
 
-class _Named(Reader):
-    """Reads temporaries as tensors, after the checks that reading them has."""
+def _reader(stops: bool, inlined: frozenset[str]) -> type[Reader]:
+    """What reads temporaries as tensors, after the checks that reading them has, but for those that are `inlined`."""
 
-    def _definition(self, node: ast.expr, index: tuple[Expr, ...], name_node: ast.expr) -> Expr:
-        super()._definition(node, index, name_node)
-        return read(getattr(name_node, "id", ""), index)
+    class Named(Reader):
+        keeps_stops = stops
 
+        def _definition(self, node: ast.expr, index: tuple[Expr, ...], name_node: ast.expr) -> Expr:
+            found, name = super()._definition(node, index, name_node), getattr(name_node, "id", "")
+            return found if name in inlined else read(name, index)
 
-class _NamedStopping(_Named):
-    """The same, with stops."""
-
-    keeps_stops = True
+    return Named
 
 
 def with_stops(program: Program, scalars: Mapping[str, Number] | None) -> Program:
@@ -219,6 +218,24 @@ class Extents:
             self._roots[own] = other
 
 
+def _without_sizes(program: Program, found: Texts) -> frozenset[str]:
+    """The definitions with an axis that nothing gives a size: of those that are read at computed positions alone, where
+    inputs are not read along it. What reads them has them written out."""
+    extents = Extents.of(program, found.domains, found.reader.done.values())
+    known = {
+        *axes_of(program.outputs),
+        *program.domains.values(),
+        *found.names.lengths,
+        *extents.axis.values(),
+    }
+    roots = {extents.root(axis) for axis in known}
+    return frozenset(
+        name
+        for name, definition in found.names.definitions.items()
+        if not {extents.root(found.domains.get(axis, axis)) for axis in definition.axes} <= roots
+    )
+
+
 @dataclass
 class Steps:
     """A program as steps. `dtypes` are those of every name; `declared` the declarations of inputs, as text; `domains`
@@ -245,7 +262,9 @@ class Steps:
         """The steps of a text, with its stops where `wrt` are inputs that derivatives are asked by. `reserved` are names
         that no step may have."""
         program = parse(source, scalars=scalars)
-        found = texts(Source.of(source), scalars, _NamedStopping if wrt else _Named)
+        found = texts(Source.of(source), scalars, _reader(bool(wrt), frozenset()))
+        if unsized := _without_sizes(program, found):
+            found = texts(Source.of(source), scalars, _reader(bool(wrt), unsized))
         taken = {*re.findall(r"\w+", source), *reserved}
         declared = {
             name: _declaration(each)
@@ -265,6 +284,8 @@ class Steps:
         )
         renamed = {name: steps.names.numbered(name) for name in found.names.definitions if name in reserved}
         for name, definition in found.names.definitions.items():
+            if name in unsized:
+                continue
             expr = _renamed(found.reader.done[name], renamed)
             steps.define(renamed.get(name, name), definition.axes, expr)
         steps.outputs = tuple(renamed.get(name, name) for name in steps.outputs)

@@ -296,6 +296,6 @@ def _with(
     if outer in program.lengths:
         lengths[name] = program.lengths[outer] * program.lengths[inner]
     tensors = tuple(map(tensor_of, program.tensors))
-    return replace(
-        program, tensors=tensors, outputs=tuple(map(output_of, program.outputs)), lengths=lengths
-    ), found
+    promises = tuple((transform(left, step), transform(right, step)) for left, right in program.at_most)
+    outputs = tuple(map(output_of, program.outputs))
+    return replace(program, tensors=tensors, outputs=outputs, lengths=lengths, at_most=promises), found
