@@ -177,6 +177,12 @@ CASES = {
     "sizes of what is read at computed positions": Case(
         lambda x: (x * x.shape[-1] + x.shape[1]).reshape(-1).softmax(0).view(x.shape[0] * x.shape[1], -1), lambda n: (r(2, n, 3),)
     ),
+    "rolls, windows and tails": Case(
+        lambda x, y: x.roll((1, -2), (0, 1)) + x.roll(3) + x.unfold(1, 3, 2).sum((1, 2))[:, None]
+        + torch.fmod(x, 2)[:, x.shape[1] - y.shape[1] :].sum() + x[-(x.shape[0] // 2) :].sum(),
+        lambda n: (r(n, 8), r(n, 5)),
+    ),
+    "norms": Case(lambda x: [x.norm(p, 1) for p in (3, 0.5, 0, float("-inf"), 4)], lambda n: (r(n, 4),)),
     "casts": Case(lambda x: (x.half() * 2).float(), lambda n: (torch.randn(n, 4),)),
 }  # fmt: skip
 

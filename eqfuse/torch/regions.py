@@ -36,6 +36,10 @@ FREE = frozenset(
      "split_with_sizes", "alias", "detach", "unbind"))]
 )  # fmt: skip
 """Views, and the parts of results with several."""
+WRITES = frozenset(
+    f"aten.{name}" for name in ("scatter", "scatter_add", "index_put", "_unsafe_index_put", "index_add", "index_copy", "index_fill")
+)  # fmt: skip
+"""Writes at positions of a tensor, of which every position of the result would look at all; torch goes to each once."""
 COPIES = frozenset({"aten.clone"})
 """What flattening makes of a view that has gaps: labels beside logits."""
 
@@ -85,7 +89,7 @@ def kind(node: fx.Node) -> str:
         return "product"
     if name in REDUCTIONS:
         return "reduction"
-    if name in TABLE or getattr(node.target, "__name__", "") == "getitem":
+    if name in TABLE and name not in WRITES or getattr(node.target, "__name__", "") == "getitem":
         return "other"
     return "no"
 

@@ -171,6 +171,13 @@ def _(node: Node) -> Value:
     return _arithmetic(node, _c("mod"))
 
 
+@operator("fmod")
+def _(node: Node) -> Value:
+    return _arithmetic(
+        node, lambda x, y: call("mul", call("sign", x), call("mod", call("abs", x), call("abs", y)))
+    )
+
+
 @operator("hypot")
 def _(node: Node) -> Value:
     return _arithmetic(node, lambda x, y: call("sqrt", call("add", call("sq", x), call("sq", y))))

@@ -21,7 +21,7 @@ from eqfuse.torch.operators.table import (
 )
 from eqfuse.torch.operators.views import reshaped
 from eqfuse.torch.positions import Position
-from eqfuse.torch.values import Digit, Line, Value, axes_in, position
+from eqfuse.torch.values import Digit, Line, Value, axes_in, position, power
 
 
 def kept_shape(x: Value, dimensions: Sequence[int]) -> tuple[Any, ...]:
@@ -207,8 +207,22 @@ def _(node: Node) -> Value:
             kept = reduced(node, x, dimensions, "sum", "norm", body=lambda e: call("abs", e))
         case other if other == float("inf"):
             kept = reduced(node, x, dimensions, "max", "norm", body=lambda e: call("abs", e))
-        case _:
-            raise Unsupported(f"the norm of order {order}")
+        case 0.0:
+            kept = reduced(
+                node,
+                x,
+                dimensions,
+                "sum",
+                "norm",
+                body=lambda e: call("where", call("ne", e, Const(0)), Const(1.0), Const(0.0)),
+            )
+        case other if other == float("-inf"):
+            kept = reduced(node, x, dimensions, "min", "norm", body=lambda e: call("abs", e))
+        case other:
+            kept = reduced(
+                node, x, dimensions, "sum", "norm",
+                body=lambda e: power(call("abs", e), other), after=lambda e: power(e, 1 / other),
+            )  # fmt: skip
     return dropped(node, kept)
 
 

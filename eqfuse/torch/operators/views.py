@@ -20,6 +20,7 @@ from eqfuse.torch.operators.table import (
 from eqfuse.torch.positions import (
     Part,
     Position,
+    Radix,
     Size,
     compared,
     divided,
@@ -202,12 +203,19 @@ def start_of(start: Size, size: Size) -> Size:
     raise Unsupported(f"a start at {start}, which may be counted from either end")
 
 
+LAST = 2**63 - 1
+"""How torch writes the end of a slice that has none."""
+
+
 @operator("slice", "narrow")
 def _(node: Node) -> Value:
     x = node.value("self")
     dimension = node.get("dim", 0) % x.rank
-    start = start_of(node.get("start", 0), x.shape[dimension])
-    return sliced(node, x, dimension, start, node.get("step", 1), node.shape[dimension])
+    own, size, step = x.shape[dimension], node.shape[dimension], node.get("step", 1)
+    is_tail = step == 1 and isinstance(end := node.get("end", LAST), int) and end >= LAST
+    start = node.get("start", 0)
+    start = own - size if is_tail and not isinstance(start, int) else start_of(start, own)
+    return sliced(node, x, dimension, start, step, size)
 
 
 def inserted(
@@ -381,6 +389,42 @@ def _(node: Node) -> Value:
 
         x = along(x, dimension, size, index)
     return x
+
+
+@operator("roll")
+def _(node: Node) -> Value:
+    x, shifts = node.value("self"), node.given["shifts"]
+    radix, text = node.writer.radix, node.writer.size_text
+    if not node.get("dims"):
+        flat = reshaped(node, x, [_product(x.shape, range(x.rank))])
+        return reshaped(node, _rolled(radix, text, flat, 0, shifts[0]), x.shape)
+    for shift, dimension in zip(shifts, node.given["dims"], strict=True):
+        x = _rolled(radix, text, x, dimension % x.rank, shift)
+    return x
+
+
+def _rolled(radix: Radix, text: Callable[[Size], Expr], x: Value, dimension: int, shift: Size) -> Value:
+    size = x.shape[dimension]
+
+    def index(position: Position) -> Position:
+        return (Part(remaining(minus(radix.flat(position), text(shift)), text(size)), size),)
+
+    return along(x, dimension, size, index)
+
+
+@operator("unfold")
+def _(node: Node) -> Value:
+    x, dimension, step = node.value("self"), node.given["dimension"], node.given["step"]
+    dimension = dimension % max(x.rank, 1)
+    radix, size = node.writer.radix, x.shape[dimension]
+
+    def move(positions: tuple[Position, ...]) -> Sequence[Position]:
+        start = times(radix.flat(positions[dimension]), Const(step))
+        place = (Part(plus(start, radix.flat(positions[-1])), size),)
+        return [*positions[:dimension], place, *positions[dimension + 1 : -1]]
+
+    layout = (*x.layout[:dimension], None, *x.layout[dimension + 1 :], None)
+    return moved(x, node.shape, layout, move)
 
 
 @operator("repeat", "tile")
