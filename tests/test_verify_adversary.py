@@ -412,7 +412,17 @@ def test_functions_of_sizes_that_turn_out_of_reach_are_told(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["abs(i)", "max(i, 0)", "relu(N(j) - 1) + 1 - N(j) + i", "i % N(i)", "i16(i % 100) - i % 100 + i"]
+    "text",
+    [
+        "max(i, -3e38)",
+        "i + round((max(i, 0) - max(i, 0)) * sign(i))",
+        "i + 0 * min(1e-30, min(N(j), 5))",
+        "abs(i)",
+        "max(i, 0)",
+        "relu(N(j) - 1) + 1 - N(j) + i",
+        "i % N(i)",
+        "i16(i % 100) - i % 100 + i",
+    ],
 )
 def test_functions_of_sizes_that_never_turn_are_no_conditions(text: str) -> None:
     found = eq.equivalent("y[i] = sum[j](x[i,j]) + i", f"y[i] = sum[j](x[i,j]) + ({text})")

@@ -2,7 +2,7 @@
 
 A condition is looked at as a difference that is affine in positions, sizes and in what is rounded down or a remainder; a
 choice by a condition that is always the same is what it chooses, a whole number is rounded to itself, and squares, absolute values,
-extremes and casts of numbers are numbers. A
+extremes and casts of numbers are numbers. Of other extremes, absolute values and sums limits follow from those of their parts. A
 position of an axis is between 0 and its size less 1, a size with a position is 1 or more, a remainder by n is between 0 and
 n - 1. Where the greatest value of the difference at any sizes is below 0, or its least above, the condition is always the same.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS, COMPARISONS
-from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size
+from eqfuse.terms.nodes import Axis, Call, Const, Expr, Size, call
 
 K = TypeVar("K")
 _OF_NUMBERS = frozenset({"sq", "abs", "maximum", "minimum", *CASTS})
@@ -114,6 +114,9 @@ def has_one_form(node: Expr, domains: Mapping[str, str]) -> bool:
         return False
     if node.fn in COMPARISONS:
         return truth(node, domains) is not None
+    ends = limits(node, domains)
+    if ends is not None and ends[0] == ends[1]:
+        return True
     match node:
         case Call("maximum" | "minimum", (left, right)):
             found = difference(left, right, domains)
@@ -135,10 +138,72 @@ def has_one_form(node: Expr, domains: Mapping[str, str]) -> bool:
 def difference(left: Expr, right: Expr, domains: Mapping[str, str]) -> tuple[float, float] | None:
     """Limits of the difference of two numbers made of positions and sizes; None where they are made of others."""
     one, other = _affine(left, domains), _affine(right, domains)
-    if one is None or other is None:
+    if one is not None and other is not None:
+        found = one.plus(other, -1.0)
+        return found.least(), found.most()
+    mine, theirs = limits(left, domains), limits(right, domains)
+    if mine is None or theirs is None:
         return None
-    found = one.plus(other, -1.0)
-    return found.least(), found.most()
+    return _sum(mine[0], -theirs[1], -math.inf), _sum(mine[1], -theirs[0], math.inf)
+
+
+def limits(
+    node: Expr, domains: Mapping[str, str], memo: dict[Expr, tuple[float, float] | None] | None = None
+) -> tuple[float, float] | None:
+    """Limits of a number made of positions and sizes; None where it is made of others."""
+    memo = {} if memo is None else memo
+    if node not in memo:
+        memo[node] = _limits(node, domains, memo)
+    return memo[node]
+
+
+def _limits(
+    node: Expr, domains: Mapping[str, str], memo: dict[Expr, tuple[float, float] | None]
+) -> tuple[float, float] | None:
+    found = _affine(node, domains)
+    if found is not None:
+        return found.least(), found.most()
+    if not isinstance(node, Call):
+        return None
+    if node.fn == "sign":
+        return -1.0, 1.0
+    parts = [limits(arg, domains, memo) for arg in (node.args[1:] if node.fn == "where" else node.args)]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    match node.fn, known:
+        case "maximum", [(a, b), (c, d)]:
+            return max(a, c), max(b, d)
+        case "minimum", [(a, b), (c, d)]:
+            return min(a, c), min(b, d)
+        case "where", [(a, b), (c, d)]:
+            return min(a, c), max(b, d)
+        case "relu", [(a, b)]:
+            return max(a, 0.0), max(b, 0.0)
+        case "abs", [(a, b)]:
+            return max(a, -b, 0.0), max(abs(a), abs(b))
+        case "neg", [(a, b)]:
+            return -b, -a
+        case "add", _ if call("neg", node.args[0]) is node.args[1]:
+            return 0.0, 0.0
+        case "add", [(a, b), (c, d)]:
+            return _sum(a, c, -math.inf), _sum(b, d, math.inf)
+        case "sub", [(a, b), (c, d)] if node.args[0] is not node.args[1]:
+            return _sum(a, -d, -math.inf), _sum(b, -c, math.inf)
+        case "sub", _:
+            return 0.0, 0.0
+        case "mul", [(a, b), (c, d)]:
+            corners = [0.0 if x == 0 or y == 0 else x * y for x in (a, b) for y in (c, d)]
+            return min(corners), max(corners)
+        case "floor" | "round", [(a, b)] if a == b and math.isfinite(a):
+            value = float(FloatDomain("float64").call(node.fn, [np.asarray(a)]))
+            return value, value
+    return None
+
+
+def _sum(one: float, other: float, otherwise: float) -> float:
+    found = one + other
+    return otherwise if math.isnan(found) else found
 
 
 def _affine(node: Expr, domains: Mapping[str, str]) -> _Sum | None:
