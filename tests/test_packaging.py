@@ -48,6 +48,17 @@ def built(what: str, source: Path, into: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_an_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+    with zipfile.ZipFile(built("build_editable", tree, tmp_path / "dist")) as archive:
+        held = {name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" not in name}
+    ((name, text),) = held.items()
+    assert name.endswith(".pth") and Path(text.strip()).samefile(tree)
+    assert (tree / "eqfuse" / "py.typed").exists()
+
+
+@pytest.mark.slow
 def test_a_wheel_of_the_source_distribution_works_in_a_fresh_environment(tmp_path: Path) -> None:
     shutil.copytree(ROOT, tmp_path / "tree", ignore=LEFT_OUT)
     with tarfile.open(built("build_sdist", tmp_path / "tree", tmp_path / "dist")) as archive:
