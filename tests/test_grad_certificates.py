@@ -10,6 +10,7 @@ import eqfuse as eq
 from bench.workloads import WORKLOADS, Workload
 from eqfuse.differentiate.certify import certify_gradient
 from eqfuse.differentiate.dual import Dual, DualDomain
+from eqfuse.extend.define import forget
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import CASTS, FUNCTIONS
 from eqfuse.verify.certificate import REQUESTED
@@ -221,3 +222,29 @@ def test_a_mask_of_data_stays_outside_of_a_sum() -> None:
     assert certify_gradient(COSINE, gradient).ok
     unmasked = gradient.replace("where(n[i] > 1e-08, ", "where(n[i] > -1, ")
     assert unmasked != gradient and not certify_gradient(COSINE, unmasked).ok
+
+
+def test_a_state_and_what_is_rescaled_by_it_have_one_derivative_at_ties() -> None:
+    """The 2-norm has a derivative where magnitudes are equal: by the first of equals in both variables, or by the mean in both."""
+    scaled = "s1*sq(m1/max(m1,m2)) + s2*sq(m2/max(m1,m2))"
+    eq.reduction(
+        "scaled_norm",
+        args="x",
+        state="m, s",
+        lift="abs(x), where(x == 0, 0, 1)",
+        identity="0, 0",
+        combine=f"max(m1,m2), where(max(m1,m2) > 0, {scaled}, 0)",
+        result="m * sqrt(s)",
+        commutative=True,
+        why="2-norm without overflow",
+    )
+    try:
+        source = "y[i] = scaled_norm[j](x[i,j])"
+        gradient = eq.grad(source)
+        x = np.array([[1.0, -1.0, 1.0], [2.0, 0.0, 2.0], [3.0, 1.0, 2.0], [0.0, 0.0, 1.0]])
+        found = eq.reference(gradient)(x=x, dy=np.ones(4))
+        np.testing.assert_allclose(found, x / np.linalg.norm(x, axis=1, keepdims=True), atol=1e-12)
+        assert certify_gradient(source, gradient).ok
+        assert not certify_gradient(source, gradient.replace("sqrt(", "1.001 * sqrt(")).ok
+    finally:
+        forget("scaled_norm")

@@ -38,6 +38,8 @@ class DualDomain:
     name = "dual numbers"
     watch: Watch | None = None
     orders = True
+    of_first = True
+    """Folds are combined as `Fold.of_first` says."""
 
     def __init__(self, base: Domain) -> None:
         self.base = base

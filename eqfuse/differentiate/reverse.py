@@ -509,14 +509,14 @@ class Reverse:
         left = {Local(f"{v}1", ()): value for v, value in zip(fold.state, state, strict=True)}
         right = {Local(f"{v}2", ()): value for v, value in zip(fold.state, after, strict=True)}
         known = {**left, **right}
-        joined = self._adjoint(fold.combine[index], dict.fromkeys(left), known, cotangent)
+        joined = self._adjoint(fold.of_first[index], dict.fromkeys(left), known, cotangent)
         for place, name in enumerate(fold.state):
             terms = joined.get(Local(f"{name}1", ()), ())
             if not terms:
                 continue
             first = {Local(f"{v}1", ()): value for v, value in zip(fold.state, before, strict=True)}
             second = {Local(f"{v}2", ()): part for v, part in zip(fold.state, parts, strict=True)}
-            passed = self._adjoint(fold.combine[place], dict.fromkeys(second), {**first, **second}, terms)
+            passed = self._adjoint(fold.of_first[place], dict.fromkeys(second), {**first, **second}, terms)
             for variable, part in zip(fold.state, parts, strict=True):
                 own = passed.get(Local(f"{variable}2", ()), ())
                 if own:

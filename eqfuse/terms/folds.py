@@ -83,6 +83,24 @@ class Fold:
         values |= {Local(f"{v}2", ()): value for v, value in zip(self.state, right, strict=True)}
         return tuple(replaced(part, values) for part in self.combine)
 
+    @property
+    def of_first(self) -> tuple[Expr, ...]:
+        """`combine` for derivatives: an extreme of both sides of a variable is that of the first of equals, as a reduction's is,
+        so that what is rescaled by it has the same derivative of it."""
+
+        def step(node: Expr) -> Expr:
+            match node:
+                case Call("maximum" | "minimum" as fn, (Local(left, _) as a, Local(right, _) as b)) if (
+                    left[:-1] == right[:-1] and left[-1] != right[-1]
+                ):
+                    first, second = (a, b) if left[-1] == "1" else (b, a)
+                    return call(
+                        "where", call("ge" if fn == "maximum" else "le", first, second), first, second
+                    )
+            return node
+
+        return tuple(transform(part, step) for part in self.combine)
+
     def selects(self, index: int) -> bool:
         """Whether a variable of the union is that of one of its parts, so that nothing is computed."""
         return _selects(self.combine[index], self.state[index])

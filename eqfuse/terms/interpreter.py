@@ -659,7 +659,8 @@ def _combined(
     dims = left[0].dims
     shape = _shape(left[0].data, domain)
     found = []
-    for value in evaluate_all(fold.combine if wanted is None else wanted, env):
+    combine = fold.of_first if getattr(domain, "of_first", False) else fold.combine
+    for value in evaluate_all(combine if wanted is None else wanted, env):
         found.append(Value(dims, _broadcast(domain, aligned(value, dims, domain), shape)))
     return found
 
