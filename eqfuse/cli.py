@@ -79,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(command=run)
         return command
 
-    add("demo", _demo, "softmax and causal attention on the CPU, with every stage shown")
+    demo = add("demo", _demo, "softmax and causal attention on the CPU: what is derived, chosen and certain")
+    demo.add_argument("--full", action="store_true", help="show every stage")
 
     run = add("run", _run, "run a program, on random tensors or on those of an .npz file")
     _add_program(run)
@@ -189,7 +190,7 @@ def _add_program(command: argparse.ArgumentParser) -> None:
 def _demo(options: argparse.Namespace, console: Console) -> int:
     from eqfuse.demo import demo
 
-    return demo(console)
+    return demo(console, options.full)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:

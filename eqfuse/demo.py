@@ -1,4 +1,4 @@
-"""`eqfuse demo`: two programs on real tensors, with what every stage of the compiler made of them."""
+"""`eqfuse demo`: two programs on real tensors, with what was derived of them; `--full`: with what every stage made of them."""
 
 from __future__ import annotations
 
@@ -68,13 +68,19 @@ EXAMPLES = (
 )
 
 
-def demo(console: Console) -> int:
+LOOPS = "  what a loop has seen"
+"""Where a printed merge goes on to what follows from it."""
+
+
+def demo(console: Console, full: bool = False) -> int:
     """Print both programs and their kernels; 1 where a kernel's certificate or result is wrong, else 0."""
-    passed = [_show(example, console) for example in EXAMPLES]
+    passed = [_show(example, console, full) for example in EXAMPLES]
+    if not full:
+        console.print("\nevery stage: eqfuse demo --full; of a program of yours: eqfuse explain FILE")
     return 0 if all(passed) else 1
 
 
-def _show(example: Example, console: Console) -> bool:
+def _show(example: Example, console: Console, full: bool) -> bool:
     tensors, scalars = example.tensors(0), example.scalars
     kernel = eq.compile(example.source, target="cpu")
 
@@ -85,16 +91,22 @@ def _show(example: Example, console: Console) -> bool:
     result = as_tuple(run(tensors))
 
     console.rule(example.name)
-    sizes = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in tensors.items())
-    _section(console, "program", f"{example.source.strip()}\n\nfloat32 tensors {sizes}")
-    _section(
-        console,
-        "derived merge: how the states of two parts of the axis become the state of both",
-        kernel.merge,
-    )
-    console.print(_plans(kernel))
-    _section(console, f"chosen loop nest ({kernel.plan.schedule})", kernel.loops)
-    _section(console, "certificate", kernel.certificate)
+    sizes = "float32 tensors " + ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in tensors.items())
+    merge, certificate = str(kernel.merge), str(kernel.certificate)
+    told = "derived merge: how the states of two parts of the axis become the state of both"
+    if full:
+        _section(console, "program", f"{example.source.strip()}\n\n{sizes}")
+        _section(console, told, merge)
+        console.print(_plans(kernel))
+        _section(console, f"chosen loop nest ({kernel.plan.schedule})", kernel.loops)
+        _section(console, "certificate", certificate)
+        _section(console, "against the unfused program in torch", "")
+    else:
+        console.print(Text(f"{example.source.strip()}\n{sizes}"), soft_wrap=True)
+        console.print(Text(f"{told}\n{merge.partition(LOOPS)[0].rstrip()}"), soft_wrap=True)
+        others = [plan.schedule for plan in kernel.plans() if plan.schedule != kernel.plan.schedule]
+        console.print(f"plan   {kernel.plan.schedule}, priced before {', '.join(others)}")
+        console.print(certificate.splitlines()[0], markup=False)
 
     exact = as_tuple(example.unfused(**{n: x.double() for n, x in tensors.items()}, **scalars))
     error = worst_error(result, exact)
@@ -108,11 +120,9 @@ def _show(example: Example, console: Console) -> bool:
         budget_seconds=4.0,
     )
     slow, fast = times.median("unfused"), times.median("fused")
-    _section(
-        console,
-        "against the unfused program in torch",
-        f"time   {1e3 * fast:.1f} ms, {1e3 * slow:.1f} ms unfused: {slow / fast:.2f}x (medians of interleaved runs)\n"
-        f"error  {error:.1e}, {unfused:.1e} unfused (relative, against float64)",
+    console.print(
+        f"time   {1e3 * fast:.1f} ms, {1e3 * slow:.1f} ms unfused in torch: {slow / fast:.2f}x (medians of interleaved runs)\n"
+        f"error  {error:.1e}, {unfused:.1e} unfused (relative, against float64)"
     )
     return bool(kernel.certificate.ok) and error <= 2 * unfused
 

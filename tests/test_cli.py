@@ -220,10 +220,21 @@ def test_the_demo_shows_every_stage(
     small = {"x": (5, 33)}, dict.fromkeys("QKV", (1, 2, 9, 4))
     examples = [replace(e, shapes=shapes) for e, shapes in zip(demo.EXAMPLES, small, strict=True)]
     monkeypatch.setattr(demo, "EXAMPLES", examples)
-    assert main(["demo"]) == 0
+    assert main(["demo", "--full"]) == 0
     shown = capsys.readouterr().out
     for title in ("program", "derived merge", "plans, by", "chosen loop nest", "certificate", "error  "):
         assert shown.count(title) >= 2, title
+
+
+def test_the_demo_is_one_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"x": (5, 33)}, dict.fromkeys("QKV", (1, 2, 9, 4))
+    examples = [replace(e, shapes=shapes) for e, shapes in zip(demo.EXAMPLES, small, strict=True)]
+    monkeypatch.setattr(demo, "EXAMPLES", examples)
+    assert main(["demo"]) == 0
+    shown = capsys.readouterr().out
+    for said in ("derived merge", "two parts a and b", "plan   ", "verified in", "time   ", "error  "):
+        assert shown.count(said) == 2, said
+    assert shown.count("\n") <= 40 and "demo --full" in shown and "what a loop has seen" not in shown
 
 
 def test_the_demo_fails_where_a_result_is_wrong(
