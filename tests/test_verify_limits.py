@@ -87,3 +87,14 @@ def test_of_positions_that_are_added_up_one_axis_reaches_what_they_meet() -> Non
     extents = small_extents(program)
     assert volume(program, extents) < 100_000
     assert 2 * (extents["p"] - 1) + extents["r"] - 2 >= 16 and 2 * (extents["q"] - 1) + extents["s"] - 2 >= 16
+
+
+def test_sizes_are_small_where_positions_are_divided_or_reductions_take_long() -> None:
+    beam = parse(
+        "k: axis[4]\nv[b,k], p[b,k] = topk[f,k](x[b,f//V,f%V])\ny[b,k] = p[b,k] // V", scalars={"V": 50}
+    )
+    extents = small_extents(beam, {"V": 50})
+    assert extents["f"] > 50 and max(extents["b"], extents["k"]) < 10
+    moments = parse("m[n,g], v[n,g] = mean_var[c,h,w](x[n,g,c,h,w])")
+    sums = parse("m[n,g] = mean[c,h,w](x[n,g,c,h,w])")
+    assert 3 * volume(moments, small_extents(moments)) <= volume(sums, small_extents(sums))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from eqfuse.terms.bounds import Outside, longer_dimensions, never_inside, reads_outside
 from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.folds import ranks_of
+from eqfuse.terms.folds import folds_in, ranks_of
 from eqfuse.terms.functions import COMPARISONS, ON_BITS
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.intervals import Affine, Box, Range
@@ -51,6 +51,8 @@ SHORT = 2
 others, as along the columns of a product of matrices."""
 LARGEST_VOLUME = 20_000
 """Elements of the largest value for one trial. Where it would have more, sizes are compact: see `COMPACT`."""
+COMBINED = 4
+"""Operations on the numbers of two parts, of a reduction with such expressions, that take as long as a part of a sum."""
 LARGEST_DIVISOR = 64
 """Divisors of index expressions up to this size get an axis that is longer than they are."""
 FEW_AXES, SEARCHED = 3, 8
@@ -69,7 +71,8 @@ class Choice:
     would do. None of `free` is a multiple of 4: blocks are padded somewhere, or their masks would not be seen.
     `compared` are for axes that a condition compares with a reduced one (`j <= i`): they reach past its first tiles.
     Which axes have to differ is `apart`: all, those that a tensor has together, or none. Where `near`, axes are longer than
-    small numbers that their positions are compared with; where this is "one", one of the axes of each such condition is.
+    small numbers that their positions are compared with or divided by; where this is "one", one of those that meet a number
+    together is.
     """
 
     reduced: tuple[int, ...]
@@ -158,9 +161,17 @@ def small_extents(program: Program, scalars: Mapping[str, object] | None = None)
     found: list[dict[str, int]] = []
     for choice in CHOICES:
         found.append(_fitting(program, scalars or {}, choice))
-        if volume(program, found[-1]) <= LARGEST_VOLUME:
+        if volume(program, found[-1]) * _weight(program) <= LARGEST_VOLUME:
             break
     return min(found, key=lambda extents: volume(program, extents))
+
+
+@once
+def _weight(program: Program) -> int:
+    """How many times as long as a sum the longest reduction takes that combines its parts by expressions."""
+    folds = folds_in(*roots(program))
+    operations = (sum(isinstance(node, Call) for node in walk(*fold.combine)) for fold in folds)
+    return max(1, max(operations, default=1) // COMBINED)
 
 
 def volume(program: Program, extents: Mapping[str, int]) -> int:
@@ -281,6 +292,14 @@ def joint_extents(
     chosen: dict[object, int] = {}
     together: list[set[object]] = []
     listed: dict[object, int] = {}
+
+    def reach(keys: set[object], length: int) -> None:
+        """Makes axes so long, or the one of them that is longest by now."""
+        if choice.near == "one" and keys:
+            keys = {max(keys, key=lambda key: (atleast.get(key, 0), key not in reduced, str(key)))}
+        for key in keys if choice.near else ():
+            atleast[key] = max(atleast.get(key, 0), length)
+
     for label, program in programs:
         chosen |= {classes.find((label, axis)): n for axis, n in fixed_lengths(program).items()}
         for axis, count in _listed(program):
@@ -298,18 +317,14 @@ def joint_extents(
             for key in {classes.find((label, axis)) for axis in axes}:
                 varying[key] += count
         reduced |= {classes.find((label, axis)) for axis in known.reduced}
-        for axes, by in known.divided if choice.near else ():
+        for axes, by in sorted(known.divided, key=lambda each: len(each[0])):
             divisor = _Positions({}, integers, {}).range(by)
             if divisor is not None and 1 < divisor[1] <= LARGEST_DIVISOR:
-                for key in {classes.find((label, axis)) for axis in axes}:
-                    atleast[key] = max(atleast.get(key, 0), divisor[1] + 1)
+                reach({classes.find((label, axis)) for axis in axes}, divisor[1] + 1)
         for each in known.compared:
             keys = {classes.find((label, axis)) for axis in each.axes}
             compared |= keys if len(keys) > 1 else set()
-            if choice.near == "one" and keys:
-                keys = {max(keys, key=lambda key: (atleast.get(key, 0), key not in reduced, str(key)))}
-            for key in keys if choice.near else ():
-                atleast[key] = max(atleast.get(key, 0), each.reach)
+            reach(keys, each.reach)
     chosen |= {**((reached or {}) if exact else {}), **(pinned or {})}
     atleast |= {key: max(n, atleast.get(key, 0)) for key, n in listed.items()}
     chosen |= {key: max(n, chosen[key]) for key, n in listed.items() if key in chosen}
