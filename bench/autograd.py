@@ -47,6 +47,7 @@ _CALLS: Mapping[str, Any] = {
     "log1p": torch.log1p,
     "expm1": torch.expm1,
     "stop": torch.detach,
+    "root": lambda x: torch.where(x == 0, 0.0, x).sqrt(),
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,

@@ -94,7 +94,7 @@ MUTANTS = {
         "N(j) - 1 - argmax.k[j](x[i, N(j) - 1 - j], j)",
     ),
     "the product with itself": ("prod", "where(j_1 != j, x[i, j_1], 1)", "x[i, j_1]"),
-    "a root's derivative": ("std", "/ (y[i] * N(j))", "/ (2 * y[i] * N(j))"),
+    "a root's derivative": ("std", "/ (2 * y[i] * N(j))", "/ (y[i] * N(j))"),
     "a mean for a sum": ("rmsnorm", " * N(j))", ")"),
     "a variance's mean": ("layernorm", " - sum_dy_w[i] / N(j)", ""),
     "a gather of the wrong row": ("linear cross-entropy", "where(y[t] == v, ", "where(y[t] == v + 1, "),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from grad_programs import ATTENTION, CASES, Case
 from torch.utils.checkpoint import checkpoint
 
@@ -356,3 +357,22 @@ def test_promises_of_joined_axes_are_joined() -> None:
     found = torch.autograd.grad(kernel(q=q, k=k, v=v).square().sum(), (q, k, v))
     expected = torch.autograd.grad(((q @ k.T).softmax(-1) @ v).square().sum(), (q, k, v))
     torch.testing.assert_close(found, expected)
+
+
+ROOTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "std[j](x[i,j])": lambda x: x.std(1, correction=0),
+    "root(sum[j](sq(x[i,j])))": lambda x: x.norm(dim=1),
+    "sum[j](x[i,j] / max(root(sum[j](sq(x[i,j]))), 0.5))": lambda x: F.normalize(x, dim=1, eps=0.5).sum(1),
+}
+
+
+@pytest.mark.parametrize("text", ROOTS)
+def test_gradients_of_norms_at_0_are_those_of_pytorch(text: str) -> None:
+    kernel = eq.compile(f"y[i] = {text}", native="off")
+    rows = [[0.0, 0, 0], [2, 2, 2], [1, 2, 2]]
+    x, exact = (torch.tensor(rows, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    kernel(x=x).sum().backward()
+    ROOTS[text](exact).sum().backward()
+    torch.testing.assert_close(x.grad, exact.grad)
+    assert kernel.backward.certificate.ok
+    assert "root" not in str(kernel.tile) and "root" not in kernel.backward.source

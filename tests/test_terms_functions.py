@@ -15,7 +15,16 @@ from eqfuse.errors import EqfuseError
 from eqfuse.terms import integers
 from eqfuse.terms.definitions import definition, derivatives
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.functions import ABBREVIATIONS, CALLABLE, CASTS, FUNCTIONS, LOGICAL, ROUNDINGS, Function
+from eqfuse.terms.functions import (
+    ABBREVIATIONS,
+    APART,
+    CALLABLE,
+    CASTS,
+    FUNCTIONS,
+    LOGICAL,
+    ROUNDINGS,
+    Function,
+)
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.nodes import Call, Expr, Scalar
 from eqfuse.terms.parser import parse
@@ -42,7 +51,7 @@ def samples(row: Function) -> list[tuple[float, ...]]:
     """Arguments away from steps and kinks, in the domain of every function; both values of a condition."""
     rng = np.random.default_rng(len(row.name))
     points = [tuple(rng.uniform(0.1, 3.0, len(row.args))) for _ in range(6)]
-    if row.name not in ("sqrt", "rsqrt", "log", "log1p"):
+    if row.name not in ("sqrt", "root", "rsqrt", "log", "log1p"):
         points += [tuple(-x for x in point) for point in points]
     return points
 
@@ -77,7 +86,7 @@ def test_derivatives_are_slopes(row: Function) -> None:
     [
         row
         for row in NUMERIC
-        if row.name not in (*STEPS, *REPAIRS, *CASTS, "where", "mod", "maximum", "minimum")
+        if row.name not in (*STEPS, *REPAIRS, *CASTS, *APART, "where", "mod", "maximum", "minimum")
     ],
     ids=lambda row: row.name,
 )
@@ -123,7 +132,7 @@ def test_preservation_and_order(row: Function) -> None:
             assert (value(of(row), row, zeros) == 0) == row.zero_at_zero
     special = [tuple(rng) for rng in np.random.default_rng(0).normal(scale=20, size=(40, len(row.args)))]
     finite = [np.isfinite(value(of(row), row, point)) for point in [*special, zeros]]
-    if row.name not in ("sqrt", "rsqrt", "log", "log1p"):  # of negative numbers they are NaN
+    if row.name not in ("sqrt", "root", "rsqrt", "log", "log1p"):  # of negative numbers they are NaN
         divides = row.name in ("div", "floordiv", "mod")
         assert all(finite[: -1 if divides else None])
     for place, sign in enumerate(row.order):

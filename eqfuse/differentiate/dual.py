@@ -57,6 +57,11 @@ class DualDomain:
             "rsqrt": lambda x, y, t: self._call(
                 "neg", self._call("div", self._call("mul", y, t), self._twice(x))
             ),
+            "root": lambda x, y, t: self.base.where(
+                self.base.compare("ne", x, self._number(0.0)),
+                self._call("div", t, self._twice(y)),
+                self._number(0.0),
+            ),
             "tanh": lambda x, y, t: self._call("mul", self._complement(self._call("mul", y, y)), t),
             "sigmoid": lambda x, y, t: self._call("mul", self._call("mul", y, self._complement(y)), t),
             "silu": self._silu,

@@ -119,14 +119,16 @@ def _inverse(monomial: Monomial) -> Monomial:
 
 
 def multiplied(polynomial: Polynomial, factor: Expr) -> Polynomial:
-    """`polynomial * factor`. A factor `where(c, a, b)` of numbers becomes masks."""
+    """`polynomial * factor`. A factor `where(c, a, b)` of numbers, or `where(c, 0, b)`, becomes masks."""
     factors = _alternatives(factor)
     return collected(term.times(other) for term in polynomial for other in factors)
 
 
 def _alternatives(factor: Expr) -> Polynomial:
     match factor:
-        case Call("where", (condition, left, right)) if _is_numeric(left) and _is_numeric(right):
+        case Call("where", (condition, left, right)) if _is_numeric(left) and (
+            _is_numeric(right) or left == ZERO
+        ):
             yes = tuple(term.masked(condition) for term in _alternatives(left))
             no = tuple(term.masked(call("not", condition)) for term in _alternatives(right))
             return collected((*yes, *no))

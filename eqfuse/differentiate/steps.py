@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 
 from eqfuse.errors import EqfuseError, locate
 from eqfuse.terms.bounds import longer_dimensions
+from eqfuse.terms.definitions import KeepingStops, definition
 from eqfuse.terms.expressions import Number, Reader
 from eqfuse.terms.folds import PAIR, contributions, fold_of
-from eqfuse.terms.functions import FUNCTIONS
+from eqfuse.terms.functions import APART, FUNCTIONS
 from eqfuse.terms.nodes import (
     Axis,
     Call,
@@ -43,12 +44,6 @@ from eqfuse.terms.syntax import Declaration, Source
 from eqfuse.terms.types import kind, kinds, program_dtypes
 
 
-class _Stopping(Reader):
-    """Reads a text with its stops."""
-
-    keeps_stops = True
-
-
 def _reader(stops: bool, inlined: frozenset[str]) -> type[Reader]:
     """What reads temporaries as tensors, after the checks that reading them has, but for those that are `inlined`."""
 
@@ -65,10 +60,11 @@ def _reader(stops: bool, inlined: frozenset[str]) -> type[Reader]:
 def with_stops(program: Program, scalars: Mapping[str, Number] | None) -> Program:
     """The program with the stops of its text, which what is run has nothing of; integers and truth values have no
     gradient to stop."""
-    known = [program.source, *(text for reduction in REGISTERED.values() for text in reduction.results)]
-    if not any("stop" in text for text in known):
+    read = (each for each in REGISTERED.values() if each.name in program.source)
+    known = [program.source, *(text for reduction in read for text in reduction.results)]
+    if not any(name in text for text in known for name in APART):
         return program
-    done = texts(Source.of(program.source), scalars, _Stopping).reader.done
+    done = texts(Source.of(program.source), scalars, KeepingStops).reader.done
     dtypes = program_dtypes(program)
     exprs = (without_stops(done[o.name], lambda part: kind(part, dtypes) != "real") for o in program.outputs)
     outputs = (replace(o, expr=expr) for o, expr in zip(program.outputs, exprs, strict=True))
@@ -79,7 +75,8 @@ def without_stops(expr: Expr, those: Callable[[Expr], bool] = lambda _: True) ->
     """The expression with what is stopped in place of its stops, or of `those` of something."""
 
     def dropped(node: Expr) -> Expr:
-        return node.args[0] if isinstance(node, Call) and node.fn == "stop" and those(node.args[0]) else node
+        is_apart = isinstance(node, Call) and node.fn in APART and those(node.args[0])
+        return (definition(node) if is_apart else None) or node  # type: ignore[arg-type]
 
     return transform(expr, dropped)
 
@@ -231,8 +228,8 @@ def _without_sizes(program: Program, found: Texts) -> frozenset[str]:
     roots = {extents.root(axis) for axis in known}
     return frozenset(
         name
-        for name, definition in found.names.definitions.items()
-        if not {extents.root(found.domains.get(axis, axis)) for axis in definition.axes} <= roots
+        for name, written in found.names.definitions.items()
+        if not {extents.root(found.domains.get(axis, axis)) for axis in written.axes} <= roots
     )
 
 
@@ -283,11 +280,11 @@ class Steps:
             Extents.of(program, found.domains, found.reader.done.values()),
         )
         renamed = {name: steps.names.numbered(name) for name in found.names.definitions if name in reserved}
-        for name, definition in found.names.definitions.items():
+        for name, written in found.names.definitions.items():
             if name in unsized:
                 continue
             expr = _renamed(found.reader.done[name], renamed)
-            steps.define(renamed.get(name, name), definition.axes, expr)
+            steps.define(renamed.get(name, name), written.axes, expr)
         steps.outputs = tuple(renamed.get(name, name) for name in steps.outputs)
         return steps
 

@@ -7,7 +7,7 @@ from eqfuse.extend.define import SHIPPED_NAMES, Words, define, register
 SHIPPED: tuple[Words, ...] = (
     Words("mean", result="sum[j](x) / N(j)", why="the sum over the number of positions"),
     Words("var", result="sum[j](sq(x - mean[j](x))) / N(j)", why="the population's; its merge is Chan's"),
-    Words("std", result="sqrt(var[j](x))", why="the root of the variance"),
+    Words("std", result="root(var[j](x))", why="the root of the variance"),
     Words(
         "logsumexp",
         result="finite(max[j](x)) + log(sum[j](exp(x - finite(max[j](x)))))",

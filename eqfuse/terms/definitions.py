@@ -6,18 +6,26 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeVar
 
+from eqfuse.terms.expressions import Reader
 from eqfuse.terms.functions import FUNCTIONS
 from eqfuse.terms.nodes import Call, Const, Expr, Scalar, children, replaced, walk
-from eqfuse.terms.parser import parse
+from eqfuse.terms.parser import texts
+from eqfuse.terms.syntax import Source
 
 Number = TypeVar("Number")
 """A value of some arithmetic."""
 
 
+class KeepingStops(Reader):
+    """Reads a text with the functions that derivatives alone know."""
+
+    keeps_stops = True
+
+
 @cache
 def _expression(text: str) -> Expr:
     """A text of the table; the arguments of its row are scalars."""
-    return parse(f"value = {text}").outputs[0].expr
+    return texts(Source.of(f"value = {text}"), None, KeepingStops).reader.done["value"]
 
 
 def _instance(text: str, fn: str, args: Sequence[Expr]) -> Expr:

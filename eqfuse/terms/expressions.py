@@ -12,7 +12,17 @@ from typing import ClassVar
 from eqfuse.errors import EqfuseError, ParseError, TypeCheckError, did_you_mean, source_lines
 from eqfuse.records import dataclass
 from eqfuse.terms.folds import FOLDS, MAX_RANKS, fold_of, merged, packed, ranked
-from eqfuse.terms.functions import ABBREVIATIONS, ARITY, BITWISE, CALLABLE, CONSTANTS, ROUNDINGS, VARIADIC
+from eqfuse.terms.functions import (
+    ABBREVIATIONS,
+    APART,
+    ARITY,
+    BITWISE,
+    CALLABLE,
+    CONSTANTS,
+    FUNCTIONS,
+    ROUNDINGS,
+    VARIADIC,
+)
 from eqfuse.terms.inline import Inliner, SizeOfComputedIndex
 from eqfuse.terms.integers import BITS
 from eqfuse.terms.nodes import (
@@ -30,6 +40,7 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
+from eqfuse.terms.python import parsed
 from eqfuse.terms.registry import ARGUMENT, REGISTERED, Reduction, instance, reducers
 from eqfuse.terms.syntax import Declaration, Definition, Source, axis_names
 from eqfuse.terms.types import TIGHT, kinds
@@ -101,7 +112,7 @@ class Reader:
     """Reads expressions of `current`, a definition. `done` holds the definitions read so far,
     `read_names` every name that some definition read, `ranks` the ranks of the tensors met.
 
-    `stop(x)` is read as `x`, so that what is run has nothing of it; readers for derivatives keep it."""
+    `stop(x)` is read as `x`, and so each function `apart`: what is run has nothing of it; readers for derivatives keep it."""
 
     keeps_stops: ClassVar[bool] = False
 
@@ -371,7 +382,10 @@ class Reader:
             raise self._error(f"unknown function {name!r}", node.func, hint)
         self._check_count(name, ARITY[name], node)
         args = [self.read(arg, scope) for arg in node.args]
-        return args[0] if name == "stop" and not self.keeps_stops else call(name, *args)
+        if name in APART and not self.keeps_stops:
+            given = dict(zip(FUNCTIONS[name].args, args, strict=True))
+            return self.read(parsed(FUNCTIONS[name].definition), Bindings(frozenset(), given))
+        return call(name, *args)
 
     def _check_count(self, name: str, count: int, node: ast.Call) -> None:
         if len(node.args) != count:

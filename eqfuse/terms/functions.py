@@ -42,6 +42,7 @@ class Function:
     of_integers: whether it takes integers alone.
     definition: the function in terms of others; "" for a primitive.
     notation: whether rules see the definition in place of the function.
+    apart: whether derivatives alone tell it from its definition: a program that is run is read with that in its place.
     constructor: the e-graph's constructor for it; "" where rules know nothing of it but its arguments.
     order: for each argument whether the function grows ("+") or falls ("-") with it, else " "; "" where it does neither.
     holds: facts (rules/relations.py) that hold of every value, each with its reason.
@@ -62,6 +63,7 @@ class Function:
     of_integers: bool = False
     definition: str = ""
     notation: bool = False
+    apart: bool = False
     constructor: str = ""
     order: str = ""
     holds: Mapping[str, str] = field(default_factory=dict)
@@ -521,7 +523,7 @@ _ROWS = (
         torch="torch.cos",
         triton="tl.cos",
     ),
-    # The value, as a constant to derivatives. A program that is run is read without it (see `Reader.keeps_stops`).
+    # Known to derivatives alone: the value, as a constant; a root whose derivative at 0 is 0, as a norm has it.
     Function(
         "stop",
         _X,
@@ -529,10 +531,23 @@ _ROWS = (
         "like",
         definition="x",
         notation=True,
+        apart=True,
         order="+",
         zero_at_zero=True,
         finite=True,
         numpy="positive",
+    ),
+    Function(
+        "root",
+        _X,
+        ("where(x == 0, 0, 0.5 / root(x))",),
+        definition="sqrt(x)",
+        notation=True,
+        apart=True,
+        order="+",
+        zero_at_zero=True,
+        work=6,
+        field="root",
     ),
     # Rounding
     *map(_cast, FLOATS),
@@ -590,6 +605,9 @@ ON_BITS = tuple(row.name for row in _ROWS if row.of_integers and row.result == "
 
 BITWISE: Mapping[str, str] = {"and": "bitand", "or": "bitor", "not": "bitxor"}
 """What `&`, `|` and `~` (with -1) are where they stand between integers."""
+
+APART = tuple(row.name for row in _ROWS if row.apart)
+"""Functions that derivatives alone tell from their definitions."""
 
 OPERATORS: Mapping[str, str] = {row.name: row.symbol for row in _ROWS if row.symbol and len(row.args) == 2}
 """Functions that are written between their arguments."""

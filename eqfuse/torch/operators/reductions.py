@@ -177,7 +177,7 @@ def _(node: Node) -> Value:
 def _(node: Node) -> Value:
     x = node.value("self")
     found = _variance(node, x, node.dimensions("dim", x.rank), _correction(node))[1]
-    return dropped(node, elementwise(found.shape, found.dtype, [found], lambda e: call("sqrt", e)))
+    return dropped(node, elementwise(found.shape, found.dtype, [found], lambda e: call("root", e)))
 
 
 @operator("var_mean")
@@ -201,7 +201,7 @@ def _(node: Node) -> Value:
                 "sum",
                 "norm",
                 body=lambda e: call("sq", e),
-                after=lambda e: call("sqrt", e),
+                after=lambda e: call("root", e),
             )
         case 1.0:
             kept = reduced(node, x, dimensions, "sum", "norm", body=lambda e: call("abs", e))
