@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from bench.programs import Example, Input, registered
 from bench.report import Options, Report
 from bench.workloads import WORKLOADS, Workload
 from eqfuse.differentiate.certify import certify_gradient
+from eqfuse.differentiate import vanish
+from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.parser import parse
 
 ROUNDING = 1e-12
@@ -266,3 +269,19 @@ def test_sums_whose_terms_nearly_cancel_are_one_sum() -> None:
     found = eq.compile(source)(x=x, sizes={"i": 3})
     (made,) = torch.autograd.grad(found, x, cotangent)
     assert torch.allclose(made, torch.tensor([float(cotangent.sum()), 0.0, 0.0]))
+
+
+def test_a_field_is_asked_only_where_floats_leave_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(*given: Any, **more: Any) -> Any:
+        asked.append(type(given[4]).__name__)
+        return evaluate(*given, **more)
+
+    monkeypatch.setattr(vanish, "evaluate", counted)
+    text = eq.grad("""S[i,j] = sum[d](Q[i,d] * K[j,d])
+P[i,j] = exp(S[i,j] - max[j](S[i,j]))
+O[i,e] = sum[j](P[i,j] / sum[j](P[i,j]) * V[j,e])
+Y[i,f] = sum[e](O[i,e] * W[f,e])""")
+    assert "dmax" not in text  # 0 for all scores, which floats cannot show
+    assert asked.count("FieldDomain") == vanish.ROUNDS and asked.count("FloatDomain") > 2
