@@ -87,6 +87,7 @@ def compile(
     native: str | None = None,
     allow: Sequence[str] | Literal["untaken"] = (),
     visible: bool = False,
+    sizes: Mapping[str, int] | None = None,
 ) -> Kernel:
     """Derive, choose, lower and verify a fused kernel for a program.
 
@@ -102,7 +103,8 @@ def compile(
     call waits), or "off"; `$EQFUSE_NATIVE`, else "background", where it is not given. `allow` has sides of branches that
     verification need not have seen taken, as its error writes them: conditions that no input meets, or "untaken" for all.
     `visible`: compilers of torch see what a call launches, instead of one operator, so that AOTInductor's packages need no
-    eqfuse (docs/pytorch.md).
+    eqfuse (docs/pytorch.md). `sizes` are those of axes that the plan before any call is made for, which `plan`, `explain()`,
+    `triton` and the like show; every other axis counts as 256 there.
 
     Raises EqfuseError: ParseError and TypeCheckError for the source, ScheduleError where `prefer` is
     impossible (the text says which factor is in the way), BudgetError where a program is too large
@@ -133,6 +135,7 @@ def compile(
             native,
             allowed,
             visible,
+            first=compiler.nominal_extents(derived.program, sizes) if sizes else None,
         )
 
 

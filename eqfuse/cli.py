@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import eqfuse as eq
-from eqfuse import debug
+from eqfuse import compiler, debug
 from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.bounds import longer_dimensions
@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     emit = add("emit", _emit, "print the Triton source of a program")
     _add_program(emit)
     emit.add_argument("--target", default="sm_90", help="sm_80, sm_90 (default), sm_100, h200 or gfx942")
+    _add_sizes(emit)
     emit.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
     emit.add_argument("--output", type=writable, metavar="FILE.py", help="write the source there")
 
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         "--detail", default="short", help="short (default) or full: every step and condition"
     )
     explain.add_argument("--target", default="auto", help="auto (default: the CPU), or a target of emit")
+    _add_sizes(explain)
     explain.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
     explain.add_argument("--output", type=writable, metavar="FILE", help="write it there")
 
@@ -187,6 +189,11 @@ def _add_program(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_sizes(command: argparse.ArgumentParser) -> None:
+    text = "sizes that the plan is made for: i=128, or i=128,j=64 (those of the file's line `# sizes:`, else 256)"
+    command.add_argument("--size", action="append", default=[], metavar="AXIS=N", help=text)
+
+
 def _demo(options: argparse.Namespace, console: Console) -> int:
     from eqfuse.demo import demo
 
@@ -220,9 +227,33 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _kernel(options: argparse.Namespace) -> eq.Kernel:
+    """The kernel of a program for a target and sizes, which its file may say in a comment, as the gallery's do."""
+    source = _read(options.file)
+    constants = _numbers([*_noted(source, "constants"), *options.constant], "--constant")
+    axes = compiler.nominal_extents(parse(source, scalars=constants))
+    noted = _numbers(
+        _noted(source, "sizes"), "--size"
+    )  # of dimensions that are read at computed positions too
+    given = _numbers([word for words in options.size for word in words.split(",")], "--size")
+    sizes = {axis: size for axis, size in noted.items() if axis in axes} | given
+    return eq.compile(
+        source,
+        scalars=constants,
+        target=options.target,
+        prefer=options.prefer,
+        sizes={axis: int(size) for axis, size in sizes.items()},
+    )
+
+
+def _noted(source: str, what: str) -> list[str]:
+    """The settings of a line `# sizes: i=128 j=64` on top of a file."""
+    found = (line.partition(f"# {what}:") for line in source.splitlines() if line.startswith("#"))
+    return [word for head, mark, words in found if mark and not head for word in words.split()]
+
+
 def _emit(options: argparse.Namespace, console: Console) -> int:
-    constants = _numbers(options.constant, "--constant")
-    kernel = eq.compile(_read(options.file), scalars=constants, target=options.target, prefer=options.prefer)
+    kernel = _kernel(options)
     if options.output:
         options.output.write_text(kernel.triton, encoding="utf-8")
         console.print(f"written to {options.output}", markup=False)
@@ -234,8 +265,7 @@ def _emit(options: argparse.Namespace, console: Console) -> int:
 def _explain(options: argparse.Namespace, console: Console) -> int:
     from eqfuse.explain.explanation import coloured
 
-    constants = _numbers(options.constant, "--constant")
-    kernel = eq.compile(_read(options.file), scalars=constants, target=options.target, prefer=options.prefer)
+    kernel = _kernel(options)
     if options.output:
         options.output.write_text(kernel.explain(options.format, options.detail), encoding="utf-8")
         console.print(f"written to {options.output}", markup=False)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,6 +21,7 @@ from eqfuse.certification import Checks, certify
 from eqfuse.compiled import Asked, Candidates, Compiled
 from eqfuse.derived import Derived, Timings, rewritten
 from eqfuse.division import divided
+from eqfuse.errors import BindError, did_you_mean
 from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
 from eqfuse.extract.devices import Device
 from eqfuse.loops.plan import SCHEDULES, Plan
@@ -28,6 +30,7 @@ from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
 from eqfuse.rules.scope import current
 from eqfuse.terms.inline import check_written_size
+from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.joined import joined
 from eqfuse.terms.nodes import Output, Program, Reduce
 from eqfuse.terms.parser import axes_of, parse
@@ -187,6 +190,13 @@ def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
     return found, pick(found, prefer, tuple(derived.groups.values()))
 
 
+def predicted(derived: Derived, asked: Asked) -> float:
+    """Seconds that the plan of choice is predicted to take. Nothing of it is lowered or verified. Raises ScheduleError."""
+    with derived.lock:
+        cost = choose(derived, asked)[1].plan.cost
+    return cost.seconds if cost else math.inf
+
+
 def plans(
     derived: Derived, outputs: Sequence[Output], partition: Partition, search: Search
 ) -> list[Candidate]:
@@ -271,7 +281,19 @@ def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> De
     return derived.derivations[plan.kernels]
 
 
-def nominal_extents(program: Program) -> dict[str, int]:
-    """Extents to plan with before any tensor is seen."""
-    axes = dict.fromkeys((*axes_of(program.outputs), *program.domains.values()), NOMINAL_EXTENT)
-    return axes | dict(program.lengths)
+def nominal_extents(program: Program, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Extents to plan with before any tensor is seen: those of `sizes`, and nominal ones. Raises BindError."""
+    axes = dict.fromkeys((*axes_of(program.outputs), *program.domains.values()))
+    known = {axis: None for axis in axes if axis not in program.domains}
+    for axis, size in (sizes or {}).items():
+        if axis not in known:
+            hint = did_you_mean(axis, known) or f"axes: {' '.join(known)}"
+            raise BindError(f"the program has no axis {axis!r}", hint=hint)
+        if program.lengths.get(axis, size) != size:
+            message = f"axis {axis!r} is declared to have {program.lengths[axis]} positions, not {size}"
+            raise BindError(message, hint="leave out its size, or change the declaration")
+        if not isinstance(size, int) or not 0 < size <= LONGEST:
+            message = f"the size of axis {axis!r} is {size!r:.40}"
+            raise BindError(message, hint="a size is an integer, 1 or more, at most 2**48")
+    given = {**dict(program.lengths), **(sizes or {})}
+    return {axis: given.get(program.domains.get(axis, axis), NOMINAL_EXTENT) for axis in axes}

@@ -117,6 +117,24 @@ def test_emit_writes_a_module(softmax: str, tmp_path: Path) -> None:
     assert "@triton.jit" in text and "import eqfuse" not in text
 
 
+def test_plans_are_those_of_given_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "softmax.eqf"
+    text = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
+    file.write_text(f"# sizes: i=4 j=262144 d=3\n{text}")
+    shown = {}
+    for sizes in ("", "j=512", "i=64,j=512"):
+        chosen = ["--size", sizes] if sizes else []
+        assert main(["explain", str(file), "--target", "h200", *chosen]) == 0
+        shown[sizes] = capsys.readouterr().out
+        assert main(["emit", str(file), "--target", "h200", *chosen]) == 0
+        assert "@triton.jit" in capsys.readouterr().out
+    assert "resident" not in shown[""].split("chosen")[0].splitlines()[0]
+    assert len(set(shown.values())) == 3
+    assert error_of(capsys, "explain", str(file), "--size", "k=3").startswith("the program has no axis 'k'")
+    assert "is not a name and a number" in error_of(capsys, "emit", str(file), "--size", "j=x")
+    assert "an integer, 1 or more" in error_of(capsys, "emit", str(file), "--size", "j=0")
+
+
 @pytest.mark.parametrize(
     "file, why", [(".", "is a folder"), ("missing/kernel.py", "there is no folder 'missing'")]
 )
