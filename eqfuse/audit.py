@@ -14,11 +14,21 @@ from eqfuse.cache.files import Unfit, read_plain, read_whole, searched
 from eqfuse.calls.specialization import Specializations
 from eqfuse.certification import Checks, examined
 from eqfuse.compiled import Asked
-from eqfuse.compiler import chosen_now, rederived
+from eqfuse.compiler import chosen_now, predicted, rederived
 from eqfuse.devices import Target
+from eqfuse.differentiate.gradient import grad
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.machine import known_device
-from eqfuse.results import Certifying, Merging, Planning, Reaching, Rewriting, Subject
+from eqfuse.results import (
+    Certifying,
+    Differentiating,
+    Merging,
+    Planning,
+    Pricing,
+    Reaching,
+    Rewriting,
+    Subject,
+)
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.prepare import prepare
 from eqfuse.terms.folds import FOLDS, Fold
@@ -98,6 +108,17 @@ def _wrong(subject: Subject, value: Any) -> str:
                 )
                 far = shapes.reach(shapes.compile(plan.extents, plan.dtypes, found), begins)
             return "" if far == value else "the plan reaches another size"
+        case Pricing(program, extents, dtypes, device, scope):
+            if (found := known_device(device)) is None:
+                return f"no device here is named {device!r}"
+            with scope.entered(), results.anew():
+                try:
+                    price: float | str = predicted(rederived(program), Asked(extents, dtypes, found))
+                except EqfuseError as error:
+                    price = error.message
+            return "" if price == value else "another time is predicted"
+        case Differentiating(source, wrt):
+            return "" if grad(source, wrt) == value else "it has another gradient"
         case Certifying(device=device):
             if (found := known_device(device)) is None:
                 return f"no device here is named {device!r}"

@@ -118,13 +118,37 @@ class Reaching:
         return self.plan.folds
 
 
-Subject = Rewriting | Merging | Planning | Reaching | Certifying
+@dataclass(frozen=True)
+class Pricing:
+    """What the back end of torch prices, taken or not: what the plan of its choice is predicted to take, or
+    why it has none."""
+
+    program: Program
+    extents: Mapping[str, int]
+    dtypes: Mapping[str, str]
+    device: str
+    scope: RuleScope
+    folds: tuple[Fold, ...]
+
+
+@dataclass(frozen=True)
+class Differentiating:
+    """The arguments of `eq.grad`."""
+
+    source: str
+    wrt: tuple[str, ...]
+    folds: tuple[Fold, ...]
+
+
+Subject = Rewriting | Merging | Planning | Reaching | Pricing | Differentiating | Certifying
 
 KINDS: Mapping[str, tuple[type[Subject], Any]] = {
     "rewritten": (Rewriting, tuple[tuple[Output, ...], Report]),
     "merged": (Merging, tuple[Group, Report]),
     "planned": (Planning, Candidate),
     "reached": (Reaching, tuple[tuple[str, int], ...]),
+    "priced": (Pricing, float | str),
+    "differentiated": (Differentiating, str),
     "certified": (Certifying, Certificate),
 }
 """Kinds of entries: what each is found by, and the type of what it holds."""
@@ -164,7 +188,7 @@ CODEC = Codec(
         plans.Term,
     )
     + (Block, Roles, Fold, Report, Rewrite, Rule, RuleScope, Certificate, StageReport)
-    + (Rewriting, Merging, Planning, Reaching, Certifying)
+    + (Rewriting, Merging, Planning, Reaching, Pricing, Differentiating, Certifying)
 )
 
 
@@ -186,6 +210,14 @@ def planning(
     exprs = (output.expr for output in program.outputs)
     plain = replace(program, source="")
     return Planning(plain, extents, dtypes, device, prefer, scope, folds_in_order(*exprs))
+
+
+def pricing(
+    program: Program, extents: Mapping[str, int], dtypes: Mapping[str, str], device: str, scope: RuleScope
+) -> Pricing:
+    """The program apart from how it is written, and what it is priced for."""
+    folds = folds_in_order(*(output.expr for output in program.outputs))
+    return Pricing(replace(program, source=""), extents, dtypes, device, scope, folds)
 
 
 def folds_in_order(*exprs: Expr) -> tuple[Fold, ...]:

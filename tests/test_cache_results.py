@@ -69,7 +69,11 @@ def test_a_hit_opens_no_e_graph(home: Path, opened: list[int]) -> None:
     first = eq.compile(SOFTMAX)
     assert opened and not first.certificate.cached
     before = files(home)
-    assert {path.parent.name for path in before} == {*results.KINDS} - {"reached"}  # nothing was called
+    assert {path.parent.name for path in before} == {*results.KINDS} - {
+        "reached",
+        "priced",
+        "differentiated",
+    }  # nothing was called
     opened.clear()
     second = eq.compile(SOFTMAX)
     assert not opened
@@ -446,7 +450,7 @@ def test_processes_that_write_at_once(home: Path) -> None:
     assert sorted(kept) == sorted(path for kind in entries.KINDS for path in (home / kind).glob("*.json"))
     assert all(entries.read_file(path) is not None for path in kept)  # nothing half is left
     found = Counter(path.parent.name for path in files(home))  # all have written to the same files
-    assert found == dict.fromkeys({*results.KINDS} - {"reached"}, 1)
+    assert found == dict.fromkeys({*results.KINDS} - {"reached", "priced", "differentiated"}, 1)
     assert eq.compile(SOFTMAX).certificate.cached
 
 

@@ -18,8 +18,8 @@ from bench.grad_report import check, run
 from bench.programs import Example, Input, registered
 from bench.report import Options, Report
 from bench.workloads import WORKLOADS, Workload
-from eqfuse.differentiate.certify import certify_gradient
 from eqfuse.differentiate import vanish
+from eqfuse.differentiate.certify import certify_gradient
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.parser import parse
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -16,6 +17,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import eqfuse as eq
+from eqfuse import compiler, results
+from eqfuse.audit import audit
+from eqfuse.compiled import Asked
+from eqfuse.derived import Derived
 from eqfuse.devices import device_named
 from eqfuse.torch import backend as backend_module
 from eqfuse.torch import outcome, prices
@@ -158,7 +163,103 @@ def test_what_is_not_predicted_to_gain_is_left_with_its_reason() -> None:
     x = r(5, 4)
     assert torch.allclose(call(x), x.sum(-1) * 2)
     (entry,) = outcome.report(measure=False).regions
-    assert not entry.taken and "reading and writing alone" in entry.why
+    assert not entry.taken and "reading, writing and products alone" in entry.why
+
+
+class Layers(nn.Module):
+    """Two layers that are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(6) for _ in range(2))
+        self.maps = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, linear in zip(self.norms, self.maps, strict=True):
+            x = torch.tanh(linear(norm(x)))
+        return x
+
+
+def forgotten() -> None:
+    """As a new process is: what it knows is on disk."""
+    torch._dynamo.reset()
+    outcome.report(measure=False, reset=True)
+    for known in (backend_module._judged, prices._known):
+        known.clear()
+    for cached in (backend_module._derived, backend_module._gradient):
+        cached.cache_clear()
+
+
+def test_what_is_left_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("EQFUSE_CACHE", raising=False)
+    priced: list[str] = []
+    monkeypatch.setattr(prices, "least", lambda *_: 0.0)
+    monkeypatch.setattr(prices, "least_backward", lambda *_: 0.0)
+    seconds = [0.0, 1.0]
+
+    def predicted(derived: Derived, asked: Asked) -> float:
+        priced.append(derived.program.source)
+        return seconds["dout" in derived.program.source]  # of a gradient: it gains nothing
+
+    monkeypatch.setattr(compiler, "predicted", predicted)
+    model, x = Layers(), torch.randn(5, 6)
+    for _ in range(2):
+        forgotten()
+        assert torch.equal(compiled(model, take="predicted")(x), model(x))
+        regions = outcome.report(measure=False).regions
+        assert len(regions) == 2 and not outcome.report(measure=False).taken
+        assert {entry.why for entry in regions} == {"the kernel is predicted to be no 1.05 times faster"}
+        assert priced and len(set(priced)) == len(priced)  # by the first layer of the first process
+    monkeypatch.setattr("eqfuse.audit.predicted", lambda *_: 0.5)
+    for kind in {*results.KINDS} - {"priced", "differentiated"}:
+        shutil.rmtree(tmp_path / "eqfuse" / kind, ignore_errors=True)
+    found = {(each.kind, bool(each.wrong or each.fault)) for each in audit()}
+    assert found == {("priced", True), ("differentiated", False)}
+
+
+def test_a_gradient_of_too_many_reductions_is_not_derived(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten()
+    monkeypatch.setattr(prices, "least", lambda *_: 0.0)
+    monkeypatch.setattr(prices, "least_backward", lambda *_: 0.0)
+    monkeypatch.setattr(compiler, "predicted", lambda *_: 0.0)
+    monkeypatch.setattr(results, "kept", lambda kind, subject, make: (make(), False))
+    monkeypatch.setattr(backend_module, "MOST_REDUCTIONS", 2)
+    monkeypatch.setattr(backend_module, "_gradient", None)
+    model, x = Layers(), torch.randn(5, 6)
+    assert torch.equal(compiled(model, take="predicted")(x), model(x))
+    assert all("reductions or more" in entry.why for entry in outcome.report(measure=False).regions)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_products_are_part_of_what_no_kernel_can_do_without(is_causal: bool) -> None:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    graph = make_fx(attention, tracing_mode="fake")(*torch.randn(3, 1, 1, 512, 64)).graph
+    finder = Finder(graph, set())
+    device = device_named("cpu")
+    (region, *_) = finder.candidates(next(finder.seeds()))
+    moved = 4 * 4 * 512 * 64 / device.bandwidth + device.launch
+    work = 0 if is_causal else 2 * 2 * 512 * 512 * 64 / device.matrix_float
+    assert prices.least(region, device) == pytest.approx(moved + work, rel=0.05)
+
+
+def test_parts_of_a_dimension_have_gradients() -> None:
+    """Of an axis that is read at numbers alone no tensor gives the length."""
+
+    def parts(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        a, b, c = (x @ w).view(-1, 3, 4).unbind(1)
+        return torch.softmax(a * b, -1) * c
+
+    x, w = r(5, 6).requires_grad_(), r(6, 12).requires_grad_()
+    call = compiled(parts)
+    call(x, w).square().sum().backward()
+    found, x.grad, w.grad = (x.grad, w.grad), None, None
+    assert outcome.report(measure=False).taken
+    parts(x, w).square().sum().backward()
+    for one, other in zip(found, (x.grad, w.grad), strict=True):
+        assert torch.allclose(one, other)
 
 
 def test_what_has_no_translation_is_left_with_its_reason() -> None:

@@ -25,6 +25,8 @@ KINDS: Mapping[str, str] = {
     "merged": "derived merges, and why there is none",
     "planned": "plans that the cost model chose for sizes",
     "reached": "how far plans serve longer sizes",
+    "priced": "what regions of models are predicted to take, those that are left too",
+    "differentiated": "gradients of regions of models, as programs",
     "certified": "certificates of loop nests",
     "tuned": "the fastest plans that `Kernel.tune` has found",
     "triton": "emitted modules, which Triton reads its kernels from",

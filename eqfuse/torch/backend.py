@@ -22,7 +22,7 @@ from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.fx.passes.tools_common import legalize_graph
 
-from eqfuse import compiler
+from eqfuse import compiler, results
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named, gpu_device
@@ -33,17 +33,21 @@ from eqfuse.operator.content import compiled, joined
 from eqfuse.operator.derivative import apart as undisturbed
 from eqfuse.operator.derivative import gradient_sizes
 from eqfuse.operator.shapes import extents
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Program, reductions
+from eqfuse.terms.parser import parse
 from eqfuse.torch import outcome as reports
 from eqfuse.torch import prices
 from eqfuse.torch.outcome import Entry
-from eqfuse.torch.regions import FREE, Finder, Region, packet
+from eqfuse.torch.regions import FREE, Finder, Region, hint, packet
 from eqfuse.torch.text import Text, text_of
 from eqfuse.torch.translate import Refused, Translation, reserved, user_line
 from eqfuse.torch.values import Value, Writer
 
 GAIN = 1.05
 """How many times faster a region has to be predicted as a kernel, to become one."""
+
+MOST_REDUCTIONS = 16
+"""Of a gradient that is derived to be priced: the time of planning grows with the ways to divide them into kernels."""
 
 T = TypeVar("T")
 
@@ -218,6 +222,16 @@ def _derived(source: str) -> Derived:
     return compiler.derive(source, None, strict_casts=False)
 
 
+@lru_cache(maxsize=512)
+def _gradient(source: str, wrt: tuple[str, ...]) -> str:
+    """The gradient of a program, as it is kept."""
+    from eqfuse.differentiate.gradient import grad
+
+    folds = results.folds_in_order(*(output.expr for output in parse(source).outputs))
+    subject = results.Differentiating(source, wrt, folds)
+    return results.kept("differentiated", subject, lambda: grad(source, wrt))[0]
+
+
 def _real(values: Sequence[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
     """The inputs that have a gradient."""
     return tuple(name for name, value in values if value.dtype.is_floating_point)
@@ -265,6 +279,20 @@ class Candidate:
     @property
     def gain(self) -> float:
         return self.seconds[1] - self.seconds[0]
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A candidate without its nodes: `inputs` are places among those of the region."""
+
+    text: Text
+    inputs: tuple[tuple[str, int], ...]
+    seconds: tuple[float, float]
+
+
+MOST_JUDGED = 1024
+_judged: dict[object, _Judged | str] = {}
+"""What became of the forms of regions so far."""
 
 
 @dataclass(frozen=True)
@@ -324,7 +352,7 @@ class Fusion:
         made: list[Candidate] = []
         why = "its result is read by what it computes with"
         for region in regions:
-            priced = _tried(partial(self._priced, region))
+            priced = self._priced(region)
             if isinstance(priced, str):
                 why = priced
             else:
@@ -367,12 +395,19 @@ class Fusion:
         self, program: Program, values: Sequence[tuple[str, torch.Tensor]], device: Device
     ) -> float:
         """Predicted seconds of the gradient by all inputs. What it is compared with is twice the forward."""
-        from eqfuse.differentiate.gradient import cotangent, grad, real_outputs
+        from eqfuse.differentiate.gradient import cotangent, real_outputs
 
         real = _real(values)
-        gradient = _derived(grad(program.source, real))
+        # What is priced makes what the forward makes, and a sum for each gradient.
+        count = len(reductions(*(output.expr for output in program.outputs))) + len(real)
+        if count > MOST_REDUCTIONS:
+            raise EqfuseError(
+                f"its gradient has {count} reductions or more: those of more than {MOST_REDUCTIONS} take too long to derive"
+            )
+        source = _gradient(program.source, real)
+        gradient = parse(source)
         made = {
-            name: torch.empty([prices.hint(n) for n in value.shape], dtype=value.dtype, device="meta")
+            name: torch.empty([hint(n) for n in value.shape], dtype=value.dtype, device="meta")
             for name, value in values
         }
         found = extents(program, {name: tuple(value.shape) for name, value in made.items()}, {})
@@ -384,8 +419,9 @@ class Fusion:
             for output in program.outputs
             if output.name in real_outputs(program)
         }
-        sizes = gradient_sizes(program, gradient.program, made, {}, real)
-        return prices.fused(gradient, [*made.items(), *cotangents.items()], device, sizes)
+        sizes = gradient_sizes(program, gradient, made, {}, real)
+        given = [*made.items(), *cotangents.items()]
+        return prices.fused(gradient, given, device, partial(_derived, source), sizes)
 
     def _compiled(self, candidate: Candidate) -> Kernel:
         """The kernel of a candidate, and in training its gradient's, both verified. Raises EqfuseError."""
@@ -397,15 +433,32 @@ class Fusion:
                 kernel.gradient(real, real, True, {name: value.dtype for name, value in values})
         return kernel
 
-    def _priced(self, region: Region) -> Candidate:
-        """A region as a program, and what its kernel is predicted to take. Raises Refused and EqfuseError."""
+    def _priced(self, region: Region) -> Candidate | str:
+        """A region as a program, and what its kernel is predicted to take; or why it is none. Layers that are alike are looked
+        at once."""
+        key = region.form, self.in_training, self.options.take
+        if key not in _judged:
+            if len(_judged) >= MOST_JUDGED:
+                _judged.clear()
+            _judged[key] = _tried(partial(self._judged, region))
+        found = _judged[key]
+        if isinstance(found, str):
+            return found
+        given = tuple((name, region.inputs[place]) for name, place in found.inputs)
+        return Candidate(region, found.text, given, region.outputs, _alone(region), found.seconds)
+
+    def _judged(self, region: Region) -> _Judged:
+        """What regions of a form have in common. Raises Refused and EqfuseError."""
         inputs = [node for node in region.inputs if isinstance(node.meta["val"], torch.Tensor)]
         device = _device(inputs)
         least, rest = prices.least(region, device), prices.apart(region, device)
-        if not self._wins((least, rest)):
-            raise EqfuseError(
-                f"reading and writing alone takes {1e6 * least:.3g} us, all of it {1e6 * rest:.3g} us without a kernel"
-            )
+        backward = prices.least_backward(region, device) if self.in_training else 0.0
+        for bound, whole, of in ((least, rest, ""), (least + backward, 3 * rest, " with the gradient's")):
+            if not self._wins((bound, whole)):
+                raise EqfuseError(
+                    f"reading, writing and products alone take {1e6 * bound:.3g} us{of}, all of it {1e6 * whole:.3g} us "
+                    "without a kernel"
+                )
         names = {node: f"x{place}" for place, node in enumerate(inputs)}
         translation = Translation(Writer([*names.values(), *reserved()]))
         for node in region.inputs:
@@ -415,12 +468,10 @@ class Fusion:
         for node in region.nodes:
             translation.call(node)
         values: list[Value] = []
-        results: list[Any] = []
         for node in region.outputs:
             made = translation.made[node]
             if not isinstance(made, Value):
                 raise Refused(node, "several of its results are read together")
-            results.append(node)
             values.append(made)
         try:
             words = [translation.writer.names.definition("out") for _ in values]
@@ -431,12 +482,16 @@ class Fusion:
             raise Refused(region.outputs[0], "it has a size that no tensor gives")
         given = tuple((names[node], node) for node in inputs if names[node] in text.inputs)
         with undisturbed():
-            derived = _derived(text.source)
+            program = parse(text.source)
             pairs = [(name, node.meta["val"]) for name, node in given]
-            seconds = prices.fused(derived, pairs, device), rest
-            if self.in_training and self._wins(seconds):
-                seconds = seconds[0] + self._backward(derived.program, pairs, device), 3 * rest
-        return Candidate(region, text, given, tuple(results), _alone(region), seconds)
+            seconds = prices.fused(program, pairs, device, partial(_derived, text.source)), rest
+            if self.in_training and self.options.take == "predicted" and self._wins(seconds):
+                forward = seconds[0]
+                seconds = forward + max(forward, prices.least_backward(region, device)), 3 * rest
+                if self._wins(seconds):
+                    seconds = forward + self._backward(program, pairs, device), 3 * rest
+        places = {node: place for place, node in enumerate(region.inputs)}
+        return _Judged(text, tuple((name, places[node]) for name, node in given), seconds)
 
     def _replace(self, candidate: Candidate, kernel: Kernel) -> None:
         """Calls the kernel in place of a region."""
@@ -503,7 +558,7 @@ def _timed(kernel: Kernel, alone: fx.GraphModule, names: Mapping[str, int]) -> t
     """Seconds of a region as a kernel and operator by operator, on random tensors of the example's sizes. `names` are
     the kernel's inputs, as places among those of the region."""
     values = [node.meta["val"] for node in _placeholders(alone)]
-    drawn = [_drawn(value) if isinstance(value, torch.Tensor) else prices.hint(value) for value in values]
+    drawn = [_drawn(value) if isinstance(value, torch.Tensor) else hint(value) for value in values]
     given: dict[str, Any] = {name: drawn[place] for name, place in names.items()}
     device = next((each.device for each in drawn if isinstance(each, torch.Tensor)), torch.device("cpu"))
     with torch.no_grad():
@@ -525,7 +580,7 @@ def _alone(region: Region) -> fx.GraphModule:
 
 def _drawn(value: torch.Tensor) -> torch.Tensor:
     """Random numbers where the example has its own: the graph's views hold for its strides alone."""
-    shape, strides = ([prices.hint(size) for size in sizes] for sizes in (value.shape, value.stride()))
+    shape, strides = ([hint(size) for size in sizes] for sizes in (value.shape, value.stride()))
     span = (
         1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if all(shape) else 0
     )

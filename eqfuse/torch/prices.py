@@ -9,21 +9,23 @@ of them at last: so Inductor's loops run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import fx
 
-from eqfuse import compiler
+from eqfuse import compiler, results
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.compiled import Asked
 from eqfuse.derived import Derived
+from eqfuse.errors import EqfuseError
 from eqfuse.extract.devices import Device
 from eqfuse.operator.shapes import extents
+from eqfuse.rules.scope import current
+from eqfuse.terms.nodes import Program
 from eqfuse.terms.types import program_dtypes
 from eqfuse.torch.operators.products import ATTENTION
-from eqfuse.torch.regions import Region, kind, packet, tensors_of
+from eqfuse.torch.regions import FREE, Region, hint, kind, packet, tensors_of
 
 BLOCKS = 4
 """Thread blocks of 16 warps that fill an SM: a row that is larger than their share of it is not kept."""
@@ -40,15 +42,6 @@ AFTER_A_MAXIMUM = frozenset(
     )
 )
 """Reductions that wait for one of their own: the sum for the maximum."""
-
-
-def hint(size: Any) -> int:
-    """A size, as the example has it."""
-    if isinstance(size, int):
-        return size
-    node = size.node
-    found = node.hint if node.hint is not None else node.shape_env.size_hint(node.expr)
-    return int(found)
 
 
 def _bytes(tensor: torch.Tensor) -> float:
@@ -93,9 +86,51 @@ def apart(region: Region, device: Device) -> float:
 
 
 def least(region: Region, device: Device) -> float:
-    """Seconds that no kernel of a region can do without: to read its inputs and to write its outputs."""
-    moved = sum(map(_bytes, tensors_of([*region.inputs, *region.outputs])))
-    return moved / device.bandwidth + device.launch
+    """Seconds that no kernel of a region can do without: to read its inputs, to multiply, and to write its outputs."""
+    return _bound(region, device, tensors_of([*region.inputs, *region.outputs]), 1)
+
+
+def least_backward(region: Region, device: Device) -> float:
+    """Seconds that no kernel of its gradient can do without: it has a gradient for each input of real numbers to write, and
+    each product is two."""
+    read = tensors_of([*region.inputs, *region.outputs])
+    wrote = [tensor for tensor in tensors_of(region.inputs) if tensor.is_floating_point()]
+    return _bound(region, device, [*read, *wrote], 2)
+
+
+def _bound(region: Region, device: Device, moved: Sequence[torch.Tensor], times: int) -> float:
+    """Bytes and products at the device's full rates, side by side on a GPU. Under a condition a kernel may leave products out."""
+    inside = tensors_of([*region.nodes, *region.inputs])
+    whole = not any(tensor.dtype == torch.bool for tensor in inside) and not any(map(_is_cut, region.nodes))
+    half = any(tensor.element_size() <= 2 for tensor in tensors_of(region.inputs))
+    products = [node for node in region.nodes if _is_product(node)]
+    work = times * sum(_operations(node) * _read(node, region) for node in products) if whole else 0.0
+    terms = sum(map(_bytes, moved)) / device.bandwidth, work / _rate(device, half)
+    return (max(terms) if device.kind == "gpu" else sum(terms)) + device.launch
+
+
+def _read(node: fx.Node, region: Region) -> float:
+    """The share of a value that is read: views may leave parts out."""
+    if node in region.outputs or any(packet(user) not in FREE for user in node.users):
+        return 1.0
+    whole = max(1.0, sum(map(_bytes, tensors_of([node]))))
+    shares = (_read(user, region) * sum(map(_bytes, tensors_of([user]))) / whole for user in node.users)
+    return min(1.0, sum(shares)) if tensors_of([node]) else 1.0
+
+
+def _rate(device: Device, half: bool) -> float:
+    return device.matrix_half if half else device.matrix_float
+
+
+def _is_cut(node: fx.Node) -> bool:
+    """Whether a node is attention that a mask or causal order may cut."""
+    if packet(node).removeprefix("aten.") not in ATTENTION:
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return bool(given.get("is_causal")) or any(
+        given.get(name) is not None for name in ("attn_mask", "attn_bias")
+    )
 
 
 def _is_product(node: fx.Node) -> bool:
@@ -122,9 +157,8 @@ def _seconds(group: Sequence[fx.Node], device: Device) -> float:
     wrote = [node for node in group if any(user not in inside for user in node.users)]
     moved = sum(map(_bytes, [*read, *tensors_of(wrote)])) + _again(group, read, wrote, device)
     half = any(tensor.element_size() <= 2 for tensor in read)
-    rate = device.matrix_half if half else device.matrix_float
     work = sum(_operations(node) for node in group if _is_product(node))
-    return max(moved / device.bandwidth, work / rate) + device.launch
+    return max(moved / device.bandwidth, work / _rate(device, half)) + device.launch
 
 
 def _again(
@@ -150,13 +184,14 @@ def _is_as_wide(node: fx.Node, tensor: torch.Tensor) -> bool:
 
 
 def fused(
-    derived: Derived,
+    program: Program,
     values: Sequence[tuple[str, torch.Tensor]],
     device: Device,
+    derive: Callable[[], Derived],
     sizes: Mapping[str, int] | None = None,
 ) -> float:
-    """Seconds of a program's kernel on tensors of these sizes, as the plan of its choice predicts."""
-    program = derived.program
+    """Seconds of a program's kernel on tensors of these sizes, as the plan of its choice predicts, and as it is kept: what is
+    known to be slow, or to have no plan, is derived by no later process. Raises EqfuseError."""
     names = {tensor.name for tensor in program.tensors}
     shapes = {name: tuple(map(hint, tensor.shape)) for name, tensor in values if name in names}
     dtypes = {name: DTYPE_NAMES[tensor.dtype] for name, tensor in values if name in names}
@@ -164,11 +199,20 @@ def fused(
     key = program.source, tuple(found.items()), tuple(dtypes.items()), device.name
     if key not in _known:
         asked = Asked(found, program_dtypes(program, dtypes), device)
-        with derived.lock:
-            plan = compiler.choose(derived, asked)[1].plan
-        _known[key] = plan.cost.seconds if plan.cost else math.inf
-    return _known[key]
+        subject = results.pricing(program, asked.extents, asked.dtypes, device.name, current())
+
+        def make() -> float | str:
+            try:
+                return compiler.predicted(derive(), asked)
+            except EqfuseError as error:
+                return error.message
+
+        _known[key], _ = results.kept("priced", subject, make)
+    price = _known[key]
+    if isinstance(price, str):
+        raise EqfuseError(price)
+    return price
 
 
-_known: dict[object, float] = {}
+_known: dict[object, float | str] = {}
 """Layers that are alike have one price."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -68,6 +69,22 @@ class Region:
             for node in self.nodes
             if node not in self.copied and any(user not in inside for user in node.users)
         )
+
+    @property
+    def form(self) -> str:
+        """What regions have in common that are alike: operators and arguments, shapes and dtypes, in order."""
+        places = {node: f"%{place}" for place, node in enumerate((*self.inputs, *self.nodes))}
+        rows = [
+            (
+                str(node.target),
+                fx.map_arg((node.args, node.kwargs), places.__getitem__),
+                _form(node.meta["val"]),
+            )
+            for node in self.nodes
+        ]
+        given = [_form(node.meta["val"]) for node in self.inputs]
+        copied = [places[node] for node in self.nodes if node in self.copied]
+        return repr((given, rows, [places[node] for node in self.outputs], copied))
 
     @property
     def name(self) -> str:
@@ -261,6 +278,25 @@ class Finder:
 
     def _computed_from(self, node: fx.Node, nodes: set[fx.Node]) -> bool:
         return any(each in nodes for each in node.all_input_nodes)
+
+
+def _form(value: Any) -> Any:
+    """Of a value: sizes as they are written, and as the example has them."""
+    if isinstance(value, torch.Tensor):
+        sizes = [(str(size), hint(size)) for size in (*value.shape, *value.stride())]
+        return str(value.dtype), value.device.type, sizes
+    if isinstance(value, list | tuple):
+        return [_form(each) for each in value]
+    return type(value).__name__, str(value)
+
+
+def hint(size: Any) -> int:
+    """A size, as the example has it."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    found = node.hint if node.hint is not None else node.shape_env.size_hint(node.expr)
+    return int(found)
 
 
 def tensors_of(nodes: Sequence[fx.Node]) -> list[torch.Tensor]:

@@ -54,7 +54,9 @@ def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[
     declared += [f"{name}: i64" for name in numbers]
     declared += [f"{other}: axis[{axis}]" for axis, other in alike.items()]
     program = parse("\n".join([*declared, *body]))
-    lengths, sizes = _axes(translation, program)
+    lengths, sizes = _axes(
+        translation, program, [axis for line in lines for own in line.axes for axis in own]
+    )
     declared += lengths
     declared += _dtypes(translation, program, outputs, names)
     source = "\n".join([*declared, *body])
@@ -213,8 +215,11 @@ def _integers(translation: Translation, lines: Sequence[Line]) -> list[str]:
     return found
 
 
-def _axes(translation: Translation, program: Program) -> tuple[list[str], dict[str, Extent]]:
-    """Declarations of the axes whose extent no tensor gives; and the extents of those that cannot be declared."""
+def _axes(
+    translation: Translation, program: Program, defined: Sequence[str]
+) -> tuple[list[str], dict[str, Extent]]:
+    """Declarations of the axes whose extent no tensor gives; and the extents of those that cannot be declared. One that
+    definitions alone have, which are read at numbers, is an axis of the gradient."""
     extents = translation.writer.names.sizes
     shapes: Any = {
         name: shape for name, shape in translation.shapes.items() if name in {t.name for t in program.tensors}
@@ -225,7 +230,7 @@ def _axes(translation: Translation, program: Program) -> tuple[list[str], dict[s
     left: dict[str, Extent] = {}
     listed = _listed(program, extents)
     axes = dict.fromkeys(program.domains.get(axis, axis) for axis in axes_of(program.outputs))
-    for axis in axes:
+    for axis in dict.fromkeys((*axes, *defined)):
         if axis in program.lengths or axis in given and axis not in listed:
             continue
         size = extents[axis]
@@ -233,7 +238,7 @@ def _axes(translation: Translation, program: Program) -> tuple[list[str], dict[s
             found.append(f"{axis}: axis[{size}]")
         elif size in known:
             found.append(f"{axis}: axis[{known[size]}]")
-        else:
+        elif axis in axes:
             left[axis] = size
     return found, left
 
