@@ -62,10 +62,23 @@ def exact(value: Text, dtype: str) -> Text:
     infinity, else for a float64, unless an operator joins it to a tensor."""
     if not _LITERAL.fullmatch(value.code) or dtype in INTEGERS:
         return value
-    size = abs(float(value.code.removeprefix('float("').removesuffix('")')))
-    if dtype != "f64" and (size == 0 or math.isinf(size) or math.isnan(size) or _NORMAL <= size <= _MOST):
-        return value
-    return _as_scalar(value, dtype)
+    return value if dtype != "f64" and _is_float32(_number(value)) else _as_scalar(value, dtype)
+
+
+def _number(literal: Text) -> float:
+    return float(literal.code.removeprefix('float("').removesuffix('")'))
+
+
+def _is_float32(number: float) -> bool:
+    return number == 0 or not math.isfinite(number) or _NORMAL <= abs(number) <= _MOST
+
+
+def _with_literal(fn: str, left: Text, right: Text, dtype: str) -> Text:
+    """The left operand of two literals, which Python joins to one: of a dtype, where Triton would take that for another."""
+    a, b = _number(left), _number(right)
+    found = {"add": a + b, "sub": a - b, "mul": a * b}.get(fn, a / b if fn == "div" and b else 0.0)
+    is_float32 = all(map(_is_float32, (a, b, found)))
+    return left if dtype != "f64" and is_float32 else _as_scalar(left, dtype)
 
 
 _NORMAL, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
@@ -150,7 +163,8 @@ def elementwise(
             return call(use("whole"), args[0], str(float(low)), str(float(high)))
         case _ if fn in _INFIX:
             joined = any(not _LITERAL.fullmatch(arg.code) for arg in args)
-            return infix(fn, args[0] if joined or integer else _as_scalar(args[0], dtype), args[1])
+            first = args[0] if joined or integer else _with_literal(fn, args[0], args[1], dtype)
+            return infix(fn, first, args[1])
         case _ if fn in _PREFIX:
             return Text(f"{_PREFIX[fn]}{args[0].at(UNARY)}", UNARY)
     args = [exact(arg, dtype) for arg in args]
