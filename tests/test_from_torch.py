@@ -259,6 +259,17 @@ def test_gradients_of_heads_that_are_split_and_joined() -> None:
     assert torch.allclose(found, expected)
 
 
+def test_gradients_of_a_softmax_of_part_of_a_product() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        n, h, c = x.shape
+        return (x.reshape(n, h * c) @ w)[:, 2 * h :].view(n, h, h).softmax(-1)
+
+    x, w, to = r(2, 3, 4).requires_grad_(), r(12, 15).requires_grad_(), r(2, 3, 3)
+    found = torch.autograd.grad(eq.from_torch(fn, x, w, native="off")(x, w), [x, w], to)
+    for one, other in zip(found, torch.autograd.grad(fn(x, w), [x, w], to), strict=True):
+        assert torch.allclose(one, other)
+
+
 def test_what_cannot_be_expressed_is_named_with_its_line() -> None:
     def sorted_rows(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

@@ -38,10 +38,14 @@ def text_of(
     written = _inlined(needed, outputs, [side for pair in at_most for side in pair])
     if any(map(_is_computed, written)):
         written = [_with_sizes(step, names, domains, moved) for step in written]
+    at_most = [
+        (_with_known_sizes(a, domains, moved), _with_known_sizes(b, domains, moved)) for a, b in at_most
+    ]
     exprs = [step.value for step in written]
     axes = {axis for step in written for axis in step.axes}
     axes |= {node.axis for node in walk(*exprs) if isinstance(node, Reduce)}
-    sizes = {node.axis: None for node in walk(*exprs) if isinstance(node, Size)}
+    promised = [side for pair in at_most for side in pair]
+    sizes = {node.axis: None for node in walk(*exprs, *promised) if isinstance(node, Size)}
     # The size of an axis that nothing runs along: a copy of the axis makes its name known.
     copies = {
         names.numbered(axis): axis
@@ -87,6 +91,13 @@ def _with_sizes(step: Step, names: Names, domains: dict[str, str], moved: dict[s
         domains[moved[axis]] = base
     values: dict[Expr, Expr] = {Size(axis): Size(moved[axis]) for axis in sizes}
     return replace(step, body=_replaced(step.body, values)) if sizes else step
+
+
+def _with_known_sizes(expr: Expr, domains: Mapping[str, str], moved: Mapping[str, str]) -> Expr:
+    """A side of a promise with sizes read from axes that the text has."""
+    sizes = {node.axis for node in walk(expr) if isinstance(node, Size)}
+    known: dict[Expr, Expr] = {Size(axis): Size(moved.get(axis, domains.get(axis, axis))) for axis in sizes}
+    return _replaced(expr, known) if sizes else expr
 
 
 def _line(step: Step) -> str:
