@@ -34,10 +34,18 @@ PROGRAMS = {
     "scale twice": "n[i] = max[j](abs(x[i,j]))\ny[i] = sum[j]((x[i,j] / n[i] * u[j]) * (x[i,j] / n[i] * u[j]))",
     "two quotients": "n[i] = max[j](abs(z[i,j]))\ny[i] = sum[j](abs(z[i,j] / n[i]) * (z[i,j] / n[i]))",
     "square and quotient": "n[i] = sum[j](abs(x[i,j]))\ny[i] = sum[j](sq(x[i,j] / n[i]) * (abs(z[i,j]) / max[j](abs(z[i,j]))))",
+    "centred and weighted": """
+        r[i] = max[j](x[i,j]) - min[j](x[i,j])
+        y[i] = mean[j](sq((x[i,j] - mean[j](x[i,j])) * sigmoid(u[j]) / r[i]) / N(j))
+        """,
     "masked": "y[i] = sum[j](where(j <= 50, x[i,j], 0) / max[j](abs(x[i,j])))",
 }
 IN_PASSES = {
     "centred": "y[i] = sqrt(mean[j](sq((x[i,j] - mean[j](x[i,j])) / max[j](abs(x[i,j])))))",
+    "centred and scaled": """
+        r[i] = max[j](x[i,j]) - min[j](x[i,j])
+        y[i] = mean[j](sq((x[i,j] - mean[j](x[i,j])) * u[0] / r[i]) / N(j))
+        """,
     "standing between the ends": "a[i] = min[j](x[i,j])\ny[i] = sum[j](sq((x[i,j] - a[i]) / (max[j](x[i,j]) - a[i])))",
 }
 """What has no merge that keeps it in range."""

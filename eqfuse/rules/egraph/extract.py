@@ -92,6 +92,8 @@ class Extraction:
                 self.whole and a == b and a in self._varies and a not in self._bounded
             ):
                 return UNBOUNDED_SQUARE * min(self.ranges.power(a), MOST_DEGREE)
+            case Node("Sq" | "Mul") if not self.whole and self.ranges.falls(key):
+                return UNBOUNDED_SQUARE
             case Node("Mul", _, args) if not self.ranges.foreign.isdisjoint(args):
                 return CANCELLATION
             case Node("Mul") if self.ranges.loses(key, node) or self.ranges.cancels(node):

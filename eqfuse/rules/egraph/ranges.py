@@ -23,23 +23,38 @@ from eqfuse.records import dataclass
 from eqfuse.rules.egraph.encode import Encoder
 from eqfuse.rules.egraph.references import foreign_moves
 from eqfuse.rules.egraph.saturate import Graph, Node
-from eqfuse.terms.nodes import Size, free_axes
+from eqfuse.terms.nodes import Load, Size, free_axes
+from eqfuse.threads import cached
 
 UNKNOWN = math.inf
 """Degree of a class that has no finite term so far."""
 
 
+Powers = Mapping[str | int, float]
+"""By tensor, scalar, or class of what grows in its own way."""
+
+
 @dataclass(frozen=True)
 class _Growth:
-    """power: how many values that nothing bounds are multiplied, less those divided by that the program has as a scale: a
-    reduction that is made of no square. peak: the largest power of all that it is made of."""
+    """powers: how often values that nothing bounds are multiplied, less how often they divide where the program has them as
+    a scale: a reduction that is made of no square. peak: the largest power of all that it is made of."""
 
-    power: float
+    powers: Powers
     peak: float
     is_reduced: bool
 
+    @cached
+    def power(self) -> float:
+        """By all of them at once."""
+        return sum(self.powers.values())
+
+    @cached
+    def most(self) -> float:
+        """The larger of how it grows with all of them, and with one, by absolute value."""
+        return max(abs(self.power), *map(abs, self.powers.values()), 0.0)
+
     def size(self) -> tuple[float, float]:
-        return abs(self.power), self.peak
+        return self.most, self.peak
 
 
 class Ranges:
@@ -87,18 +102,26 @@ class Ranges:
         return not self._is_matrix_product(left)
 
     def power(self, key: int) -> float:
-        """How a class grows with all that nothing bounds at once, by its absolute value. What is divided by a scale that grows
-        as fast does not, and a square of it stays in range."""
-        return abs(self._powers[key].power) if key in self._powers else 1.0
+        """How a class grows with what nothing bounds, all at once or one of them, by its absolute value. What is divided by a
+        scale that grows as fast does not, and a square of it stays in range."""
+        return self._powers[key].most if key in self._powers else 1.0
+
+    def falls(self, key: int) -> bool:
+        """Whether a class falls as something grows that nothing bounds, as 1 over a scale does."""
+        return key in self._powers and any(power < 0 for power in self._powers[key].powers.values())
 
     def cancels(self, node: Node) -> bool:
         """Whether a product is of what grows as a product of several and is not in the program, and what falls: either may be
         out of range where the product is not."""
         if any(arg not in self._powers for arg in node.args):
             return False
-        falls, grows = sorted(node.args, key=lambda arg: self._powers[arg].power)
-        low, high = self._powers[falls].power, self._powers[grows].power
-        if low >= 0 or high < 2:
+        one, other = node.args
+        return self._takes_back(one, other) or self._takes_back(other, one)
+
+    def _takes_back(self, falls: int, grows: int) -> bool:
+        low, high = self._powers[falls], self._powers[grows]
+        pairs = [(low.power, high.power), *((by, high.powers.get(of, 0.0)) for of, by in low.powers.items())]
+        if not any(down < 0 and up >= 2 for down, up in pairs):
             return False
         bodies = [n.args[0] for n in self._graph.classes[grows] if n.head == "Red"]
         return not self._written.intersection((grows, *bodies))
@@ -145,47 +168,46 @@ class Ranges:
         return degrees
 
     def _settled(self) -> Mapping[int, _Growth]:
-        """The growth of every class: of the form whose power is nearest to 0."""
-        found = {
-            row[0]: _Growth(0.0, 0.0, False)
-            for row in self._graph.facts["bounded"]
-            if isinstance(row[0], int)
-        }
+        """The growth of every class: of the form that grows and falls the least."""
+        bounded = (row[0] for row in self._graph.facts["bounded"])
+        found = {key: _Growth({}, 0.0, False) for key in bounded if isinstance(key, int)}
         changed = True
         while changed:
             changed = False
             for key, nodes in self._graph.classes.items():
-                forms = [self._growth(node, found) for node in nodes if found.keys() >= set(node.args)]
+                forms = [self._growth(key, node, found) for node in nodes if found.keys() >= set(node.args)]
                 best = min(forms, key=_Growth.size, default=None)
                 if best is not None and (key not in found or best.size() < found[key].size()):
                     found[key], changed = best, True
         return found
 
-    def _growth(self, node: Node, found: Mapping[int, _Growth]) -> _Growth:
+    def _growth(self, key: int, node: Node, found: Mapping[int, _Growth]) -> _Growth:
         args = [found[arg] for arg in node.args]
-        power = self._power(node, args)
-        peak = max(abs(power), *(arg.peak for arg in args), 0.0)
-        return _Growth(power, peak, node.head == "Red" or any(arg.is_reduced for arg in args))
+        powers = {of: power for of, power in self._powers_of(key, node, args).items() if power}
+        peak = max(abs(sum(powers.values())), *(arg.peak for arg in args), 0.0)
+        return _Growth(powers, peak, node.head == "Red" or any(arg.is_reduced for arg in args))
 
-    def _power(self, node: Node, args: Sequence[_Growth]) -> float:
-        powers = [arg.power for arg in args]
+    def _powers_of(self, key: int, node: Node, args: Sequence[_Growth]) -> Powers:
+        powers = [arg.powers for arg in args]
         match node.head:
             case "Inv" if args[0].is_reduced and args[0].peak <= 1:
-                return -powers[0]
+                return {of: -power for of, power in powers[0].items()}
             case "Mul":
-                return sum(powers)
+                return _added(*powers)
             case "Ratio":
-                return powers[0] - powers[1]
+                return _added(powers[0], {of: -power for of, power in powers[1].items()})
             case "Sq":
-                return 2 * powers[0]
+                return {of: 2 * power for of, power in powers[0].items()}
             case "Sqrt":
-                return powers[0] / 2
-            case "Neg" | "Abs" | "Cast" | "Add" | "Max" | "Min" | "Finite" | "Red":
-                return max(powers, key=abs)
+                return {of: power / 2 for of, power in powers[0].items()}
             case "Where":
-                return max(powers[1:], key=abs)
+                return _largest(powers[1:])
+            case "Neg" | "Abs" | "Cast" | "Add" | "Delta" | "Max" | "Min" | "Finite" | "Red":
+                return _largest(powers)
+            case "Leaf" if isinstance(leaf := self._encoder.leaves[node.words[0]], Load):
+                return {leaf.tensor: 1.0}
             case _:
-                return self._degree(node, dict.fromkeys(node.args, 1.0))
+                return {key: self._degree(node, dict.fromkeys(node.args, 1.0))}
 
     def _degree(self, node: Node, degrees: Mapping[int, float]) -> float:
         args = [degrees.get(arg, UNKNOWN) for arg in node.args]
@@ -245,3 +267,12 @@ class Ranges:
 
 def _is_sum(node: Node) -> bool:
     return node.head == "Red" and node.words[0] == "sum"
+
+
+def _added(one: Powers, other: Powers) -> Powers:
+    return {of: one.get(of, 0.0) + other.get(of, 0.0) for of in (*one, *other)}
+
+
+def _largest(powers: Sequence[Powers]) -> Powers:
+    names = dict.fromkeys(of for some in powers for of in some)
+    return {of: max((some.get(of, 0.0) for some in powers), key=abs) for of in names}

@@ -85,6 +85,15 @@ def _moments() -> tuple[Rule, ...]:
             "sum of ((x+k) + (c-k)) d = sum of (x+k) d + (c-k) sum of d (parallel axes; Huygens-Steiner)",
         ),
     ]
+    rules.append(
+        Rewrite(
+            "move-over-scale",
+            "delta(c, k) * (ratio(inv(a), 1) * s)",
+            "(delta(c, k) * inv(a)) * s",
+            (),
+            "(c-k) ((1/a) s) = ((c-k)/a) s, as 1/a and s/a may be out of range where (c-k)/a is not",
+        )
+    )
     rules += [
         Infer(
             f"masked-{op}",
