@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 import eqfuse as eq
 from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.terms.floats import FloatDomain
+from eqfuse.terms.folds import Fold
+from eqfuse.terms.interpreter import Value
 from eqfuse.terms.parser import parse
+from eqfuse.tile import interpreter as tile_interpreter
 from eqfuse.verify import verification
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.check import check_stages
 from eqfuse.verify.equivalence import equivalent
 from eqfuse.verify.limits import Limits
-from eqfuse.verify.sizes import small_extents, volume
+from eqfuse.verify.sizes import LARGEST_WORK, small_extents, volume, work
 from eqfuse.verify.source import Stage
 
 SOFTMAX = "y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j]))) * max(v[j], erf(x[i,j])))"
@@ -98,3 +108,43 @@ def test_sizes_are_small_where_positions_are_divided_or_reductions_take_long() -
     moments = parse("m[n,g], v[n,g] = mean_var[c,h,w](x[n,g,c,h,w])")
     sums = parse("m[n,g] = mean[c,h,w](x[n,g,c,h,w])")
     assert 3 * volume(moments, small_extents(moments)) <= volume(sums, small_extents(sums))
+
+
+MOMENTS = "m[n,g], v[n,g] = mean_var[c,h,w](x[n,g,c,h,w])\ny[n,g,c,h,w] = (x[n,g,c,h,w] - m[n,g]) * rsqrt(v[n,g] + 1)"
+
+
+def test_sizes_that_are_drawn_anew_are_small_too() -> None:
+    program = parse(MOMENTS)
+    tried: list[dict[str, int]] = []
+
+    def stages(extents: Mapping[str, int], number: int) -> list[Stage]:
+        tried.append(dict(extents))
+        return [Stage.of_program("same", program, extents)]
+
+    assert check_stages(program, stages(small_extents(program), 0), elsewhere=stages).ok
+    assert max(work(program, extents) for extents in tried) <= LARGEST_WORK
+    reduced = [{axis: extents[axis] for axis in "chw"} for extents in tried[:2]]
+    assert all(max(each[axis] for each in reduced) > 2 for axis in "chw")
+
+
+def test_all_variables_of_a_state_are_combined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Sequence[Value]] = []
+    states = tile_interpreter.fold_states
+
+    def noted(fold: Fold, parts: Sequence[Value], *rest: Any) -> tuple[Value, ...]:
+        made.append(parts)
+        return states(fold, parts, *rest)
+
+    compiled = eq.compile(
+        "m[i], v[i] = mean_var[j](x[i,j])", target="cpu", native="off", verify=False
+    ).compiled
+    monkeypatch.setattr(tile_interpreter, "fold_states", noted)
+    x = np.random.default_rng(0).normal(size=(1, 2, 5))
+    run = partial(tile_interpreter.run, compiled.tile, parse("y[i] = sum[j](x[i,j])"))
+    shards = {axis: 2 for axis, _ in compiled.tile.shards}
+    found = run({"x": x}, {}, {"i": 2, "j": 5}, FloatDomain("float64"), shards=shards, batch=1)
+    np.testing.assert_allclose(found["v"], x.var(2))
+    again = [
+        a for a, b in pairwise(made) if all(np.array_equal(p.data, q.data) for p, q in zip(a, b, strict=True))
+    ]
+    assert made and not again

@@ -10,7 +10,7 @@ from eqfuse.errors import BindError
 from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.parser import parse
 from eqfuse.verify.joint import JointSizes
-from eqfuse.verify.sizes import LARGEST_VOLUME, small_extents, small_shapes, volume
+from eqfuse.verify.sizes import LARGEST_WORK, small_extents, small_shapes, work
 
 CONVOLUTION = "z = sum[j](x[j])\ny[i] = sum[k](x[i+k] * w[k]) / z\nreturn y"
 
@@ -128,11 +128,11 @@ def test_many_axes_have_compact_sizes(text: str) -> None:
     """Their product is what verification takes; axes of one tensor still differ, and have ragged last tiles."""
     program = parse(text)
     extents = small_extents(program)
-    assert volume(program, extents) <= LARGEST_VOLUME
+    assert work(program, extents) <= LARGEST_WORK
     assert len({extents[axis] for axis in "nohw"}) == 4
     assert {extents[axis] % 4 for axis in "crs"} <= {1, 2, 3}
     both = JointSizes.of(program, program, {})
-    assert both.volume <= LARGEST_VOLUME
+    assert both.work <= LARGEST_WORK
     x, k = torch.randn(2, 3, 6, 5), torch.randn(4, 3, 3, 3)
     found = eq.compile(text, target="cpu")(x=x, k=k, sizes={"h": 6, "w": 5})
     torch.testing.assert_close(found, torch.nn.functional.conv2d(x, k, padding=1), rtol=1e-4, atol=1e-5)
@@ -143,7 +143,7 @@ def test_so_many_axes_that_all_are_as_short_as_can_be() -> None:
     product = f"where({inside}, x[n,c,d+r-1,h+s-1,w+t-1], 0) * k[o,c,r,s,t]"
     program = parse(f"r: axis[3]\ns: axis[3]\nt: axis[3]\ny[n,o,d,h,w] = sum[c,r,s,t]({product})")
     extents = small_extents(program)
-    assert volume(program, extents) <= LARGEST_VOLUME and min(extents[axis] for axis in "ndhwc") >= 3
+    assert work(program, extents) <= LARGEST_WORK and min(extents[axis] for axis in "ndhwc") >= 3
 
 
 def test_a_long_declared_axis_of_an_index_is_taken_once() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -223,6 +223,7 @@ class Instances:
         )
         self.trials = trials
         self.values: dict[str, Any] = {}
+        self.folded: tuple[FoldTile | RankTile | MergeTile, list[Any], tuple[Dimensioned, ...]] | None = None
         self.blocks = {block.axis: self._padded(block) for block in kernel.blocks}
         steps = {block.axis: block.step for block in kernel.blocks}
         counts = [-(-sizes[axis] // steps[axis]) for axis in kernel.grid]
@@ -324,16 +325,8 @@ class Instances:
                 return self._search(value, op, active)
             case ReduceTile(reduction, operand, axis):
                 return self._reduce(reduction, operand, axis)
-            case FoldTile(fold, sources, axis):
-                return self._fold(fold, sources, axis)
-            case RankTile(fold, sources, axis, ranks):
-                count, domain = self.blocks[ranks], self.domain
-                found, place, parts = self._parts(fold, sources, axis)
-                return rank_states(found, parts, axis, ranks, count, domain)[place].data
-            case MergeTile(fold, left, right, ranks):
-                found, place, first = self._parts(fold, left, ranks)
-                _, _, second = self._parts(fold, right, ranks)
-                return merge_states(found, first, second, ranks, self.domain)[place].data
+            case FoldTile() | RankTile() | MergeTile():
+                return self._state(op)
             case Dot():
                 return self._dot(value, op)
             case RestOfProduct():
@@ -445,21 +438,39 @@ class Instances:
             return _INTEGER_REDUCTIONS[op](np.broadcast_to(array, shape).astype(np.int64), axis=place)
         return self.domain.reduce(op, self.domain.broadcast(array, tuple(shape)), place)
 
-    def _fold(self, op: str, sources: tuple[Value, ...], axis: str) -> Any:
-        fold, place, parts = self._parts(op, sources, axis)
-        return fold_states(fold, parts, axis, self.domain)[place].data
-
-    def _parts(self, op: str, sources: tuple[Value, ...], axis: str) -> tuple[Fold, int, list[Dimensioned]]:
-        """The fold and the state variable that an op is of, and the tiles of all of them, whole along an axis."""
-        found = fold_of(op)
+    def _state(self, op: FoldTile | RankTile | MergeTile) -> Any:
+        """A state variable of a fold; those of one fold, which follow one another, are made together."""
+        found = fold_of(op.op)
         assert found is not None  # checked
         fold, place = found
+        tiles = (*op.left, *op.right) if isinstance(op, MergeTile) else op.values
+        key = replace(op, op=fold.name)
+        arrays = [self.values[tile.name] for tile in tiles]
+        known, sources, states = self.folded or (None, [], ())
+        if key != known or any(a is not b for a, b in zip(arrays, sources, strict=True)):
+            states = self._states(fold, op)
+            self.folded = key, arrays, states
+        return states[place].data
+
+    def _states(self, fold: Fold, op: FoldTile | RankTile | MergeTile) -> tuple[Dimensioned, ...]:
+        match op:
+            case FoldTile(_, sources, axis):
+                return fold_states(fold, self._parts(sources, axis), axis, self.domain)
+            case RankTile(_, sources, axis, ranks):
+                count = self.blocks[ranks]
+                return rank_states(fold, self._parts(sources, axis), axis, ranks, count, self.domain)
+            case MergeTile(_, left, right, ranks):
+                sides = self._parts(left, ranks), self._parts(right, ranks)
+                return merge_states(fold, *sides, ranks, self.domain)
+
+    def _parts(self, sources: tuple[Value, ...], axis: str) -> list[Dimensioned]:
+        """The tiles of all state variables of a fold, whole along an axis."""
         arrays = [self.values[source.name] for source in sources]
         shapes = [a.shape if is_exact(a) else self.domain.shape(a) for a in arrays]
         shape = list(np.broadcast_shapes(*shapes))
         shape[2 + sources[0].dims.index(axis)] = self.blocks[axis]
         dims = ("%trial", "%instance", *sources[0].dims)
-        parts = [
+        return [
             Dimensioned(
                 dims,
                 np.broadcast_to(array, shape)
@@ -468,7 +479,6 @@ class Instances:
             )
             for array in arrays
         ]
-        return fold, place, parts
 
     def _dot(self, value: Value, op: Dot) -> Any:
         left, right = self._factors(value, op)

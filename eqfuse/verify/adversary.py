@@ -51,6 +51,7 @@ from eqfuse.verify.field.uninterpreted import WHOLE
 from eqfuse.verify.sampling import Inputs, Places
 from eqfuse.verify.sizes import (
     APART,
+    CHOICES,
     COMPACT,
     LEAST,
     USUAL,
@@ -89,19 +90,20 @@ MOST_TRIALS, ELEMENTS = 256, 120_000
 @dataclass(frozen=True)
 class Setting:
     """Sizes to try, the integer scalars with them, for each program how long axes are at least that meet numbers, and how long
-    just those of these names are. Where one `is_far` longer than others, few trials are enough to tell what sizes decide."""
+    just those of these names are; `smaller` sizes for programs of which these are too many. Where one `is_far` longer than others, few trials are enough to tell what sizes decide."""
 
     choice: Choice
     integers: Mapping[str, int]
     least: tuple[Mapping[str, int], ...] = ()
     pinned: Mapping[str, int] = field(default_factory=dict)
     is_far: bool = False
+    smaller: tuple[Choice, ...] = ()
 
     def choices(self, rng: np.random.Generator) -> tuple[Choice, ...]:
-        """Sizes of two programs, and smaller ones for where these are too many. Beside an axis that has a size of its own,
+        """Sizes, and smaller ones for where these are too many. Of two programs, beside an axis that has a size of its own,
         others are short, in any order, and reach past the numbers that their positions meet."""
         if self.choice is not APART:
-            return (self.choice,)
+            return (self.choice, *self.smaller)
         sizes = tuple(int(n) for n in rng.permutation(np.arange(2, 8)))
         return Choice(sizes, sizes[::-1], sizes), APART, LEAST
 
@@ -279,7 +281,7 @@ def settings(
 
     apart = LEAST if of == "stages" else APART
     if of == "stages":
-        yield Setting(_ragged(rng), integers(1))
+        yield Setting(_ragged(rng), integers(1), smaller=tuple(map(_turned, CHOICES[1:])))
         yield Setting(ONES, integers(0))
     else:
         yield Setting(ONES, integers(0))
@@ -398,6 +400,14 @@ def _ragged(rng: np.random.Generator) -> Choice:
         (*mixed(3, 5, 6), *USUAL.free[3:]),
         (*mixed(9, 11), *USUAL.compared[2:]),
     )
+
+
+def _turned(choice: Choice) -> Choice:
+    """The third of the sizes first: an axis that has one tile of 2 at one of both has two of 3 at the other."""
+    reduced, free, compared = (
+        (*sizes[2:3], *sizes[:2], *sizes[3:]) for sizes in (choice.reduced, choice.free, choice.compared)
+    )
+    return replace(choice, reduced=reduced, free=free, compared=compared)
 
 
 def _flipped(expr: Expr) -> Expr:

@@ -27,8 +27,8 @@ from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.limits import Limits
 from eqfuse.verify.sizes import (
     constant_conditions,
-    extents_at,
     input_specs,
+    small_extents,
     small_integers,
     volume,
 )
@@ -122,7 +122,7 @@ def _look_elsewhere(
         values = {**usual, **setting.integers, **fixed}
         least = setting.least[0] if setting.least else {}
         try:
-            found = extents_at(program, values, setting.choice, least, setting.pinned)
+            found = small_extents(program, values, setting.choices(rng), least, setting.pinned)
         except EqfuseError:  # a read that is outside its tensor at these sizes
             continue
         size = volume(program, found)

@@ -57,10 +57,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Facts:
-    """Sets of axes that values vary along, with the number of values; axes that are reduced; those of numerators, with their
+    """Sets of axes that values vary along, with the number of values; the same of the values that combine states of folds; axes that are reduced; those of numerators, with their
     divisors; what is compared; conditions, in the order in which they are evaluated."""
 
     varying: tuple[tuple[frozenset[str], int], ...]
+    combined: tuple[tuple[frozenset[str], int], ...]
     reduced: frozenset[str]
     divided: tuple[tuple[frozenset[str], Expr], ...]
     compared: tuple[Compared, ...]
@@ -72,6 +73,7 @@ class Facts:
 def facts(program: Program) -> Facts:
     """The facts of a program."""
     varying: Counter[frozenset[str]] = Counter()
+    combined: dict[tuple[str, Expr], tuple[frozenset[str], int]] = {}
     reduced: set[str] = set()
     divided: list[tuple[frozenset[str], Expr]] = []
     compared: list[Compared] = []
@@ -81,8 +83,11 @@ def facts(program: Program) -> Facts:
     for node in walk(*(output.expr for output in program.outputs)):
         varying[free_axes(node)] += 1
         match node:
-            case Reduce(_, axis, _):
+            case Reduce(op, axis, body):
                 reduced.add(axis)
+                if (found := fold_of(op)) is not None:
+                    operations = sum(isinstance(part, Call) for part in walk(*found[0].combine))
+                    combined[found[0].name, body] = free_axes(body) | {axis}, operations
             case Call("floordiv" | "mod", (left, right)):
                 divided.append((frozenset(part.name for part in walk(left) if isinstance(part, Axis)), right))
             case Call(fn, (left, right)) if fn in COMPARISONS:
@@ -91,11 +96,12 @@ def facts(program: Program) -> Facts:
         if (
             isinstance(node, Call)
             and node.fn in POSITIONAL
-            and (found := _condition(node, counts)) is not None
+            and (condition := _condition(node, counts)) is not None
         ):
-            conditions.append(found)
+            conditions.append(condition)
     return Facts(
         tuple(varying.items()),
+        tuple(combined.values()),
         frozenset(reduced),
         tuple(divided),
         tuple(compared),

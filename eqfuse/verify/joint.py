@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eqfuse.terms.nodes import Axis, Program
 from eqfuse.terms.parser import axes_of
 from eqfuse.verify.sizes import (
     CHOICES,
-    LARGEST_VOLUME,
+    LARGEST_WORK,
     AxisClasses,
     Choice,
     InputSpec,
@@ -20,6 +20,7 @@ from eqfuse.verify.sizes import (
     plain_indices,
     short_axes,
     volume,
+    work,
 )
 
 LARGEST_DECLARED = 16
@@ -44,7 +45,7 @@ class JointSizes:
         first: Program,
         second: Program,
         scalars: Mapping[str, object],
-        choices: Sequence[Choice] = CHOICES,
+        choices: Iterable[Choice] = CHOICES,
         least: Sequence[Mapping[str, int]] = (),
         pinned: Mapping[str, int] | None = None,
     ) -> JointSizes:
@@ -54,9 +55,14 @@ class JointSizes:
         found: list[JointSizes] = []
         for choice in choices:
             found.append(cls._fitting(first, second, scalars, choice, least, pinned or {}))
-            if found[-1].volume <= LARGEST_VOLUME:
+            if found[-1].work <= LARGEST_WORK:
                 break
-        return min(found, key=lambda each: each.volume)
+        return min(found, key=lambda each: each.work)
+
+    @property
+    def work(self) -> int:
+        """Elements of all values of either program for one trial."""
+        return max(work(self.first, self.left), work(self.second, self.right))
 
     @property
     def volume(self) -> int:

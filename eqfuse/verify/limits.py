@@ -16,7 +16,7 @@ MEGABYTES, SECONDS = 2048, 120
 """Of memory, and of processor time, for one verification, where `EQFUSE_VERIFY_MB` and `EQFUSE_VERIFY_SECONDS` say nothing else."""
 BYTES = 56
 """An element of a value: two residues, a real number and its error, marks, and its part of what an operation makes on the way."""
-SHARE = 0.4
+SHARE = 0.15
 """Of the memory, what several trials at a time may take."""
 
 

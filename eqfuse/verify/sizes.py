@@ -19,7 +19,7 @@ import numpy.typing as npt
 from eqfuse.terms.bounds import Outside, longer_dimensions, never_inside, reads_outside
 from eqfuse.terms.dtypes import LIMITS, STORED
 from eqfuse.terms.floats import FloatDomain
-from eqfuse.terms.folds import folds_in, ranks_of
+from eqfuse.terms.folds import ranks_of
 from eqfuse.terms.functions import COMPARISONS, ON_BITS
 from eqfuse.terms.interpreter import Env, evaluate_expr
 from eqfuse.terms.intervals import Affine, Box, Range
@@ -49,10 +49,8 @@ _KIND_OF_DTYPE: Mapping[str, Kind] = {**dict.fromkeys(LIMITS, "integer"), "bool"
 SHORT = 2
 """One of three and more free axes is as short as this, a single block: one along which less is computed than along
 others, as along the columns of a product of matrices."""
-LARGEST_VOLUME = 20_000
-"""Elements of the largest value for one trial. Where it would have more, sizes are compact: see `COMPACT`."""
-COMBINED = 4
-"""Operations on the numbers of two parts, of a reduction with such expressions, that take as long as a part of a sum."""
+LARGEST_WORK = 60_000
+"""Elements of all values together for one trial. Where they would have more, sizes are smaller: see `CHOICES`."""
 LARGEST_DIVISOR = 64
 """Divisors of index expressions up to this size get an axis that is longer than they are."""
 FEW_AXES, SEARCHED = 3, 8
@@ -85,13 +83,16 @@ class Choice:
 USUAL = Choice((7, 11, 15, 19, 23, 27), (3, 5, 6, 9, 10, 13, 14, 18, 22), (9, 11, 13, 14, 15, 17, 19))
 COMPACT = Choice((3, 5, 7, 6, 9, 11, 13), (3, 5, 6, 7, 9, 10, 13), (5, 6, 7, 9, 11, 13), "together")
 """For programs of many axes, whose product counts: each has several tiles of 2 and a ragged last one."""
+SMALL = Choice((3, 5, 2, 6, 7), (3, 2, 5, 6, 7), (3, 5, 6, 2, 7), "together")
+"""For long programs of many axes: few have more than one tile of 4."""
 APART = Choice((3, 5, 2, 4, 6), (2, 4, 3, 5, 6), (4, 3, 5, 2, 6), "all", near=False)
 """As small as sizes can be that tell axes apart."""
 LEAST = Choice((3,), (3,), (3,), "none")
 """For programs of so many that this is too much."""
 ONE_NEAR = Choice((3,), (3,), (3,), "none", near="one")
 """And whose positions, added up, meet numbers that several long axes reach together, as those of a convolution do."""
-CHOICES = (USUAL, COMPACT, LEAST, ONE_NEAR)
+CHOICES = (USUAL, COMPACT, SMALL, LEAST, ONE_NEAR)
+"""In the order in which they are tried."""
 
 
 class AxisClasses:
@@ -138,40 +139,33 @@ def join_axes(classes: AxisClasses, program: Program, label: str = "") -> None:
                 classes.join(("dim", tensor.name, k), (label, declared))
 
 
-def extents_at(
+def small_extents(
     program: Program,
-    scalars: Mapping[str, object],
-    choice: Choice,
-    least: Mapping[str, int],
+    scalars: Mapping[str, object] | None = None,
+    choices: Iterable[Choice] = CHOICES,
+    least: Mapping[str, int] | None = None,
     pinned: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Extents of one choice with which every read is inside its tensor, of some axes at least so many, of those that are
-    `pinned` just so many. Raises BindError where there are none."""
-    return _fitting(program, scalars, choice, least, pinned)
-
-
-def small_extents(program: Program, scalars: Mapping[str, object] | None = None) -> dict[str, int]:
     """Extents for every axis (renamed copies included): different for axes that may differ.
 
     Reduced axes get the larger, odd ones, so that tiles of 2 and 3 leave a ragged last tile; an axis that
     is divided (`h // g`, `j % 16`) is longer than the divisor; one that is part of a computed index and whose length
-    is declared has that length. Where so much would be computed that it takes long, the sizes are compact.
+    is declared has that length. They are those of the first of the `choices` at which not so much is computed that it takes long.
+    Some axes have `least` so many positions, those that are `pinned` just so many.
     Raises BindError for a read that is outside its tensor at all sizes tried.
     """
     found: list[dict[str, int]] = []
-    for choice in CHOICES:
-        found.append(_fitting(program, scalars or {}, choice))
-        if volume(program, found[-1]) * _weight(program) <= LARGEST_VOLUME:
+    for choice in choices:
+        found.append(_fitting(program, scalars or {}, choice, least, pinned))
+        if work(program, found[-1]) <= LARGEST_WORK:
             break
-    return min(found, key=lambda extents: volume(program, extents))
+    return min(found, key=lambda extents: work(program, extents))
 
 
-@once
-def _weight(program: Program) -> int:
-    """How many times as long as a sum the longest reduction takes that combines its parts by expressions."""
-    folds = folds_in(*roots(program))
-    operations = (sum(isinstance(node, Call) for node in walk(*fold.combine)) for fold in folds)
-    return max(1, max(operations, default=1) // COMBINED)
+def work(program: Program, extents: Mapping[str, int]) -> int:
+    """Elements of all values of a program for one trial, with those that combinations of states make."""
+    counts = facts(program).varying + facts(program).combined
+    return sum(count * prod(extents[axis] for axis in axes) for axes, count in counts)
 
 
 def volume(program: Program, extents: Mapping[str, int]) -> int:

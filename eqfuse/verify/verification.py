@@ -55,7 +55,7 @@ MOST_APART = 6
 """So many branches are supposed one by one where all together differ."""
 ORDERS = 4
 """Orders of all numbers that are supposed."""
-MEASURED = 2**17
+MEASURED = 2**14
 """Where the largest value of a program, over all trials, has more elements, what the stages hold is counted beforehand."""
 MOST_OPEN = 0.5
 """Where rounding leaves more of the trials open, it explains nothing: programs that differ in them differ."""
