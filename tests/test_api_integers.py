@@ -293,3 +293,12 @@ def test_narrow_integers_are_lengths_and_indices() -> None:
     torch.testing.assert_close(found["reference"][0].double(), expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(BindError, match="'w': position 9 is outside"):
         eq.compile(source)(len=lengths, row=rows + 1, x=x, w=w)
+
+
+def test_products_of_integers_under_a_mask_stay_integers() -> None:
+    """The zeros that a mask leaves in the other factors of a sum are integers too."""
+    source = "x: i64[j]\nb[j] = where(j >= 1, x[j - 1], 0) * x[j]\nc = sum[j](b[j])\nd = mean[j](tanh(b[j]) - c)\nreturn c, d"
+    kernel = eq.compile(source, native="off")
+    x = torch.tensor([3, 2**40 + 1, 2**20 + 1, 1])
+    assert kernel.certificate.ok
+    assert int(kernel(x=x)[0]) == int((x[1:] * x[:-1]).sum())

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from eqfuse.extract.machine import compiler
 from eqfuse.tile import host
 from eqfuse.tile.native import build, printer
 from eqfuse.tile.native.nodes import NotNative
+from eqfuse.tile.native.run import longest
+from eqfuse.tile.nodes import Constant, Elementwise, Kernel, Let, Start, TileProgram, Value
 
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
 compiling = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
@@ -435,3 +438,14 @@ def test_a_compiler_that_hangs_ends_with_the_process(tmp_path: Path, own_cache: 
     given = {"CXX": str(script(tmp_path / "cxx", HANGING)), "HANGING_FILE": str(tmp_path / "process")}
     subprocess.run([sys.executable, "-c", child], env={**os.environ, **given}, timeout=100, check=True)
     assert gone(tmp_path / "process")
+
+
+def test_names_of_one_kernel_say_nothing_of_another() -> None:
+    """A constant of one kernel counts as what positions are multiplied with there alone, whatever has its name elsewhere."""
+    at, times, found = Value("at", (), "i32"), Value("c", (), "i32"), Value("found", (), "i32")
+    body = (Let(at, Start("i")), Let(times, Constant(4)), Let(found, Elementwise("mul", (at, times))))
+    kernels = (
+        Kernel("first", (), (), body),
+        Kernel("second", (), (), (Let(replace(times, dtype="f32"), Constant(-math.inf)),)),
+    )
+    assert longest(TileProgram(kernels, ())) == 2**28

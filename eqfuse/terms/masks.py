@@ -88,7 +88,7 @@ class _Masks:
                 )
                 for mask in others:
                     if mask not in zeros[factor]:
-                        inner = call("where", mask, inner, Const(0.0))
+                        inner = call("where", mask, inner, Const(0))
             if inner is not factor:
                 guarded[factor] = inner
         return _rebuilt(expr, guarded) if guarded else expr

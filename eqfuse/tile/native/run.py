@@ -17,7 +17,17 @@ from eqfuse.tile.native.context import Interface
 from eqfuse.tile.native.memory import outputs
 from eqfuse.tile.native.printer import source_of
 from eqfuse.tile.native.products import give
-from eqfuse.tile.nodes import Argument, BlockSize, Constant, Dot, Elementwise, Let, LoadTile, TileProgram
+from eqfuse.tile.nodes import (
+    Argument,
+    BlockSize,
+    Constant,
+    Dot,
+    Elementwise,
+    Kernel,
+    Let,
+    LoadTile,
+    TileProgram,
+)
 from eqfuse.tile.storage import SMALL_ELEMENTS, buffer_dtypes, buffers_for, resolve_extents
 from eqfuse.tile.walk import nested
 
@@ -172,10 +182,13 @@ class _Frame:
 def longest(program: TileProgram) -> int:
     """The positions that an axis may have in C++, where positions, and what 32 bits are enough for at `POSITIONS` of them, are
     of 32 bits: their sums with others, and what they are multiplied with."""
-    lets = [s for kernel in program.kernels for s in nested(kernel.body) if isinstance(s, Let)]
-    ops = {let.value.name: let.op for let in lets}
+    return min((_longest(kernel) for kernel in program.kernels), default=2**30)
+
+
+def _longest(kernel: Kernel) -> int:
+    ops = {stmt.value.name: stmt.op for stmt in nested(kernel.body) if isinstance(stmt, Let)}
     most = 1
-    for let in lets:
+    for let in (stmt for stmt in nested(kernel.body) if isinstance(stmt, Let)):
         match let.op:
             case Elementwise("mul" | "sq" | "lshift" as fn, args) if let.value.dtype == "i32":
                 known = [op for arg in args if isinstance(op := ops.get(arg.name), BlockSize | Constant)]
