@@ -31,6 +31,10 @@ PROGRAMS = {
     "weights": "w[i,j] = abs(x[i,j])\ny[i] = sum[j](w[i,j] / sum[j](w[i,j]) * z[i,j])",
     "difference": "n[i] = max[j](abs(x[i,j]))\ny[i] = n[i] * sqrt(sum[j](sq((x[i,j] - x[i,0]) / n[i])))",
     "two scales": "n[i] = max[j](abs(x[i,j]))\ny[i] = max[k](sum[j]((x[i,j] / n[i]) * (x[k,j] / n[k])))",
+    "a scale in a product": """
+        n[i] = sum[j](abs(x[i,j]))
+        y[i] = max[k](sum[j]((x[i,j] / n[i]) * ((x[k,j] - x[k,0]) / mean[j](abs(x[k,j])))))
+        """,
     "scale twice": "n[i] = max[j](abs(x[i,j]))\ny[i] = sum[j]((x[i,j] / n[i] * u[j]) * (x[i,j] / n[i] * u[j]))",
     "two quotients": "n[i] = max[j](abs(z[i,j]))\ny[i] = sum[j](abs(z[i,j] / n[i]) * (z[i,j] / n[i]))",
     "square and quotient": "n[i] = sum[j](abs(x[i,j]))\ny[i] = sum[j](sq(x[i,j] / n[i]) * (abs(z[i,j]) / max[j](abs(z[i,j]))))",
@@ -145,3 +149,14 @@ def test_a_sum_of_squares_is_moved_from_its_own_reference(prefer: str) -> None:
     found = eq.compile(source, prefer=prefer, native="off")(x=x, z=z).double()
     exact = (torch.maximum(z, x) - x).double().std(1, correction=0)
     assert ((found - exact).abs() <= 1e-5 * exact).all()
+
+
+@pytest.mark.parametrize("magnitude", [1e-38, 1e-20, 1e20, 1e38])
+def test_operands_of_bf16_have_their_scales(magnitude: float) -> None:
+    source = "y[i,k] = sum[j](x[i,j] / max[j](abs(x[i,j])) * (z[k,j] / max[j](abs(z[k,j]))))"
+    generator = torch.Generator().manual_seed(3)
+    x, z = (torch.rand(4, COLUMNS, generator=generator) * 2 - 0.5 for _ in range(2))
+    x, z = (x * magnitude).bfloat16(), (z * magnitude).bfloat16()
+    found = eq.compile(source, native="off")(x=x, z=z).double()
+    x, z = (t.double() / t.double().abs().amax(1, keepdim=True) for t in (x, z))
+    assert ((found - x @ z.T).abs() <= 2.0**-8 * (x @ z.T).abs()).all()

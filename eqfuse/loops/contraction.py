@@ -192,9 +192,10 @@ def contraction(product: Product, axis: str, axes_of: AxesOf, ordered: Ordered) 
     )
 
 
-def scaled(plan: Contraction, axes_of: AxesOf) -> Contraction:
-    """The plan with the factors outside of it on its operands, where they are several: a product without them may be out
-    of range where it is not with them."""
+def scaled(plan: Contraction, axes_of: AxesOf, is_rounded: bool) -> Contraction:
+    """The plan with the factors outside of it on its operands, where they are several or divide it: a product without them
+    may be out of range where it is not with them. Where operands that have factors `is_rounded`, only several divisors are worth
+    it, of which each operand has one: then neither is stored in less than it is computed in."""
     sides: tuple[frozenset[str], ...] = (
         frozenset((*plan.batch, *plan.rows)),
         frozenset((*plan.batch, *plan.columns)),
@@ -213,7 +214,8 @@ def scaled(plan: Contraction, axes_of: AxesOf) -> Contraction:
             place = min(fitting, key=lambda n: len(found[n].parts))
             found[place] = found[place].times(factor)
     left, right = found
-    if len(left.parts) + len(right.parts) < 2:
+    divisors = len(left.under) + len(right.under)
+    if not (left.under and right.under) if is_rounded else len(left.parts) + len(right.parts) + divisors < 2:
         return plan
     inside = plan.inside.times(left).times(right)
     return replace(

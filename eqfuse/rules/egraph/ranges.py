@@ -97,6 +97,8 @@ class Ranges:
     def _is_lossy(self, factor: int, rest: int, left: int, bodies: Sequence[int], axis: str) -> bool:
         if self._degrees[left] > min(self._degrees[body] for body in bodies):
             return True
+        if self.power(left) > min(map(self.power, bodies)):
+            return True
         if (factor, axis) in self._cascaded or not self.axes(factor) <= self.axes(rest):
             return False
         return not self._is_matrix_product(left)

@@ -446,8 +446,11 @@ class Expressions:
         if plan is None or not self._dots.allow(plan, self._build.blocks[expr.axis].size):
             return None
         both = [self._types.dtype(side.expr()) for side in (plan.left, plan.right)]
-        if all(dtype == self._build.accumulate for dtype in both):  # what is stored in less has less range
-            plan = scaled(plan, self._types.dims)
+        if {*both} <= {
+            self._build.accumulate,
+            "bf16",
+        }:  # sums of products of f16 have more range than they need
+            plan = scaled(plan, self._types.dims, "bf16" in both)
         return None if all(dtype in INTEGERS for dtype in both) else plan
 
     def _look(self, local: Local, axis: str) -> Expr | None:
