@@ -227,6 +227,15 @@ def test_why_not_with_a_factor_that_another_pass_made() -> None:
     assert "in round(x[i, j] - max_j), no rule separates what varies along j from the value of max_j" in text
 
 
+def test_why_not_says_that_what_a_number_masks_is_visited() -> None:
+    (text,) = kernel(ATTENTION.replace("-inf", "-1e30")).why_not()
+    assert text.startswith(
+        "positions of j that a mask sets to -1e30 are visited: a value may be below it (line "
+    )
+    assert "^^^^^\nwrite -inf where they are left out" in text
+    assert kernel(ATTENTION.replace("-inf", "-1")).why_not() == ()
+
+
 def test_why_not_is_empty_where_all_is_fused() -> None:
     assert kernel(ATTENTION).why_not() == ()
 

@@ -17,6 +17,7 @@ from eqfuse.explain.why import (
     Unfinished,
     Unverified,
     divisions,
+    finite_masks,
     left_apart,
     plan_lines,
     predicted_for,
@@ -78,7 +79,7 @@ def why_not(report: Report) -> tuple[Reason, ...]:
     refused = refusals(report.program, report.plan, report.merges, report.order, rules)
     divided = divisions(report.program, report.plan, report.plans)
     apart = left_apart(report.program, report.plan) if is_rewritten else ()
-    return unfinished + unverified + tuple(refused) + (*divided, *apart)
+    return unfinished + unverified + tuple(refused) + (*divided, *apart, *finite_masks(report.program))
 
 
 def blocks(report: Report, derivation: Derivation, detail: Detail) -> Iterator[Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,20 @@ from eqfuse.rules.merge import Group, Obstacle
 from eqfuse.rules.merge_search import derive_group
 from eqfuse.rules.rule import Infer, Rewrite, Rule, RuleSet
 from eqfuse.rules.tables.rescale import RESCALE
-from eqfuse.terms.nodes import Expr, Load, Local, Output, Program, Reduce, children, free_axes, replaced, walk
+from eqfuse.terms.nodes import (
+    Call,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Output,
+    Program,
+    Reduce,
+    children,
+    free_axes,
+    replaced,
+    walk,
+)
 from eqfuse.units import duration
 
 RELAXED = frozenset({"nonneg", "nonpos", "positive", "constant", "scalar", "pole_safe", "masked"})
@@ -34,6 +48,8 @@ APART = "the budget keeps large programs from taking the machine: compile parts 
 """What to do where a saturation did not end."""
 
 
+MASKING = -1e4
+"""Numbers up to it stand for -inf where a mask puts them."""
 LONGEST = 200
 """Operations of an expression that a message shows."""
 
@@ -124,7 +140,23 @@ class Apart:
         return str(EqfuseError(message, source=self.source, span=span, hint=hint))
 
 
-Reason = Refusal | Divided | Apart | Unfinished | Unverified
+@dataclass(frozen=True)
+class FiniteMask:
+    """A mask by a number rather than by -inf: loops visit what it covers, as a value may be below the number."""
+
+    number: str
+    axis: str
+    source: str
+
+    def __str__(self) -> str:
+        message = (
+            f"positions of {self.axis} that a mask sets to {self.number} are visited: a value may be below it"
+        )
+        hint = "write -inf where they are left out: blocks of them are then passed over"
+        return str(EqfuseError(message, source=self.source, span=_last(self.source, self.number), hint=hint))
+
+
+Reason = Refusal | Divided | Apart | FiniteMask | Unfinished | Unverified
 """Why something of a kernel is not fused."""
 
 
@@ -370,6 +402,20 @@ def left_apart(program: Program, plan: Plan) -> Iterator[Apart]:
             if mine and theirs and reads & others and not (one.groups and other.groups):
                 read = tuple(tensor.name for tensor in program.tensors if tensor.name in reads & others)
                 yield Apart((mine[0], theirs[0]), (one.name, other.name), read, program.source)
+
+
+def finite_masks(program: Program) -> Iterator[FiniteMask]:
+    """Masks by a large negative number along an axis whose greatest value is taken, as in a softmax."""
+    seen: set[tuple[float, str]] = set()
+    for node in walk(*(output.expr for output in program.outputs)):
+        for part in walk(node) if isinstance(node, Reduce) and node.op == "max" else ():
+            match part:
+                case Call("where", (condition, _, Const(number))) if -math.inf < number <= MASKING:
+                    if node.axis in free_axes(condition) and (number, node.axis) not in seen:
+                        seen.add((number, node.axis))
+                        written = (t for t in re.findall(r"-\d[\d.]*(?:e[+-]?\d+)?", program.source))
+                        text = next((text for text in written if float(text) == number), f"{number:g}")
+                        yield FiniteMask(text, node.axis, program.source)
 
 
 def _reads(kernel: KernelPlan, tensor: str) -> bool:
