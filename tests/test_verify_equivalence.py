@@ -391,13 +391,14 @@ def test_numbers_without_residues_are_equal_as_far_as_rounding_tells() -> None:
 
 @pytest.mark.parametrize(
     ("left", "right"),
-    [("floor(x[i] + 3)", "floor(x[i]) + 3"), ("floor(x[i] + 1e-20 * x[i])", "floor(x[i])")],
+    [("round(x[i] + 1e-20 * x[i])", "round(x[i])"), ("floor(x[i] + 1e-20 * x[i])", "floor(x[i])")],
 )
 def test_what_no_real_values_tell_apart_is_refused_without_a_counterexample(left: str, right: str) -> None:
     for one, other in permutations((left, right)):
         certificate = equivalent(f"y[i] = {one}", f"y[i] = {other}")
         assert not certificate and certificate.counterexample is None
-        assert "in real values" in certificate.reason and one.partition("(")[0] in certificate.reason
+        assert "no trial told the programs apart" in certificate.reason
+        assert one.partition("(")[0] in certificate.reason
 
 
 @pytest.mark.parametrize(

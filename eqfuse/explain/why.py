@@ -407,15 +407,16 @@ def left_apart(program: Program, plan: Plan) -> Iterator[Apart]:
 def finite_masks(program: Program) -> Iterator[FiniteMask]:
     """Masks by a large negative number along an axis whose greatest value is taken, as in a softmax."""
     seen: set[tuple[float, str]] = set()
-    for node in walk(*(output.expr for output in program.outputs)):
-        for part in walk(node) if isinstance(node, Reduce) and node.op == "max" else ():
+    folds = (node for node in walk(*(output.expr for output in program.outputs)) if isinstance(node, Reduce))
+    for fold in (fold for fold in folds if fold.op == "max"):
+        for part in walk(fold.body):
             match part:
                 case Call("where", (condition, _, Const(number))) if -math.inf < number <= MASKING:
-                    if node.axis in free_axes(condition) and (number, node.axis) not in seen:
-                        seen.add((number, node.axis))
-                        written = (t for t in re.findall(r"-\d[\d.]*(?:e[+-]?\d+)?", program.source))
+                    if fold.axis in free_axes(condition) and (number, fold.axis) not in seen:
+                        seen.add((number, fold.axis))
+                        written = re.findall(r"-\d[\d.]*(?:e[+-]?\d+)?", program.source)
                         text = next((text for text in written if float(text) == number), f"{number:g}")
-                        yield FiniteMask(text, node.axis, program.source)
+                        yield FiniteMask(text, fold.axis, program.source)
 
 
 def _reads(kernel: KernelPlan, tensor: str) -> bool:
