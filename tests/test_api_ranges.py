@@ -35,6 +35,7 @@ PROGRAMS = {
         n[i] = sum[j](abs(x[i,j]))
         y[i] = max[k](sum[j]((x[i,j] / n[i]) * ((x[k,j] - x[k,0]) / mean[j](abs(x[k,j])))))
         """,
+    "range and factor": "y[i] = sum[j](x[i,j] / (max[j](x[i,j]) - min[j](x[i,j])) * u[0])",
     "scale twice": "n[i] = max[j](abs(x[i,j]))\ny[i] = sum[j]((x[i,j] / n[i] * u[j]) * (x[i,j] / n[i] * u[j]))",
     "two quotients": "n[i] = max[j](abs(z[i,j]))\ny[i] = sum[j](abs(z[i,j] / n[i]) * (z[i,j] / n[i]))",
     "square and quotient": "n[i] = sum[j](abs(x[i,j]))\ny[i] = sum[j](sq(x[i,j] / n[i]) * (abs(z[i,j]) / max[j](abs(z[i,j]))))",
@@ -151,12 +152,15 @@ def test_a_sum_of_squares_is_moved_from_its_own_reference(prefer: str) -> None:
     assert ((found - exact).abs() <= 1e-5 * exact).all()
 
 
-@pytest.mark.parametrize("magnitude", [1e-38, 1e-20, 1e20, 1e38])
-def test_operands_of_bf16_have_their_scales(magnitude: float) -> None:
-    source = "y[i,k] = sum[j](x[i,j] / max[j](abs(x[i,j])) * (z[k,j] / max[j](abs(z[k,j]))))"
+@pytest.mark.parametrize("magnitude", [1e-39, 1e-20, 1e20, 1e38])
+@pytest.mark.parametrize(("dtype", "axes"), [(torch.bfloat16, "j"), (torch.float32, "i,j")])
+def test_operands_of_products_have_their_scales(dtype: torch.dtype, axes: str, magnitude: float) -> None:
+    source = f"y[i,k] = sum[j](x[i,j] / max[{axes}](abs(x[i,j])) * (z[k,j] / max[j](abs(z[k,j]))))"
     generator = torch.Generator().manual_seed(3)
-    x, z = (torch.rand(4, COLUMNS, generator=generator) * 2 - 0.5 for _ in range(2))
-    x, z = (x * magnitude).bfloat16(), (z * magnitude).bfloat16()
+    x, z = ((torch.rand(4, COLUMNS, generator=generator) * 2 - 0.5) * magnitude for _ in range(2))
+    x, z = x.to(dtype), z.to(dtype)
     found = eq.compile(source, native="off")(x=x, z=z).double()
-    x, z = (t.double() / t.double().abs().amax(1, keepdim=True) for t in (x, z))
-    assert ((found - x @ z.T).abs() <= 2.0**-8 * (x @ z.T).abs()).all()
+    x, z = x.double(), z.double()
+    most = x.abs().max() if "i" in axes else x.abs().amax(1, keepdim=True)
+    exact = (x / most) @ (z / z.abs().amax(1, keepdim=True)).T
+    assert ((found - exact).abs() <= 2.0**-8 * exact.abs()).all()

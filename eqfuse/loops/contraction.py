@@ -201,7 +201,7 @@ def scaled(plan: Contraction, axes_of: AxesOf, is_rounded: bool) -> Contraction:
         frozenset((*plan.batch, *plan.columns)),
     )
     found = [Product(), Product()]
-    outside = Product()
+    outside, either = Product(), list[Product]()
     for factor in (
         *(Product((e,)) for e in plan.outside.over),
         *(Product((), (e,)) for e in plan.outside.under),
@@ -210,9 +210,13 @@ def scaled(plan: Contraction, axes_of: AxesOf, is_rounded: bool) -> Contraction:
         fitting = [n for n in (0, 1) if axes_of(expr) <= sides[n]]
         if isinstance(expr, Const | Size) or not fitting:
             outside = outside.times(factor)
-        else:  # what fits both is on the one that has less
-            place = min(fitting, key=lambda n: len(found[n].parts))
-            found[place] = found[place].times(factor)
+        elif len(fitting) == 2:
+            either.append(factor)
+        else:
+            found[fitting[0]] = found[fitting[0]].times(factor)
+    for factor in either:  # on the one that has less
+        place = min((0, 1), key=lambda n: len(found[n].parts))
+        found[place] = found[place].times(factor)
     left, right = found
     divisors = len(left.under) + len(right.under)
     if not (left.under and right.under) if is_rounded else len(left.parts) + len(right.parts) + divisors < 2:

@@ -97,11 +97,21 @@ class Ranges:
     def _is_lossy(self, factor: int, rest: int, left: int, bodies: Sequence[int], axis: str) -> bool:
         if self._degrees[left] > min(self._degrees[body] for body in bodies):
             return True
-        if self.power(left) > min(map(self.power, bodies)):
+        if self._grows(left, bodies):
             return True
         if (factor, axis) in self._cascaded or not self.axes(factor) <= self.axes(rest):
             return False
         return not self._is_matrix_product(left)
+
+    def _grows(self, left: int, bodies: Sequence[int]) -> bool:
+        """Whether what is left of a body grows with something that the body does not grow with as much."""
+        if left not in self._powers:
+            return False
+        body = min(
+            (self._powers[key] for key in bodies if key in self._powers), key=_Growth.size, default=None
+        )
+        pairs = self._powers[left].powers.items()
+        return body is not None and any(abs(power) > abs(body.powers.get(of, 0.0)) for of, power in pairs)
 
     def power(self, key: int) -> float:
         """How a class grows with what nothing bounds, all at once or one of them, by its absolute value. What is divided by a
