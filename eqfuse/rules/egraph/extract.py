@@ -107,8 +107,11 @@ class Extraction:
                 return CANCELLATION if any(c in self._aggregate for c in negated) else 0.0
         return 0.0
 
-    def _cost(self, key: int, node: Node) -> tuple[Cost, frozenset[Risk]]:
-        own = self._instability(key, node)
+    def _cost(self, place: int) -> tuple[Cost, frozenset[Risk]]:
+        key, node = self.graph.forms[place]
+        own = self.ranges.unstable.get((self.whole, place))
+        if own is None:
+            own = self.ranges.unstable[self.whole, place] = self._instability(key, node)
         risks = frozenset({(node.head, node.args, own)} if own else ())
         work: float = WORK.get(node.head, 1)
         if node.head == "Add" and key not in self._written:
@@ -121,35 +124,31 @@ class Extraction:
 
     def _solve(self) -> None:
         """Knuth's generalisation of Dijkstra: classes are settled in order of cost."""
-        users: dict[int, list[tuple[int, Node]]] = {}
-        waiting: dict[tuple[int, Node], int] = {}
+        forms, users = self.graph.forms, self.graph.users
+        waiting: list[int] = []
         queue: list[tuple[Cost, int, int, Node | None, frozenset[Risk]]] = []
         counter = 0
         for key in self.known:
             queue.append(((0.0, 0.5), counter, key, None, frozenset()))
             counter += 1
-        for key in sorted(self.graph.classes):
-            for node in self.graph.classes[key]:
-                if not self.allowed(node):
-                    continue
-                distinct = set(node.args)
-                waiting[key, node] = len(distinct)
-                for arg in distinct:
-                    users.setdefault(arg, []).append((key, node))
-                if not distinct:
-                    cost, risks = self._cost(key, node)
-                    queue.append((cost, counter, key, node, risks))
-                    counter += 1
+        for place, (key, node) in enumerate(forms):
+            is_allowed = self.allowed(node)
+            waiting.append(len(set(node.args)) if is_allowed else -1)
+            if is_allowed and not node.args:
+                cost, risks = self._cost(place)
+                queue.append((cost, counter, key, node, risks))
+                counter += 1
         heapq.heapify(queue)
         while queue:
             cost, _, key, found, risks = heapq.heappop(queue)
             if key in self.best:
                 continue
             self.best[key], self._risks[key] = (cost, found), risks
-            for user, node in users.get(key, ()):
-                waiting[user, node] -= 1
-                if waiting[user, node] == 0 and user not in self.best:
-                    cost, risks = self._cost(user, node)
+            for place in users.get(key, ()):
+                waiting[place] -= 1
+                user, node = forms[place]
+                if waiting[place] == 0 and user not in self.best:
+                    cost, risks = self._cost(place)
                     heapq.heappush(queue, (cost, counter, user, node, risks))
                     counter += 1
 

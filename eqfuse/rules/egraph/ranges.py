@@ -17,7 +17,7 @@ Products are charged that multiply what a scale was taken out of twice or more o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from eqfuse.records import dataclass
 from eqfuse.rules.egraph.encode import Encoder
@@ -78,6 +78,7 @@ class Ranges:
         self._written = {row[0] for row in graph.facts["written"]}
         self._powers = self._settled()
         self._axes: dict[int, frozenset[str]] = {}
+        self.unstable: dict[tuple[bool, int], float] = {}
         self.foreign = foreign_moves(graph, encoder)
 
     def loses(self, key: int, node: Node) -> bool:
@@ -170,27 +171,42 @@ class Ranges:
         """The least fixed point: a class has the degree of its best form."""
         degrees: dict[int, float] = dict.fromkeys(self._graph.classes, UNKNOWN)
         degrees |= {row[0]: 0.0 for row in self._graph.facts["bounded"] if isinstance(row[0], int)}
-        changed = True
-        while changed:
-            changed = False
-            for key, nodes in self._graph.classes.items():
-                best = min((self._degree(node, degrees) for node in nodes), default=UNKNOWN)
-                if best < degrees[key]:
-                    degrees[key], changed = best, True
+
+        def improved(key: int) -> bool:
+            nodes = self._graph.classes[key]
+            best = min((self._degree(node, degrees) for node in nodes), default=UNKNOWN)
+            if is_better := best < degrees[key]:
+                degrees[key] = best
+            return is_better
+
+        self._improve(improved)
         return degrees
+
+    def _improve(self, improved: Callable[[int], bool]) -> None:
+        """Calls `improved` for classes, in order, until nothing changes: for those again of which an argument has changed."""
+        stale = set(self._graph.classes)
+        while stale:
+            for key in self._graph.classes:
+                if key in stale:
+                    stale.discard(key)
+                    if improved(key):
+                        stale.update(self._graph.forms[place][0] for place in self._graph.users.get(key, ()))
 
     def _settled(self) -> Mapping[int, _Growth]:
         """The growth of every class: of the form that grows and falls the least."""
         bounded = (row[0] for row in self._graph.facts["bounded"])
         found = {key: _Growth({}, 0.0, False) for key in bounded if isinstance(key, int)}
-        changed = True
-        while changed:
-            changed = False
-            for key, nodes in self._graph.classes.items():
-                forms = [self._growth(key, node, found) for node in nodes if found.keys() >= set(node.args)]
-                best = min(forms, key=_Growth.size, default=None)
-                if best is not None and (key not in found or best.size() < found[key].size()):
-                    found[key], changed = best, True
+
+        def improved(key: int) -> bool:
+            nodes = self._graph.classes[key]
+            forms = [self._growth(key, node, found) for node in nodes if found.keys() >= set(node.args)]
+            best = min(forms, key=_Growth.size, default=None)
+            if best is None or (key in found and best.size() >= found[key].size()):
+                return False
+            found[key] = best
+            return True
+
+        self._improve(improved)
         return found
 
     def _growth(self, key: int, node: Node, found: Mapping[int, _Growth]) -> _Growth:

@@ -11,6 +11,7 @@ from eqfuse.rules.egraph import client
 from eqfuse.rules.relations import RELATIONS
 from eqfuse.rules.rule import RuleSet, prelude
 from eqfuse.rules.scope import current
+from eqfuse.threads import cached
 
 MAX_MATCHES = 12_000
 """Matches of rules after which saturation is abandoned and reported; a match adds a node or a fact at most. The
@@ -49,6 +50,20 @@ class Graph:
     @property
     def size(self) -> int:
         return sum(map(len, self.classes.values()))
+
+    @cached
+    def forms(self) -> tuple[tuple[int, Node], ...]:
+        """Every node with its class, classes in order."""
+        return tuple((key, node) for key in sorted(self.classes) for node in self.classes[key])
+
+    @cached
+    def users(self) -> Mapping[int, Sequence[int]]:
+        """By class, the places in `forms` of the nodes that have it as an argument."""
+        found: dict[int, list[int]] = {}
+        for place, (_, node) in enumerate(self.forms):
+            for arg in set(node.args):
+                found.setdefault(arg, []).append(place)
+        return found
 
 
 @dataclass
@@ -139,12 +154,21 @@ class Saturation:
 def _with_a_term(classes: Mapping[int, Sequence[Node]]) -> set[int]:
     """The classes that stand for a finite term. Others have forms that contain themselves alone, as a is max(a, a)."""
     found: set[int] = set()
-    waiting = dict(classes)
-    while ready := {
-        key for key, nodes in waiting.items() if any(found.issuperset(node.args) for node in nodes)
-    }:
-        found |= ready
-        waiting = {key: nodes for key, nodes in waiting.items() if key not in ready}
+    users: dict[int, list[tuple[int, set[int]]]] = {}
+    ready: list[int] = []
+    for key, nodes in classes.items():
+        for node in nodes:
+            lacks = set(node.args)
+            ready += [key] if not lacks else []
+            for arg in lacks:
+                users.setdefault(arg, []).append((key, lacks))
+    while ready:
+        key = ready.pop()
+        if key not in found:
+            found.add(key)
+            for user, lacks in users.get(key, ()):
+                lacks.discard(key)
+                ready += [user] if not lacks else []
     return found
 
 
