@@ -6,7 +6,7 @@ import pytest
 
 from eqfuse.compiler import derive, pipeline
 from eqfuse.extract.devices import DEVICES
-from eqfuse.loops.contraction import Product, contraction, factors
+from eqfuse.loops.contraction import Product, contraction, factors, scaled
 from eqfuse.loops.kernel_axes import contractions
 from eqfuse.terms.nodes import Axis, Load, call, free_axes
 from eqfuse.terms.types import program_dtypes
@@ -69,6 +69,15 @@ def test_factors_go_to_the_side_that_has_their_axes() -> None:
     found = contraction(factors(call("mul", call("mul", b, d), computed)), "k", free_axes, _ordered)
     assert found is not None and found.right.load is b  # stays in its storage dtype
     assert found.left == Product((computed, d))
+
+
+def test_each_operand_has_a_scale_that_fits_it() -> None:
+    a, b, alone, either = _load("a", "i", "k"), _load("b", "k", "j"), _load("n", "i"), _load("m")
+    for under in ((alone, either), (either, alone)):
+        found = contraction(Product((a, b), under), "k", free_axes, _ordered)
+        assert found is not None
+        found = scaled(found, free_axes, False)
+        assert (found.left.under, found.right.under) == ((alone,), (either,))
 
 
 def test_the_first_axes_of_the_order_are_rows() -> None:
