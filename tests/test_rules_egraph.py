@@ -46,7 +46,5 @@ def test_how_a_class_grows_is_looked_at_again_where_an_argument_changed(
 
     monkeypatch.setattr(Ranges, "_growth", counted)
     monkeypatch.setattr(Ranges, "__init__", begun)
-    eq.compile(
-        "y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])) * v[j])", target="cpu", verify=False, prefer="online"
-    )
+    eq.compile("y[i] = sum[j](exp(x[i,j] - max[j](x[i,j])) * v[j] * 0.731)", target="cpu", verify=False)
     assert looked and max(looked) < 2
