@@ -57,7 +57,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import eqfuse as eq
 from bench.judge import MOST_TILES, Expected, expected
 from bench.measure import own_cores, time_limit
-from bench.programs import Example, programs, registered
+from bench.programs import HALVES, Example, programs, registered
 from bench.report import Column, Options, Report
 from eqfuse import compiler
 from eqfuse.certification import Checks, verify
@@ -276,10 +276,11 @@ def _is_always_special(certificate: Certificate | None) -> bool:
 
 
 def is_of_what_is_behind(error: BindError, example: Example) -> bool:
-    """Whether two sizes of an axis are told, one of them that of a tensor with one position more, and the program has
-    a condition on that axis beside the tensor's own."""
+    """Whether two sizes of an axis are told, one of them that of a tensor with one position more or with two halves, and the program
+    has a condition on that axis beside the tensor's own."""
     for given in example.inputs:
-        axis = given.axes[0].removesuffix("+1") if given.axes and given.axes[0].endswith("+1") else ""
+        found = re.fullmatch(r"(\w+)(\+1|\*2)", given.axes[0]) if given.axes else None
+        axis = found[1] if found and (found[2] == "+1" or given.name == HALVES) else ""
         declared = re.search(rf"^{axis}: axis\[(\w+)\]", example.source, re.MULTILINE)
         # an axis that is as long as another one has its name there
         root = declared[1] if axis and declared else axis

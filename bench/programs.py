@@ -34,7 +34,7 @@ Interval = tuple[float, float]
 
 AXES = "ijkl"
 TENSORS = "xyzw"
-DEFINITIONS = "abcdefghmsABCDEFGHIJK"
+DEFINITIONS = "abcdefghmsABCDEFGIJK"
 LIMIT, WIDE_LIMIT = 1e4, 1e60
 NEGLIGIBLE = 0.05
 """A divisor stays this far from 0, mostly."""
@@ -77,6 +77,8 @@ SPECIAL = (math.inf, -math.inf, math.nan)
 """What values of a tensor are replaced by where its `magnitude` is "special"."""
 LENGTH = "L"
 """A scalar that is not declared: it is compared with positions, and thereby an integer."""
+HALVES = "H"
+"""A tensor of two halves."""
 PLACES = ("here",) * 37 + ("a thread", "threads", "a fork")
 """Where a program is compiled and called."""
 
@@ -719,7 +721,7 @@ class _Writer:
         index = list(self._at(given.axes, scope) or ())
         low, high = DRAWS.get(given.draw, INTEGERS)
         way = self.one_of(
-            ["plain"] * 12 + ["shifted", "ahead", "backwards", "half", "gathered", "next", "pairs"]
+            ["plain"] * 12 + ["shifted", "ahead", "backwards", "half", "gathered", "next", "pairs", "halves"]
         )
         place = self.draw(st.integers(0, len(index) - 1)) if way != "plain" else 0
         axis = index[place]
@@ -737,6 +739,8 @@ class _Writer:
                 return self._next(axis, scope)
             case "pairs":
                 return self._pairs(axis)
+            case "halves":
+                return self._halves(axis)
             case "gathered":
                 index[place] = self._integers(frozenset({axis}), f"below {self._base(axis)}") or axis
         text = given.name + _indexed(index)
@@ -796,6 +800,17 @@ class _Writer:
             return Value(f"v[2*{axis} + {self.one_of('01')}]", low, high, frozenset({axis}))
         self.pairs = True
         return Value(f"sum[q](v[{axis}*2 + q])", 2 * low, 2 * high, frozenset({axis}))
+
+    def _halves(self, axis: str) -> Value:
+        """A tensor twice as long as the axis, of which both halves are read at the same place."""
+        given = self.inputs.setdefault(HALVES, Input(HALVES, self.dtypes[0], (f"{axis}*2",), "normal"))
+        there = given.axes[0].removesuffix("*2")
+        low, high = DRAWS["normal"]
+        if there != axis:
+            return Value("1", 1, 1)
+        return Value(
+            f"H[{axis}] - H[{axis} + N({axis})]", low - high, high - low, frozenset({axis}), atom=False
+        )
 
     def _near_ends(self, scope: frozenset[str]) -> str:
         """A tensor of integers near the ends of their range, over one of the axes; empty where there can be none."""

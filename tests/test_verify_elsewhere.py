@@ -180,7 +180,8 @@ def test_a_carried_name_is_no_whole_row_inside_of_its_loop() -> None:
         ("where(i < 0, 5, i) >= 0", True),
         ("round(i - N(i)) >= 0", False),
         ("floor(i / 2) >= 1", None),
-        ("where(i < 3, 5, i) >= 0", None),
+        ("where(i < 3, 5, i) >= 0", True),
+        ("where(i < 3, 5, i) >= 4", None),
         ("floor(0.5 * i) <= -1", None),
     ],
 )
