@@ -79,7 +79,7 @@ LARGE = {
     "a hundred factors": ("y[i] = sum[j](" + " * ".join(["x[i,j]"] * 100) + ")", ""),
     "ten layers": (layers(10), ""),
     "side by side": (beside(20), ""),
-    "many side by side": (beside(80), "terms and facts to begin with, more than 1500"),
+    "many side by side": (beside(80), "terms and facts to begin with, more than 1700"),
 }
 
 

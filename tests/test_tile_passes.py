@@ -205,6 +205,18 @@ def test_an_exponential_that_is_a_term_of_another_exponent() -> None:
     assert "exp_plain: f32 = exp2(t1)" in str(kernel.tile)
 
 
+def test_numbers_that_would_be_infinities_to_the_base_2_are_not_scaled() -> None:
+    """A row that a mask by the least float32 covers has equal weights, and none at all where the mask were an infinity."""
+    source = (
+        "x: f32[i,j]\nS[i,j] = where(j < n[i], x[i,j] * s, {})\ny[i] = sum[j](exp(S[i,j] - max[j](S[i,j])))"
+    )
+    n = torch.tensor([0, 3])
+    for number, is_scaled in (("-3.4028234663852886e38", False), ("-1e30", True)):
+        kernel = eq.compile(source.format(number), native="off")
+        assert kernel(x=torch.zeros(2, 5), n=n, s=1.0).tolist() == [5.0, 3.0]
+        assert ("log2(e)" in str(kernel.tile)) == is_scaled
+
+
 def test_the_certificate_lists_the_passes_that_were_verified() -> None:
     kernel = eq.compile("y[i] = logsumexp[j](x[i,j] * s)")
     assert "base-2 exponentials" in kernel.certificate.passes

@@ -49,6 +49,8 @@ _WORTH = 8
 """How many multiplications have to go for each one that comes."""
 
 
+_LARGEST = (2 - 2.0**-23) * 2.0**127 / math.log2(math.e)
+"""Numbers beyond it are infinities of float32 once they are multiplied."""
 _UNCHANGED = (0.0, math.inf, -math.inf)
 """Constants that are themselves times any positive number."""
 
@@ -266,7 +268,7 @@ def log2_scaled(kernel: Kernel, exact: frozenset[str] = frozenset()) -> frozense
     for stmt in nested(kernel.body):
         flow.add(stmt)
     found: set[str] = set()
-    kept = _kept_exact(kernel, exact)
+    kept = _kept_exact(kernel, exact) | _made_of_great_numbers(kernel)
     for group in flow.groups():
         if group & kept:
             continue
@@ -295,6 +297,21 @@ def _kept_exact(kernel: Kernel, exact: frozenset[str]) -> set[str]:
                 while name is not None:
                     found.add(name)
                     name = alike.get(name)
+    return found
+
+
+def _made_of_great_numbers(kernel: Kernel) -> set[str]:
+    """Names of the values that would have to multiply a number which float32 does not hold log2 e times."""
+    great: set[str] = set()
+    found: set[str] = set()
+    for stmt in nested(kernel.body):
+        match stmt:
+            case Let(value, Constant(number) | Fill(number)) if _LARGEST < abs(number) < math.inf:
+                great.add(value.name)
+            case Let(value, op) if any(part.name in great for part in scaled_operands(op)):
+                found.add(value.name)
+            case For(carried=items):
+                found |= {item.value.name for item in items if item.init.name in great}
     return found
 
 
