@@ -232,6 +232,8 @@ def _judged(example: Example, device: str, native: bool) -> Outcome:
         found_nothing = call is not None and call.is_never_a_number() and _found_nothing(error.certificate)
         if found_nothing or _is_always_special(error.certificate):
             return Outcome("refused", "an output is infinite or NaN whatever the inputs")
+        if is_of_infinities(_counterexample(error)):
+            return Outcome("refused", "of infinite inputs its tiles make another infinity, which it compares")
         return Outcome("not verified", str(error))
     except BindError as error:
         if is_of_what_is_behind(error, example):
@@ -258,9 +260,13 @@ def _is_of_branches(certificate: Certificate | None) -> bool:
 
 
 def is_of_infinities(found: Counterexample | None) -> bool:
-    """Whether what differs is an infinity or a NaN of the program: the fused form has another one, as inf * sum(x) has for
-    sum(inf * x), and gives way to the program as written."""
-    return found is not None and found.residues is None and not math.isfinite(found.expected)
+    """Whether what differs is an infinity or a NaN of the program, or one that the fused form makes of an infinite input and the
+    program compares: the fused form has another one, as inf * sum(x) has for sum(inf * x), and gives way to the program as written."""
+    if found is None or found.residues is not None:
+        return False
+    reals = [value for value in found.inputs.values() if np.asarray(value).dtype.kind == "f"]
+    is_given = any(np.isinf(value).any() for value in reals)
+    return not math.isfinite(found.expected) or (is_given and not math.isfinite(found.found))
 
 
 def _counterexample(error: VerificationError | None) -> Counterexample | None:

@@ -85,3 +85,12 @@ def test_what_is_guarded_or_no_step_ahead_leaves_the_axis_its_dimension(program:
 def test_no_guard_is_advised_that_never_holds() -> None:
     with pytest.raises(BindError, match="the dimension has the size of 'c', which it is declared with"):
         eq.compile(f"x: f32[b,c]\n{GLU}", target="cpu", native="off")
+
+
+def test_a_gradient_names_the_size_of_a_half_by_another_axis() -> None:
+    source = "x: f32[i]\nH: f32[i2]\ny: f32[j]\na[i] = sum[j](H[i] - H[i + N(i)])\nb = sum[j](y[j])\nc[i] = sum[j](a[i] * x[i])\nreturn b, c"
+    x, halves, y = (torch.randn(n, requires_grad=True) for n in (3, 6, 2))
+    b, c = eq.compile(source, native="off")(x=x, H=halves, y=y)
+    (b + c.sum()).backward()
+    assert halves.grad is not None
+    torch.testing.assert_close(halves.grad, 4 * torch.cat([x, -x]).detach())

@@ -145,18 +145,21 @@ class Beyond:
 
 
 @lru_cache(256)
-def reads_beyond(outputs: tuple[Output, ...]) -> tuple[Beyond, ...]:
-    """The reads behind the positions of an axis that no condition on these positions guards."""
+def reads_beyond(
+    outputs: tuple[Output, ...], domains: tuple[tuple[str, str], ...] = ()
+) -> tuple[Beyond, ...]:
+    """The reads behind the positions of an axis that no condition on these positions guards; `domains` are axes that are as long as
+    others."""
     found: dict[Beyond, None] = {}
     for load, guards in guarded_reads([output.expr for output in outputs]):
         for dimension, index in enumerate(load.index):
-            ahead = _ahead(index)
+            ahead = _ahead(index, dict(domains))
             if ahead is not None and not any(tells(guard.condition, ahead[0]) for guard in guards):
                 found[Beyond(load, dimension, *ahead)] = None
     return tuple(found)
 
 
-def _ahead(index: Expr) -> tuple[str, int, int, str] | None:
+def _ahead(index: Expr, domains: Mapping[str, str]) -> tuple[str, int, int, str] | None:
     """The axis, the offset, the times and the scalar of an index that is behind the positions of an axis (see `Beyond`)."""
     named = {node: Axis(f"value of {show(node)}") for node in walk(index) if isinstance(node, Size | Scalar)}
     at = replaced(index, dict(named))
@@ -167,7 +170,9 @@ def _ahead(index: Expr) -> tuple[str, int, int, str] | None:
     axes = [node.name for node in terms if isinstance(node, Axis) and node not in named.values()]
     if len(axes) != 1 or terms.pop(Axis(axes[0])) != 1:
         return None
-    times, offset = terms.pop(named.get(Size(axes[0]), Axis("")), 0), form.constant
+    base = domains.get(axes[0], axes[0])
+    sizes = [n for n in named if isinstance(n, Size) and domains.get(n.axis, n.axis) == base]
+    times, offset = sum(terms.pop(named[size], 0) for size in sizes), form.constant
     scalar = [node.name for node, atom in named.items() if isinstance(node, Scalar) and terms.get(atom) == 1]
     if (
         len(scalar) != len(terms)
@@ -184,7 +189,10 @@ def longer_dimensions(program: Program) -> dict[tuple[str, int], dict[str, Beyon
     to have that axis: by axis, the read that goes furthest."""
     declared = {tensor.name: tensor.axes for tensor in program.tensors}
     found: dict[tuple[str, int], dict[str, Beyond]] = {}
-    for read in sorted(reads_beyond(program.outputs), key=lambda r: (r.times, r.scalar, r.offset)):
+    for read in sorted(
+        reads_beyond(program.outputs, tuple(program.domains.items())),
+        key=lambda r: (r.times, r.scalar, r.offset),
+    ):
         axis = program.domains.get(read.axis, read.axis)
         if declared[read.load.tensor][read.dimension] not in (axis, read.axis):
             found.setdefault((read.load.tensor, read.dimension), {})[axis] = read

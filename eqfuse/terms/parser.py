@@ -126,7 +126,10 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
     outputs = tuple(_output(names.definitions[name], reader.done[name], names) for name in read.outputs)
     axes = axes_of(outputs)
     extents = {domains.get(axis, axis) for axis in axes}
-    beyond = {(r.load.tensor, r.dimension, domains.get(r.axis, r.axis)) for r in reads_beyond(outputs)}
+    beyond = {
+        (r.load.tensor, r.dimension, domains.get(r.axis, r.axis))
+        for r in reads_beyond(outputs, tuple(domains.items()))
+    }
     tensors = _tensors(list(walk(*(output.expr for output in outputs))), names, domains, beyond)
     _check_promises(source, read, tensors)
     integers, integer_tensors = _integers(outputs, tensors, names, made, read.at_most)
