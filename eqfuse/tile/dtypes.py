@@ -16,6 +16,8 @@ from eqfuse.terms.functions import AMONG_INTEGERS, CASTS, COMPARISONS, DRAWN, LO
 INTEGERS = ("bool", *dtypes.INTEGERS)
 NARROW = (*FLOAT8, "f16", "bf16")
 """Floating dtypes that tensor cores multiply and that nothing is accumulated in."""
+LEAST_NORMAL, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Of float32."""
 
 
 def widest_integer(operands: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from eqfuse.terms.bounds import NEGATED
 from eqfuse.terms.dtypes import LIMITS
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.functions import COMPARISONS, FUNCTIONS, LOGICAL, ROUNDINGS
@@ -46,7 +47,6 @@ STEPS = 80
 """Halvings of an interval until a monotone function has the value wanted."""
 MOST_NODES = 400
 """Functions of a goal; larger ones are not solved."""
-_NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
 LARGEST = 2.0**53
 """Integers that are solved for are no larger."""
 _FARTHEST = 1e300
@@ -206,7 +206,7 @@ def _has_cycle(literals: Iterable[tuple[Expr, bool]]) -> bool:
     edges: list[tuple[Expr, Expr, float, bool]] = []
     for node, wanted in literals:
         if isinstance(node, Call) and node.fn in COMPARISONS:
-            fn = node.fn if wanted else _NEGATED[node.fn]
+            fn = node.fn if wanted else NEGATED[node.fn]
             left, right = node.args
             for low, high in [(left, right)] * (fn in ("lt", "le", "eq")) + [(right, left)] * (
                 fn in ("gt", "ge", "eq")
@@ -308,7 +308,7 @@ class _Narrowing:
                     "gt": (above, high <= least),
                     "eq": (same, below or above),
                 }
-                fn, turned = (fn, False) if fn in known else (_NEGATED[fn], True)
+                fn, turned = (fn, False) if fn in known else (NEGATED[fn], True)
                 is_true, is_false = known[fn]
                 return (is_true != turned) if is_true or is_false else None
             case _ if node in self.values:
@@ -322,7 +322,7 @@ class _Narrowing:
                 if bool(value) != wanted:
                     raise _Empty
             case Call(fn, (left, right)) if fn in COMPARISONS:
-                self._compare(fn if wanted else _NEGATED[fn], left, right)
+                self._compare(fn if wanted else NEGATED[fn], left, right)
             case Call(fn, _) if fn in LOGICAL:  # what another choice depends on
                 for each, truth in _one_way([(node, wanted)], self.rng) if self.rng is not None else ():
                     self._literal(each, truth)

@@ -19,6 +19,7 @@ from dataclasses import field, replace
 from typing import Literal
 
 from eqfuse.records import dataclass
+from eqfuse.tile.dtypes import LARGEST
 from eqfuse.tile.nodes import (
     Align,
     Carried,
@@ -49,7 +50,7 @@ _WORTH = 8
 """How many multiplications have to go for each one that comes."""
 
 
-_LARGEST = (2 - 2.0**-23) * 2.0**127 / math.log2(math.e)
+_MOST = LARGEST / math.log2(math.e)
 """Numbers beyond it are infinities of float32 once they are multiplied."""
 _UNCHANGED = (0.0, math.inf, -math.inf)
 """Constants that are themselves times any positive number."""
@@ -306,7 +307,7 @@ def _made_of_great_numbers(kernel: Kernel) -> set[str]:
     found: set[str] = set()
     for stmt in nested(kernel.body):
         match stmt:
-            case Let(value, Constant(number) | Fill(number)) if _LARGEST < abs(number) < math.inf:
+            case Let(value, Constant(number) | Fill(number)) if _MOST < abs(number) < math.inf:
                 great.add(value.name)
             case Let(value, op) if any(part.name in great for part in scaled_operands(op)):
                 found.add(value.name)

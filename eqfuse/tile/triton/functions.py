@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from eqfuse.terms.dtypes import FLOAT8, LIMITS
 from eqfuse.terms.functions import DRAWN, FUNCTIONS, ROUNDINGS
-from eqfuse.tile.dtypes import INTEGERS
+from eqfuse.tile.dtypes import INTEGERS, LARGEST, LEAST_NORMAL
 from eqfuse.tile.nodes import Division
 
 COMPARE, OR, XOR, AND, SHIFT, ADD, MUL, UNARY, ATOM = range(9)
@@ -70,7 +70,7 @@ def _number(literal: Text) -> float:
 
 
 def _is_float32(number: float) -> bool:
-    return number == 0 or not math.isfinite(number) or _NORMAL <= abs(number) <= _MOST
+    return number == 0 or not math.isfinite(number) or LEAST_NORMAL <= abs(number) <= LARGEST
 
 
 def _with_literal(fn: str, left: Text, right: Text, dtype: str) -> Text:
@@ -79,10 +79,6 @@ def _with_literal(fn: str, left: Text, right: Text, dtype: str) -> Text:
     found = {"add": a + b, "sub": a - b, "mul": a * b}.get(fn, a / b if fn == "div" and b else 0.0)
     is_float32 = all(map(_is_float32, (a, b, found)))
     return left if dtype != "f64" and is_float32 else _as_scalar(left, dtype)
-
-
-_NORMAL, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""The least normal number of a float32, and its greatest."""
 
 
 _LITERAL = re.compile(r'-?\d[\d.e+-]*|float\("-?\w+"\)')
