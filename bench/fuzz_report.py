@@ -68,6 +68,7 @@ from eqfuse.errors import BindError, EqfuseError, ScheduleError, VerificationErr
 from eqfuse.extract.candidates import Candidate
 from eqfuse.extract.tile_sizes import tiny
 from eqfuse.kernel import Kernel
+from eqfuse.limits import OverLimit
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.lowered import lower_nest
 from eqfuse.terms.parser import axes_of, parse
@@ -269,7 +270,7 @@ def is_of_infinities(found: Counterexample | None) -> bool:
     return not math.isfinite(found.expected) or (is_given and not math.isfinite(found.found))
 
 
-def _counterexample(error: VerificationError | None) -> Counterexample | None:
+def _counterexample(error: VerificationError | OverLimit | None) -> Counterexample | None:
     return None if error is None or error.certificate is None else error.certificate.counterexample
 
 

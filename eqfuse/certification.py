@@ -12,6 +12,7 @@ from eqfuse.compiled import Compiled
 from eqfuse.derived import Derived
 from eqfuse.errors import VerificationError
 from eqfuse.extract.devices import Device
+from eqfuse.limits import Limits
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import KernelConfig, Plan, Roles
 from eqfuse.lowered import faults, in_roles, lower_nest
@@ -21,7 +22,6 @@ from eqfuse.terms.joined import Joined
 from eqfuse.terms.nodes import Output, Program
 from eqfuse.tile.nodes import Kernel, TileProgram
 from eqfuse.verify.certificate import REQUESTED, Certificate
-from eqfuse.verify.limits import Limits
 from eqfuse.verify.refusal import MORE, TRUST, refused
 
 if TYPE_CHECKING:  # loaded at first use: every start would wait for them

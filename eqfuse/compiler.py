@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from eqfuse import debug, results
+from eqfuse import debug, limits, results
 from eqfuse.certification import Checks, certify
 from eqfuse.compiled import Asked, Candidates, Compiled
 from eqfuse.derived import Derived, Timings, rewritten
@@ -24,10 +24,12 @@ from eqfuse.division import divided
 from eqfuse.errors import BindError, did_you_mean
 from eqfuse.extract.candidates import Candidate, Search, by_cost, of_form, pick
 from eqfuse.extract.devices import Device
+from eqfuse.limits import OverLimit
 from eqfuse.loops.plan import SCHEDULES, Plan
 from eqfuse.loops.printer import show as show_nest
 from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
+from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.scope import current
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST
@@ -72,15 +74,20 @@ def derive(
         check_indices(program, program_dtypes(program))
     debug.show(2, "program", lambda: show_program(program))
     with timings.stage("derive"):
-        outputs, report = rewritten(program, current())
-    debug.show(2, "rewritten", lambda: show_program(replace(program, outputs=outputs)))
+        derived = rederived(program, timings)
+    debug.show(2, "rewritten", lambda: show_program(replace(program, outputs=derived.outputs)))
+    return derived
+
+
+def rederived(program: Program, timings: Timings | None = None) -> Derived:
+    """A parsed program, rewritten under the rules in force; as it is where that reaches a limit."""
+    timings = timings or Timings()
+    try:
+        with limits.derivation():
+            outputs, report = rewritten(program, current())
+    except OverLimit as over:
+        return Derived(program, program.outputs, Report(stopped=over.message), timings, current(), over=over)
     return Derived(program, outputs, report, timings, current(), report.stopped)
-
-
-def rederived(program: Program) -> Derived:
-    """A parsed program, rewritten under the rules in force."""
-    outputs, report = rewritten(program, current())
-    return Derived(program, outputs, report, Timings(), current(), report.stopped)
 
 
 def with_joined_axes(derived: Derived) -> Derived | None:
@@ -105,8 +112,9 @@ def pipeline(
 ) -> Compiled:
     """A program for one shape: partitioned, merged, priced, lowered, and verified where `checks` are given.
 
-    Raises ScheduleError where `prefer` is impossible, VerificationError where a stage is wrong. The passes of
-    `prefer="multi_pass"` are those of the program as it is written, whatever it was rewritten to.
+    Raises ScheduleError where `prefer` is impossible, VerificationError where a stage is wrong, OverLimit where a limit of
+    memory or time is reached before. The passes of `prefer="multi_pass"` are those of the program as it is written, whatever it
+    was rewritten to, and no limit stands in their way.
     """
     found, ready, tile, roles = planned(derived, Asked(extents, dtypes, device, prefer))
     debug.show(4, "plans", lambda: "\n".join(str(candidate.plan) for candidate in found))
@@ -127,8 +135,18 @@ Planned: TypeAlias = "tuple[Sequence[Candidate], Candidate, TileProgram, RolesPr
 
 
 def planned(derived: Derived, asked: Asked) -> Planned:
-    """What runs a shape, as it was kept or is chosen now. Raises ScheduleError."""
-    if derived.scope.added:  # a certificate names those of them that took part: merges have to be at hand
+    """What runs a shape, as it was kept or is chosen now. Raises ScheduleError, OverLimit."""
+    try:
+        return _planned(derived, asked)
+    except OverLimit:
+        if asked.prefer != "multi_pass":
+            raise
+        return chosen_now(derived, asked)
+
+
+def _planned(derived: Derived, asked: Asked) -> Planned:
+    # of added rules a certificate names those that took part: merges have to be at hand
+    if derived.scope.added or derived.over is not None:
         return chosen_now(derived, asked)
     made: list[Planned] = []
 
@@ -154,8 +172,11 @@ def planned(derived: Derived, asked: Asked) -> Planned:
             roles = in_roles(nest, program, asked.dtypes, asked.device, ready.plan.roles, configs)
 
     def again() -> Sequence[Candidate]:
-        with derived.lock:
-            found, chosen = choose(derived, asked)
+        try:
+            with derived.lock:
+                found, chosen = choose(derived, asked)
+        except OverLimit:
+            return [ready]
         return [ready if candidate is chosen else candidate for candidate in found]
 
     return Candidates(again), ready, tile, roles
@@ -172,13 +193,29 @@ def chosen_now(derived: Derived, asked: Asked) -> Planned:
 
 
 def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
-    """The candidates for one shape, cheapest first, and the one to run. Raises ScheduleError."""
+    """The candidates for one shape, cheapest first, and the one to run: once a limit was reached, the program as it is written.
+    Raises ScheduleError, and OverLimit where another schedule was asked for, or a limit is reached now."""
     from eqfuse.extract.partition import Partition
 
-    program, prefer = derived.program, asked.prefer
-    search = Search(program, asked.dtypes, asked.device, derived.nests)
+    search = Search(derived.program, asked.dtypes, asked.device, derived.nests)
     partition = Partition(derived.order, asked.extents, few=asked.device.sms // IDLE)
+    if derived.over is not None:
+        if asked.prefer != "multi_pass":
+            raise derived.over
+        written = as_written(derived, partition, search)
+        return [written], written
+    try:
+        with limits.derivation():
+            return _choose(derived, asked, partition, search)
+    except OverLimit as over:
+        derived.over = over
+        raise
 
+
+def _choose(
+    derived: Derived, asked: Asked, partition: Partition, search: Search
+) -> tuple[list[Candidate], Candidate]:
+    program, prefer = derived.program, asked.prefer
     found = plans(derived, derived.outputs, partition, search)
     if prefer == "multi_pass" and derived.outputs != program.outputs:
         written = as_written(derived, partition, search)
@@ -191,7 +228,8 @@ def choose(derived: Derived, asked: Asked) -> tuple[list[Candidate], Candidate]:
 
 
 def predicted(derived: Derived, asked: Asked) -> float:
-    """Seconds that the plan of choice is predicted to take. Nothing of it is lowered or verified. Raises ScheduleError."""
+    """Seconds that the plan of choice is predicted to take. Nothing of it is lowered or verified. Raises ScheduleError,
+    OverLimit."""
     with derived.lock:
         cost = choose(derived, asked)[1].plan.cost
     return cost.seconds if cost else math.inf

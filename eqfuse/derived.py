@@ -9,6 +9,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from eqfuse import debug, results
+from eqfuse.limits import OverLimit
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Form, KernelPlan
 from eqfuse.progress import progress
@@ -37,7 +38,8 @@ AS_WRITTEN = "its passes were asked for as the program has them"
 def rewritten(
     program: Program, scope: RuleScope, *, apart: bool = False
 ) -> tuple[tuple[Output, ...], Report]:
-    """What `prepare` makes of a program under the rules of `scope`, which are in force: as it is kept, or made now."""
+    """What `prepare` makes of a program under the rules of `scope`, which are in force: as it is kept, or made now. Raises
+    OverLimit."""
 
     def make() -> tuple[tuple[Output, ...], Report]:
         from eqfuse.rules.prepare import prepare
@@ -68,7 +70,8 @@ class Timings:
 @dataclass
 class Derived:
     """`outputs` are the program's as they were rewritten; `unfinished` says how the budget of rewriting them ended,
-    where it did; `joined` says which axes of another program were joined to those of this one. The merges of passes, the nests of plans, derivations, certificates, and
+    where it did; `over` is the limit of memory or time that a derivation reached: nothing more is derived then, and the program runs
+    as written; `joined` says which axes of another program were joined to those of this one. The merges of passes, the nests of plans, derivations, certificates, and
     programs that are `divided` into roles are made at the first request, under `lock`, and kept; `undivided` says of kernels of
     tile programs, by number, why none could be made."""
 
@@ -78,6 +81,7 @@ class Derived:
     timings: Timings
     scope: RuleScope = SHIPPED_ALONE
     unfinished: str = ""
+    over: OverLimit | None = None
     joined: Joined | None = None
     _apart: tuple[Output, ...] | None = None
     groups: dict[AxisPass, Group] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.define import admit, registered_in
 from eqfuse.extract.devices import Device
 from eqfuse.extract.foreseen import Foreseen
+from eqfuse.limits import OverLimit
 from eqfuse.loops.nodes import Nest
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
@@ -645,9 +646,9 @@ class Kernel:
 
     @property
     @_of_last_call
-    def refused(self) -> VerificationError | None:
-        """Why the derived form of the last call's shape was not verified, so that the program runs as written; None where
-        it was."""
+    def refused(self) -> VerificationError | OverLimit | None:
+        """Why the derived form of the last call's shape was not verified, or not derived within its limits, so that the
+        program runs as written; None where it was."""
         return self._shapes.refused(self.compiled)
 
     @property
@@ -742,6 +743,5 @@ class Kernel:
         return kernel_html(self.report, str(self.merge), str(self.loops), certificate)
 
     def __repr__(self) -> str:
-        return (
-            f"<eqfuse.Kernel {self.name}: {self.plan.schedule} on {self.compiled.device.name}, {self.graded}>"
-        )
+        written = "" if self.refused is None else ", as written"
+        return f"<eqfuse.Kernel {self.name}: {self.plan.schedule}{written} on {self.compiled.device.name}, {self.graded}>"

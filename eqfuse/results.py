@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eqfuse import debug
+from eqfuse import debug, limits
 from eqfuse.cache import entries, files, sources
 from eqfuse.cache.codec import Codec, Malformed, Uncodable
 from eqfuse.cache.entries import Key
@@ -251,7 +251,7 @@ def has_any(kind: str) -> bool:
 def kept(
     kind: str, subject: Subject, make: Callable[[], Value], *, again: bool = False
 ) -> tuple[Value, bool]:
-    """The value of an entry, or what `make` gives, which is kept then; and whether it was there. With `again` it is
+    """The value of an entry, or what `make` gives, which is kept then unless a limit cut it short; and whether it was there. With `again` it is
     made in any case."""
     if is_off():
         return make(), False
@@ -268,6 +268,8 @@ def kept(
         except Unfit as why:
             debug.note(f"{kind}: an entry is not used: {why}")
     value = make()
+    if limits.was_cut():
+        return value, False
     try:
         _keep(kind, key, value)
     except (OSError, Uncodable) as why:

@@ -13,6 +13,7 @@ import torch
 
 import eqfuse as eq
 from eqfuse.errors import EqfuseError, VerificationError
+from eqfuse.limits import Limits
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import Fold
 from eqfuse.terms.interpreter import Value
@@ -22,7 +23,6 @@ from eqfuse.verify import verification
 from eqfuse.verify.certificate import Certificate
 from eqfuse.verify.check import check_stages
 from eqfuse.verify.equivalence import equivalent
-from eqfuse.verify.limits import Limits
 from eqfuse.verify.sizes import LARGEST_WORK, small_extents, volume, work
 from eqfuse.verify.source import Stage
 

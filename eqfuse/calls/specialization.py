@@ -21,6 +21,7 @@ from eqfuse.extract.candidates import Candidate, Search, seconds_of, with_output
 from eqfuse.extract.candidates import shape_of as shape_of_nest
 from eqfuse.extract.devices import Device
 from eqfuse.extract.foreseen import Foreseen
+from eqfuse.limits import OverLimit
 from eqfuse.records import dataclass
 from eqfuse.threads import Lock, cached, uncollected
 from eqfuse.verify.certificate import ALL_UNTAKEN, Certificate
@@ -95,7 +96,7 @@ class Specializations:
     _roles: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Compiled, Compiled]] = field(
         default_factory=dict
     )
-    _refused: dict[Shape, VerificationError] = field(default_factory=dict)
+    _refused: dict[Shape, VerificationError | OverLimit] = field(default_factory=dict)
     _calls: dict[Any, Specialization] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -275,33 +276,37 @@ class Specializations:
         return self._numbers.setdefault(id(compiled), Reused(compiled))
 
     def compile(self, extents: Mapping[str, int], dtypes: Mapping[str, str], device: Device) -> Compiled:
-        """The plan for a shape. The program runs as written where what was derived of it is not verified; raises
-        VerificationError where that is no way out: a schedule was asked for, a rule of the user's own may be wrong, or
-        the program as written is wrong or not verified either. As it is written, it may have branches of which no trial took a
+        """The plan for a shape. The program runs as written where what was derived of it is not verified, or reached a limit of
+        memory or time; raises VerificationError or OverLimit where that is no way out: a schedule was asked for, a rule of the
+        user's own may be wrong, or the program as written is wrong or not verified either. As it is written, it may have branches of which no trial took a
         side, and its trials may end at a limit of memory or time: nothing was derived from it."""
         shape = shape_of(extents, dtypes, device)
         if shape not in self._compiled:
-            asked, checks = (self.derived, extents, dtypes, device), self.checks if self.verifies else None
+            asked = self.derived, extents, dtypes, device
+            checks, as_written = (self.checks, self._as_written) if self.verifies else (None, None)
             try:
                 self._compiled[shape] = compiler.pipeline(*asked, self.prefer, checks)
-            except VerificationError as error:
-                if self.prefer is not None or self.derived.scope.added:
+            except (VerificationError, OverLimit) as error:
+                is_over = isinstance(error, OverLimit)
+                if self.prefer is not None or (self.derived.scope.added and not is_over):
                     raise
                 try:
-                    self._compiled[shape] = compiler.pipeline(*asked, "multi_pass", self._as_written)
+                    self._compiled[shape] = compiler.pipeline(*asked, "multi_pass", as_written)
                 except VerificationError:
                     raise error from None
                 self._refused[shape] = error
-                if error.certificate is not None and error.certificate.over:
-                    verified = self.certificate(self._compiled[shape]).ok
+                if is_over or (error.certificate is not None and error.certificate.over):
+                    certificate = self.certified(self._compiled[shape])
                     names = ", ".join(output.name for output in self.derived.program.outputs)
-                    end = "" if verified else ", which was not verified either"
+                    is_unverified = certificate is not None and not certificate.ok
+                    end = ", which was not verified either" if is_unverified else ""
                     text = f"{error.message}; the program of {names} runs as written{end}"
                     warnings.warn(f"{text} ({error.hint})", stacklevel=2)
         return self._compiled[shape]
 
-    def refused(self, compiled: Compiled) -> VerificationError | None:
-        """Why the derived form of a shape was not verified, so that the program runs as written; None where it was."""
+    def refused(self, compiled: Compiled) -> VerificationError | OverLimit | None:
+        """Why the derived form of a shape was not verified, or not derived in its limits, so that the program runs as written;
+        None where it was."""
         return self._refused.get(compiled.shape)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse import limits
 from eqfuse.differentiate.polynomial import Polynomial, atom, collected, expression
 from eqfuse.differentiate.reverse import Reverse
 from eqfuse.differentiate.saved import Saved, saving
@@ -60,9 +61,10 @@ def grad(
     An axis of Q that nothing in the gradient determines has to be given at the call: `sizes={"j": 128}`.
 
     Raises EqfuseError for a text that is no program, a name that is no input or holds integers, and a reduction
-    without a gradient.
+    without a gradient; and where `EQFUSE_DERIVE_SECONDS` of processor time end first.
     """
-    found = _differentiated(source, wrt, scalars)
+    with limits.derivation():
+        found = _differentiated(source, wrt, scalars)
     return text_of(found.steps, found.results, found.notes)
 
 
@@ -82,7 +84,8 @@ def saving_gradient(
     have the same extent, so that their gradients have one axis in common. `halves` are inputs of half precision, with
     their dtypes: the kernel rounds their gradients where it stores them. `saves` is the dtype of residuals, where
     it is not the one of outputs."""
-    found = _differentiated(source, wrt, scalars, alike)
+    with limits.derivation():
+        found = _differentiated(source, wrt, scalars, alike)
     found.steps.drop_stops()
     results = [replace(result, body=without_stops(result.body)) for result in found.results]
     given = [cotangent(name) for name in found.outputs]
@@ -131,6 +134,10 @@ def _differentiated(
         seeds[step.name] = atom(plain(cotangent(name), step.axes))
     reverse.run(seeds)
     made = [_result(steps, reverse, name) for name in names]
+    if limits.was_cut():
+        reverse.notes.append(
+            "EQFUSE_DERIVE_SECONDS or EQFUSE_DERIVE_MB left no room to find all that is 0 or cancels"
+        )
     return _Differentiated(steps, by_output, made, reverse.notes)
 
 

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from eqfuse import limits
 from eqfuse.differentiate.polynomial import (
     UNIT,
     Monomial,
@@ -100,6 +101,7 @@ class Reverse:
     # -- one step ------------------------------------------------------------------------------------
 
     def _back(self, step: Step, cotangent: Polynomial) -> None:
+        limits.check()
         if step.op and self._vanishes(step, cotangent):
             return
         if self._wants_name(step, cotangent):
@@ -155,6 +157,7 @@ class Reverse:
         own = {} if step.op else {step.body: step.itself}
         found: dict[Expr, list[Monomial]] = {body: list(cotangent)}
         for node in reversed(list(walk(body))):
+            limits.check()
             terms = collected(found.pop(node, ()))
             if not terms or not steps.is_active(node) or not steps.is_real(node):
                 continue

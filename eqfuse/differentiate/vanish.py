@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse import limits
 from eqfuse.differentiate.shares import taken_apart
 from eqfuse.differentiate.steps import Step, Steps, name_of, with_stops
 from eqfuse.differentiate.text import text_of
@@ -27,7 +28,7 @@ from eqfuse.terms.parser import parse
 from eqfuse.verify.field.array import TWISTED, UNDEFINED, FieldArray
 from eqfuse.verify.field.domain import FieldDomain
 from eqfuse.verify.sampling import draw_scalars, draw_specs
-from eqfuse.verify.sizes import constant_conditions, input_specs, small_extents, small_integers
+from eqfuse.verify.sizes import constant_conditions, input_specs, small_extents, small_integers, volume
 
 TRIALS = 16
 ROUNDS = 2
@@ -62,7 +63,8 @@ def is_zero(steps: Steps, step: Step, parts: Sequence[Step], of: str = "") -> bo
     its parts is not: at every position of the step some part of it is not 0 in some trial. So nothing counts as 0
     because a mask has left nothing. What is not made of the extreme `of` may be anything: what is 0 for whatever scores a
     softmax has is so for these. What is made of cotangents stays as it is. Where it is not 0 for anything, it may be for what it is
-    made of: the sum of squares of a scaled norm, of which no maximum is part."""
+    made of: the sum of squares of a scaled norm, of which no maximum is part. Where that would take more than a gradient may, it
+    counts as not 0: the gradient is longer then."""
     unrelated = _unrelated(steps, of)
     if _is_zero_for_any(steps, step, parts, unrelated):
         return True
@@ -116,10 +118,14 @@ def _vanishes(program: Program, parts: int) -> bool:
     except EqfuseError:
         return False
     extents |= {axis: count for axis, count in few_ranks(program).items() if axis in extents}
+    if not limits.may_try(TRIALS * volume(program, extents)):
+        return False
     if constant_conditions(program, extents, given) or _is_seen(program, extents, given):
         return False
     alive: list[Any] = [False] * parts
     for number in range(MOST_ROUNDS):
+        if not limits.may_try(TRIALS * volume(program, extents)):
+            return False
         if number >= ROUNDS and all(np.all(part) for part in alive):
             break
         rng = np.random.default_rng(number)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from eqfuse.errors import VerificationError
 from eqfuse.extract.devices import Device
 from eqfuse.extract.partition import Merges
+from eqfuse.limits import OverLimit
 from eqfuse.loops.plan import Plan
 from eqfuse.loops.plans import Plans
 from eqfuse.terms.nodes import Program
@@ -19,7 +20,7 @@ class Report:
     divided among warp groups, or why it is not; none where the device has no roles.
 
     `merges` are the groups of all passes that were asked for; `order` is that of all axes. `unfinished` says how the
-    budget of rewriting ended, where it did; `refused` why the derived form was not verified, where it was not; `graded` says how
+    budget of rewriting ended, where it did; `refused` why the program runs as written, where it does for want of a verified form; `graded` says how
     much is certain about what runs. Costs are
     predicted for sizes that are only assumed unless the kernel `was_called`.
     """
@@ -29,7 +30,7 @@ class Report:
     order: tuple[str, ...]
     merges: Merges
     unfinished: str
-    refused: VerificationError | None
+    refused: VerificationError | OverLimit | None
     plan: Plan
     plans: Plans
     device: Device

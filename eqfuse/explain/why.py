@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse import limits
 from eqfuse.errors import EqfuseError, Span, VerificationError, locate, source_lines
 from eqfuse.explain.report import Report
 from eqfuse.extract.partition import Merges
+from eqfuse.limits import OverLimit
 from eqfuse.loops.plan import KernelPlan, Plan
 from eqfuse.proof.check import Statement, read_rule
 from eqfuse.proof.congruence import Closure
@@ -84,13 +86,13 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Unverified:
-    """The derived form was not verified, so that the program runs as written."""
+    """The derived form was not verified, or not derived within its limits, so that the program runs as written."""
 
-    error: VerificationError
+    error: VerificationError | OverLimit
 
     def __str__(self) -> str:
         certificate = self.error.certificate
-        over = certificate is not None and certificate.over
+        over = isinstance(self.error, OverLimit) or (certificate is not None and certificate.over)
         more = "" if over else "\nplease report this program: what rules derive has to be verified"
         return f"the program runs as written: {self.error}{more}"
 
@@ -252,9 +254,14 @@ def nearest(
     strict_casts: bool,
     rules: Mapping[str, Rule],
 ) -> str | None:
-    """The rule that would have fused these reductions but for a condition on a value, and that condition."""
+    """The rule that would have fused these reductions but for a condition on a value, and that condition; None where none is
+    found within the limits of a derivation."""
     recorder = Recorder(_relaxed)
-    group, _ = derive_group(axis, reduces, order, strict_casts, suffix, recorder.engine)
+    try:
+        with limits.derivation():
+            group, _ = derive_group(axis, reduces, order, strict_casts, suffix, recorder.engine)
+    except OverLimit:
+        return None
     if group.merge is None:
         return None
     tape = recorder.tapes[-1]

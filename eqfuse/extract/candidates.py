@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from eqfuse import limits
 from eqfuse.errors import EqfuseError, ScheduleError
 from eqfuse.extract.cost import kernel_terms, total
 from eqfuse.extract.devices import Device
@@ -133,6 +134,7 @@ class Search:
         from eqfuse.extract.tile_sizes import configure
         from eqfuse.loops.lower import lower
 
+        limits.check()
         nest = self.nests.get(plans)
         if nest is None:
             nest = self.nests[plans] = lower(Plan(name, plans), self.program)

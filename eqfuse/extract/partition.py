@@ -14,6 +14,7 @@ from itertools import count
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from eqfuse import limits
 from eqfuse.loops.contraction import factors, unmasked
 from eqfuse.rules.merge import Group
 from eqfuse.rules.states import name_states
@@ -276,6 +277,7 @@ class Partition:
 
     def clusters(self, outputs: Sequence[Output]) -> Structure:
         """What each kernel computes, producers first."""
+        limits.check()
         stored: dict[Expr, Output] = {}
         seen: set[tuple[Expr, frozenset[str], bool]] = set()
         for output in outputs:

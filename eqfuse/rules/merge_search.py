@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eqfuse import limits
 from eqfuse.rules.catalogue import MERGE
 from eqfuse.rules.egraph.encode import Encoder, global_name
 from eqfuse.rules.egraph.extract import UNPROVED_EXP, Extraction
@@ -82,6 +83,7 @@ def derive_group(
     report = Report()
     try:
         for _ in range(MAX_AUXILIARY_ROUNDS):
+            limits.check()
             attempt = _attempt(axis, states, order, strict_casts, suffix, report, engine)
             if not attempt.missing or report.stopped:
                 break

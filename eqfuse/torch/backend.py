@@ -22,7 +22,7 @@ from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.fx.passes.tools_common import legalize_graph
 
-from eqfuse import compiler, results
+from eqfuse import compiler, limits, results
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.derived import Derived
 from eqfuse.devices import device_named, gpu_device
@@ -229,7 +229,8 @@ def _gradient(source: str, wrt: tuple[str, ...]) -> str:
 
     folds = results.folds_in_order(*(output.expr for output in parse(source).outputs))
     subject = results.Differentiating(source, wrt, folds)
-    return results.kept("differentiated", subject, lambda: grad(source, wrt))[0]
+    with limits.derivation():
+        return results.kept("differentiated", subject, lambda: grad(source, wrt))[0]
 
 
 def _real(values: Sequence[tuple[str, torch.Tensor]]) -> tuple[str, ...]:

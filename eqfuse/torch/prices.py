@@ -20,6 +20,7 @@ from eqfuse.compiled import Asked
 from eqfuse.derived import Derived
 from eqfuse.errors import EqfuseError
 from eqfuse.extract.devices import Device
+from eqfuse.limits import OverLimit
 from eqfuse.operator.shapes import extents
 from eqfuse.rules.scope import current
 from eqfuse.terms.nodes import Program
@@ -204,6 +205,8 @@ def fused(
         def make() -> float | str:
             try:
                 return compiler.predicted(derive(), asked)
+            except OverLimit:
+                raise  # with more time there may be one
             except EqfuseError as error:
                 return error.message
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from eqfuse.errors import EqfuseError
+from eqfuse.limits import Limits
 from eqfuse.terms.nodes import Program
 from eqfuse.verify.adversary import (
     ONES,
@@ -24,7 +25,6 @@ from eqfuse.verify.certificate import (
 )
 from eqfuse.verify.comparison import Special
 from eqfuse.verify.field.choice import FieldChoice
-from eqfuse.verify.limits import Limits
 from eqfuse.verify.sizes import (
     constant_conditions,
     input_specs,

@@ -170,7 +170,7 @@ def work(program: Program, extents: Mapping[str, int]) -> int:
 
 def volume(program: Program, extents: Mapping[str, int]) -> int:
     """Elements of the largest value of a program for one trial."""
-    return max(prod(extents[axis] for axis in axes) for axes, _ in facts(program).varying)
+    return max((prod(extents[axis] for axis in axes) for axes, _ in facts(program).varying), default=1)
 
 
 def _fitting(

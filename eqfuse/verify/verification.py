@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.limits import Limits
 from eqfuse.terms.domain import JOINING
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.interpreter import Env, evaluate_expr
@@ -37,7 +38,6 @@ from eqfuse.verify.comparison import ENOUGH, STRAIGHT_ROUNDS, Tally, compare, fi
 from eqfuse.verify.field.casts import rounded_of
 from eqfuse.verify.field.choice import FieldChoice
 from eqfuse.verify.field.domain import FieldDomain
-from eqfuse.verify.limits import Limits
 from eqfuse.verify.sampling import Inputs, full_entropy
 from eqfuse.verify.sizes import volume as largest_value
 from eqfuse.verify.solve import is_dead, solved

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet, finalize
 
+from eqfuse import limits
 from eqfuse.errors import EqfuseError
 from eqfuse.rules.egraph import server
 
@@ -38,7 +39,8 @@ class Graphs:
         """Whether a request was begun and not ended: nobody knows what the next answer would be of."""
         self._declared: dict[Hashable, int] = {}
         self._made = 0
-        self._is_open = False
+        self._is_open = self._is_limited = False
+        self._seconds = 0.0
         # No site packages, and nothing from the folder of the script: its start is waited for.
         self._command = [os.fsdecode(get_executable()), "-S", "-P", server.__file__, str(_bindings())]
         # A session of its own: a terminal's Ctrl-C is for the process that waits. One thread: e-graphs are small.
@@ -70,15 +72,27 @@ class Graphs:
         return not self.broken and self._process.poll() is None
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """What a method of `Server` gives. Raises EqfuseError where it raises something, or the process ends."""
+        """What a method of `Server` gives. Raises OverLimit where the derivation that runs here is over, EqfuseError where the
+        method raises something, or the process ends."""
+        limits.check()
+        running = limits.running()
         self.broken = True
         try:
             server.send(self._requests, (name, *arguments))
-            is_well, answer = server.receive(self._answers)
+            is_well, answer, seconds = server.receive(self._answers)
         except (OSError, EOFError, ValueError) as error:
             how = self._end()
+            if running is not None and self._process.returncode == -signal.SIGXCPU:
+                raise running.too_long() from error
+            if running is not None and self._process.returncode == -signal.SIGABRT:  # an allocation failed
+                raise running.too_large() from error
             began = self._declared or self._process.returncode != 1
             raise EqfuseError(f"{self._shown} {how}", hint=_LOST if began else _NO_PYTHON) from error
+        if running is not None:
+            running.elsewhere += seconds - self._seconds
+            if not is_well and answer.startswith("MemoryError"):
+                raise running.too_large()
+        self._seconds = seconds
         if not is_well:
             raise EqfuseError(f"egglog failed: {answer}", hint="this is an error in eqfuse or egglog")
         self.broken = False
@@ -86,6 +100,11 @@ class Graphs:
 
     def open(self, key: Hashable, declarations: Callable[[], tuple[str, ...]]) -> None:
         """Opens the e-graph that was declared under this key, or declares it. The last `MAX_DECLARED` are kept."""
+        running = limits.running()
+        if running is not None or self._is_limited:
+            left = (None, 0) if running is None else (running.left, running.megabytes)
+            self.ask("limit", *left)
+            self._is_limited = running is not None
         number = self._declared.pop(key, None)
         if number is None:
             number = self._made

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from eqfuse import limits
 from eqfuse.rules.egraph.encode import Encoder
 from eqfuse.rules.egraph.ranges import Ranges
 from eqfuse.rules.egraph.saturate import Graph, Node
@@ -124,6 +125,7 @@ class Extraction:
 
     def _solve(self) -> None:
         """Knuth's generalisation of Dijkstra: classes are settled in order of cost."""
+        limits.check()
         forms, users = self.graph.forms, self.graph.users
         waiting: list[int] = []
         queue: list[tuple[Cost, int, int, Node | None, frozenset[Risk]]] = []

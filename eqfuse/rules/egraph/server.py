@@ -1,15 +1,18 @@
 """The process that e-graphs live in: egglog, and nothing else that a start would have to wait for.
 
 `client` starts it as a script, with the file of egglog's compiled module, in an interpreter without site packages.
-A request is a method of `Server` and its arguments, an answer whether that went well, and what it gave or what went
-wrong; each is marshalled behind its length. `close` has no answer. It ends where its requests do.
+A request is a method of `Server` and its arguments, an answer whether that went well, what it gave or what went
+wrong, and the seconds of processor time of this process so far; each is marshalled behind its length. `close` has no answer. It ends where its requests do.
 """
 
 from __future__ import annotations
 
 import marshal
+import math
 import os
+import resource
 import sys
+import time
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 
 TYPE_CHECKING = False  # (importing typing takes as long as the rest)
@@ -30,6 +33,22 @@ class Server:
         self._declared: dict[int, bindings.EGraph] = {}
         self._open: bindings.EGraph = self._bindings.EGraph()
         self._commands: dict[str, Any] = {}
+
+    def limit(self, seconds: float | None, megabytes: int) -> None:
+        """From now on, the system ends this process where it takes more processor time, or memory beside what it has; None: it
+        does not."""
+        most = {resource.RLIMIT_CPU: resource.RLIM_INFINITY, resource.RLIMIT_AS: resource.RLIM_INFINITY}
+        if seconds is not None:
+            most[resource.RLIMIT_CPU] = math.ceil(time.process_time() + max(0.0, seconds)) + 1
+        if seconds is not None and os.path.exists("/proc/self/statm"):
+            with open("/proc/self/statm") as pages:
+                held = int(pages.read().split()[0]) * resource.getpagesize()
+            most[resource.RLIMIT_AS] = held + megabytes * 2**20
+        for kind, wanted in most.items():
+            hard = resource.getrlimit(kind)[1]
+            least = hard if wanted == resource.RLIM_INFINITY else wanted
+            if hard == resource.RLIM_INFINITY or least <= hard:
+                resource.setrlimit(kind, (least, hard))
 
     def declare(self, number: int, commands: Sequence[str]) -> None:
         self._declared[number] = self._bindings.EGraph()
@@ -154,7 +173,7 @@ def main(module: str) -> None:
         server = Server(module)
     except ImportError as error:
         receive(source)
-        send(target, (False, f"it cannot be loaded: {error}"))
+        send(target, (False, f"it cannot be loaded: {error}", time.process_time()))
         return
     while True:
         try:
@@ -166,9 +185,9 @@ def main(module: str) -> None:
             continue
         method: Callable[..., Any] = getattr(server, name)
         try:
-            answer = True, method(*arguments)
+            answer = True, method(*arguments), time.process_time()
         except BaseException as error:  # noqa: BLE001  (a panic of egglog is no Exception)
-            answer = False, f"{type(error).__name__}: {error}"
+            answer = False, f"{type(error).__name__}: {error}", time.process_time()
         send(target, answer)
         if not answer[0]:
             return
