@@ -37,11 +37,11 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, astuple, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -55,7 +55,7 @@ from hypothesis.errors import FlakyFailure
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import eqfuse as eq
-from bench.judge import MOST_TILES, Expected, expected
+from bench.judge import MORE_RUNS, MOST_TILES, Expected, expected
 from bench.measure import own_cores, time_limit
 from bench.programs import HALVES, Example, programs, registered
 from bench.report import Column, Options, Report
@@ -165,8 +165,14 @@ class Call:
     def wrong(self, result: Any, infinities: bool = True) -> str:
         """How the outputs of a kernel are wrong; empty where they are right."""
         values: tuple[torch.Tensor, ...] = result if isinstance(result, tuple) else (result,)
-        found = zip(self.outputs, values, strict=True)
-        return next(filter(None, (o.wrong(v.cpu(), infinities=infinities) for o, v in found)), "")
+        found = tuple(value.cpu() for value in values)
+        return _wrong(self.outputs, found, infinities) and _wrong(self.surer, found, infinities)
+
+    @cached_property
+    def surer(self) -> tuple[Expected, ...]:
+        """`outputs` by many more disturbed runs."""
+        program = parse(self.source)
+        return expected(program, self.tensors, self.scalars, self.sizes, self.dtypes, MORE_RUNS)
 
     def again(self, kernel: Kernel, device: str = "cpu") -> str:
         """How a further call, on equal tensors that nothing else holds, is wrong; empty where it is right. After a call every
@@ -193,6 +199,11 @@ class Call:
         judged = sum(output.judged for output in self.outputs)
         positions = sum(output.exact.size for output in self.outputs)
         return Outcome(kind, why, tuple(dict.fromkeys(ran)), judged, positions)
+
+
+def _wrong(outputs: Sequence[Expected], found: Sequence[torch.Tensor], infinities: bool) -> str:
+    of_each = (one.wrong(value, infinities=infinities) for one, value in zip(outputs, found, strict=True))
+    return next(filter(None, of_each), "")
 
 
 def check(example: Example, device: str = "cpu", native: bool = False) -> Outcome:

@@ -35,6 +35,7 @@ from eqfuse.terms.nodes import (
     Load,
     Program,
     Reduce,
+    Size,
     call,
     children,
     free_axes,
@@ -48,6 +49,8 @@ from eqfuse.terms.types import kind
 Array = npt.NDArray[Any]
 
 RUNS = 8
+MORE_RUNS = 128
+"""Where a value seems wrong: few runs may all be on one side of where the greatest of disturbed values is another number."""
 MOST_TILES = 64
 """Along an axis that is reduced: the sum of very many tiny ones is less exact, one by one."""
 DISTURBED = 4.0
@@ -173,6 +176,10 @@ class Ranged(FloatDomain):
             with np.errstate(all="ignore"):
                 beyond = np.isfinite(found) & (np.multiply.reduce(great, axis) > self.most)
             found = np.where(beyond, np.copysign(2 * self.most, found), found)
+        if op == "sum":  # in another order its great terms of one sign may come first
+            with np.errstate(all="ignore"):
+                beyond = np.isfinite(found) & (np.add.reduce(np.abs(value), axis) > self.most)
+            found = np.where(beyond, 2 * self.most, found)
         return self._within(found)
 
 
@@ -244,8 +251,9 @@ def expected(
     scalars: Mapping[str, float],
     sizes: Mapping[str, int],
     dtypes: Mapping[str, str],
+    times: int = RUNS,
 ) -> tuple[Expected, ...]:
-    """What the program's outputs must be. Raises EqfuseError where the inputs do not fit the program."""
+    """What the program's outputs must be, by so many disturbed runs. Raises EqfuseError where the inputs do not fit the program."""
     exact = reference(program, tensors, scalars, sizes)
     exact = exact if isinstance(exact, tuple) else (exact,)
     arithmetic = _arithmetic(dtypes)
@@ -265,7 +273,9 @@ def expected(
     ranged = list(_ranged(program, wide, scalars, extents, arithmetic))
     if (later := factors_later(program)) is not program:
         ranged += _ranged(later, wide, scalars, extents, arithmetic)
-    runs = disturbed(program, tensors, scalars, extents, dtypes)
+    runs = disturbed(program, tensors, scalars, extents, dtypes, times)
+    once = multiplied(program, extents)
+    by_products = evaluate(once, wide, scalars, extents, Precise()) if once is not program else None
     return tuple(
         _expected(
             output.name,
@@ -275,6 +285,7 @@ def expected(
             [run[output.name] for run in ranged],
             [run[output.name] for run in runs],
             output.name in positions,
+            value if by_products is None else by_products[output.name],
         )
         for output, value in zip(program.outputs, exact, strict=True)
     )
@@ -310,6 +321,22 @@ def factors_later(program: Program) -> Program:
     return program if later == program.outputs else replace(program, outputs=later)
 
 
+def multiplied(program: Program, extents: Mapping[str, int]) -> Program:
+    """The program with each sum of equal terms, as over an axis that the terms do not vary along, the term times their count, and
+    their mean the term: the variance along such an axis is 0 then, and no square of a rounding error."""
+
+    def step(node: Expr) -> Expr:
+        match node:
+            case Reduce("sum", axis, body) if extents[axis] and axis not in free_axes(body):
+                return call("mul", body, Size(axis))
+            case Call("div", (Call("mul", (term, Size() as count)), divisor)) if divisor is count:
+                return term
+        return node
+
+    made = tuple(replace(o, expr=transform(o.expr, step)) for o in program.outputs)
+    return program if made == program.outputs else replace(program, outputs=made)
+
+
 def _without(body: Expr, axis: str) -> tuple[Expr, Callable[[Expr], Expr]]:
     """A product without the factors that are the same along an axis, and what applies them."""
 
@@ -336,14 +363,15 @@ def disturbed(
     scalars: Mapping[str, float],
     extents: Mapping[str, int],
     dtypes: Mapping[str, str],
+    times: int = RUNS,
 ) -> list[dict[str, Array]]:
-    """The outputs of `RUNS` runs in which every operation is off by a unit of the kernel's rounding; in every other one what
+    """The outputs of so many runs in which every operation is off by a unit of the kernel's rounding; in every other one what
     is reduced is computed apart from the same value elsewhere."""
     rounded, wide = _with_rounded_operands(program, dtypes), _wide(tensors)
     forms = rounded, computed_apart(rounded)
     wide |= {name + APART: wide[name] for name in wide}
     arithmetic = _arithmetic(dtypes)
-    return [evaluate(forms[n % 2], wide, scalars, extents, Disturbed(arithmetic, n)) for n in range(RUNS)]
+    return [evaluate(forms[n % 2], wide, scalars, extents, Disturbed(arithmetic, n)) for n in range(times)]
 
 
 def computed_apart(program: Program) -> Program:
@@ -373,9 +401,11 @@ def _expected(
     ranged: Sequence[Array],
     runs: Sequence[Array],
     is_position: bool,
+    by_products: Array,
 ) -> Expected:
     """Where one of `ranged` is another value than `exact`, which rounding does not explain, the unfused program has left
-    the range."""
+    the range. Where `by_products`, the value with its sums of equal terms multiplied, is finite and `exact` is not, or the
+    other way round, float64 is not precise enough to tell."""
     value = np.asarray(exact, np.float64)
     plain = np.asarray(unfused, np.float64)
     others = tuple(np.asarray(run, np.float64) for run in runs)
@@ -391,6 +421,8 @@ def _expected(
             strayed |= finite & ~(np.abs(np.asarray(run, np.float64) - value) <= explained)
         own = np.where(np.isfinite(plain) & ~strayed, own, np.inf)
         tolerance = np.where(finite, DISTURBED * deviation + UNFUSED * own, 0.0)
+        multiplied_out = np.asarray(by_products, np.float64)
+        tolerance = np.where(_kinds(multiplied_out) == _kinds(value), tolerance, np.inf)
     return Expected(name, value, plain, others, np.where(np.isnan(tolerance), np.inf, tolerance))
 
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase
 
 from bench import fuzz_report
 from bench.fuzz_report import Batch, Outcome, check, explore
-from bench.judge import expected
+from bench.judge import MORE_RUNS, expected
 from bench.magnitudes import MAGNITUDES
 from bench.programs import Example, Input, programs
 from bench.report import Options
@@ -300,6 +300,33 @@ def test_the_judge_allows_a_cast_of_the_terms_of_what_it_is_applied_to() -> None
     x, source = torch.tensor([[300.7, 200.0]]), "y[i] = max[j](bf16(x[i,j] - 300))"
     assert not judged(source, x, torch.tensor([1.0]))
     assert judged(source, x, torch.tensor([40.0]))
+
+
+def test_the_judge_takes_the_variance_of_equal_values_for_0_where_float64_makes_an_infinity_of_its_rounding() -> (
+    None
+):
+    source = "x: f32[i]\nk: axis[7]\ny[i] = f16(var[k](x[i] * 1.1))"
+    x = torch.tensor([1.2345678e37, 1.7e37, 3.3e36])
+    (output,) = expected(parse(source), {"x": x}, {}, {}, {"x": "f32"})
+    assert np.isinf(output.exact).any()
+    assert not output.wrong(torch.zeros(3, dtype=torch.float16))
+
+
+def test_the_judge_allows_anything_where_a_sum_is_in_range_in_some_orders_alone() -> None:
+    x = torch.tensor([3e38, -3e38, 2e38, 1e38, -3e38])
+    assert not judged("y = sum[i](x[i])", x, torch.tensor(torch.inf))
+    assert judged("y = sum[i](x[i])", x / 10, torch.tensor(torch.inf))
+
+
+def test_the_judge_tries_more_where_few_runs_are_on_one_side_by_luck() -> None:
+    """The greatest of three rounding errors is below 0 in one run out of eight."""
+    source = "y[i] = min(max[j](x[i,j] - x[i,j] * w[j]), 0)"
+    x, w = torch.ones(400, 3), torch.ones(3)
+    given, dtypes = {"x": x, "w": w}, {"x": "f32", "w": "f32"}
+    (few,), (more,) = (expected(parse(source), given, {}, {}, dtypes, times) for times in (8, MORE_RUNS))
+    found = torch.full((400,), -1e-8)
+    assert few.wrong(found) and not more.wrong(found)
+    assert more.wrong(torch.full((400,), -1e-3))
 
 
 def test_the_judge_allows_nan_for_an_infinity_where_a_plan_loses_them() -> None:

@@ -72,7 +72,7 @@ def test_half_of_a_dimension_is_told_from_other_parts() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "y[b,c] = x[b,c] + where(c + N(c) < m, x[b,c+N(c)], 0)",
+        "y[b,c] = x[b,c] + where(c + N(c) - 1 < m, x[b,c+N(c)-1], 0)",
         "y[b,c] = x[b,c] + where(c + h < N(c), x[b,c+h], 0)",
         "y[b,c] = x[b,c] + x[b,N(c)-1-c]",
         "y[h,r] = x[h*g + r] + x[r]",
@@ -80,6 +80,23 @@ def test_half_of_a_dimension_is_told_from_other_parts() -> None:
 )
 def test_what_is_guarded_or_no_step_ahead_leaves_the_axis_its_dimension(program: str) -> None:
     assert not longer_dimensions(parse(program))
+
+
+@pytest.mark.parametrize(
+    "condition", ["c - N(c) < 3", "c + 2 > N(c) - 1", "(c != N(c) - 1) != (x[b,c] > 0)", "c + N(c) < 6"]
+)
+def test_no_condition_keeps_a_read_behind_the_end_in_a_dimension_as_long_as_the_axis(condition: str) -> None:
+    source = f"y[b,c] = where({condition}, x[b,c] - x[b,c+N(c)], 0)"
+    x = np.random.default_rng(0).standard_normal((3, 8))
+    kernel = eq.compile(source, target="cpu", native="off")
+    positions = np.arange(4)
+    holds = {
+        "c - N(c) < 3": np.ones((3, 4), bool),
+        "c + 2 > N(c) - 1": np.tile(positions + 2 > 3, (3, 1)),
+        "(c != N(c) - 1) != (x[b,c] > 0)": (positions != 3) != (x[:, :4] > 0),
+        "c + N(c) < 6": np.tile(positions + 4 < 6, (3, 1)),
+    }[condition]
+    np.testing.assert_allclose(kernel(x=x), np.where(holds, x[:, :4] - x[:, 4:], 0))
 
 
 def test_no_guard_is_advised_that_never_holds() -> None:

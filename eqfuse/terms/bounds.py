@@ -136,6 +136,11 @@ class Beyond:
     times: int = 0
     scalar: str = ""
 
+    @property
+    def is_past_the_end(self) -> bool:
+        """Whether the read is outside a dimension as long as the axis at every position, so that no condition keeps it inside."""
+        return self.times > 0 and self.offset >= 0
+
     def more(self, scalars: Mapping[str, Any]) -> int | None:
         """The elements beside a multiple of the positions; None where the scalar is not known."""
         if not self.scalar:
@@ -148,14 +153,17 @@ class Beyond:
 def reads_beyond(
     outputs: tuple[Output, ...], domains: tuple[tuple[str, str], ...] = ()
 ) -> tuple[Beyond, ...]:
-    """The reads behind the positions of an axis that no condition on these positions guards; `domains` are axes that are as long as
-    others."""
+    """The reads behind the positions of an axis that no condition on these positions guards, or could guard; `domains` are axes that
+    are as long as others."""
     found: dict[Beyond, None] = {}
     for load, guards in guarded_reads([output.expr for output in outputs]):
         for dimension, index in enumerate(load.index):
             ahead = _ahead(index, dict(domains))
-            if ahead is not None and not any(tells(guard.condition, ahead[0]) for guard in guards):
-                found[Beyond(load, dimension, *ahead)] = None
+            if ahead is None:
+                continue
+            read = Beyond(load, dimension, *ahead)
+            if read.is_past_the_end or not any(tells(guard.condition, read.axis) for guard in guards):
+                found[read] = None
     return tuple(found)
 
 
