@@ -31,11 +31,12 @@ from eqfuse.lowered import faults, in_roles, lower_nest
 from eqfuse.rules.egraph import client
 from eqfuse.rules.egraph.saturate import Report
 from eqfuse.rules.scope import current
+from eqfuse.terms.extents import with_computed
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.joined import joined
 from eqfuse.terms.nodes import Output, Program, Reduce
-from eqfuse.terms.parser import axes_of, parse
+from eqfuse.terms.parser import parse, sized_axes
 from eqfuse.terms.printer import show_program
 from eqfuse.terms.types import check_indices, program_dtypes
 from eqfuse.tile.nodes import TileProgram
@@ -321,7 +322,7 @@ def derivation(derived: Derived, plan: Plan, scalars: Mapping[str, float]) -> De
 
 def nominal_extents(program: Program, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
     """Extents to plan with before any tensor is seen: those of `sizes`, and nominal ones. Raises BindError."""
-    axes = dict.fromkeys((*axes_of(program.outputs), *program.domains.values()))
+    axes = dict.fromkeys((*sized_axes(program), *program.domains.values()))
     known = {axis: None for axis in axes if axis not in program.domains}
     for axis, size in (sizes or {}).items():
         if axis not in known:
@@ -334,4 +335,5 @@ def nominal_extents(program: Program, sizes: Mapping[str, int] | None = None) ->
             message = f"the size of axis {axis!r} is {size!r:.40}"
             raise BindError(message, hint="a size is an integer, 1 or more, at most 2**48")
     given = {**dict(program.lengths), **(sizes or {})}
-    return {axis: given.get(program.domains.get(axis, axis), NOMINAL_EXTENT) for axis in axes}
+    found = {axis: given.get(program.domains.get(axis, axis), NOMINAL_EXTENT) for axis in axes}
+    return with_computed(program, found)

@@ -376,3 +376,33 @@ def test_gradients_of_norms_at_0_are_those_of_pytorch(text: str) -> None:
     torch.testing.assert_close(x.grad, exact.grad)
     assert kernel.backward.certificate.ok
     assert "root" not in str(kernel.tile) and "root" not in kernel.backward.source
+
+
+def _log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.gather(logits.log_softmax(-1), 2, labels.unsqueeze(2)).squeeze(2).sum(-1)
+
+
+def _dpo(logits: torch.Tensor, labels: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    found = _log_probabilities(logits, labels)
+    h = found.shape[0] // 2
+    return -F.logsigmoid(0.1 * (found[:h] - found[h:] - (reference[:h] - reference[h:]))).mean()
+
+
+def _orpo(logits: torch.Tensor, labels: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    found, h = _log_probabilities(logits, labels) / 5, logits.shape[0] // 2
+    chosen, rejected = found[:h], found[h:]
+    odds = chosen - rejected - (torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected)))
+    return -chosen.mean() - 0.1 * F.logsigmoid(odds).mean()
+
+
+@pytest.mark.slow(but=["_dpo"])
+@pytest.mark.parametrize("loss", [_dpo, _orpo])
+def test_losses_of_halves_of_a_batch(loss: Callable[..., torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(6, 3, 7, dtype=torch.float64, requires_grad=True)
+    labels, reference = torch.randint(0, 7, (6, 3)), torch.randn(6, dtype=torch.float64)
+    made = eq.from_torch(loss, logits, labels, reference, native="off")
+    used = (logits, labels, reference)
+    found, expected = made(*used), loss(*used)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(out, logits)[0] for out in (found, expected)))

@@ -30,7 +30,7 @@ from eqfuse.differentiate.saved import Saved
 from eqfuse.errors import EqfuseError
 from eqfuse.terms.arguments import is_tracked
 from eqfuse.terms.nodes import Program
-from eqfuse.terms.parser import axes_of
+from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.sizes import bind
 from eqfuse.threads import cached
 from eqfuse.verify.certificate import Certificate
@@ -285,7 +285,7 @@ class _Call:
         if self.forward.kernel is not None:
             kernel = self.forward.kernel
             if sizes:
-                axes = {*axes_of(kernel.program.outputs), *kernel.program.domains.values()}
+                axes = {*sized_axes(kernel.program), *kernel.program.domains.values()}
                 sizes = {axis: size for axis, size in sizes.items() if axis in axes}
         found = kernel(**self.arguments(tensors), sizes=sizes)
         return found if isinstance(found, tuple) else (found,)
@@ -455,7 +455,7 @@ def _sizes(
         if name in program.scalars
     }
     extents = bind(program, shapes, sizes, scalars)
-    axes = {gradient.domains.get(axis, axis) for axis in axes_of(gradient.outputs)}
+    axes = {gradient.domains.get(axis, axis) for axis in sized_axes(gradient)}
     found = {
         axis: extent for axis, extent in extents.items() if axis in axes and axis not in gradient.lengths
     }

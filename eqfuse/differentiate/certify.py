@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -55,6 +55,8 @@ from eqfuse.verify.sampling import Inputs
 from eqfuse.verify.sizes import constant_conditions, roots, small_integers
 from eqfuse.verify.source import Source, Stage
 from eqfuse.verify.verification import Verification
+
+Length = TypeVar("Length", int, Expr)
 
 DIRECTION = "v"
 """Starts the name of the direction of an input."""
@@ -281,15 +283,16 @@ def _programs(
     scalars += [DIRECTION + name for name in names if name not in inputs]
     left = [replace(each, expr=call("add", each.expr, _nothing(each))) for each in left]
     right = [replace(o, expr=call("add", call("add", o.expr, _nothing(o)), nothing)) for o in right]
-    lengths = dict(_row_lengths(program))
-    return _made(program, left, scalars, lengths), _made(adjoint, right, scalars, lengths)
+    lengths = dict(_row_lengths(program, program.lengths))
+    computed = dict(_row_lengths(program, program.computed))
+    return _made(program, left, scalars, lengths, computed), _made(adjoint, right, scalars, lengths, computed)
 
 
-def _row_lengths(program: Program) -> Iterator[tuple[str, int]]:
-    """The lengths of axes that stand for those of an output of which the text gives a number."""
+def _row_lengths(program: Program, known: Mapping[str, Length]) -> Iterator[tuple[str, Length]]:
+    """The lengths of axes that stand for those of an output of which the text gives one."""
     for output in program.outputs:
         for axis in output.axes:
-            count = program.lengths.get(program.domains.get(axis, axis))
+            count = known.get(program.domains.get(axis, axis))
             if count is not None:
                 yield f"{output.name}.{axis}", count
                 yield f"{cotangent(output.name)}.{axis}", count
@@ -317,9 +320,13 @@ def _zero(name: str, axes: Sequence[str]) -> Expr:
 
 
 def _made(
-    program: Program, outputs: Sequence[Output], scalars: Sequence[str], lengths: Mapping[str, int]
+    program: Program,
+    outputs: Sequence[Output],
+    scalars: Sequence[str],
+    lengths: Mapping[str, int],
+    computed: Mapping[str, Expr],
 ) -> Program:
-    """A program with other outputs, and with what they read. `lengths` are those of axes that it may have."""
+    """A program with other outputs, and with what they read. `lengths` and `computed` are those of axes that it may have."""
     nodes = list(walk(*(output.expr for output in outputs)))
     own = {axis: count for axis, count in lengths.items() if axis in axes_of(outputs)}
     known = {tensor.name: tensor for tensor in program.tensors}
@@ -327,8 +334,15 @@ def _made(
     tensors = [known.get(name, Tensor(name, rank, None, (None,) * rank)) for name, rank in ranks.items()]
     every = tuple(dict.fromkeys((*program.scalars, *scalars)))
     known_lengths = {**program.lengths, **own}
+    made = {axis: count for axis, count in computed.items() if axis in axes_of(outputs)}
+    made = {**program.computed, **made}
     return replace(
-        program, outputs=tuple(outputs), tensors=tuple(tensors), scalars=every, lengths=known_lengths
+        program,
+        outputs=tuple(outputs),
+        tensors=tuple(tensors),
+        scalars=every,
+        lengths=known_lengths,
+        computed=made,
     )
 
 

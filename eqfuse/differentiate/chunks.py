@@ -19,6 +19,7 @@ from eqfuse.differentiate.steps import Step, Steps, index_of, name_of, plain
 from eqfuse.differentiate.text import needed_steps, text_of
 from eqfuse.terms.domain import Domain
 from eqfuse.terms.expressions import Number
+from eqfuse.terms.extents import sizes_in
 from eqfuse.terms.integers import is_exact
 from eqfuse.terms.interpreter import evaluate
 from eqfuse.terms.nodes import Axis, Expr, Load, Program, Reduce, Scalar, Size, call, children, rebuild, walk
@@ -56,6 +57,8 @@ def chunks_of(source: str, axis: str, scalars: Mapping[str, Number] | None = Non
     steps = Steps.of(source, (), scalars, set())
     if axis in steps.domains or axis in steps.domains.values():
         raise Undivided(f"another axis is as long as {axis!r}")
+    if axis in steps.computed or axis in sizes_in(steps.computed.values()):
+        raise Undivided(f"the size of {axis!r} makes, or is made of, that of another axis")
     return _Divided(steps, axis).made()
 
 

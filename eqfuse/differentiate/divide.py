@@ -19,7 +19,7 @@ from eqfuse.extract import foreseen
 from eqfuse.extract.foreseen import Foreseen
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
-from eqfuse.terms.parser import axes_of
+from eqfuse.terms.parser import sized_axes
 from eqfuse.verify.certificate import Certificate
 
 SHARE = 1.0
@@ -130,7 +130,7 @@ class Chunked:
 
 def _own(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes of a program's axes."""
-    axes = {*axes_of(program.outputs), *program.domains.values()} - program.lengths.keys()
+    axes = {*sized_axes(program), *program.domains.values()} - program.lengths.keys()
     return {axis: size for axis, size in sizes.items() if axis in axes}
 
 

@@ -223,6 +223,7 @@ def _without_sizes(program: Program, found: Texts) -> frozenset[str]:
         *axes_of(program.outputs),
         *program.domains.values(),
         *found.names.lengths,
+        *found.computed,
         *extents.axis.values(),
     }
     roots = {extents.root(axis) for axis in known}
@@ -236,7 +237,7 @@ def _without_sizes(program: Program, found: Texts) -> frozenset[str]:
 @dataclass
 class Steps:
     """A program as steps. `dtypes` are those of every name; `declared` the declarations of inputs, as text; `domains`
-    and `lengths` what the text says of axes, `extents` which of them have equally many positions."""
+    `lengths` and `computed` what the text says of axes, `extents` which of them have equally many positions."""
 
     program: Program
     names: Names
@@ -244,6 +245,7 @@ class Steps:
     active: set[str]
     domains: dict[str, str]
     lengths: dict[str, int]
+    computed: dict[str, Expr]
     declared: dict[str, str]
     outputs: tuple[str, ...]
     extents: Extents
@@ -275,6 +277,7 @@ class Steps:
             set(wrt),
             dict(found.domains),
             dict(found.names.lengths),
+            dict(found.computed),
             declared,
             tuple(found.outputs),
             Extents.of(program, found.domains, found.reader.done.values()),

@@ -62,6 +62,7 @@ def text_of(
     lines += [f"{copy}: axis[{domains.get(axis, axis)}]" for copy, axis in copies.items()]
     used = axes | {domains.get(axis, axis) for axis in axes}
     lines += [f"{axis}: axis[{count}]" for axis, count in steps.lengths.items() if axis in used]
+    lines += [f"{axis}: axis[{show(count)}]" for axis, count in steps.computed.items() if axis in used]
     lines += [_line(step) for step in written]
     ascending = [pair for pair in steps.program.at_most if _ascends_in(pair, reads, axes)]
     lines += [f"assert {show(left)} <= {show(right)}" for left, right in (*at_most, *ascending)]

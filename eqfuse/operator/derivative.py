@@ -21,7 +21,7 @@ from eqfuse.operator.content import Called, joined, kernel_of, names_in, operato
 from eqfuse.operator.library import arguments, called, run
 from eqfuse.operator.shapes import Size, extents
 from eqfuse.terms.nodes import Program
-from eqfuse.terms.parser import axes_of
+from eqfuse.terms.parser import sized_axes
 
 
 @contextmanager
@@ -97,7 +97,7 @@ class _Forward:
         """The outputs, and what is saved besides."""
         of_tensors, of_integers, of_reals, axes = names_in(names)
         known = kernel_of(self.content).program
-        own = {*axes_of(known.outputs), *known.domains.values()}
+        own = {*sized_axes(known), *known.domains.values()}
         sizes = dict(zip(axes, integers[len(of_integers) :], strict=True))
         kept = {axis: size for axis, size in sizes.items() if axis in own}
         names = joined(list(of_tensors), list(of_integers), list(of_reals), list(kept))
@@ -200,7 +200,7 @@ def gradient_sizes(
     from eqfuse.differentiate.gradient import cotangent
 
     shapes = {tensor.name: tuple(tensors[tensor.name].shape) for tensor in program.tensors}
-    axes = {gradient.domains.get(axis, axis) for axis in axes_of(gradient.outputs)}
+    axes = {gradient.domains.get(axis, axis) for axis in sized_axes(gradient)}
     found = {
         axis: size
         for axis, size in extents(program, shapes, sizes).items()

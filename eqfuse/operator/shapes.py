@@ -11,9 +11,10 @@ from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.devices import check_together
 from eqfuse.errors import BindError, locate
 from eqfuse.terms.bounds import longer_dimensions
+from eqfuse.terms.extents import count_of
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.nodes import Program
-from eqfuse.terms.parser import axes_of
+from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.sizes import check_names, check_ranks, sources
 from eqfuse.terms.types import check_dtypes, compute_dtype, result_dtype
 
@@ -38,7 +39,10 @@ def extents(
             if not read.scalar:
                 rest = torch.sym_max(given[name][dimension] - read.offset, 0)  # type: ignore[no-untyped-call]
                 found.setdefault(axis, rest // (read.times + 1))
-    for axis in axes_of(program.outputs):
+    for axis, expr in program.computed.items():
+        if (count := count_of(expr, found)) is not None:
+            _agree(program, axis, found.setdefault(axis, count), count)
+    for axis in sized_axes(program):
         base = program.domains.get(axis, axis)
         if base not in found:
             raise BindError(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from eqfuse.errors import EqfuseError
+from eqfuse.terms.extents import sizes_in
 from eqfuse.terms.inline import check_written_size
 from eqfuse.terms.nodes import (
     REDUCTIONS,
@@ -142,11 +143,17 @@ def _fresh(name: str, program: Program) -> str:
 def _axes(program: Program) -> set[str]:
     found = {axis for output in program.outputs for axis in output.axes}
     found |= {*program.lengths, *program.domains, *program.domains.values()}
+    found |= _of_sizes(program)
     for node in _nodes(program):
         match node:
             case Axis(name) | Size(name) | Reduce(_, name, _):
                 found.add(name)
     return found
+
+
+def _of_sizes(program: Program) -> set[str]:
+    """The axes whose extents are computed, and those whose sizes they are made of."""
+    return {*program.computed, *sizes_in(program.computed.values())}
 
 
 def _nodes(program: Program) -> Iterator[Expr]:
@@ -178,7 +185,10 @@ def _is_joinable(
     """Whether both axes are always there together: next to each other where tensors are read and written, reduced by the same
     reduction, multiplied where they are sizes, and positions of neither are read."""
     both = {outer, inner}
-    if both & {*program.domains, *program.domains.values()} or len(both & program.lengths.keys()) == 1:
+    if (
+        both & {*program.domains, *program.domains.values(), *_of_sizes(program)}
+        or len(both & program.lengths.keys()) == 1
+    ):
         return False
     for place in places:
         at = [k for k, axis in enumerate(place) if axis in both]

@@ -311,7 +311,8 @@ class Program:
     """A parsed program with every temporary inlined (sharing is kept by interning).
 
     `domains` maps an axis that had to be renamed to the axis whose extent it has.
-    `lengths` are the extents that the program itself declares.
+    `lengths` are the extents that the program itself declares as numbers, `computed` those that it makes of the sizes of
+    axes that are neither renamed nor computed.
     `integers` are the scalars that are integers: declared so, or used as one (see `terms/positions.py`).
     `integer_tensors` are the undeclared tensors that are used as integers.
     `at_most` are pairs of values, of which the text promises that the first is at most the second at every position.
@@ -328,6 +329,7 @@ class Program:
     integers: tuple[str, ...] = ()
     integer_tensors: tuple[str, ...] = ()
     lengths: Mapping[str, int] = field(default_factory=dict)
+    computed: Mapping[str, Expr] = field(default_factory=dict)
     at_most: tuple[tuple[Expr, Expr], ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -14,12 +14,14 @@ from eqfuse.errors import BindError, ParseError, TypeCheckError, did_you_mean, l
 from eqfuse.terms.bounds import reads_beyond
 from eqfuse.terms.dtypes import INTEGERS
 from eqfuse.terms.expressions import Bindings, Number, ProgramNames, Reader
+from eqfuse.terms.extents import count_of, is_count, sizes_in
 from eqfuse.terms.functions import CASTS, CONSTANTS, ROUNDINGS
 from eqfuse.terms.inline import Inliner
 from eqfuse.terms.integers import fits
 from eqfuse.terms.nodes import (
     Axis,
     Call,
+    Const,
     Expr,
     Load,
     Output,
@@ -31,6 +33,7 @@ from eqfuse.terms.nodes import (
     call,
     children,
     free_axes,
+    replaced,
     walk,
 )
 from eqfuse.terms.positions import index_uses, integer_uses
@@ -42,6 +45,7 @@ from eqfuse.terms.syntax import (
     Alias,
     Declaration,
     Definition,
+    Extent,
     Length,
     Promise,
     Return,
@@ -91,6 +95,7 @@ class Texts:
     names: ProgramNames
     domains: dict[str, str]
     reader: Reader
+    computed: Mapping[str, Expr]
     at_most: tuple[tuple[Expr, Expr], ...] = ()
 
     @property
@@ -106,15 +111,17 @@ def texts(
     constants = _constants(scalars or {})
     written = statements(source)
     found = [_counted(statement, constants) for statement in written]
-    names = _names(source, found, constants)
+    lengths = _lengths(source, found)
+    names = _names(source, found, constants, lengths)
     domains = _aliases(source, found)
     reader = reader_of(source, names, Inliner(re.findall(r"\w+", source.text), domains, names.lengths))
+    computed = _computed(source, reader, [s for s in found if isinstance(s, Extent)], lengths)
     reader.read_names.update(s.of for s in written if isinstance(s, Alias) and s.of in constants)
     for definition in names.definitions.values():
         reader.current = definition.name
         reader.done[definition.name] = _defined(source, reader, definition)
     at_most = tuple(_promised(source, reader, each) for each in found if isinstance(each, Promise))
-    return Texts(source, found, names, domains, reader, at_most)
+    return Texts(source, found, names, domains, reader, computed, at_most)
 
 
 def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, made: bool) -> Program:
@@ -126,11 +133,9 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
     outputs = tuple(_output(names.definitions[name], reader.done[name], names) for name in read.outputs)
     axes = axes_of(outputs)
     extents = {domains.get(axis, axis) for axis in axes}
-    beyond = {
-        (r.load.tensor, r.dimension, domains.get(r.axis, r.axis))
-        for r in reads_beyond(outputs, tuple(domains.items()))
-    }
-    tensors = _tensors(list(walk(*(output.expr for output in outputs))), names, domains, beyond)
+    computed = {axis: count for axis, count in read.computed.items() if axis in extents}
+    tensors = _tensors(outputs, names, domains)
+    tensors = _with_sizes_written(tensors, read, extents | sizes_in(computed.values()))
     _check_promises(source, read, tensors)
     integers, integer_tensors = _integers(outputs, tensors, names, made, read.at_most)
     program = Program(
@@ -143,10 +148,16 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
         integers=integers,
         integer_tensors=integer_tensors,
         lengths={axis: count for axis, count in names.lengths.items() if axis in extents},
+        computed=computed,
         at_most=read.at_most,
     )
     check_integers(program)
     return program
+
+
+def sized_axes(program: Program) -> tuple[str, ...]:
+    """Every axis of the outputs, and those of whose sizes the program makes extents."""
+    return tuple(dict.fromkeys((*axes_of(program.outputs), *sizes_in(program.computed.values()))))
 
 
 def axes_of(outputs: Iterable[Output]) -> tuple[str, ...]:
@@ -181,7 +192,12 @@ def _constants(scalars: Mapping[str, Number]) -> dict[str, Number]:
     return constants
 
 
-def _names(source: Source, found: Sequence[Statement], constants: Mapping[str, Number]) -> ProgramNames:
+def _names(
+    source: Source,
+    found: Sequence[Statement],
+    constants: Mapping[str, Number],
+    lengths: Mapping[str, int],
+) -> ProgramNames:
     definitions: dict[str, Definition] = {}
     declared: dict[str, Declaration] = {}
     for statement in found:
@@ -197,7 +213,6 @@ def _names(source: Source, found: Sequence[Statement], constants: Mapping[str, N
                 )
             declared[statement.name] = statement
     axes, subscripted = _bound_and_subscripted(found)
-    lengths = _lengths(source, found)
     names = ProgramNames(frozenset(axes), frozenset(subscripted), definitions, declared, constants, lengths)
     for name, node in [(name, statement.node) for name, statement in (declared | definitions).items()]:
         if name in CONSTANTS:
@@ -257,6 +272,8 @@ def _bound_and_subscripted(found: Sequence[Statement]) -> tuple[set[str], set[st
                 axes.update((axis, of))
             case Length(axis):
                 axes.add(axis)
+            case Extent(axis, count):
+                axes.update((axis, *(each.id for each in _arguments(count))))
             case Definition(axes=names, value=value):
                 axes.update(names)
                 nodes = list(ast.walk(value))
@@ -270,6 +287,47 @@ def _bound_and_subscripted(found: Sequence[Statement]) -> tuple[set[str], set[st
                     and isinstance(node.value, ast.Name)
                 )
     return axes, subscripted
+
+
+def _arguments(node: ast.AST) -> Iterator[ast.Name]:
+    """The axes that an expression has the sizes of, as `N(axis)`."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "N":
+            yield from (each for each in part.args if isinstance(each, ast.Name))
+
+
+def _computed(
+    source: Source, reader: Reader, found: Sequence[Extent], lengths: dict[str, int]
+) -> dict[str, Expr]:
+    """The extents of axes that are made of the sizes of others, those of axes without one; what are numbers become
+    `lengths`."""
+    domains = reader.inliner.domains
+    made: dict[str, Expr] = {}
+    for each in found:
+        if each.axis in made or each.axis in lengths or each.axis in domains:
+            hint = "declare the extent of each axis once"
+            raise source.error(f"the extent of axis {each.axis!r} is declared twice", each.node, hint)
+        reader.current = ""
+        expr = reader.read(each.count, Bindings(frozenset()))
+        if not is_count(expr):
+            hint = f"write {each.axis}: axis[N(j) // 2 + 1], with +, -, *, // and %"
+            raise source.error("an extent is made of sizes of axes and integers", each.count, hint)
+        values: dict[Expr, Expr] = {}
+        for axis in sizes_in([expr]):
+            base = domains.get(axis, axis)
+            values[Size(axis)] = made.get(base) or (Const(lengths[base]) if base in lengths else Size(base))
+        made[each.axis] = replaced(expr, values)
+        if not sizes_in([made[each.axis]]):
+            lengths[each.axis] = count_of(made.pop(each.axis), {}) or 0
+            if lengths[each.axis] <= 0:
+                raise source.error(f"axis {each.axis!r} has no positions", each.node, "give it one or more")
+    for each in found:
+        if each.axis in lengths:
+            continue
+        for axis in sizes_in([made[each.axis]]) & made.keys():
+            hint = f"declare {axis!r} before, and of other axes"
+            raise source.error(f"the extent of {each.axis!r} is made of that of {axis!r}", each.node, hint)
+    return made
 
 
 def _reduced(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -405,14 +463,15 @@ def _output(definition: Definition, expr: Expr, names: ProgramNames) -> Output:
 
 
 def _tensors(
-    nodes: Sequence[Expr],
-    names: ProgramNames,
-    domains: Mapping[str, str],
-    beyond: Collection[tuple[str, int, str]],
+    outputs: tuple[Output, ...], names: ProgramNames, domains: Mapping[str, str]
 ) -> tuple[Tensor, ...]:
-    """The tensors that are read. `beyond` are the dimensions that are longer than an axis that indexes them."""
+    """The tensors that are read."""
+    beyond = {  # the dimensions that are longer than an axis that indexes them
+        (r.load.tensor, r.dimension, domains.get(r.axis, r.axis))
+        for r in reads_beyond(outputs, tuple(domains.items()))
+    }
     loads: dict[str, list[Load]] = {}
-    for node in nodes:
+    for node in walk(*(output.expr for output in outputs)):
         if isinstance(node, Load):
             loads.setdefault(node.tensor, []).append(node)
     tensors = []
@@ -425,6 +484,33 @@ def _tensors(
             axes = tuple(_plain_axis(loads[name], position, domains, beyond) for position in range(rank))
             tensors.append(Tensor(name, rank, None, axes))
     return tuple(tensors)
+
+
+def _with_sizes_written(
+    tensors: tuple[Tensor, ...], read: Texts, needed: Collection[str]
+) -> tuple[Tensor, ...]:
+    """The tensors with the axes that definitions read them along: those `needed` axes that no dimension has once the
+    definitions are written out where they are read, at computed positions."""
+    given = {axis for tensor in tensors for axis in tensor.axes}
+    left = {axis for axis in needed if axis not in given and axis not in read.names.lengths}
+    left -= read.computed.keys()
+    if not left:
+        return tensors
+    outputs = tuple(
+        Output(name, definition.axes, read.reader.done[name])
+        for name, definition in read.names.definitions.items()
+    )
+    written = {tensor.name: tensor.axes for tensor in _tensors(outputs, read.names, read.domains)}
+    return tuple(
+        replace(
+            tensor,
+            axes=tuple(
+                of if axis is None and of in left else axis
+                for axis, of in zip(tensor.axes, written[tensor.name], strict=True)
+            ),
+        )
+        for tensor in tensors
+    )
 
 
 def _plain_axis(

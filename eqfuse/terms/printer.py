@@ -61,6 +61,7 @@ def show_program(program: Program) -> str:
     lines += [f"{name}: i64" for name in program.integers]
     lines += [f"{axis}: axis[{of}]" for axis, of in program.domains.items()]
     lines += [f"{axis}: axis[{count}]" for axis, count in program.lengths.items()]
+    lines += [f"{axis}: axis[{show(count)}]" for axis, count in program.computed.items()]
     for output in program.outputs:
         left = f"{output.name}[{', '.join(output.axes)}]" if output.axes else output.name
         written = isinstance(output.expr, Call) and output.expr.fn == output.dtype

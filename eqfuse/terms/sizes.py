@@ -8,10 +8,11 @@ from typing import Any
 
 from eqfuse.errors import BindError, closest, did_you_mean, locate
 from eqfuse.terms.bounds import check_bounds, check_longer, longer_dimensions
+from eqfuse.terms.extents import count_of
 from eqfuse.terms.integers import LONGEST
 from eqfuse.terms.intervals import index_range, whole_number
 from eqfuse.terms.nodes import Axis, Load, Program, once, walk
-from eqfuse.terms.parser import axes_of
+from eqfuse.terms.parser import sized_axes
 from eqfuse.terms.positions import reason
 from eqfuse.terms.printer import show
 
@@ -53,10 +54,12 @@ def bind(
     extents = _extents(program, shapes)
     if sizes:
         _add_sizes(program, shapes, sizes, extents)
+    _add_computed(program, shapes, extents)
     for (name, dimension), reads in longer_dimensions(program).items():
         for axis, read in reads.items():
             if (more := read.more(scalars)) is not None:
                 extents.setdefault(axis, max(shapes[name][dimension] - more, 0) // (read.times + 1))
+    _add_computed(program, shapes, extents)
     for axis in _axes(program):
         base = program.domains.get(axis, axis)
         if base not in extents:
@@ -74,7 +77,23 @@ def bind(
 
 @once
 def _axes(program: Program) -> tuple[str, ...]:
-    return axes_of(program.outputs)
+    return sized_axes(program)
+
+
+def _add_computed(program: Program, shapes: Mapping[str, tuple[int, ...]], found: dict[str, int]) -> None:
+    """Adds the extents that the program computes of those that are known."""
+    for axis, expr in program.computed.items():
+        count = count_of(expr, found)
+        if count is None:
+            continue
+        known = found.setdefault(axis, count)
+        if known != count or count < 0:
+            first = next((extent for each, extent in _given(program, shapes) if each == axis), "sizes")
+            message = f"axis {axis!r} is declared to have {show(expr)} positions, which are {count} here"
+            if count >= 0:
+                message += f", and has size {known} in {first}"
+            hint = "pass tensors whose sizes agree with the declaration, or change it"
+            raise _name_error(program, axis, message, hint)
 
 
 def check_names(program: Program, shapes: Collection[str], scalars: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@
     g: i32                    Declaration of a scalar
     k: axis[j]                Alias: axis k has the extent of axis j
     k: axis[8]                Length: axis k has 8 positions
+    k: axis[N(j) // 2]        Extent: axis k has as many positions as this makes of sizes of other axes
     S[i, j] = expression      Definition
     assert S[i, j] <= L[i]    Promise: it holds at every position, of whatever the program is called with
     return O, L               Return, at the end
@@ -53,6 +54,13 @@ class Length:
 
 
 @dataclass(frozen=True)
+class Extent:
+    axis: str
+    count: ast.expr
+    node: ast.AST
+
+
+@dataclass(frozen=True)
 class Definition:
     """`place` of `count` is which of the values of a reduction with several the name is for."""
 
@@ -82,7 +90,7 @@ class Promise:
     right: ast.expr
 
 
-Statement = Declaration | Alias | Length | Definition | Promise | Return
+Statement = Declaration | Alias | Length | Extent | Definition | Promise | Return
 
 
 @dataclass(frozen=True)
@@ -213,7 +221,7 @@ def _definition(
 
 def _declaration(
     source: Source, node: ast.AST, target: ast.expr, annotation: ast.expr, value: ast.expr | None
-) -> Declaration | Alias | Length:
+) -> Declaration | Alias | Length | Extent:
     if not isinstance(target, ast.Name):
         hint = "write the axes after the dtype: x: f16[i, j]"
         raise source.error("a declaration starts with a name", target, hint)
@@ -228,6 +236,8 @@ def _declaration(
                 hint = f"an axis has at most 2**48 positions, {LONGEST}"
                 raise source.error(f"axis {target.id!r} is too long", annotation, hint)
             return Length(target.id, count, target)
+        case ast.Subscript(value=ast.Name(id="axis"), slice=ast.BinOp() | ast.Call() as of):
+            return Extent(target.id, of, target)
         case ast.Subscript(value=ast.Name(id=dtype), slice=index):
             axes = axis_names(source, index, "a declaration")
         case _:
@@ -235,7 +245,10 @@ def _declaration(
             raise source.error("this is not a dtype", annotation, hint)
     if dtype == AXIS_KEYWORD:
         if axes is None or len(axes) != 1:
-            hint = f"write {target.id}: axis[j] to say that {target.id!r} has the extent of 'j', or {target.id}: axis[8]"
+            hint = (
+                f"write {target.id}: axis[j] to say that {target.id!r} has the extent of 'j', {target.id}: axis[8], "
+                f"or {target.id}: axis[N(j) + 1]"
+            )
             raise source.error("'axis' takes the axis that has the same extent", annotation, hint)
         return Alias(target.id, axes[0], target)
     if dtype not in DTYPES:

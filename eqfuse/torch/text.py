@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from eqfuse.arguments import DTYPE_NAMES
 from eqfuse.operator.shapes import output_dtypes
+from eqfuse.terms.extents import is_count, sizes_in
 from eqfuse.terms.functions import CASTS, ROUNDINGS
 from eqfuse.terms.nodes import Axis, Const, Expr, Load, Program, Reduce, Scalar, children, replaced, walk
 from eqfuse.terms.nodes import Size as SizeOf
@@ -58,6 +60,10 @@ def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[
         translation, program, [axis for line in lines for own in line.axes for axis in own]
     )
     declared += lengths
+    computed = _computed(translation, [*declared, *body], sizes)
+    declared += [f"{axis}: axis[{show(count)}]" for axis, count in computed.items()]
+    used = axes_of(program.outputs)
+    sizes = {axis: size for axis, size in sizes.items() if axis not in computed and axis in used}
     declared += _dtypes(translation, program, outputs, names)
     source = "\n".join([*declared, *body])
     return Text(source, tuple(tensor_names(program)), tuple(groups), sizes, numbers)
@@ -218,14 +224,12 @@ def _integers(translation: Translation, lines: Sequence[Line]) -> list[str]:
 def _axes(
     translation: Translation, program: Program, defined: Sequence[str]
 ) -> tuple[list[str], dict[str, Extent]]:
-    """Declarations of the axes whose extent no tensor gives; and the extents of those that cannot be declared. One that
-    definitions alone have, which are read at numbers, is an axis of the gradient."""
+    """Declarations of the axes whose extent no tensor gives; and the extents of those that are no number and no dimension.
+    One that definitions alone have, which are read at numbers, is an axis of the gradient."""
     extents = translation.writer.names.sizes
-    shapes: Any = {
-        name: shape for name, shape in translation.shapes.items() if name in {t.name for t in program.tensors}
-    }
-    given = {axis: extent.size for axis, extent in sources(program, shapes)}
-    known = {size: axis for axis, size in given.items()}
+    given = _given(translation, program)
+    same = translation.writer.same
+    known = {same(size): axis for axis, size in given.items()}
     found: list[str] = []
     left: dict[str, Extent] = {}
     listed = _listed(program, extents)
@@ -236,11 +240,44 @@ def _axes(
         size = extents[axis]
         if isinstance(size, int):
             found.append(f"{axis}: axis[{size}]")
-        elif size in known:
-            found.append(f"{axis}: axis[{known[size]}]")
-        elif axis in axes:
-            left[axis] = size
+        elif same(size) in known:
+            found.append(f"{axis}: axis[{known[same(size)]}]")
+        else:
+            left[axis] = same(size)
     return found, left
+
+
+def _given(translation: Translation, program: Program) -> dict[str, Extent]:
+    """The extents of axes that tensors give."""
+    names = {tensor.name for tensor in program.tensors}
+    shapes: Any = {name: shape for name, shape in translation.shapes.items() if name in names}
+    return {axis: extent.size for axis, extent in sources(program, shapes)}
+
+
+def _computed(
+    translation: Translation, lines: Sequence[str], wanted: Mapping[str, Extent]
+) -> dict[str, Expr]:
+    """The extents of axes that are made of those of others, which tensors give."""
+    sizes = translation.writer.names.sizes
+    writer = Writer(())
+    for axis, size in sizes.items():
+        if axis not in wanted and _is_symbol(size):
+            writer.symbols.setdefault(size, axis)
+    found: dict[str, Expr] = {}
+    for axis, size in wanted.items():
+        if size.free_symbols <= writer.symbols.keys():
+            with suppress(NotImplementedError):
+                found[axis] = writer.size_text(size)
+    found = {axis: expr for axis, expr in found.items() if is_count(expr)}
+    if not found:
+        return {}
+    program = parse("\n".join([*(f"{axis}: axis[{show(count)}]" for axis, count in found.items()), *lines]))
+    given = _given(translation, program)
+    return {axis: expr for axis, expr in found.items() if given.keys() >= sizes_in([expr])}
+
+
+def _is_symbol(size: Extent) -> bool:
+    return not isinstance(size, int) and bool(size.is_Symbol)
 
 
 def _listed(program: Program, extents: Mapping[str, Extent]) -> set[str]:

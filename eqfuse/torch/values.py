@@ -189,7 +189,11 @@ class Writer:
 
     def agree(self, one: Extent, other: Extent) -> bool:
         """Whether two extents are the same, as far as is known."""
-        return bool(self._known.get(one, one) == self._known.get(other, other))
+        return bool(self.same(one) == self.same(other))
+
+    def same(self, size: Extent) -> Extent:
+        """What extents that are the same have in common: one of them."""
+        return self._known.get(size, size)
 
     def equate(self, one: Extent, other: Extent) -> None:
         """Notes that two extents are the same where the graph is right."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from eqfuse.terms.extents import with_computed
 from eqfuse.terms.nodes import Axis, Program
-from eqfuse.terms.parser import axes_of
+from eqfuse.terms.parser import axes_of, sized_axes
 from eqfuse.verify.sizes import (
     CHOICES,
     LARGEST_WORK,
     AxisClasses,
     Choice,
     InputSpec,
+    axes_of_dimensions,
     input_specs,
     join_axes,
     joint_extents,
     loads,
-    plain_indices,
     short_axes,
     volume,
     work,
@@ -25,7 +26,7 @@ from eqfuse.verify.sizes import (
 
 LARGEST_DECLARED = 16
 """Axes that a program declares to be no longer are so long: of others any length will do."""
-_ATTEMPTS = 3
+_ATTEMPTS = 6
 """Rounds of enlarging axes of one program to what the other reads."""
 
 
@@ -97,7 +98,7 @@ class JointSizes:
             classes.find((label, axis)): extent
             for (label, program), own in zip(programs, sizes, strict=True)
             for axis, extent in own.items()
-            if axis in axes_of(program.outputs) or axis in program.domains.values()
+            if axis in sized_axes(program) or axis in program.domains.values()
         }
         for _ in range(_ATTEMPTS):
             extents = joint_extents(classes, programs, scalars, reached, choice, pinned=fixed)
@@ -111,8 +112,8 @@ class JointSizes:
     def at(self, extents: Mapping[str, int], scalars: Mapping[str, object]) -> JointSizes:
         """The same with axes of these names, in either program, at these sizes."""
         left, right = (
-            {axis: extents.get(axis, extent) for axis, extent in side.items()}
-            for side in (self.left, self.right)
+            with_computed(program, {axis: extents.get(axis, extent) for axis, extent in side.items()})
+            for program, side in ((self.first, self.left), (self.second, self.right))
         )
         specs = _specs(self.first, self.second, left, right, scalars)
         return JointSizes(self.first, self.second, left, right, specs)
@@ -205,9 +206,9 @@ def _enlarge(
     """Notes axes that index a dimension plainly and are shorter than it; True if there were any."""
     found = False
     for label, program in programs:
-        for load, k, index in plain_indices(program):
-            if extents[label, index.name] < specs[load.tensor].shape[k]:
-                reached[classes.find((label, index.name))] = specs[load.tensor].shape[k]
+        for (name, k), axis in axes_of_dimensions(program).items():
+            if name in specs and extents[label, axis] < specs[name].shape[k]:
+                reached[classes.find((label, axis))] = specs[name].shape[k]
                 found = True
     return found
 

@@ -16,8 +16,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from eqfuse.errors import BindError
 from eqfuse.terms.bounds import Outside, longer_dimensions, never_inside, reads_outside
 from eqfuse.terms.dtypes import LIMITS, STORED
+from eqfuse.terms.extents import count_of, sizes_in
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.terms.folds import ranks_of
 from eqfuse.terms.functions import COMPARISONS, ON_BITS
@@ -38,7 +40,8 @@ from eqfuse.terms.nodes import (
     transform,
     walk,
 )
-from eqfuse.terms.parser import axes_of
+from eqfuse.terms.parser import sized_axes
+from eqfuse.terms.printer import show
 from eqfuse.terms.promises import ascending
 from eqfuse.terms.types import truths
 from eqfuse.verify.facts import facts, outside_loads
@@ -55,6 +58,8 @@ LARGEST_DIVISOR = 64
 """Divisors of index expressions up to this size get an axis that is longer than they are."""
 FEW_AXES, SEARCHED = 3, 8
 """Conditions on so many sizes are tried at all sizes up to the second."""
+MOST_OF_COMPUTED = 128
+"""Sizes up to this are tried for one of which another is made to be long enough."""
 _ATTEMPTS = 6
 """Rounds of enlarging axes so that every read is inside its tensor."""
 GATHERED = 3
@@ -129,13 +134,14 @@ def loads(program: Program) -> tuple[Load, ...]:
 
 def join_axes(classes: AxisClasses, program: Program, label: str = "") -> None:
     """Adds the axes of a program, as `(label, axis)`, and the dimensions `("dim", tensor, k)` they index."""
-    for axis in axes_of(program.outputs):
+    axes = sized_axes(program)
+    for axis in axes:
         classes.join((label, program.domains.get(axis, axis)), (label, axis))
     for load, k, index in plain_indices(program):
         classes.join(("dim", load.tensor, k), (label, index.name))
     for tensor in program.tensors:
         for k, declared in enumerate(tensor.axes):
-            if declared is not None and declared in axes_of(program.outputs):
+            if declared is not None and (declared in axes or declared in program.domains.values()):
                 classes.join(("dim", tensor.name, k), (label, declared))
 
 
@@ -185,7 +191,7 @@ def _fitting(
     classes = AxisClasses()
     join_axes(classes, program)
     integers = {**small_integers(program), **_integers(scalars)}
-    plain = _axes_of_dimensions(program)
+    plain = axes_of_dimensions(program)
     fixed = {classes.find(("", axis)): n for axis, n in (pinned or {}).items()}
     for exact in (False, True):
         reached: dict[object, int] = {classes.find(("", axis)): n for axis, n in (least or {}).items()}
@@ -206,9 +212,9 @@ def _fitting(
 
 
 @once
-def _axes_of_dimensions(program: Program) -> Mapping[tuple[str, int], str]:
+def axes_of_dimensions(program: Program) -> Mapping[tuple[str, int], str]:
     """The axis that has the extent of a dimension: the one that is declared there, or that indexes it plainly."""
-    known = axes_of(program.outputs)
+    known = {*sized_axes(program), *program.domains.values()}
     found = {
         (tensor.name, k): axis
         for tensor in program.tensors
@@ -241,7 +247,7 @@ def short_axes(
 ) -> dict[str, int]:
     """Axes whose dimension is read beyond their end at computed positions, with the extents that such reads need."""
     integers = {**small_integers(program), **_integers(scalars)}
-    plain = _axes_of_dimensions(program)
+    plain = axes_of_dimensions(program)
     found: dict[str, int] = {}
     for read in reads_outside(program, shapes, extents, integers):
         axis = plain.get((read.load.tensor, read.dimension))
@@ -286,6 +292,7 @@ def joint_extents(
     chosen: dict[object, int] = {}
     together: list[set[object]] = []
     listed: dict[object, int] = {}
+    computed: dict[object, tuple[str, Expr]] = {}
 
     def reach(keys: set[object], length: int) -> None:
         """Makes axes so long, or the one of them that is longest by now."""
@@ -304,7 +311,8 @@ def joint_extents(
         for axis, step in _strides(program) if exact else ():
             if (positions := _Positions({}, integers, {}).range(step)) is not None:
                 chosen.setdefault(classes.find((label, axis)), positions[1])
-        for axis in dict.fromkeys((*axes_of(program.outputs), *program.domains.values())):
+        computed |= {classes.find((label, axis)): (label, of) for axis, of in program.computed.items()}
+        for axis in dict.fromkeys((*sized_axes(program), *program.domains.values())):
             members.setdefault(classes.find((label, axis)), []).append((label, axis))
         known = facts(program)
         for axes, count in known.varying:
@@ -323,13 +331,31 @@ def joint_extents(
     atleast |= {key: max(n, atleast.get(key, 0)) for key, n in listed.items()}
     chosen |= {key: max(n, chosen[key]) for key, n in listed.items() if key in chosen}
 
+    def counted(key: object, sizes: Mapping[str, int]) -> int:
+        """The extent that is computed of others, where these have some."""
+        label, expr = computed[key]
+        given = {
+            axis: sizes.get(axis, chosen.get(classes.find((label, axis)), 1)) for axis in sizes_in([expr])
+        }
+        count: int | None = count_of(expr, given)
+        return max(0, count or 0)
+
+    for key, (label, expr) in computed.items():
+        wanted = max(min(choice.reduced if key in reduced else choice.free), atleast.get(key, 0))
+        of = sizes_in([expr])
+        enough = (n for n in range(1, MOST_OF_COMPUTED) if counted(key, dict.fromkeys(of, n)) >= wanted)
+        least_of = next(enough, 0)
+        for base in {classes.find((label, axis)) for axis in of}:
+            atleast[base] = max(atleast.get(base, 0), least_of)
+        chosen.pop(key, None)
+
     def used(key: object) -> frozenset[int]:
         """Extents that others have from which this one has to be told."""
         others = set[object]().union(*(keys for keys in together if key in keys))
         apart = {"all": set(chosen), "together": others & chosen.keys(), "none": set[object]()}[choice.apart]
         return frozenset(chosen[other] for other in apart)
 
-    free = [key for key in members if key not in reduced]
+    free = [key for key in members if key not in reduced and key not in computed]
     least = min(free, key=lambda key: varying[key], default=None)
     if len(free) > 2 and varying[least] < max(varying[key] for key in free) and least not in compared:
         chosen.setdefault(least, _unused((SHORT, *choice.free), atleast.get(least, 0), used(least)))
@@ -338,9 +364,17 @@ def joint_extents(
         """Those along which most is computed get the smallest extents."""
         return key not in reduced, key not in reduced and key not in compared, -varying[key]
 
-    for key in sorted((key for key in members if key not in chosen), key=turn):
+    for key in sorted((key for key in members if key not in chosen and key not in computed), key=turn):
         preferred = choice.reduced if key in reduced else choice.compared if key in compared else choice.free
         chosen[key] = _unused(preferred, atleast.get(key, 0), used(key))
+    for key, (label, expr) in computed.items():
+        if counted(key, {}) == 0:
+            bases = {classes.find((label, axis)) for axis in sizes_in([expr])} - (pinned or {}).keys()
+            chosen |= dict.fromkeys(bases, max((chosen[base] for base in bases), default=1))
+    for key, (_, expr) in computed.items():
+        chosen[key] = counted(key, {})
+        if chosen[key] == 0:
+            raise BindError(f"an axis of {show(expr)} positions has none at sizes that are tried")
     return {name: chosen[key] for key, names in members.items() for name in names}
 
 
