@@ -21,10 +21,10 @@ import eqfuse as eq
 from eqfuse import compiler, debug
 from eqfuse.errors import BindError, EqfuseError, VerificationError
 from eqfuse.loops.plan import SCHEDULES
-from eqfuse.terms.bounds import longer_dimensions
+from eqfuse.terms.bounds import Beyond, longer_dimensions
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.terms.integers import LONGEST
-from eqfuse.terms.nodes import Program
+from eqfuse.terms.nodes import Program, Tensor
 from eqfuse.terms.parser import parse
 from eqfuse.terms.registry import REGISTERED
 from eqfuse.terms.types import program_dtypes
@@ -114,6 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
     explain.add_argument("--output", type=writable, metavar="FILE", help="write it there")
 
+    text = "make all that calls of some sizes wait for, here or for a GPU that is not here, and say what kernels need"
+    prepare = add("prepare", _prepare, text)
+    _add_program(prepare)
+    text = "auto (default: the GPU here, or the CPU), or a target of emit"
+    prepare.add_argument("--target", default="auto", help=text)
+    _add_sizes(prepare)
+    prepare.add_argument("--prefer", choices=SCHEDULES, help="force a schedule")
+
     verify = add("verify", _verify, "verify the kernel of a program, or that two programs are equivalent")
     _add_program(verify)
     verify.add_argument("--against", metavar="OTHER", help="a second program, compared with the first")
@@ -202,8 +210,7 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
 
 def _run(options: argparse.Namespace, console: Console) -> int:
     source = _read(options.file)
-    constants = _numbers(options.constant, "--constant")
-    sizes = {name: int(value) for name, value in _numbers(options.size, "--size").items()}
+    constants, sizes = _numbers(options.constant, "--constant"), _sizes(options)
     program = parse(source, scalars=constants)
     inputs = _inputs(program, sizes, options)
     kernel = eq.compile(source, scalars=constants, prefer=options.prefer)
@@ -227,23 +234,30 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _kernel(options: argparse.Namespace) -> eq.Kernel:
-    """The kernel of a program for a target and sizes, which its file may say in a comment, as the gallery's do."""
+def _kernel(options: argparse.Namespace) -> tuple[eq.Kernel, dict[str, int]]:
+    """The kernel of a program for a target and sizes, and the sizes, which its file may say in a comment, as the gallery's do."""
     source = _read(options.file)
     constants = _numbers([*_noted(source, "constants"), *options.constant], "--constant")
-    axes = compiler.nominal_extents(parse(source, scalars=constants))
-    noted = _numbers(
-        _noted(source, "sizes"), "--size"
-    )  # of dimensions that are read at computed positions too
-    given = _numbers([word for words in options.size for word in words.split(",")], "--size")
-    sizes = {axis: size for axis, size in noted.items() if axis in axes} | given
-    return eq.compile(
+    program = parse(source, scalars=constants)
+    axes = compiler.nominal_extents(program)
+    given = _sizes(options)
+    sizes = {**_numbers(_noted(source, "sizes"), "--size"), **given}
+    # a plan has no sizes of dimensions that are read at computed positions alone, which files may note too
+    known = {axis for tensor in program.tensors for axis in tensor.axes}
+    wanted = {axis for axis in sizes if axis in axes or (axis in given and axis not in known)}
+    kernel = eq.compile(
         source,
         scalars=constants,
         target=options.target,
         prefer=options.prefer,
-        sizes={axis: int(size) for axis, size in sizes.items()},
+        sizes={axis: int(size) for axis, size in sizes.items() if axis in wanted},
     )
+    return kernel, {axis: int(size) for axis, size in sizes.items()}
+
+
+def _sizes(options: argparse.Namespace) -> dict[str, int]:
+    words = [word for words in options.size for word in words.split(",")]
+    return {name: int(value) for name, value in _numbers(words, "--size").items()}
 
 
 def _noted(source: str, what: str) -> list[str]:
@@ -253,7 +267,7 @@ def _noted(source: str, what: str) -> list[str]:
 
 
 def _emit(options: argparse.Namespace, console: Console) -> int:
-    kernel = _kernel(options)
+    kernel, _ = _kernel(options)
     if options.output:
         options.output.write_text(kernel.triton, encoding="utf-8")
         console.print(f"written to {options.output}", markup=False)
@@ -265,7 +279,7 @@ def _emit(options: argparse.Namespace, console: Console) -> int:
 def _explain(options: argparse.Namespace, console: Console) -> int:
     from eqfuse.explain.explanation import coloured
 
-    kernel = _kernel(options)
+    kernel, _ = _kernel(options)
     if options.output:
         options.output.write_text(kernel.explain(options.format, options.detail), encoding="utf-8")
         console.print(f"written to {options.output}", markup=False)
@@ -275,6 +289,46 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
         console.print(shown, soft_wrap=True)
     else:
         print(kernel.explain(options.format, options.detail))
+    return 0
+
+
+def _prepare(options: argparse.Namespace, console: Console) -> int:
+    kernel, given = _kernel(options)
+    device, program = kernel.compiled.device, kernel.program
+    sizes = {**given, **kernel.compiled.extents}
+    if device.kind == "gpu" and not torch.cuda.is_available():
+        return _prepare_elsewhere(kernel, console)
+    behind = _behind(program)
+    shapes = {tensor.name: _shape(tensor, behind, sizes) for tensor in program.tensors}
+    scalars = {name: sizes.get(name, 1) for name in program.integers}
+    unknown = {axis: size for axis, size in sizes.items() if not _given_by(program, axis)}
+    made = kernel.prepare({**shapes, **scalars}, sizes=unknown)
+    what = f"{made} new binaries" if device.kind == "gpu" else kernel.plan.code or "compiled"
+    console.print(f"{kernel!r}: {what}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _prepare_elsewhere(kernel: eq.Kernel, console: Console) -> int:
+    """Triton and Gluon for a GPU that torch does not see: the plan and its certificate are kept for it, binaries are not,
+    for they are found by what Triton looks at in a call's tensors."""
+    from eqfuse.tile.gluon.aot import compile_for_hopper
+    from eqfuse.tile.triton.aot import TARGETS, compile_for
+
+    device, sizes = kernel.compiled.device.name, kernel.compiled.extents
+    target = device if device in TARGETS else "sm_90"
+    has_roles = kernel.compiled.roles is not None
+    source = kernel.gluon if has_roles else kernel.triton
+    reports = compile_for(source, target, sizes=sizes)
+    reports += [each.kernel for each in compile_for_hopper(source, sizes=sizes)] if has_roles else []
+    table = Table(show_edge=False)
+    for heading in ("kernel", "registers a thread", "spilled bytes", "shared bytes", "instructions"):
+        table.add_column(heading)
+    for report in reports:
+        counts = (report.registers, report.spilled_bytes, report.shared_bytes)
+        table.add_row(report.name, *map(str, counts), ", ".join(sorted(report.instructions)))
+    console.print(table)
+    shown = f"compiled for {target}, which torch does not see here; the plan and its certificate are kept for {device}"
+    console.print(f"{kernel!r}: {shown}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -456,11 +510,7 @@ def _inputs(
     dtypes = program_dtypes(program)
     generator = torch.Generator().manual_seed(options.seed)
     tensors: dict[str, torch.Tensor] = {}
-    behind = {
-        place: (axis, read)
-        for place, reads in longer_dimensions(program).items()
-        for axis, read in reads.items()
-    }
+    behind = _behind(program)
     for tensor in program.tensors:
         if tensor.name in given:
             tensors[tensor.name] = given.pop(tensor.name)
@@ -469,23 +519,36 @@ def _inputs(
         if not TORCH_DTYPES[dtype].is_floating_point:
             hint = "give it with --inputs FILE.npz; random integers would mean nothing"
             raise BindError(f"{tensor.name!r} holds {dtype} values", hint=hint)
-        shape = []
-        for number, named in enumerate(tensor.axes):
-            axis, read = (named, None) if named else behind.get((tensor.name, number), (None, None))
-            size = _extent(tensor.name, number, axis, sizes)
-            shape.append(size if read is None else size * (read.times + 1) + read.offset)
+        shape = _shape(tensor, behind, sizes)
         try:
             tensors[tensor.name] = torch.randn(shape, generator=generator).to(TORCH_DTYPES[dtype])
         except (RuntimeError, MemoryError):
             hint = "give smaller sizes"
-            raise BindError(
-                f"there is no memory for {tensor.name!r} of shape {tuple(shape)}", hint=hint
-            ) from None
+            raise BindError(f"there is no memory for {tensor.name!r} of shape {shape}", hint=hint) from None
     if given:
         names = " ".join(tensor.name for tensor in program.tensors)
         raise BindError(f"the program has no tensor {next(iter(given))!r}", hint=f"tensors: {names}")
     place = _device(options.device)
     return {name: tensor.to(place) for name, tensor in tensors.items()}
+
+
+Behind = Mapping[tuple[str, int], tuple[str, Beyond]]
+"""What dimensions of tensors, by number, are read at beyond an axis of their own."""
+
+
+def _behind(program: Program) -> Behind:
+    places = longer_dimensions(program).items()
+    return {place: (axis, read) for place, reads in places for axis, read in reads.items()}
+
+
+def _shape(tensor: Tensor, behind: Behind, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of a tensor for these sizes. Raises BindError where one is missing."""
+    shape = []
+    for number, named in enumerate(tensor.axes):
+        axis, read = (named, None) if named else behind.get((tensor.name, number), (None, None))
+        size = _extent(tensor.name, number, axis, sizes)
+        shape.append(size if read is None else size * (read.times + 1) + read.offset)
+    return tuple(shape)
 
 
 def _device(name: str) -> torch.device:

@@ -330,3 +330,40 @@ def test_a_fault_of_the_compiler_has_no_stack_trace(
     monkeypatch.setenv("EQFUSE_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main(["emit", softmax])
+
+
+GATHER = "x: f32[s, d]\nt: i64[i]\ny[i] = sum[d](x[t[i], d])\n"
+
+
+@pytest.mark.parametrize("target", ["sm_90", "h200", "gfx942"])
+def test_prepare_compiles_for_a_gpu_that_is_not_here(
+    target: str, softmax: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert main(["prepare", softmax, "--target", target, "--size", "i=64,j=512"]) == 0
+    shown = capsys.readouterr().out
+    assert "kernel1" in shown and "registers" in shown
+    assert "which torch does not see here" in shown and f"kept for {target}" in shown
+
+
+def test_prepare_here_runs_calls_of_these_sizes_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "gather.eqf"
+    file.write_text(GATHER)
+    assert error_of(capsys, "prepare", str(file), "--target", "cpu") == (
+        "axis 's' of 'x' has no size\nadd --size s=128\n"
+    )
+    file.write_text("# sizes: s=9 d=8\n" + GATHER)
+    for more in ([], ["--size", "i=3,s=5"]):
+        assert main(["prepare", str(file), "--target", "cpu", *more]) == 0
+        assert "<eqfuse.Kernel fused_y" in capsys.readouterr().out
+    assert "no axis 'q'" in error_of(capsys, "prepare", str(file), "--size", "q=3")
+    assert "unknown target 'h300'" in error_of(capsys, "prepare", str(file), "--target", "h300")
+
+
+def test_run_takes_sizes_as_the_other_commands_do(softmax: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", softmax, "--size", "i=2,j=3"]) == 0
+    assert "float32[2, 3]" in capsys.readouterr().out

@@ -138,7 +138,8 @@ def prepare(
     place = _place(shapes, wanted, device)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise BindError(
-            "torch sees no GPU here", hint="k.triton and `eqfuse emit` print a kernel for another machine"
+            "torch sees no GPU here, and prepare runs each call once",
+            hint="`eqfuse prepare FILE --target h200` compiles for a GPU that is not here, `eqfuse emit` prints the kernel",
         )
     if place.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise EqfuseError(
