@@ -1,4 +1,4 @@
-"""`python -m bench.chart`: docs/peers.svg, eqfuse beside compilers and libraries on a GPU.
+"""docs/peers.svg, eqfuse beside compilers and libraries on a GPU; `python -m bench.performance` draws it.
 
 From the tables of `bench/results/attention.json` and `reductions.json`: for every program the geometric mean, over all cells in which
 a peer of a kind agreed with float64, of the best peer's time over eqfuse's without tuning.
@@ -78,8 +78,3 @@ def draw(path: Path) -> None:
     axes.set_title(f"Speed of eqfuse without tuning: {where()}", fontsize="medium")
     axes.legend(fontsize="small", loc="upper right")
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-
-
-if __name__ == "__main__":
-    draw(CHART)
-    print(f"written to {CHART}")

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from bench import chart, picture
+from bench import chart, performance, picture
 from bench.runner import REPORTS
 from eqfuse.cli import main
 from eqfuse.extend.define import forget
@@ -166,6 +166,17 @@ def test_the_chart_is_of_the_committed_tables() -> None:
     assert {"causal_prefill", "softmax", "mla"} <= set(means) and "H200" in chart.where()
     drawn = chart.CHART.read_text(encoding="utf-8")
     assert chart.where() in drawn and all(name.replace("_", " ") in drawn for name in means)
+
+
+def test_measured_numbers_are_those_of_the_committed_files(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--update-golden"):
+        performance.PAGE.write_text(performance.page(), encoding="utf-8")
+    page = performance.page()
+    assert performance.PAGE.read_text(encoding="utf-8") == page
+    summary = " ".join(json.loads((ROOT / "bench/results/attention.json").read_text())["summary"])
+    for number in re.findall(r"\*\*(\d\.\d\d)\*\*", (DOCS / "attention.md").read_text(encoding="utf-8")):
+        assert f"{number}x" in summary
+    assert not re.search(r"\d\.\d+ ?(x|times)\b", (ROOT / "README.md").read_text(encoding="utf-8"))
 
 
 def test_pages_name_what_there_is() -> None:
