@@ -84,6 +84,8 @@ BATCH = 50
 """Programs of one run of hypothesis. Batch n has the seed of the report + n, so that it can be run alone."""
 GPU_BATCH = 20
 """The same on a GPU, where a program takes several compilations by Triton."""
+COMPILER_FAILED = "Triton refused"
+"""How an error begins of a kernel that Triton's own passes do not get through, as those of 3.6 where blocks are of 4."""
 LOST = "CUDA error"
 """What an error says after which a process can use the GPU no more."""
 SEEN_BEFORE = 4
@@ -429,7 +431,7 @@ def _candidates(compiled: Compiled) -> Iterator[tuple[str, Candidate]]:
 
 def _as_a_user(call: Call, device: str) -> Outcome:
     tensors = {name: tensor.to(device) for name, tensor in call.tensors.items()}
-    kernel, ran = eq.compile(call.source, trials=TRIALS), list[str]()
+    kernel, ran, refused = eq.compile(call.source, trials=TRIALS), list[str](), ""
     for prefer in (None, *SCHEDULES):
         try:
             if prefer is not None:
@@ -438,6 +440,11 @@ def _as_a_user(call: Call, device: str) -> Outcome:
         except ScheduleError:
             if prefer == "multi_pass":
                 raise
+            continue
+        except EqfuseError as error:
+            if prefer is None or not error.message.startswith(COMPILER_FAILED):
+                raise
+            refused = f"Triton's compiler fails on a schedule that was asked for: {prefer}"
             continue
         if prefer is None:
             kernel.certificate  # noqa: B018  (raises VerificationError)
@@ -451,7 +458,8 @@ def _as_a_user(call: Call, device: str) -> Outcome:
             wrong = f"a later call: {wrong}"
         if wrong:
             return Outcome("mismatch", f"{prefer or f'{kernel.plan.schedule}, chosen'}: {wrong}")
-    return call.outcome(kernel.derived, ran)
+    outcome = call.outcome(kernel.derived, ran)
+    return replace(outcome, kind="refused", why=refused) if refused else outcome
 
 
 def _in_threads(run: Callable[[], Outcome], count: int, seconds: float) -> Outcome:

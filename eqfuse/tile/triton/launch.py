@@ -138,7 +138,7 @@ class TritonProgram:
             kernels = ", ".join(self._triton.CONFIGS)
             raise EqfuseError(
                 f"Triton refused a kernel of {self.name} ({kernels}): {error}",
-                hint="smaller blocks or fewer stages may fit, see config=",
+                hint="smaller blocks or fewer stages may fit, see config=; a newer Triton may compile it",
             ) from error
         if is_kept:
             self._keep()
