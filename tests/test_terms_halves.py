@@ -111,3 +111,50 @@ def test_a_gradient_names_the_size_of_a_half_by_another_axis() -> None:
     (b + c.sum()).backward()
     assert halves.grad is not None
     torch.testing.assert_close(halves.grad, 4 * torch.cat([x, -x]).detach())
+
+
+DECLARED = """
+x: f32[b, d]
+c: axis[{half}]
+y[b,c] = x[b,c] * sigmoid(x[b,c+{half}])
+"""
+
+
+@pytest.mark.parametrize("half", ["N(d) // 2", "N(x, 1) // 2", "N(x, -1) // 2"])
+def test_a_half_of_a_declared_dimension(half: str) -> None:
+    text = DECLARED.format(half=half)
+    kernel = eq.compile(text, target="cpu", native="wait")
+    for size in (8, 7):
+        x = torch.randn(3, size, requires_grad=True)
+        y = kernel(x=x)
+        expected = x[:, : size // 2] * torch.sigmoid(x[:, size // 2 : size // 2 * 2])
+        torch.testing.assert_close(y, expected)
+        weights = torch.randn_like(y)
+        grads = [torch.autograd.grad((out * weights).sum(), x)[0] for out in (y, expected)]
+        torch.testing.assert_close(*grads)
+    assert kernel.certificate.ok and kernel.backward.certificate.ok
+    compiled = torch.compile(kernel, fullgraph=True, backend="eager", dynamic=True)
+    x = torch.randn(2, 10)
+    torch.testing.assert_close(compiled(x=x), torch.nn.functional.glu(x))
+    assert eq.equivalent(text, text.replace("axis[", "axis[0:")).ok
+    assert not eq.equivalent(text, text.replace("x[b,c+", "x[b,c+1+0*")).ok
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "under"),
+    [
+        ("c: axis[1:N(d)//2]", "positions of an axis are counted from 0", "1:N(d)//2"),
+        ("c: axis[0:N(d):2]", "positions of an axis are counted from 0", "0:N(d):2"),
+        ("c: axis[:N(x,2)//2]", "'x' has no dimension 2", "2"),
+        ("c: axis[N(x,k)//2]", "'x' has no dimension k", "k"),
+        ("c: axis[N(z,1)//2]", "the dimensions of 'z' have no names", "z"),
+        ("c: axis[0:N(d)/2]", "an extent is made of sizes of axes and integers", "N(d)/2"),
+    ],
+)
+def test_an_extent_that_cannot_be_is_shown(line: str, message: str, under: str) -> None:
+    with pytest.raises(eq.EqfuseError) as found:
+        parse(f"x: f32[b, d]\n{line}\ny[b,c] = x[b,c] * 2\n")
+    assert message in str(found.value)
+    text, carets = str(found.value).splitlines()[1:3]
+    at = carets.index("^")
+    assert text[at : at + carets.count("^")].startswith(under[0]) and under in text

@@ -34,14 +34,13 @@ def extents(
     for axis, size in sizes.items():
         axis = program.domains.get(axis, axis)
         _agree(program, axis, found.setdefault(axis, size), size)
+    _add_computed(program, found)
     for (name, dimension), reads in longer_dimensions(program).items():
         for axis, read in reads.items():
             if not read.scalar:
                 rest = torch.sym_max(given[name][dimension] - read.offset, 0)  # type: ignore[no-untyped-call]
                 found.setdefault(axis, rest // (read.times + 1))
-    for axis, expr in program.computed.items():
-        if (count := count_of(expr, found)) is not None:
-            _agree(program, axis, found.setdefault(axis, count), count)
+    _add_computed(program, found)
     for axis in sized_axes(program):
         base = program.domains.get(axis, axis)
         if base not in found:
@@ -53,6 +52,13 @@ def extents(
             )
         found[axis] = found[base]
     return found
+
+
+def _add_computed(program: Program, found: dict[str, Size]) -> None:
+    """Adds the extents that the program computes of those that are known."""
+    for axis, expr in program.computed.items():
+        if (count := count_of(expr, found)) is not None:
+            _agree(program, axis, found.setdefault(axis, count), count)
 
 
 def _agree(program: Program, axis: str, one: Size, other: Size) -> None:

@@ -194,7 +194,8 @@ def _ahead(index: Expr, domains: Mapping[str, str]) -> tuple[str, int, int, str]
 @once
 def longer_dimensions(program: Program) -> dict[tuple[str, int], dict[str, Beyond]]:
     """The dimensions that have more elements than an axis that indexes them has positions, unless they are declared
-    to have that axis: by axis, the read that goes furthest."""
+    to have that axis: by axis, the read that goes furthest. Such are those of another axis that are read along one whose
+    positions are counted of sizes, as `x[b, c]` of `x: f32[b, d]` and `c: axis[N(d) // 2]`."""
     declared = {tensor.name: tensor.axes for tensor in program.tensors}
     found: dict[tuple[str, int], dict[str, Beyond]] = {}
     for read in sorted(
@@ -204,6 +205,15 @@ def longer_dimensions(program: Program) -> dict[tuple[str, int], dict[str, Beyon
         axis = program.domains.get(read.axis, read.axis)
         if declared[read.load.tensor][read.dimension] not in (axis, read.axis):
             found.setdefault((read.load.tensor, read.dimension), {})[axis] = read
+    nodes = walk(*(output.expr for output in program.outputs)) if program.computed else ()
+    for load in (node for node in nodes if isinstance(node, Load)):
+        for dimension, index in enumerate(load.index):
+            own = declared[load.tensor][dimension]
+            if own is not None and isinstance(index, Axis):
+                axis = program.domains.get(index.name, index.name)
+                if axis in program.computed and program.domains.get(own, own) != axis:
+                    part = Beyond(load, dimension, index.name, 0)
+                    found.setdefault((load.tensor, dimension), {}).setdefault(axis, part)
     return found
 
 
@@ -366,7 +376,7 @@ def never_inside(program: Program, read: Outside, axis: str | None) -> BindError
     if axis is not None and read.low >= read.size:  # which a guard would rule out everywhere
         hint = (
             f"the dimension has the size of {axis!r}, which it is declared with or read along: "
-            f"give what is read of it axes of their own"
+            f"give what is read of it axes of their own, as `{axis}: axis[N(n) // 2]` of a dimension declared `n`"
         )
     return BindError(
         f"{show(read.load)} reads outside dimension {read.dimension} of {read.load.tensor!r}, whatever its size",

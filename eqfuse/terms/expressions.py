@@ -401,7 +401,7 @@ class Reader:
                 hint = did_you_mean(name, self.names.axes) or "N(j) is the number of positions of axis 'j'"
                 raise self._error(f"{name!r} is not an axis", node.args[0], hint)
             case _:
-                hint = "N(j) is the number of positions of axis 'j'"
+                hint = "N(j) is the number of positions of axis 'j', N(x, 1) the size of dimension 1 of a declared tensor"
                 raise self._error("N takes the name of one axis", node, hint)
 
     def _reduction(self, name: str, index: ast.expr, node: ast.Call, scope: Bindings) -> Expr:

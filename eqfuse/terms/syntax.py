@@ -4,7 +4,8 @@
     g: i32                    Declaration of a scalar
     k: axis[j]                Alias: axis k has the extent of axis j
     k: axis[8]                Length: axis k has 8 positions
-    k: axis[N(j) // 2]        Extent: axis k has as many positions as this makes of sizes of other axes
+    k: axis[N(j) // 2]        Extent: axis k has as many positions as this makes of sizes of other axes, N(x, 1) among
+                              them, which is that of the declared axis of dimension 1 of x; axis[0:E] is axis[E]
     S[i, j] = expression      Definition
     assert S[i, j] <= L[i]    Promise: it holds at every position, of whatever the program is called with
     return O, L               Return, at the end
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 
 from eqfuse.errors import EqfuseError, ParseError, Span, did_you_mean, source_lines
 from eqfuse.records import dataclass
@@ -172,7 +174,41 @@ def statements(source: Source) -> list[Statement]:
     if not any(isinstance(statement, Definition) for statement in found):
         message = "the program defines nothing" if found else "the program is empty"
         raise source.error(message, None, "write at least one definition, for example y[i] = sum[j](x[i, j])")
+    _name_dimensions(source, found)
     return found
+
+
+def _name_dimensions(source: Source, found: list[Statement]) -> None:
+    """Puts for every `N(x, 1)` the axis that dimension 1 of x is declared with. Raises ParseError."""
+    declared = {each.name: each.axes for each in found if isinstance(each, Declaration)}
+    for statement in found:
+        parts = [value for value in vars(statement).values() if isinstance(value, ast.AST)]
+        for node in (node for part in parts for node in ast.walk(part)):
+            match node:
+                case ast.Call(func=ast.Name(id="N"), args=[ast.Name() as name, number]):
+                    node.args = [
+                        ast.copy_location(ast.Name(_dimension(source, declared, name, number)), name)
+                    ]
+
+
+def _dimension(
+    source: Source,
+    declared: Mapping[str, tuple[str, ...] | None],
+    tensor: ast.Name,
+    number: ast.expr,
+) -> str:
+    axes = declared.get(tensor.id)
+    if axes is None:
+        hint = f"declare its axes, as {tensor.id}: f32[i, j], and write N(j)"
+        raise source.error(f"the dimensions of {tensor.id!r} have no names", tensor, hint)
+    try:
+        place = ast.literal_eval(number)
+    except ValueError:
+        place = None
+    if type(place) is not int or not -len(axes) <= place < len(axes):
+        hint = f"they are {', '.join(f'{k} ({axis})' for k, axis in enumerate(axes))}"
+        raise source.error(f"{tensor.id!r} has no dimension {ast.unparse(number)}", number, hint)
+    return axes[place]
 
 
 def _statement(source: Source, node: ast.stmt) -> list[Statement]:
@@ -228,6 +264,12 @@ def _declaration(
     if value is not None:
         hint = "write the declaration and the definition on two lines"
         raise source.error("a declaration has no value", value, hint)
+    match annotation:  # `axis[0:E]` is `axis[E]`
+        case ast.Subscript(value=ast.Name(id="axis"), slice=ast.Slice(lower, upper, step) as given):
+            if upper is None or step is not None or not _is_zero(lower):
+                hint = f"write {target.id}: axis[N(j) // 2], and add to it what it begins at where it is read"
+                raise source.error("the positions of an axis are counted from 0", given, hint)
+            annotation.slice = upper
     match annotation:
         case ast.Name(id=dtype):
             axes = None
@@ -262,6 +304,10 @@ def _declaration(
         hint = f"declare it i32, and compare it: {target.id} != 0"
         raise source.error("a scalar is a number", annotation, hint)
     return Declaration(target.id, dtype, axes, target)
+
+
+def _is_zero(node: ast.expr | None) -> bool:
+    return node is None or (isinstance(node, ast.Constant) and node.value == 0)
 
 
 def axis_names(source: Source, index: ast.expr, where: str) -> tuple[str, ...]:
