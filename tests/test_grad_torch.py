@@ -406,3 +406,22 @@ def test_losses_of_halves_of_a_batch(loss: Callable[..., torch.Tensor]) -> None:
     found, expected = made(*used), loss(*used)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(*(torch.autograd.grad(out, logits)[0] for out in (found, expected)))
+
+
+def _sinks(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """The weights of GPT-OSS's attention: a softmax with one more term, which is dropped."""
+    every = torch.cat([scores, sink[:, None]], -1)
+    every = every - every.max(-1, keepdim=True).values
+    return every.softmax(-1)[:, :-1]
+
+
+def test_attention_sinks() -> None:
+    scores, sink = (torch.randn(*n, dtype=torch.float64, requires_grad=True) for n in ((3, 5), (3,)))
+    made = eq.from_torch(_sinks, scores, sink, native="off")
+    longer = torch.randn(4, 7, dtype=torch.float64, requires_grad=True), torch.randn(4, dtype=torch.float64)
+    for given in ((scores, sink), longer):
+        found, expected = made(*given), _sinks(*given)
+        torch.testing.assert_close(found, expected)
+        weights = torch.randn_like(expected)
+        grads = (torch.autograd.grad((out * weights).sum(), given[0])[0] for out in (found, expected))
+        torch.testing.assert_close(*grads)

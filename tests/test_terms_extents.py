@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import eqfuse as eq
-from eqfuse.errors import BindError, ParseError
+from eqfuse.errors import BindError, ParseError, TypeCheckError
 from eqfuse.operator.shapes import extents
 from eqfuse.terms.parser import parse
 from eqfuse.terms.printer import show_program
@@ -100,3 +100,23 @@ def test_an_axis_of_definitions_has_the_size_that_they_are_written_with() -> Non
     assert bind(program, {"x": (5, 2), "w": (3,)}) == {"i": 5, "d": 2, "j": 3}
     made = eq.compile(program.source, native="off")(x=np.ones((5, 2)), w=np.zeros(3))
     np.testing.assert_allclose(made, [4, 4, 4])
+
+
+def test_an_axis_as_long_as_a_dimension() -> None:
+    program = parse("j: axis[N(x, 1)]\nr: axis[N(j) + 1]\ny[i, r] = where(r < N(j), x[i, r + 0], s[i])")
+    assert bind(program, {"x": (2, 5), "s": (2,)})["r"] == 6
+    assert parse(show_program(program)).tensors == program.tensors
+    same = parse("j: axis[N(x, 0)]\ny[i, j] = x[i] * x[j + 0]")
+    assert bind(same, {"x": (4,)}) == {"i": 4, "j": 4}
+
+
+@pytest.mark.parametrize(
+    ("declared", "error", "message"),
+    [
+        ("j: axis[N(z, 0)]", ParseError, "'z' is no tensor that is given"),
+        ("j: axis[N(x, 2)]", TypeCheckError, "'x' has no dimension 2"),
+    ],
+)
+def test_an_axis_as_long_as_no_dimension(declared: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        parse(f"{declared}\ny[i, j] = x[i, j + 0]")

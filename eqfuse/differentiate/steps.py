@@ -270,6 +270,9 @@ class Steps:
             for name, each in found.names.declared.items()
             if name not in found.names.definitions
         }
+        for axis, (name, dimension) in found.dimensions.items():
+            text = f"{axis}: axis[N({name}, {dimension})]"
+            declared[name] = f"{declared[name]}\n{text}" if name in declared else text
         steps = Steps(
             program,
             Names(taken),

@@ -96,6 +96,7 @@ class Texts:
     domains: dict[str, str]
     reader: Reader
     computed: Mapping[str, Expr]
+    dimensions: Mapping[str, tuple[str, int]]
     at_most: tuple[tuple[Expr, Expr], ...] = ()
 
     @property
@@ -115,13 +116,15 @@ def texts(
     names = _names(source, found, constants, lengths)
     domains = _aliases(source, found)
     reader = reader_of(source, names, Inliner(re.findall(r"\w+", source.text), domains, names.lengths))
-    computed = _computed(source, reader, [s for s in found if isinstance(s, Extent)], lengths)
+    made = [statement for statement in found if isinstance(statement, Extent)]
+    dimensions = _dimensions(source, names, made)
+    computed = _computed(source, reader, [each for each in made if each.axis not in dimensions], lengths)
     reader.read_names.update(s.of for s in written if isinstance(s, Alias) and s.of in constants)
     for definition in names.definitions.values():
         reader.current = definition.name
         reader.done[definition.name] = _defined(source, reader, definition)
     at_most = tuple(_promised(source, reader, each) for each in found if isinstance(each, Promise))
-    return Texts(source, found, names, domains, reader, computed, at_most)
+    return Texts(source, found, names, domains, reader, computed, dimensions, at_most)
 
 
 def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, made: bool) -> Program:
@@ -135,6 +138,11 @@ def _program(source: Source, scalars: Mapping[str, Number], strict_casts: bool, 
     extents = {domains.get(axis, axis) for axis in axes}
     computed = {axis: count for axis, count in read.computed.items() if axis in extents}
     tensors = _tensors(outputs, names, domains)
+    for axis, (name, dimension) in read.dimensions.items():
+        tensors = tuple(
+            _with_axis(source, each, dimension, axis, computed) if each.name == name else each
+            for each in tensors
+        )
     tensors = _with_sizes_written(tensors, read, extents | sizes_in(computed.values()))
     _check_promises(source, read, tensors)
     integers, integer_tensors = _integers(outputs, tensors, names, made, read.at_most)
@@ -292,8 +300,25 @@ def _bound_and_subscripted(found: Sequence[Statement]) -> tuple[set[str], set[st
 def _arguments(node: ast.AST) -> Iterator[ast.Name]:
     """The axes that an expression has the sizes of, as `N(axis)`."""
     for part in ast.walk(node):
-        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "N":
-            yield from (each for each in part.args if isinstance(each, ast.Name))
+        match part:
+            case ast.Call(ast.Name("N"), [ast.Name() as axis]):
+                yield axis
+
+
+Dimensions = dict[str, tuple[str, int]]
+"""Axes that are declared to have the extent of a dimension of a tensor."""
+
+
+def _dimensions(source: Source, names: ProgramNames, found: Sequence[Extent]) -> Dimensions:
+    dimensions: Dimensions = {}
+    for each in found:
+        match each.count:
+            case ast.Call(ast.Name("N"), [ast.Name(name), ast.Constant(int(dimension))]):
+                if name not in names.subscripted or name in names.definitions:
+                    hint = f"write {each.axis}: axis[N(x, 1)] for the extent of dimension 1 of an input x"
+                    raise source.error(f"{name!r} is no tensor that is given", each.count, hint)
+                dimensions[each.axis] = name, dimension
+    return dimensions
 
 
 def _computed(
@@ -484,6 +509,21 @@ def _tensors(
             axes = tuple(_plain_axis(loads[name], position, domains, beyond) for position in range(rank))
             tensors.append(Tensor(name, rank, None, axes))
     return tuple(tensors)
+
+
+def _with_axis(
+    source: Source, tensor: Tensor, dimension: int, axis: str, computed: dict[str, Expr]
+) -> Tensor:
+    """The tensor with a dimension that is declared to have the extent of an axis; where another one has, the axis is as long."""
+    if dimension >= tensor.rank:
+        message, span = f"{tensor.name!r} has no dimension {dimension}", locate(source.text, axis)
+        raise TypeCheckError(message, source=source.text, span=span, hint="dimensions are counted from 0")
+    known = tensor.axes[dimension]
+    if known is not None and known != axis:
+        computed[axis] = Size(known)
+        return tensor
+    axes = (*tensor.axes[:dimension], axis, *tensor.axes[dimension + 1 :])
+    return replace(tensor, axes=axes)
 
 
 def _with_sizes_written(

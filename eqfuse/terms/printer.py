@@ -62,6 +62,19 @@ def show_program(program: Program) -> str:
     lines += [f"{axis}: axis[{of}]" for axis, of in program.domains.items()]
     lines += [f"{axis}: axis[{count}]" for axis, count in program.lengths.items()]
     lines += [f"{axis}: axis[{show(count)}]" for axis, count in program.computed.items()]
+    plain = {
+        (node.tensor, k)
+        for node in walk(*(output.expr for output in program.outputs))
+        if isinstance(node, Load)
+        for k, at in enumerate(node.index)
+        if isinstance(at, Axis)
+    }
+    lines += [
+        f"{axis}: axis[N({tensor.name}, {k})]"
+        for tensor in program.tensors
+        for k, axis in enumerate(tensor.axes)
+        if axis is not None and not tensor.dtype and (tensor.name, k) not in plain
+    ]
     for output in program.outputs:
         left = f"{output.name}[{', '.join(output.axes)}]" if output.axes else output.name
         written = isinstance(output.expr, Call) and output.expr.fn == output.dtype

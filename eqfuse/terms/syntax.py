@@ -6,6 +6,7 @@
     k: axis[8]                Length: axis k has 8 positions
     k: axis[N(j) // 2]        Extent: axis k has as many positions as this makes of sizes of other axes, N(x, 1) among
                               them, which is that of the declared axis of dimension 1 of x; axis[0:E] is axis[E]
+    k: axis[N(x, 1)]          Extent: axis k has the extent of dimension 1 of x, which may be without a declaration
     S[i, j] = expression      Definition
     assert S[i, j] <= L[i]    Promise: it holds at every position, of whatever the program is called with
     return O, L               Return, at the end
@@ -185,7 +186,9 @@ def _name_dimensions(source: Source, found: list[Statement]) -> None:
         parts = [value for value in vars(statement).values() if isinstance(value, ast.AST)]
         for node in (node for part in parts for node in ast.walk(part)):
             match node:
-                case ast.Call(func=ast.Name(id="N"), args=[ast.Name() as name, number]):
+                case ast.Call(func=ast.Name(id="N"), args=[ast.Name() as name, number]) if not (
+                    isinstance(statement, Extent) and node is statement.count and name.id not in declared
+                ):
                     node.args = [
                         ast.copy_location(ast.Name(_dimension(source, declared, name, number)), name)
                     ]

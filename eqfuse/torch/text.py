@@ -60,6 +60,9 @@ def text_of(translation: Translation, outputs: Sequence[Value], names: Sequence[
         translation, program, [axis for line in lines for own in line.axes for axis in own]
     )
     declared += lengths
+    dimensions = _dimensions(translation, program, sizes)
+    declared += [f"{axis}: axis[N({name}, {k})]" for axis, (name, k) in dimensions.items()]
+    sizes = {axis: size for axis, size in sizes.items() if axis not in dimensions}
     computed = _computed(translation, [*declared, *body], sizes)
     declared += [f"{axis}: axis[{show(count)}]" for axis, count in computed.items()]
     used = axes_of(program.outputs)
@@ -252,6 +255,18 @@ def _given(translation: Translation, program: Program) -> dict[str, Extent]:
     names = {tensor.name for tensor in program.tensors}
     shapes: Any = {name: shape for name, shape in translation.shapes.items() if name in names}
     return {axis: extent.size for axis, extent in sources(program, shapes)}
+
+
+def _dimensions(
+    translation: Translation, program: Program, wanted: Mapping[str, Extent]
+) -> dict[str, tuple[str, int]]:
+    """The dimensions of tensors that axes have the extents of, though none is read along them."""
+    places: dict[Extent, tuple[str, int]] = {}
+    for tensor in program.tensors:
+        for dimension, size in enumerate(translation.shapes[tensor.name]):
+            if tensor.axes[dimension] is None:
+                places.setdefault(translation.writer.same(size), (tensor.name, dimension))
+    return {axis: places[size] for axis, size in wanted.items() if size in places}
 
 
 def _computed(
