@@ -14,7 +14,7 @@ from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.nodes import Axis, Const, Expr, Scalar, Size, call
 from eqfuse.terms.parser import parse
 from eqfuse.terms.sizes import bind, index_range
-from eqfuse.verify.sizes import small_extents, small_shapes
+from eqfuse.verify.sizes import input_specs, small_extents, small_shapes
 
 GQA = "S[h, i, j] = sum[d](Q[h, i, d] * K[h // g, j, d]) * scale"
 SHAPES = {"Q": (8, 5, 16), "K": (2, 7, 16)}
@@ -396,3 +396,10 @@ def test_index_range_holds_every_value(expr: Expr) -> None:
     if found is not None:
         values = [evaluated(expr, i, j) for i, j in itertools.product(range(5), range(3))]
         assert found[0] <= min(values) and max(values) <= found[1]
+
+
+def test_positions_that_two_tensors_are_read_at_are_in_both() -> None:
+    program = parse("y[i] = a[e[i]] * b[e[i]] + max[j](a[j]) + sum[k, l](b[k] * w[k, l])")
+    extents = small_extents(program)
+    assert extents["j"] != extents["k"]
+    assert input_specs(program, extents)["e"].values == (0, min(extents["j"], extents["k"]) - 1)

@@ -757,11 +757,14 @@ def _integer_values(
                 numbers[name] = (min(low, before[0]), max(high, before[1]))
                 values[name] = (numbers[name][0], numbers[name][1] + GATHERED - 1)
     plain = _plain_dimensions(program, extents)
+    gathered: dict[str, int] = {}
     for load in loads(program):
         for k, index in enumerate(load.index):
             if isinstance(index, Load) and (load.tensor, k) in plain and index.tensor in values:
-                values[index.tensor] = (0, plain[load.tensor, k] - 1)
-                delimiting.discard(index.tensor)
+                size = plain[load.tensor, k]
+                gathered[index.tensor] = min(size, gathered.get(index.tensor, size))
+    values |= {name: (0, size - 1) for name, size in gathered.items()}
+    delimiting -= gathered.keys()
     return values, delimiting
 
 
