@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import needs
 import numpy as np
 import pytest
 import torch
@@ -270,7 +271,7 @@ def test_a_launch_refuses_what_it_cannot_hold() -> None:
 # -- prepare ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(cxx() is None, reason="there is no C++ compiler")
+@needs.cxx
 def test_prepared_shapes_compile_nothing_at_a_call() -> None:
     kernel = eq.compile(SCALED, verify=False, native="background")
     half = ((5, 9), torch.float16)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 import torch
 
@@ -22,7 +23,6 @@ from eqfuse.cache.files import keep_whole, read_whole
 from eqfuse.cli import main
 from eqfuse.errors import EqfuseError, VerificationError
 from eqfuse.extend.define import forget
-from eqfuse.extract import machine
 from eqfuse.rules.egraph import client
 from eqfuse.tile.triton.launch import source_file
 
@@ -465,7 +465,7 @@ def test_killed_processes_leave_a_cache_that_serves() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(machine.compiler() is None, reason="there is no C++ compiler")
+@needs.cxx
 def test_hostile_edits_of_a_cache_decide_nothing() -> None:
     """Files and folders are cut, exchanged, linked, given away; `bench cache` makes 1000 such edits."""
     words = [sys.executable, "-W", "ignore", "-m", "bench.hostile", "40", "0"]

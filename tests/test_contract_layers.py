@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import grimp
 import pytest
+
+grimp = pytest.importorskip("grimp")
+pytest.importorskip("importlinter")
 
 ROOT = Path(__file__).parent.parent
 LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"

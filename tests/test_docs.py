@@ -16,6 +16,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 import torch
 
@@ -129,12 +130,16 @@ def test_links_lead_somewhere() -> None:
     assert len(found) > 50 and all(there for _, there in found), [p for p, there in found if not there]
 
 
+needs_mkdocs = needs.packages("mkdocs", "material", "mkdocstrings")
+
+
 def site_of(project: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Builds the site of a project's pages, strictly."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     return subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
 
 
+@needs_mkdocs
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_has_every_public_name(tmp_path: Path) -> None:
     built = site_of(ROOT, tmp_path / "site")
@@ -144,6 +149,7 @@ def test_the_site_builds_strictly_and_has_every_public_name(tmp_path: Path) -> N
     assert "picture.svg" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
 
 
+@needs_mkdocs
 @pytest.mark.slow
 def test_a_link_to_nowhere_fails_the_site(tmp_path: Path) -> None:
     docs = tmp_path / "docs"

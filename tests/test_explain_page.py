@@ -10,6 +10,7 @@ from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
+import needs
 import pytest
 
 import eqfuse as eq
@@ -116,6 +117,7 @@ def in_browser(tmp_path: Path, text: str, width: int, *flags: str) -> str:
 
 
 @needs_browser
+@needs.address_space
 @pytest.mark.parametrize("width", [375, 1280])
 @pytest.mark.slow
 def test_a_browser_lays_it_out_without_scrolling_sideways(tmp_path: Path, width: int) -> None:
@@ -125,6 +127,7 @@ def test_a_browser_lays_it_out_without_scrolling_sideways(tmp_path: Path, width:
 
 
 @needs_browser
+@needs.address_space
 @pytest.mark.slow
 def test_a_browser_shows_it_dark_where_that_is_preferred(tmp_path: Path) -> None:
     light = in_browser(tmp_path / "light", page(), 1280)

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 
+import needs
 import pytest
 from rich.console import Console
 
@@ -15,7 +16,7 @@ from eqfuse import doctor
 from eqfuse.devices import device_named
 from eqfuse.extract import machine
 from eqfuse.extract.devices import DEVICES
-from eqfuse.extract.machine import Rates, compiler
+from eqfuse.extract.machine import Rates
 from eqfuse.tile.native import rates
 from eqfuse.tile.native.nodes import NotNative
 
@@ -102,7 +103,7 @@ def test_a_wrong_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         device_named("cpu")
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+@needs.cxx
 def test_every_rate_is_measured(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "LARGE", 4 << 20)
     monkeypatch.setattr(rates, "REPEATS", 1)

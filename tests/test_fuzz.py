@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
+import needs
 import numpy as np
 import pytest
 import torch
@@ -21,7 +22,6 @@ from bench.judge import MORE_RUNS, expected
 from bench.magnitudes import MAGNITUDES
 from bench.programs import Example, Input, programs
 from bench.report import Options
-from eqfuse.extract.machine import compiler
 from eqfuse.kernel import Kernel
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.parser import parse
@@ -422,7 +422,7 @@ def test_a_program_as_a_user_runs_it() -> None:
     assert fuzz_report._as_a_user(wrong, "cpu").kind == "mismatch"
 
 
-@pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+@needs.cxx
 @pytest.mark.slow
 def test_compiled_cpp_is_held_against_float64_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "C++" in check(SOFTMAX, native=True).ran

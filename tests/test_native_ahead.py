@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import needs
 import pytest
 import torch
 from test_native_programs import bound
 
 import eqfuse as eq
-from eqfuse.extract.machine import compiler
 from eqfuse.tile.native.ahead import PARTS
 from eqfuse.tile.native.context import Context, Interface, Names
 from eqfuse.tile.native.run import loaded_dtypes, unit_dims
 from eqfuse.tile.storage import resolve_extents
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+pytestmark = needs.cxx
 
 
 def asked(source: str, **tensors: torch.Tensor) -> list[list[int]]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 import torch
 
@@ -28,7 +29,6 @@ from eqfuse.tile.native.run import longest
 from eqfuse.tile.nodes import Constant, Elementwise, Kernel, Let, Start, TileProgram, Value
 
 SOFTMAX = "y[i,j] = exp(x[i,j] - max[j](x[i,j])) / sum[j](exp(x[i,j] - max[j](x[i,j])))"
-compiling = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def softmax(native: str | None, source: str = SOFTMAX) -> tuple[eq.Kernel, torch
     return kernel, x
 
 
-@compiling
+@needs.cxx
 def test_waiting_runs_cpp_at_once() -> None:
     kernel, _ = softmax("wait")
     assert kernel.plan.code == "C++" and "C++" in repr(kernel.plan)
     assert "kernel1" in kernel.cpp and "exponential" in kernel.cpp
 
 
-@compiling
+@needs.cxx
 def test_the_first_call_does_not_wait_for_the_compiler(own_cache: Path) -> None:
     kernel, x = softmax("background")
     deadline = time.monotonic() + 60
@@ -81,6 +81,7 @@ def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_compiler_the_torch_form_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "compiler", lambda: None)
+    monkeypatch.delenv("CXX", raising=False)
     assert "no C++ compiler" in softmax("wait")[0].plan.code
 
 
@@ -90,7 +91,7 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-@compiling
+@needs.cxx
 @pytest.mark.slow
 def test_the_compiler_may_have_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
@@ -135,14 +136,14 @@ def test_a_compiler_that_cannot_is_told(
     assert code.startswith("torch calls: ") and said in code
 
 
-@compiling
+@needs.cxx
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-include", "there_is_no_such_header.h"))
     kernel, _ = softmax("wait")
     assert "there_is_no_such_header.h" in kernel.plan.code
 
 
-@compiling
+@needs.cxx
 def test_what_has_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> str:
         raise NotNative("the function exp2 of f32")
@@ -151,7 +152,7 @@ def test_what_has_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert softmax("wait")[0].plan.code == "torch calls: the function exp2 of f32"
 
 
-@compiling
+@needs.cxx
 @pytest.mark.slow
 def test_libraries_are_kept_by_content(own_cache: Path) -> None:
     softmax("wait")
@@ -177,7 +178,7 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-@compiling
+@needs.cxx
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_library_is_compiled_anew(damage: str, own_cache: Path) -> None:
     first, second = (build.library_of(source_of_a_library(number)) for number in (1, 2))
@@ -189,7 +190,7 @@ def test_a_damaged_library_is_compiled_anew(damage: str, own_cache: Path) -> Non
     assert read_whole(paths[0]) is not None
 
 
-@compiling
+@needs.cxx
 @pytest.mark.slow
 def test_a_bit_of_a_library_decides_nothing(own_cache: Path) -> None:
     softmax("wait")
@@ -200,7 +201,7 @@ def test_a_bit_of_a_library_decides_nothing(own_cache: Path) -> None:
         assert softmax("wait")[0].plan.code == "C++" and path.read_bytes() == whole
 
 
-@compiling
+@needs.cxx
 def test_libraries_are_loaded_where_temporary_files_may_not_be_code(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +220,7 @@ def test_libraries_are_loaded_where_temporary_files_may_not_be_code(
     assert [path.suffix for path in own_cache.parent.rglob("*") if path.is_file()] == [".so"]
 
 
-@compiling
+@needs.cxx
 @pytest.mark.parametrize("layout", ["transposed", "strided", "expanded", "offset"])
 def test_any_layout_of_the_tensors(layout: str) -> None:
     kernel, _ = softmax("wait")
@@ -234,7 +235,7 @@ def test_any_layout_of_the_tensors(layout: str) -> None:
     assert kernel.plan.code == "C++" and torch.equal(x, before)
 
 
-@compiling
+@needs.cxx
 def test_one_library_for_every_size(own_cache: Path) -> None:
     kernel = eq.compile(SOFTMAX, native="wait", verify=False, prefer="resident")
     for shape in ((33, 71), (1, 16), (5, 1), (64, 300)):
@@ -243,7 +244,7 @@ def test_one_library_for_every_size(own_cache: Path) -> None:
     assert len(list(own_cache.glob("*.so"))) <= 2
 
 
-@compiling
+@needs.cxx
 @pytest.mark.parametrize("columns", [64, 70])
 def test_rows_of_a_table_are_read_as_vectors(columns: int) -> None:
     """Which row is checked once for all of its elements; a row that is not there is not read."""
@@ -256,6 +257,7 @@ def test_rows_of_a_table_are_read_as_vectors(columns: int) -> None:
             kernel(t=t, k=torch.tensor([3, 0, wrong, 8]))
 
 
+@needs.cxx
 def test_a_position_outside_is_the_caller_s_error() -> None:
     kernel = eq.compile("y[i] = sum[j](x[i,j]) * t[k[i]]", native="wait", verify=False)
     x, t = torch.randn(9, 20), torch.randn(4)
@@ -275,7 +277,7 @@ def test_a_position_outside_is_the_caller_s_error() -> None:
     assert kernel.plan.code == "C++"
 
 
-@compiling
+@needs.cxx
 def test_a_forked_child_computes_alone() -> None:
     kernel = eq.compile(SOFTMAX, native="wait", verify=False)
     x = torch.randn(300, 700)
@@ -286,7 +288,7 @@ def test_a_forked_child_computes_alone() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@compiling
+@needs.cxx
 @pytest.mark.parametrize("rows", [3, 700])
 def test_any_number_of_threads_gives_one_result(rows: int) -> None:
     kernel = eq.compile(SOFTMAX, native="wait", verify=False)
@@ -304,7 +306,7 @@ def source_of_a_library(number: int) -> str:
     return f'extern "C" int number() {{ return {number}; }}\n'
 
 
-@compiling
+@needs.cxx
 def test_a_cache_folder_that_cannot_be_written_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +315,7 @@ def test_a_cache_folder_that_cannot_be_written_is_no_error(
     assert softmax("wait")[0].plan.code == "C++"
 
 
-@compiling
+@needs.cxx
 def test_threads_that_compile_one_source_at_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     together, replace = threading.Barrier(2), os.replace
 
@@ -336,7 +338,7 @@ def until_compiled(kernel: eq.Kernel, x: torch.Tensor) -> str:
     return kernel.plan.code
 
 
-@compiling
+@needs.cxx
 def test_what_breaks_in_the_background_is_told_and_stops_nothing_else(
     monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
@@ -349,7 +351,7 @@ def test_what_breaks_in_the_background_is_told_and_stops_nothing_else(
     assert until_compiled(*softmax("background")) == "C++"
 
 
-@compiling
+@needs.cxx
 def test_a_forked_child_compiles_what_its_parent_had_begun(
     monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
@@ -364,7 +366,7 @@ def test_a_forked_child_compiles_what_its_parent_had_begun(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@compiling
+@needs.cxx
 @pytest.mark.slow
 def test_a_process_that_ends_while_it_compiles_leaves_no_file(own_cache: Path) -> None:
     child = (
@@ -382,7 +384,7 @@ def test_a_process_that_ends_while_it_compiles_leaves_no_file(own_cache: Path) -
         build.load(read_whole(path) or b"")
 
 
-@compiling
+@needs.cxx
 def test_an_axis_too_long_for_positions_of_32_bits_is_run_by_torch_calls() -> None:
     """`i * 100` has 32 bits in C++ up to 2**24 positions; no tensor has the axis."""
     kernel = eq.compile("y = sum[i](where(i * 100 >= 0, 1, 0))", target="cpu", native="wait", verify=False)
@@ -391,7 +393,7 @@ def test_an_axis_too_long_for_positions_of_32_bits_is_run_by_torch_calls() -> No
     assert kernel.plan.code == f"torch calls: axis i has {2**25} positions, of {2**30 // 100} in C++"
 
 
-@compiling
+@needs.cxx
 @pytest.mark.parametrize("source", ["y = sum[j](x[j])", "y = sum[i,j](x[i,j])"])
 @pytest.mark.slow
 def test_more_positions_than_32_bits_count(source: str) -> None:

@@ -7,15 +7,15 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
+import needs
 import numpy as np
 import pytest
 import torch
 
-from eqfuse.extract.machine import compiler
 from eqfuse.terms.floats import TORCH_DTYPES
 from eqfuse.tile.native.build import library_of
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+pytestmark = needs.cxx
 
 Exact = Callable[[torch.Tensor], torch.Tensor]
 FUNCTIONS: dict[str, tuple[Exact, float]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import needs
 import pytest
 import torch
 
@@ -59,6 +60,7 @@ def test_no_more_is_kept_than_was_said() -> None:
     assert not Memory(0).empty(SHAPE, torch.float32).untyped_storage().is_shared()
 
 
+@needs.cxx
 def test_a_kernel_s_results_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Memory(8 * LEAST)
     monkeypatch.setattr("eqfuse.tile.native.run.outputs", lambda: pool)

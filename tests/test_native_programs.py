@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
+import needs
 import numpy as np
 import pytest
 import torch
@@ -15,14 +16,13 @@ from test_native_functions import WIDTHS
 import eqfuse as eq
 from bench.workloads import WORKLOADS
 from eqfuse.arguments import Arguments
-from eqfuse.extract.machine import compiler
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.floats import FloatDomain
 from eqfuse.tile import interpreter
 from eqfuse.tile.native.products import give
 from eqfuse.tile.native.run import NativeProgram, loaded_dtypes, prepared, unit_dims
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+pytestmark = needs.cxx
 
 
 def bound(

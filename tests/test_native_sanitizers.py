@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 
 from bench.workloads import WORKLOADS
@@ -65,7 +66,10 @@ def _sanitized(names: list[str], source: str = CHILD) -> subprocess.CompletedPro
     )
 
 
-pytestmark = pytest.mark.skipif(_runtime() is None, reason="there is no address sanitizer")
+pytestmark = [
+    pytest.mark.skipif(_runtime() is None, reason="there is no address sanitizer"),
+    needs.address_space,
+]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+import needs
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -58,6 +59,7 @@ def test_an_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path)
     assert (tree / "eqfuse" / "py.typed").exists()
 
 
+@needs.site_packages("egglog", "torch", "pip", "jinja2")
 @pytest.mark.slow
 def test_a_wheel_of_the_source_distribution_works_in_a_fresh_environment(tmp_path: Path) -> None:
     shutil.copytree(ROOT, tmp_path / "tree", ignore=LEFT_OUT)
