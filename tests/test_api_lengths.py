@@ -13,6 +13,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 import torch
 
@@ -22,7 +23,6 @@ from eqfuse.certification import Checks, certify
 from eqfuse.devices import device_named
 from eqfuse.division import other_roles
 from eqfuse.errors import EqfuseError
-from eqfuse.extract.machine import compiler as cxx
 from eqfuse.loops.plan import SCHEDULES
 from eqfuse.terms.sizes import bind
 from eqfuse.terms.types import program_dtypes
@@ -223,6 +223,7 @@ def sizes_of(name: str, given: Tensors) -> dict[str, int]:
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow(but=["paged-resident"])
+@pytest.mark.pairwise("executors")
 def test_nothing_outside_is_read_on_a_cpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)
@@ -237,7 +238,8 @@ def test_nothing_outside_is_read_on_a_cpu(name: str, prefer: str) -> None:
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow(but=["segments-rolling"])
-@pytest.mark.skipif(cxx() is None, reason="there is no C++ compiler")
+@pytest.mark.pairwise("executors")
+@needs.cxx
 def test_nothing_outside_is_read_by_compiled_code(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)
@@ -395,6 +397,7 @@ ENDS = {
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.slow(but=["length-rolling-off", "ascending-split_k-off"])
+@pytest.mark.pairwise
 def test_memory_behind_the_longest_row_is_not_even_read(name: str, prefer: str, native: str) -> None:
     """The child that reads it is stopped by a signal: so is one that asks for one position more."""
     if prefer == "resident" and (native == "off" or name == "length"):
@@ -425,6 +428,7 @@ def test_memory_behind_the_longest_row_is_not_even_read(name: str, prefer: str, 
 @pytest.mark.parametrize("prefer", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow(but=["scalar-resident"])
+@pytest.mark.pairwise("executors")
 def test_nothing_outside_is_read_on_a_gpu(name: str, prefer: str) -> None:
     source, make = CASES[name]
     torch.manual_seed(0)

@@ -106,6 +106,7 @@ BAD = [nan_at_the_end, one_of_each, infinite_everywhere]
         "causal-multi_pass-one",
     ]
 )
+@pytest.mark.pairwise
 def test_excluded_values_stay_out_on_a_cpu(
     name: str, prefer: str | None, bad: Callable[[np.ndarray], None]
 ) -> None:

@@ -73,6 +73,7 @@ def test_what_ended_at_a_limit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert eq.compile(SOFTMAX, target="cpu", prefer="rolling", native="off").certificate.ok
 
 
+@pytest.mark.slow
 def test_the_system_ends_e_graphs_that_take_longer_or_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQFUSE_DERIVE_SECONDS", "1")
     declared = ("(datatype E (N i64))",)

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 
+import needs
 import pytest
 import torch
 from test_native_functions import WIDTHS
 
-from eqfuse.extract.machine import compiler
 from eqfuse.tile.native.build import library_of
 from eqfuse.tile.native.products import HEADERS, blas, library
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+pytestmark = needs.cxx
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
 SIZES = [
@@ -52,6 +52,7 @@ def threads(loaded: ctypes.CDLL, count: int) -> Iterator[None]:
 @pytest.mark.parametrize("library", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.slow(but=["native"])
+@pytest.mark.pairwise
 def test_products_of_every_layout(
     request: pytest.FixtureRequest, dtype: str, library: bool, width: str
 ) -> None:
@@ -144,6 +145,7 @@ CONVOLUTIONS = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", CONVOLUTIONS)
 @pytest.mark.slow(but=["native"])
+@pytest.mark.pairwise
 def test_products_of_several_axes(
     sizes: tuple[int, ...], dtype: str, count: int, turned: bool, width: str
 ) -> None:

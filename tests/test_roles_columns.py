@@ -39,7 +39,7 @@ from eqfuse.verify.stages import roles_stages
 
 PRICED = device_named("h200")
 assert PRICED.roles is not None
-H200 = replace(PRICED, roles=replace(PRICED.roles, unproven=frozenset()))
+H200 = replace(PRICED, name="h200, every kind of roles", roles=replace(PRICED.roles, unproven=frozenset()))
 """One on which they have run."""
 LATENT = WORKLOADS["mla"].source
 SIZES = {"b": 32, "h": 128, "j": 2048, "d": 512, "e": 512, "r": 64}
@@ -97,7 +97,9 @@ def test_latent_attention_has_roles_by_columns(latent: tuple[Derived, Compiled])
 
 def test_prices_choose_no_kind_of_roles_that_has_not_run(latent: tuple[Derived, Compiled]) -> None:
     assert PRICED.roles is not None
-    device = replace(PRICED, roles=replace(PRICED.roles, unproven=frozenset({"columns", "led"})))
+    device = replace(
+        PRICED, name="h200, rows", roles=replace(PRICED.roles, unproven=frozenset({"columns", "led"}))
+    )
     assert "columns" not in compiler.pipeline(latent[0], SIZES, HALF, device).chosen.plan.code
 
 

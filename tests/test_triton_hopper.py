@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -44,7 +43,7 @@ def test_largest_cases_do_not_spill(name: str) -> None:
 @pytest.fixture(scope="module")
 def emitter() -> Emitter:
     """Derives every operator once. Kernels have no roles: `test_roles.py` compiles those."""
-    return Emitter(replace(device_named("h200"), roles=None))
+    return Emitter(device_named("h200").without_roles)
 
 
 def _compiled(emitter: Emitter, cells: Sequence[Cell]) -> dict[str, tuple[Emitted, list[KernelReport]]]:
