@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import eqfuse as eq
-from eqfuse.errors import EqfuseError
+from eqfuse.errors import BindError, EqfuseError
 from eqfuse.terms.nodes import Axis, Const
 from eqfuse.torch.positions import Part, Radix
 
@@ -326,6 +327,44 @@ def test_calls_that_differ_from_the_examples_are_refused() -> None:
     ):
         with pytest.raises(eq.EqfuseError, match=said):
             program(*given)
+
+
+def _unrolled(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x[4 * i : 4 * i + 4] * (i + 1) for i in range(x.shape[0] // 4)]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "examples", "others", "said"),
+    [
+        (_unrolled, [(8, 3)], [(12, 3)], "(x.shape[0]//4) == 2"),
+        (lambda x: sum(x.view(-1, 4).unbind(0)), [(8,)], [(12,)], "(x.shape[0]//4) == 2"),
+        (
+            lambda x, y: x * 2 if x.shape[0] > y.shape[0] else -x,
+            [(8,), (3,)],
+            [(8,), (9,)],
+            "x.shape[0] > y.shape[0]",
+        ),
+        (lambda x: x.view(-1, 4).sum(-1), [(8,)], [(10,)], "Mod(x.shape[0], 4) == 0"),
+    ],
+    ids=["range", "unbind", "if", "view"],
+)
+def test_sizes_at_which_the_code_takes_another_way_are_refused(
+    function: Callable[..., torch.Tensor], examples: list[Any], others: list[Any], said: str
+) -> None:
+    program = eq.from_torch(function, *(torch.ones(size) for size in examples))
+    with pytest.raises(BindError, match=re.escape(said)):
+        program(*(torch.ones(size) for size in others))
+
+
+@pytest.mark.slow
+def test_sizes_that_differ_in_what_no_position_depends_on_are_taken() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(2, -1, 4).transpose(0, 1).reshape(-1, 8).contiguous() * x.shape[0]
+
+    program = eq.from_torch(function, torch.randn(8, 3), native="off")
+    for n, m in ((8, 3), (16, 2), (4, 6), (8, 1)):
+        x = torch.randn(n, m)
+        assert torch.equal(program(x), function(x))
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from eqfuse.errors import BindError, EqfuseError
 from eqfuse.kernel import Kernel
 from eqfuse.operator.content import compiled
 from eqfuse.terms.arguments import is_tracked
+from eqfuse.torch.guards import Guard, guards_of
 from eqfuse.torch.positions import Size, is_real_size
 from eqfuse.torch.stops import Seen, with_detached_blocks
 from eqfuse.torch.text import Text, text_of
@@ -45,6 +46,8 @@ class TorchProgram:
     _gives: Any
     _compile: Callable[[], Kernel]
     _has_own: bool
+    _guards: tuple[Guard, ...] = ()
+    _met: set[tuple[int, ...]] = field(default_factory=set)
     _kernel: list[Kernel] = field(default_factory=list)
 
     @property
@@ -107,6 +110,14 @@ class TorchProgram:
                     )
             if name in self._text.inputs:
                 values[name] = value
+        if self._guards and (sizes := tuple(symbols.values())) not in self._met:
+            for guard in self._guards:
+                if not guard.holds(symbols):
+                    raise BindError(
+                        f"the program was made where {guard.text}: at these sizes the function may compute something else",
+                        hint="make another program: eq.from_torch with examples of these sizes",
+                    )
+            self._met.add(sizes)
         return values, symbols
 
     def _output(
@@ -207,7 +218,7 @@ def from_torch(
         raise refused.error() from None
     return TorchProgram(
         text.source, text, tensors, tuple(taken), outputs, takes, exported.call_spec.out_spec,
-        lambda: compiled(text.source, **options), has_own,
+        lambda: compiled(text.source, **options), has_own, guards_of(nodes, [each[:2] for each in taken]),
     )  # fmt: skip
 
 

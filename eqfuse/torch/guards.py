@@ -1,0 +1,79 @@
+"""Guards: relations of sizes at which an exported program is that of the function.
+
+Where code asks about a size, as `range(n // 4)` and `if n > m` do, torch decides at the sizes of the examples, and
+records what it decided. Guards about how a tensor lies in memory are left out: no position depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqfuse.torch.positions import Size
+
+LAYOUT = (
+    "is_contiguous", "check_contiguous_sizes_strides", "are_strides_like_channels_last", "are_strides_like_channels_last_or_false",
+    "_reshape_view_helper_core_alg", "_collapse_view_helper", "_broadcast_in_dim_meta",
+)  # fmt: skip
+"""Functions of torch that ask about sizes to know how a tensor lies in memory."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A relation of symbols that are sizes, with its text: `(x.shape[0]//4) == 2`."""
+
+    relation: Any
+    text: str
+
+    def holds(self, sizes: Mapping[Any, int]) -> bool:
+        return str(self.relation.subs(sizes)) != "False"
+
+
+def guards_of(
+    nodes: Iterable[Any], shapes: Iterable[tuple[str, tuple[Size, ...] | None]]
+) -> tuple[Guard, ...]:
+    """The guards of an exported program with the placeholders `nodes`, whose inputs have these names and shapes."""
+    import sympy
+
+    sizes: list[Any] = [
+        size
+        for node in nodes
+        if isinstance(value := node.meta.get("val"), torch.Tensor)
+        for size in value.shape
+    ]
+    symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    if symbolic is None:
+        return ()
+    names: dict[Any, Any] = {}
+    for name, shape in shapes:
+        for dimension, size in enumerate(shape or ()):
+            if not isinstance(size, int) and size.is_Symbol:
+                names.setdefault(size, sympy.Symbol(f"{name}.shape[{dimension}]", integer=True))
+    found: dict[Any, Guard] = {}
+    environment = symbolic.node.shape_env
+    for guard in environment.guards:
+        relation = environment.replace(guard.expr)
+        if relation.free_symbols and relation.free_symbols <= names.keys() and _decides_code(guard):
+            found.setdefault(relation, Guard(relation, _text(relation.xreplace(names))))
+    return tuple(found.values())
+
+
+def _decides_code(guard: Any) -> bool:
+    """Whether results depend on it. All guards of code outside of torch do; of torch's own the equations, as of the
+    number of parts that `split` makes, and not what it asks to choose between ways to the same result."""
+    import sympy
+
+    place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    inside = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+    if not str(getattr(place, "filename", inside[0])).startswith(inside):
+        return True
+    return isinstance(guard.expr, sympy.Eq) and getattr(place, "name", None) not in LAYOUT
+
+
+def _text(relation: Any) -> str:
+    sign = {"Equality": "==", "Unequality": "!="}.get(type(relation).__name__)
+    return f"{relation.lhs} {sign} {relation.rhs}" if sign else str(relation)
