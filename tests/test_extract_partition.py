@@ -26,12 +26,21 @@ def test_a_residual_is_stored_by_the_kernel_of_its_norm(order: str, prefer: str)
         assert len(kernel.plan.kernels) == 1
 
 
+KTO = """
+a[i] = sigmoid(p[i] - r[i] - max(mean[j](q[j] - s[j]), 0))
+b[j] = sigmoid(max(mean[i](p[i] - r[i]), 0) - (q[j] - s[j]))
+return a, b
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [
         ("a[i,j] = x[i,j] * c[i]\nb[k,j] = z[k,j] * w[j]\nreturn a, b", ""),
         ("a[i,j] = x[i,j] * c[j]\nb[k,j] = z[k,j] * c[j]\nreturn a, b", "their axes are [i, j] and [k, j]"),
         (f"{RESIDUAL}\n{NORM}\nz[n,d] = x[n,d] * v[n,d]\nreturn y, z", "one reads what the other does not"),
+        (KTO, "their axes are [i] and [j]"),
+        ("a[i] = sum[j](sum[k](x[i,j,k]) * u[j])\nb[i] = sum[k](exp(x[i,0,k]))\nreturn a, b", "folds along"),
     ],
 )
 def test_outputs_that_are_left_apart_are_said(program: str, why: str) -> None:

@@ -556,3 +556,57 @@ def test_one_tensor_as_several_examples_is_several_inputs() -> None:
     x, y = r(3, 4), r(3, 4)
     program = eq.from_torch(lambda x, y: x - y, x, x, native="off")
     assert torch.equal(program(x, y), x - y)
+
+
+def _kto(
+    policy: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor, wanted: torch.Tensor
+) -> torch.Tensor:
+    mine, theirs = (
+        F.log_softmax(x, -1).gather(-1, labels[..., None]).squeeze(-1).sum(-1) for x in (policy, reference)
+    )
+    ratio = mine - theirs
+    return torch.where(wanted, 1 - torch.sigmoid(0.1 * ratio), 1 - torch.sigmoid(-0.1 * ratio)).mean()
+
+
+def test_labels_may_index_two_tensors() -> None:
+    shape = 4, 6, 50
+    policy, reference = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    given = policy, reference, torch.randint(0, 50, shape[:2]), torch.tensor([True, False, True, False])
+    kernel = eq.from_torch(_kto, *given)
+    torch.testing.assert_close(kernel(*given), _kto(*given))
+    assert len(kernel.kernel.plan.kernels) == 1 and kernel.kernel.certificate.ok
+
+
+def _nanstd(x: torch.Tensor) -> torch.Tensor:
+    centred = torch.nan_to_num(x - torch.nanmean(x, -1, keepdim=True))
+    return torch.sqrt((centred * centred).sum(-1) / ((~torch.isnan(x)).sum(-1) - 1))
+
+
+def _masked_std(x: torch.Tensor) -> torch.Tensor:
+    there = ~torch.isnan(x)
+    count = there.sum(-1, keepdim=True)
+    mean = torch.where(there, x, 0).sum(-1, keepdim=True) / count
+    return (torch.where(there, (x - mean) ** 2, 0).sum(-1) / (count.squeeze(-1) - 1)).sqrt()
+
+
+def _nan_norm(x: torch.Tensor) -> torch.Tensor:
+    mean = x.nanmean(-1, keepdim=True)
+    return (x - mean) / (((x - mean) ** 2).nanmean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("function", [_nanstd, _masked_std, _nan_norm])
+def test_statistics_of_what_is_not_nan(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(5, 40, dtype=torch.float64)
+    x[0, 3] = x[1, 5:9] = x[2, :-2] = torch.nan
+    x.requires_grad_()
+    kernel = eq.from_torch(function, x)
+    torch.testing.assert_close(kernel(x), function(x), equal_nan=True)
+    if function is _nan_norm:  # whose gradient reads outputs that are NaN
+        return
+    (found,) = torch.autograd.grad(kernel(x).nansum(), x)
+    for row in range(5):  # torch's own gradient of a mask is NaN where NaN is masked
+        there = ~torch.isnan(x[row])
+        part = x[row, there].detach().requires_grad_()
+        (expected,) = torch.autograd.grad(function(part[None]).nansum(), part)
+        torch.testing.assert_close(found[row, there], expected, equal_nan=True)

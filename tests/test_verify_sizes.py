@@ -10,7 +10,7 @@ from eqfuse.errors import BindError
 from eqfuse.terms.bounds import reads_outside
 from eqfuse.terms.parser import parse
 from eqfuse.verify.joint import JointSizes
-from eqfuse.verify.sizes import LARGEST_WORK, small_extents, small_shapes, work
+from eqfuse.verify.sizes import LARGEST_WORK, input_specs, small_extents, small_shapes, work
 
 CONVOLUTION = "z = sum[j](x[j])\ny[i] = sum[k](x[i+k] * w[k]) / z\nreturn y"
 
@@ -171,3 +171,13 @@ def test_every_axis_has_several_blocks_but_a_column_of_products() -> None:
     )
     assert heads["e"] == 2 and sorted(heads.values()) == [2, 3, 5, 7, 11]
     assert heads["j"] < heads["d"]  # more is computed along j
+
+
+def test_integers_that_index_two_dimensions_are_inside_the_shorter() -> None:
+    """KTO and DPO: labels pick from a policy and from a reference, whose classes nothing says are as many."""
+    text = "l: i64[b]\ny[b] = x[b,l[b]] - log(sum[v](exp(x[b,v]))) - (z[b,l[b]] - log(sum[u](exp(z[b,u]))))\n"
+    program = parse(text)
+    extents = small_extents(program)
+    assert extents["u"] != extents["v"]
+    assert input_specs(program, extents)["l"].values == (0, min(extents["u"], extents["v"]) - 1)
+    assert eq.compile(text, target="cpu", native="off").certificate.ok

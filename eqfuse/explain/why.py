@@ -120,17 +120,20 @@ class Divided:
 
 @dataclass(frozen=True)
 class Apart:
-    """Two outputs that read the same tensors in kernels of their own, one of them without a reduction."""
+    """Two outputs that read the same tensors in kernels of their own; `walked` are the axes of each one's reductions."""
 
     outputs: tuple[Output, Output]
     kernels: tuple[str, str]
     read: tuple[str, ...]
+    walked: tuple[tuple[str, ...], tuple[str, ...]]
     source: str
 
     def __str__(self) -> str:
         first, second = self.outputs
         if {*first.axes} != {*second.axes}:
             why = f"their axes are [{', '.join(first.axes)}] and [{', '.join(second.axes)}]"
+        elif all(self.walked):
+            why = f"one folds along {', '.join(self.walked[0])}, the other along {', '.join(self.walked[1])}"
         else:
             why = "one reads what the other does not where it is written, or a part of it in another loop"
         message = (
@@ -399,16 +402,24 @@ def divisions(program: Program, plan: Plan, plans: Sequence[Plan]) -> Iterator[D
 
 
 def left_apart(program: Program, plan: Plan) -> Iterator[Apart]:
-    """Outputs of the program that are in kernels of their own though they read the same tensors, where one has no reduction."""
+    """Outputs of the program that are in kernels of their own though they read the same tensors, where one has no reduction, or
+    neither reads what the other's kernel stores and their axes, or those of their reductions, are others."""
     inputs = {tensor.name for tensor in program.tensors}
     wanted = {output.name for output in program.outputs}
     kernels = [(k, {name for name in inputs if _reads(k, name)}) for k in plan.kernels]
     for place, (one, reads) in enumerate(kernels):
         for other, others in kernels[place + 1 :]:
             mine, theirs = ([o for o in k.outputs if o.name in wanted] for k in (one, other))
-            if mine and theirs and reads & others and not (one.groups and other.groups):
-                read = tuple(tensor.name for tensor in program.tensors if tensor.name in reads & others)
-                yield Apart((mine[0], theirs[0]), (one.name, other.name), read, program.source)
+            if not (mine and theirs and reads & others):
+                continue
+            walked = tuple(g.group.axis for g in one.groups), tuple(g.group.axis for g in other.groups)
+            if all(walked):
+                is_read = any(_reads(other, o.name) for o in one.outputs)
+                alike = {*mine[0].axes} == {*theirs[0].axes} and {*walked[0]} == {*walked[1]}
+                if is_read or alike:
+                    continue
+            read = tuple(tensor.name for tensor in program.tensors if tensor.name in reads & others)
+            yield Apart((mine[0], theirs[0]), (one.name, other.name), read, walked, program.source)
 
 
 def finite_masks(program: Program) -> Iterator[FiniteMask]:

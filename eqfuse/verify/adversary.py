@@ -610,7 +610,9 @@ def _near_numbers(
     step[kind == 1] = 0.0
     # Equal real values have equal residues: what is near a number is near in a way of its own.
     reach = np.maximum(np.abs(number), np.where(rng.random(shape) < 0.5, 0.1, 0.0))
-    near = number + step * rng.uniform(0.5, 2.0, shape) * reach
+    with np.errstate(over="ignore"):  # beyond the greatest number there is none
+        near = number + step * rng.uniform(0.5, 2.0, shape) * reach
+    near = np.where(np.isfinite(near), near, number)
     between = _rows(kind == 0, shape) & (rng.random(shape) < 0.25)
     near = np.where(between, _between(numbers, shape, rng), near)
     return near, near == number, np.zeros(len(kind), dtype=bool)
